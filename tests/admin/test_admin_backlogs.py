@@ -123,6 +123,14 @@ def test_an_empty_backlog_has_no_age(admin: AdminWorld) -> None:
     assert stats["lastPublishTimeStamp"] == 0
 
 
+def test_a_check_of_the_quotas_can_be_asked_for(admin: AdminWorld) -> None:
+    checks = admin.standalone.broker.backlog_checks
+    before = checks.rounds
+    answer = admin.get("/admin/v2/brokers/backlog-quota-check")
+    assert (answer.status_code, answer.content) == (204, b"")
+    assert checks.rounds > before
+
+
 def test_quotas_and_what_they_did_are_shown(admin: AdminWorld, now_ms: int) -> None:
     async def prepare() -> None:
         topic = await open_topic(admin, "quota", "s")

@@ -37,6 +37,7 @@ def test_a_topic_in_use(admin: AdminWorld) -> None:
     assert publisher["connectedSince"].endswith("Z")
     subscription = stats["subscriptions"]["s"]
     assert (subscription["msgBacklog"], subscription["type"]) == (3, "Exclusive")
+    assert subscription["consumersAfterMarkDeletePosition"] == {}, "clients read it without asking whether it is there"
     assert 0 < subscription["backlogSize"] <= stats["storageSize"]
     assert (subscription["isDurable"], subscription["durable"]) == (True, True), "both keys are on the wire"
     (consumer,) = subscription["consumers"]

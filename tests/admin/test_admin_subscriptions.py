@@ -285,3 +285,11 @@ def test_a_namespace_and_a_bundle_are_cleared_at_once(admin: AdminWorld) -> None
         assert admin.delete(f"{path}/{word}").status_code == 412
     assert admin.put(f"{path}/0x1_0x2/unload").status_code == 412
     assert admin.delete(f"{path}/entryFilters").status_code == 501, "a policy of Pulsar's that is not served"
+
+
+def test_a_bundle_is_unloaded_to_the_only_broker(admin: AdminWorld) -> None:
+    path = "/admin/v2/namespaces/public/default/0x00000000_0x40000000/unload"
+    own = admin.get("/admin/v2/brokers").json()[0]
+    assert admin.put(path, params={"destinationBroker": own}).status_code == 204
+    refused = admin.put(path, params={"destinationBroker": "nowhere:1"})
+    assert (refused.status_code, own in refused.text) == (412, True)

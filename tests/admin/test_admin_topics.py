@@ -267,3 +267,25 @@ def test_a_subscription_may_create_its_topic_where_that_is_allowed(admin: AdminW
     path = fresh_namespace(admin, "no-creation", {"autoTopicCreationOverride": {"allowAutoTopicCreation": False}})
     assert admin.put(f"{path}/t/subscription/s").status_code == 412
     assert admin.put(f"{TOPICS}/public/nowhere/t/subscription/s").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("method", "call", "body"),
+    [
+        ("PUT", "{topic}", {"PULSAR.SHADOW_SOURCE": "persistent://public/default/source"}),
+        (
+            "PUT",
+            "{topic}/partitions",
+            {"partitions": 2, "properties": {"PULSAR.SHADOW_SOURCE": "persistent://public/default/source"}},
+        ),
+        ("PUT", "plain/properties", {"PULSAR.SHADOW_SOURCE": "persistent://public/default/source"}),
+    ],
+)
+def test_a_shadow_topic_is_refused(admin: AdminWorld, method: str, call: str, body: Any) -> None:
+    """It would be an empty topic that looks like one with another topic's messages."""
+    admin.put(f"{NAMESPACE}/plain")
+    path = f"{NAMESPACE}/{call.format(topic='shadow')}"
+    refused = admin.ask(method, path, json=body)
+    assert (refused.status_code, "Shadow topics" in refused.text) == (501, True)
+    assert not [name for name in admin.get(NAMESPACE).json() if "shadow" in name]
+    assert admin.get(f"{NAMESPACE}/plain/properties").json() == {}

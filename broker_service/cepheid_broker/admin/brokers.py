@@ -78,6 +78,11 @@ def brokers(context: AdminContext) -> APIRouter:
         store = type(context.store).__name__
         return {"metadataStoreUrl": store, "configurationMetadataStoreUrl": store}
 
+    @router.get("/backlog-quota-check", status_code=NO_CONTENT)
+    async def check_backlogs() -> None:
+        """Looks at the backlogs of all open topics now; this happens every `backlog_check_s` anyway"""
+        await context.broker.backlog_checks.check_all()
+
     @router.get("/{cluster}")
     async def brokers_of_cluster(cluster: ClusterPath, request: Request) -> list[str]:
         await context.require_cluster(cluster)
@@ -106,12 +111,16 @@ def brokers_of(context: AdminContext, request: Request) -> list[str]:
     return registered or [broker_id(context, request)]
 
 
-def id_of_broker(context: AdminContext, name: str) -> str:
-    """That of the registration, for an id or an address of the API. Raises PreconditionError."""
-    brokers = context.broker.ownership.brokers
+def id_of_broker(context: AdminContext, request: Request, name: str) -> str:
+    """Return the id under which a broker is registered, for its id or the address of its API. Raises PreconditionError."""
+    ownership = context.broker.ownership
+    own = broker_id(context, request)
+    if name == own:  # also where brokers are not registered, as in standalone
+        return ownership.broker_id
+    brokers = ownership.brokers
     found = name if name in brokers else next((key for key, known in brokers.items() if known.get("http") == name), None)
     if found is None:
-        raise PreconditionError(f"Broker {name[:200]!r} does not run: there are {', '.join(brokers) or 'no others'}")
+        raise PreconditionError(f"Broker {name[:200]!r} does not run: choose one of {', '.join(brokers) or own}")
     return found
 
 

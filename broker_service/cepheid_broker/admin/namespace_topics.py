@@ -6,7 +6,7 @@ from http import HTTPStatus
 from typing import Annotated
 from urllib.parse import quote
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Request
 
 from cepheid_broker.admin.brokers import id_of_broker
 from cepheid_broker.admin.bundle_calls import on_bundles
@@ -34,10 +34,10 @@ def namespace_topics(context: AdminContext) -> APIRouter:
     router = APIRouter(prefix="/admin/v2/namespaces/{tenant}/{namespace}")
 
     @router.put("/{bundle}/unload", status_code=NO_CONTENT)
-    async def unload_bundle(namespace: NamespacePath, bundle: BundlePath, destinationBroker: str = "") -> None:
+    async def unload_bundle(namespace: NamespacePath, bundle: BundlePath, request: Request, destinationBroker: str = "") -> None:
         """Every open topic of the bundle, which goes to `destinationBroker`, or to another one if there is"""
         found = await _require_bundle(context, namespace, bundle)
-        to = id_of_broker(context, destinationBroker) if destinationBroker else ""
+        to = id_of_broker(context, request, destinationBroker) if destinationBroker else ""
         await _require_owner(context, found)
         await context.broker.ownership.release(found, to=to)
 

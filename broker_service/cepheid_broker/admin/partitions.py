@@ -14,6 +14,7 @@ from cepheid_broker.admin.json_body import json_body
 from cepheid_broker.admin.part_calls import Ask, on_parts
 from cepheid_broker.admin.path_names import TopicPath
 from cepheid_broker.admin.topic_access import require_idle, require_owner
+from cepheid_broker.admin.topic_properties import refuse_shadow
 from cepheid_broker.errors import TopicNotFoundError
 from cepheid_broker.ownership import clients_in
 from cepheid_metadata import KeyExistsError, list_topics, topic_records
@@ -56,6 +57,7 @@ def partitions_of(context: AdminContext, domain: str) -> APIRouter:
     async def create_partitioned(topic: TopicPath, count: CountBody) -> None:
         body = count if isinstance(count, PartitionedTopicMetadata) else PartitionedTopicMetadata(partitions=count)
         _refuse_partition_name(topic)
+        refuse_shadow(body.properties)
         if not 1 <= body.partitions <= context.settings.max_partitions:
             limit = context.settings.max_partitions
             raise NotAcceptableError(f"{body.partitions} partitions: a topic may have 1 to {limit}", topic=str(topic))

@@ -235,7 +235,7 @@ POLICIES: tuple[PolicyKind, ...] = (
         title="whether producers without schema are refused on topics that have one",
         body=bool,
         namespace=PathOf(word="schemaValidationEnforced", deletable=False, unset=False),
-        topic=PathOf(word="schemaValidationEnforced"),
+        topic=PathOf(word="schemaValidationEnforced", unset=False),
         member="schema_validation_enforced",
     ),
     PolicyKind(

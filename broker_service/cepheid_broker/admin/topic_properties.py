@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter
 
 from cepheid_broker.admin.context import AdminContext, replace_or_conflict
-from cepheid_broker.admin.errors import PreconditionError
+from cepheid_broker.admin.errors import NotServedError, PreconditionError
 from cepheid_broker.admin.json_body import json_body
 from cepheid_broker.admin.path_names import TopicPath
 from cepheid_broker.admin.topic_access import parts_of
@@ -30,6 +31,9 @@ from cepheid_wire import TopicName
 NO_CONTENT = 204
 MAX_PROPERTIES_BYTES = 64 << 10  # of a topic: its record is read at every lookup
 
+SHADOW_SOURCE = "PULSAR.SHADOW_SOURCE"
+"""Makes a topic of Pulsar's a read-only copy of the topic that it names."""
+
 PropertiesBody = Annotated[dict[str, str], json_body(dict[str, str])]
 
 
@@ -44,6 +48,7 @@ def topic_properties(context: AdminContext) -> APIRouter:
     @router.put("/properties", status_code=NO_CONTENT)
     async def put_properties(topic: TopicPath, properties: PropertiesBody) -> None:
         """Adds to those there are, or replaces them by name; up to 64 KiB in all"""
+        refuse_shadow(properties)
         found = await _own_record(context, topic)
         await _replace(context, topic, found, {**found.record.properties, **properties})
 
@@ -66,6 +71,12 @@ def topic_properties(context: AdminContext) -> APIRouter:
         return {"version": found.version, "partitions": infos}
 
     return router
+
+
+def refuse_shadow(properties: Mapping[str, str] | None) -> None:
+    """Raises NotServedError for a topic that is to show another topic's messages: it would stay empty."""
+    if SHADOW_SOURCE in (properties or {}):
+        raise NotServedError(f"Shadow topics do not exist: leave the property {SHADOW_SOURCE} out")
 
 
 async def _record(context: AdminContext, topic: TopicName) -> Found[TopicRecord]:

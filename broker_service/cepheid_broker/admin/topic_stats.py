@@ -257,6 +257,7 @@ _NONE_OF_A_TOPIC: dict[str, Any] = {
 
 _NONE_OF_A_SUBSCRIPTION: dict[str, Any] = {
     "chunkedMessageRate": 0.0,
+    "consumersAfterMarkDeletePosition": {},
     "isReplicated": False,
     "replicated": False,
     "delayedMessageIndexSizeInBytes": 0,

@@ -13,6 +13,7 @@ from cepheid_broker.admin.part_calls import on_parts, same_call
 from cepheid_broker.admin.path_names import NamespacePath, TopicPath
 from cepheid_broker.admin.topic_access import open_topic, require_idle, require_owner
 from cepheid_broker.admin.topic_lists import is_shown, partitioned_topics_in, topics_in
+from cepheid_broker.admin.topic_properties import refuse_shadow
 from cepheid_broker.ownership import bundle_of
 from cepheid_broker.topics import last_message
 from cepheid_metadata import KeyExistsError
@@ -63,6 +64,7 @@ def topics_of(context: AdminContext, domain: str) -> APIRouter:
     @router.put("/{topic}", status_code=NO_CONTENT)
     async def create_topic(topic: TopicPath, properties: PropertiesBody) -> None:
         await _check_partition_name(context, topic)
+        refuse_shadow(properties)
         try:
             await context.broker.catalog.create(topic, 0, properties or {})
         except KeyExistsError:

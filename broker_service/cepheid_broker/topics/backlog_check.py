@@ -73,9 +73,11 @@ class BacklogChecks:
         self._check_s = check_s
         self._timeout_s = timeout_s
         self._tasks = TaskOwner("backlog-checks")
+        self._turn = asyncio.Lock()
         self.expired_entries = 0
         self.evicted_entries = 0
         self.failures = 0
+        self.rounds = 0
 
     def __repr__(self) -> str:
         return f"<BacklogChecks {self.expired_entries} entries expired, {self.evicted_entries} evicted>"
@@ -92,6 +94,12 @@ class BacklogChecks:
             await self.check_all()
 
     async def check_all(self) -> None:
+        """Check every open topic with a policy once. Calls that come meanwhile wait for their turn."""
+        async with self._turn:
+            await self._check_all()
+            self.rounds += 1
+
+    async def _check_all(self) -> None:
         due: list[PersistentTopic] = []
         for number, topic in enumerate(self._loaded(), 1):
             if isinstance(topic, PersistentTopic) and not topic.closed and _has_policy(topic):
