@@ -24,6 +24,8 @@ from cepheid_wire.errors import (
 from cepheid_wire.frames import BadFrameError, Frame, FrameSplitter, FrameTooLargeError
 from cepheid_wire.message_command import SharedMessage, encode_message_header
 from cepheid_wire.message_metadata import (
+    MAX_BATCH_MESSAGES,
+    SMALLEST_MESSAGE_BYTES,
     MetadataView,
     count_messages,
     encode_tail,
@@ -45,12 +47,14 @@ from cepheid_wire.varint import signed64
 
 __all__ = [
     "BODY_FIELDS",
+    "MAX_BATCH_MESSAGES",
     "MAX_MESSAGE_ID",
     "NON_PERSISTENT",
     "PATH_STEPS",
     "PERSISTENT",
     "PING_FRAME",
     "PONG_FRAME",
+    "SMALLEST_MESSAGE_BYTES",
     "BadCommandError",
     "BadFrameError",
     "BadTailError",

@@ -20,6 +20,16 @@ from cepheid_wire.errors import BadTailError
 
 SIZE_BYTES = 4
 
+SMALLEST_MESSAGE_BYTES = 6
+"""Of a message in a batch: the size of its metadata, in 4 bytes, and 2 for the required `payload_size` in it."""
+
+MAX_BATCH_MESSAGES = 1 << 21
+"""Two thousand times what clients put into a batch by default, and the most that readers of history take."""
+
+_LARGEST_RATIOS = {pb.LZ4: 256, pb.ZLIB: 1040, pb.SNAPPY: 64, pb.ZSTD: 1 << 15}
+"""How much larger than its input the output of a codec can be: LZ4 writes 255 bytes for a byte, Deflate 1032, Snappy 64 for three,
+and Zstandard a block of 128 KiB for four."""
+
 _size_at = Struct(">I").unpack_from
 _size = Struct(">I").pack
 _parse = pb.MessageMetadata.FromString
@@ -60,17 +70,35 @@ class MetadataView(NamedTuple):
 
 def count_messages(tail: bytes | memoryview) -> int:
     """How many messages the entry holds: at least 1. Raises BadTailError, as every function here, when consumers could not
-    read the entry: sizes that do not fit, broken protobuf, a required field missing, a batch of no messages."""
-    return messages_in(parse_metadata(tail))
+    read the entry: sizes that do not fit, broken protobuf, a required field missing, a batch of no messages or of more than fit."""
+    return messages_in(parse_metadata(tail), len(tail))
 
 
-def messages_in(metadata: pb.MessageMetadata) -> int:
-    """`count_messages` for who has parsed the metadata."""
-    # Without a value it has its default, 1. The clients' own check: a batch below 1 has no meaning.
-    count: int = metadata.num_messages_in_batch
-    if count < 1:
+def messages_in(metadata: pb.MessageMetadata, tail_bytes: int) -> int:
+    """Return what `count_messages` does, from metadata that is parsed already and the size of its tail."""
+    count: int = metadata.num_messages_in_batch  # without a value it has its default, 1
+    if 0 < count * SMALLEST_MESSAGE_BYTES <= tail_bytes:
+        return count
+    return _messages_in_small(metadata, count, tail_bytes)
+
+
+def _messages_in_small(metadata: pb.MessageMetadata, count: int, tail_bytes: int) -> int:
+    """The count is below 1, or so large that it needs a compressed payload.
+
+    The payload is not decompressed for that (it may be encrypted, too): it has at most the size that its metadata says, and what
+    its codec can make of so many bytes. One count of 2^31 - 1 would be charged to permits, backlogs and rates for ever."""
+    if count < 1:  # the clients' own check
         raise BadTailError(f"a batch of {count} messages", num_messages_in_batch=count)
-    return count
+    if count == 1:
+        return count
+    ratio = _LARGEST_RATIOS.get(metadata.compression)
+    room_bytes = tail_bytes if ratio is None else min(metadata.uncompressed_size, ratio * tail_bytes)
+    if count * SMALLEST_MESSAGE_BYTES <= room_bytes and count <= MAX_BATCH_MESSAGES:
+        return count
+    most = min(room_bytes // SMALLEST_MESSAGE_BYTES, MAX_BATCH_MESSAGES)
+    raise BadTailError(
+        f"a batch of {count} messages, and its payload has room for {most} at most", num_messages_in_batch=count, most=most
+    )
 
 
 def read_metadata(tail: bytes | memoryview) -> MetadataView:
@@ -99,8 +127,7 @@ def read_metadata(tail: bytes | memoryview) -> MetadataView:
             len(metadata.encryption_keys) > 0,
         ),
     )
-    if view.num_messages < 1:
-        raise BadTailError(f"a batch of {view.num_messages} messages", tail_bytes=len(tail))
+    messages_in(metadata, len(tail))
     return view
 
 

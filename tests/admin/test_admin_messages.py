@@ -6,15 +6,18 @@ import asyncio
 import base64
 import json
 import zlib
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
+from cepheid_broker.admin import messages
 from cepheid_broker.admin.stored_message import message_answer
 from cepheid_metadata import Position
 from cepheid_wire import TopicName, decode_batch, encode_batch, encode_tail
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.admin.admin_world import NAMESPACE, AdminWorld
+from tests.support import wait_until
 
 FULL = "persistent://public/default"
 EARLIEST = {"ledgerId": -1, "entryId": -1}
@@ -172,3 +175,60 @@ def test_an_entry_whose_payload_is_broken_is_422_and_says_so(admin: AdminWorld) 
     found = admin.get(f"{NAMESPACE}/broken/examinemessage")
     assert found.status_code == 422
     assert "cannot be decompressed" in found.json()["reason"]
+
+
+@pytest.mark.slow
+def test_clients_that_peek_and_do_not_read_have_a_few_messages_in_memory_and_the_others_wait(
+    admin: AdminWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """16 KiB stored are 16 MiB decompressed, which is more than sockets take."""
+    size_bytes = 16 << 20
+    bomb = encode_tail(metadata(compression=pb.ZLIB, uncompressed_size=size_bytes), zlib.compress(bytes(size_bytes)))
+    decompressed: list[Position] = []
+
+    def noted(position: Position, tail: bytes) -> tuple[bytes, list[tuple[str, str]]]:
+        decompressed.append(position)
+        return message_answer(position, tail)
+
+    monkeypatch.setattr(messages, "message_answer", noted)
+
+    async def peek() -> None:
+        topic = await admin.standalone.broker.topics.get(TopicName.parse(f"{FULL}/bomb"), may_create=True)
+        stored: asyncio.Future[Position] = asyncio.get_running_loop().create_future()
+        topic.publish([bomb], lambda outcome, _: stored.set_result(outcome))  # type: ignore[arg-type]
+        path = "{}/bomb/ledger/{}/entry/{}".format(NAMESPACE, *await stored)
+        clients = [await open_connection(admin, path) for _ in range(messages.PEEKS_AT_ONCE + 2)]
+        await wait_until(lambda: len(decompressed) == messages.PEEKS_AT_ONCE)
+        assert (await admin.send("GET", f"{NAMESPACE}/bomb/stats")).status_code == 200, "other calls do not wait"
+        assert len(decompressed) == messages.PEEKS_AT_ONCE
+        reader, _ = clients[0]
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert b"content-length: %d\r\n" % size_bytes in head.lower()
+        await reader.readexactly(size_bytes)
+        await wait_until(lambda: len(decompressed) == messages.PEEKS_AT_ONCE + 1)
+        for _, writer in clients:
+            await abort(writer)
+        assert len((await admin.send("GET", path)).content) == size_bytes, "whoever goes away gives its place back"
+        monkeypatch.setattr(messages, "READ_TIMEOUT_S", 0.0)
+        for _ in range(messages.PEEKS_AT_ONCE):
+            reader, writer = await open_connection(admin, path)
+            assert len(await reader.read()) < size_bytes, "too slow: the connection is closed"
+            await abort(writer)
+        monkeypatch.undo()
+        assert len((await admin.send("GET", path)).content) == size_bytes
+
+    admin.run(peek())
+
+
+async def abort(writer: asyncio.StreamWriter) -> None:
+    writer.transport.abort()
+    with suppress(ConnectionError):
+        await writer.wait_closed()
+
+
+async def open_connection(admin: AdminWorld, path: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """One that has asked, and reads nothing yet."""
+    host, port = admin.standalone.admin_url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+    return reader, writer

@@ -10,6 +10,7 @@ from google.protobuf.message import Message
 
 from cepheid_wire import (
     BODY_FIELDS,
+    SMALLEST_MESSAGE_BYTES,
     CommandType,
     FrameSplitter,
     encode_body,
@@ -265,4 +266,5 @@ def message(
     metadata = pb.MessageMetadata(producer_name="scripted", sequence_id=sequence_id, publish_time=publish_time, **fields)
     if messages:
         metadata.num_messages_in_batch = messages
+        payload = payload.ljust(SMALLEST_MESSAGE_BYTES * messages, b"\0")  # what so many messages take at least
     return encode_tail(metadata, payload)

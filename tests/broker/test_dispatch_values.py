@@ -13,7 +13,7 @@ from cepheid_broker.dispatch.delivery import encode_send
 from cepheid_broker.dispatch.effects import Send
 from cepheid_broker.dispatch.position_set import PositionSet
 from cepheid_rpc import EntryGroup, encode_group
-from cepheid_wire import FrameSplitter, parse_command
+from cepheid_wire import FrameSplitter, encode_tail, parse_command
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.broker.scripted_client import message
 
@@ -77,6 +77,12 @@ def test_groups_are_counted_from_the_metadata_of_their_entries() -> None:
     assert chunks is not None
     assert {entry: (found.uuid, found.is_last) for entry, found in chunks.items()} == {1: ("u", True)}
     assert count_group(encode_group(4, 0, -1, 0, [tails[0]] * 3)).counts is None, "the usual case is remembered shortly"
+
+
+def test_an_impossible_count_that_was_stored_earlier_uses_up_no_permits() -> None:
+    metadata = pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=1, num_messages_in_batch=(1 << 31) - 1)
+    group = count_group(encode_group(4, 0, -1, 0, [message(0), encode_tail(metadata, bytes(100)), message(2, messages=3)]))
+    assert group.counts == [1, 1, 3]
 
 
 def test_delivered_frames_are_the_stored_bytes_behind_a_header() -> None:

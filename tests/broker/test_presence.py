@@ -114,4 +114,6 @@ async def test_trap_07_an_error_code_of_0_would_be_a_failure() -> None:
         ask = pb.CommandGetSchema(topic=full("t"), request_id=0)
         assert (await client.ask(ask, pb.CommandGetSchemaResponse)).error_code == ServerError.TOPIC_NOT_FOUND
         ask.schema_version = b""
+        assert not (await client.ask(ask, pb.CommandGetSchemaResponse)).HasField("error_code")
+        ask.schema_version = b"1"
         assert (await client.ask(ask, pb.CommandGetSchemaResponse)).error_code == ServerError.INCOMPATIBLE_SCHEMA

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cepheid_broker.policies.topic_policies import TopicPolicies
-from cepheid_wire import ServerError
+from cepheid_wire import ServerError, encode_tail
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.broker.broker_world import BrokerWorld
 from tests.broker.deduplicated_world import connect, publish, stored
@@ -52,3 +52,18 @@ async def test_a_message_that_is_not_encrypted_is_refused_where_the_policy_deman
         assert (await client.expect(pb.CommandSendReceipt)).sequence_id == 0
         assert (await client.expect(pb.CommandSendError)).sequence_id == 1
         await client.expect(pb.CommandCloseProducer)
+
+
+async def test_a_batch_that_claims_more_messages_than_it_can_hold_is_refused_and_counted_nowhere() -> None:
+    async with BrokerWorld() as world, await world.client() as client, await world.client() as consumer:
+        await consumer.subscribe("t", "s", permits=2)
+        await connect(client)
+        await publish(client, 0)
+        metadata = pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=1, num_messages_in_batch=(1 << 31) - 1)
+        client.send_message(1, tail=encode_tail(metadata, bytes(100)))
+        await client.expect_closed()
+        await consumer.expect_message()
+        figures = world.topic("t").figures()
+        assert (figures.published.messages, figures.subscriptions[0].delivered.messages) == (1, 1)
+        assert [held.permits for held in figures.subscriptions[0].consumers] == [1]
+        assert await stored(world) == [0]

@@ -30,6 +30,7 @@ def entry(messages: int, size: int = 10, publish_time_ms: int = 1) -> bytes:
     metadata = pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=publish_time_ms)
     if messages > 1:
         metadata.num_messages_in_batch = messages
+        metadata.compression, metadata.uncompressed_size = pb.ZSTD, 100 * messages  # so that they fit, whatever the size
     return encode_tail(metadata, b"x" * size)
 
 

@@ -1,13 +1,27 @@
 from __future__ import annotations
 
+import zlib
+from collections.abc import Callable
 from typing import Any
 
+import cramjam
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cepheid_wire import BadTailError, add_checksum, count_messages, encode_tail, parse_metadata, read_metadata, split_tail
+from cepheid_wire import (
+    MAX_BATCH_MESSAGES,
+    SMALLEST_MESSAGE_BYTES,
+    BadTailError,
+    add_checksum,
+    count_messages,
+    encode_tail,
+    parse_metadata,
+    read_metadata,
+    split_tail,
+)
 from cepheid_wire import pulsar_api_pb2 as pb
+from cepheid_wire.batch import encode_batch
 from tests.wire.strategies import messages, shuffled
 
 OPTIONAL = {  # field of the view → field of the metadata
@@ -36,11 +50,11 @@ def metadata_with(**fields: Any) -> pb.MessageMetadata:
 
 
 @pytest.mark.slow
-@given(st.data(), st.binary(max_size=30), st.booleans())
+@given(st.data(), st.binary(min_size=18, max_size=48), st.booleans())
 def test_what_is_read_equals_the_whole_metadata(data: st.DataObject, payload: bytes, checksum: bool) -> None:
     metadata = data.draw(messages(pb.MessageMetadata))
-    if metadata.num_messages_in_batch < 1:
-        metadata.num_messages_in_batch = max(1, ~metadata.num_messages_in_batch)  # one that is allowed
+    if metadata.HasField("num_messages_in_batch"):
+        metadata.num_messages_in_batch = 1 + metadata.num_messages_in_batch % 3  # allowed, and the tail has room for it
     written = data.draw(shuffled(metadata))
     tail = memoryview(tail_of(written, payload, checksum))
 
@@ -59,9 +73,63 @@ def test_what_is_read_equals_the_whole_metadata(data: st.DataObject, payload: by
 
 @pytest.mark.parametrize(("count", "is_batch"), [(None, False), (1, True), (1000, True)])
 def test_a_batch_is_known_by_presence_of_its_count(count: int | None, is_batch: bool) -> None:
-    tail = encode_tail(metadata_with(num_messages_in_batch=count), b"x")
+    tail = encode_tail(metadata_with(num_messages_in_batch=count), bytes(6000))
     assert read_metadata(tail).is_batch is is_batch
     assert count_messages(tail) == (count or 1)
+
+
+def largest_batch(messages: int) -> bytes:
+    """With messages as small as they can be."""
+    return encode_batch([(pb.SingleMessageMetadata(), b"")] * messages)
+
+
+def test_the_smallest_message_of_a_batch_has_the_size_that_is_counted_on() -> None:
+    assert len(largest_batch(1000)) == 1000 * SMALLEST_MESSAGE_BYTES
+
+
+@pytest.mark.parametrize(
+    ("compression", "compress"),
+    [
+        (pb.NONE, bytes),
+        (pb.ZLIB, lambda data: zlib.compress(data, 9)),
+        (pb.LZ4, lambda data: bytes(cramjam.lz4.compress_block(data, store_size=False))),
+        (pb.ZSTD, lambda data: bytes(cramjam.zstd.compress(data, 22))),
+        (pb.SNAPPY, lambda data: bytes(cramjam.snappy.compress_raw(data))),
+    ],
+)
+@pytest.mark.parametrize("count", [1, 2, 1000, 1_000_000])
+def test_as_many_messages_as_a_producer_can_put_into_a_batch_are_counted(
+    compression: int, compress: Callable[[bytes], bytes], count: int
+) -> None:
+    batch = largest_batch(1) * count
+    fields = {"compression": compression, "uncompressed_size": len(batch)} if compression else {}
+    metadata = metadata_with(num_messages_in_batch=count, **fields)
+    tail = encode_tail(metadata, compress(batch))
+    assert count_messages(tail) == read_metadata(tail).num_messages == count
+
+
+@pytest.mark.parametrize(
+    ("count", "payload_bytes", "fields"),
+    [
+        (2**31 - 1, 1, {}),
+        (2**31 - 1, 7 << 20, {}),
+        (100, 300, {}),
+        (100, 300, {"compression": pb.ZSTD}),
+        (100, 300, {"compression": pb.ZSTD, "uncompressed_size": 599}),
+        (2**31 - 1, 1, {"compression": pb.ZSTD, "uncompressed_size": 2**32 - 1}),
+        (MAX_BATCH_MESSAGES + 1, 1 << 20, {"compression": pb.ZSTD, "uncompressed_size": 2**32 - 1}),
+        (10_000, 100, {"compression": pb.LZ4, "uncompressed_size": 60_000}),
+        (100_000, 100, {"compression": pb.ZLIB, "uncompressed_size": 600_000}),
+        (10_000, 300, {"compression": pb.SNAPPY, "uncompressed_size": 60_000}),
+    ],
+)
+def test_a_batch_of_more_messages_than_its_payload_can_hold_is_refused(
+    count: int, payload_bytes: int, fields: dict[str, Any]
+) -> None:
+    tail = encode_tail(metadata_with(num_messages_in_batch=count, **fields), bytes(payload_bytes))
+    for read in (count_messages, read_metadata):
+        with pytest.raises(BadTailError, match=f"a batch of {count} messages, and its payload has room for"):
+            read(tail)
 
 
 @pytest.mark.parametrize("count", [0, -1, -(2**31)])

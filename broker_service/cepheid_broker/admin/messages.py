@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+import logging
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter
 from fastapi.responses import Response
@@ -14,15 +17,28 @@ from cepheid_broker.admin.path_names import SubscriptionPath, TopicPath
 from cepheid_broker.admin.stored_entries import read_entry
 from cepheid_broker.admin.stored_message import message_answer
 from cepheid_broker.admin.topic_access import open_plain, subscription_of
+from cepheid_broker.errors import ServiceNotReadyError
 from cepheid_broker.topics import Topic, position_at_time
 from cepheid_metadata import EARLIEST, LATEST, Position
 from cepheid_wire import BadTailError
 
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+log = logging.getLogger(__name__)
+
+PEEKS_AT_ONCE = 4
+"""Messages in memory for clients that peek. Each may have 64 MiB, however little is stored of it; further calls wait."""
+PLACE_TIMEOUT_S = 30.0
+READ_TIMEOUT_S = 60.0  # for the client to read one message
+
 _ENDS = ("earliest", "latest")
+_PIECE_BYTES = 256 << 10
 
 
 def messages(context: AdminContext) -> APIRouter:
     router = APIRouter(prefix="/admin/v2/persistent/{tenant}/{namespace}/{topic}")
+    places = asyncio.Semaphore(PEEKS_AT_ONCE)
 
     @router.get("/subscription/{sub}/position/{messagePosition}", response_class=Response)
     async def peek(topic: TopicPath, sub: SubscriptionPath, messagePosition: int) -> Response:
@@ -33,7 +49,7 @@ def messages(context: AdminContext) -> APIRouter:
         if position is None:
             message = f"The backlog of {sub!r} of {topic} has {cursor.backlog_entries} entries: there is none at {messagePosition}"
             raise NotFoundError(message, topic=str(topic), subscription=sub)
-        return await _entry(opened, position)
+        return _Peek(places, opened, position)
 
     @router.get("/examinemessage", response_class=Response)
     async def examine(topic: TopicPath, initialPosition: str = "latest", messagePosition: int = 1) -> Response:
@@ -50,12 +66,12 @@ def messages(context: AdminContext) -> APIRouter:
         if messagePosition > entries:
             raise NotFoundError(f"Topic {topic} has {entries} entries: there is none at {messagePosition}", topic=str(topic))
         rank = messagePosition if initialPosition == "earliest" else entries - messagePosition + 1
-        return await _entry(opened, ledgers.at_rank(rank))
+        return _Peek(places, opened, ledgers.at_rank(rank))
 
     @router.get("/ledger/{ledgerId}/entry/{entryId}", response_class=Response)
     async def get_by_id(topic: TopicPath, ledgerId: int, entryId: int) -> Response:
         """As `position/…` answers it, acknowledged or not"""
-        return await _entry(await open_plain(context, topic), Position(ledgerId, entryId))
+        return _Peek(places, await open_plain(context, topic), Position(ledgerId, entryId))
 
     @router.get("/messageid/{timestamp}")
     async def message_id_at(topic: TopicPath, timestamp: int) -> dict[str, Any]:
@@ -76,16 +92,50 @@ def messages(context: AdminContext) -> APIRouter:
     return router
 
 
-async def _entry(topic: Topic, position: Position) -> Response:
+class _Peek(Response):
+    """One message as an answer. It is read and decompressed when there is a place for it, and keeps the place until its client has
+    read it: what lies in memory meanwhile has a bound, whatever clients ask for and however slowly they read.
+
+    Raises ServiceNotReadyError (503) when there is no place for too long."""
+
+    def __init__(self, places: asyncio.Semaphore, topic: Topic, position: Position) -> None:
+        super().__init__()
+        self._places = places
+        self._topic = topic
+        self._position = position
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._wait_for_place()
+        try:
+            body, headers = await _entry(self._topic, self._position)
+            headers += [("Content-Type", "application/octet-stream"), ("Content-Length", str(len(body)))]
+            raw_headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+            async with asyncio.timeout(READ_TIMEOUT_S):
+                await send({"type": "http.response.start", "status": HTTPStatus.OK, "headers": raw_headers})
+                for start in range(0, len(body), _PIECE_BYTES):  # each waits until the client has read most of those before
+                    piece = body[start : start + _PIECE_BYTES]
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                await send({"type": "http.response.body"})
+        except TimeoutError:  # the server closes the connection of an answer that is not whole
+            log.warning("admin.peek_not_read", extra={"topic": str(self._topic.name), "waited_s": READ_TIMEOUT_S})
+        finally:
+            self._places.release()
+
+    async def _wait_for_place(self) -> None:
+        try:
+            async with asyncio.timeout(PLACE_TIMEOUT_S):
+                await self._places.acquire()
+        except TimeoutError:
+            message = f"{PEEKS_AT_ONCE} messages are being read by other admin clients, which is the limit; ask again later"
+            raise ServiceNotReadyError(message, topic=str(self._topic.name)) from None
+
+
+async def _entry(topic: Topic, position: Position) -> tuple[bytes, list[tuple[str, str]]]:
     tail = await read_entry(topic.ledger, position)
     if tail is None:
         message = f"Topic {topic.name} has no entry {position.ledger_id}:{position.entry_id}, or no longer"
         raise NotFoundError(message, topic=str(topic.name))
     try:
-        body, headers = message_answer(position, tail)
+        return message_answer(position, tail)
     except BadTailError as error:
         raise UnprocessableError(f"Entry {position} of {topic.name} is stored, and cannot be shown: {error}") from None
-    answer = Response(body, media_type="application/octet-stream")
-    for name, value in headers:
-        answer.headers.append(name, value)
-    return answer

@@ -11,7 +11,8 @@ from typing import NamedTuple
 from cepheid_broker.dispatch.key_hash import hash_of_metadata
 from cepheid_metadata import Position
 from cepheid_rpc import EntryGroup
-from cepheid_wire import BadTailError, SharedMessage, parse_metadata
+from cepheid_wire import SMALLEST_MESSAGE_BYTES, BadTailError, SharedMessage, messages_in, parse_metadata
+from cepheid_wire import pulsar_api_pb2 as pb
 
 log = logging.getLogger(__name__)
 
@@ -164,7 +165,8 @@ def _derive(group: EntryGroup, *, with_hashes: bool) -> _Derived:
             if hashes is not None:
                 hashes.append(0)
         else:
-            counts.append(max(1, metadata.num_messages_in_batch))
+            count = metadata.num_messages_in_batch
+            counts.append(count if 0 < count * SMALLEST_MESSAGE_BYTES <= len(payload) else _count_of_odd(metadata, payload))
             if hashes is not None:
                 hashes.append(hash_of_metadata(metadata))
             if metadata.num_chunks_from_msg > 1:
@@ -175,3 +177,11 @@ def _derive(group: EntryGroup, *, with_hashes: bool) -> _Derived:
         entry_id += 1
     single = sum(counts) == len(counts)
     return _Derived(None if single else counts, chunks or None, deliver_at_ms or None, hashes)
+
+
+def _count_of_odd(metadata: pb.MessageMetadata, payload: memoryview) -> int:
+    """An impossible count was stored by an earlier release, or elsewhere: it may not use up a consumer's permits."""
+    try:
+        return messages_in(metadata, len(payload))
+    except BadTailError:
+        return 1

@@ -179,7 +179,7 @@ class Producer:
             self._refuse(send, error)
             return
         metadata = parse_metadata(tail)
-        messages = messages_in(metadata)
+        messages = messages_in(metadata, len(tail))
         policies = self.topic.policies
         restricted = policies.max_message_bytes or policies.max_delay_ms or policies.encryption_required
         if restricted and not self._is_allowed(send, tail, metadata):

@@ -114,7 +114,7 @@ class TopicDeduplication:
     def _note_stored(self, payload: memoryview) -> None:
         try:
             metadata = parse_metadata(payload)
-            messages = messages_in(metadata)
+            messages = messages_in(metadata, len(payload))
         except BadTailError as error:  # checked before it was stored; if it happens, nobody can be told of its sequence id
             log.error("dedup.unreadable_entry", extra={"topic": self._topic, "error": str(error)})
             return
