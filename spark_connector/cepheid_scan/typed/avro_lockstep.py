@@ -272,10 +272,10 @@ def _record(node: Record, inside: tuple[Node, ...]) -> Step:
         children = [step(lanes, active, wanted) for step in steps]
         if not wanted:
             return None
-        mask = None if active is None else pa.array(~active)
         if not children:
-            return pa.nulls(lanes.count, kind) if mask is None else pa.array([{}] * lanes.count, kind)
-        return pa.StructArray.from_arrays(children, fields=list(kind), mask=mask)
+            validity = None if active is None else pa.py_buffer(np.packbits(active, bitorder="little"))
+            return pa.Array.from_buffers(kind, lanes.count, [validity])
+        return pa.StructArray.from_arrays(children, fields=list(kind), mask=None if active is None else pa.array(~active))
 
     return step
 

@@ -95,8 +95,8 @@ def _from_union(writer: Union, reader: Node, around_writer: tuple[Node, ...], ar
     def resolve(array: pa.Array) -> tuple[pa.Array, Mask | None]:
         parts, wrong = [pa.nulls(1, kind)], np.zeros(len(array), np.bool_)
         places = np.zeros(len(array), np.int64)  # 0: the null in front
-        for index, plan in enumerate(plans):
-            child = array.field(index)
+        # flatten() makes a member null where the whole union is null; field() would give whatever value lies there.
+        for child, plan in zip(array.flatten(), plans, strict=True):
             here = np.flatnonzero(child.is_valid().to_numpy(zero_copy_only=False))
             if plan is None:
                 wrong[here] = True

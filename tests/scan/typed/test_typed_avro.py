@@ -89,7 +89,7 @@ def typed(draw: st.DrawFn, names: Names, depth: int = 0, *, flat: bool) -> tuple
 
 @st.composite
 def records(draw: st.DrawFn, names: Names, depth: int = 0, *, flat: bool) -> tuple[Any, st.SearchStrategy[Any]]:
-    fields = {f"f{index}": draw(typed(names, depth, flat=flat)) for index in range(draw(st.integers(1, 4)))}
+    fields = {f"f{index}": draw(typed(names, depth, flat=flat)) for index in range(draw(st.integers(0 if depth else 1, 4)))}
     schema = record(*((name, kind) for name, (kind, _) in fields.items()), name=names.new())
     return schema, st.fixed_dictionaries({name: values for name, (_, values) in fields.items()})
 
@@ -378,6 +378,14 @@ def test_what_is_no_record_is_one_column(schema: Any) -> None:
     value = [1, 2] if isinstance(schema, dict) else 5
     rows, _ = decode([schema_version("AVRO", schema)], [avro_bytes(schema, value)])
     assert rows == [{"value": shown(schema, value)}]
+
+
+@pytest.mark.parametrize("repeat", [1, 30])
+def test_a_record_without_fields_is_null_only_where_its_union_is(repeat: int) -> None:
+    schema = record(("x", record(name="E")), ("y", ["null", "E"]))
+    written = [{"x": {}, "y": None}, {"x": {}, "y": {}}]
+    rows, errors = decode([schema_version("AVRO", schema)], [avro_bytes(schema, value) for value in written] * repeat)
+    assert (rows, errors) == (written * repeat, {})
 
 
 def test_no_rows() -> None:
