@@ -1,6 +1,7 @@
 """Payloads as producers compress them, unpacked behind the bytes that hold them, so that one buffer has everything.
 
-LZ4 │ one raw block, no frame header       ZLIB │ a zlib stream       ZSTD │ one frame       SNAPPY │ raw, no frame header
+LZ4 │ one raw block, no frame header       ZLIB │ a zlib stream, perhaps without its end
+ZSTD │ one frame                           SNAPPY │ raw, no frame header
 
 Rule 1: the output is as large as the metadata says, or the payload is refused. No more than `MAX_PAYLOAD_BYTES` is taken for one
 payload, `MAX_CHUNKED_BYTES` for one that came in chunks: what a producer wrote does not decide about the memory of a reader.
@@ -29,10 +30,11 @@ def _unpack_lz4(source: Any, target: Any) -> int:
 
 
 def _unpack_zlib(source: Any, target: Bytes) -> int:
-    stream = zlib.decompressobj()
-    unpacked = stream.decompress(source, len(target) + 1)  # one more: so that a longer one shows
-    if not stream.eof or len(unpacked) > len(target):
-        raise ValueError("it ends elsewhere")
+    # One byte more, so that a longer payload is noticed. The declared size decides, not the end of the stream: the official Java
+    # client ends with a sync flush and writes no final block (CompressionCodecZLib: deflate(…, SYNC_FLUSH) without finish()).
+    unpacked = zlib.decompressobj().decompress(source, len(target) + 1)
+    if len(unpacked) > len(target):
+        raise ValueError(f"it has more than the {len(target)} bytes that its metadata says")
     target[: len(unpacked)] = np.frombuffer(unpacked, np.uint8)
     return len(unpacked)
 

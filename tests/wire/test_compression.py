@@ -32,7 +32,8 @@ def test_a_payload_is_decompressed_to_the_size_it_says(kind: int) -> None:
     for size in (len(PAYLOAD) - 1, len(PAYLOAD) + 1, 1 << 31, -1):
         with pytest.raises(BadTailError):
             decompress(kind, packed, size)
-    for broken in (packed[:-3], b"", b"\x00" * 40, bytes(reversed(packed))):
+    # The end of a zlib stream may be missing, as it is in what the Java client writes, but nothing of its content.
+    for broken in (packed[: -8 if kind == pb.ZLIB else -3], b"", b"\x00" * 40, bytes(reversed(packed))):
         with pytest.raises(BadTailError):
             decompress(kind, broken, len(PAYLOAD))
 
