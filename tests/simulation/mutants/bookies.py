@@ -154,6 +154,17 @@ def deny_what_cannot_be_read() -> Iterator[None]:
         yield
 
 
+@scenario_mutant
+@contextlib.contextmanager
+def give_up_all_of_a_damaged_block() -> Iterator[None]:
+    """One flipped bit takes the entries around it with it, though each has its own digest.
+
+    Random worlds miss it: all copies of one entry's block have to decay, which no fault is allowed to bring about.
+    """
+    with mock.patch.object(entry_reader, "_whole_entries", return_value=()):
+        yield
+
+
 @mutant("S2", "S4", "S5", "IndexError")  # IndexError: it stumbles over what is not there
 @contextlib.contextmanager
 def read_past_the_half_that_is_flushed() -> Iterator[None]:

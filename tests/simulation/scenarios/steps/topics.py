@@ -136,6 +136,16 @@ async def deletes_topic(scene: Scene, broker: SimBroker, topic: TopicCourse) -> 
     topic.workload.begin_anew()
 
 
+@step("an operator at {broker} cannot delete {topic}")
+async def cannot_delete_topic(scene: Scene, broker: SimBroker, topic: TopicCourse) -> None:
+    """They try, and are refused: whoever opens it next must find all that was in it."""
+    try:
+        await scene.at(broker, broker.managed_ledgers.delete(topic.workload.topic))
+    except EXPECTED:
+        return
+    scene.require(False, f"{broker.name} deleted it")
+
+
 @step("{broker} is down")
 async def is_down(scene: Scene, broker: SimBroker) -> None:
     """Waits until its process has ended."""
