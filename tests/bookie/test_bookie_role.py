@@ -142,6 +142,16 @@ async def test_a_disk_that_is_full_at_the_start_takes_no_ledgers(world: World) -
         assert "fewer than storage.min_free_data_bytes" in text
 
 
+async def test_garbage_in_its_registration_does_not_end_it(world: World) -> None:
+    await world.found()
+    async with world.running() as role:
+        key = available_bookies(world.stores[0]).key_of("b1")
+        await MemoryStore(world.tree).put(key, b"garbage", 0)
+        await wait_until(lambda: key in world.tree.nodes and world.tree.nodes[key].value != b"garbage", what="replaced")
+        assert role.ready
+        assert world.places() == (True, False)
+
+
 async def test_a_lost_session_makes_it_unready_until_it_is_registered_again(world: World) -> None:
     await world.found()
     async with world.running() as role:

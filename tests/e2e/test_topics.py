@@ -308,7 +308,7 @@ def test_a_subscription_is_deleted_under_its_consumers(cluster: ProcessCluster, 
         "ünïcödé-主题-🎈",
         "quo'te\"s&<tags>",
         "semi;colon:comma,",
-        "..",
+        "...",
         "-partition-",
         "x-partition-01",
         "{curly}[square]",
@@ -335,7 +335,16 @@ def test_a_topic_may_have_any_name(cluster: ProcessCluster, local_name: str) -> 
         done(cluster, "DELETE", f"persistent/{where}/{segment}?force=true")
 
 
-@pytest.mark.parametrize("name", ["persistent://public/default/a/b", "persistent://public/default/", "wrong://public/default/t"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "persistent://public/default/a/b",
+        "persistent://public/default/",
+        "wrong://public/default/t",
+        "persistent://public/default/..",
+        "persistent://public/./t",
+    ],
+)
 def test_what_is_no_name_is_refused_at_once(cluster: ProcessCluster, name: str) -> None:
     with client_of(cluster.service_url) as client:
         began = time.monotonic()
