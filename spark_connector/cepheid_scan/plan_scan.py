@@ -41,8 +41,6 @@ def plan_scan(request: ScanRequest) -> tuple[list[ScanTask], ScanSpec, HistoryPl
         topics = planner.topics(request.topics)
         plan = planner.plan(topics, schemas=spec.mode is ReadMode.TYPED)
         ranges = plan_ranges(request, plan, planner)
-    wanted = request.partition_filter
-    ranges = [found for found in ranges if wanted is None or found.history.partition in wanted]
     tasks = cut_ranges(
         ranges,
         plan,

@@ -133,8 +133,7 @@ class ScanSpec:
 
 @dataclass(frozen=True, slots=True)
 class ScanRequest:
-    """A bounded scan as a whole. `partition_filter`: only rows whose `partition` is one of these, -1 where there are none; unlike
-    those of `topics` they need not exist."""
+    """A bounded scan as a whole."""
 
     source: PlanSource
     topics: TopicSelection
@@ -144,4 +143,3 @@ class ScanRequest:
     target_task_bytes: int = 128 << 20
     min_tasks: int = 1
     timestamp_skew_ms: int = 60_000
-    partition_filter: frozenset[int] | None = None

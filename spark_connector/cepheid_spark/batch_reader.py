@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from cepheid_ports import CepheidError
-from cepheid_scan import MessagePosition, ScanRequest, ScanTask, SchemaVersion
+from cepheid_scan import MessagePosition, ScanTask, SchemaVersion
 from cepheid_spark.brief_errors import brief_errors
 from cepheid_spark.options import SourceOptions
 from cepheid_spark.partitions import TaskPartition, partitions_of, read_partition
@@ -45,12 +45,8 @@ class CepheidBatchReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         from cepheid_scan.plan_scan import plan_scan
 
-        tasks, spec, _ = plan_scan(self.request())
+        tasks, spec, _ = plan_scan(self._options.request(self._layout.scan_columns, self._schemas))
         return partitions_of(tasks, spec, self._schemas, hold_lease(self._options, tasks))
-
-    def request(self) -> ScanRequest:
-        """What is planned: a subclass asks for less."""
-        return self._options.request(self._layout.scan_columns, self._schemas)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         rows = read_partition(partition, self._schemas, self._layout, self._schema, freeze_gc=self._options.freeze_gc)

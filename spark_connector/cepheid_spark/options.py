@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import logging
 import os
 import re
 from collections.abc import Mapping
@@ -48,10 +49,25 @@ from cepheid_spark.option_values import (
 )
 from cepheid_wire import InvalidTopicNameError, TopicName
 
+log = logging.getLogger(__name__)
+
 MiB = 1 << 20
 NO_SUBSCRIPTION = "none"
 BATCH_LEASE_S = 6 * 3600.0
 STREAM_LEASE_S = 7 * 86400.0
+
+
+def parse_filter_pushdown(name: str, text: str) -> None:
+    """Accept `false`, in this release, with a warning. The option is gone. Raises BadOptionError for `true`."""
+    if parse_bool(name, text):
+        raise BadOptionError(
+            f"option {name}: 'true' is not accepted: Spark applies the filters of a DataFrame's first query to its later queries "
+            "too, so they returned wrong rows. Leave the option out; to read less, give startingTimestamp, endingTimestamp, keys, "
+            "partitions, eventTimeFrom or eventTimeUntil",
+            option=name,
+        )
+    log.warning("option %s does nothing, and the next release will refuse it: leave it out", name)
+
 
 OPTIONS: Mapping[str, Parse[Any]] = {
     # whom to ask
@@ -82,7 +98,7 @@ OPTIONS: Mapping[str, Parse[Any]] = {
     "schemaVersion": parse_text,
     "onBadRecord": one_of("fail", "null", "skip"),
     "failOnDataLoss": parse_bool,
-    "filterPushdown": parse_bool,
+    "filterPushdown": parse_filter_pushdown,
     # in which tasks, and how they read
     "targetPartitionBytes": size(least=MiB),
     "minPartitions": whole_number(least=1, most=50_000),
@@ -132,7 +148,6 @@ class SourceOptions:
     timestamp_skew_ms: int = 60_000
     target_task_bytes: int = 128 * MiB
     min_tasks: int = 1
-    filter_pushdown: bool = False
     freeze_gc: bool = True
     max_bytes_per_trigger: int | None = None
     max_entries_per_trigger: int | None = None
@@ -193,7 +208,6 @@ def parse_options(options: Mapping[str, str], *, streaming: bool) -> SourceOptio
         timestamp_skew_ms=int(given.get("timestampSkew", 60.0) * 1000),
         target_task_bytes=given.get("targetPartitionBytes", 128 * MiB),
         min_tasks=given.get("minPartitions", 1),
-        filter_pushdown=given.get("filterPushdown", False),
         freeze_gc=given.get("freezeGc", True),
         max_bytes_per_trigger=given.get("maxBytesPerTrigger"),
         max_entries_per_trigger=given.get("maxEntriesPerTrigger"),

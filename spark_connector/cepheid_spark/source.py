@@ -53,14 +53,12 @@ class CepheidDataSource(DataSource):
     @brief_errors
     def reader(self, schema: StructType) -> DataSourceReader:
         from cepheid_spark.batch_reader import CepheidBatchReader
-        from cepheid_spark.pushdown_reader import PushdownBatchReader
         from cepheid_spark.table_options import recall
         from cepheid_spark.topic_schemas import with_reader_version
 
         options = _parse(recall(schema, self._given), streaming=False)
         schemas = self._topic_schemas(options)
-        kind = PushdownBatchReader if options.filter_pushdown else CepheidBatchReader
-        return kind(schema, with_reader_version(options, schemas), schemas)
+        return CepheidBatchReader(schema, with_reader_version(options, schemas), schemas)
 
     @brief_errors
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:

@@ -103,7 +103,6 @@ def defaults_of(options: SourceOptions) -> dict[str, Any]:
         "verifyChecksum": settings.verify_checksum,
         "chunkLookback": settings.chunk_lookback,
         "freezeGc": options.freeze_gc,
-        "filterPushdown": options.filter_pushdown,
     }
 
 
