@@ -1,7 +1,8 @@
 """Where a range starts and ends, as people write it: in calls of `scan()`, behind `--from` and `--to`.
 
 earliest, latest              the ends of what is kept
-2026-03-01T08:00:00Z          a time of publishing; also a date alone, a datetime, other zones. Without a zone it is UTC
+2026-03-01T08:00:00Z          a time of publishing, with its zone; also a datetime with one
+2026-03-01                    the start of that day in UTC
 1772352000000                 the same as a number: milliseconds since 1970
 12:345, 12:345:7              a position of a topic that is not partitioned (or of the one partition that is read)
 {topic: "12:345"}             positions by topic; topics that are not named have no such edge
@@ -65,14 +66,18 @@ def time_ms(value: str | SupportsIndex | date) -> int:
             moment = int(text) if len(text) <= _MOST_DIGITS else MAX_TIME_MS + 1
         else:
             try:
-                moment = datetime.fromisoformat(text)
+                moment = _date_or_time(text)
             except ValueError:
                 raise _no_place(value) from None
     if isinstance(moment, date):
         if not isinstance(moment, datetime):
             moment = datetime(moment.year, moment.month, moment.day, tzinfo=UTC)
-        if moment.tzinfo is None:
-            moment = moment.replace(tzinfo=UTC)  # as every time that Cepheid shows
+        if moment.utcoffset() is None:
+            shown = _shown(value)
+            raise BadOptionError(
+                f"'{shown}' is not accepted, the zone is missing: give the time with its zone, such as 2026-03-01T08:00:00Z",
+                value=shown,
+            )
         moment = (moment - _EPOCH) // timedelta(milliseconds=1)
     if isinstance(moment, bool) or not isinstance(moment, SupportsIndex):
         raise _no_place(value)
@@ -84,6 +89,14 @@ def time_ms(value: str | SupportsIndex | date) -> int:
         shown = _shown(value)
         raise BadOptionError(f"'{shown}' is no time of a message: it is before 1970, or after the year 9999", value=shown)
     return milliseconds
+
+
+def _date_or_time(text: str) -> date:
+    """Raises ValueError."""
+    try:
+        return date.fromisoformat(text)
+    except ValueError:
+        return datetime.fromisoformat(text)
 
 
 def _no_place(word: object) -> BadOptionError:

@@ -90,13 +90,27 @@ class MessageDecoder:
             self._counters.markers += plan.markers
             self._join_chunks(piece, entries, plan)
             for chosen in plan.slices(self._batch_bytes, BATCH_MESSAGES):
-                for part in self._decode_slice(piece, entries, plan, chosen).parts(MAX_ROWS):
-                    messages = DecodedMessages(part)
-                    self._check_columns(piece, messages)
-                    if len(messages):
-                        self._counters.messages += len(messages)
-                        yield messages
-                    del messages  # and its columns, before the next ones are made
+                yield from self._decode_chosen(piece, entries, plan, chosen)
+
+    def _decode_chosen(self, piece: Piece, entries: EntryTable, plan: EntryPlan, chosen: Ints) -> Iterator[DecodedMessages]:
+        """The messages of the `chosen` entries. Those before a bad record are given out before it is raised: a reader that has
+        enough of them never meets it."""
+        try:
+            rows = self._decode_slice(piece, entries, plan, chosen)
+        except BadRecordError:
+            first_bad = next(place for place, row in enumerate(chosen.tolist()) if row in plan.bad)
+            if first_bad:
+                yield from self._decode_chosen(piece, entries, plan, chosen[:first_bad])
+            raise
+        for part in rows.parts(MAX_ROWS):
+            messages = DecodedMessages(part)
+            failure = self._check_columns(piece, messages)
+            if len(messages):
+                self._counters.messages += len(messages)
+                yield messages
+            del messages  # and its columns, before the next ones are made
+            if failure is not None:
+                raise failure
 
     def _decode_slice(self, piece: Piece, entries: EntryTable, plan: EntryPlan, chosen: Ints) -> MessageRows:
         starts, ends = self._unpack(entries, plan, chosen)
@@ -159,31 +173,33 @@ class MessageDecoder:
         """What is to be done about bad entries; returns the contexts of the encrypted ones that are shown."""
         contexts: dict[int, dict[str, str]] = {}
         for row in bad.tolist():
-            self._refuse(piece, f"{piece.ledger_id}:{entries.entry_ids[row]}", plan.bad[row])
+            if self._spec.on_bad_record is OnBadRecord.FAIL:
+                raise _bad_record(piece, f"{piece.ledger_id}:{entries.entry_ids[row]}", plan.bad[row])
+            self._counters.bad_records += 1
             if row in plan.encrypted:
                 contexts[row] = encryption_context(entries, row)
         return contexts if self._spec.on_bad_record is OnBadRecord.NULL else {}
 
-    def _refuse(self, piece: Piece, position: str, reason: str) -> None:
-        if self._spec.on_bad_record is OnBadRecord.FAIL:
-            message = f"message {position} of {piece.topic} cannot be read: {reason}"
-            raise BadRecordError(message, topic=piece.topic, position=position)
-        self._counters.bad_records += 1
+    def _check_columns(self, piece: Piece, messages: DecodedMessages) -> BadRecordError | None:
+        """Make the columns that a message may not be fit for, so that such messages can be left out of all of them.
 
-    def _check_columns(self, piece: Piece, messages: DecodedMessages) -> None:
-        """Makes the columns that a message may not be fit for, so that such messages can be left out of all."""
+        Returns the failure that ends the scan after the messages that are kept."""
         for name in self._wanted:
             if name in _CHECKED:
                 messages.column(name)
         if not messages.broken:
-            return
-        broken = dict(sorted(messages.broken.items()))
-        for row, reason in broken.items():
-            self._refuse(piece, messages.position(row), reason)
+            return None
+        if self._spec.on_bad_record is OnBadRecord.FAIL:
+            row, reason = min(messages.broken.items())
+            failure = _bad_record(piece, messages.position(row), reason)
+            messages.keep(np.arange(len(messages)) < row)
+            return failure
+        self._counters.bad_records += len(messages.broken)
         if self._spec.on_bad_record is OnBadRecord.SKIP:
             wanted = np.ones(len(messages), bool)
-            wanted[list(broken)] = False
+            wanted[list(messages.broken)] = False
             messages.keep(wanted)
+        return None
 
     def _join_chunks(self, piece: Piece, entries: EntryTable, plan: EntryPlan) -> None:
         """Puts the whole payload of a chunked message in place of that of its last chunk."""
@@ -213,6 +229,11 @@ class MessageDecoder:
                 if isinstance(chunk, Chunk):
                     earlier.add(chunk)
         return earlier
+
+
+def _bad_record(piece: Piece, position: str, reason: str) -> BadRecordError:
+    message = f"message {position} of {piece.topic} cannot be read: {reason}"
+    return BadRecordError(message, topic=piece.topic, position=position)
 
 
 def wanted_columns(spec: ScanSpec) -> list[str]:

@@ -13,6 +13,7 @@ from cepheid_scan import entry_metadata as entry_fields
 from cepheid_scan.decode_fields import Bools, Ints
 from cepheid_scan.decode_gather import gather
 from cepheid_scan.decode_rows import ALONE, COMPACTED_OUT, EVENT_TIME, KEY, NULL_KEY, MessageRows
+from cepheid_scan.edge_words import MAX_TIME_MS
 from cepheid_scan.entry_metadata import EntryTable
 from cepheid_scan.history import Piece
 from cepheid_scan.scan_request import RowFilter
@@ -29,12 +30,14 @@ def entries_wanted(entries: EntryTable, row_filter: RowFilter) -> Bools:
 
 
 def keep_wanted(rows: MessageRows, row_filter: RowFilter) -> None:
-    """Leaves out what the piece's borders and the filter do not want. A row without key is none of any key's, nor one without
-    event time of any time's."""
+    """Leave out what the piece's borders and the filter do not want. A row without a key matches no key, and a row whose event time
+    is shown as null (none, or none that a timestamp can hold) matches no time."""
     _keep_inside(rows, rows.piece)
     if row_filter.event_from_ms is not None or row_filter.event_until_ms is not None:
         event_ms = rows.numbers(EVENT_TIME)
-        rows.keep(_within(event_ms, row_filter.event_from_ms, row_filter.event_until_ms) & (event_ms != 0))
+        rows.keep(
+            _within(event_ms, row_filter.event_from_ms, row_filter.event_until_ms) & (event_ms > 0) & (event_ms <= MAX_TIME_MS)
+        )
     if row_filter.keys is not None:
         present = rows.present(KEY) & (rows.numbers(NULL_KEY) == 0)
         keys = gather(rows.data, *rows.spans(KEY), present)

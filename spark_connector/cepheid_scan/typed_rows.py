@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -44,8 +45,18 @@ class TypedRows:
 
     def decode(self, piece: Piece, groups: Iterable[EntryGroup]) -> Iterator[pa.RecordBatch]:
         for messages in self._messages.decode_messages(piece, groups):
-            yield self._rows(piece, messages)
-            del messages
+            try:
+                rows = self._rows(piece, messages)
+            except BadRecordError as error:
+                # The rows before it first: a reader that has enough of them never meets it.
+                row = error.facts.get("row")
+                if isinstance(row, int) and row > 0:
+                    self._counters.messages -= len(messages) - row
+                    messages.keep(np.arange(len(messages)) < row)
+                    yield self._rows(piece, messages)
+                raise
+            yield rows
+            del messages, rows
 
     def finish(self, piece: Piece) -> Iterator[pa.RecordBatch]:
         for messages in self._messages.finish_messages(piece):

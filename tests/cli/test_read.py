@@ -50,6 +50,10 @@ def server() -> Iterator[ProcessCluster]:
             typed = client.create_producer("typed", schema=AvroSchema(None, PAIR))
             typed.send({"a": 1, "b": b"\xff"})
             typed.send({"a": 2, "b": None})
+            broken = client.create_producer("broken", schema=AvroSchema(None, PAIR))
+            for number in range(3):
+                broken.send({"a": number, "b": None})
+            client.create_producer("broken").send(b"\xff")
         yield cluster
 
 
@@ -104,6 +108,12 @@ def test_entries_and_typed_rows(server: ProcessCluster) -> None:
     assert sum(line["num_messages"] for line in lines(server, "orders", "--entries")) == COUNT
     typed = lines(server, "typed", "--typed", "--columns", "b,a")
     assert typed == [{"b_base64": "/w==", "a": 1}, {"b": None, "a": 2}]
+
+
+def test_a_limit_is_reached_before_a_record_that_cannot_be_decoded(server: ProcessCluster) -> None:
+    assert [line["a"] for line in lines(server, "broken", "--typed", "--columns", "a", "--limit", "3")] == [0, 1, 2]
+    with pytest.raises(read_command.ReadCommandError, match="cannot be decoded"):
+        run(server, "broken", "--typed", "--limit", "4")
 
 
 def test_files_by_their_names(server: ProcessCluster, tmp_path: Path) -> None:

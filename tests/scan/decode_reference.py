@@ -5,15 +5,16 @@ from __future__ import annotations
 import base64
 import datetime
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import cramjam
 import numpy as np
+import pyarrow as pa
 
 from cepheid_bookie.entry_block import encode_block_to
 from cepheid_rpc import Buffer, EntryGroup, encode_group, stored_groups
-from cepheid_scan import OnBadRecord, Piece, ReadMode, ReadSettings, RowFilter, ScanCounters, ScanSpec
+from cepheid_scan import BadRecordError, OnBadRecord, Piece, ReadMode, ReadSettings, RowFilter, ScanCounters, ScanSpec
 from cepheid_scan.columns import MESSAGE_COLUMNS
 from cepheid_scan.decode_fields import PADDING_BYTES
 from cepheid_scan.message_decoder import MessageDecoder
@@ -72,6 +73,17 @@ def decode(
     rows = rows_of(groups, counters or ScanCounters())
     assert rows_of(as_received(groups), ScanCounters()) == rows, "where entries lie makes no difference"
     return rows
+
+
+def values_before_failure(batches: Iterable[pa.RecordBatch]) -> tuple[list[Any], str]:
+    """The column `value` of what is given out before a BadRecordError, and its text."""
+    found: list[Any] = []
+    try:
+        for batch in batches:
+            found += batch.column("value").to_pylist()
+    except BadRecordError as error:
+        return found, str(error)
+    raise AssertionError("no record failed")
 
 
 def as_received(groups: Sequence[EntryGroup]) -> list[EntryGroup]:

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from cepheid_scan import BadRecordError, OnBadRecord, ReadSettings, RowFilter, ScanCounters, message_decoder
+from cepheid_scan import BadRecordError, OnBadRecord, ReadMode, ReadSettings, RowFilter, ScanCounters, ScanSpec, message_decoder
 from cepheid_scan.columns import DEFAULT_MESSAGE_COLUMNS
 from cepheid_scan.decode_entries import MAX_BATCH_MESSAGES
+from cepheid_scan.message_decoder import MessageDecoder
 from cepheid_wire import encode_batch, encode_tail
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.scan.decode_reference import (
@@ -19,11 +20,13 @@ from tests.scan.decode_reference import (
     batched,
     compress,
     decode,
+    groups_of,
     message,
     metadata,
     piece,
     reference_rows,
     single,
+    values_before_failure,
 )
 
 CODECS = (pb.NONE, pb.LZ4, pb.ZLIB, pb.ZSTD, pb.SNAPPY)
@@ -202,6 +205,24 @@ def test_a_bad_entry_fails_with_its_place_or_is_left_out_or_shown_as_null(name: 
     assert (skipped.messages, shown.messages) == (2, 3)
 
 
+@pytest.mark.parametrize(
+    ("bad", "rows"),
+    [
+        (encode_tail(metadata(compression=pb.LZ4, uncompressed_size=5), b"\xff\xff"), 3),
+        (batched([message(b"3"), message(b"4", partition_key="TEXT"), message(b"5")]).replace(b"TEXT", b"\xff\xfe\xfd\xfc")[6:], 4),
+    ],
+    ids=["an entry", "a message in a batch"],
+)
+def test_what_is_before_a_bad_record_is_given_out_before_it_fails(bad: bytes, rows: int) -> None:
+    tails = [single(b"0"), batched([message(b"1"), message(b"2")], compression=pb.ZSTD), bad, single(b"after")]
+    counters = ScanCounters()
+    decoder = MessageDecoder(ScanSpec(ReadMode.MESSAGES, ("value", "key")), counters, lambda asked, count: iter(()))
+    found, failure = values_before_failure(decoder.decode(piece(4), groups_of(tails)))
+    assert found == [b"%d" % number for number in range(rows)]
+    assert "12:2" in failure
+    assert counters.messages == rows
+
+
 def test_an_encrypted_message_is_shown_with_what_decrypting_it_takes() -> None:
     (row,) = decode([encode_tail(ENCRYPTED, b"secret")], on_bad_record=OnBadRecord.NULL)
     assert (row["key"], row["value"]) == ("k", b"secret")
@@ -297,6 +318,13 @@ def test_a_filter_keeps_the_rows_that_the_same_conditions_keep(compression: int)
         ]
         assert decode(tails, row_filter=wanted) == expected
         assert decode(tails, ["value"], row_filter=wanted) == [{"value": row["value"]} for row in expected]
+
+
+@pytest.mark.parametrize("wanted", [RowFilter(event_from_ms=1), RowFilter(event_until_ms=MAX_TIME_MS)])
+def test_a_row_without_an_event_time_to_show_is_within_no_event_times(wanted: RowFilter) -> None:
+    tails = [single(event_time=ms) for ms in (0, 5, MAX_TIME_MS + 1, 1 << 62, (1 << 64) - 1)]
+    shown = decode([*tails, batched([message(event_time=ms) for ms in (7, MAX_TIME_MS + 1)])], ["event_time"], row_filter=wanted)
+    assert [row["event_time"].microsecond // 1000 for row in shown] == [5, 7]
 
 
 def test_an_entry_outside_the_filter_s_time_is_not_looked_into() -> None:

@@ -10,7 +10,7 @@ import pytest
 from cepheid_scan import BadOptionError, BadRecordError, OnBadRecord, ReadMode, ScanCounters, ScanSpec, SchemaVersion
 from cepheid_scan.typed_rows import TypedRows
 from cepheid_wire import encode_tail
-from tests.scan.decode_reference import batched, groups_of, message, metadata, piece, single
+from tests.scan.decode_reference import batched, groups_of, message, metadata, piece, single, values_before_failure
 
 VERSION = b"\0\0\0\0\0\0\0\1"
 COLUMNS = ("value", "__key", "__entry_id", "_error")
@@ -53,6 +53,19 @@ def test_bad_entries_are_left_out_or_fail() -> None:
     assert (counters.bad_records, counters.messages) == (3, 2)
     with pytest.raises(BadRecordError, match="12:1"):
         typed(entries(), OnBadRecord.FAIL)
+
+
+def test_rows_before_one_that_cannot_be_decoded_are_given_out_before_it_fails() -> None:
+    tails = [
+        single(b"\0\0\0\x07", schema_version=VERSION),
+        batched([message(b"\0\0\0\x08"), message(b"\0\0")], schema_version=VERSION),
+    ]
+    spec = ScanSpec(ReadMode.TYPED, COLUMNS, schemas=(SchemaVersion(VERSION, "INT32", b""),))
+    counters = ScanCounters()
+    decoder = TypedRows(spec, counters, lambda asked, count: iter(()))
+    found, failure = values_before_failure(decoder.decode(piece(2), groups_of(tails)))
+    assert (found, counters.messages) == ([7, 8], 2)
+    assert "12:1:1" in failure
 
 
 def test_a_field_that_begins_with_underscores_is_the_schemas_and_none_hides_what_is_the_messages() -> None:
