@@ -19,7 +19,9 @@ from cepheid_wire import (
     CommandType,
     Frame,
     FrameSplitter,
+    WireError,
     decode_batch,
+    decompress,
     encode_command,
     encode_tail,
     parse_command,
@@ -41,6 +43,10 @@ class ServerUnreachableError(CepheidError):
 
     retriable = True
     hint = "check the address, and that `cepheid standalone` runs there"
+
+
+class UnreadableMessageError(CepheidError):
+    """A message that came cannot be shown. It is not acknowledged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,17 +232,33 @@ class WireClient:
 
 
 def _messages_of(message_id: pb.MessageIdData, tail: memoryview) -> list[ReceivedMessage]:
-    """The messages of an entry. One that is compressed or encrypted comes whole, as its bytes are."""
-    metadata, payload = parse_metadata(tail), split_tail(tail)[1]
+    """Return the messages of an entry. One that is encrypted, and a chunk of a larger message, come whole, as their bytes are.
+
+    Raises UnreadableMessageError."""
+    metadata, stored = parse_metadata(tail), split_tail(tail)[1]
     place, published = (message_id.ledgerId, message_id.entryId), metadata.publish_time
-    opaque = metadata.compression != pb.NONE or len(metadata.encryption_keys) > 0
-    if opaque or not metadata.HasField("num_messages_in_batch"):
-        return [ReceivedMessage(*place, -1, metadata.partition_key, published, bytes(payload), True)]
+    if metadata.encryption_keys or metadata.num_chunks_from_msg > 1:
+        return [ReceivedMessage(*place, -1, metadata.partition_key, published, bytes(stored), True)]
+    payload = _decompressed(f"{place[0]}:{place[1]}", metadata, stored)
+    if not metadata.HasField("num_messages_in_batch"):
+        return [ReceivedMessage(*place, -1, metadata.partition_key, published, payload, True)]
     count = metadata.num_messages_in_batch
     return [
         ReceivedMessage(*place, index, single.partition_key, published, bytes(body), index == count - 1)
         for index, (single, body) in enumerate(decode_batch(payload, count))
     ]
+
+
+def _decompressed(place: str, metadata: pb.MessageMetadata, payload: memoryview) -> bytes:
+    try:
+        return decompress(metadata.compression, payload, metadata.uncompressed_size)
+    except ImportError as error:  # the bare install has zlib alone
+        codec = pb.CompressionType.Name(metadata.compression)
+        message = f"message {place} is compressed with {codec}, which needs the library {error.name}: pip install {error.name}"
+        raise UnreadableMessageError(message, codec=codec) from None
+    except WireError as error:
+        message = f"message {place} cannot be read: {error}; `cepheid subscriptions skip` takes the subscription past it"
+        raise UnreadableMessageError(message) from None
 
 
 def _host_port(service_url: str) -> tuple[str, int]:
