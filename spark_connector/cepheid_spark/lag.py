@@ -1,19 +1,31 @@
 """How far a stream is behind: what Spark shows as `latestOffset` of the source in its progress.
 
-How long the oldest unread entry waits is told without reading it: by when its ledger was closed (it is older than that), else by
-when this process first saw an end behind it. So `lagMs` is a lower bound, exact to a look or two while the query runs.
+How long the oldest unread entry waits is found without reading it, if it came while this process looked: by when an end behind it
+was first seen, or its ledger was closed. That is a lower bound, exact to a look or two. Of an entry that was there before, the
+process knows nothing: its publish time is read, once per topic and position. Else the lag would start from zero with each process.
 """
 
 from __future__ import annotations
 
+import heapq
+import logging
 from bisect import bisect_right
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
+from cepheid_ports import CepheidError
+from cepheid_scan import HistoryPlan
 from cepheid_spark.offsets import EntryPosition, StreamOffset
 from cepheid_spark.topic_view import TopicView
 
+log = logging.getLogger(__name__)
+
 _SIGHTINGS = 512  # of ends, per topic
+_MOST_PROBES = 8  # entries that one report reads, of the topics with the most unread entries
+_PROBE_PAUSE_MS = 60_000  # after one that failed: a bookie that is away must not hold up each report
+
+PublishTime: TypeAlias = Callable[[HistoryPlan, TopicView, EntryPosition], int | None]
+"""When that entry was published, in ms since 1970; None: it is gone. Raises CepheidError."""
 
 
 class Sightings:
@@ -39,6 +51,54 @@ class Sightings:
         index = bisect_right(ends, position)
         return self._at_ms[topic][index] if index < len(ends) else None
 
+    def is_older(self, topic: str, position: EntryPosition) -> bool:
+        """Whether the first entry behind `position` was there at the first sight of its topic."""
+        ends = self._ends.get(topic, [])
+        return bool(ends) and position < ends[0]
+
+
+class OldestUnread:
+    """Publish times of the first unread entries that are older than this process."""
+
+    def __init__(self, publish_time_ms: PublishTime) -> None:
+        self._publish_time_ms = publish_time_ms
+        self._known: dict[str, tuple[EntryPosition, int | None]] = {}  # by topic: of which entry
+        self._next_probe_at_ms = 0.0
+
+    def times_ms(
+        self, plan: HistoryPlan, views: Mapping[str, TopicView], read: StreamOffset | None, sightings: Sightings, now_ms: float
+    ) -> dict[str, int]:
+        """By topic, as far as they are known or can be read now."""
+        wanted: dict[str, tuple[int, EntryPosition]] = {}  # how many are unread, and the first of them
+        for topic, view in views.items():
+            position = position_of(view, read)
+            if position is None or not sightings.is_older(topic, position):
+                continue
+            rank = view.rank(position)
+            if rank < view.total_entries:
+                wanted[topic] = view.total_entries - rank, view.at_rank(rank + 1)
+        self._known = {topic: known for topic, known in self._known.items() if topic in wanted and known[0] == wanted[topic][1]}
+        unknown = [topic for topic in wanted if topic not in self._known]
+        if now_ms >= self._next_probe_at_ms:
+            for topic in heapq.nlargest(_MOST_PROBES, unknown, key=lambda topic: wanted[topic][0]):
+                entry = wanted[topic][1]
+                try:
+                    self._known[topic] = entry, self._publish_time_ms(plan, views[topic], entry)
+                except CepheidError as error:
+                    log.info("stream.lag_not_known: %s", error, extra={"topic": topic})
+                    self._next_probe_at_ms = now_ms + _PROBE_PAUSE_MS
+                    break
+        return {topic: at_ms for topic, (_, at_ms) in self._known.items() if at_ms is not None}
+
+
+def position_of(view: TopicView, read: StreamOffset | None) -> EntryPosition | None:
+    """The last entry that was read; before the first one, of a topic without a position yet. None: it has no ledger yet."""
+    first = view.earliest
+    if first is None:
+        return None
+    before = EntryPosition.before(first)
+    return before if read is None else read.ends.get(view.topic, before)
+
 
 def waiting_since_ms(view: TopicView, position: EntryPosition, sightings: Sightings, now_ms: float) -> float:
     """When the first entry behind `position` was there at the latest; `now_ms` if there is none."""
@@ -52,21 +112,28 @@ def waiting_since_ms(view: TopicView, position: EntryPosition, sightings: Sighti
 
 
 def lag_report(
-    views: Mapping[str, TopicView], read: StreamOffset | None, sightings: Sightings, *, lost_entries: int, now_ms: float
+    views: Mapping[str, TopicView],
+    read: StreamOffset | None,
+    sightings: Sightings,
+    *,
+    lost_entries: int,
+    now_ms: float,
+    published_ms: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
-    """`t`: the ends as they are known. Topics without a position yet are behind by all they have."""
+    """Return the report. `t`: the ends as they are known. Topics without a position yet are behind by all they have.
+
+    `published_ms`: publish times of first unread entries by topic, as far as they are known."""
     entries, size_bytes, since_ms = 0, 0.0, now_ms
     ends: dict[str, list[int]] = {}
     for topic in sorted(views):
         view = views[topic]
-        first = view.earliest
-        if first is None:
+        first, position = view.earliest, position_of(view, read)
+        if first is None or position is None:
             continue
-        position = read.ends.get(topic, EntryPosition.before(first)) if read is not None else EntryPosition.before(first)
         rank = view.rank(position)
         entries += view.total_entries - rank
         size_bytes += view.bytes_at(view.total_entries) - view.bytes_at(rank)
-        since_ms = min(since_ms, waiting_since_ms(view, position, sightings, now_ms))
+        since_ms = min(since_ms, waiting_since_ms(view, position, sightings, now_ms), (published_ms or {}).get(topic, now_ms))
         ends[topic] = list(view.at_rank(view.total_entries) if view.total_entries else EntryPosition.before(first))
     return {
         "lagBytes": int(size_bytes),

@@ -24,7 +24,7 @@ from cepheid_scan import BadOptionError, MessagePosition, ReadMode, ScanSpec, Sc
 from cepheid_spark.admission import NO_LIMITS, Backlog, Limits, Patience, admit
 from cepheid_spark.data_loss import Loss, find_loss, is_another, settled
 from cepheid_spark.discovery import LOOKS_BEFORE_GONE
-from cepheid_spark.lag import lag_report, waiting_since_ms
+from cepheid_spark.lag import OldestUnread, PublishTime, lag_report, waiting_since_ms
 from cepheid_spark.lease import Lease, new_lease_name
 from cepheid_spark.lease_holder import Holder, wall_ms
 from cepheid_spark.lease_keeper import LeaseKeeper
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 class StreamQuery:
     """`resolve_start`: where the options say that the query begins, given what there is. `schemas`: of typed rows, as load() found
-    them: their columns stay what they were then."""
+    them: their columns stay what they were then. `publish_time_ms`: reads one entry, for the lag."""
 
     def __init__(
         self,
@@ -51,6 +51,7 @@ class StreamQuery:
         admin: AdminHttp | None,
         resolve_start: Callable[[Snapshot], dict[str, MessagePosition]],
         schemas: tuple[SchemaVersion, ...] = (),
+        publish_time_ms: PublishTime = lambda plan, view, entry: None,
     ) -> None:
         if options.has_lease and admin is None:
             raise BadOptionError(
@@ -82,6 +83,7 @@ class StreamQuery:
         self._batches = 0
         self._turns: dict[str, int] = {}  # by topic, the number of the last batch that took of it
         self._waiting: tuple[int, StreamOffset, float] | None = None  # as `_idle`, with what is there: not enough
+        self._oldest = OldestUnread(publish_time_ms)
         self._lag: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self._accepted: dict[str, tuple[EntryPosition, str | None]] = {}  # with their incarnations; behind which something is lost
         self.lost_entries = 0
@@ -360,7 +362,11 @@ class StreamQuery:
         key = (snapshot.number, read, self.lost_entries)
         if self._lag is None or self._lag[0] != key:
             now_ms = time.time() * 1000
-            report = lag_report(snapshot.views, read, self._state.sightings, lost_entries=self.lost_entries, now_ms=now_ms)
+            sightings = self._state.sightings
+            published_ms = self._oldest.times_ms(snapshot.plan, snapshot.views, read, sightings, now_ms)
+            report = lag_report(
+                snapshot.views, read, sightings, lost_entries=self.lost_entries, now_ms=now_ms, published_ms=published_ms
+            )
             self._lag = key, report
         return self._lag[1]
 

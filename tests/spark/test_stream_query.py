@@ -92,6 +92,8 @@ class Bench:
     def __init__(self, **options: str) -> None:
         self.known = Known()
         self.options = options
+        self.published_ms: dict[EntryPosition, int] = {}  # what reading an entry tells
+        self.entries_read: list[EntryPosition] = []
         self.begin()
 
     @property
@@ -103,7 +105,13 @@ class Bench:
         parsed = parse_options(self.given, streaming=True)
         self.state = StreamState(self.known, self.known, parsed.topics, discovery_s=0.0, retry_s=0.0)  # type: ignore[arg-type]
         self.state._start = lambda: None  # type: ignore[method-assign]  # looks are the test's
-        self.query = StreamQuery(parsed, self.state, None, self._starts)
+        self.query = StreamQuery(parsed, self.state, None, self._starts, publish_time_ms=self._publish_time_ms)
+
+    def _publish_time_ms(self, plan: HistoryPlan, view: TopicView, entry: EntryPosition) -> int | None:
+        self.entries_read.append(entry)
+        if entry not in self.published_ms:
+            raise PlanUnavailableError("no bookie answers")
+        return self.published_ms[entry]
 
     def _starts(self, snapshot: Snapshot) -> dict[str, MessagePosition]:
         """Latest."""
@@ -340,6 +348,33 @@ def test_without_a_broker_a_stream_says_that_nothing_holds_its_data() -> None:
     with pytest.raises(BadOptionError, match="subscription=none"):
         StreamQuery(options, None, None, lambda _: {})  # type: ignore[arg-type]
     assert StreamQuery(replace(options, has_lease=False), None, None, lambda _: {})  # type: ignore[arg-type]
+
+
+def test_the_lag_of_entries_that_are_older_than_the_process_does_not_start_from_zero() -> None:
+    bench = Bench()
+    bench.known.chains[A] = [ledger(1, 10, is_open=True)]
+    hour_ago_ms = int(time.time() * 1000) - 3_600_000
+    bench.published_ms = {EntryPosition(1, 5): hour_ago_ms, EntryPosition(1, 6): hour_ago_ms + 600_000}
+    start = StreamOffset({A: EntryPosition(1, 3)})
+    for _ in range(2):
+        bench.begin()  # a new process
+        bench.query.latest(start, is_limited=False)
+        bench.query._last = StreamOffset({A: EntryPosition(1, 4)})
+        assert bench.query.lag()["lagMs"] >= 3_600_000
+    bench.query._last = StreamOffset({A: EntryPosition(1, 5)})
+    for _ in range(3):
+        bench.state.look()
+        assert 3_000_000 <= bench.query.lag()["lagMs"] < 3_600_000
+    assert bench.entries_read == [EntryPosition(1, 5), EntryPosition(1, 5), EntryPosition(1, 6)], "each once a process"
+    bench.query._last = StreamOffset({A: EntryPosition(1, 6)})
+    for _ in range(3):
+        bench.state.look()
+        assert bench.query.lag()["lagMs"] < 3_000_000, "not known: no bookie answers"
+    assert len(bench.entries_read) == 4, "one that failed is not tried again at each look"
+    bench.known.moved[A, 1] = 10
+    bench.query._last = StreamOffset({A: EntryPosition(1, 9)})
+    assert bench.query.lag()["lagEntries"] == 1
+    assert len(bench.entries_read) == 4, "when it came was seen"
 
 
 def test_an_idle_question_takes_no_time() -> None:
