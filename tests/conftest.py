@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import engine
 
 from tests.installed_wheel import install_wheel
 from tests.support import run_async, run_virtual
@@ -21,6 +22,8 @@ if worker := os.environ.get("PYTEST_XDIST_WORKER"):  # gw0, gw1, …: processes 
 
 settings.register_profile("cepheid", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("cepheid")
+engine.MAX_SHRINKING_SECONDS = 60
+"""Its own limit of 300 s is that of pytest-timeout: a test that failed would be reported as one that hangs, without its example."""
 
 NO_SPARK = "NO SPARK: "
 """Tests of Spark are skipped with a reason that begins so."""

@@ -18,6 +18,7 @@ from cepheid_broker.dispatch.forward_reader import ForwardReader
 from cepheid_broker.dispatch.holders import Holders
 from cepheid_broker.dispatch.key_places import KeyPlaces
 from cepheid_broker.dispatch.turns import Turns
+from cepheid_metadata import Position
 from tests.dispatch_mistakes import (
     forget_what_a_leaver_held,
     give_a_key_to_two_consumers,
@@ -114,6 +115,37 @@ def delayed_entries_sent_at_once() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def due_entries_do_not_wait_for_their_key() -> Iterator[None]:
+    """The owner of its key gets an entry when it is due, whoever holds earlier ones."""
+
+    def on_clock(self: KeySharedDispatch, now_ms: int) -> None:
+        self._holders.now_ms = now_ms
+        for due in self._delayed.take_due(now_ms):
+            key = self._places.wait(due.key_hash, due.ledger_id, due.entry_id)
+            owner = self._places._owner(due.key_hash)
+            if key.door is None and owner is not None:
+                self._waiting.move(key, owner.key)
+
+    with mock.patch.object(KeySharedDispatch, "on_clock", on_clock):
+        yield
+
+
+@contextlib.contextmanager
+def due_entries_pass_earlier_ones_of_their_key() -> Iterator[None]:
+    """They are read back again and again: they stand first, and may not be sent."""
+
+    def on_clock(self: KeySharedDispatch, now_ms: int) -> None:
+        self._holders.now_ms = now_ms
+        for due in self._delayed.take_due(now_ms):
+            positions = self._places.wait(due.key_hash, due.ledger_id, due.entry_id).positions
+            positions.remove(Position(due.ledger_id, due.entry_id))
+            positions.insert(0, Position(due.ledger_id, due.entry_id))
+
+    with mock.patch.object(KeySharedDispatch, "on_clock", on_clock):
+        yield
+
+
+@contextlib.contextmanager
 def skipped_entries_keep_a_key_draining() -> Iterator[None]:
     with mock.patch.object(KeySharedDispatch, "on_cursor_moved", _nothing):
         yield
@@ -141,6 +173,8 @@ KEY_SHARED: list[Mutant] = [
     keep_a_key_at_who_has_acknowledged,
     let_later_messages_of_a_key_pass,
     let_later_messages_pass_what_is_sent_again,
+    due_entries_do_not_wait_for_their_key,
+    due_entries_pass_earlier_ones_of_their_key,
     skipped_entries_keep_a_key_draining,
     chunks_follow_their_key,
 ]

@@ -22,6 +22,8 @@ from cepheid_metadata import Position
 from cepheid_rpc import EntryGroup
 
 ENTRY_BYTES = 100
+_MOST_EFFECTS = 200
+"""Until a core must have none. Histories need 26; with many more, a core that never ends takes minutes to be shrunk."""
 
 
 LIMITS = DispatchLimits(
@@ -175,7 +177,7 @@ class World:
     def settle(self) -> None:
         """Performs effects until the core has none."""
         self.core.on_clock(self.now_ms)
-        for _ in range(10_000):
+        for _ in range(_MOST_EFFECTS):
             effect = self.core.next_effect()
             if effect is None:
                 reasons = self.core.why()

@@ -93,6 +93,22 @@ def test_a_refused_entry_goes_before_later_ones_of_its_key() -> None:
     assert [(position.entry_id, count) for _, position, count in world.sent] == [(0, 0), (1, 0), (0, 1), (2, 0)]
 
 
+def test_entries_that_are_due_wait_for_their_keys_turn() -> None:
+    world = keyed(1)
+    join(world, 1)
+    world.settle()
+    join(world, 2)  # gets hash 1, which the first consumer still holds
+    for delay_ms in (1000, 0, 500):
+        world.append(1, key_hash=1, deliver_at_ms=delay_ms and world.now_ms + delay_ms)
+    world.settle()
+    world.now_ms += 1000
+    world.settle()
+    assert sent(world) == [(1, 0)]
+    acknowledge(world, 1, 0)
+    world.settle()
+    assert sent(world)[1:] == [(2, 1), (2, 2), (2, 3)], "and then they come in order"
+
+
 def test_keys_in_nobodys_range_wait_by_name_until_somebody_has_it() -> None:
     world = World(lambda acks, limits, policies: KeySharedDispatch(acks, limits, policies, Sticky()))
     world.append(1, key_hash=500)
