@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 
+from cepheid_broker.topics import last_message
 from cepheid_managed_ledger import TopicTerminatedError
 from cepheid_metadata import EARLIEST, list_cursors
 from cepheid_ports import CepheidError
 from cepheid_wire import ServerError, TopicName
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.broker.broker_world import BrokerWorld
-from tests.broker.scripted_client import ScriptedClient, full, subscribe
+from tests.broker.scripted_client import ScriptedClient, full, message, subscribe
+from tests.managed_ledger.topic_world import append, topic_world
 from tests.support import wait_until
 
 EXCLUSIVE = pb.CommandSubscribe.Exclusive
@@ -33,6 +35,23 @@ def no_errors_in_the_log(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 async def asked(client: ScriptedClient, body: Any) -> Any:
     client.send(body)
     return (await client.answers(body.request_id))[body.request_id]
+
+
+# The end of a topic that grows
+
+
+@pytest.mark.virtual_time
+async def test_the_last_message_is_one_message_also_when_another_entry_is_appended_meanwhile() -> None:
+    async with topic_world() as world:
+        ledger = await world.broker(cache_bytes=1).open()
+        first = await append(ledger, message(0, b"x", messages=3))
+        world.cluster["a"].delay_s = 0.05
+        asking = asyncio.ensure_future(last_message(ledger))
+        await asyncio.sleep(0.01)
+        world.cluster["a"].delay_s = 0.0
+        second = await append(ledger, message(1, b"x", messages=5))
+        assert not asking.done(), "it reads the first one"
+        assert await asking in ((first, 2), (second, 4))
 
 
 # Two want the same

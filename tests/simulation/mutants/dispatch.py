@@ -210,6 +210,21 @@ def begin_with_the_topic_whatever_is_asked() -> Iterator[None]:
         yield
 
 
+@mutant("M9")
+@contextlib.contextmanager
+def tell_another_last_entry_than_was_looked_at() -> Iterator[None]:
+    """While the last entry is read, to see how many messages it has, another one is appended: its id is told, with the index of the
+    message that was the last one before."""
+    last_message = connection_consumer.last_message
+
+    async def of_two(ledger: ManagedLedger) -> tuple[Position, int | None]:
+        position, batch_index = await last_message(ledger)
+        return (ledger.last_confirmed if ledger.is_valid(position) else position), batch_index
+
+    with mock.patch.object(connection_consumer, "last_message", of_two):
+        yield
+
+
 @mutant("H5", "H6", "H10", "M6")
 @contextlib.contextmanager
 def acknowledge_cumulatively_on_shared_subscriptions() -> Iterator[None]:

@@ -395,6 +395,7 @@ class ClientWorkload:
         for reader in self.readers:
             self._judge_reader(reader)
         for topic in self.topics:
+            self._judge_last(topic)
             events = self.notes.events.get(str(topic), [])
             promises = Promises(deduplication=str(topic) == self.deduplicated, noted_at_servers=True)
             judgement = judge(events, promises)
@@ -402,6 +403,16 @@ class ClientWorkload:
                 history.check(rule, True, "")
             for violation in judgement.violations:  # the first one that is not muted ends the run
                 history.violated(violation.rule, f"{topic}: {violation}")
+
+    def _judge_last(self, topic: TopicName) -> None:
+        """What was told to be the last message is the last one of an entry that is, or was, there."""
+        for place, tail in self._stored[topic]:
+            told = self._history.told_last.get((str(topic), place), {})
+            if told:
+                metadata = parse_metadata(tail)
+                last = metadata.num_messages_in_batch - 1 if metadata.HasField("num_messages_in_batch") else -1
+                right = list(told) == [last]
+                self._history.check("M9", right, lambda p=place, t=told, n=last: f"{topic}: {p} ends with {n}, and told was {t}")
 
     def _judge_reader(self, reader: SimReader) -> None:
         """It read what is stored from the beginning on, in order; but what had gone when it came there."""

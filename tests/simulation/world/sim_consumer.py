@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cepheid_broker.dispatch.key_hash import hash_of_metadata
-from cepheid_wire import CommandType, TopicName, count_messages, parse_metadata
+from cepheid_wire import CommandType, TopicName, count_messages, parse_metadata, signed64
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.simulation.checks.client_notes import mask_of, words_of
 from tests.simulation.world.sim_client import CLIENT_ERRORS, ClientConnection, SimClient
@@ -115,6 +115,18 @@ class SimConsumer:
         self._permits_due = 0
         self.connection = connection
         connection.send(pb.CommandFlow(consumer_id=self._id, messagePermits=self._queue))
+        connection.ask(pb.CommandGetLastMessageId(consumer_id=self._id, request_id=0)).add_done_callback(self._on_last)
+
+    def _on_last(self, answer: asyncio.Future[Any]) -> None:
+        """As client libraries ask when they connect: what is the last message?"""
+        if (
+            not answer.cancelled()
+            and answer.exception() is None
+            and signed64((last := answer.result().last_message_id).ledgerId) >= 0
+        ):
+            index = last.batch_index if last.HasField("batch_index") else -1
+            place = last.ledgerId, last.entryId
+            self.client.history.told_last.setdefault((str(self.topic), place), {}).setdefault(index, self.name)
 
     def _new_ask(self) -> pb.CommandSubscribe:
         ask = pb.CommandSubscribe(
