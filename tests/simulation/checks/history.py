@@ -99,7 +99,7 @@ class History:
         self.earlier_epochs: dict[str, int] = {}  # of a topic made anew, by incarnation: those that it had before
         self.cursor_records: dict[str, CursorRecord] = {}
         self.told_last: dict[tuple[str, tuple[int, int]], dict[int, str]] = {}
-        """By topic and entry: the indices in it of what consumers were told to be the last message, and one who was. -1: no batch."""
+        """By topic and entry: indices of what was told to be the last message in it, with one who was told. -1: no batch."""
         self.on_trimmed: Callable[[str, Sequence[int], Sequence[int]], None] = lambda key, gone, kept: None  # from a chain
         self.on_emptied: Callable[[str, Chain, Sequence[int]], None] = lambda key, chain, gone: None  # a chain, to be deleted
         self.on_release: Callable[[str, str], None] = lambda key, process: None  # somebody deletes a bundle's owner record
