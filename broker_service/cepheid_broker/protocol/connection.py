@@ -11,6 +11,8 @@ Rules
    answers, and that goes on not reading them. One timer per connection, moved by nothing but itself.
 4. Reading stops while too much of it is unanswered (publish window), or when it does not read its answers.
 5. Who begins with HTTP is sent to the admin API (http_redirect.py): no frame begins like that, it would have a gigabyte.
+6. One connection has a bounded part of each turn of the loop: so many commands are served (COMMANDS_PER_TURN), and so many requests
+   that take time are at work (requests.py). Reading stops while what was received is not served.
 """
 
 from __future__ import annotations
@@ -59,6 +61,10 @@ CLOSE_LINGER_S = 5.0  # for a peer to read what was written before the close
 UNREAD_ANSWERS_FACTOR = 4  # of `write_high_bytes`: beyond, the peer must read before it is read again
 
 
+COMMANDS_PER_TURN = 64
+"""Commands of one connection, SEND apart, that are served in one turn of the loop: what came with them waits for its next turn, in
+which others are served as well. SENDs cost little, and are appended together."""
+
 SMALL_BYTES = 4096
 GATHER_BYTES = 64 * 1024
 """Beyond, what was gathered is written at once: the socket's own bound must notice."""
@@ -69,6 +75,7 @@ class _Hold(enum.IntFlag):
 
     WINDOW = 1
     UNREAD_ANSWERS = 2
+    UNSERVED = 4
 
 
 class Connection(asyncio.Protocol):
@@ -97,6 +104,8 @@ class Connection(asyncio.Protocol):
             **self._consumers.table,
             **self._watches.table,
         }
+        self._unserved: list[Frame] = []  # of what was received: a later turn of the loop serves them
+        self._broken: BadFrameError | None = None  # what came after them
         self._gathered: list[Buffer] = []  # written at the end of this turn of the loop
         self._gathered_bytes = 0
         self._ready = False
@@ -142,15 +151,20 @@ class Connection(asyncio.Protocol):
         if self._probe is not None and not self._probe.done():
             self._probe.set_result(None)
         try:
-            broken: BadFrameError | None = None
-            try:
-                frames = self._splitter.feed(data)
-            except BadFrameError as error:
-                frames, broken = error.frames_before, error
-            self._serve(frames)
+            frames = self._splitter.feed(data)
+        except BadFrameError as error:
+            frames, self._broken = error.frames_before, error
+        if self._unserved:
+            self._unserved += frames  # it was read before reading stopped
+        else:
+            self._serve_turn(frames)
+
+    def _serve_turn(self, frames: Sequence[Frame]) -> None:
+        try:
+            self._unserved = self._serve(frames)
             self._producers.flush()
-            if broken is not None:
-                raise broken
+            if self._broken is not None and not self._unserved:
+                raise self._broken
         except CepheidError as error:  # a WireError or a ProtocolViolationError: the peer's fault
             self.close(str(error), **error.facts)
         except Exception as error:
@@ -160,6 +174,15 @@ class Connection(asyncio.Protocol):
             unread_bytes = self._transport.get_write_buffer_size()
             if unread_bytes > UNREAD_ANSWERS_FACTOR * self._settings.write_high_bytes:
                 self._hold(_Hold.UNREAD_ANSWERS)
+        if self._unserved and not self.closed:
+            self._hold(_Hold.UNSERVED)
+            self._loop.call_soon(self._serve_more)
+        else:
+            self._release(_Hold.UNSERVED)
+
+    def _serve_more(self) -> None:
+        if self._unserved:  # else it was closed meanwhile
+            self._serve_turn(self._unserved)
 
     def _leave_to_http(self, data: bytes) -> None:
         """It had nothing yet, and is over for everybody but the client."""
@@ -193,13 +216,18 @@ class Connection(asyncio.Protocol):
 
     # Commands
 
-    def _serve(self, frames: Sequence[Frame]) -> None:
-        for kind, command, tail in frames:
+    def _serve(self, frames: Sequence[Frame]) -> list[Frame]:
+        """Serve what one turn may take, and return the rest."""
+        served, coming = 0, iter(frames)
+        for kind, command, tail in coming:
             if self.closed:
-                return
+                return []
             if kind == CommandType.SEND and self._ready:
                 self._producers.take_send(command, tail)
                 continue
+            if served == COMMANDS_PER_TURN:
+                return [Frame(kind, command, tail), *coming]
+            served += 1
             self._producers.flush()  # a later command must find the SENDs before it taken in order
             if kind == CommandType.PING and self._ready:
                 self.write(PONG_FRAME)
@@ -211,6 +239,7 @@ class Connection(asyncio.Protocol):
             if serve is None:
                 raise ProtocolViolationError(f"{CommandType(kind).name} is not for a broker", command_type=kind)
             serve(body)
+        return []
 
     def _on_connect(self, connect: pb.CommandConnect) -> None:
         if self._ready:
@@ -331,6 +360,7 @@ class Connection(asyncio.Protocol):
 
     def _free(self) -> None:
         """At once, whatever the socket still does (protocol.md §26, rule 8). Called again it finds nothing left."""
+        self._unserved = []
         self._requests.cancel_all()
         self._producers.on_connection_lost()
         self._consumers.on_connection_lost()
