@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from cepheid_broker.admin.policy_table import POLICIES
+from cepheid_broker.admin.unset_policies import OF_NAMESPACES, OF_TOPICS, UnsetPolicy
 from cepheid_broker.policies.topic_policies import (
     BacklogQuota,
     InactiveDeletion,
@@ -413,7 +414,7 @@ def test_backlog_quotas_live_by_type(admin: AdminWorld, base: str) -> None:
         ("destination_storage", {"limitSize": -1, "limitTime": -1, "policy": "producer_exception"}, 204),
         ("destination_storage", {"limitSize": -2, "policy": "producer_exception"}, 412),
         ("destination_storage", {"policy": "producer_exception"}, 412),
-        ("destination_storage", {"limitSize": 5, "limitTime": 5, "policy": "producer_exception"}, 412),
+        ("destination_storage", {"limitSize": 5, "limitTime": 5, "policy": "producer_exception"}, 204),  # clients send both
         ("destination_storage", {"limitSize": 5, "policy": "shrug"}, 400),
         ("destination_storage", {"limitSize": 5}, 400),
         ("message_age", {"limitSize": 5, "policy": "producer_exception"}, 412),
@@ -425,6 +426,19 @@ def test_quotas_say_what_is_wrong_with_them(admin: AdminWorld, base: str, kind: 
     answer = admin.post(f"{base}/backlogQuota", params={"backlogQuotaType": kind}, json=body)
     assert answer.status_code == status, answer.text
     assert admin.delete(f"{base}/backlogQuota").status_code == 204
+
+
+@pytest.mark.parametrize("kind", ["destination_storage", "message_age"])
+def test_of_a_quota_with_both_limits_the_one_of_its_type_holds(admin: AdminWorld, kind: str) -> None:
+    both = {"limitSize": 5, "limitTime": 6, "policy": "producer_exception"}
+    assert admin.post(f"{TOPIC}/backlogQuota", params={"backlogQuotaType": kind}, json=both).status_code == 204
+    of_size = kind == "destination_storage"
+    assert admin.get(f"{TOPIC}/backlogQuotaMap").json() == {
+        kind: {"limit": 5, "limitSize": 5, "limitTime": -1, "policy": "producer_exception"}
+        if of_size
+        else {"limit": -1, "limitSize": -1, "limitTime": 6, "policy": "producer_exception"}
+    }
+    assert admin.delete(f"{TOPIC}/backlogQuota", params={"backlogQuotaType": kind}).status_code == 204
 
 
 @pytest.mark.parametrize("base", [NAMESPACE, TOPIC])
@@ -509,3 +523,41 @@ def test_one_policy_of_topics_decodes_their_names_twice(admin: AdminWorld) -> No
     assert admin.get(f"{once}/autoSubscriptionCreation").json() == off, "once is enough where no escape is left"
     assert admin.post(f"{once}/maxProducers", json=1).status_code == 204
     assert admin.post(f"{twice}/maxProducers", json=1).status_code == 404
+
+
+# Policies that cannot be set yet
+
+
+@pytest.mark.parametrize("policy", OF_NAMESPACES, ids=lambda policy: policy.word)
+def test_a_policy_of_a_namespace_that_is_not_served_reads_as_unset(admin: AdminWorld, policy: UnsetPolicy) -> None:
+    assert_not_set(admin, f"{NAMESPACE}/{policy.word}", policy.unset)
+    assert admin.get(f"/admin/v2/namespaces/public/nowhere/{policy.word}").status_code == 404
+
+
+@pytest.mark.parametrize("policy", OF_TOPICS, ids=lambda policy: policy.word)
+def test_a_policy_of_a_topic_that_is_not_served_reads_as_unset(admin: AdminWorld, policy: UnsetPolicy) -> None:
+    word = policy.word.format(sub="s")
+    assert_not_set(admin, f"{TOPIC}/{word}", policy.unset)
+    assert_not_set(admin, f"{TOPIC}/{word}?isGlobal=true", policy.unset)
+    assert_not_set(admin, f"{TOPIC}/{word}?applied=true", policy.in_force)
+    assert admin.get(f"{TOPIC}-none/{word}").status_code == 404
+
+
+@pytest.mark.parametrize("base", [NAMESPACE, TOPIC])
+@pytest.mark.parametrize("word", ["dispatchRate", "compactionThreshold", "entryFilters", "subscriptionExpirationTime"])
+def test_writing_it_is_still_refused(admin: AdminWorld, base: str, word: str) -> None:
+    for method in ("PUT", "POST", "DELETE"):
+        answer = admin.ask(method, f"{base}/{word}", json={})
+        assert answer.status_code == 501, f"{method} {answer.text}"
+        assert answer.json()["reason"]
+
+
+@pytest.mark.parametrize("base", [NAMESPACE, TOPIC])
+def test_replication_is_this_cluster_and_can_be_set_to_it(admin: AdminWorld, base: str) -> None:
+    path = f"{base}/replication"
+    assert admin.post(path, json=["standalone"]).status_code == 204
+    assert admin.get(path).json() == ["standalone"]
+    for clusters, status in ((["standalone", "west"], 501), (["west"], 501), ([], 412), ("standalone", 400), (None, 400)):
+        refused = admin.post(path, json=clusters)
+        assert (refused.status_code, bool(refused.json()["reason"])) == (status, True), clusters
+    assert admin.get(path).json() == ["standalone"]

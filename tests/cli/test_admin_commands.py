@@ -106,8 +106,8 @@ def test_a_subscription_is_moved_by_every_command(cepheid: Commands) -> None:
     assert backlog(cepheid, "moved") == 0
     cepheid("subscriptions", "reset", "moved", "s", "--to", "-1h")
     assert backlog(cepheid, "moved") == 6
-    with pytest.raises(CepheidError, match=r"Nothing in the backlog .* is older than 7200 s"):
-        cepheid("subscriptions", "expire", "moved", "s", "--older-than", "2h")
+    cepheid("subscriptions", "expire", "moved", "s", "--older-than", "2h")
+    assert backlog(cepheid, "moved") == 6, "nothing is that old"
     cepheid("subscriptions", "expire", "moved", "--older-than", "2h")
     assert backlog(cepheid, "moved") == 6, "for all of them, nothing to do is no failure"
     cepheid("subscriptions", "skip", "moved", "s", "--all")

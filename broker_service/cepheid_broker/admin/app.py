@@ -40,6 +40,7 @@ from cepheid_broker.admin.permissions import permissions
 from cepheid_broker.admin.plan import plan
 from cepheid_broker.admin.policy_routes import namespace_policies, topic_policies
 from cepheid_broker.admin.raw_path import RawPathMiddleware
+from cepheid_broker.admin.replication_clusters import replication_clusters
 from cepheid_broker.admin.schemas import schemas
 from cepheid_broker.admin.stats import stats
 from cepheid_broker.admin.subscriptions import subscriptions
@@ -47,6 +48,7 @@ from cepheid_broker.admin.topic_ends import topic_ends
 from cepheid_broker.admin.topic_properties import topic_properties
 from cepheid_broker.admin.topics import topics
 from cepheid_broker.admin.unserved import non_persistent_refusal, unserved
+from cepheid_broker.admin.unset_policies import unset_namespace_policies, unset_topic_policies
 from cepheid_broker.admin.why import why
 from cepheid_broker.ownership import NotOwnerError
 from cepheid_ports import CepheidError
@@ -82,12 +84,15 @@ ROUTERS = (
     tenants,
     namespaces,
     permissions,
+    replication_clusters,
     namespace_policies,
     namespace_backlog_quotas,
     namespace_properties,
     namespace_topics,  # its {bundle} would take the names of policies
     topic_policies,
     topic_backlog_quotas,
+    unset_namespace_policies,
+    unset_topic_policies,
 )
 
 _PULSAR_PATHS = ("/admin/", "/lookup/", "/topics/")

@@ -67,7 +67,7 @@ def _routes(prefix: str, level: Level) -> APIRouter:
         kind: QuotaType = _type,
         body: BacklogQuotaBody = _body,
     ) -> None:
-        """Of size or of age; retention must be larger (412)"""
+        """Of size or of age, the other limit is ignored; retention must be larger (412)"""
         refuse_global(is_global)
         await level.change(noun, {FIELDS[kind]: quota_policy(kind, body)})
 

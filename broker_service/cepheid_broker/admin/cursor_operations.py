@@ -25,6 +25,8 @@ from cepheid_metadata import EARLIEST, Position
 from cepheid_wire import TopicName
 
 NO_CONTENT = 204
+_SMALL_BACKLOG = 1_000
+"""Entries. Pulsar does not start to expire below it while consumers are connected and nothing is old (409)."""
 _NOT_THERE = (HTTPStatus.NOT_FOUND,)  # existing on some partitions only is no error
 
 
@@ -51,27 +53,31 @@ def cursor_operations(context: AdminContext) -> APIRouter:
 
     @router.post("/subscription/{sub}/expireMessages/{expireTimeInSeconds}", status_code=NO_CONTENT)
     async def expire_by_age(topic: TopicPath, sub: SubscriptionPath, expireTimeInSeconds: int, request: Request) -> None:
-        """What is older than that counts as acknowledged, on every partition; 409 when nothing is"""
+        """What is older than that counts as acknowledged, on every partition; 409 where the backlog is empty, or small, young and
+        being consumed"""
         before_ms = _before_ms(context, expireTimeInSeconds)
 
         async def expire_part(name: TopicName) -> None:
             part, subscription = await open_subscription(context, name, sub)
-            if not await _expire(part, subscription, before_ms):
+            entries = subscription.cursor.backlog_entries
+            nearly_done = not entries or (entries < _SMALL_BACKLOG and subscription.consumers)
+            if not await _expire(part, subscription, before_ms) and nearly_done:
                 raise ConflictError(f"Nothing in the backlog of {sub!r} of {name} is older than {expireTimeInSeconds} s")
 
         await on_parts(context, topic, expire_part, same_call(request), tolerate={*_NOT_THERE, HTTPStatus.CONFLICT})
 
     @router.post("/subscription/{sub}/expireMessages", status_code=NO_CONTENT)
     async def expire_by_id(topic: TopicPath, sub: SubscriptionPath, message: MessageIdIn) -> None:
-        """Up to and with this message (without it: `isExcluded`); 409 when that is nothing"""
+        """Up to and with this message (without it: `isExcluded`); 409 for one after the end of the topic"""
         opened = await open_plain(context, topic)
         subscription = subscription_of(opened, sub)
         message.check_partition(topic)
+        if message.position > opened.ledger.last_confirmed:
+            raise ConflictError(f"{message.position} is after the last message of {topic}, {opened.ledger.last_confirmed}")
         last = opened.ledger.ledgers.normalise(message.position)
         if message.isExcluded and last == message.position:
             last = opened.ledger.previous_position(last)
-        if not await subscription.expire_until(last):
-            raise ConflictError(f"Nothing in the backlog of {sub!r} of {topic} lies up to {message.position}")
+        await subscription.expire_until(last)
 
     @router.post("/all_subscription/expireMessages/{expireTimeInSeconds}", status_code=NO_CONTENT)
     async def expire_everywhere(topic: TopicPath, expireTimeInSeconds: int, request: Request) -> None:

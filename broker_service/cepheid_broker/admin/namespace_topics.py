@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, Request
 from cepheid_broker.admin.brokers import id_of_broker
 from cepheid_broker.admin.bundle_calls import on_bundles
 from cepheid_broker.admin.context import AdminContext
-from cepheid_broker.admin.errors import ConflictError, NotFoundError, NotServedError, PreconditionError
+from cepheid_broker.admin.errors import ConflictError, NotServedError, PreconditionError
 from cepheid_broker.admin.path_names import NamespacePath, SubscriptionPath
 from cepheid_broker.admin.raw_path import decode_once
 from cepheid_broker.admin.topic_access import open_topic
@@ -78,9 +78,9 @@ def namespace_topics(context: AdminContext) -> APIRouter:
 
     @router.post("/unsubscribe/{sub}", status_code=NO_CONTENT)
     async def unsubscribe(namespace: NamespacePath, sub: SubscriptionPath) -> None:
-        """Deletes it on every topic; 412 while one of them has consumers of it: then nothing of its bundle is deleted"""
+        """Deletes it where it exists; 412 while a topic has consumers of it: then nothing of that bundle is deleted"""
         below = f"/unsubscribe/{_segment(sub)}"
-        tolerate = (HTTPStatus.NOT_FOUND,)
+        tolerate = (HTTPStatus.NOT_FOUND,)  # from brokers of earlier releases, where no topic of a bundle has it
         await on_bundles(context, namespace, lambda bundle: _unsubscribe(context, bundle, sub), below, tolerate=tolerate)
 
     @router.post("/{bundle}/unsubscribe/{sub}", status_code=NO_CONTENT)
@@ -131,8 +131,6 @@ async def _unsubscribe(context: AdminContext, bundle: Bundle, name: str) -> None
             if consumers := len(opened.subscriptions[name].consumers):
                 message = f"Subscription {name!r} of {topic} has {consumers} consumers: close them first"
                 raise PreconditionError(message, topic=str(topic), subscription=name)
-    if not found:
-        raise NotFoundError(f"No topic of {bundle} has a subscription {name!r}", bundle=str(bundle), subscription=name)
     for opened in found:
         await opened.delete_subscription(name)
 

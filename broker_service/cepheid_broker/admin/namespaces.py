@@ -73,11 +73,6 @@ def namespaces(context: AdminContext) -> APIRouter:
         topics = [topic for domain in _MODES[mode] for topic in await topics_in(context, namespace, domain)]
         return [str(topic) for topic in topics if is_shown(topic, includeSystemTopic)]
 
-    @router.get("/{tenant}/{namespace}/replication")
-    async def get_replication(namespace: NamespacePath) -> list[str]:
-        """Clusters that have the namespace: this one"""
-        return list((await context.require_namespace(namespace)).record.replication_clusters)
-
     @router.get("/{tenant}/{namespace}/bundles")
     async def get_bundles(namespace: NamespacePath) -> dict[str, Any]:
         return bundles_data((await context.require_namespace(namespace)).record.bundles)

@@ -131,14 +131,11 @@ def persistence_json(policy: PersistencePolicy | TopicPolicies) -> dict[str, Any
 
 
 def quota(body: BacklogQuotaBody, *, of_age: bool) -> QuotaPolicy:
-    """One limit is of the type that the call names; the other belongs to the other type's quota, and must not seem to hold."""
+    """Take the limit of the type that the call names. The other is ignored, as in Pulsar: clients send both."""
     size = body.limitSize if body.limitSize is not None else body.limit
-    limit, other = (body.limitTime, size) if of_age else (size, body.limitTime)
+    limit = body.limitTime if of_age else size
     if limit is None:
         raise PreconditionError(f"The quota needs {'limitTime' if of_age else 'limitSize'}")
-    if other is not None and other >= 0:
-        wanted = "limitTime goes with backlogQuotaType=message_age, limitSize with destination_storage"
-        raise PreconditionError(f"Both a limit of size and one of time: {wanted}")
     return QuotaPolicy(limit=number(limit, least=-1), action=body.policy)
 
 

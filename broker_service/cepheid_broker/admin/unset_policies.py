@@ -1,0 +1,106 @@
+"""Reads of policies that cannot be set yet: they are unset everywhere, and tools that read all policies can go on.
+
+A row says what Pulsar answers for an unset policy, and what is in force then (`applied=true`). Writes stay 501 (unserved.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter, Query, Response
+from fastapi.responses import JSONResponse
+
+from cepheid_broker.admin.context import AdminContext
+from cepheid_broker.admin.policy_level import NEVER, Level, namespace_level, topic_level
+
+NO_CONTENT = 204
+
+_NO_DISPATCH_RATE = {
+    "dispatchThrottlingRateInMsg": -1,
+    "dispatchThrottlingRateInByte": -1,
+    "relativeToPublishRate": False,
+    "ratePeriodInSecond": 1,
+}
+_NO_PUBLISH_RATE = {"publishThrottlingRateInMsg": -1, "publishThrottlingRateInByte": -1}
+_NO_SUBSCRIBE_RATE = {"subscribeThrottlingRatePerConsumer": -1, "ratePeriodInSecond": 30}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnsetPolicy:
+    """A policy that is never set. None: 204 without body, which clients read as "not set"."""
+
+    word: str
+    unset: Any = None
+    in_force: Any = None
+    """What applies to a topic; shown for topics only."""
+
+
+_OF_BOTH = (
+    UnsetPolicy(word="dispatchRate", in_force=_NO_DISPATCH_RATE),
+    UnsetPolicy(word="subscriptionDispatchRate", in_force=_NO_DISPATCH_RATE),
+    UnsetPolicy(word="replicatorDispatchRate", in_force=_NO_DISPATCH_RATE),
+    UnsetPolicy(word="subscribeRate", in_force=_NO_SUBSCRIBE_RATE),
+    UnsetPolicy(word="publishRate", in_force=_NO_PUBLISH_RATE),
+    UnsetPolicy(word="subscriptionExpirationTime", in_force=0),
+    UnsetPolicy(word="compactionThreshold", in_force=0),
+    UnsetPolicy(word="offloadPolicies"),
+    UnsetPolicy(word="entryFilters", in_force={"entryFilterNames": ""}),
+    UnsetPolicy(word="replicateSubscriptionState", in_force=False),
+    UnsetPolicy(word="dispatcherPauseOnAckStatePersistent", unset=False, in_force=False),
+)
+OF_NAMESPACES = (
+    *_OF_BOTH,
+    UnsetPolicy(word="subscriptionAuthMode", unset="None"),
+    UnsetPolicy(word="antiAffinity"),
+    UnsetPolicy(word="persistence/bookieAffinity"),
+    UnsetPolicy(word="offloadThreshold", unset=-1),
+    UnsetPolicy(word="offloadThresholdInSeconds", unset=-1),
+    UnsetPolicy(word="offloadDeletionLagMs"),
+    UnsetPolicy(word="schemaAutoUpdateCompatibilityStrategy"),
+    UnsetPolicy(word="allowedClusters", unset=[]),
+    UnsetPolicy(word="allowedTopicPropertyKeysForMetrics", unset=[]),
+    UnsetPolicy(word="resourcegroup"),
+)
+OF_TOPICS = (
+    *_OF_BOTH,
+    UnsetPolicy(word="{sub}/dispatchRate", in_force=_NO_DISPATCH_RATE),
+    UnsetPolicy(word="shadowTopics"),
+    UnsetPolicy(word="resourceGroup"),
+)
+"""Values as in docs/reference/shapes.md §3 and docs/reference/behaviours.md §7."""
+
+
+def unset_namespace_policies(context: AdminContext) -> APIRouter:
+    return _routes("/admin/v2/namespaces/{tenant}/{namespace}", namespace_level(context), OF_NAMESPACES)
+
+
+def unset_topic_policies(context: AdminContext) -> APIRouter:
+    return _routes("/admin/v2/persistent/{tenant}/{namespace}/{topic}", topic_level(context), OF_TOPICS)
+
+
+def _routes(prefix: str, level: Level, policies: tuple[UnsetPolicy, ...]) -> APIRouter:
+    router = APIRouter(prefix=prefix)
+    for policy in policies:
+        _add_read(router, level, policy)
+    return router
+
+
+def _add_read(router: APIRouter, level: Level, policy: UnsetPolicy) -> None:
+    applied_of: Any = Query(False) if level.what == "topic" else NEVER
+
+    async def read(noun: Any = level.noun, is_global: bool = level.is_global, applied: bool = applied_of) -> Response:
+        await level.record(noun)
+        value = policy.in_force if applied and not is_global else policy.unset
+        return Response(status_code=NO_CONTENT) if value is None else JSONResponse(value)
+
+    router.add_api_route(
+        f"/{policy.word}",
+        read,
+        methods=["GET"],
+        name=f"get_{level.what}_{policy.word}",
+        summary=f"Read of a {level.what}",
+        description="Never set: only reading is served",
+        response_class=JSONResponse,
+        responses={NO_CONTENT: {"description": "not set"}} if policy.unset is None else None,
+    )
