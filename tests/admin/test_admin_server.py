@@ -177,11 +177,10 @@ def test_a_probe_is_answered_behind_any_number_of_idle_connections(admin: AdminW
             b"HTTP/1.1 408",
         ),
         (b"GET /ready HTTP/1.1\r\nHost: localhost\r\n\r\n", b"HTTP/1.1 200"),
-        (b"GET /ready HTTP/1.1\r\nHost: localhost\r\n\r\n\r\n", b"HTTP/1.1 200"),
         (b"GET /none HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n1", b"HTTP/1.1 404"),
         (b"GET /ready HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * MAX_HEAD_BYTES, b"HTTP/1.1 431"),
     ],
-    ids=["nothing", "head", "body", "one request", "an empty line", "an answered body", "an endless head"],
+    ids=["nothing", "head", "body", "one request", "an answered body", "an endless head"],
 )
 def test_a_connection_that_sends_no_more_is_closed(admin: AdminWorld, sent: bytes, answered: bytes) -> None:
     async def stay() -> bytes:
@@ -195,6 +194,20 @@ def test_a_connection_that_sends_no_more_is_closed(admin: AdminWorld, sent: byte
     received = admin.run(stay())
     assert received.startswith(answered)
     assert received.count(b"HTTP/1.1 ") == (1 if answered else 0)
+
+
+def test_an_empty_line_does_not_keep_a_connection_open(admin: AdminWorld) -> None:
+    async def stay() -> bytes:
+        async with serving(admin, keepalive_s=0.2) as server:
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            await reader.readuntil(b"\r\n\r\nok")
+            writer.write(b"\r\n")
+            left = await reader.read()
+            writer.close()
+            return left
+
+    assert admin.run(stay()) == b""
 
 
 def test_a_client_that_reads_no_answer_is_disconnected(admin: AdminWorld) -> None:
