@@ -69,7 +69,6 @@ def test_non_persistent_lists_are_empty_and_never_404(admin: AdminWorld, path: s
     [
         (b"3", {"content-type": "application/json"}),
         (b"3", {}),  # the Go client of old
-        (b"3", {"content-type": "text/plain"}),
         (b'{"partitions": 3}', {"content-type": "application/vnd.partitioned-topic-metadata+json"}),
         (b'{"partitions": 3, "properties": null, "deleted": false}', {"content-type": "application/json"}),
     ],

@@ -27,7 +27,8 @@ def client(cluster: ProcessCluster) -> Iterator[pulsar.Client]:
 
 
 def put(cluster: ProcessCluster, path: str, body: bytes = b"") -> None:
-    request = urllib.request.Request(f"{cluster.admin_url}/admin/v2{path}", data=body, method="PUT")
+    headers = {"Content-Type": "application/json"}  # urllib would call it a web form
+    request = urllib.request.Request(f"{cluster.admin_url}/admin/v2{path}", data=body, headers=headers, method="PUT")
     with urllib.request.urlopen(request) as answer:
         assert answer.status == 204
 

@@ -1,5 +1,5 @@
 """Request bodies, read as JSON whatever content type they claim: clients send `application/json`, a vendor type, or none at all
-(docs/reference/behaviours.md §3)."""
+(docs/reference/behaviours.md §3). The types of web forms do not come here (cross_site.py)."""
 
 from __future__ import annotations
 
