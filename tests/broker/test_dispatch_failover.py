@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from cepheid_broker.dispatch.dispatch_failover import FailoverDispatch
-from cepheid_broker.dispatch.effects import DispatchCore, DispatchLimits, DispatchPolicies, Idle
+from cepheid_broker.dispatch.effects import DispatchCore, DispatchLimits, DispatchPolicies, HashRange, Idle
 from cepheid_metadata import Position
 from tests.broker.dispatch_histories import RARELY
 from tests.broker.dispatch_world import Acks, World
@@ -194,6 +196,7 @@ class OrderedHistories(RuleBasedStateMachine):
     and only to the active consumer."""
 
     MAX_CONSUMERS = 3
+    RANGES: ClassVar[tuple[HashRange, ...]] = ()  # of key hashes, that every consumer chose
     announces = True
 
     def __init__(self) -> None:
@@ -225,11 +228,17 @@ class OrderedHistories(RuleBasedStateMachine):
             index = everything.index(position)
             skipped = everything[self.next_index : index]
             assert index >= self.next_index, f"{position} was sent out of order"
-            assert all(p in self.world.acks.acknowledged for p in skipped), f"skipped {skipped}"
-            assert position not in self.world.acks.acknowledged
+            assert not any(map(self.is_owed, skipped)), f"skipped {skipped}"
+            assert self.is_owed(position)
             self.permits[consumer] -= self.world.topic[position].messages
             self.next_index = index + 1
             self.received.append(position)
+
+    def is_owed(self, position: Position) -> bool:
+        """Not acknowledged, and of a key that consumers here get."""
+        key_hash = self.world.topic[position].key_hash
+        is_theirs = not self.RANGES or any(first <= key_hash <= last for first, last in self.RANGES)
+        return is_theirs and position not in self.world.acks.acknowledged
 
     def rewound(self) -> None:
         self.next_index = 0
@@ -253,7 +262,8 @@ class OrderedHistories(RuleBasedStateMachine):
     def append(self, messages: int, entries: int, delay_ms: int) -> None:
         """Delayed ones go at once here (trap 42)."""
         for _ in range(entries):
-            self.world.append(messages, deliver_at_ms=delay_ms and self.world.now_ms + delay_ms)
+            key_hash = 3 * len(self.world.topic.positions()) % 10
+            self.world.append(messages, deliver_at_ms=delay_ms and self.world.now_ms + delay_ms, key_hash=key_hash)
 
     @rule()
     def roll(self) -> None:
@@ -267,7 +277,7 @@ class OrderedHistories(RuleBasedStateMachine):
         self.orders[key] = priority, name, key
         self.permits[key], self.writable[key] = permits, True
         self.choose()
-        self.core.on_consumer_joined(key, priority=priority, name=name)
+        self.core.on_consumer_joined(key, priority=priority, name=name, hash_ranges=self.RANGES)
         self.core.on_permits(key, permits)
 
     @precondition(lambda self: self.orders)
@@ -400,7 +410,7 @@ class OrderedHistories(RuleBasedStateMachine):
         reasons = {why.idle for why in self.core.why()}
         if reasons & {Idle.READING, Idle.READ_FAILED}:
             return
-        missed = [p for p in self.world.topic.positions()[self.next_index :] if p not in self.world.acks.acknowledged]
+        missed = list(filter(self.is_owed, self.world.topic.positions()[self.next_index :]))
         assert not missed, f"{missed} could be sent, idle because {reasons}"
 
     def teardown(self) -> None:
@@ -420,7 +430,7 @@ class OrderedHistories(RuleBasedStateMachine):
             self.world.settle()
             for position in self.received:
                 self.world.acks.acknowledge(position)
-        left = [p for p in self.world.topic.positions() if p not in self.world.acks.acknowledged]
+        left = list(filter(self.is_owed, self.world.topic.positions()))
         assert not left, f"{left} are never delivered: {[str(why) for why in self.core.why()]}"
 
 
@@ -429,10 +439,16 @@ class ExclusiveHistories(OrderedHistories):
     announces = False
 
 
+class HistoriesOfReadersOfSomeKeys(ExclusiveHistories):
+    RANGES = ((2, 4), (8, 8))
+
+
 OrderedHistories.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
 ExclusiveHistories.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
 test_random_histories_of_failover = OrderedHistories.TestCase
 test_random_histories_of_exclusive = ExclusiveHistories.TestCase
+HistoriesOfReadersOfSomeKeys.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+test_random_histories_of_readers_of_some_keys = HistoriesOfReadersOfSomeKeys.TestCase
 
 
 def test_permits_alone_wake_only_who_has_something_to_send() -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from cepheid_managed_ledger.cursor_ledger import SnapshotReader
 from cepheid_managed_ledger.cursor_state import CursorState, decode_state
 from cepheid_metadata import Chain, Position, keys
-from cepheid_wire import TopicName, messages_in, parse_metadata
+from cepheid_wire import TopicName, count_messages
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.simulation.checks.client_notes import ClientNotes, mask_of
 from tests.simulation.checks.history import History
@@ -127,7 +127,7 @@ class SavedAnswers:
         if not left:
             return EVERY
         tail = self._notes.delivered.get((topic, *position))
-        return 0 if tail is None else ~left & ((1 << messages_in(parse_metadata(tail))) - 1)
+        return 0 if tail is None else ~left & ((1 << count_messages(tail)) - 1)
 
 
 def _signed(number: int) -> int:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, cast
 
-from cepheid_wire import CommandType, FrameSplitter, TopicName, messages_in, parse_metadata
+from cepheid_wire import CommandType, FrameSplitter, TopicName, count_messages
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.history.rules_served import ORDERED
 from tests.simulation.checks.client_notes import BEGINNING, ClientNotes, mask_of
@@ -183,7 +183,7 @@ class WireTap(asyncio.Protocol):
             seat = self._seats.get(command.message.consumer_id)
             if seat is not None:
                 self._notes.spend_permit(seat.actor, seat.permits)
-                seat.permits -= messages_in(parse_metadata(tail))
+                seat.permits -= count_messages(tail)
                 self._notes.received(seat.topic, seat.actor, seat.subscription, command.message, bytes(tail))
         elif kind == CommandType.SUCCESS:
             asked = self._asked.pop(command.success.request_id, None)

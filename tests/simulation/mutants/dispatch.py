@@ -27,7 +27,7 @@ from cepheid_managed_ledger.managed_ledger import ManagedLedger
 from cepheid_managed_ledger.tail_cache import TopicTail, front_of
 from cepheid_metadata import EARLIEST, LATEST, Position
 from cepheid_rpc import EntryGroup
-from cepheid_wire import SendCommand, messages_in, parse_metadata
+from cepheid_wire import SendCommand, count_messages
 from tests.dispatch_mistakes import (
     forget_what_a_leaver_held,
     give_a_key_to_two_consumers,
@@ -373,7 +373,7 @@ def store_what_is_refused() -> Iterator[None]:
         refused = self.checksum_errors
         take(self, send, tail)
         if self.checksum_errors > refused:
-            self.topic.publish([bytes(tail)], _nothing, [messages_in(parse_metadata(tail))])
+            self.topic.publish([bytes(tail)], _nothing, [count_messages(tail)])
 
     with mock.patch.object(Producer, "take", take_all):
         yield
