@@ -23,8 +23,8 @@ from cepheid_rpc import EntryGroup
 
 ENTRY_BYTES = 100
 _MOST_EFFECTS = 1_000
-"""Until a core must have none. Random histories need 26, a test with 600 entries more than 600. With many more, a core that never ends
-takes minutes to be shrunk."""
+"""Until a core must have none. Random histories need 26, a test with 600 entries more than 600. With many more, a core that never
+ends takes minutes to be shrunk."""
 
 
 LIMITS = DispatchLimits(
