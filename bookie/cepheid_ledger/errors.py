@@ -25,7 +25,7 @@ class NotEnoughBookiesError(LedgerError):
     """Fewer usable bookies than the ledger needs."""
 
     retriable: ClassVar[bool] = True
-    hint: ClassVar[str] = "start more bookies, or lower the ensemble size and quorums"
+    hint: ClassVar[str] = "start more bookies, free disk space on read-only ones, or lower the ensemble size and quorums"
 
 
 class BookiesUnusableError(NotEnoughBookiesError):

@@ -43,6 +43,7 @@ class CursorLedgers:
         self._known: dict[int, None] = {}  # those that are not in the deletion queue
         self._is_fresh = False  # nothing is durable in the current one
         self._failures = 0  # of new ones, in a row
+        self._failed_by: Exception | None = None  # the last of them
         self._not_before = 0.0
 
     def __repr__(self) -> str:
@@ -80,7 +81,8 @@ class CursorLedgers:
     async def _create(self) -> LedgerWriter:
         wait_s = self._not_before - asyncio.get_running_loop().time()
         if wait_s > 0:
-            message = f"{self._topic}: no ledger for cursors could be written; it is tried again in {wait_s:.1f} s"
+            attempt = f"no ledger for cursors could be written, and it is tried again in {wait_s:.1f} s"
+            message = f"{self._topic}: {attempt}: {self._failed_by}"
             raise CursorLedgerError(message, topic=str(self._topic), failures=self._failures)
         config = self._config()
         try:
@@ -90,8 +92,8 @@ class CursorLedgers:
                 ack_quorum=config.ack_quorum,
                 custom=custom_fields(self._topic, self._chain(), "cursors"),
             )
-        except (LedgerError, MetadataError, TimeoutError):
-            self._note_failed()
+        except (LedgerError, MetadataError, TimeoutError) as error:
+            self._note_failed(error)
             raise
 
     async def save(self, snapshots: Sequence[Snapshot]) -> None:
@@ -103,20 +105,21 @@ class CursorLedgers:
             if not self._is_fresh:
                 await self.aclose()
                 raise
-            await self._give_up_fresh(self._current)
+            await self._give_up_fresh(self._current, error)
             message = f"{self._topic}: no ledger for cursors can be written: {error}"
             raise CursorLedgerError(message, topic=str(self._topic), failures=self._failures) from error
         self._is_fresh, self._failures = False, 0
 
-    async def _give_up_fresh(self, current: CursorLedger) -> None:
+    async def _give_up_fresh(self, current: CursorLedger, error: LedgerError) -> None:
         """No record names it, for certain."""
         self._current = None
-        self._note_failed()
+        self._note_failed(error)
         if await delete_unlinked(self._client, current.writer):
             del self._known[current.ledger_id]
 
-    def _note_failed(self) -> None:
+    def _note_failed(self, error: Exception) -> None:
         """The first new attempt comes at once: what failed may have been one bookie."""
+        self._failed_by = error
         self._failures += 1
         if self._failures > 1:
             pause_s = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2 ** min(self._failures - 2, 10))

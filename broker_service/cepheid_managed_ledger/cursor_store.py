@@ -96,6 +96,8 @@ class CursorStore:
         self.on_deleted: Callable[[Cursor], None] = lambda _: None
         self.on_reset: Callable[[Cursor], None] = lambda _: None
         """When it is done: whoever asked for it may have given up long ago, for the store was away."""
+        self.failure: Exception | None = None
+        """Of the last round of saves; None: it saved everything."""
         self.rounds = 0
         self.rewound = 0
 
@@ -264,7 +266,9 @@ class CursorStore:
                 )  # whoever asked for this round: its caller may ask no more, or the flusher have had its turn
             if not isinstance(error, CepheidError | TimeoutError):
                 self._on_error(error)  # a defect: saving must not stop unnoticed
+            self.failure = error
             return error
+        self.failure = None
         if dirty:
             self._on_saved()
         return None

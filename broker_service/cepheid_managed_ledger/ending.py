@@ -3,6 +3,7 @@
     terminate ──► no more rollovers ──► drained ──► ledger closed ──► its end and the topic's, in one write
     close     ──► (Upkeep was stopped) ──► drained ──► … cursors saved … ──► ledger closed ──► its end
 
+Without an open ledger nothing is drained or closed: the chain's last ledger has ended already.
 Drained is answered: an append that takes too long is failed, and may be stored all the same.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 
 from cepheid_ledger import LedgerClient, LedgerWriter
 from cepheid_managed_ledger.appender import Appender
@@ -19,7 +21,7 @@ from cepheid_managed_ledger.ledger_end import end_writer, with_end
 from cepheid_managed_ledger.ledger_list import LedgerList
 from cepheid_managed_ledger.settings import ManagedLedgerSettings
 from cepheid_managed_ledger.upkeep import Upkeep
-from cepheid_metadata import Chain
+from cepheid_metadata import Chain, ChainLedger
 from cepheid_ports import CepheidError, SteadyClock
 from cepheid_wire import TopicName
 
@@ -34,7 +36,6 @@ class Ending:
         topic: TopicName,
         keeper: ChainKeeper,
         client: LedgerClient,
-        appender: Appender,
         upkeep: Upkeep,
         settings: ManagedLedgerSettings,
         clock: SteadyClock,
@@ -42,38 +43,44 @@ class Ending:
         self._topic = topic
         self._keeper = keeper
         self._client = client
-        self._appender = appender
+        self.appender: Appender | None = None
+        """None: there is no ledger to append to yet."""
         self._upkeep = upkeep
         self._settings = settings
         self._clock = clock
 
     def __repr__(self) -> str:
-        return f"<Ending of {self._appender!r}>"
+        return f"<Ending of {self._topic}: {self.appender!r}>"
 
     async def terminate(self) -> None:
         """Nobody appends any more. Raises ManagedLedgerError, LedgerError, MetadataError, TimeoutError."""
         self._upkeep.end_rollovers()
         await self._drain()
-        writer = self._appender.writer
+        if self.appender is None:
+            await self._keeper.commit(lambda chain: (_terminated(chain, chain.ledgers), ()))
+            return
+        writer = self.appender.writer
         deadline = asyncio.get_running_loop().time() + self._settings.drain_timeout_s
         end = await end_writer(writer, self._client, self._settings, lambda: asyncio.get_running_loop().time() < deadline)
         now_ms = self._clock.stamp_ms()
 
         def plan(chain: Chain) -> tuple[Chain, tuple[()]]:
-            ledgers = with_end(chain.ledgers, writer.ledger_id, end, now_ms)
-            return chain.replace(ledgers=ledgers, terminated_at=LedgerList(ledgers).last_position), ()
+            return _terminated(chain, with_end(chain.ledgers, writer.ledger_id, end, now_ms)), ()
 
         await self._keeper.commit(plan)
 
     async def end_appends(self, refusal: ManagedLedgerError) -> None:
         """Everything appended is answered, and later appends are refused."""
         await self._drain()
-        self._appender.fail(refusal)  # also whatever a failed rollover may have left
+        if self.appender is not None:
+            self.appender.fail(refusal)  # also whatever a failed rollover may have left
 
     async def end_ledger(self, *, usable: bool) -> None:
         """`usable`: it ends where it is, which spares the next opening a recovery, and counting its messages. Else, or when that
         fails, recovery it is."""
-        writer = self._appender.writer
+        if self.appender is None:
+            return
+        writer = self.appender.writer
         if usable and self._is_last(writer):
             try:
                 await self._record_end(writer)
@@ -99,11 +106,17 @@ class Ending:
         try:
             async with asyncio.timeout(self._settings.drain_timeout_s):
                 await self._upkeep.wait_rolled()
-                await self._appender.wait_answered()
+                if self.appender is not None:
+                    await self.appender.wait_answered()
         except TimeoutError:
             message = f"{self._topic}: appends were not stored within {self._settings.drain_timeout_s} s before its end"
             self._keeper.is_patient = False
-            self._appender.fail(ManagedLedgerClosedError(message, topic=str(self._topic)))
+            if self.appender is not None:
+                self.appender.fail(ManagedLedgerClosedError(message, topic=str(self._topic)))
         except ManagedLedgerError:
             pass  # answered with it
         await self._upkeep.wait_rolled()
+
+
+def _terminated(chain: Chain, ledgers: Sequence[ChainLedger]) -> Chain:
+    return chain.replace(ledgers=tuple(ledgers), terminated_at=LedgerList(ledgers).last_position)

@@ -56,6 +56,12 @@ class ChainNotDeletableError(ManagedLedgerError):
     )
 
 
+class NoOpenLedgerError(ManagedLedgerError):
+    """There is no ledger to append to, since too few bookies take new ones. What is stored is read and acknowledged as ever."""
+
+    retriable: ClassVar[bool] = True
+
+
 class TopicTerminatedError(ManagedLedgerError):
     """The topic was terminated: it is read, never appended to."""
 

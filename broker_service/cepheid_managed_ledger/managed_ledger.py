@@ -5,6 +5,9 @@
     cursors ──► CursorStore ───────────────┐
     Rollover, Failover, Trimmer, terminate ┴──► ChainKeeper ──► metadata
 
+A topic is also OPEN while there are too few bookies for a new ledger: `lacking` has the reason, and appends are refused with it
+until a tick, or a producer that asks, finds enough bookies.
+
 States: OPEN ──► TERMINATED; either ──► FAILED (another opening won, the session ended, a broken ledger could not be replaced in
 time), CLOSED, DELETED. Only OPEN appends; from FAILED on this object is over, and the topic is opened again from its records.
 
@@ -40,13 +43,14 @@ from cepheid_managed_ledger.errors import (
     ManagedLedgerDeletedError,
     ManagedLedgerError,
     ManagedLedgerFailedError,
+    NoOpenLedgerError,
     TopicTerminatedError,
 )
 from cepheid_managed_ledger.failover import Failover
 from cepheid_managed_ledger.finish import finish
 from cepheid_managed_ledger.ledger_list import LedgerList
 from cepheid_managed_ledger.message_counts import MessageCounts
-from cepheid_managed_ledger.opening import take_over_chain
+from cepheid_managed_ledger.opening import start_late, take_over_chain
 from cepheid_managed_ledger.publish_times import PublishTimes
 from cepheid_managed_ledger.rollover import Rollover
 from cepheid_managed_ledger.settings import ManagedLedgerConfig
@@ -55,7 +59,7 @@ from cepheid_managed_ledger.surroundings import Surroundings
 from cepheid_managed_ledger.trimmer import Trimmer
 from cepheid_managed_ledger.upkeep import Upkeep
 from cepheid_metadata import Chain, ChainLedger, MetadataError, Position
-from cepheid_ports import SteadyClock, TaskOwner
+from cepheid_ports import CepheidError, SteadyClock, TaskOwner
 from cepheid_rpc import HEADER_BYTES, Buffer, EntryGroup
 from cepheid_wire import TopicName
 
@@ -102,8 +106,11 @@ class ManagedLedger:
         self._positions = asyncio.Lock()
         self._terminating = asyncio.Lock()
         self._readers: dict[str, Cursor] = {}
-        self._appender: Appender | None = None  # None: opened terminated
-        self._ending: Ending | None = None  # as well
+        self._appender: Appender | None = None  # None: opened terminated, or there is no open ledger
+        self._ending: Ending | None = None  # None: opened terminated
+        self.lacking: CepheidError | None = None
+        """Why there is no open ledger, so that nothing can be appended; None: there is one, or the topic is terminated."""
+        self._untold_refusals = 0
         self._closing: asyncio.Task[None] | None = None
         self._appended_entries = self._appended_bytes = 0
         self.last_appended_at_ms = 0
@@ -115,18 +122,21 @@ class ManagedLedger:
     async def open(self) -> None:
         """Called once, by the factory. When it raises, nothing is left open."""
         shared = self._shared
-        writer = await take_over_chain(
+        taken_over = await take_over_chain(
             self.topic, self._keeper, shared.client, self.config, shared.tasks, shared.unfinished, shared.ports
         )
         try:
             await self._read_records()
         except BaseException:
-            if writer is not None:
-                await writer.aclose()
+            if taken_over.writer is not None:
+                await taken_over.writer.aclose()
             raise
-        if writer is None:
+        self.lacking = taken_over.lacking
+        self._start_upkeep()
+        if taken_over.writer is not None:
+            self._start_appends(taken_over.writer)
+        elif self.lacking is None:
             self.state = State.TERMINATED
-        self._start_upkeep(writer)
         self.tick()
 
     async def _read_records(self) -> None:
@@ -151,27 +161,57 @@ class ManagedLedger:
         self._tail = shared.tail_cache.open_tail(self._needed_from)
         self.publish_times = PublishTimes(self._tail.peek, self._read_one, shared.publish_times)
 
-    def _start_upkeep(self, writer: LedgerWriter | None) -> None:
+    def _start_upkeep(self) -> None:
         topic, keeper, ledgers, shared = self.topic, self._keeper, self._ledgers, self._shared
         trimmer = Trimmer(
             topic, keeper, ledgers, self._cursors, self._readers.values, self._reads.is_reading, self._positions, self._clock
         )
-        rollover = failover = None
-        if writer is not None:
-            settings, ports = shared.settings, shared.ports
-            hooks = AppendHooks(self._on_stored, self._on_confirmed, self._on_answered, self._on_broken, self._fail)
-            self._appender = appender = Appender(str(topic), writer, settings.append_window_bytes, hooks)
-            rollover = Rollover(topic, keeper, shared.client, ledgers, appender, settings, ports, self._clock, self._fail)
-            failover = Failover(
-                topic, keeper, shared.client, ledgers, appender, settings, self._clock, self._reads.forget, self._fail
-            )
-        upkeep = Upkeep(
-            topic, keeper, shared.client, trimmer, rollover, failover, shared.deletion_turns, lambda: self.config, self._tasks
-        )
-        self._upkeep = upkeep
+        self._upkeep = Upkeep(topic, keeper, shared.client, trimmer, shared.deletion_turns, lambda: self.config, self._tasks)
         keeper.is_patient = True
-        if self._appender is not None:
-            self._ending = Ending(topic, keeper, shared.client, self._appender, upkeep, shared.settings, self._clock)
+        if self.chain.terminated_at is None:
+            self._ending = Ending(topic, keeper, shared.client, self._upkeep, shared.settings, self._clock)
+
+    def _start_appends(self, writer: LedgerWriter) -> None:
+        """The chain's last ledger is this writer's."""
+        topic, keeper, ledgers, shared = self.topic, self._keeper, self._ledgers, self._shared
+        settings, ports, ending = shared.settings, shared.ports, self._ending
+        assert ending is not None, f"{topic} is terminated, and has a new ledger"
+        hooks = AppendHooks(self._on_stored, self._on_confirmed, self._on_answered, self._on_broken, self._fail)
+        appender = Appender(str(topic), writer, settings.append_window_bytes, hooks)
+        rollover = Rollover(topic, keeper, shared.client, ledgers, appender, settings, ports, self._clock, self._fail)
+        failover = Failover(topic, keeper, shared.client, ledgers, appender, settings, self._clock, self._reads.forget, self._fail)
+        self._upkeep.begin_appends(rollover, failover)
+        self._appender = ending.appender = appender
+        self.lacking = None
+
+    async def _start_ledger(self) -> None:
+        """Try once to get the open ledger that the opening could not create. What hinders it is kept in `lacking`."""
+        shared = self._shared
+        try:
+            async with shared.start_turns:
+                writer = await start_late(self.topic, self._keeper, shared.client, self.config)
+        except (CepheidError, TimeoutError) as error:
+            if isinstance(error, CepheidError):
+                self.lacking = error
+            return
+        if self.state is State.FAILED:
+            await writer.aclose()
+            return
+        self._start_appends(writer)
+        log.info("managed_ledger.ledger_started", extra={"topic": str(self.topic), "ledger_id": writer.ledger_id})
+
+    @property
+    def not_saving(self) -> Exception | None:
+        """Why acknowledgements could not be saved when that was tried last; None: they were."""
+        return self._cursors.failure
+
+    async def require_open_ledger(self) -> None:
+        """Return when appends can be taken, after one attempt to start a ledger if there is none. Raises ManagedLedgerError."""
+        if self._appender is None and self.state is State.OPEN:
+            self._upkeep.start_ledger(self._start_ledger)
+            await self._upkeep.wait_rolled()
+        if self._appender is None or self.state is not State.OPEN:
+            raise self._refusal()
 
     # Appending
 
@@ -179,10 +219,16 @@ class ManagedLedger:
         """Stores a group at consecutive entry ids of one ledger. `on_done(first position, count)` once it is durable and
         readable, or `on_done(error, count)`: then it may be stored or not. `messages` in each payload; None: one."""
         assert payloads, "a group has at least one entry"
-        if self._appender is None or self.state is not State.OPEN:
-            asyncio.get_running_loop().call_soon(on_done, self._refusal(), len(payloads))
+        # Until a refusal is heard nothing is taken, also when there is a ledger by then (as in Appender.append, M5).
+        if self._appender is None or self.state is not State.OPEN or self._untold_refusals:
+            self._untold_refusals += 1
+            asyncio.get_running_loop().call_soon(self._tell_refusal, on_done, self._refusal(), len(payloads))
             return
         self._appender.append(payloads, on_done, messages)
+
+    def _tell_refusal(self, on_done: AppendDone, error: ManagedLedgerError, count: int) -> None:
+        self._untold_refusals -= 1
+        on_done(error, count)
 
     def _on_stored(self, group: EntryGroup, messages: Sequence[int] | None) -> None:
         entries = len(group.ends)
@@ -238,6 +284,9 @@ class ManagedLedger:
                 return ManagedLedgerDeletedError(f"{topic} was deleted", topic=topic)
             case State.FAILED if self.failure is not None:
                 return self.failure
+            case State.OPEN:
+                why = self.lacking or "it has just been created; publish again"
+                return NoOpenLedgerError(f"{topic} has no open ledger, so nothing can be published now: {why}", topic=topic)
             case _:
                 return ManagedLedgerClosedError(f"{topic} is closed", topic=topic)
 
@@ -378,6 +427,8 @@ class ManagedLedger:
         """Now and then: what is due by time alone."""
         self._reads.drop_idle()  # also of one that failed: who closes it may come late, and others want the memory
         if self.is_usable:
+            if self._appender is None and self.state is State.OPEN:
+                self._upkeep.start_ledger(self._start_ledger)
             self._roll_if_due()
             self._upkeep.clean()
 
@@ -449,14 +500,14 @@ class ManagedLedger:
             if self.chain.terminated_at is None:
                 self._check_usable()
                 self.state = State.TERMINATED
-                assert self._ending is not None, "a chain without an end was opened with a writer"
+                assert self._ending is not None, "a chain without an end has an ending"
                 try:
                     await self._ending.terminate()
                 except (ManagedLedgerError, LedgerError, MetadataError, TimeoutError) as error:
                     failure = ManagedLedgerFailedError(f"{self.topic} could not be terminated: {error}", topic=str(self.topic))
                     self._fail(failure)
                     raise failure from error
-                self.last_confirmed = self._ledgers.last_position
+                self.last_confirmed, self.lacking = self._ledgers.last_position, None
         return self.last_confirmed
 
     def fail(self, error: ManagedLedgerError) -> None:
@@ -509,6 +560,7 @@ class ManagedLedger:
             current_ledger_bytes=ledgers.last_size_bytes,
             appended_entries=self._appended_entries,
             appended_bytes=self._appended_bytes,
+            lacking=None if self.lacking is None else str(self.lacking),
             append_waiting_bytes=self._appender.waiting_bytes if self._appender else 0,
             rollovers=self._upkeep.rollovers,
             failovers=self._upkeep.failovers,

@@ -1,26 +1,34 @@
 """Opening a topic's chain: what makes it irrelevant for correctness who believes to own the topic.
 
     load chain ──► recover the ledger that is not recorded as ended ──► new ledger ──► take the chain over (compare-and-set)
-                   (fences its writer)                                                       └──conflict──► another opening won:
-                                                                                                 delete the new ledger, fail
+                   (fences its writer)                │                                      └──conflict──► another opening won:
+                                                      │                                          delete the new ledger, fail
+                                                      └──too few bookies──► take the chain over without it; `start_late` adds it
 Rules:
 1. Nothing is served before the chain was taken over.
 2. Every ledger before the new one is closed at exactly the entries that the chain records.
 3. A ledger of the chain that has no metadata is lost data: an error for an operator, never an empty ledger.
-4. Empty ledgers leave the chain, through the deletion queue of the same write; they are deleted after it.
+4. Empty ledgers leave the chain, through the deletion queue of the same write; they are deleted after it. While there is no new
+   ledger, the last one stays even when it is empty: a topic without any ledger has no positions.
 5. Ledger ids rise along the chain: clients compare positions by them. A chain without ledgers may be that of a topic that is being
    deleted, or was, and is made anew, whose clients come with old positions: it begins above all ids that there ever were. What
    waits for deletion does not tell the largest, which may be gone already. The record of a new chain is made before its first
    ledger, empty: the id is asked for when all that had the topic's name before is gone.
+6. Too few writable bookies for a new ledger do not keep a topic closed that has a ledger: its entries can be read and
+   acknowledged. The chain is taken over all the same, so the previous owner is shut out for good. A topic that never had a ledger
+   is not opened. Nor is one whose last ledger cannot be recovered: where it ends is not known then, and what would be read of it
+   might not be stored.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from cepheid_ledger import LedgerClient, LedgerError, LedgerWriter, NoSuchLedgerError
+from cepheid_ledger import LedgerClient, LedgerError, LedgerWriter, NoSuchLedgerError, NotEnoughBookiesError
 from cepheid_managed_ledger.chain_keeper import ChainKeeper
 from cepheid_managed_ledger.errors import ChainDamagedError, ManagedLedgerError, ManagedLedgerFencedError
 from cepheid_managed_ledger.finish import finish
@@ -32,6 +40,16 @@ from cepheid_wire import TopicName
 log = logging.getLogger(__name__)
 
 _INCARNATION_BITS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class TakenOver:
+    """What an opening has besides the chain."""
+
+    writer: LedgerWriter | None
+    """Of the new ledger; None: the topic is terminated, or there are too few bookies."""
+    lacking: NotEnoughBookiesError | None = None
+    """Why there is no new ledger yet."""
 
 
 def custom_fields(topic: TopicName, chain: Chain, use: str) -> dict[str, str]:
@@ -47,8 +65,8 @@ async def take_over_chain(
     tasks: TaskOwner,
     unfinished: dict[TopicName, asyncio.Future[None]],
     ports: Ports,
-) -> LedgerWriter | None:
-    """The writer of the new ledger; None: the topic is terminated. `tasks` outlives the caller.
+) -> TakenOver:
+    """Recover what the previous owner left, and take the chain over. `tasks` outlives the caller.
 
     `unfinished` are this process's openings that were cancelled and are on their way to their end: to come after them is not
     to conflict with them. Raises ChainDamagedError, ManagedLedgerFencedError, LedgerError, MetadataError. Nothing is left half
@@ -61,19 +79,20 @@ async def take_over_chain(
     chain = chain.replace(epoch=chain.epoch + 1, ledgers=await _ended(topic, chain.ledgers, client, ports))
     if chain.terminated_at is not None:
         await keeper.take_over(chain)
-        return None
+        return TakenOver(None)
 
     writer: LedgerWriter | None = None
     is_wanted = True
 
-    async def start_ledger() -> LedgerWriter:
+    async def start_ledger() -> TakenOver:
         nonlocal writer
         ended = unfinished[topic] = asyncio.get_running_loop().create_future()
         try:
-            writer = await _start_ledger(topic, chain, keeper, client, config)
-            if not is_wanted:
+            started = await _start_ledger(topic, chain, keeper, client, config)
+            writer = started.writer
+            if writer is not None and not is_wanted:
                 await writer.aclose()
-            return writer
+            return started
         finally:
             del unfinished[topic]
             ended.set_result(None)
@@ -96,6 +115,20 @@ async def create_ledger(topic: TopicName, chain: Chain, client: LedgerClient, co
         custom=custom_fields(topic, chain, "entries"),
         above=max([ledger.ledger_id for ledger in chain.ledgers] + list(chain.deletions)) if chain.ledgers else None,  # rule 5
     )
+
+
+async def start_late(topic: TopicName, keeper: ChainKeeper, client: LedgerClient, config: ManagedLedgerConfig) -> LedgerWriter:
+    """Add the ledger that an opening could not create (rule 6). The chain names it when this returns.
+
+    Raises LedgerError, MetadataError: nothing was recorded, try again later. Raises ManagedLedgerError: this opening is over.
+    """
+    writer = await create_ledger(topic, keeper.chain, client, config)
+
+    def plan(chain: Chain) -> tuple[Chain, tuple[()]]:
+        assert not chain.ledgers[-1].is_open, f"{topic} has an open ledger already: {chain.ledgers[-1]}"
+        return chain.replace(ledgers=(*chain.ledgers, ChainLedger(ledger_id=writer.ledger_id))), ()
+
+    return await _link(writer, client, keeper.commit(plan))
 
 
 async def delete_unlinked(client: LedgerClient, writer: LedgerWriter) -> bool:
@@ -131,18 +164,34 @@ async def _ended(topic: TopicName, ledgers: Sequence[ChainLedger], client: Ledge
 
 async def _start_ledger(
     topic: TopicName, chain: Chain, keeper: ChainKeeper, client: LedgerClient, config: ManagedLedgerConfig
-) -> LedgerWriter:
+) -> TakenOver:
     if keeper.is_new:
         await keeper.begin(chain.replace(epoch=0))
-    writer = await create_ledger(topic, chain, client, config)
-    kept = [ledger for ledger in chain.ledgers if ledger.entries]
-    empty = [ledger.ledger_id for ledger in chain.ledgers if not ledger.entries]
-    chain = chain.replace(
-        ledgers=(*kept, ChainLedger(ledger_id=writer.ledger_id)),
-        deletions=(*chain.deletions, *empty),
-    )
     try:
-        await keeper.take_over(chain)
+        writer = await create_ledger(topic, chain, client, config)
+    except NotEnoughBookiesError as error:
+        if not chain.ledgers:
+            raise
+        *_, last = chain.ledgers
+        await keeper.take_over(_without_empty(chain, but=last.ledger_id))
+        log.warning("managed_ledger.without_open_ledger", extra={"topic": str(topic), "error": str(error), "hint": error.hint})
+        return TakenOver(None, error)
+    chain = _without_empty(chain)
+    chain = chain.replace(ledgers=(*chain.ledgers, ChainLedger(ledger_id=writer.ledger_id)))
+    return TakenOver(await _link(writer, client, keeper.take_over(chain)))
+
+
+def _without_empty(chain: Chain, but: int | None = None) -> Chain:
+    """Rule 4: the empty ledgers are in the deletion queue, except for `but`."""
+    gone = [ledger.ledger_id for ledger in chain.ledgers if not ledger.entries and ledger.ledger_id != but]
+    kept = tuple(ledger for ledger in chain.ledgers if ledger.ledger_id not in gone)
+    return chain.replace(ledgers=kept, deletions=(*chain.deletions, *gone))
+
+
+async def _link(writer: LedgerWriter, client: LedgerClient, record: Coroutine[Any, Any, None]) -> LedgerWriter:
+    """Await `record`, the write that adds the writer's ledger to the chain. When it fails, no writer is left open."""
+    try:
+        await record
     except (ManagedLedgerFencedError, MetadataError):  # certain: the chain does not name it
         await delete_unlinked(client, writer)
         raise

@@ -52,6 +52,8 @@ class ManagedLedgerStatistics:
     appended_entries: int
     """Since the topic was opened."""
     appended_bytes: int
+    lacking: str | None
+    """Why there is no open ledger; None: there is one, or the topic is terminated."""
     append_waiting_bytes: int
     rollovers: int
     failovers: int

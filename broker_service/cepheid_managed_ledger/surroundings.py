@@ -35,3 +35,5 @@ class Surroundings:
     lengths: PositionNumbers = field(default_factory=PositionNumbers)
     """Payload bytes of ledgers up to and including entries."""
     deletion_turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(8))
+    start_turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(32))
+    """For topics that were opened without a new ledger: all of them can have one when the bookies come back."""

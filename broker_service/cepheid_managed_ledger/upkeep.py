@@ -1,10 +1,12 @@
 """What a topic does unasked: one change of ledgers, one trim and one working off of the deletion queue at a time.
 
     an answered append, a tick ──► rollover due?          a ledger that broke ──► failover
+    a tick, a producer ──► no open ledger? ──► start one
     a save of cursors, a rollover, a tick ──► anything to trim?
     a trim, a retired cursor ledger, the opening ──► deletion queue
 
-A failure of these is logged and tried again; only a rollover that has switched ledgers, and a failover, fail the topic.
+A failure of these is logged and tried again; only a rollover that has switched ledgers, and a failover, fail the topic. One that
+has no open ledger says so in its statistics, and to producers, instead of in the log at each attempt.
 """
 
 from __future__ import annotations
@@ -38,8 +40,6 @@ class Upkeep:
         keeper: ChainKeeper,
         client: LedgerClient,
         trimmer: Trimmer,
-        rollover: Rollover | None,
-        failover: Failover | None,
         deletion_turns: asyncio.Semaphore,
         config: Callable[[], ManagedLedgerConfig],
         tasks: TaskOwner,
@@ -48,9 +48,9 @@ class Upkeep:
         self._keeper = keeper
         self._client = client
         self._trimmer = trimmer
-        self._rollover = rollover  # None: the topic was opened terminated
-        self._failover = failover  # as well
-        self._may_roll = rollover is not None
+        self._rollover: Rollover | None = None  # without a ledger to append to
+        self._failover: Failover | None = None  # as well
+        self._may_roll = True
         self._deletion_turns = deletion_turns
         self._config = config
         self._tasks = tasks
@@ -83,6 +83,15 @@ class Upkeep:
         rollover = self._rollover
         if self._rolling is None and self._may_roll and rollover is not None and rollover.is_due(self._config()):
             self._change_ledger(lambda: rollover.run(self._config()), name="rollover")
+
+    def begin_appends(self, rollover: Rollover, failover: Failover) -> None:
+        """The topic has an open ledger from now on."""
+        self._rollover, self._failover = rollover, failover
+
+    def start_ledger(self, start: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run `start`, which gives the topic an open ledger and does not raise, unless something changes ledgers already."""
+        if self._rolling is None and self._may_roll and self._rollover is None:
+            self._change_ledger(start, name="start-ledger")
 
     def fail_over(self) -> None:
         """The ledger being written broke. Also while the topic comes to its end: what was appended before is to be answered."""

@@ -73,6 +73,8 @@ class BrokerWorld:
         self._ledger_settings = ledgers or ManagedLedgerSettings()
         self._client_settings = LedgerSettings(refusal_retry_s=refusal_retry_s)
         self._opened = AsyncExitStack()
+        self.writable = ["bookie-1"]
+        """The bookies that new ledgers may get."""
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -101,7 +103,7 @@ class BrokerWorld:
         opened.push_async_callback(bookie.aclose)
         connections = OneBookie(bookie)
         opened.push_async_callback(connections.aclose)
-        placement = RandomPlacement(lambda: ["bookie-1"], ports.random)
+        placement = RandomPlacement(lambda: self.writable, ports.random)
         self.ledger_client = LedgerClient(
             connections, ledger_records(self.store), LedgerIds(self.store), placement, self._client_settings, ports
         )

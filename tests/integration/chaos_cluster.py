@@ -143,6 +143,12 @@ class ChaosCluster(BrokenOnPurpose):
                 self.processes.start(process.name)
         self.wait_until(lambda: all(process.state == "ready" for process in self.processes.status()), "every process is ready")
 
+    @contextmanager
+    def client(self, **options: Any) -> Iterator[pulsar.Client]:
+        """The official client, which knows all brokers."""
+        with _client(self.service_url, **options) as client:
+            yield client
+
     def shown(self, name: str) -> str:
         """ready, starting, paused, stopped, killed or died."""
         return next(process.state for process in self.processes.status() if process.name == name)
@@ -246,8 +252,8 @@ def keep_everything(admin_url: str) -> None:
 
 
 @contextmanager
-def _client(url: str) -> Iterator[pulsar.Client]:
-    client = pulsar.Client(url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+def _client(url: str, **options: Any) -> Iterator[pulsar.Client]:
+    client = pulsar.Client(url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error), **options)
     try:
         yield client
     finally:

@@ -286,6 +286,8 @@ class MemoryCluster:
 
     def __init__(self, *bookie_ids: str) -> None:
         self.bookies = {bookie_id: MemoryBookie(bookie_id) for bookie_id in bookie_ids}
+        self.not_registered: list[str] = []
+        """Bookies that new ledgers do not get: dead, or read-only."""
 
     def __getitem__(self, bookie_id: str) -> MemoryBookie:
         return self.bookies[bookie_id]
@@ -294,7 +296,7 @@ class MemoryCluster:
         return self.bookies[bookie_id].connection()
 
     def available(self) -> Sequence[str]:
-        return list(self.bookies)
+        return [bookie_id for bookie_id in self.bookies if bookie_id not in self.not_registered]
 
 
 def is_valid(group: EntryGroup) -> bool:

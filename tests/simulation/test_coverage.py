@@ -31,7 +31,7 @@ CORES = min(os.cpu_count() or 1, 8)
 FIXED_SEEDS = 80
 MOST_FIXED_SEEDS = 400
 FIXED_AT_ONCE = 40
-OPERATIONS = ("append refused", "trim", "trim for clients")
+OPERATIONS = ("append refused", "open without a new ledger", "trim", "trim for clients")
 """Else nothing here would notice that what comes behind a refusal is taken, or that retention deletes too much."""
 TRACED_AT_ONCE = 24
 MOST_TRACED = 120

@@ -41,7 +41,8 @@ def internal_stats(
         "waitingCursorsCount": sum(cursor.active and cursor.backlog_entries == 0 for cursor in figures.cursors.values()),
         "pendingAddEntriesCount": pending_entries,
         "lastConfirmedEntry": str(figures.last_confirmed),
-        "state": _STATES[figures.state],
+        "state": _STATES[figures.state] if figures.lacking is None else "ClosedLedger",
+        **({} if figures.lacking is None else {"notPublishing": figures.lacking}),
         "ledgers": [_ledger(recorded, ledger_metadata.get(recorded.ledger_id)) for recorded in figures.ledgers],
         "cursors": {
             name: _cursor(cursor, figures, acked_ranges(acked.get(name, {})), read_positions.get(name))

@@ -125,4 +125,7 @@ def backlog_families(broker: Broker) -> Iterator[Family]:
     yield counter("cepheid_broker_backlog_check_failures_total", "Checks of a topic's backlog that failed.", checks.failures)
     blocked = sum(topic.publish_blocked is not None for topic in broker.topics.loaded())
     yield gauge("cepheid_broker_topics_above_quota", "Topics that take no messages: their backlog is above its quota.", blocked)
+    lacking = sum(topic.lacking is not None for topic in broker.managed_ledgers.opened.values())
+    text = "Topics that take no messages: too few bookies are writable for a ledger."
+    yield gauge("cepheid_broker_topics_without_open_ledger", text, lacking)
     yield gauge("cepheid_broker_entry_counts_bytes", "Memory for sizes and message counts of entries.", counts.used_bytes)

@@ -122,6 +122,8 @@ async def _stored(context: AdminContext, topic: Topic, request: Request, *, prec
             if subscription.cursor.ack_set.acked
         },
         asked_for_earliest=oldest,
+        not_publishing=None if ledger.lacking is None else str(ledger.lacking),
+        not_saving=None if ledger.not_saving is None else str(ledger.not_saving),
     )
 
 

@@ -3,6 +3,7 @@
 `msgBacklog` counts entries, as in Pulsar: a batch is one. Beside it are fields of ours: `backlogMessages` (absent while nobody has
 counted them), `backlogAgeSeconds` (of the oldest message), and `backlogExact`: whether `backlogSize` leaves out what lies behind
 the mark-delete position and is acknowledged. `msgBacklog` is always exact; asking for a precise backlog makes the others so.
+`notPublishing` and `notSaving` say why nothing can be published, and why acknowledgements are not saved; absent: they are.
 
 What this broker does not have (offloading, replication, transactions, compaction …) has its field with the value that means none:
 clients and dashboards read them without asking whether they are there.
@@ -43,6 +44,10 @@ class StoredFigures:
     backlogs: Mapping[str, MeasuredBacklog] = field(default_factory=dict)
     holes: Mapping[str, Holes] = field(default_factory=dict)
     asked_for_earliest: bool = False
+    not_publishing: str | None = None
+    """Why the topic has no ledger to append to."""
+    not_saving: str | None = None
+    """Why acknowledgements could not be saved when that was tried last."""
 
 
 def topic_stats(figures: TopicFigures, stored: StoredFigures, *, publishers: bool = True, consumers: bool = True) -> dict[str, Any]:
@@ -81,6 +86,10 @@ def topic_stats(figures: TopicFigures, stored: StoredFigures, *, publishers: boo
     }
     if stored.topic_epoch is not None:
         stats["topicEpoch"] = stored.topic_epoch
+    if stored.not_publishing is not None:
+        stats["notPublishing"] = stored.not_publishing
+    if stored.not_saving is not None:
+        stats["notSaving"] = stored.not_saving
     return stats
 
 

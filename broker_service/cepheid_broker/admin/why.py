@@ -11,7 +11,7 @@ from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.path_names import AnyTopicPath, SubscriptionPath
 from cepheid_broker.admin.topic_access import open_plain, subscription_of
 from cepheid_broker.dispatch import Idle, Why
-from cepheid_broker.topics import Subscription, Topic
+from cepheid_broker.topics import PersistentTopic, Subscription, Topic
 
 
 def why(context: AdminContext) -> APIRouter:
@@ -38,6 +38,9 @@ def answer(topic: Topic, subscription: Subscription) -> dict[str, Any]:
     reasons = subscription.why()
     if topic.publish_blocked is not None and any(each.idle is Idle.AT_END for each in reasons):
         reasons = (*reasons, Why(Idle.PUBLISH_BLOCKED, details=_quotas(topic)))
+    ledger = topic.ledger if isinstance(topic, PersistentTopic) else None
+    if ledger is not None and ledger.lacking is not None and any(each.idle is Idle.AT_END for each in reasons):
+        reasons = (*reasons, Why(Idle.NO_OPEN_LEDGER, details=str(ledger.lacking)))
     figures = subscription.figures()
     return {
         "topic": str(topic.name),
@@ -46,6 +49,7 @@ def answer(topic: Topic, subscription: Subscription) -> dict[str, Any]:
         "delivering": not reasons,
         "reasons": [_reason(each) for each in reasons],
         "backlog_entries": figures.backlog_entries,
+        "not_saving": None if ledger is None or ledger.not_saving is None else str(ledger.not_saving),
         "consumers": [
             {
                 "name": consumer.name,

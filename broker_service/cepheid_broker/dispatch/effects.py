@@ -124,6 +124,7 @@ class Idle(enum.Enum):
         "nothing new can be published: the backlog of the topic is above its quota",
         "enough is acknowledged, skipped or expired, or the quota is raised",
     )
+    NO_OPEN_LEDGER = ("nothing new can be published: the topic has no open ledger", "enough bookies take new entries")
 
     def __init__(self, reason: str, until: str) -> None:
         self.reason = reason

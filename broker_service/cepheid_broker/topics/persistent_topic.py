@@ -93,6 +93,7 @@ class PersistentTopic(Topic):
         await super().check_publishing(encrypted=encrypted, reconnecting=reconnecting)
         if self.ledger.chain.terminated_at is not None:
             raise TopicTerminatedError(f"topic {self.name} was terminated at {self.ledger.last_confirmed}", topic=str(self.name))
+        await self.ledger.require_open_ledger()
 
     def publish(
         self,

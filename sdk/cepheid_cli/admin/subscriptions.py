@@ -195,6 +195,8 @@ def why_lines(topic: str, name: str, found: Mapping[str, Any]) -> list[str]:
         lines.append(f"  {consumer['name'] or '(no name)'}: {held}{', blocked' if consumer['blocked'] else ''}")
     if len(consumers) > _MAX_CONSUMERS:
         lines.append(f"  and {len(consumers) - _MAX_CONSUMERS} more (--json shows all)")
+    if found.get("not_saving"):
+        lines.append(f"  Acknowledgements could not be saved: {found['not_saving']}")
     if found["delivering"]:
         return [*lines, "It is delivering."]
     for reason in found["reasons"]:

@@ -17,6 +17,9 @@ from tests.simulation.world.cluster import SimBookie
 if TYPE_CHECKING:
     from tests.simulation.world.world import World
 
+_FILLS_MOST = 0.3
+"""Of worlds: disks fill up on so many bookies at once that too few are writable for a ledger."""
+
 _SEEN = 0.5
 """Of lost disks were taken from a bookie whose process ended before: its writers know, and make connections to the next one."""
 
@@ -26,6 +29,7 @@ class DiskFaults:
         self._world = world
         self._random = rng
         self._decaying: SimBookie | None = None
+        self._fills_most = random.Random(f"{world.seed}/fills most").random() < _FILLS_MOST
         self._losses: tuple[tuple[str, Callable[[SimBookie], object]], ...] = (
             ("disks lost", SimBookie.lose_disk),
             ("blank bookie under an old id", SimBookie.blank),
@@ -54,10 +58,22 @@ class DiskFaults:
         if bookie.has_two_disks:
             places |= {"journal disk full": (bookie.journal_disk,), "data disk full": (bookie.disk,)}
         kind, full_s = self._random.choice(list(places)), self._random.choice((0.3, 1.5, 6.0))
-        if self._world.plan.deals(kind):
+        if self._fills_most:
+            self._fill_most(bookie, full_s)
+        elif self._world.plan.deals(kind):
             for place in places[kind]:
                 place.full = True
             self._world.later(full_s, bookie.free_space)
+
+    def _fill_most(self, bookie: SimBookie, full_s: float) -> None:
+        """So many that no ledger can be created: topics are opened without one."""
+        others = [other for other in self._world.bookies.values() if other is not bookie]
+        filled = [bookie, *others][: len(others) + 2 - self._world.quorums.ensemble_size]
+        if self._world.plan.deals("disks of most bookies full"):
+            for each in filled:
+                for disk in each.disks:
+                    disk.full = True
+                self._world.later(full_s, each.free_space)
 
     def _slow_down(self) -> None:
         """The disk of one thread takes very long, the others go on."""

@@ -28,8 +28,8 @@ MODEL: tuple[tuple[str, tuple[tuple[str, tuple[str, ...]], ...]], ...] = (
         ),
     ),
     (
-        "disk full: everywhere, on the journal's, on the entry logs', for the index",
-        (("faults/disks.py", ("disk full", "journal disk full", "data disk full", "index full")),),
+        "disk full: everywhere, on the journal's, on the entry logs', for the index, on most bookies at once",
+        (("faults/disks.py", ("disk full", "journal disk full", "data disk full", "index full", "disks of most bookies full")),),
     ),
     (
         "errors: a failed sync drops the data, and the next one succeeds",

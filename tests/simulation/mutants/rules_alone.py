@@ -86,6 +86,7 @@ ALONE: Mapping[str, tuple[str, int | str]] = {
     "V7": ("permits wake nobody", 0),
     "V8": ("ask any follower for the cookie", "0x465"),
     "V9": ("replace in metadata without sending again", 1),
+    "V10": ("refuse topics without a new ledger", 0),
 }
 
 

@@ -11,14 +11,16 @@ from unittest import mock
 from cepheid_bookie.admission import Admission
 from cepheid_bookie.ledger_deletion import LedgerDeletion
 from cepheid_broker.dispatch.forward_reader import ForwardReader
-from cepheid_ledger import ClosedLedger, LedgerClient, LedgerError
+from cepheid_ledger import ClosedLedger, LedgerClient, LedgerError, LedgerWriter
 from cepheid_ledger.add_pipeline import AddPipeline
 from cepheid_ledger.writer_state import Confirm, WriterState
 from cepheid_managed_ledger import (
+    ManagedLedgerConfig,
     ManagedLedgerFailedError,
     ManagedLedgers,
     chain_deletion,
     chain_keeper,
+    managed_ledger,
     opening,
     rollover,
     trimmer,
@@ -28,11 +30,13 @@ from cepheid_managed_ledger.catch_up import CatchUpReads
 from cepheid_managed_ledger.chain_keeper import ChainKeeper
 from cepheid_managed_ledger.cursor import Cursor
 from cepheid_managed_ledger.cursor_store import CursorStore
+from cepheid_managed_ledger.opening import TakenOver
 from cepheid_managed_ledger.trim import Retention
 from cepheid_managed_ledger.trimmer import Trimmer
 from cepheid_metadata import Chain, ChainLedger, Check, LedgerIds, MetadataStore, Op, Position, Put, StoreUnavailableError, keys
 from cepheid_ports import SteadyClock
 from cepheid_rpc import EntryGroup
+from cepheid_wire import TopicName
 from tests.simulation.mutants.cluster import keep_what_is_open_when_the_session_is_lost
 from tests.simulation.mutants.registry import mutant, scenario_mutant
 
@@ -88,6 +92,39 @@ def trim_without_asking_the_cursors() -> Iterator[None]:
         return plan_trim(ledgers, **{**options, "acknowledged_entries": None})
 
     with mock.patch.object(trimmer, "plan_trim", greedy):
+        yield
+
+
+@mutant("V10")
+@contextlib.contextmanager
+def refuse_topics_without_a_new_ledger() -> Iterator[None]:
+    """An opening fails when no new ledger can be created, so nothing of the topic can be read either."""
+    start_ledger = opening._start_ledger
+
+    async def insist(*args: Any) -> TakenOver:
+        started = await start_ledger(*args)
+        if started.lacking is not None:
+            raise started.lacking
+        return started
+
+    with mock.patch.object(opening, "_start_ledger", insist):
+        yield
+
+
+# H1, H3, H5: what was in it is not found again. AssertionError: its end would become that of another ledger.
+@mutant("M3", "M7", "M8", "H1", "H3", "H5", "AssertionError")
+@contextlib.contextmanager
+def write_to_a_late_ledger_that_is_not_recorded() -> Iterator[None]:
+    """The ledger that an opening could not create takes appends before the chain names it."""
+
+    async def start_unrecorded(
+        topic: TopicName, keeper: ChainKeeper, client: LedgerClient, config: ManagedLedgerConfig
+    ) -> LedgerWriter:
+        writer = await opening.create_ledger(topic, keeper.chain, client, config)
+        keeper.on_ledgers((*keeper.chain.ledgers, ChainLedger(ledger_id=writer.ledger_id)))
+        return writer
+
+    with mock.patch.object(managed_ledger, "start_late", start_unrecorded):
         yield
 
 

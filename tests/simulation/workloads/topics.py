@@ -8,15 +8,18 @@ Two brokers run this loop for one topic: each opening deposes the other, which f
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from cepheid_ledger import NotEnoughBookiesError
 from cepheid_managed_ledger import (
     ManagedLedger,
     ManagedLedgerConfig,
     ManagedLedgerError,
     ManagedLedgerFailedError,
+    NoOpenLedgerError,
     Retention,
     SplitPosition,
     State,
@@ -60,6 +63,10 @@ class _Memory(NamedTuple):
     acked: Acked
 
 
+_STALE_S = 10.0
+"""No process reads metadata that is older."""
+
+
 class TopicWorkload:
     def __init__(self, name: str, rng: random.Random, history: History, quorums: Quorums, *, weak_ledgers: bool = True) -> None:
         self.topic = TopicName.parse(f"persistent://public/default/{name}")
@@ -89,6 +96,7 @@ class TopicWorkload:
 
     def begin_anew(self) -> None:
         """Nothing is in the topic."""
+        self._listed_at_s = math.inf  # when its chain was first seen with ledgers
         self.model = TopicModel(str(self.topic), keys.chain_key(self.topic))
         self._history.topics[self.model.key] = self.model
 
@@ -125,13 +133,22 @@ class TopicWorkload:
         history = self._history
         history.did("open")
         is_right = abs(broker.ports.wall_ms() - true_ms()) < RIGHT_MS
+        recorded = history.chains.get(self.model.key)
+        if recorded is not None and recorded.ledgers:
+            self._listed_at_s = min(self._listed_at_s, history.now_s)
         self.model.note_policy(broker.process, self.config.retention)
         try:
             managed_ledger = await broker.managed_ledgers.open(self.topic, self.config)
         except EXPECTED as error:
             history.note(f"{broker.process} cannot open {self.topic}: {error}")
+            was_read = history.now_s > self._listed_at_s + _STALE_S
+            refused = was_read and isinstance(error, NotEnoughBookiesError)
+            history.check("V10", not refused, lambda error=error: f"{broker.process} does not open {recorded}: {error}")
             return None
         history.note(lambda: f"{broker.process} opened {managed_ledger!r}")
+        if managed_ledger.lacking is not None:
+            history.check("V10", True, "")
+            history.did("open without a new ledger")
         is_new = managed_ledger not in self._sessions
         self._sessions[managed_ledger] = broker, broker.sessions_lost
         if is_right and abs(broker.ports.wall_ms() - true_ms()) < RIGHT_MS and _was_made_in_time(managed_ledger):
@@ -257,7 +274,7 @@ class TopicWorkload:
             history.check("V9", count == len(payloads), f"{self.topic}: {len(payloads)} entries were answered as {count}")
             if isinstance(outcome, Position):
                 self._on_stored(opening, number, outcome, payloads, managed_ledger)
-            elif isinstance(outcome, TooManyAppendsError):
+            elif isinstance(outcome, TooManyAppendsError | NoOpenLedgerError):
                 history.did("append refused")
                 model.note_refusal(opening, number, self._appends)
                 for payload in payloads:  # refused: it never was in the order of appends

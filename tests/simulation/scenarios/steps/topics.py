@@ -146,6 +146,12 @@ async def cannot_delete_topic(scene: Scene, broker: SimBroker, topic: TopicCours
     scene.require(False, f"{broker.name} deleted it")
 
 
+@step("{broker} starts a ledger for {topic}")
+async def starts_ledger(scene: Scene, broker: SimBroker, topic: TopicCourse) -> None:
+    """It was opened without one; there are enough writable bookies now, and a producer asks."""
+    await scene.at(broker, topic.at(broker).require_open_ledger())
+
+
 @step("{broker} is down")
 async def is_down(scene: Scene, broker: SimBroker) -> None:
     """Waits until its process has ended."""
