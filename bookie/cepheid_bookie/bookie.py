@@ -30,14 +30,13 @@ from cepheid_bookie.entry_log import EntryLogReader
 from cepheid_bookie.entry_reader import EntryReader, StoredRun, refuse_range
 from cepheid_bookie.errors import CookieError
 from cepheid_bookie.journal import Journal
-from cepheid_bookie.journal_format import NONCE_BYTES
 from cepheid_bookie.journal_writer import JournalSpaceError, JournalWriter
 from cepheid_bookie.lac_waits import LacWaits
 from cepheid_bookie.ledger_access import LedgerAccess
 from cepheid_bookie.ledger_deletion import LedgerDeletion
 from cepheid_bookie.limbo import Limbo
 from cepheid_bookie.local_connection import LocalConnection
-from cepheid_bookie.opening import Directories, IdentityRecords, Storage, open_storage
+from cepheid_bookie.opening import Directories, IdentityRecords, Storage, new_nonce, open_storage
 from cepheid_bookie.run_sender import RunSender
 from cepheid_bookie.scans import CACHED_GROUPS, AuthorizeRead, Scans, accept_every_ticket
 from cepheid_bookie.settings import StorageSettings
@@ -132,7 +131,9 @@ class Bookie:
         self._open_reads = 0
         self._connections: dict[LocalConnection, None] = {}
         start = mark.current
-        writer = JournalWriter(directories.journal, start, segment_bytes=settings.journal_segment_bytes, new_nonce=self._new_nonce)
+        writer = JournalWriter(
+            directories.journal, start, segment_bytes=settings.journal_segment_bytes, new_nonce=lambda: new_nonce(ports)
+        )
         self._journal = Journal(writer, workers.journal, start, self._on_batch, batch_bytes=settings.journal_batch_bytes)
         self._space = DiskSpace(directories.journal, directories.data, workers.read, settings, self._on_space)
         self._checkpointer = Checkpointer(
@@ -432,9 +433,6 @@ class Bookie:
             connection.on_bookie_stopped(f"failed: {error}")
         if self.on_failed is not None:
             self.on_failed(error)
-
-    def _new_nonce(self) -> bytes:
-        return self._ports.random.getrandbits(8 * NONCE_BYTES).to_bytes(NONCE_BYTES, "big")
 
     def statistics(self) -> BookieStatistics:
         """Counters since the start and gauges as of now."""

@@ -19,8 +19,8 @@ class JournalCorruptError(BookieError):
     """Damage inside what the journal had synced: entries, fences or keys that were acknowledged may be lost."""
 
     hint = (
-        "do not skip it: restore the file from a copy, or declare this bookie damaged (stop it, empty its directories, "
-        "start it under a new bookie id) so that its ledgers are repaired from their other replicas"
+        "restore the file from a copy; if there is none, and the other replicas are well, move the directories of this bookie away "
+        "and start it with --accept-empty-disk: what was lost is answered as unknown, never denied"
     )
 
 

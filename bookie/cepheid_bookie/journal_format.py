@@ -1,15 +1,21 @@
 """Bytes of the journal. Little-endian; every batch starts at a multiple of 4096, so that no synced sector is ever written again.
 
     segment file  = segment header │ batch │ batch │ …                  │ zeros (preallocated)
-    batch         = batch header │ record │ record │ … │ zeros up to the next multiple of 4096
+    batch         = batch header │ record │ record │ … │ end marker │ zeros up to the next multiple of 4096
 
-Segment header, 48 bytes at offset 0 (the first batch is at 4096):
+Segment header, 60 bytes at offset 0 (the first batch is at 4096):
     0   8  magic "CPHDJRNL"
     8   4  format version (1)
     12  4  CRC32C of bytes 16..47
     16  8  segment id
     24  8  sequence of the first batch: the segment before ends exactly below it
     32  16 nonce (random): a batch header of another file, or bytes that a client sent, cannot pass for one of this segment
+    48  8  size of the file in bytes, which was preallocated and synced before this header was written
+    56  4  CRC32C of bytes 0..55
+
+Older releases wrote zeros from byte 48 on, and no end markers. They ignore both, so the format version stays 1: this release reads
+their segments, and they read those of this release. Only a segment that tells its size can prove damage at its end
+(`journal_tail.py`).
 
 Batch header, 48 bytes:
     0   4  magic "CPB1"
@@ -26,6 +32,9 @@ Record:
     8   1  type; 9  3 zeros
     12     type 1, entries: master key (16), then the group as `cepheid_rpc.encode_group_to` lays it out
            type 2, ledger: ledger id (8), ledger record (`ledger_record.py`): a fence, an explicit LAC, a master key
+
+End marker: "CPBE", or as much of it as there is room for before the next multiple of 4096. It is not zero, so a batch whose end is
+zeros was not written to its end, whatever its last record ends with.
 """
 
 from __future__ import annotations
@@ -42,9 +51,12 @@ from cepheid_rpc import MASTER_KEY_BYTES, Buffer, EntryGroup, decode_group, enco
 ALIGNMENT = 4096
 FORMAT_VERSION = 1
 NONCE_BYTES = 16
+END_MARKER = b"CPBE"
 
 _SEGMENT_MAGIC = b"CPHDJRNL"
 _SEGMENT = struct.Struct("<8sIIQQ16s")
+_SIZE = struct.Struct("<QI")
+SEGMENT_HEADER_BYTES = _SEGMENT.size + _SIZE.size
 _BATCH_MAGIC = b"CPB1"
 _BATCH = struct.Struct("<4sIQQII16s")
 BATCH_HEADER_BYTES = _BATCH.size
@@ -62,6 +74,7 @@ class SegmentHeader:
     segment_id: int
     first_sequence: int
     nonce: bytes
+    size_bytes: int  # 0: an older release wrote it, and does not say
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +114,13 @@ def align(size_bytes: int) -> int:
 
 def encode_segment_header(header: SegmentHeader) -> bytes:
     body = struct.pack("<QQ16s", header.segment_id, header.first_sequence, header.nonce)
-    return _SEGMENT_MAGIC + struct.pack("<II", FORMAT_VERSION, crc32c(body)) + body
+    data = _SEGMENT_MAGIC + struct.pack("<II", FORMAT_VERSION, crc32c(body)) + body + struct.pack("<Q", header.size_bytes)
+    return data + struct.pack("<I", crc32c(data))
 
 
 def decode_segment_header(data: bytes) -> SegmentHeader | None:
-    """None when the bytes are no intact header. Raises FormatVersionError for an intact one of another version."""
-    if len(data) < _SEGMENT.size:
+    """Return None when the bytes are not an intact header. Raises FormatVersionError for an intact one of another version."""
+    if len(data) < SEGMENT_HEADER_BYTES:
         return None
     magic, version, crc, segment_id, first_sequence, nonce = _SEGMENT.unpack_from(data)
     if magic != _SEGMENT_MAGIC or crc32c(memoryview(data)[16 : _SEGMENT.size]) != crc:
@@ -115,7 +129,11 @@ def decode_segment_header(data: bytes) -> SegmentHeader | None:
         raise FormatVersionError(
             f"journal segment {segment_id:016x} has format {version}, this bookie reads {FORMAT_VERSION}", version=version
         )
-    return SegmentHeader(segment_id, first_sequence, nonce)
+    size_bytes, crc = _SIZE.unpack_from(data, _SEGMENT.size)
+    by_an_older_release = not any(data[_SEGMENT.size : SEGMENT_HEADER_BYTES])
+    if not by_an_older_release and crc32c(memoryview(data)[: SEGMENT_HEADER_BYTES - 4]) != crc:
+        return None
+    return SegmentHeader(segment_id, first_sequence, nonce, size_bytes)
 
 
 def encode_batch_header(segment_id: int, nonce: bytes, header: BatchHeader) -> bytes:
@@ -163,13 +181,21 @@ def decode_records(body: memoryview, count: int) -> list[JournalRecord] | None:
     for _ in range(count):
         if offset + HEAD_BYTES > len(body):
             return None
-        crc, size, kind = _HEAD.unpack_from(body, offset)
-        end = offset + HEAD_BYTES + size
-        if end > len(body) or crc32c(body[offset + 4 : end]) != crc:
+        end = end_of_record(body, offset)
+        if end > len(body) or not is_record_intact(body, offset, end):
             return None
-        records.append(_decode_record(kind, body[offset + HEAD_BYTES : end]))
+        records.append(_decode_record(body[offset + 8], body[offset + HEAD_BYTES : end]))
         offset = end
     return records if offset == len(body) else None
+
+
+def end_of_record(data: Buffer, start: int) -> int:
+    """Return where the record at `start` ends, as its head says, which may be damaged."""
+    return start + HEAD_BYTES + int(_HEAD.unpack_from(data, start)[1])
+
+
+def is_record_intact(data: Buffer, start: int, end: int) -> bool:
+    return bool(crc32c(memoryview(data)[start + 4 : end]) == _HEAD.unpack_from(data, start)[0])
 
 
 def _decode_record(kind: int, body: memoryview) -> JournalRecord:

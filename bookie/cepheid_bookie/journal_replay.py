@@ -2,11 +2,16 @@
 
 Batches are written one at a time, each after the one before was synced (journal_writer.py, rule 1). So a damaged batch is
 
-    the last one written   no intact batch header with a higher sequence behind it, no later segment      → torn: cut there
-    an earlier one         such a header, or a later segment that begins above it                          → JournalCorruptError
+    an earlier one         an intact header with a higher sequence behind it, or a later segment that begins above it
+                                                                                              → JournalCorruptError
+    the last one written   torn, if a crash explains what is there (`journal_tail.py`)       → cut there
+                           damaged, if not, or if the segment is shorter than its header says or than the mark needs
+                                                                                              → cut there, and reported
 
 Rule 1: torn batches are cut whole; nothing of them was answered.
-Rule 2: damage of synced data stops the start. Never skipped: it may hide acknowledged entries and fences.
+Rule 2: damage of synced data is never skipped in silence: it may hide acknowledged entries and fences. With intact batches behind
+it, it stops the start. At the end of the journal it is `report.damage`: what was lost is not known, and the caller must not deny
+it (`opening.py`, rule 3).
 Rule 3: what is read here is made durable first. A crash of the process alone leaves batches and names that the system has and the
 disk does not: what this start builds on must not be lost by the next power loss. The header that the new mark will point behind
 is written again: after a sync that failed, the system shows bytes that later syncs do not write.
@@ -23,6 +28,7 @@ from cepheid_bookie.errors import JournalCorruptError, JournalMissingError
 from cepheid_bookie.journal_format import (
     ALIGNMENT,
     BATCH_HEADER_BYTES,
+    SEGMENT_HEADER_BYTES,
     JournalRecord,
     SegmentHeader,
     align,
@@ -32,9 +38,19 @@ from cepheid_bookie.journal_format import (
     parse_segment_name,
     segment_path,
 )
+from cepheid_bookie.journal_tail import SECTOR_BYTES, Tail, judge_tail
 from cepheid_bookie.journal_writer import JournalPosition
 
 _SCAN_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class TailDamage:
+    """Where the end of the journal was lost after it had been synced, and how that is known."""
+
+    file: str
+    offset: int
+    proof: str
 
 
 @dataclass(slots=True)
@@ -44,7 +60,10 @@ class ReplayReport:
     end: JournalPosition
     batches: int = 0
     records: int = 0
-    cut_offset: int | None = None  # where a torn batch was cut, in the last segment
+    cut_offset: int | None = None  # where a torn or damaged batch was cut, in the last segment
+    damage: TailDamage | None = None
+    last_segment_id: int = 0
+    unsized_bytes: int | None = None  # size of the last segment if its header does not tell what it was: an older release wrote it
 
 
 class JournalReplay:
@@ -53,6 +72,7 @@ class JournalReplay:
     def __init__(self, disk: Disk, mark: JournalPosition) -> None:
         self._disk = disk
         self._mark = mark
+        self._previous: SegmentHeader | None = None
         self.report = ReplayReport(mark)
 
     def records(self) -> Iterator[JournalRecord]:
@@ -60,15 +80,15 @@ class JournalReplay:
         segments = self._segments()
         for place, segment_id in enumerate(segments):
             last = place == len(segments) - 1
+            self.report.last_segment_id = segment_id
             file = self._disk.open(segment_path(segment_id))
             try:
                 if last:
                     file.pwrite(file.pread(ALIGNMENT, 0), 0)
                 file.sync()
                 header = self._header(file, segment_id, last=last)
-                if header is None:
-                    break
-                yield from self._segment(file, header, last=last)
+                if header is not None:
+                    yield from self._segment(file, header, last=last)
             finally:
                 file.close()
 
@@ -89,27 +109,31 @@ class JournalReplay:
         return needed
 
     def _header(self, file: DiskFile, segment_id: int, *, last: bool) -> SegmentHeader | None:
-        """None for a last segment whose creation was cut by a crash: nothing was written to it. It is removed."""
-        header = decode_segment_header(file.pread(ALIGNMENT, 0))
-        end = self.report.end
+        """Return None for a segment without a header and without batches. The next segment tells whether one is missing."""
+        header = decode_segment_header(file.pread(SEGMENT_HEADER_BYTES, 0))
+        end, is_marked, previous = self.report.end, segment_id == self._mark.segment_id, self._previous
         if header is not None and header.segment_id == segment_id:
             # Below: the batch before is one that a full disk refused, but whole (journal_writer.py, rule 2). Nothing is missing.
-            if segment_id != self._mark.segment_id and header.first_sequence > end.sequence:
+            if not is_marked and header.first_sequence > end.sequence:
                 raise JournalCorruptError(
                     f"{segment_path(end.segment_id)} ends at batch {end.sequence - 1} (offset {end.offset}), "
                     f"but {segment_path(segment_id)} proves that batches up to {header.first_sequence - 1} were synced",
                     file=segment_path(end.segment_id),
                     offset=end.offset,
                 )
+            self._previous = header
             return header
-        if not last or segment_id == self._mark.segment_id or self._was_used(file, segment_id):
+        if (is_marked and file.size() > self._mark.offset) or self._was_used(file, segment_id):
             raise JournalCorruptError(
                 f"{segment_path(segment_id)} is damaged at offset 0 (segment header) and was in use",
                 file=segment_path(segment_id),
                 offset=0,
             )
-        self._disk.unlink(segment_path(segment_id))
-        self._disk.sync_dir("journal")
+        if last and previous is not None and not previous.size_bytes:
+            self._disk.unlink(segment_path(segment_id))  # an older release names a segment first: its creation was cut by a crash
+            self._disk.sync_dir("journal")
+        elif last:
+            self._report_damage(segment_id, 0, f"it has {file.size()} bytes and no segment header")
         return None
 
     def _segment(self, file: DiskFile, header: SegmentHeader, *, last: bool) -> Iterator[JournalRecord]:
@@ -126,7 +150,7 @@ class JournalReplay:
                 body = file.pread(batch.size_bytes, offset + BATCH_HEADER_BYTES)
                 records = decode_records(memoryview(body), batch.records)
             if batch is None or records is None:
-                self._check_end(file, header, offset, sequence, last=last, clean=not any(head))
+                self._check_end(file, header, offset, sequence, last=last)
                 return
             yield from records
             self.report.batches += 1
@@ -134,7 +158,7 @@ class JournalReplay:
             offset += align(BATCH_HEADER_BYTES + batch.size_bytes)
             sequence += 1
 
-    def _check_end(self, file: DiskFile, header: SegmentHeader, offset: int, sequence: int, *, last: bool, clean: bool) -> None:
+    def _check_end(self, file: DiskFile, header: SegmentHeader, offset: int, sequence: int, *, last: bool) -> None:
         """No intact batch at `offset`. A later one in this segment proves that this one was synced."""
         for later_offset, later in self._batches(file, header.segment_id, header.nonce, offset + ALIGNMENT):
             if later > sequence:
@@ -144,8 +168,37 @@ class JournalReplay:
                     file=segment_path(header.segment_id),
                     offset=offset,
                 )
-        if last and not clean:
-            self.report.cut_offset = offset
+        if last:
+            self._judge_end(file, header, offset, sequence)
+
+    def _judge_end(self, file: DiskFile, header: SegmentHeader, offset: int, sequence: int) -> None:
+        """No later segment proves anything: this one does, or a crash explains what is there."""
+        size, report = file.size(), self.report
+        needed = max(header.size_bytes, self._mark.offset if header.segment_id == self._mark.segment_id else 0)
+        if not header.size_bytes:
+            report.unsized_bytes = size
+        if size < needed:
+            self._report_damage(header.segment_id, offset, f"it has {size} bytes, and had {needed} or more")
+            return
+        tail = self._judge_tail(file, header, offset, sequence)
+        if tail is Tail.DAMAGED:
+            self._report_damage(header.segment_id, offset, f"batch {sequence} was written whole, and is not as it was written")
+        elif tail is Tail.TORN:
+            report.cut_offset = offset
+
+    @staticmethod
+    def _judge_tail(file: DiskFile, header: SegmentHeader, offset: int, sequence: int) -> Tail:
+        head = file.pread(SECTOR_BYTES, offset)
+        if not header.size_bytes:  # journal_tail.py, rule 2
+            return Tail.TORN if any(head[:BATCH_HEADER_BYTES]) else Tail.CLEAN
+        batch = decode_batch_header(head, header.segment_id, header.nonce)
+        if batch is not None:
+            head = file.pread(align(BATCH_HEADER_BYTES + batch.size_bytes), offset)
+        return judge_tail(head, header, sequence)
+
+    def _report_damage(self, segment_id: int, offset: int, proof: str) -> None:
+        self.report.damage = TailDamage(segment_path(segment_id), offset, proof)
+        self.report.cut_offset = offset
 
     @staticmethod
     def _batches(file: DiskFile, segment_id: int, nonce: bytes | None, start: int) -> Iterator[tuple[int, int]]:

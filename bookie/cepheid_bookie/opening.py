@@ -1,11 +1,14 @@
 """From directories to a bookie that may serve: locks, identity, replay, checkpoint. A failure here is the failure of the start.
 
-    lock ► cookies ► mark, logs, index ► replay into the cache ► flush everything ► mark = end of journal ► (caller) serve
+    lock ► cookies ► mark, logs, index ► replay into the cache ► flush everything ► [limbo] ► mark = end of journal ► (caller) serve
 
 Rule 1: the mark passes the replayed journal before a new segment is begun, so a torn tail never gets a successor that would make it
 look like damage.
 Rule 2: before anything replayed goes to the entry log, logs to which nothing refers are deleted: an index that cannot be written
 makes every start fail, and each would leave one more behind (apache/bookkeeper#4114).
+Rule 3: where the end of the journal was lost after it had been synced, the bookie starts in limbo (`limbo.py`). Disks and metadata
+say so before the mark passes that place: a crash in between finds the damage again. The mark moves to a segment of its own, so
+the next start does not find it.
 """
 
 from __future__ import annotations
@@ -20,10 +23,11 @@ from cepheid_bookie.checkpoint import FlushStore
 from cepheid_bookie.cookie import BookieIdentity, Cookie, CookieRecords, Found, decide, is_reborn, load_cookie, save_cookie
 from cepheid_bookie.disk import Disk
 from cepheid_bookie.entry_log import EntryLogWriter, dead_logs, list_logs, log_path
-from cepheid_bookie.errors import CookieError
-from cepheid_bookie.journal_format import EntriesRecord, parse_segment_name
+from cepheid_bookie.errors import CookieError, JournalCorruptError
+from cepheid_bookie.journal_format import ALIGNMENT, NONCE_BYTES, EntriesRecord, SegmentHeader, parse_segment_name
 from cepheid_bookie.journal_mark import MarkFile
-from cepheid_bookie.journal_replay import JournalReplay, ReplayReport
+from cepheid_bookie.journal_replay import JournalReplay, ReplayReport, TailDamage
+from cepheid_bookie.journal_writer import JournalPosition, create_segment
 from cepheid_bookie.ledger_table import LedgerTable
 from cepheid_bookie.settings import StorageSettings
 from cepheid_bookie.write_cache import WriteCache
@@ -140,6 +144,9 @@ async def open_storage(
         ledgers = LedgerTable(index, workers.read, cache.last_entry_id, limit=settings.loaded_ledgers)
         logs = await run(lambda: EntryLogWriter(directories.data, block_bytes=settings.block_bytes, log_bytes=settings.log_bytes))
         report = await run(lambda: replay(directories, mark, logs, cache, ledgers))
+        if report.damage is not None:
+            cookie = await begin_limbo(directories, cookie, cookies, workers.flush, report.damage)
+            await run(lambda: pass_damage(directories, mark, report, new_nonce(ports)))
     except BaseException:
         await workers.aclose()
         index.close()
@@ -147,6 +154,10 @@ async def open_storage(
         raise
     facts = {"bookie": identity.bookie_id, "ledgers": ledgers.count, "replayed_records": report.records}
     log.info("bookie.opened", extra={**facts, "cut_offset": report.cut_offset, "segment": report.end.segment_id})
+    if report.unsized_bytes is not None and report.unsized_bytes < settings.journal_segment_bytes:
+        hint = "an older release wrote it, so it is not known whether it was cut off; if so, verify the ledgers of this bookie"
+        short = {"segment": report.end.segment_id, "bytes": report.unsized_bytes, "setting_bytes": settings.journal_segment_bytes}
+        log.warning("bookie.journal_segment_short", extra={"bookie": identity.bookie_id, **short, "hint": hint})
     return Storage(directories, workers, cookie, life, mark, cache, ledgers, logs)
 
 
@@ -205,13 +216,47 @@ async def begin_life(
         what_to_do = "bring back the newest state; if it is lost for good, start with --accept-empty-disk (what is missing is"
         raise CookieError(f"{message}; {what_to_do} answered as unknown, never denied)")
     if behind is not None:
-        old, cookie = cookie, cookie.reborn(await records.next_ledger_id())
-        await worker.run(lambda: _stamp(directories, cookie))  # limbo before the life: a crash in between is refused again
-        await records.replace(old, cookie)
+        cookie = await _raise_watermark(
+            directories, cookie, records, worker
+        )  # before the life: a crash in between is refused again
         facts = {"bookie": cookie.bookie_id, "limbo_below": cookie.limbo_below, "error": behind}
         log.warning("bookie.old_copy_accepted", extra={**facts, "hint": "ledgers that name it may be short of copies"})
     await life.count()
     return cookie, life
+
+
+async def begin_limbo(
+    directories: Directories, cookie: Cookie, records: IdentityRecords | None, worker: Worker, damage: TailDamage
+) -> Cookie:
+    """Make it durable that this bookie may have forgotten what ledgers that exist by now had in it."""
+    found = f"{damage.file} lost what was synced from offset {damage.offset} on: {damage.proof}"
+    if records is None:
+        message = f"{found}; without metadata this bookie cannot record that it may have lost acknowledged entries"
+        raise JournalCorruptError(message, file=damage.file, offset=damage.offset)
+    cookie = await _raise_watermark(directories, cookie, records, worker)
+    hint = "check its disk; what it may have lost is answered as unknown, never denied; run `cepheid ledgers verify --all`"
+    facts = {"bookie": cookie.bookie_id, "file": damage.file, "offset": damage.offset, "limbo_below": cookie.limbo_below}
+    log.warning("bookie.journal_end_lost", extra={**facts, "error": found, "hint": hint})
+    return cookie
+
+
+def new_nonce(ports: Ports) -> bytes:
+    """Return random bytes that tell a journal segment from all others."""
+    return ports.random.getrandbits(8 * NONCE_BYTES).to_bytes(NONCE_BYTES, "big")
+
+
+def pass_damage(directories: Directories, mark: MarkFile, report: ReplayReport, nonce: bytes) -> None:
+    """Blocking. Nothing is deleted: the damaged segment stays until the older mark has passed it, too."""
+    header = SegmentHeader(report.last_segment_id + 1, report.end.sequence, nonce, size_bytes=ALIGNMENT)
+    create_segment(directories.journal, header).close()
+    mark.save(JournalPosition(header.first_sequence, header.segment_id, ALIGNMENT))
+
+
+async def _raise_watermark(directories: Directories, cookie: Cookie, records: IdentityRecords, worker: Worker) -> Cookie:
+    reborn = cookie.reborn(await records.next_ledger_id())
+    await worker.run(lambda: _stamp(directories, reborn))
+    await records.replace(cookie, reborn)
+    return reborn
 
 
 def _find_cookies(directories: Directories, mine: Cookie) -> dict[str, Found]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import random
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from cepheid_bookie.journal_format import (
     LedgerStateRecord,
     align,
     decode_records,
+    decode_segment_header,
     encode_entries_to,
     encode_ledger_to,
 )
@@ -27,6 +29,7 @@ from cepheid_bookie.journal_writer import JournalPosition, JournalSpaceError, Jo
 from cepheid_bookie.ledger_record import LedgerRecord, decode_record, encode_record
 from cepheid_rpc import Buffer
 from tests.bookie.bookie_support import KEY, InlineWorker, KiB, group_of
+from tests.simulation.world.node import NodeCrashed
 from tests.simulation.world.sim_disk import SimDisk, SimFile
 
 
@@ -236,3 +239,52 @@ def test_a_full_disk_that_takes_all_but_the_padding_of_a_batch_is_no_damage_afte
             write(writer, 1)
     write(writer, 2, size=100 * KiB)  # goes to a segment of its own
     assert [first for first in replayed(disk) if first != 1] == [0, 2]
+
+
+def test_remains_of_refused_batches_are_overwritten_before_the_next_batch() -> None:
+    """They would pass for damage of it, or of what follows it."""
+    disk = new_disk()
+    writer = new_writer(disk)
+    end = write(writer, 0)
+    for size in (30_000, 9_000):
+        disk.fail("pwritev", "journal/", errno.ENOSPC)
+        with pytest.raises(JournalSpaceError):
+            write(writer, 1, size=size)
+    disk.fail("pwrite", "journal/", errno.ENOSPC)
+    with pytest.raises(JournalSpaceError):
+        write(writer, 1)
+    after = write(writer, 2, size=100)
+    content = disk.durable_content("journal/0000000000000001.journal")
+    assert after.offset == end.offset + ALIGNMENT
+    assert not any(content[after.offset :])
+    assert replayed(disk.power_loss()) == [0, 2]
+
+
+def test_a_batch_never_makes_its_segment_longer() -> None:
+    """The first one of a segment was refused, and a larger one comes next."""
+    disk = new_disk()
+    writer = new_writer(disk, segment_bytes=16 * KiB)
+    disk.fail("pwritev", "journal/", errno.ENOSPC)
+    with pytest.raises(JournalSpaceError):
+        write(writer, 0)
+    assert write(writer, 1, size=20 * KiB).segment_id == 2
+    assert [len(content) for content in disk.durable_files().values()] == [16 * KiB, 28 * KiB]
+    assert replayed(disk.power_loss()) == [1]
+
+
+@pytest.mark.parametrize("operation", range(8))
+@pytest.mark.parametrize("power_loss", [True, False])
+def test_a_segment_that_is_named_has_its_size_and_its_header(operation: int, power_loss: bool) -> None:
+    for seed in range(5):
+        disk = new_disk(seed)
+        disk.crash_at = disk.operations + operation
+        with contextlib.suppress(NodeCrashed):
+            write(new_writer(disk), 0)
+        disk = disk.power_loss() if power_loss else disk.process_crash()
+        replay = JournalReplay(disk, START)
+        assert len(list(replay.records())) <= 1
+        assert replay.report.damage is None
+        for content in (disk.durable_content(path) for path in disk.durable_files() if path.endswith(".journal")):
+            header = decode_segment_header(bytes(content))
+            assert header is not None
+            assert header.size_bytes == len(content) == 64 * KiB

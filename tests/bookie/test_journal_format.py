@@ -19,7 +19,7 @@ from cepheid_bookie.ledger_record import LedgerRecord, decode_record, encode_rec
 from cepheid_rpc import Buffer
 
 RECORD = LedgerRecord(b"k" * 16, fenced=True, explicit_lac=7)
-HEADER = SegmentHeader(5, 12, b"n" * 16)
+HEADER = SegmentHeader(5, 12, b"n" * 16, size_bytes=64 << 20)
 
 
 def one_record() -> bytearray:
@@ -67,3 +67,17 @@ def test_a_segment_of_a_newer_format_is_refused_and_not_taken_for_a_torn_one() -
     data[8] = FORMAT_VERSION + 1
     with pytest.raises(FormatVersionError, match=f"format {FORMAT_VERSION + 1}"):
         decode_segment_header(bytes(data))
+
+
+@pytest.mark.parametrize("place", [48, 53, 56, 59])
+def test_a_segment_header_whose_size_is_damaged_is_not_one_of_an_older_release(place: int) -> None:
+    data = bytearray(encode_segment_header(HEADER))
+    data[place] ^= 4
+    assert decode_segment_header(bytes(data)) is None
+
+
+def test_a_segment_of_an_older_release_does_not_tell_its_size() -> None:
+    """And an older release reads the first 48 bytes alone, which are the same."""
+    data = encode_segment_header(HEADER)
+    assert decode_segment_header(data[:48] + bytes(12)) == SegmentHeader(5, 12, b"n" * 16, size_bytes=0)
+    assert data[8:12] == (1).to_bytes(4, "little"), "an older release refuses any other version"

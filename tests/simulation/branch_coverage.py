@@ -42,7 +42,10 @@ CORES = (
     *(f"cepheid_ledger.{name}" for name in ("metadata_edits", "recovery_state", "striping", "unconfirmed", "writer_state")),
     *(
         f"cepheid_bookie.{name}"
-        for name in ("add_answers", "entry_block", "journal_format", "journal_replay", "ledger_record", "limbo", "write_cache")
+        for name in (
+            "add_answers", "entry_block", "journal_format", "journal_replay", "journal_tail", "ledger_record", "limbo",
+            "write_cache",
+        )
     ),
     *(
         f"cepheid_managed_ledger.{name}"

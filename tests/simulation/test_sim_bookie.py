@@ -14,6 +14,7 @@ from cepheid_bookie import cookie as cookies
 from cepheid_bookie import opening
 from cepheid_bookie.bookie_life import BookieLife
 from cepheid_bookie.errors import JournalCorruptError
+from cepheid_bookie.journal_replay import JournalReplay
 from cepheid_metadata import SessionState
 from cepheid_rpc import ReadRequest, Status
 from tests.simulation.checks.history import InvariantViolation
@@ -161,9 +162,36 @@ def test_a_bit_that_flipped_in_the_journal_stops_the_start(seed: int) -> None:
     play(script)
 
 
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("damage", [SimBookie.cut_journal, SimBookie.decay_end_of_journal])
+def test_a_journal_that_lost_its_end_starts_in_limbo(damage: Callable[[SimBookie, random.Random], bool], seed: int) -> None:
+    async def script(stage: Stage, bookie: SimBookie) -> None:
+        assert damage(bookie, random.Random(seed))
+        await restarted(bookie)
+        assert bookie.serving
+        assert not any(status.certain_no for status in await statuses(bookie))
+        await restarted(bookie)
+        assert bookie.serving
+
+    play(script)
+
+
+def test_a_start_that_takes_the_lost_end_of_a_journal_for_a_torn_one_is_a_violation() -> None:
+    async def script(stage: Stage, bookie: SimBookie) -> None:
+        assert bookie.cut_journal(random.Random(0))
+        with mock.patch.object(JournalReplay, "_report_damage"):
+            await restarted(bookie)
+        await asyncio.sleep(1)
+
+    with pytest.raises(InvariantViolation, match="S8: b1 starts as if it were whole: its journal was cut off"):
+        play(script)
+
+
 def test_where_the_mark_has_passed_all_of_the_journal_nothing_flips() -> None:
     async def script(stage: Stage, bookie: SimBookie) -> None:
         await asyncio.sleep(2.0)  # a checkpoint
+        assert not bookie.decay_end_of_journal(random.Random(0))
+        await restarted(bookie)
         assert not bookie.decay_journal(random.Random(0))
         await restarted(bookie)
         assert await statuses(bookie) == []

@@ -22,6 +22,7 @@ from cepheid_ledger.master_key import master_key_of
 from cepheid_metadata import LedgerMetadata
 from tests.simulation.checks.history import BookieFacts, History
 from tests.simulation.world.sim_disk import SimDisk
+from tests.simulation.world.sim_medium import SECTOR_BYTES
 
 _MARK = struct.Struct("<4sIQQQQ")  # journal_mark.py: magic, CRC, generation, sequence, segment id, offset
 _SEGMENT = struct.Struct("<8sIIQQ16s")  # journal_format.py: magic, version, CRC, segment id, first sequence, nonce
@@ -204,6 +205,30 @@ def proven_batches(disks: Sequence[SimDisk]) -> list[tuple[str, int, int]]:
                 batches = _batches_of(segment, segment_id, nonce, marked_offset if segment_id == marked_id else _BATCHES_AT)
                 proven += [(path, offset, size) for offset, size in batches[:-1]]
     return proven
+
+
+def last_segment(disks: Sequence[SimDisk]) -> str | None:
+    """S8: path of the journal segment that no other one follows."""
+    return max((path for path in _files_of(disks) if re.fullmatch(r"journal/\w{16}\.journal", path)), default=None)
+
+
+def last_batch(disks: Sequence[SimDisk]) -> tuple[str, int, int] | None:
+    """S8: path, offset and bytes of the last batch that a start has to replay, if nothing behind it proves that it was synced.
+
+    None also for a batch with a sector of zeros: that one may pass for one that was never written.
+    """
+    path, files = last_segment(disks), _files_of(disks)
+    if path is None or not _was_begun(files[path]):
+        return None
+    segment = files[path]
+    _, _, _, segment_id, _, nonce = _SEGMENT.unpack_from(segment)
+    _, marked_id, marked_offset = max(_marks(files), default=(1, 0, 0))
+    batches = _batches_of(segment, segment_id, nonce, marked_offset if segment_id == marked_id else _BATCHES_AT)
+    if segment_id < marked_id or not batches:
+        return None
+    offset, size = batches[-1]
+    sectors = (segment[start : start + SECTOR_BYTES] for start in range(offset, offset + size, SECTOR_BYTES))
+    return (path, offset, size) if all(map(any, sectors)) else None
 
 
 def _batches_of(segment: bytearray, segment_id: int, nonce: bytes, offset: int) -> list[tuple[int, int]]:

@@ -48,6 +48,7 @@ class DiskFaults:
             self._lose_cookie: 0.6,
             self._decay_entry_log: 0.8,
             self._decay_journal: 1.8,
+            self._lose_end_of_journal: 6.0,
         }
 
     def _fill(self) -> None:
@@ -155,3 +156,16 @@ class DiskFaults:
         bookies = [bookie for bookie in world.bookies.values() if bookie.serving and proven_batches(bookie.disks)]
         if bookies and world.plan.begins() and rng.choice(bookies).decay_journal(rng):
             world.plan.saw("bit of a journal decayed")
+
+    def _lose_end_of_journal(self) -> None:
+        """Of what was synced, and nothing behind it proves that: whoever starts on it must not deny it (see `_lose`)."""
+        world, rng = self._world, self._random
+        if world.disks_to_lose == 0 or (bookie := some_bookie(world, rng)) is None or not world.plan.begins():
+            return
+        kind, lose = rng.choice(
+            (("end of a journal cut off", bookie.cut_journal), ("bit of the end of a journal decayed", bookie.decay_end_of_journal))
+        )
+        if lose(rng):
+            world.disks_to_lose -= 1
+            world.history.note(f"{bookie.id}: {kind}")
+            world.plan.saw(kind)

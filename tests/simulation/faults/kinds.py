@@ -36,9 +36,10 @@ MODEL: tuple[tuple[str, tuple[tuple[str, tuple[str, ...]], ...]], ...] = (
         (("world/cluster.py", ("failed sync", "failed read", "failed write of the index", "failed read of the index")),),
     ),
     (
-        "flipped bits: in journal and entry logs, on the wire",
+        "flipped bits: in journal and entry logs, on the wire; a journal that was cut off",
         (
             ("faults/disks.py", ("bit of an entry log decayed", "bit of a journal decayed")),
+            ("faults/disks.py", ("bit of the end of a journal decayed", "end of a journal cut off")),
             ("world/sim_wire.py", ("bit flipped on the wire", "bit of an answer flipped")),
         ),
     ),

@@ -391,11 +391,23 @@ def ask_any_follower_for_the_cookie() -> Iterator[None]:
 def cut_damage_like_a_torn_tail() -> Iterator[None]:
     """Nobody looks whether something was written behind it, which proves that it was synced."""
 
-    def cut(self: JournalReplay, file: Any, header: Any, offset: int, *_: Any, last: bool, clean: bool) -> None:
-        if last and not clean:
+    def cut(self: JournalReplay, file: Any, header: Any, offset: int, *_: Any, last: bool) -> None:
+        if last:
             self.report.cut_offset = offset
 
     with mock.patch.object(JournalReplay, "_check_end", cut):
+        yield
+
+
+@mutant("S2", "S5", "S8")
+@contextlib.contextmanager
+def take_the_damaged_end_of_a_journal_for_a_torn_one() -> Iterator[None]:
+    """As it was: what had been acknowledged is denied, and recovery closes below it."""
+
+    def cut(self: JournalReplay, segment_id: int, offset: int, proof: str) -> None:
+        self.report.cut_offset = offset
+
+    with mock.patch.object(JournalReplay, "_report_damage", cut):
         yield
 
 

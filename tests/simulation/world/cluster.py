@@ -31,7 +31,7 @@ from cepheid_metadata import (
     readonly_bookies,
 )
 from cepheid_ports import CepheidError
-from tests.simulation.checks.disk import DiskChecks, lies_in, proven_batches
+from tests.simulation.checks.disk import DiskChecks, last_batch, last_segment, lies_in, proven_batches
 from tests.simulation.checks.history import History
 from tests.simulation.checks.storage import BookieProbe, DeletionProbe, Promises, check_promises, promises_of
 from tests.simulation.faults.plan import FaultPlan
@@ -86,6 +86,7 @@ class Damage:
     repair: Callable[[], None]
     may_go_unnoticed: bool = False
     rule: str = "S11"
+    starts_in_limbo: bool = False  # instead of being refused
 
 
 class SimBookie:
@@ -190,7 +191,7 @@ class SimBookie:
                 cookies=cookies,
                 accept_empty_disk=self.accepts_empty_disk,
             )
-            if self.damage is not None and not self.damage.may_go_unnoticed:
+            if self.damage is not None and not self._is_noticed(self.damage, bookie):
                 self._history.violated(self.damage.rule, f"{self.id} starts as if it were whole: {self.damage.what}")
             self.damage, self.accepts_empty_disk = None, False
             probe = BookieProbe(self.id, bookie, self, self._history, lambda: self._on_fence(self))
@@ -213,6 +214,10 @@ class SimBookie:
         self._network.serve(self.id, node, served)
         if self._registers:
             await self._register(bookie, store, node)
+
+    def _is_noticed(self, damage: Damage, bookie: Bookie) -> bool:
+        in_limbo = damage.starts_in_limbo and bookie.cookie.limbo_below > self._history.bookie(self.id).forgotten_through
+        return in_limbo or damage.may_go_unnoticed
 
     def _on_refused(self, node: Node, error: CepheidError) -> None:
         self.refused = error
@@ -341,6 +346,37 @@ class SimBookie:
                 "a bit of its journal flipped", lambda: self.journal_disk.flip_bit_back(path, place, bit), rule="S8"
             )
         return bool(proven)
+
+    def decay_end_of_journal(self, rng: random.Random) -> bool:
+        """One bit of the last batch that was synced: the next start can tell it from a torn one. False: nothing can be told."""
+        synced = last_batch(self.disks) if self.node.alive else None
+        self._crash_if_alive()
+        if synced is None or synced != last_batch(self.disks):
+            return False  # there is none; or the batch in flight, or a new segment, is behind it
+        path, offset, size = synced
+        self.journal_disk.flip_bit(path, offset + rng.randrange(size), rng.randrange(8))
+        self.count_lost_end_of_journal("a bit of the end of its journal flipped")
+        return True
+
+    def cut_journal(self, rng: random.Random) -> bool:
+        """The last segment of the journal is shorter than it was. False: there is none."""
+        self._crash_if_alive()
+        path = last_segment(self.disks)
+        if path is None:
+            return False
+        size = len(self.journal_disk.durable_content(path))
+        self.journal_disk.cut_off(path, rng.randrange(rng.choice((size, size // 4, 100)) or 1))
+        self.count_lost_end_of_journal("its journal was cut off")
+        return True
+
+    def count_lost_end_of_journal(self, what: str) -> None:
+        """What is left of its disks counts as lost, too."""
+        self._count_loss()
+
+        def must_start() -> None:
+            self._history.violated("S8", f"{self.id} refuses to start, and has nothing intact behind the damage: {what}")
+
+        self.damage = Damage(what, must_start, rule="S8", starts_in_limbo=True)
 
     def give_word(self) -> None:
         """Its operator says that what is missing is lost."""

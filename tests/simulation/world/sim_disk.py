@@ -13,8 +13,8 @@ contents of other files.
 What a crash of the process alone does: everything written is there (a write that was under way: any prefix of it).
 
 Faults on order: `full` (ENOSPC), `fail(operation, path)` (EIO once; a failed sync drops the data and later syncs succeed),
-`flip_bit`, `take_away` and `put_back`, and hooks: `on_operation` and `on_read` see every change and every read before it happens
-and may raise, `on_loss` hears what a power loss did.
+`flip_bit`, `cut_off`, `take_away` and `put_back`, and hooks: `on_operation` and `on_read` see every change and every read before it
+happens and may raise, `on_loss` hears what a power loss did.
 """
 
 from __future__ import annotations
@@ -262,6 +262,12 @@ class SimDisk:
         """The medium had that one damage, and somebody repaired it."""
         self.flip_bit(path, offset, bit)
         self._names.files[normal_path(path)].damaged = False
+
+    def cut_off(self, path: str, size_bytes: int) -> None:
+        """The end of a file is gone, as after a mistake of a file system or of its operator."""
+        inode = self._names.files[normal_path(path)]
+        assert not inode.unsynced, f"{path} is being written"
+        del inode.content[size_bytes:], inode.durable[size_bytes:]
 
     def take_away(self, path: str) -> bytes:
         """A file is gone for good, as after a mistake of its operator; returns what was in it."""

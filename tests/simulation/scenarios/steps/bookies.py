@@ -177,7 +177,7 @@ async def has_let_go(scene: Scene, bookie: SimBookie) -> None:
 @step("a bit of {payload} flips in the entry log of {bookie}")
 def decays(scene: Scene, payload: bytes, bookie: SimBookie) -> None:
     """On the medium, unnoticed until it is read."""
-    _flip_in(bookie.disk, "entrylog", payload, f"{payload!r} is in no entry log of {bookie.id}")
+    bookie.disk.flip_bit(*_find_in(bookie.disk, "entrylog", payload, f"{payload!r} is in no entry log of {bookie.id}"))
 
 
 @step("{bookie} fails to read its entry log once")
@@ -189,14 +189,29 @@ def entry_log_fails_once(scene: Scene, bookie: SimBookie) -> None:
 @step("a bit of {payload} flips in the journal of {bookie}")
 def journal_decays(scene: Scene, payload: bytes, bookie: SimBookie) -> None:
     """Likewise."""
-    _flip_in(bookie.journal_disk, "journal", payload, f"{payload!r} is in no journal of {bookie.id}")
+    disk = bookie.journal_disk
+    disk.flip_bit(*_find_in(disk, "journal", payload, f"{payload!r} is in no journal of {bookie.id}"))
 
 
-def _flip_in(disk: SimDisk, folder: str, payload: bytes, otherwise: str) -> None:
+@step("a bit of {payload} flips in the last batch of the journal of {bookie}")
+def journal_end_decays(scene: Scene, payload: bytes, bookie: SimBookie) -> None:
+    """Nothing behind it proves that it was synced. What else is on its disks counts as lost, too."""
+    journal_decays(scene, payload, bookie)
+    bookie.count_lost_end_of_journal(f"a bit of {payload!r} flipped")
+
+
+@step("the journal of {bookie} is cut off at {payload}")
+def journal_cut_off(scene: Scene, bookie: SimBookie, payload: bytes) -> None:
+    """The file comes back shorter than it was. What else is on its disks counts as lost, too."""
+    disk = bookie.journal_disk
+    disk.cut_off(*_find_in(disk, "journal", payload, f"{payload!r} is in no journal of {bookie.id}"))
+    bookie.count_lost_end_of_journal(f"its journal is cut off at {payload!r}")
+
+
+def _find_in(disk: SimDisk, folder: str, payload: bytes, otherwise: str) -> tuple[str, int]:
     for path, content in disk.durable_files().items():
         if path.startswith(folder) and payload in content:
-            disk.flip_bit(path, content.index(payload))
-            return
+            return path, content.index(payload)
     raise ScenarioError(otherwise)
 
 
