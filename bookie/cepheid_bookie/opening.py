@@ -216,9 +216,8 @@ async def begin_life(
         what_to_do = "bring back the newest state; if it is lost for good, start with --accept-empty-disk (what is missing is"
         raise CookieError(f"{message}; {what_to_do} answered as unknown, never denied)")
     if behind is not None:
-        cookie = await _raise_watermark(
-            directories, cookie, records, worker
-        )  # before the life: a crash in between is refused again
+        # before the life: a crash in between is refused again
+        cookie = await _raise_watermark(directories, cookie, records, worker)
         facts = {"bookie": cookie.bookie_id, "limbo_below": cookie.limbo_below, "error": behind}
         log.warning("bookie.old_copy_accepted", extra={**facts, "hint": "ledgers that name it may be short of copies"})
     await life.count()
@@ -300,7 +299,7 @@ def replay(
     cache: WriteCache,
     ledgers: LedgerTable,
 ) -> ReplayReport:
-    """Blocking. Afterwards everything the journal held is in entry log and index, and the mark says so."""
+    """Blocking. Afterwards everything the journal held is in entry log and index; the mark says so unless its end is damaged."""
     mark.load()
     ledgers.scan_index()
     store = FlushStore(logs, directories.index, mark, directories.journal)
@@ -331,6 +330,6 @@ def replay(
             state.fence_durable = state.fenced
     if cache.active.ledgers or ledgers.has_dirty:
         flush()
-    if journal.report.end != mark.current:
+    if journal.report.end != mark.current and journal.report.damage is None:  # rule 3
         store.save_mark(journal.report.end)
     return journal.report

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
+from contextlib import aclosing
+from pathlib import Path
 
 import pytest
 
 from cepheid_bookie import Bookie, MetadataCookies
+from cepheid_bookie.disk import RealDisk
 from cepheid_bookie.errors import JournalCorruptError
 from cepheid_bookie.journal_format import segment_path
 from cepheid_bookie.journal_tail import SECTOR_BYTES
@@ -237,6 +241,29 @@ async def test_a_sector_that_a_power_loss_took_is_denied_with_certainty() -> Non
     assert bookie.cookie.limbo_below == 0
     _, missing = await read_all(bookie, LEDGER, 0, 2)
     assert missing == {2: Status.NO_ENTRY}
+
+
+async def test_a_real_file_that_was_cut_off_is_noticed(tmp_path: Path) -> None:
+    damaged = Damaged()
+    await damaged.ids.take()
+
+    async def start() -> Bookie:
+        machine = damaged.machine
+        machine.index.closed = False
+        return await Bookie.open(
+            IDENTITY, machine.settings, RealDisk(tmp_path), machine.index, machine.ports(), cookies=damaged.cookies
+        )
+
+    async with aclosing(await start()) as bookie:
+        await added(bookie, group_of(LEDGER, 0, 3))
+    size = (tmp_path / SEGMENT).stat().st_size
+    assert size == damaged.machine.settings.journal_segment_bytes
+    async with aclosing(await start()) as bookie:
+        assert bookie.cookie.limbo_below == 0
+    os.truncate(tmp_path / SEGMENT, size - 1)
+    async with aclosing(await start()) as bookie:
+        assert bookie.cookie.limbo_below == 1_001
+        assert sorted(path.name for path in (tmp_path / "journal").iterdir()) == [f"{number:016x}.journal" for number in (1, 2)]
 
 
 async def test_a_short_segment_of_an_older_release_starts_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:

@@ -15,6 +15,7 @@ from cepheid_bookie import opening
 from cepheid_bookie.bookie_life import BookieLife
 from cepheid_bookie.errors import JournalCorruptError
 from cepheid_bookie.journal_replay import JournalReplay
+from cepheid_bookie.journal_tail import Tail
 from cepheid_metadata import SessionState
 from cepheid_rpc import ReadRequest, Status
 from tests.simulation.checks.history import InvariantViolation
@@ -184,6 +185,16 @@ def test_a_start_that_takes_the_lost_end_of_a_journal_for_a_torn_one_is_a_violat
         await asyncio.sleep(1)
 
     with pytest.raises(InvariantViolation, match="S8: b1 starts as if it were whole: its journal was cut off"):
+        play(script)
+
+
+def test_a_bookie_that_takes_what_a_crash_left_for_damage_is_a_violation() -> None:
+    async def script(stage: Stage, bookie: SimBookie) -> None:
+        with mock.patch.object(JournalReplay, "_judge_tail", return_value=Tail.DAMAGED):
+            await restarted(bookie)
+        await asyncio.sleep(1)
+
+    with pytest.raises(InvariantViolation, match="S8: b1 starts in limbo below 11, and has lost nothing"):
         play(script)
 
 

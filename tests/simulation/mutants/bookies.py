@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from cepheid_bookie import Bookie, MetadataCookies, entry_reader
+from cepheid_bookie import Bookie, MetadataCookies, entry_reader, journal_replay
 from cepheid_bookie.add_answers import AddCompletion
 from cepheid_bookie.admission import Admission
 from cepheid_bookie.block_index import BlockRef
@@ -20,6 +20,7 @@ from cepheid_bookie.entry_log import EntryLogReader
 from cepheid_bookie.journal_format import JournalRecord, encode_ledger_to
 from cepheid_bookie.journal_mark import START, MarkFile
 from cepheid_bookie.journal_replay import JournalReplay
+from cepheid_bookie.journal_tail import Tail, judge_tail
 from cepheid_bookie.journal_writer import JournalPosition, JournalWriter
 from cepheid_bookie.ledger_access import LedgerAccess
 from cepheid_ledger.ledger_writer import LedgerWriter
@@ -408,6 +409,19 @@ def take_the_damaged_end_of_a_journal_for_a_torn_one() -> Iterator[None]:
         self.report.cut_offset = offset
 
     with mock.patch.object(JournalReplay, "_report_damage", cut):
+        yield
+
+
+@mutant("S8")
+@contextlib.contextmanager
+def take_a_torn_batch_for_damage() -> Iterator[None]:
+    """After a power loss of all bookies none of them would be sure of what none of them ever answered."""
+
+    def judge(data: bytes, segment: Any, sequence: int) -> Tail:
+        tail = judge_tail(data, segment, sequence)
+        return Tail.DAMAGED if tail is Tail.TORN else tail
+
+    with mock.patch.object(journal_replay, "judge_tail", judge):
         yield
 
 

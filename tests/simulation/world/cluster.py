@@ -120,6 +120,7 @@ class SimBookie:
         self.damage: Damage | None = None
         self.refused: CepheidError | None = None  # at the last start
         self.may_refuse = False  # for scripts in which it must
+        self._limbo_below = 0  # when it served last
         self._machine = machine
         self._copy: tuple[SimDisk, SimDisk, SimBlockIndex] | None = None
         self._tree = tree
@@ -193,6 +194,7 @@ class SimBookie:
             )
             if self.damage is not None and not self._is_noticed(self.damage, bookie):
                 self._history.violated(self.damage.rule, f"{self.id} starts as if it were whole: {self.damage.what}")
+            self._check_limbo(bookie.cookie.limbo_below)
             self.damage, self.accepts_empty_disk = None, False
             probe = BookieProbe(self.id, bookie, self, self._history, lambda: self._on_fence(self))
             served = probe if self.observed else bookie
@@ -214,6 +216,12 @@ class SimBookie:
         self._network.serve(self.id, node, served)
         if self._registers:
             await self._register(bookie, store, node)
+
+    def _check_limbo(self, limbo_below: int) -> None:
+        """S8: what a crash leaves is not taken for damage."""
+        lost = limbo_below <= self._limbo_below or self.damage is not None or self.accepts_empty_disk
+        self._history.check("S8", lost, lambda: f"{self.id} starts in limbo below {limbo_below}, and has lost nothing")
+        self._limbo_below = limbo_below
 
     def _is_noticed(self, damage: Damage, bookie: Bookie) -> bool:
         in_limbo = damage.starts_in_limbo and bookie.cookie.limbo_below > self._history.bookie(self.id).forgotten_through
