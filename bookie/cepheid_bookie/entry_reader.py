@@ -350,17 +350,22 @@ def _read_chunk(
         if group is None:
             unreadable += 1
             until = min(last, block.last_entry_id)
+            was_cut = False  # for size: what follows in the block is neither here nor missing
             for whole in _whole_entries(logs, block, position, until) if status is Status.BAD_DIGEST else ():
+                if left <= 0:
+                    was_cut = True
+                    break
                 if whole.first_entry_id > position:
                     missing.append(MissingEntries(position, whole.first_entry_id - 1, status))
                     position = whole.first_entry_id
-                if left <= 0:
-                    break
                 part = cut_group(whole, position, until, left)
                 groups.append(part)
                 left -= len(part.data)
                 position = part.last_entry_id + 1
-            if left <= 0 and position <= until:  # cut for size
+                if position <= whole.last_entry_id:
+                    was_cut = True
+                    break
+            if was_cut:
                 break
             if position <= until:
                 missing.append(MissingEntries(position, until, status))

@@ -22,6 +22,10 @@ class _TooManyError(Exception):
     """Ledgers, to ask for their records."""
 
 
+class _DamagedError(Exception):
+    """A record cannot be read: whose ledger it is, and where it ends, nobody knows."""
+
+
 class GoneLedgers:
     """`get`: path and query to the decoded answer."""
 
@@ -45,7 +49,7 @@ class GoneLedgers:
                 return None
             try:
                 self._read_part(part)
-            except (AdminRefusedError, _TooManyError):
+            except (AdminRefusedError, _TooManyError, _DamagedError):
                 self._unreadable.append(part)
                 return None
         found = self._last_entries.get((topic, incarnation), {})
@@ -61,13 +65,15 @@ class GoneLedgers:
         self._read.append(ids)
 
     def _records(self, ids: range, deleted: str) -> Iterator[dict[str, Any]]:
-        """Of the ledgers that there are. Raises AdminRefusedError, _TooManyError."""
+        """Of the ledgers that there are. Raises AdminRefusedError, _TooManyError, _DamagedError."""
         above: int | None = ids.start - 1
         for _ in range(_MOST_PAGES):
             if above is None or above + 1 >= ids.stop:
                 return
             limit = min(_RECORDS_PER_PAGE, ids.stop - above - 1)
             page = self._get("/cepheid/v1/ledgers", {"above": above, "limit": limit, "deleted": deleted})
+            if any(record["ledger_id"] < ids.stop for record in page.get("damaged", ())):
+                raise _DamagedError
             yield from (view["ledger"] for view in page["ledgers"] if view["ledger"]["ledger_id"] < ids.stop)
             above = page["next"]
         if above is not None and above + 1 < ids.stop:

@@ -23,6 +23,7 @@ class Ledgers:
         self.count = count
         self.pages = 0
         self.refuses = False
+        self.damaged: list[int] = []
 
     def get(self, path: str, query: Mapping[str, Any]) -> Any:
         assert path == "/cepheid/v1/ledgers"
@@ -31,8 +32,9 @@ class Ledgers:
             raise AdminRefusedError("not for you", status=403)
         there = range(1 if query["deleted"] == "true" else 0, self.count, 2)
         ids = [one for one in there if one > query["above"]][: query["limit"]]
-        ledgers = [{"ledger": self.record(one)} for one in ids]
-        return {"ledgers": ledgers, "next": ids[-1] if len(ids) == query["limit"] else None}
+        ledgers = [{"ledger": self.record(one)} for one in ids if one not in self.damaged]
+        damaged = [{"ledger_id": one, "error": "garbage"} for one in ids if one in self.damaged]
+        return {"ledgers": ledgers, "damaged": damaged, "next": ids[-1] if len(ids) == query["limit"] else None}
 
     def record(self, ledger_id: int) -> dict[str, Any]:
         use = "cursors" if ledger_id % 10 == 0 else "entries"
@@ -79,6 +81,14 @@ def test_who_may_not_ask_knows_nothing() -> None:
     ledgers = Ledgers(10)
     ledgers.refuses = True
     assert GoneLedgers(ledgers.get).of(name(1), "i", range(5)) is None
+
+
+def test_a_damaged_record_leaves_the_ledgers_around_it_unknown_instead_of_gone() -> None:
+    ledgers = Ledgers(1000)
+    ledgers.damaged = [701]
+    gone = GoneLedgers(ledgers.get)
+    assert gone.of(name(1), "i", range(650, 750)) is None
+    assert gone.of(name(1), "i", range(100)) == expected(1, range(100))
 
 
 def test_a_plan_makes_records_old(monkeypatch: pytest.MonkeyPatch) -> None:
