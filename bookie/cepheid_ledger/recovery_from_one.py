@@ -131,12 +131,16 @@ class RecoveryFromOne(Recovery):
 
     def _end_undecided(self, reads: RecoveryReads, ledger: LedgerMetadata) -> int:
         """Rule 2."""
-        position = ledger.last_fragment.ensemble.index(self._bookie)
-        if position in write_set_positions(reads.next_entry_id, ledger.ensemble_size, ledger.write_quorum):
-            # UNKNOWN is its word as well: it lost its disk once, and has nothing of this entry now.
-            has_answered = self._own_words.get(self._bookie) in (Status.UNKNOWN, Status.BAD_DIGEST)
-            if not (reads.has_said_no(position) or has_answered):
-                raise self._failed(f"{self._bookie} did not say whether it has entry {reads.next_entry_id}")
+        ensemble = ledger.last_fragment.ensemble
+        position = ensemble.index(self._bookie)
+        asked = write_set_positions(reads.next_entry_id, ledger.ensemble_size, ledger.write_quorum)
+        if position not in asked:  # striped: its word says nothing of this entry
+            others = ", ".join(ensemble[other] for other in asked)
+            raise self._failed(f"entry {reads.next_entry_id} is not stored on {self._bookie}, but on {others}: name one of these")
+        # UNKNOWN is its word as well: it lost its disk once, and has nothing of this entry now.
+        has_answered = self._own_words.get(self._bookie) in (Status.UNKNOWN, Status.BAD_DIGEST)
+        if not (reads.has_said_no(position) or has_answered):
+            raise self._failed(f"{self._bookie} did not say whether it has entry {reads.next_entry_id}")
         self._is_decided = False
         return reads.next_entry_id - 1
 

@@ -30,7 +30,7 @@ from typing import Any
 
 from cepheid_ledger import LedgerClient, LedgerError, LedgerWriter, NoSuchLedgerError, NotEnoughBookiesError
 from cepheid_managed_ledger.chain_keeper import ChainKeeper
-from cepheid_managed_ledger.errors import ChainDamagedError, ManagedLedgerError, ManagedLedgerFencedError
+from cepheid_managed_ledger.errors import ChainDamagedError, ManagedLedgerFencedError
 from cepheid_managed_ledger.finish import finish
 from cepheid_managed_ledger.settings import ManagedLedgerConfig
 from cepheid_metadata import Chain, ChainLedger, MetadataError
@@ -195,7 +195,7 @@ async def _link(writer: LedgerWriter, client: LedgerClient, record: Coroutine[An
     except (ManagedLedgerFencedError, MetadataError):  # certain: the chain does not name it
         await delete_unlinked(client, writer)
         raise
-    except ManagedLedgerError:  # the chain may name it
+    except BaseException:  # the chain may name it
         await writer.aclose()
         raise
     return writer

@@ -236,6 +236,7 @@ def test_a_bookie_that_takes_no_entries_is_called_read_only_everywhere(tmp_path:
         (ready, problem) = admin.get("/ready").text.splitlines()
         assert ready == "ok", "what is stored can be read: restarting would not help"
         assert problem.startswith(reason)
+        assert admin.get("/ready", headers={"host": "evil.example"}).text == "ok", "a page may have made this address its own"
         assert [bookie["state"] for bookie in admin.get("/cepheid/v1/bookies").json()["bookies"]] == ["readonly"]
         assert scraped(admin.get("/metrics").text)["cepheid_bookie_writable"] == 0
         answer = admin.get("/admin/v2/brokers/health")

@@ -6,7 +6,8 @@ A browser on a machine that reaches the admin port sends requests for any page i
     a form in a browser without both      Content-Type of a form     415    other types need permission, and none is given
     a name that resolves to this broker   Host (DNS rebinding)       403    an address cannot be rebound, so it is accepted
 
-Tools send neither Origin nor Sec-Fetch-Site. The probes answer one word, so they are answered under every name.
+Tools send neither Origin nor Sec-Fetch-Site. Probes are answered under every name, but with one word where the name is unknown
+(health.py).
 """
 
 from __future__ import annotations
@@ -67,6 +68,11 @@ class AdminHosts:
         """Whether a request may name this host, given without port."""
         return host in self.own or self.allows(host) or _is_address(host)
 
+    def accepts_header(self, host: str) -> bool:
+        """Whether a request may have this `Host` header. Some load balancers send none; browsers always send it."""
+        name, _ = _host_and_port(host)
+        return not host or (name is not None and self.accepts(name))
+
     def allows(self, host: str) -> bool:
         """Whether the operator listed this host, by its name or with all names of its domain."""
         if host in self.allowed:
@@ -106,10 +112,7 @@ def refusal_of(method: str, path: bytes, headers: Iterable[tuple[bytes, bytes]],
 def _refused_host(given: Sequence[str], hosts: AdminHosts) -> Refusal | None:
     if len(given) > 1:
         return Refusal(HTTPStatus.BAD_REQUEST, f"the request has {len(given)} Host headers: send one")
-    if not given or not given[0]:  # some load balancers speak HTTP/1.0 without it; browsers always send it
-        return None
-    name, _ = _host_and_port(given[0])
-    if name is not None and hosts.accepts(name):
+    if not given or hosts.accepts_header(given[0]):
         return None
     return Refusal(
         HTTPStatus.FORBIDDEN,

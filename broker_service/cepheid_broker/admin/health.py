@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import asyncio
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse
 
 from cepheid_broker.admin.context import AdminContext
+from cepheid_broker.admin.cross_site import AdminHosts
 from cepheid_broker.admin.errors import HealthCheckError, NotFoundError
 from cepheid_broker.ownership import health_topic
 from cepheid_metadata import KeyExistsError, Position
@@ -38,11 +39,14 @@ def health(context: AdminContext) -> APIRouter:
         return PlainTextResponse("ok")
 
     @router.get("/ready")
-    async def serves() -> PlainTextResponse:
-        """`ok` once clients are served, then a line about each thing that is wrong, such as a bookie that is down; else 503"""
+    async def serves(request: Request) -> PlainTextResponse:
+        """`ok` once clients are served, then, under a known `Host`, a line about each thing that is wrong; else 503"""
         if not context.is_ready():
             return PlainTextResponse("starting or stopping", 503)
-        return PlainTextResponse("\n".join(["ok", *context.problems()]))
+        # Under another name the reader may be a page that made this address its own (cross_site.py).
+        is_known = AdminHosts.of(context.broker.settings).accepts_header(request.headers.get("host", ""))
+        problems = context.problems() if is_known else ()
+        return PlainTextResponse("\n".join(["ok", *problems]))
 
     @router.get("/admin/v2/brokers/ready")
     async def ready() -> PlainTextResponse:

@@ -22,6 +22,7 @@ from cepheid_cli.admin.common import (
 )
 from cepheid_cli.admin.units import BadValueError, counted, duration_s, pairs, position, shown_duration, time_ms
 from cepheid_cli.admin_client import subscription_path, topic_parts, topic_path
+from cepheid_ports import CepheidError
 
 app = sub_app("subscriptions", "Subscriptions: where they stand, moving them, and why they do not deliver.")
 
@@ -83,7 +84,12 @@ def _skip_unreadable(admin: AdminClient, topic: str, name: str) -> None:
     for part in topic_parts(admin, topic):
         more = True
         while more:
-            found = admin.post(_own_path(part, name) + "/skip_unreadable")
+            try:
+                found = admin.post(_own_path(part, name) + "/skip_unreadable")
+            except CepheidError:
+                if entries:
+                    print_lines([f"skipped {counted(entries, 'entry', 'entries')} without a valid copy, before this failed"])
+                raise
             for run in found["skipped"]:
                 place = run["first"] if run["first"] == run["last"] else f"{run['first']} to {run['last']}"
                 print_lines([f"{part}: skipped {place}: {run['reason']}"])
