@@ -143,7 +143,7 @@ def test_healing_waits_for_no_start_that_a_crash_has_ended(monkeypatch: pytest.M
         heal(plan)
 
     async def end_instead(bookie: SimBookie, *args: Any) -> None:
-        if not world.plan.active and not ended:
+        if not world.plan.active and not ended and bookie.id == "b1":
             ended.append(bookie.id)
             bookie.crash(power=False)
             await asyncio.sleep(0)

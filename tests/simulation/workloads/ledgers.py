@@ -148,6 +148,7 @@ class LedgerWorkload:
         self._history.did("read")
         try:
             reader = await broker.ledgers.open_reader(ledger_id)
+            reader.is_of_a_topic = False
             entry_id = 0
             for _ in range(3):
                 end = await reader.read_lac()
