@@ -24,7 +24,7 @@ REPOSITORY = Path(__file__).parents[2]
 FIXED = 10
 OF_THE_CODE = 10
 """So many always run: with the kept seeds they take about a hundred seconds of one core."""
-FRESH_SEEDS = int(os.environ.get("CEPHEID_FRESH_SEEDS", "200"))
+FRESH_SEEDS = int(os.environ.get("CEPHEID_FRESH_SEEDS", "100"))
 """So many seeds of the code run with the slow tests."""
 
 
