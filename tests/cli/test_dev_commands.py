@@ -106,7 +106,7 @@ def test_a_cluster_from_up_to_down(shell: Shell) -> None:
     code, said = asked(cluster, "verify", "--all")
     assert "its end is not known: bookie-" in said, "nobody told how far the open ledger goes: that is not sound"
     assert "the end of 1 open ledger is not known" in said
-    assert code == 1
+    assert code == 3, "nothing is bad for certain"
     code, said = asked(cluster, "read", "1")
     assert "may have entries above -1" in said
     assert code == 1
