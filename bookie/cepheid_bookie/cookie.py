@@ -60,7 +60,7 @@ class Cookie:
         return f"{self.incarnation}.{self.limbo_below}" if self.limbo_below else self.incarnation
 
     def reborn(self, limbo_below: int) -> Cookie:
-        """The same bookie on disks that may have lost what it acknowledged for ledgers below `limbo_below`."""
+        """Return the cookie of the same bookie, whose disks may have lost entries of ledgers below `limbo_below`."""
         return replace(self, format_version=LIMBO_FORMAT_VERSION, limbo_below=limbo_below)
 
 

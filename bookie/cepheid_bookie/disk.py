@@ -184,7 +184,7 @@ class RealDisk:
         return status.f_bavail * status.f_frsize
 
     def size_bytes(self) -> int:
-        """Of the whole file system, used or not; 0 where it does not say."""
+        """Return the size of the whole file system, used or not; 0 where it is not known."""
         status = os.statvfs(self.root)
         return status.f_blocks * status.f_frsize
 

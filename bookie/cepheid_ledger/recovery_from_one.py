@@ -130,7 +130,7 @@ class RecoveryFromOne(Recovery):
         return end
 
     def _end_undecided(self, reads: RecoveryReads, ledger: LedgerMetadata) -> int:
-        """Rule 2."""
+        """Return the end that the named bookie's answer decides (rule 2). Raises RecoveryFailedError where it gave none."""
         ensemble = ledger.last_fragment.ensemble
         position = ensemble.index(self._bookie)
         asked = write_set_positions(reads.next_entry_id, ledger.ensemble_size, ledger.write_quorum)

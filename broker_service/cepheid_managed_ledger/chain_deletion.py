@@ -89,7 +89,7 @@ async def _cursor_ledgers(topic: TopicName, names: Sequence[str], store: Metadat
 
 
 async def _end_ledgers(topic: TopicName, ledger_ids: Sequence[int], client: LedgerClient) -> None:
-    """Rule 4."""
+    """Close every ledger before anything is deleted (rule 4). Raises ChainNotDeletableError for the first that cannot be closed."""
 
     async def end(ledger_id: int) -> None:
         try:

@@ -97,7 +97,7 @@ class CursorStore:
         self.on_reset: Callable[[Cursor], None] = lambda _: None
         """When it is done: whoever asked for it may have given up long ago, for the store was away."""
         self.failure: Exception | None = None
-        """Of the last round of saves; None: it saved everything."""
+        """Why the last round of saves failed; None: it saved everything."""
         self.rounds = 0
         self.rewound = 0
 

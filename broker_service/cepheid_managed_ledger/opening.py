@@ -47,7 +47,7 @@ class TakenOver:
     """What an opening has besides the chain."""
 
     writer: LedgerWriter | None
-    """Of the new ledger; None: the topic is terminated, or there are too few bookies."""
+    """The writer of the new ledger; None: the topic is terminated, or there are too few bookies."""
     lacking: NotEnoughBookiesError | None = None
     """Why there is no new ledger yet."""
 
@@ -182,7 +182,7 @@ async def _start_ledger(
 
 
 def _without_empty(chain: Chain, but: int | None = None) -> Chain:
-    """Rule 4: the empty ledgers are in the deletion queue, except for `but`."""
+    """Return the chain with its empty ledgers moved to the deletion queue, except for `but` (rule 4)."""
     gone = [ledger.ledger_id for ledger in chain.ledgers if not ledger.entries and ledger.ledger_id != but]
     kept = tuple(ledger for ledger in chain.ledgers if ledger.ledger_id not in gone)
     return chain.replace(ledgers=kept, deletions=(*chain.deletions, *gone))
