@@ -20,6 +20,14 @@
     /bundles/T/N/range                         owner of a bundle (ephemeral)
     /bundle-histories/T/N/range                epochs of a bundle's owners
     /topic-changes/T/N                         mark of a namespace whose topics changed
+    /repair/marks/dddd/dddd/dddd               ledger that lacks copies, id below 10^12
+    /repair/marks/high/ddd/dddd/…              the same, id from 10^12
+    /repair/locks/ID                           ledger that a replication worker is repairing (ephemeral)
+    /repair/auditor                            auditor of the cluster (ephemeral)
+    /repair/audit                              what the auditor's last walks found
+    /repair/off                                switch: automatic repair is off
+    /repair/draining/ID                        bookie that is being decommissioned
+    /repair/requests/ID                        bookie whose ledgers are to be repaired now
 
 Rules:
 1. No parent gets more than 10,000 children of a kind that users can multiply (names of tenants, namespaces of one tenant,
@@ -59,6 +67,14 @@ BROKERS_KEY = "/brokers"
 BUNDLES_KEY = "/bundles"
 BUNDLE_HISTORIES_KEY = "/bundle-histories"
 TOPIC_CHANGES_KEY = "/topic-changes"
+REPAIR_MARKS_KEY = "/repair/marks"
+HIGH_REPAIR_MARKS_KEY = "/repair/marks/high"
+REPAIR_LOCKS_KEY = "/repair/locks"
+AUDITOR_KEY = "/repair/auditor"
+AUDIT_KEY = "/repair/audit"
+REPAIR_OFF_KEY = "/repair/off"
+DRAINING_BOOKIES_KEY = "/repair/draining"
+REPAIR_REQUESTS_KEY = "/repair/requests"
 
 MAX_LEDGER_ID = 2**63 - 1
 _FIRST_HIGH_LEDGER_ID = 10**12
@@ -67,8 +83,15 @@ LEDGER_ID_PARTS = {  # segments below each tree of ledgers
     HIGH_LEDGERS_KEY: 5,
     DELETED_LEDGERS_KEY: 3,
     HIGH_DELETED_LEDGERS_KEY: 5,
+    REPAIR_MARKS_KEY: 3,
+    HIGH_REPAIR_MARKS_KEY: 5,
 }
-NOT_LEDGERS = (LEDGER_IDS_KEY, HIGH_LEDGERS_KEY, HIGH_DELETED_LEDGERS_KEY)  # live beside the first parts of ledger ids
+NOT_LEDGERS = (
+    LEDGER_IDS_KEY,
+    HIGH_LEDGERS_KEY,
+    HIGH_DELETED_LEDGERS_KEY,
+    HIGH_REPAIR_MARKS_KEY,
+)  # live beside the first parts of ledger ids
 
 
 def encode_name(name: str) -> str:
@@ -166,6 +189,22 @@ def ledger_key(ledger_id: int) -> str:
 
 def deleted_ledger_key(ledger_id: int) -> str:
     return DELETED_LEDGERS_KEY + ledger_key(ledger_id).removeprefix(LEDGERS_KEY)
+
+
+def repair_mark_key(ledger_id: int) -> str:
+    return REPAIR_MARKS_KEY + ledger_key(ledger_id).removeprefix(LEDGERS_KEY)
+
+
+def repair_lock_key(ledger_id: int) -> str:
+    return f"{REPAIR_LOCKS_KEY}/{ledger_id}"
+
+
+def draining_bookie_key(bookie_id: str) -> str:
+    return f"{DRAINING_BOOKIES_KEY}/{encode_name(bookie_id)}"
+
+
+def repair_request_key(bookie_id: str) -> str:
+    return f"{REPAIR_REQUESTS_KEY}/{encode_name(bookie_id)}"
 
 
 def bookie_cookie_key(bookie_id: str) -> str:

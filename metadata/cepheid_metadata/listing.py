@@ -91,6 +91,12 @@ async def list_deleted_ledgers(store: MetadataStore, *, above: int = -1) -> Asyn
         yield ledger_id
 
 
+async def list_repair_marks(store: MetadataStore, *, above: int = -1) -> AsyncIterator[int]:
+    """Ids of the ledgers that are marked for repair, as `list_ledgers`."""
+    async for ledger_id in _walk_ledgers(store, above, keys.REPAIR_MARKS_KEY, keys.HIGH_REPAIR_MARKS_KEY):
+        yield ledger_id
+
+
 async def _walk_ledgers(store: MetadataStore, above: int, *roots: str) -> AsyncIterator[int]:
     for root in roots:
         parts = keys.LEDGER_ID_PARTS[root]

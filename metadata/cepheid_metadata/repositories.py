@@ -24,6 +24,15 @@ from cepheid_metadata.cluster_records import (
 from cepheid_metadata.errors import CorruptRecordError
 from cepheid_metadata.ledger_records import DeletedLedger, LedgerMetadata
 from cepheid_metadata.record import Record
+from cepheid_metadata.repair_records import (
+    Audit,
+    AuditorRecord,
+    DrainingBookie,
+    RepairLock,
+    RepairMark,
+    RepairRequest,
+    RepairSwitch,
+)
 from cepheid_metadata.schema_records import SchemaHistory
 from cepheid_metadata.store import Create, Delete, MetadataStore, Put
 from cepheid_metadata.topic_records import Chain, CursorRecord, TopicRecord
@@ -168,3 +177,38 @@ def bundle_histories(store: MetadataStore) -> Records[tuple[str, str, str], Bund
 def topic_changes(store: MetadataStore) -> Records[tuple[str, str], TopicChanges]:
     """By (tenant, namespace)."""
     return Records(store, lambda noun: keys.topic_changes_key(*noun), TopicChanges)
+
+
+def repair_marks(store: MetadataStore) -> Records[int, RepairMark]:
+    """By ledger id."""
+    return Records(store, keys.repair_mark_key, RepairMark)
+
+
+def repair_locks(store: MetadataStore) -> Records[int, RepairLock]:
+    """By ledger id. Ephemeral."""
+    return Records(store, keys.repair_lock_key, RepairLock)
+
+
+def auditor_record(store: MetadataStore) -> Records[None, AuditorRecord]:
+    """Ephemeral. There is one: its noun is None."""
+    return Records(store, lambda _: keys.AUDITOR_KEY, AuditorRecord)
+
+
+def audit_record(store: MetadataStore) -> Records[None, Audit]:
+    """There is one: its noun is None."""
+    return Records(store, lambda _: keys.AUDIT_KEY, Audit)
+
+
+def repair_switch(store: MetadataStore) -> Records[None, RepairSwitch]:
+    """There is one, while repair is off: its noun is None."""
+    return Records(store, lambda _: keys.REPAIR_OFF_KEY, RepairSwitch)
+
+
+def draining_bookies(store: MetadataStore) -> Records[str, DrainingBookie]:
+    """By bookie id."""
+    return Records(store, keys.draining_bookie_key, DrainingBookie)
+
+
+def repair_requests(store: MetadataStore) -> Records[str, RepairRequest]:
+    """By bookie id."""
+    return Records(store, keys.repair_request_key, RepairRequest)

@@ -1,0 +1,115 @@
+"""Records of automatic repair: marks, the auditor's findings, the switch, and bookies that are being decommissioned."""
+
+from __future__ import annotations
+
+import enum
+from typing import ClassVar
+
+from pydantic import Field, NonNegativeInt
+
+from cepheid_metadata.record import Record, RecordPart
+
+
+class ShortReason(enum.StrEnum):
+    """Why a bookie counts as lacking copies that a ledger's record says it has."""
+
+    LOST = "lost"  # it is not registered, and the grace period is over
+    DRAINING = "draining"  # it is being decommissioned
+    EMPTY_DISK = "empty disk"  # it lost its disks, or the end of its journal, and denies nothing of older ledgers
+    DAMAGED = "damaged"  # a check found copies missing, corrupt or divergent
+    PLACEMENT = "placement"  # the copy is fine, but another rack would be a better place for it
+
+
+class RepairMark(Record):
+    """A ledger that lacks copies. It is removed when every fragment is whole again, or the ledger is deleted.
+
+    Every change raises its version, so that a worker cannot remove a mark that was renewed while it worked.
+    """
+
+    NAME: ClassVar[str] = "repair mark"
+
+    ledger_id: NonNegativeInt
+    bookies: dict[str, ShortReason] = Field(description="Bookies that lack copies of this ledger, and why.")
+    copies_left: int = Field(ge=0, description="Fewest copies that one of its entries is believed to have left.")
+    short_entries: NonNegativeInt = Field(description="Copies of entries that are missing; of an open ledger as far as known.")
+    short_bytes: NonNegativeInt = Field(description="Estimated payload bytes of these copies.")
+    since_ms: NonNegativeInt = Field(description="Wall clock time when the first copy was found missing.")
+    problem: str = Field("", description="Why it could not be repaired so far; empty: it was not tried, or is in work.")
+    lost_entries: NonNegativeInt = Field(0, description="Entries without any valid copy, as far as the last attempt found.")
+
+
+class ShortFigures(RecordPart):
+    """Figures about ledgers that lack copies. `last_copy_entries`: entries of which a single copy is left."""
+
+    ledgers: NonNegativeInt = 0
+    bytes: NonNegativeInt = 0
+    last_copy_entries: NonNegativeInt = 0
+    lost_entries: NonNegativeInt = 0
+
+
+class BookieHoldings(RecordPart):
+    """What records of ledgers say that one bookie holds, and how much of it is missing."""
+
+    ledgers: NonNegativeInt = 0
+    bytes: NonNegativeInt = 0
+    short_ledgers: NonNegativeInt = 0
+    short_bytes: NonNegativeInt = 0
+
+
+class Audit(Record):
+    """What the last complete walk over all ledgers found. It survives restarts of every process."""
+
+    NAME: ClassVar[str] = "audit"
+
+    finished_at_ms: NonNegativeInt
+    ledgers: NonNegativeInt
+    short: ShortFigures
+    bookies: dict[str, BookieHoldings]
+    badly_placed: NonNegativeInt = Field(0, description="Ledgers that could be spread over more racks.")
+    unreadable_records: NonNegativeInt = Field(0, description="Ledgers whose record is damaged or of a newer format.")
+
+
+class AuditorRecord(Record):
+    """Ephemeral: which process is the auditor."""
+
+    NAME: ClassVar[str] = "auditor"
+
+    name: str
+    since_ms: NonNegativeInt
+
+
+class RepairLock(Record):
+    """Ephemeral: which worker repairs a ledger."""
+
+    NAME: ClassVar[str] = "repair lock"
+
+    worker: str
+
+
+class RepairSwitch(Record):
+    """While this record exists, nothing is marked for repair or copied."""
+
+    NAME: ClassVar[str] = "repair switch"
+
+    off_since_ms: NonNegativeInt
+    reason: str = ""
+
+
+class DrainingBookie(Record):
+    """A bookie that is being decommissioned: it gets no new ledgers, and its copies move to others."""
+
+    NAME: ClassVar[str] = "draining bookie"
+
+    bookie_id: str = Field(min_length=1)
+    since_ms: NonNegativeInt
+    ledgers_at_start: NonNegativeInt | None = Field(None, description="Ledgers that named it when the first walk ended.")
+    drained_at_ms: NonNegativeInt | None = Field(None, description="When a complete walk found no ledger that names it.")
+
+
+class RepairRequest(Record):
+    """An operator wants this bookie's ledgers repaired without waiting for the grace period."""
+
+    NAME: ClassVar[str] = "repair request"
+
+    bookie_id: str = Field(min_length=1)
+    since_ms: NonNegativeInt
