@@ -25,6 +25,7 @@ SIMULATED = {
     "cepheid_rpc": "bookie",
     "cepheid_bookie": "bookie",
     "cepheid_ledger": "bookie",
+    "cepheid_recovery": "bookie",
     "cepheid_managed_ledger": "broker_service",
     "cepheid_broker": "broker_service",
 }

@@ -5,6 +5,7 @@ from cepheid_ledger.chain_end import check_end, readable_end
 from cepheid_ledger.change_slots import EnsembleChangeStatistics
 from cepheid_ledger.client import BookieConnections, BookieStates, LedgerClient
 from cepheid_ledger.ensemble_names import bookies_of
+from cepheid_ledger.entry_copy import CopyFailedError, CopyReport, CopyTask
 from cepheid_ledger.errors import (
     BookieProtocolError,
     EntryBeyondEndError,
@@ -29,7 +30,7 @@ from cepheid_ledger.errors import (
 from cepheid_ledger.ledger_reader import LedgerReader
 from cepheid_ledger.ledger_writer import ClosedLedger, LedgerWriter, WriterPhase
 from cepheid_ledger.master_key import master_key_of
-from cepheid_ledger.metadata_edits import assert_legal_change
+from cepheid_ledger.metadata_edits import assert_legal_change, bookies_replaced, entries_of, is_finished
 from cepheid_ledger.placement import Placement, RandomPlacement
 from cepheid_ledger.settings import LedgerSettings
 from cepheid_ledger.unconfirmed import GroupDone
@@ -40,6 +41,9 @@ __all__ = [
     "BookieStates",
     "ChannelStatistics",
     "ClosedLedger",
+    "CopyFailedError",
+    "CopyReport",
+    "CopyTask",
     "EnsembleChangeStatistics",
     "EntryBeyondEndError",
     "EntryDamagedError",
@@ -68,8 +72,11 @@ __all__ = [
     "WriterPhase",
     "assert_legal_change",
     "bookies_of",
+    "bookies_replaced",
     "check_end",
+    "entries_of",
     "is_entry_gone",
+    "is_finished",
     "master_key_of",
     "readable_end",
 ]

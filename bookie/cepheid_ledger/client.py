@@ -14,6 +14,7 @@ from typing import Protocol
 
 from cepheid_ledger.bookie_channel import BookieChannel, ChannelStatistics
 from cepheid_ledger.change_slots import ChangeSlots, EnsembleChangeStatistics
+from cepheid_ledger.entry_copy import CopyReport, CopyTask, Run, copy_entries, runs_not_stored
 from cepheid_ledger.errors import (
     EntryUnavailableError,
     InvalidQuorumsError,
@@ -206,6 +207,22 @@ class LedgerClient:
         self._check_open()
         found = await read_ledger(self._records, ledger_id)
         return LedgerReader(found.record, self._records, self._connections.get, self._writers.get(ledger_id), self._settings)
+
+    async def copy_entries(self, task: CopyTask, *, turn: int = 0) -> CopyReport:
+        """Bring entries of a finished fragment to bookies that lack them. `turn` spreads reads over replicas.
+
+        Raises CopyFailedError.
+        """
+        self._check_open()
+        return await copy_entries(task, self._connections.get, self._channel_of, self._settings, turn=turn)
+
+    async def runs_not_stored(self, ledger: LedgerMetadata, position: int, bookie: str, first: int, last: int) -> list[Run]:
+        """Return the entries of `first..last` that belong to `position` and of which `bookie` has no valid copy.
+
+        Raises CopyFailedError when it does not answer.
+        """
+        self._check_open()
+        return await runs_not_stored(ledger, position, bookie, first, last, self._connections.get, self._settings)
 
     def open_writer(self, ledger_id: int) -> LedgerWriter | None:
         """The writer of a ledger that this process writes."""

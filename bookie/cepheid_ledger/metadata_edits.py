@@ -55,6 +55,36 @@ def ensemble_changed(ledger: LedgerMetadata, first_entry_id: int, replaced: Mapp
     return _checked(ledger, ledger.replace(fragments=(*kept, changed)))
 
 
+def bookies_replaced(ledger: LedgerMetadata, replaced: Mapping[tuple[int, str], str]) -> LedgerMetadata:
+    """A replication worker's: copies moved. `replaced`: by (first entry of the fragment, old bookie) the new one, which holds all
+    that the old one has to hold of this fragment. The last fragment of a ledger that is not closed is its writer's alone.
+    """
+    fragments: list[Fragment] = []
+    for fragment in ledger.fragments:
+        ensemble = tuple(replaced.get((fragment.first_entry_id, bookie), bookie) for bookie in fragment.ensemble)
+        assert ensemble == fragment.ensemble or is_finished(ledger, fragment), f"{fragment} of ledger {ledger.ledger_id} is open"
+        fragments.append(Fragment(first_entry_id=fragment.first_entry_id, ensemble=ensemble))
+    return _checked(ledger, ledger.replace(fragments=tuple(fragments)))
+
+
+def is_finished(ledger: LedgerMetadata, fragment: Fragment) -> bool:
+    """Return whether it is certain which entries the fragment has: the ledger is closed, or another fragment follows.
+
+    A fragment is followed by another only from LAC + 1 on, so all its entries are confirmed.
+    """
+    return ledger.is_closed or fragment.first_entry_id != ledger.last_fragment.first_entry_id
+
+
+def entries_of(ledger: LedgerMetadata, fragment: Fragment) -> tuple[int, int]:
+    """Return the first and last entry of a finished fragment, both inclusive; the last is below the first when it is empty."""
+    assert is_finished(ledger, fragment), f"{fragment} of ledger {ledger.ledger_id} is open"
+    following = [other.first_entry_id for other in ledger.fragments if other.first_entry_id > fragment.first_entry_id]
+    if following:
+        return fragment.first_entry_id, following[0] - 1
+    assert ledger.last_entry_id is not None
+    return fragment.first_entry_id, ledger.last_entry_id
+
+
 def _checked(before: LedgerMetadata, after: LedgerMetadata) -> LedgerMetadata:
     assert_legal_change(before, after)
     return after

@@ -20,6 +20,13 @@ class ShortReason(enum.StrEnum):
     PLACEMENT = "placement"  # the copy is fine, but another rack would be a better place for it
 
 
+class EntryRun(RecordPart):
+    """Entries `first..last`, both inclusive."""
+
+    first: NonNegativeInt
+    last: NonNegativeInt
+
+
 class RepairMark(Record):
     """A ledger that lacks copies. It is removed when every fragment is whole again, or the ledger is deleted.
 
@@ -33,9 +40,17 @@ class RepairMark(Record):
     copies_left: int = Field(ge=0, description="Fewest copies that one of its entries is believed to have left.")
     short_entries: NonNegativeInt = Field(description="Copies of entries that are missing; of an open ledger as far as known.")
     short_bytes: NonNegativeInt = Field(description="Estimated payload bytes of these copies.")
+    last_copy_entries: NonNegativeInt = Field(0, description="Entries of which one copy is left, or none.")
     since_ms: NonNegativeInt = Field(description="Wall clock time when the first copy was found missing.")
     problem: str = Field("", description="Why it could not be repaired so far; empty: it was not tried, or is in work.")
-    lost_entries: NonNegativeInt = Field(0, description="Entries without any valid copy, as far as the last attempt found.")
+    lost: tuple[EntryRun, ...] = Field((), description="Entries of which the last attempt found no valid copy.")
+    former: tuple[str, ...] = Field(
+        (), description="Bookies that its record no longer names and that may have the lost entries: they keep their copies."
+    )
+
+    @property
+    def lost_entries(self) -> int:
+        return sum(run.last - run.first + 1 for run in self.lost)
 
 
 class ShortFigures(RecordPart):
@@ -67,6 +82,13 @@ class Audit(Record):
     bookies: dict[str, BookieHoldings]
     badly_placed: NonNegativeInt = Field(0, description="Ledgers that could be spread over more racks.")
     unreadable_records: NonNegativeInt = Field(0, description="Ledgers whose record is damaged or of a newer format.")
+    waiting: tuple[str, ...] = Field((), description="Bookies that are not registered, and whose grace period is not over.")
+    bytes_per_s: NonNegativeInt = Field(0, description="Rate at which short bytes decreased lately.")
+    refilled: dict[str, NonNegativeInt] = Field(
+        default_factory=dict,
+        description="Bookies that lost their disk and have everything again, with the ledger id below which they had lost it.",
+    )
+    urgent: tuple[int, ...] = Field((), description="Ledgers with the fewest copies left, at most 1,000: to be repaired first.")
 
 
 class AuditorRecord(Record):

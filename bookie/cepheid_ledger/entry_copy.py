@@ -1,0 +1,311 @@
+"""Copying entries of a finished fragment to bookies that lack them, byte for byte.
+
+    sources ──1 MiB, verified──► every target's share ──recovery adds──► targets ──synced──► the next 1 MiB
+
+Rules:
+1. The caller guarantees that the entries are confirmed: the ledger is closed, or another fragment follows.
+2. An entry is taken from any replica whose copy is valid. It is reported as lost when every bookie that should hold it answers that
+   it has no valid copy, or is away; when a bookie that runs cannot answer now, the copy fails and is tried again.
+3. `copy_entries` returns when the targets have synced everything; two chunks per target are in flight.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from cepheid_ledger.bookie_channel import BookieChannel
+from cepheid_ledger.errors import EntryUnavailableError, LedgerError, LedgerLostError, NoSuchEntryError
+from cepheid_ledger.master_key import master_key_of
+from cepheid_ledger.recovery_state import write_set_positions
+from cepheid_ledger.replica_read import ConnectionOf, answers_of, read_range, verified_parts
+from cepheid_ledger.settings import LedgerSettings
+from cepheid_ledger.striped_read import read_striped
+from cepheid_ledger.striping import runs_at
+from cepheid_metadata import Fragment, LedgerMetadata
+from cepheid_rpc import (
+    MAX_MESSAGE_BYTES,
+    AddRequest,
+    BookieUnavailableError,
+    EntryGroup,
+    ReadRequest,
+    Status,
+)
+
+_CHUNKS_IN_FLIGHT = 2
+
+_NOT_STORED = (Status.NO_ENTRY, Status.NO_LEDGER, Status.BAD_DIGEST, Status.UNKNOWN)
+"""Answers by which a bookie says that it has no valid copy. UNKNOWN is that of a bookie that lost its disk."""
+
+Run = tuple[int, int]
+"""First and last id of consecutive entries, both inclusive."""
+
+
+class CopyFailedError(LedgerError):
+    """Entries could not be copied now: a source or a target failed. Nothing was lost; try again, with another target."""
+
+    retriable = True
+
+
+@dataclass(frozen=True, slots=True)
+class CopyTask:
+    """Entries to bring to bookies. `targets`: by position in the ensemble, the bookie that gets this position's share."""
+
+    ledger: LedgerMetadata
+    fragment: Fragment
+    first_entry_id: int
+    last_entry_id: int
+    targets: Mapping[int, str]
+    away: Collection[str] = ()
+    """Bookies of the ensemble that are not running: asked last, and not waited for when they do not answer."""
+    former: Collection[str] = ()
+    """Bookies that the record named before: asked for entries of which no other valid copy is found."""
+
+
+@dataclass(slots=True)
+class CopyReport:
+    """What was copied, summed over all targets, and the entries of which no valid copy was found."""
+
+    entries: int = 0
+    size_bytes: int = 0
+    lost: list[Run] = field(default_factory=list)
+
+    def add(self, other: CopyReport) -> None:
+        self.entries += other.entries
+        self.size_bytes += other.size_bytes
+        self.lost += other.lost
+
+
+async def copy_entries(
+    task: CopyTask,
+    connection_of: ConnectionOf,
+    channel_of: Callable[[str], BookieChannel],
+    settings: LedgerSettings,
+    *,
+    turn: int = 0,
+) -> CopyReport:
+    """Copy what `task` names. `turn` spreads reads over the sources. Raises CopyFailedError."""
+    report = CopyReport()
+    ledger = task.ledger
+    targets = {position: _Target(bookie, channel_of(bookie), ledger) for position, bookie in task.targets.items()}
+    source = _Source(task, connection_of, settings, turn)
+    try:
+        entry_id = task.first_entry_id
+        while entry_id <= task.last_entry_id:
+            groups = await source.read(entry_id)
+            if not groups:
+                _note_lost(report, entry_id)
+                entry_id += 1
+                continue
+            first, entry_id = entry_id, groups[-1].last_entry_id + 1
+            for position, target in targets.items():
+                for group in _share(groups, position, first, entry_id - 1, ledger):
+                    target.send(group)
+                    report.entries += len(group)
+                    report.size_bytes += group.size_bytes
+                target.end_chunk()
+            for target in targets.values():
+                await target.wait_for_chunks(_CHUNKS_IN_FLIGHT)
+        for target in targets.values():
+            await target.wait_for_chunks(0)
+    finally:
+        for target in targets.values():
+            target.close()
+    return report
+
+
+async def runs_not_stored(
+    ledger: LedgerMetadata, position: int, bookie: str, first: int, last: int, connection_of: ConnectionOf, settings: LedgerSettings
+) -> list[Run]:
+    """Return the entries of `first..last` that belong to `position` and of which `bookie` has no valid copy.
+
+    Raises CopyFailedError when the bookie does not answer.
+    """
+    wanted = runs_at(position, first, last, ledger.ensemble_size, ledger.write_quorum)
+    bad: list[Run] = []
+    for run_first, run_last in wanted if ledger.ensemble_size > ledger.write_quorum else [(first, last)]:
+        bad += await _runs_not_stored(ledger.ledger_id, bookie, run_first, run_last, connection_of, settings)
+    return bad
+
+
+async def _runs_not_stored(
+    ledger_id: int, bookie: str, first: int, last: int, connection_of: ConnectionOf, settings: LedgerSettings
+) -> list[Run]:
+    bad: list[Run] = []
+    reached = first
+    try:
+        while reached <= last:
+            before = reached
+            request = ReadRequest(ledger_id, reached, last, 64 * MAX_MESSAGE_BYTES)
+            async with answers_of(connection_of(bookie), request) as answers:
+                while True:
+                    async with asyncio.timeout(settings.read_timeout_s):
+                        answer = await anext(answers, None)
+                    if answer is None:
+                        break
+                    for group in answer.groups:
+                        bad += [
+                            (part.first_entry_id, part.last_entry_id)
+                            for part, is_valid in verified_parts(group)
+                            if not is_valid or part.ledger_id != ledger_id
+                        ]
+                    for missing in answer.missing:
+                        if missing.status not in _NOT_STORED and missing.status is not Status.IO_ERROR:
+                            raise CopyFailedError(f"bookie {bookie} cannot tell what it has: {missing.status.name}", bookie=bookie)
+                        bad.append((max(missing.first_entry_id, first), min(missing.last_entry_id, last)))
+                    reached = max(reached, answer.next_entry_id)
+            if reached == before:
+                raise CopyFailedError(f"bookie {bookie} gave an empty answer", bookie=bookie)
+    except (BookieUnavailableError, TimeoutError) as error:
+        raise CopyFailedError(
+            f"bookie {bookie} cannot tell what it has: {str(error) or 'no answer in time'}", bookie=bookie
+        ) from error
+    return bad
+
+
+def _share(groups: Sequence[EntryGroup], position: int, first: int, last: int, ledger: LedgerMetadata) -> list[EntryGroup]:
+    if ledger.ensemble_size == ledger.write_quorum:
+        return list(groups)
+    share: list[EntryGroup] = []
+    for run_first, run_last in runs_at(position, first, last, ledger.ensemble_size, ledger.write_quorum):
+        for group in groups:
+            part_first, part_last = max(run_first, group.first_entry_id), min(run_last, group.last_entry_id)
+            if part_first <= part_last:
+                share.append(group.slice(part_first, part_last))
+    return share
+
+
+def _note_lost(report: CopyReport, entry_id: int) -> None:
+    if report.lost and report.lost[-1][1] == entry_id - 1:
+        report.lost[-1] = (report.lost[-1][0], entry_id)
+    else:
+        report.lost.append((entry_id, entry_id))
+
+
+class _Source:
+    """Valid copies from any bookie of the ensemble; those that are away, or are to be written, are asked last."""
+
+    def __init__(self, task: CopyTask, connection_of: ConnectionOf, settings: LedgerSettings, turn: int) -> None:
+        self._task = task
+        self._connection_of = connection_of
+        self._settings = settings
+        self._turn = turn
+        ensemble = task.fragment.ensemble
+        turned = [(turn + place) % len(ensemble) for place in range(len(ensemble))]
+        self._doubtful = [
+            position for position, bookie in enumerate(ensemble) if bookie in task.away or task.targets.get(position) == bookie
+        ]
+        good = [ensemble[position] for position in turned if position not in self._doubtful]
+        self._replicas = [*good, *(ensemble[position] for position in self._doubtful)]
+
+    async def read(self, first: int) -> list[EntryGroup]:
+        """Return a run of entries from `first` on, of about 1 MiB; empty: that entry has no valid copy.
+
+        Raises CopyFailedError.
+        """
+        task = self._task
+        request = ReadRequest(task.ledger.ledger_id, first, task.last_entry_id, MAX_MESSAGE_BYTES)
+        try:
+            if task.ledger.write_quorum == task.ledger.ensemble_size:
+                return (await read_range(request, self._replicas, self._connection_of, self._settings)).groups
+            stripes = await read_striped(
+                request,
+                task.fragment.ensemble,
+                task.ledger.write_quorum,
+                self._connection_of,
+                self._settings,
+                turn=self._turn,
+                avoided=self._doubtful,
+            )
+            return stripes.groups
+        except (EntryUnavailableError, NoSuchEntryError, LedgerLostError) as error:
+            return await self._read_one(first, error)
+
+    async def _read_one(self, entry_id: int, why: LedgerError) -> list[EntryGroup]:
+        """Ask every bookie of the entry's write set for it alone, to tell an entry that is lost from one that is away."""
+        task, ledger = self._task, self._task.ledger
+        ensemble = task.fragment.ensemble
+        positions = write_set_positions(entry_id, ledger.ensemble_size, ledger.write_quorum)
+        named = [ensemble[position] for position in positions]
+        for bookie in (*named, *task.former):
+            request = ReadRequest(ledger.ledger_id, entry_id, entry_id, MAX_MESSAGE_BYTES)
+            status: Status | None = None
+            try:
+                async with (
+                    asyncio.timeout(self._settings.read_timeout_s),
+                    answers_of(self._connection_of(bookie), request) as answers,
+                ):
+                    async for answer in answers:
+                        for group in answer.groups:
+                            for part, is_valid in verified_parts(group):
+                                if is_valid and part.ledger_id == ledger.ledger_id and part.first_entry_id == entry_id:
+                                    return [part]
+                            status = Status.BAD_DIGEST
+                        for missing in answer.missing:
+                            status = missing.status
+            except (BookieUnavailableError, TimeoutError):
+                pass
+            if status not in _NOT_STORED and bookie in named and bookie not in task.away:
+                raise CopyFailedError(str(why), ledger_id=ledger.ledger_id, entry_id=entry_id) from why
+        return []
+
+
+class _Target:
+    """One bookie that gets copies, with what it has not synced yet. Implements `LaneListener`."""
+
+    def __init__(self, bookie: str, channel: BookieChannel, ledger: LedgerMetadata) -> None:
+        self._bookie = bookie
+        self._channel = channel
+        self._master_key = master_key_of(ledger)
+        self._sent_through = -1
+        self._acked_through = -1
+        self._chunk_ends: list[int] = []  # last entry of each chunk that is not synced yet
+        self._failure: str | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._lane = channel.open_lane(ledger.ledger_id, self)
+
+    def send(self, group: EntryGroup) -> None:
+        self._sent_through = group.last_entry_id
+        self._channel.send(self._lane, AddRequest(group, self._master_key, recovery=True))
+
+    def end_chunk(self) -> None:
+        if self._sent_through > self._acked_through and (not self._chunk_ends or self._chunk_ends[-1] != self._sent_through):
+            self._chunk_ends.append(self._sent_through)
+
+    async def wait_for_chunks(self, limit: int) -> None:
+        """Return when at most `limit` chunks are not synced. Raises CopyFailedError."""
+        while self._failure is None and len(self._chunk_ends) > limit:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        if self._failure is not None:
+            raise CopyFailedError(f"bookie {self._bookie} did not take copies: {self._failure}", bookie=self._bookie)
+
+    def close(self) -> None:
+        self._channel.close_lane(self._lane)
+
+    # LaneListener
+
+    def on_added(self, bookie_id: str, last_entry_id: int) -> None:
+        self._acked_through = last_entry_id
+        while self._chunk_ends and self._chunk_ends[0] <= last_entry_id:
+            self._chunk_ends.pop(0)
+        self._wake()
+
+    def on_add_failed(self, bookie_id: str, reason: str) -> None:
+        self._failure = reason
+        self._wake()
+
+    def on_refused_for_good(self, bookie_id: str, status: Status) -> None:
+        self._failure = f"answered {status.name}"
+        self._wake()
+
+    def can_do_without(self, bookie_id: str) -> bool:
+        return False
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

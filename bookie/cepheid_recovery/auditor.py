@@ -1,0 +1,620 @@
+"""Finds ledgers that lack copies, and marks them. One process of the cluster is the auditor.
+
+    election ──► every poll: who is registered? ──► lost for longer than the grace period, draining, back ──► walk over all ledgers
+                                                                                    │
+    each record: bookies that lack copies ──► mark, by compare-and-set ◄────────────┘ ──► figures of the cluster: the audit record
+
+Rules:
+1. A bookie is lost when it has been unregistered for `grace_s`, while this process was connected to metadata all that time. So
+   neither a rolling restart nor an outage of metadata loses one.
+2. A mark only says what should be looked at: workers check again, and a wrong mark costs a look. So two auditors do no harm.
+3. A walk reads each record once, at most `walk_ledgers_per_s`, and keeps about 200 bytes for each marked ledger.
+4. What a bookie may lack without being lost is found by reading copies, at most `checks_per_s`: when it is back, the last entries
+   of fragments in which it may have missed them, newest ledgers first; and a sample of all others in each regular walk.
+5. While repair is switched off, nothing is marked; figures are still updated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from itertools import zip_longest
+
+from cepheid_ledger import LedgerClient, LedgerError, entries_of, is_finished
+from cepheid_metadata import (
+    Audit,
+    AuditorRecord,
+    BadVersionError,
+    BookieHoldings,
+    CorruptRecordError,
+    Found,
+    KeyExistsError,
+    LedgerMetadata,
+    MetadataError,
+    MetadataStore,
+    NewerFormatError,
+    NoSuchKeyError,
+    RepairMark,
+    SessionState,
+    ShortFigures,
+    ShortReason,
+    audit_record,
+    auditor_record,
+    bookie_cookies,
+    bookie_lives,
+    draining_bookies,
+    keys,
+    ledger_records,
+    list_ledgers,
+    list_names,
+    list_repair_marks,
+    repair_marks,
+    repair_requests,
+)
+from cepheid_ports import Ports, TaskOwner
+from cepheid_recovery.cluster_state import ClusterState
+from cepheid_recovery.settings import RecoverySettings
+from cepheid_recovery.shortage import BookiesSeen, Shortage, add_holdings, find_shortage, measure
+
+log = logging.getLogger(__name__)
+
+_SLICE = 100
+_MARKED_TOGETHER = 50
+_URGENT = 1_000
+_RATE_WINDOW_S = 60.0
+_CHECK_RETURNED_AFTER_S = 5.0
+"""A bookie that came back may still get what was queued for it."""
+_MAX_CHECKS = 100_000
+_MARKS_READ = 200
+"""Marks that are read again at each poll, in turn: workers note in them what they could not do."""
+
+
+@dataclass(slots=True)
+class AuditorStatistics:
+    is_auditor: bool = False
+    walks: int = 0
+    walked_ledgers: int = 0
+    marked_ledgers: int = 0
+    checked_copies: int = 0
+    bad_copies: int = 0
+
+
+@dataclass(slots=True)
+class _Marked:
+    copies_left: int
+    bytes: int
+    last_copy_entries: int
+    lost_entries: int
+    bookies: dict[str, ShortReason]
+
+
+@dataclass(slots=True)
+class _Walk:
+    """What one walk has found so far."""
+
+    seen: BookiesSeen
+    returned: frozenset[str]
+    samples: bool
+    ledgers: int = 0
+    unreadable: int = 0
+    holdings: dict[str, BookieHoldings] = field(default_factory=dict)
+    new: list[RepairMark] = field(default_factory=list)
+
+
+class Auditor:
+    """`start` once, `aclose` once."""
+
+    def __init__(
+        self,
+        name: str,
+        store: MetadataStore,
+        client: LedgerClient,
+        state: ClusterState,
+        settings: RecoverySettings,
+        ports: Ports,
+        *,
+        on_marked: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._name = name
+        self._store = store
+        self._client = client
+        self._state = state
+        self._settings = settings
+        self._ports = ports
+        self._on_marked = on_marked
+        self._ledgers = ledger_records(store)
+        self._marks = repair_marks(store)
+        self._cookies = bookie_cookies(store)
+        self._draining = draining_bookies(store)
+        self._requests = repair_requests(store)
+        self._election = auditor_record(store)
+        self._audits = audit_record(store)
+        self._tasks = TaskOwner(f"auditor {name}")
+        self._due = asyncio.Event()
+        self._deposed = asyncio.Event()
+        self._unsubscribe = store.subscribe(self._on_session)
+        self.statistics = AuditorStatistics()
+        self.audit: Audit | None = None
+        """What the last complete walk found, with the figures as of the last poll; None before the first."""
+        self._forget()
+
+    def __repr__(self) -> str:
+        return f"<Auditor {self._name}: {self.statistics}>"
+
+    def start(self) -> None:
+        self._tasks.start(self._run(), name="audit")
+        self._tasks.start(self._check_copies(), name="check copies")
+
+    async def aclose(self) -> None:
+        self._unsubscribe()
+        await self._tasks.aclose()
+
+    def wake(self) -> None:
+        """Bookies changed: look at once."""
+        self._due.set()
+
+    def _forget(self) -> None:
+        """Nothing is taken over from an earlier time as the auditor: timers of bookies above all (rule 1)."""
+        self._lost_since: dict[str, float] = {}
+        self._back: dict[str, float] = {}  # bookies whose copies are checked, with the time when they came back
+        self._processes: dict[str, str] = {}  # incarnations of the bookies that were registered at the last poll
+        self._acted_on: frozenset[tuple[str, str]] = frozenset()  # what the last walk counted as lost, draining or emptied
+        self._emptied_walked: dict[str, int] = {}
+        self._next_walk = 0.0
+        self._marked: dict[int, _Marked] = {}
+        self._rates: deque[tuple[float, int]] = deque()
+        # Copies to read: ledger, position, entry, bookie. The newest ledgers come first: they were open most recently.
+        self._checks: deque[tuple[int, int, int, str]] = deque(maxlen=_MAX_CHECKS)
+        self._has_checks = asyncio.Event()
+        self._was_off = False
+        self._read_again = -1  # of the marks that are read in turn, the last one
+
+    # Election
+
+    def _on_session(self, state: SessionState) -> None:
+        if state is SessionState.LOST:
+            self._deposed.set()
+        self._due.set()
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                if await self._is_elected():
+                    await self._serve()
+            except MetadataError as error:
+                log.info("auditor.metadata_away", extra={"error": str(error)})
+            finally:
+                self.statistics.is_auditor = False
+            await self._wait(self._settings.poll_s)
+
+    async def _is_elected(self) -> bool:
+        """Become the auditor if there is none. Raises MetadataError."""
+        if not self._settings.enabled:
+            return False
+        record = AuditorRecord(name=self._name, since_ms=self._ports.wall_ms())
+        try:
+            await self._election.create(None, record, ephemeral=True)
+        except KeyExistsError:
+            return False
+        log.info("auditor.elected", extra={"name": self._name})
+        return True
+
+    async def _serve(self) -> None:
+        """Audit until the session is lost or another process is the auditor. Raises MetadataError only for a closed store."""
+        self._deposed.clear()
+        self._forget()
+        self.statistics.is_auditor = True
+        found = await self._audits.get(None)
+        self.audit = None if found is None else found.record
+        while not self._deposed.is_set():
+            try:
+                current = await self._election.get(None)
+                if current is None or current.record.name != self._name:
+                    return
+                await self._poll()
+            except MetadataError as error:
+                log.info("auditor.metadata_away", extra={"error": str(error)})
+                if self._store.session_state is SessionState.LOST:
+                    return
+            await self._wait(self._settings.poll_s)
+
+    async def _wait(self, at_most_s: float) -> None:
+        try:
+            async with asyncio.timeout(at_most_s):
+                await self._due.wait()
+        except TimeoutError:
+            pass
+        self._due.clear()
+
+    # Every poll
+
+    async def _poll(self) -> None:
+        """Raises MetadataError."""
+        await self._state.refresh()
+        seen = await self._look_at_bookies()
+        now = asyncio.get_running_loop().time()
+        acts = frozenset(
+            [(bookie, "draining") for bookie in seen.draining]
+            + [(bookie, "emptied") for bookie in seen.emptied]
+            + [(bookie, "lost") for bookie in self._state.expected() if seen.shortage_of(bookie, 0) is ShortReason.LOST]
+        )
+        returned = frozenset(bookie for bookie, since in self._back.items() if now - since >= _CHECK_RETURNED_AFTER_S)
+        self._acted_on &= acts
+        if self._was_off and self._state.off is None:
+            self._next_walk = 0.0
+        self._was_off = self._state.off is not None
+        if now >= self._next_walk or acts - self._acted_on or returned:
+            walked = await self._walk(seen, returned, samples=now >= self._next_walk)
+            if walked is not None:
+                self._acted_on = acts
+                self._next_walk = max(self._next_walk, now + self._settings.walk_interval_s)
+                for bookie in returned:
+                    self._back.pop(bookie, None)
+                self._emptied_walked = dict(seen.emptied)
+                await self._finish_requests(seen)
+                await self._note_drained(walked)
+        await self._update_figures(seen)
+        await self._finish_drained(seen)
+        await self._note_refilled(seen)
+
+    async def _look_at_bookies(self) -> BookiesSeen:
+        """Raises MetadataError."""
+        now = asyncio.get_running_loop().time()
+        registered = self._state.registered()
+        requested = frozenset(await list_names(self._store, keys.REPAIR_REQUESTS_KEY))
+        for bookie in registered:
+            since = self._lost_since.pop(bookie, None)
+            incarnation = self._state.incarnation_of(bookie)
+            if since is not None or self._processes.get(bookie, incarnation) != incarnation:
+                self._back[bookie] = now
+            self._processes[bookie] = incarnation
+        for bookie in self._state.expected():
+            if bookie not in registered:
+                self._lost_since.setdefault(bookie, now)
+                self._back.pop(bookie, None)
+        grace_s = self._settings.grace_s
+        waiting = frozenset(
+            bookie for bookie, since in self._lost_since.items() if now - since < grace_s and bookie not in requested
+        )
+        return BookiesSeen(registered, waiting, self._state.draining, await self._emptied(registered))
+
+    async def _emptied(self, registered: Iterable[str]) -> dict[str, int]:
+        """Return the bookies that lost their disk and were not refilled since, with the id below which they lost everything."""
+        emptied: dict[str, int] = {}
+        for bookie in sorted(registered):
+            try:
+                found = await self._cookies.get(bookie)
+            except (CorruptRecordError, NewerFormatError):
+                continue  # it is logged by who lists bookies
+            below = 0 if found is None else found.record.limbo_below or 0
+            if below and (self.audit is None or self.audit.refilled.get(bookie) != below):
+                emptied[bookie] = below
+        return emptied
+
+    # Walking
+
+    async def _walk(self, seen: BookiesSeen, returned: frozenset[str], *, samples: bool) -> _Walk | None:
+        """Look at every ledger; None: it was cut short. Raises MetadataError."""
+        marked = {ledger_id async for ledger_id in list_repair_marks(self._store)}
+        walk = _Walk(seen, returned, samples)
+        loop = asyncio.get_running_loop()
+        log.info("audit.walk_begins", extra={"marked": len(marked), "returned": sorted(returned)})
+        part: list[int] = []
+        began = loop.time()
+        async with aclosing(list_ledgers(self._store)) as listed:  # type: ignore[type-var]
+            async for ledger_id in listed:
+                part.append(ledger_id)
+                if len(part) == _SLICE:
+                    await self._walk_slice(walk, part, marked)
+                    part = []
+                    ahead_s = walk.ledgers / self._settings.walk_ledgers_per_s - (loop.time() - began)
+                    if ahead_s > 0:
+                        await asyncio.sleep(ahead_s)
+                    if self._deposed.is_set():
+                        return None
+        await self._walk_slice(walk, part, marked)
+        await self._create_marks(walk)
+        self._has_checks.set()
+        self.statistics.walks += 1
+        self.statistics.walked_ledgers += walk.ledgers
+        self.audit = Audit(
+            finished_at_ms=self._ports.wall_ms(),
+            ledgers=walk.ledgers,
+            short=ShortFigures(),
+            bookies=walk.holdings,
+            unreadable_records=walk.unreadable,
+            refilled={} if self.audit is None else self.audit.refilled,
+        )
+        log.info("audit.walk_ended", extra={"ledgers": walk.ledgers, "short": len(self._marked)})
+        return walk
+
+    async def _walk_slice(self, walk: _Walk, ledger_ids: Sequence[int], marked: set[int]) -> None:
+        for found in await asyncio.gather(*map(self._read, ledger_ids)):
+            if isinstance(found, Exception):
+                walk.unreadable += 1
+            elif found is not None:
+                await self._judge(walk, found.record, is_marked=found.record.ledger_id in marked)
+        walk.ledgers += len(ledger_ids)
+
+    async def _read(self, ledger_id: int) -> Found[LedgerMetadata] | Exception | None:
+        try:
+            return await self._ledgers.get(ledger_id)
+        except (CorruptRecordError, NewerFormatError) as error:
+            log.error("ledger.record_unreadable", extra={"ledger_id": ledger_id, "error": str(error)})
+            return error
+
+    async def _judge(self, walk: _Walk, ledger: LedgerMetadata, *, is_marked: bool) -> None:
+        shortage = find_shortage(ledger, walk.seen)
+        add_holdings(walk.holdings, ledger, shortage)
+        self._checks.extend(self._copies_to_check(walk, ledger))
+        if shortage is None:
+            return
+        if self._state.off is not None:
+            self._note(ledger.ledger_id, _mark_of(ledger.ledger_id, shortage, 0))
+        elif is_marked:
+            await self._renew(ledger, shortage)
+        else:
+            walk.new.append(_mark_of(ledger.ledger_id, shortage, self._ports.wall_ms()))
+            if len(walk.new) >= _MARKED_TOGETHER:
+                await self._create_marks(walk)
+
+    async def _create_marks(self, walk: _Walk) -> None:
+        """Several marks in one write, or one by one when another auditor made some of them."""
+        marks, walk.new = walk.new, []
+        if not marks:
+            return
+        try:
+            await self._store.multi([self._marks.create_op(mark.ledger_id, mark) for mark in marks])
+        except KeyExistsError:
+            for mark in marks:
+                try:
+                    await self._marks.create(mark.ledger_id, mark)
+                except KeyExistsError:
+                    continue  # its next walk merges it
+        for mark in marks:
+            self._note(mark.ledger_id, mark)
+        self.statistics.marked_ledgers += len(marks)
+        self._on_marked()
+
+    async def _renew(self, ledger: LedgerMetadata, shortage: Shortage) -> None:
+        """A mark exists already. Every change raises its version, so that no worker removes what it does not know."""
+        found = await self._marks.get(ledger.ledger_id)
+        if found is None:
+            return  # repaired this moment; the next walk looks again
+        mark = found.record
+        merged = {**shortage.bookies, **{name: why for name, why in mark.bookies.items() if name not in shortage.bookies}}
+        if merged != mark.bookies:
+            mark = _renewed(mark, measure(ledger, merged, self._state.registered()))
+            try:
+                await self._marks.replace(ledger.ledger_id, mark, found.version)
+            except (BadVersionError, NoSuchKeyError):
+                return
+            self._on_marked()
+        self._note(ledger.ledger_id, mark)
+
+    def _note(self, ledger_id: int, mark: RepairMark) -> None:
+        figures = mark.copies_left, mark.short_bytes, mark.last_copy_entries, mark.lost_entries
+        self._marked[ledger_id] = _Marked(*figures, mark.bookies)
+
+    # Reading copies
+
+    def _copies_to_check(self, walk: _Walk, ledger: LedgerMetadata) -> list[tuple[int, int, int, str]]:
+        """Return copies that may be missing although their bookie runs (rule 4)."""
+        ledger_id, size, quorum = ledger.ledger_id, ledger.ensemble_size, ledger.write_quorum
+        wanted: list[tuple[int, int, int, str]] = []
+        for fragment, following in zip_longest(ledger.fragments, ledger.fragments[1:]):
+            if not is_finished(ledger, fragment):
+                continue
+            for position, bookie in enumerate(fragment.ensemble):
+                if bookie in walk.returned and (following is None or bookie not in following.ensemble):
+                    _, last = entries_of(ledger, fragment)
+                    entry_id = next(last - back for back in range(size) if (position - (last - back)) % size < quorum)
+                    if entry_id >= fragment.first_entry_id:
+                        wanted.append((ledger_id, position, entry_id, bookie))
+        if walk.samples and ledger.last_entry_id is not None and ledger.last_entry_id >= 0:
+            random = self._ports.random
+            if random.random() < self._settings.checks_per_s / self._settings.walk_ledgers_per_s:
+                entry_id = random.randint(0, ledger.last_entry_id)
+                position = (entry_id + random.randrange(quorum)) % size
+                wanted.append((ledger_id, position, entry_id, ledger.fragment_of(entry_id).ensemble[position]))
+        return wanted
+
+    async def _check_copies(self) -> None:
+        while True:
+            await self._has_checks.wait()
+            await asyncio.sleep(1 / self._settings.checks_per_s)
+            if not self._checks or not self.statistics.is_auditor or self._state.off is not None:
+                self._has_checks.clear()  # until the next walk
+            else:
+                ledger_id, position, entry_id, bookie = self._checks.pop()
+                try:
+                    await self._check_copy(ledger_id, position, entry_id, bookie)
+                except (MetadataError, LedgerError) as error:
+                    log.info("audit.copy_not_checked", extra={"ledger_id": ledger_id, "bookie": bookie, "error": str(error)})
+
+    async def _check_copy(self, ledger_id: int, position: int, entry_id: int, bookie: str) -> None:
+        """Raises MetadataError, LedgerError: it was not found out."""
+        found = await self._ledgers.get(ledger_id)
+        if found is None or found.record.fragment_of(entry_id).ensemble[position] != bookie:
+            return
+        self.statistics.checked_copies += 1
+        if await self._client.runs_not_stored(found.record, position, bookie, entry_id, entry_id):
+            self.statistics.bad_copies += 1
+            log.warning("audit.copy_missing", extra={"ledger_id": ledger_id, "entry_id": entry_id, "bookie": bookie})
+            await mark_ledger(self._store, found.record, {bookie: ShortReason.DAMAGED}, self._state.registered(), self._ports)
+            self._on_marked()
+
+    # Figures
+
+    async def _update_figures(self, seen: BookiesSeen) -> None:
+        """Subtract what was repaired since the last poll, and save the figures when they changed."""
+        if self.audit is None:
+            return
+        listed = [ledger_id async for ledger_id in list_repair_marks(self._store)]
+        await self._read_marks(listed)
+        living = set(listed)
+        self._marked = {ledger_id: one for ledger_id, one in self._marked.items() if ledger_id in living or self._state.off}
+        short = list(self._marked.values())
+        now, short_bytes = asyncio.get_running_loop().time(), sum(one.bytes for one in short)
+        self._rates.append((now, short_bytes))
+        while self._rates[0][0] < now - _RATE_WINDOW_S:
+            self._rates.popleft()
+        since, before = self._rates[0]
+        rate = int((before - short_bytes) / (now - since)) if now > since and before > short_bytes else 0
+        urgent = sorted((one.copies_left, ledger_id) for ledger_id, one in self._marked.items() if one.copies_left <= 1)
+        audit = self.audit.replace(
+            short=ShortFigures(
+                ledgers=len(short),
+                bytes=short_bytes,
+                last_copy_entries=sum(one.last_copy_entries for one in short),
+                lost_entries=sum(one.lost_entries for one in short),
+            ),
+            waiting=tuple(sorted(seen.waiting)),
+            bytes_per_s=rate,
+            urgent=tuple(ledger_id for _, ledger_id in urgent[:_URGENT]),
+        )
+        if audit != self.audit or not self._is_saved:
+            self.audit = audit
+            await self._save_audit()
+
+    async def _read_marks(self, listed: list[int]) -> None:
+        """Read marks that others made, and some of the known ones again."""
+        unknown = [ledger_id for ledger_id in listed if ledger_id not in self._marked]
+        place = bisect_right(listed, self._read_again)
+        again = [*listed[place:], *listed[:place]]
+        part = list(dict.fromkeys([*unknown, *again]))[:_MARKS_READ]
+        if part:
+            self._read_again = part[-1]
+        for ledger_id, found in zip(part, await asyncio.gather(*map(self._marks.get, part)), strict=True):
+            if found is not None:
+                self._note(ledger_id, found.record)
+
+    _is_saved = False
+
+    async def _save_audit(self) -> None:
+        assert self.audit is not None
+        self._is_saved = False
+        found = await self._audits.get(None)
+        try:
+            if found is None:
+                await self._audits.create(None, self.audit)
+            else:
+                await self._audits.replace(None, self.audit, found.version)
+        except (KeyExistsError, BadVersionError):
+            return  # another auditor: the next poll finds out
+        self._is_saved = True
+
+    # What operators asked for
+
+    async def _finish_requests(self, seen: BookiesSeen) -> None:
+        """What was asked for is marked by now."""
+        for bookie in await list_names(self._store, keys.REPAIR_REQUESTS_KEY):
+            if bookie in seen.registered or bookie not in seen.waiting:
+                self._lost_since[bookie] = -self._settings.grace_s
+                try:
+                    await self._requests.delete(bookie, None)
+                except NoSuchKeyError:
+                    pass
+                if bookie in seen.registered:
+                    self._lost_since.pop(bookie, None)
+
+    async def _note_drained(self, walk: _Walk) -> None:
+        """Write down how far each decommissioning is."""
+        now_ms = self._ports.wall_ms()
+        for bookie in walk.seen.draining:
+            found = await self._draining.get(bookie)
+            if found is None:
+                continue
+            ledgers = walk.holdings.get(bookie, BookieHoldings()).ledgers
+            record = found.record
+            if record.ledgers_at_start is None:
+                record = record.replace(ledgers_at_start=ledgers)
+            record = record.replace(drained_at_ms=(record.drained_at_ms or now_ms) if ledgers == 0 else None)
+            if record != found.record:
+                try:
+                    await self._draining.replace(bookie, record, found.version)
+                except (BadVersionError, NoSuchKeyError):
+                    continue
+                if record.drained_at_ms is not None:
+                    log.info("bookie.drained", extra={"bookie": bookie})
+
+    async def _finish_drained(self, seen: BookiesSeen) -> None:
+        """Forget a bookie that was drained and has ended. One that no mark names any more may be drained: walk again."""
+        for bookie in seen.draining:
+            found = await self._draining.get(bookie)
+            if found is None:
+                continue
+            if found.record.drained_at_ms is None:
+                if not any(bookie in one.bookies for one in self._marked.values()) and self._state.off is None:
+                    self._next_walk = 0.0
+            elif bookie not in seen.registered:
+                await self._forget_bookie(bookie, found.version)
+
+    async def _forget_bookie(self, bookie: str, version: int) -> None:
+        cookie = await self._cookies.get(bookie)
+        lives = bookie_lives(self._store)
+        life = await lives.get(bookie)
+        ops = [self._draining.delete_op(bookie, version)]
+        ops += [] if cookie is None else [self._cookies.delete_op(bookie, cookie.version)]
+        ops += [] if life is None else [lives.delete_op(bookie, life.version)]
+        try:
+            await self._store.multi(ops)
+        except (BadVersionError, NoSuchKeyError):
+            return
+        self._lost_since.pop(bookie, None)
+        log.info("bookie.decommissioned", extra={"bookie": bookie})
+
+    async def _note_refilled(self, seen: BookiesSeen) -> None:
+        """A bookie that lost its disk has everything again when no mark names it for that reason after a walk."""
+        for bookie, below in self._emptied_walked.items():
+            waits = any(one.bookies.get(bookie) is ShortReason.EMPTY_DISK for one in self._marked.values())
+            if self.audit is not None and not waits and bookie in seen.emptied and self._state.off is None:
+                self.audit = self.audit.replace(refilled={**self.audit.refilled, bookie: below})
+                await self._save_audit()
+                log.info("bookie.refilled", extra={"bookie": bookie, "limbo_below": below})
+
+
+async def mark_ledger(
+    store: MetadataStore, ledger: LedgerMetadata, reasons: Mapping[str, ShortReason], registered: Collection[str], ports: Ports
+) -> None:
+    """Mark one ledger for repair, or add to its mark. Raises MetadataError."""
+    marks = repair_marks(store)
+    while True:
+        found = await marks.get(ledger.ledger_id)
+        merged = {**reasons, **({} if found is None else found.record.bookies)}
+        shortage = measure(ledger, merged, registered)
+        try:
+            if found is None:
+                await marks.create(ledger.ledger_id, _mark_of(ledger.ledger_id, shortage, ports.wall_ms()))
+            else:  # also when nothing is new: a worker that is about to remove the mark must look again
+                await marks.replace(ledger.ledger_id, _renewed(found.record, shortage), found.version)
+            return
+        except (KeyExistsError, BadVersionError, NoSuchKeyError):
+            continue
+
+
+def _renewed(mark: RepairMark, shortage: Shortage) -> RepairMark:
+    return mark.replace(
+        bookies=shortage.bookies,
+        copies_left=0 if mark.lost else shortage.copies_left,
+        short_entries=shortage.entries,
+        short_bytes=shortage.bytes,
+        last_copy_entries=shortage.last_copy_entries,
+    )
+
+
+def _mark_of(ledger_id: int, shortage: Shortage, now_ms: int) -> RepairMark:
+    return RepairMark(
+        ledger_id=ledger_id,
+        bookies=shortage.bookies,
+        copies_left=shortage.copies_left,
+        short_entries=shortage.entries,
+        short_bytes=shortage.bytes,
+        last_copy_entries=shortage.last_copy_entries,
+        since_ms=now_ms,
+    )

@@ -1,0 +1,60 @@
+"""Automatic repair in one process: it may be elected as the auditor, and works on marks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+
+from cepheid_ledger import LedgerClient, Placement
+from cepheid_metadata import MetadataStore
+from cepheid_ports import Ports
+from cepheid_ports.prometheus import Family
+from cepheid_recovery.auditor import Auditor
+from cepheid_recovery.cluster_state import ClusterState, RepairBookies
+from cepheid_recovery.recovery_metrics import recovery_families
+from cepheid_recovery.replication_worker import ReplicationWorker
+from cepheid_recovery.settings import RecoverySettings
+
+
+class AutoRecovery:
+    """`start` once, `aclose` once. The ledger client, its placement and the store belong to the caller."""
+
+    def __init__(
+        self,
+        name: str,
+        store: MetadataStore,
+        client: LedgerClient,
+        placement: Placement,
+        bookies: RepairBookies,
+        settings: RecoverySettings,
+        ports: Ports,
+    ) -> None:
+        self._settings = settings
+        self._state = state = ClusterState(store, bookies)
+        self.worker = ReplicationWorker(name, store, client, placement, state, settings, ports)
+        self.auditor = Auditor(name, store, client, state, settings, ports, on_marked=self.worker.wake)
+        self._opened = AsyncExitStack()
+
+    def __repr__(self) -> str:
+        return f"<AutoRecovery {self.auditor!r}, {self.worker!r}>"
+
+    def start(self) -> None:
+        """Does nothing when `recovery.enabled` is off."""
+        if not self._settings.enabled:
+            return
+        self._opened.push_async_callback(self.auditor.aclose)
+        self._opened.push_async_callback(self.worker.aclose)
+        self.auditor.start()
+        self.worker.start()
+
+    def on_bookies_changed(self) -> None:
+        """Bookies came or went: look now, and try again what was not possible."""
+        self.auditor.wake()
+        self.worker.retry_all()
+
+    async def aclose(self) -> None:
+        await self._opened.aclose()
+
+    def families(self) -> Iterator[Family]:
+        """Return the metrics of this process."""
+        yield from recovery_families(self.auditor, self.worker)

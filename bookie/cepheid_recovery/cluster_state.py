@@ -1,0 +1,47 @@
+"""What every process that repairs knows of the cluster: the switch, and the bookies that are being decommissioned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Protocol
+
+from cepheid_ledger import BookieStates
+from cepheid_metadata import MetadataStore, RepairSwitch, keys, list_names, repair_switch
+
+
+class RepairBookies(BookieStates, Protocol):
+    """The bookies of the cluster, as far as this process knows."""
+
+    def incarnation_of(self, bookie_id: str) -> str:
+        """Return the name of the disks that it registered with; empty when it is not known."""
+
+
+class ClusterState:
+    """Refreshed by whoever polls; one per process."""
+
+    def __init__(self, store: MetadataStore, bookies: RepairBookies) -> None:
+        self._store = store
+        self._bookies = bookies
+        self._switch = repair_switch(store)
+        self.draining: frozenset[str] = frozenset()
+        self.off: RepairSwitch | None = None
+        """The operator's order to repair nothing, while it is in force."""
+
+    async def refresh(self) -> None:
+        """Raises MetadataError."""
+        found = await self._switch.get(None)
+        self.off = None if found is None else found.record
+        self.draining = frozenset(await list_names(self._store, keys.DRAINING_BOOKIES_KEY))
+
+    def registered(self) -> frozenset[str]:
+        return frozenset(self._bookies.registered())
+
+    def expected(self) -> Collection[str]:
+        """Return the ids of all bookies that have a cookie or are registered."""
+        return self._bookies.expected()
+
+    def incarnation_of(self, bookie_id: str) -> str:
+        return self._bookies.incarnation_of(bookie_id)
+
+
+OnChange = Callable[[], None]

@@ -1,0 +1,46 @@
+"""Metrics of automatic repair. The figures of the cluster come from the audit record, which survives restarts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from cepheid_metadata import Audit
+from cepheid_ports.prometheus import Family, counter, gauge
+
+if TYPE_CHECKING:
+    from cepheid_recovery.auditor import Auditor
+    from cepheid_recovery.replication_worker import ReplicationWorker
+
+
+def recovery_families(auditor: Auditor, worker: ReplicationWorker) -> Iterator[Family]:
+    """Return what one process did, and the cluster's figures if it is the auditor."""
+    audited, work = auditor.statistics, worker.statistics
+    yield gauge("cepheid_repair_auditor", "1: this process is the auditor of the cluster.", audited.is_auditor)
+    yield counter("cepheid_repair_walks", "Walks over all ledgers.", audited.walks)
+    yield counter("cepheid_repair_walked_ledgers", "Ledgers whose record a walk read.", audited.walked_ledgers)
+    yield counter("cepheid_repair_marked_ledgers", "Ledgers marked because they lack copies.", audited.marked_ledgers)
+    yield counter("cepheid_repair_checked_copies", "Copies of entries read to check them.", audited.checked_copies)
+    yield counter("cepheid_repair_bad_copies", "Copies of entries found missing or damaged by these checks.", audited.bad_copies)
+    yield counter("cepheid_repair_repaired_ledgers", "Ledgers that this process made whole.", work.ledgers)
+    yield counter("cepheid_repair_failures", "Attempts to repair a ledger that left something undone.", work.failures)
+    yield counter("cepheid_repair_copied_entries", "Copies of entries written by this process.", work.entries)
+    yield counter("cepheid_repair_copied_bytes", "Bytes of copies written by this process.", work.size_bytes)
+    yield gauge("cepheid_repair_in_work", "Ledgers that this process is repairing.", work.in_work)
+    if audited.is_auditor and auditor.audit is not None:
+        yield from audit_families(auditor.audit)
+
+
+def audit_families(audit: Audit) -> Iterator[Family]:
+    """Return the cluster's figures, as the auditor saved them."""
+    short = audit.short
+    yield gauge("cepheid_repair_short_ledgers", "Ledgers that lack copies.", short.ledgers)
+    yield gauge("cepheid_repair_short_bytes", "Estimated bytes of the copies that are missing.", short.bytes)
+    yield gauge("cepheid_repair_last_copy_entries", "Entries of which one copy is left.", short.last_copy_entries)
+    yield gauge("cepheid_repair_lost_entries", "Entries of which no valid copy was found.", short.lost_entries)
+    yield gauge("cepheid_repair_bytes_per_second", "Decrease of the missing bytes in the last minute.", audit.bytes_per_s)
+    seconds_left = short.bytes / audit.bytes_per_s if audit.bytes_per_s else 0
+    yield gauge("cepheid_repair_seconds_left", "Estimated time until all copies exist again; 0: not known.", seconds_left)
+    yield gauge("cepheid_repair_waiting_bookies", "Bookies that are not registered, in their grace period.", len(audit.waiting))
+    yield gauge("cepheid_repair_badly_placed_ledgers", "Ledgers that could be spread over more racks.", audit.badly_placed)
+    yield gauge("cepheid_repair_audited_ledgers", "Ledgers that the last walk saw.", audit.ledgers)

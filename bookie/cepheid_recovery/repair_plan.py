@@ -1,0 +1,97 @@
+"""What a replication worker does about a marked ledger, decided from the mark, the record and the bookies. A core without I/O.
+
+mark × record × registered bookies ──► per finished fragment: copies that move, copies that are checked in place
+                                   └─► what cannot be done now, in words for people
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from cepheid_ledger import entries_of, is_finished
+from cepheid_metadata import Fragment, LedgerMetadata, RepairMark, ShortReason
+from cepheid_recovery.shortage import needed_fragments
+
+ChooseTarget = Callable[[Sequence[str], Collection[str], int], str | None]
+"""From (ensemble, excluded bookies, position) a bookie outside of both for that position; None: there is none."""
+
+
+@dataclass(slots=True)
+class FragmentRepair:
+    """What one finished fragment needs. `moves`: the new bookie by position; `checks`: positions whose bookie keeps its place and
+    gets the copies that it turns out to lack."""
+
+    fragment: Fragment
+    first_entry_id: int
+    last_entry_id: int
+    moves: dict[int, str] = field(default_factory=dict)
+    checks: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class RepairPlan:
+    """`open_bookies`: bookies of the open fragment that must be replaced: by the writer, or by recovery when there is none.
+
+    `left`: bookies that stay in the mark, each with why nothing can be done about it now.
+    """
+
+    fragments: list[FragmentRepair] = field(default_factory=list)
+    open_bookies: list[str] = field(default_factory=list)
+    left: dict[str, str] = field(default_factory=dict)
+
+
+def plan_repair(
+    ledger: LedgerMetadata,
+    mark: RepairMark,
+    registered: Collection[str],
+    draining: Collection[str],
+    choose_target: ChooseTarget,
+) -> RepairPlan:
+    """Return what to do. A bookie that came back with its data needs nothing, and a fragment without entries does not either."""
+    plan = RepairPlan()
+    moving, checking = _sort(mark.bookies, registered, draining, plan.left)
+    for fragment in needed_fragments(ledger):
+        if not is_finished(ledger, fragment):
+            plan.open_bookies = [bookie for bookie in fragment.ensemble if bookie in moving or bookie in checking]
+            continue
+        part = FragmentRepair(fragment, *entries_of(ledger, fragment))
+        for position, bookie in enumerate(fragment.ensemble):
+            if bookie in checking:
+                part.checks.append(position)
+            elif bookie in moving:
+                excluded = {*part.moves.values(), *mark.bookies, *draining}
+                target = choose_target(fragment.ensemble, excluded, position)
+                if target is not None:
+                    part.moves[position] = target
+                elif bookie in registered and mark.bookies[bookie] is not ShortReason.DRAINING:
+                    part.checks.append(position)
+                else:
+                    plan.left[bookie] = "no other bookie can take its copies: start more bookies, or free space on their disks"
+        if part.moves or part.checks:
+            plan.fragments.append(part)
+    return plan
+
+
+def _sort(
+    reasons: Mapping[str, ShortReason], registered: Collection[str], draining: Collection[str], left: dict[str, str]
+) -> tuple[set[str], set[str]]:
+    """Return the bookies whose copies move, and those whose copies are checked where they are."""
+    moving: set[str] = set()
+    checking: set[str] = set()
+    for bookie, reason in reasons.items():
+        runs = bookie in registered
+        match reason:
+            case ShortReason.PLACEMENT:
+                moving.add(bookie)
+            case ShortReason.DRAINING | ShortReason.LOST:
+                if bookie in draining or (reason is ShortReason.LOST and not runs):
+                    moving.add(bookie)
+                elif not runs:
+                    left[bookie] = "it is no longer decommissioned, and is not running: start it, or wait for the grace period"
+            case ShortReason.EMPTY_DISK | ShortReason.DAMAGED:
+                if runs:
+                    checking.add(bookie)
+                else:
+                    left[bookie] = "it is not running: start it, or wait until its ledgers are copied elsewhere"
+    return moving, checking

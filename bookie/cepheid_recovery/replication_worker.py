@@ -1,0 +1,410 @@
+"""Copies what marked ledgers lack, and removes the marks.
+
+    marks ──some at a time, most endangered first──► lock ──► record at version w ──► copy ──► one write, only if it is still w:
+                                                                                        new ensemble, mark and lock removed
+
+Rules:
+1. Copy before claim: a bookie is named in a record only when it has synced every entry that it has to hold (R1). The record is
+   written only at the version that was read before the copying began. Whoever changes the record meanwhile, and a bookie that
+   collects surplus copies does (see bookie/README.md), makes the write fail, and everything is copied again.
+2. Only finished fragments are copied: their entries are confirmed, and their number is known. The last fragment of an open ledger
+   belongs to its writer. When it still names a lost bookie after `open_ledger_grace_s`, it has no living writer, and is recovered.
+3. A mark is removed only at the version that was read, together with the write of the record (R3). What could not be done stays in
+   the mark, with the reason.
+4. An entry without a valid copy is noted in the mark and in the log; the rest of its fragment moves, and the bookie that may still
+   have the entry is remembered (`former`).
+5. Locks save work. No lock is needed for safety: a worker that lost its lock fails at rule 1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from cepheid_ledger import (
+    CopyFailedError,
+    CopyReport,
+    CopyTask,
+    LedgerClient,
+    LedgerError,
+    Placement,
+    bookies_replaced,
+    entries_of,
+    is_finished,
+)
+from cepheid_metadata import (
+    BadVersionError,
+    Check,
+    EntryRun,
+    Found,
+    KeyExistsError,
+    LedgerMetadata,
+    MetadataError,
+    MetadataStore,
+    NoSuchKeyError,
+    Op,
+    RepairLock,
+    RepairMark,
+    ShortReason,
+    audit_record,
+    ledger_records,
+    list_repair_marks,
+    repair_locks,
+    repair_marks,
+)
+from cepheid_ports import Ports, TaskOwner
+from cepheid_recovery.cluster_state import ClusterState
+from cepheid_recovery.repair_plan import FragmentRepair, RepairPlan, plan_repair
+from cepheid_recovery.settings import RecoverySettings
+from cepheid_recovery.shortage import measure
+
+log = logging.getLogger(__name__)
+
+_LISTED = 256
+"""Ledgers taken from one listing: other workers make a longer one out of date."""
+_LOCKED_TOGETHER = 8
+_MAX_RETRY_S = 300.0
+_ATTEMPTS = 3
+
+
+@dataclass(slots=True)
+class WorkerStatistics:
+    """`ledgers` were made whole; `attempts` that left something undone count as `failures`."""
+
+    ledgers: int = 0
+    entries: int = 0
+    size_bytes: int = 0
+    failures: int = 0
+    lost_entries: int = 0
+    in_work: int = 0
+
+
+@dataclass(slots=True)
+class _Retry:
+    not_before: float
+    pause_s: float
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """What was done about one ledger, before it is written down."""
+
+    replaced: dict[tuple[int, str], str] = field(default_factory=dict)
+    incarnations: dict[str, str] = field(default_factory=dict)
+    left: dict[str, str] = field(default_factory=dict)
+    lost: list[tuple[int, int]] = field(default_factory=list)
+    former: set[str] = field(default_factory=set)
+
+
+class ReplicationWorker:
+    """`start` once, `aclose` once. `name` is for people."""
+
+    def __init__(
+        self,
+        name: str,
+        store: MetadataStore,
+        client: LedgerClient,
+        placement: Placement,
+        state: ClusterState,
+        settings: RecoverySettings,
+        ports: Ports,
+    ) -> None:
+        self._name = name
+        self._store = store
+        self._client = client
+        self._placement = placement
+        self._state = state
+        self._settings = settings
+        self._ports = ports
+        self._marks = repair_marks(store)
+        self._locks = repair_locks(store)
+        self._ledgers = ledger_records(store)
+        self._audit = audit_record(store)
+        self._queue: asyncio.Queue[int] = asyncio.Queue(_LOCKED_TOGETHER)
+        self._retries: dict[int, _Retry] = {}
+        self._open_since: dict[int, float] = {}  # open ledgers that name a lost bookie, with the time when that was seen first
+        self._due = asyncio.Event()
+        self._tasks = TaskOwner(f"replication-worker {name}")
+        self.statistics = WorkerStatistics()
+
+    def __repr__(self) -> str:
+        return f"<ReplicationWorker {self._name}: {self.statistics.in_work} in work, {len(self._retries)} to be tried again>"
+
+    def start(self) -> None:
+        self._tasks.start(self._feed(), name="feed")
+        for number in range(self._settings.ledgers_at_once):
+            self._tasks.start(self._run(), name=f"run {number}")
+
+    async def aclose(self) -> None:
+        """Ends what is under way. Locks end with the session; nothing else has to be cleaned up."""
+        await self._tasks.aclose()
+
+    def wake(self) -> None:
+        """There may be new marks, or bookies that can take copies."""
+        self._due.set()
+
+    def retry_all(self) -> None:
+        """A bookie came or changed: what could not be repaired may be possible now."""
+        for retry in self._retries.values():
+            retry.not_before = 0.0
+        self._due.set()
+
+    # Choosing
+
+    async def _feed(self) -> None:
+        while True:
+            found = False
+            try:
+                if self._state.off is None:
+                    found = await self._take_some()
+            except MetadataError as error:
+                log.info("repair.marks_not_read", extra={"error": str(error)})
+            if found:
+                continue
+            try:
+                async with asyncio.timeout(self._settings.poll_s):
+                    await self._due.wait()
+            except TimeoutError:
+                pass
+            self._due.clear()
+
+    async def _take_some(self) -> bool:
+        """Lock and queue ledgers of one listing; return whether there were any."""
+        candidates = await self._candidates()
+        taken = False
+        for start in range(0, len(candidates), _LOCKED_TOGETHER):
+            part = candidates[start : start + _LOCKED_TOGETHER]
+            if self._state.off is not None:
+                return False
+            for ledger_id in await self._lock(part):
+                taken = True
+                await self._queue.put(ledger_id)
+        return taken
+
+    async def _candidates(self) -> list[int]:
+        """Return marked ledgers that are due: those with the fewest copies left first, the others in random order."""
+        now = asyncio.get_running_loop().time()
+        listed = {ledger_id async for ledger_id in list_repair_marks(self._store)}
+        self._retries = {ledger_id: retry for ledger_id, retry in self._retries.items() if ledger_id in listed}
+        self._open_since = {ledger_id: since for ledger_id, since in self._open_since.items() if ledger_id in listed}
+        due = [one for one in sorted(listed) if one not in self._retries or self._retries[one].not_before <= now]
+        if not due:
+            return []
+        found = await self._audit.get(None)
+        urgent = set() if found is None else set(found.record.urgent)
+        self._ports.random.shuffle(due)  # or all workers would ask for the same locks
+        return sorted(due, key=lambda ledger_id: ledger_id not in urgent)[:_LISTED]
+
+    async def _lock(self, ledger_ids: Sequence[int]) -> list[int]:
+        """Return those that nobody else is repairing."""
+        record = RepairLock(worker=self._name)
+        if not ledger_ids:
+            return []
+        try:
+            await self._store.multi([self._locks.create_op(ledger_id, record, ephemeral=True) for ledger_id in ledger_ids])
+            return list(ledger_ids)
+        except KeyExistsError:
+            if len(ledger_ids) == 1:
+                return []
+        half = len(ledger_ids) // 2
+        return [*await self._lock(ledger_ids[:half]), *await self._lock(ledger_ids[half:])]
+
+    # Repairing
+
+    async def _run(self) -> None:
+        while True:
+            ledger_id = await self._queue.get()
+            self.statistics.in_work += 1
+            try:
+                whole = await self._repair(ledger_id)
+            except (LedgerError, MetadataError, TimeoutError) as error:
+                log.info("repair.failed", extra={"ledger_id": ledger_id, "error": str(error)})
+                whole = False
+                await self._unlock(ledger_id)
+            finally:
+                self.statistics.in_work -= 1
+            if whole:
+                self._retries.pop(ledger_id, None)
+                self._open_since.pop(ledger_id, None)
+            else:
+                self.statistics.failures += 1
+                self._retry_later(ledger_id)
+
+    def _retry_later(self, ledger_id: int) -> None:
+        before = self._retries.get(ledger_id)
+        pause_s = self._settings.retry_s if before is None else min(2 * before.pause_s, _MAX_RETRY_S)
+        self._retries[ledger_id] = _Retry(asyncio.get_running_loop().time() + pause_s, pause_s)
+
+    async def _unlock(self, ledger_id: int) -> None:
+        try:
+            await self._locks.delete(ledger_id, 0)
+        except MetadataError:
+            pass  # it ends with the session at the latest
+
+    async def _repair(self, ledger_id: int) -> bool:
+        """Return whether the mark is gone. Raises LedgerError, MetadataError, TimeoutError."""
+        for _ in range(_ATTEMPTS):
+            mark, ledger = await asyncio.gather(self._marks.get(ledger_id), self._ledgers.get(ledger_id))
+            if mark is None:
+                await self._unlock(ledger_id)
+                return True
+            if ledger is None:  # it was deleted meanwhile
+                await self._store.multi([self._marks.delete_op(ledger_id, mark.version), self._locks.delete_op(ledger_id, 0)])
+                return True
+            plan = self._plan(ledger.record, mark.record)
+            if plan.open_bookies and self._may_recover(ledger_id):
+                await self._client.recover(ledger_id)
+                continue
+            attempt = await self._carry_out(ledger.record, mark.record, plan)
+            try:
+                return await self._write(ledger, mark, attempt)
+            except (BadVersionError, NoSuchKeyError):
+                continue  # the ledger or its mark changed: rule 1
+        raise CopyFailedError(f"ledger {ledger_id} or its mark changed {_ATTEMPTS} times while it was copied", ledger_id=ledger_id)
+
+    def _plan(self, ledger: LedgerMetadata, mark: RepairMark) -> RepairPlan:
+        def choose(ensemble: Sequence[str], excluded: object, position: int) -> str | None:
+            return self._placement.replacement(ensemble, excluded)  # type: ignore[arg-type]
+
+        return plan_repair(ledger, mark, self._state.registered(), self._state.draining, choose)
+
+    def _may_recover(self, ledger_id: int) -> bool:
+        """An open ledger has named a lost bookie for longer than a living writer would let it."""
+        now = asyncio.get_running_loop().time()
+        return now - self._open_since.setdefault(ledger_id, now) >= self._settings.open_ledger_grace_s
+
+    async def _carry_out(self, ledger: LedgerMetadata, mark: RepairMark, plan: RepairPlan) -> _Attempt:
+        attempt = _Attempt(left=dict(plan.left))
+        for bookie in plan.open_bookies:
+            attempt.left[bookie] = "the ledger is open and names it: its writer replaces it, or recovery closes the ledger soon"
+        away = frozenset(name for fragment in ledger.fragments for name in fragment.ensemble) - self._state.registered()
+        for run in mark.lost:
+            await self._look_for(ledger, mark, run, away, attempt)
+        for part in plan.fragments:
+            try:
+                await self._copy(ledger, mark, part, away, attempt)
+            except CopyFailedError as error:
+                self._blame(error, part)
+                for position in (*part.moves, *part.checks):
+                    attempt.left.setdefault(part.fragment.ensemble[position], str(error))
+        return attempt
+
+    def _blame(self, error: CopyFailedError, part: FragmentRepair) -> None:
+        bookie = error.facts.get("bookie")
+        if bookie in part.moves.values():
+            self._placement.quarantine(str(bookie))  # the next attempt takes another target
+
+    async def _copy(
+        self, ledger: LedgerMetadata, mark: RepairMark, part: FragmentRepair, away: frozenset[str], attempt: _Attempt
+    ) -> None:
+        """Bring one fragment's copies to where they belong. Raises CopyFailedError."""
+        fragment, turn = part.fragment, self._ports.random.randrange(ledger.ensemble_size)
+        incarnations = {target: self._state.incarnation_of(target) for target in part.moves.values()}
+
+        async def copy(first: int, last: int, targets: dict[int, str]) -> None:
+            task = CopyTask(ledger, fragment, first, last, targets, away=away, former=mark.former)
+            report = await self._client.copy_entries(task, turn=turn)
+            self._count(report)
+            for run in report.lost:
+                if not any(known.first <= run[0] <= known.last for known in mark.lost):
+                    self._note_lost(ledger, fragment.ensemble, run, away, attempt)
+
+        if part.moves:
+            await copy(part.first_entry_id, part.last_entry_id, part.moves)
+        for position in part.checks:
+            bookie = fragment.ensemble[position]
+            checked = ledger, position, bookie, part.first_entry_id, part.last_entry_id
+            for first, last in await self._client.runs_not_stored(*checked):
+                await copy(first, last, {position: bookie})
+        for position, target in part.moves.items():
+            attempt.replaced[(fragment.first_entry_id, fragment.ensemble[position])] = target
+        attempt.incarnations |= incarnations
+
+    async def _look_for(
+        self, ledger: LedgerMetadata, mark: RepairMark, run: EntryRun, away: frozenset[str], attempt: _Attempt
+    ) -> None:
+        """Entries that had no valid copy at the last attempt may have one by now: a bookie came back."""
+        for fragment in ledger.fragments:
+            if not is_finished(ledger, fragment):
+                continue
+            first, last = entries_of(ledger, fragment)
+            first, last = max(first, run.first), min(last, run.last)
+            if first > last:
+                continue
+            targets = {place: bookie for place, bookie in enumerate(fragment.ensemble) if bookie not in away}
+            try:
+                report = await self._client.copy_entries(CopyTask(ledger, fragment, first, last, targets, away, mark.former))
+            except CopyFailedError:
+                attempt.lost.append((first, last))
+            else:
+                self._count(report)
+                attempt.lost += report.lost
+
+    def _count(self, report: CopyReport) -> None:
+        self.statistics.entries += report.entries
+        self.statistics.size_bytes += report.size_bytes
+
+    def _note_lost(
+        self, ledger: LedgerMetadata, ensemble: Sequence[str], run: tuple[int, int], away: frozenset[str], attempt: _Attempt
+    ) -> None:
+        if run in attempt.lost:
+            return
+        attempt.lost.append(run)
+        attempt.former |= away.intersection(ensemble)
+        self.statistics.lost_entries += run[1] - run[0] + 1
+        extra = {"ledger_id": ledger.ledger_id, "first": run[0], "last": run[1], "bookies": list(ensemble)}
+        log.error("repair.entries_lost", extra={**extra, "hint": "cepheid ledgers verify shows what each bookie says of them"})
+
+    # Writing it down
+
+    async def _write(self, ledger: Found[LedgerMetadata], mark: Found[RepairMark], attempt: _Attempt) -> bool:
+        """Rules 1 and 3, in one write. Return whether the mark is gone. Raises BadVersionError, NoSuchKeyError, MetadataError."""
+        ledger_id = ledger.record.ledger_id
+        for target, incarnation in attempt.incarnations.items():
+            if self._state.incarnation_of(target) != incarnation:
+                raise CopyFailedError(f"bookie {target} came back with other disks while it got copies", ledger_id=ledger_id)
+        ops: list[Op] = []
+        record = ledger.record
+        if attempt.replaced:
+            record = bookies_replaced(record, attempt.replaced)
+            ops.append(self._ledgers.replace_op(ledger_id, record, ledger.version))
+        else:
+            ops.append(Check(self._ledgers.key_of(ledger_id), ledger.version))
+        is_whole = not attempt.left and not attempt.lost
+        if is_whole:
+            ops.append(self._marks.delete_op(ledger_id, mark.version))
+        else:
+            ops.append(self._marks.replace_op(ledger_id, self._left_mark(record, mark.record, attempt), mark.version))
+        await self._store.multi([*ops, self._locks.delete_op(ledger_id, 0)])
+        self.statistics.ledgers += is_whole
+        return is_whole
+
+    def _left_mark(self, ledger: LedgerMetadata, mark: RepairMark, attempt: _Attempt) -> RepairMark:
+        left: dict[str, ShortReason] = {bookie: mark.bookies[bookie] for bookie in attempt.left}
+        shortage = measure(ledger, left, self._state.registered())
+        lost = _merged(attempt.lost)
+        problems = [f"{bookie}: {why}" for bookie, why in sorted(attempt.left.items())]
+        if lost:
+            problems.insert(0, "entries without any valid copy")
+        return mark.replace(
+            bookies=left,
+            copies_left=0 if lost else shortage.copies_left,
+            short_entries=shortage.entries,
+            short_bytes=shortage.bytes,
+            last_copy_entries=shortage.last_copy_entries,
+            problem="; ".join(problems),
+            lost=tuple(EntryRun(first=first, last=last) for first, last in lost),
+            former=tuple(sorted({*mark.former, *attempt.former})) if lost else (),
+        )
+
+
+def _merged(runs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    merged: list[tuple[int, int]] = []
+    for first, last in sorted(runs):
+        if merged and first <= merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], max(last, merged[-1][1]))
+        else:
+            merged.append((first, last))
+    return merged

@@ -1,0 +1,47 @@
+"""Settings of automatic repair: bounds in the type, meaning in the description."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, Field, PositiveFloat, PositiveInt
+
+
+class RecoverySettings(BaseModel, frozen=True, extra="forbid"):
+    """The auditor, which finds ledgers that lack copies, and the replication worker, which copies them."""
+
+    enabled: bool = Field(
+        True,
+        description="Whether this process takes part in automatic repair: it may become the auditor, and it copies entries. "
+        "`cepheid repair off` stops repair in the whole cluster.",
+    )
+    grace_s: float = Field(
+        300.0,
+        ge=0,
+        description="Time for which a bookie may be unregistered before its ledgers are copied elsewhere. Keep it longer than a "
+        "restart of a bookie takes. A bookie that is decommissioned or recovered on request has no such time.",
+    )
+    open_ledger_grace_s: float = Field(
+        60.0,
+        ge=0,
+        description="Time for which an open ledger may go on naming a bookie that is lost, before it is closed by recovery. A "
+        "living writer replaces such a bookie within `ledger.unregistered_bookie_s`, so only ledgers without one are left by then.",
+    )
+    walk_interval_s: PositiveFloat = Field(
+        3600.0, description="Time between two walks over all ledgers. A lost, returned or draining bookie starts one at once."
+    )
+    walk_ledgers_per_s: PositiveInt = Field(
+        2000, description="Ledgers that a walk reads from metadata per second, at one request each."
+    )
+    checks_per_s: PositiveFloat = Field(
+        50.0,
+        description="Copies that a walk reads per second to check that they are there and valid: the last entries of fragments on "
+        "bookies that came back, and a sample of all others.",
+    )
+    poll_s: PositiveFloat = Field(
+        5.0, description="Interval at which the switch, the bookies and the ledgers to repair are looked at."
+    )
+    ledgers_at_once: PositiveInt = Field(
+        16, le=256, description="Ledgers that a worker copies at once. Each takes up to 3 MiB of memory."
+    )
+    retry_s: PositiveFloat = Field(
+        10.0, description="First pause before a ledger that could not be repaired is tried again. It doubles up to 5 minutes."
+    )

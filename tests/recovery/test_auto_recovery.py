@@ -1,0 +1,293 @@
+"""Auditor and workers over memory bookies: what is lost is copied again, and nothing else is touched."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from cepheid_metadata import LedgerState, ShortReason
+from tests.ledger.ledger_world import append
+from tests.recovery.repair_world import QUICK, repair_world
+from tests.support import wait_until
+
+pytestmark = [pytest.mark.virtual_time, pytest.mark.deadline(2000)]
+
+
+async def test_a_lost_bookies_copies_are_made_again_after_the_grace_period() -> None:
+    async with repair_world() as world:
+        ledger_id = await world.closed_ledger("abc")
+        await world.start()
+        world.kill("b")
+        await asyncio.sleep(QUICK.grace_s - 5)
+        assert await world.marks() == {}
+        await asyncio.sleep(5)
+        await world.wait_whole(ledger_id)
+        assert (await world.ledgers.record(ledger_id)).fragments[0].ensemble == ("a", "d", "c")
+
+
+async def test_a_restart_within_the_grace_period_copies_nothing() -> None:
+    async with repair_world() as world:
+        ledger_id = await world.closed_ledger("abc")
+        await world.start()
+        for name in "abc":  # a rolling restart
+            world.kill(name)
+            await asyncio.sleep(QUICK.grace_s - 5)
+            world.revive(name)
+            await asyncio.sleep(5)
+        assert world.ledgers.cluster["d"].add_log == []
+        assert (await world.ledgers.record(ledger_id)).fragments[0].ensemble == ("a", "b", "c")
+
+
+async def test_copies_have_the_bytes_that_the_writer_sent() -> None:
+    async with repair_world() as world:
+        ledger_id = await world.closed_ledger("abc", entries=30)
+        await world.start()
+        world.kill("a")
+        await world.wait_whole(ledger_id)
+        original, copy = (world.ledgers.cluster[name].entries[ledger_id] for name in "bd")
+        assert [bytes(copy[one].data) for one in range(30)] == [bytes(original[one].data) for one in range(30)]
+
+
+@pytest.mark.parametrize("lost", ["a", "b", "c", "d", "e"])
+async def test_a_striped_ledger_gets_only_the_stripes_of_the_lost_bookie(lost: str) -> None:
+    async with repair_world(*"abcdef") as world:
+        ledger_id = await world.closed_ledger("abcde", entries=23, write_quorum=3, ack_quorum=2)
+        await world.start()
+        held = world.ledgers.cluster[lost].ids(ledger_id)
+        world.kill(lost)
+        await world.wait_whole(ledger_id)
+        assert world.ledgers.cluster["f"].ids(ledger_id) == held
+
+
+async def test_each_fragment_is_repaired_where_it_names_the_lost_bookie() -> None:
+    async with repair_world(*"abcde") as world:
+        writer = await world.open_ledger("abc", entries=5)
+        world.kill("c")
+        await append(writer, [b"after the change"])
+        await writer.close()
+        await world.start()
+        await world.wait_whole(writer.ledger_id)
+        for fragment in (await world.ledgers.record(writer.ledger_id)).fragments:
+            assert "c" not in fragment.ensemble
+
+
+async def test_earlier_fragments_of_an_open_ledger_are_repaired_while_its_writer_goes_on() -> None:
+    async with repair_world(*"abcde") as world:
+        writer = await world.open_ledger("abc", entries=5)
+        world.kill("c")
+        await append(writer, [b"after the change"])
+        await world.start()
+        await asyncio.sleep(QUICK.grace_s + 20)
+        record = await world.ledgers.record(writer.ledger_id)
+        assert record.state is LedgerState.OPEN
+        assert "c" not in record.fragments[0].ensemble
+        await append(writer, [b"the writer knows nothing of it"])
+        end = await writer.close()
+        assert end.last_entry_id == 6
+        await world.wait_whole(writer.ledger_id)
+
+
+async def test_an_open_ledger_whose_writer_is_gone_is_recovered_and_made_whole() -> None:
+    async with repair_world() as world:
+        writer = await world.open_ledger("abc", entries=5)
+        await writer.aclose()  # its process ended
+        await world.start()
+        world.kill("a")
+        await world.wait_whole_after_recovery(writer.ledger_id)
+        record = await world.ledgers.record(writer.ledger_id)
+        assert (record.state, record.last_entry_id) == (LedgerState.CLOSED, 4)
+        assert "a" not in record.last_fragment.ensemble
+
+
+async def test_two_of_four_bookies_lost_one_after_the_other_lose_nothing() -> None:
+    async with repair_world(*"abcde") as world:
+        ledger_ids = [await world.closed_ledger("abc", entries=20) for _ in range(5)]
+        await world.start()
+        for name in "ab":
+            world.kill(name)
+            await asyncio.sleep(QUICK.grace_s)
+            await world.wait_whole(*ledger_ids)
+        await asyncio.sleep(3)
+        assert (await world.audit()).short.ledgers == 0
+
+
+async def test_decommissioning_moves_everything_and_then_says_that_the_bookie_is_empty() -> None:
+    async with repair_world() as world:
+        for name in "abcd":
+            await world.set_cookie(name)
+        ledger_ids = [await world.closed_ledger("abc") for _ in range(3)]
+        await world.start()
+        await asyncio.sleep(3)
+        await world.drain("b")
+        await asyncio.sleep(20)  # without any grace period
+        await world.wait_whole(*ledger_ids)
+        draining = world.processes[0].auditor._draining
+        found = await draining.get("b")
+        assert found is not None
+        assert (found.record.ledgers_at_start, found.record.drained_at_ms is not None) == (3, True)
+        world.kill("b")
+        await asyncio.sleep(10)
+        assert await draining.get("b") is None  # it is forgotten, with its cookie
+        assert await world.processes[0].auditor._cookies.get("b") is None
+
+
+async def test_a_request_repairs_without_waiting_for_the_grace_period() -> None:
+    async with repair_world() as world:
+        ledger_id = await world.closed_ledger("abc")
+        await world.start()
+        world.kill("b")
+        await asyncio.sleep(3)
+        await world.request("b")
+        assert await world.wait_whole(ledger_id) < QUICK.grace_s / 2
+
+
+async def test_nothing_is_marked_or_copied_while_repair_is_off() -> None:
+    async with repair_world() as world:
+        ledger_id = await world.closed_ledger("abc")
+        await world.switch_off()
+        await world.start()
+        world.kill("b")
+        await asyncio.sleep(3 * QUICK.grace_s)
+        assert await world.marks() == {}
+        assert (await world.audit()).short.ledgers == 1  # shown all the same
+        await world.switch_on()
+        await asyncio.sleep(5)
+        await world.wait_whole(ledger_id)
+
+
+async def test_without_a_spare_bookie_the_mark_says_why_and_the_ledger_is_repaired_once_there_is_one() -> None:
+    async with repair_world(*"abcd") as world:
+        world.kill("d")
+        ledger_id = await world.closed_ledger("abc")
+        await world.start()
+        world.kill("b")
+        await asyncio.sleep(QUICK.grace_s + 20)
+        mark = (await world.marks())[ledger_id]
+        assert mark.copies_left == 2
+        assert "b: no other bookie can take its copies" in mark.problem
+        world.revive("d")
+        world.processes[0].on_bookies_changed()
+        await world.wait_whole(ledger_id)
+
+
+async def test_a_bookie_that_lost_its_disk_gets_its_copies_back_in_place() -> None:
+    async with repair_world("a", "b", "c") as world:
+        ledger_id = await world.closed_ledger("abc")
+        bookie = world.ledgers.cluster["b"]
+        bookie.entries.clear()
+        bookie.limbo = True
+        for name in "abc":
+            await world.set_cookie(name, limbo_below=1000 if name == "b" else None)
+        await world.start()
+        await world.wait_refilled("b")
+        assert await world.is_whole(ledger_id)
+        assert (await world.audit()).refilled == {"b": 1000}
+
+
+async def test_what_was_on_its_way_to_a_bookie_that_died_is_copied_when_it_is_back() -> None:
+    async with repair_world(*"abcd") as world:
+        writer = await world.open_ledger("abc", entries=5)
+        await world.start()
+        await asyncio.sleep(3)
+        world.kill("c")
+        await append(writer, [b"not on c"])
+        await writer.close()
+        record = await world.ledgers.record(writer.ledger_id)
+        assert record.fragments[0].ensemble == ("a", "b", "c")
+        del world.ledgers.cluster["c"].entries[writer.ledger_id][4]  # as if it had been sent, and not arrived
+        await asyncio.sleep(3)
+        world.revive("c")
+        await asyncio.sleep(30)
+        await world.wait_whole(writer.ledger_id)
+        assert world.ledgers.cluster["c"].ids(writer.ledger_id) == [0, 1, 2, 3, 4, 5]
+
+
+async def test_a_damaged_source_is_not_spread_but_replaced_by_another_replica() -> None:
+    async with repair_world() as world:
+        ledger_id = await world.closed_ledger("abc")
+        world.ledgers.cluster["a"].damage(ledger_id, 4)
+        await world.start()
+        world.kill("b")
+        await asyncio.sleep(QUICK.grace_s + 10)
+        record = await world.ledgers.record(ledger_id)
+        assert world.lacking(record) == [("a", 4)]
+        target = next(name for name in record.fragments[0].ensemble if name not in "ac")
+        assert world.ledgers.cluster[target].ids(ledger_id) == list(range(10))
+
+
+async def test_an_entry_without_a_valid_copy_is_reported_and_the_rest_is_made_whole() -> None:
+    async with repair_world() as world:
+        ledger_id = await world.closed_ledger("abc")
+        for name in "ac":
+            world.ledgers.cluster[name].damage(ledger_id, 4)
+        await world.start()
+        world.kill("b")
+        await asyncio.sleep(QUICK.grace_s + 10)
+        mark = (await world.marks())[ledger_id]
+        assert [(run.first, run.last) for run in mark.lost] == [(4, 4)]
+        assert (mark.copies_left, mark.former, mark.bookies) == (0, ("b",), {})
+        assert "b" not in (await world.ledgers.record(ledger_id)).fragments[0].ensemble
+        assert world.ledgers.cluster["d"].ids(ledger_id) == [0, 1, 2, 3, 5, 6, 7, 8, 9]
+        assert (await world.audit()).short.lost_entries == 1
+        world.revive("b")  # it has the only copy
+        world.processes[0].on_bookies_changed()
+        await world.wait_whole(ledger_id)
+
+
+async def test_a_ledger_that_is_deleted_while_it_is_marked_loses_its_mark() -> None:
+    async with repair_world("a", "b", "c") as world:
+        ledger_id = await world.closed_ledger("abc")
+        await world.start()
+        world.kill("b")
+        await asyncio.sleep(QUICK.grace_s + 10)
+        assert ledger_id in await world.marks()
+        await world.ledgers.client.delete(ledger_id)
+        await asyncio.sleep(20)
+        assert await world.marks() == {}
+
+
+async def test_another_process_becomes_the_auditor_when_the_first_one_ends() -> None:
+    async with repair_world() as world:
+        ledger_id = await world.closed_ledger("abc")
+        first, second = await world.start("r1"), await world.start("r2")
+        await asyncio.sleep(5)
+        assert [first.auditor.statistics.is_auditor, second.auditor.statistics.is_auditor] == [True, False]
+        await first.aclose()
+        await first.auditor._store.aclose()
+        world.kill("b")
+        await asyncio.sleep(QUICK.grace_s + 10)
+        assert second.auditor.statistics.is_auditor
+        await world.wait_whole(ledger_id)
+
+
+async def test_several_workers_share_the_ledgers_and_repair_each_once() -> None:
+    async with repair_world(*"abcde", settings=QUICK.model_copy(update={"ledgers_at_once": 2})) as world:
+        ledger_ids = [await world.closed_ledger("abc", entries=3) for _ in range(60)]
+        processes = [await world.start(f"r{number}") for number in range(3)]
+        for bookie in world.ledgers.cluster.bookies.values():
+            bookie.delay_s = 0.2
+        world.kill("b")
+        await asyncio.sleep(QUICK.grace_s)
+        await world.wait_whole(*ledger_ids)
+        repaired = [process.worker.statistics.ledgers for process in processes]
+        assert sum(repaired) == 60
+        assert min(repaired) > 0
+
+
+async def test_a_mark_that_is_renewed_during_the_copy_survives_it() -> None:
+    async with repair_world(*"abcdef") as world:
+        ledger_id = await world.closed_ledger("abc")
+        process = await world.start()
+        for name in "def":
+            world.ledgers.cluster[name].delay_s = 0.1
+        world.kill("b")
+        await asyncio.sleep(QUICK.grace_s)
+        await wait_until(lambda: process.worker.statistics.in_work > 0)
+        marks = process.worker._marks
+        found = await marks.get(ledger_id)
+        assert found is not None
+        renewed = found.record.replace(bookies={**found.record.bookies, "c": ShortReason.DAMAGED})
+        await marks.replace(ledger_id, renewed, found.version)
+        world.ledgers.cluster["c"].damage(ledger_id, 7)
+        await world.wait_whole(ledger_id)
