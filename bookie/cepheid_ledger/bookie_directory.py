@@ -95,6 +95,8 @@ class BookieDirectory:
         """A bookie registered that was never seen before with these disks. Called before it is told to anybody."""
         self.on_back: Callable[[str], None] = lambda bookie_id: None
         """This one takes writes, and did not before, or it is another process that does. Called when `writable` says so."""
+        self.on_changed: Callable[[], None] = lambda: None
+        """Registrations changed. Called when `registered` and `writable` say so."""
 
     def __repr__(self) -> str:
         return f"<BookieDirectory: {len(self.writable())} writable of {len(self._known)}, {len(self._connections)} connected>"
@@ -135,6 +137,11 @@ class BookieDirectory:
     def expected(self) -> list[str]:
         """Ids of the bookies that should run: those with a cookie in metadata, and those that run. No restart forgets them."""
         return sorted({*self._cookies, *self.registered()})
+
+    def incarnation_of(self, bookie_id: str) -> str:
+        """Return the name of the disks with which this bookie registered last; empty when it never did."""
+        bookie = self._known.get(bookie_id)
+        return "" if bookie is None else bookie.incarnation
 
     def problems(self) -> list[str]:
         """A sentence for people about each bookie that takes no new ledgers."""
@@ -225,9 +232,11 @@ class BookieDirectory:
         if any(bookie.registered and self._is_new(bookie) for bookie in known.values()):
             self.on_new_incarnation()
         back = [bookie.bookie_id for bookie in known.values() if self._is_back(bookie)]
-        self._known = dict(sorted(known.items()))
+        before, self._known = self._known, dict(sorted(known.items()))
         for bookie_id in back:
             self.on_back(bookie_id)
+        if before != self._known:
+            self.on_changed()
 
     def _is_new(self, bookie: KnownBookie) -> bool:
         before = self._known.get(bookie.bookie_id)

@@ -31,6 +31,7 @@ from cepheid_ledger.placement import Placement
 from cepheid_ledger.recovery import Recovery
 from cepheid_ledger.recovery_from_one import RecoveryFromOne, RecoveryPreview
 from cepheid_ledger.settings import LedgerSettings
+from cepheid_ledger.verification import Finding, verify_ledger
 from cepheid_metadata import (
     UNDELETED,
     BadVersionError,
@@ -223,6 +224,13 @@ class LedgerClient:
         """
         self._check_open()
         return await runs_not_stored(ledger, position, bookie, first, last, self._connections.get, self._settings)
+
+    async def find_bad_copies(self, ledger: LedgerMetadata) -> list[Finding]:
+        """Read every copy of a closed ledger, and return those that are missing, corrupt, or contradicted by the majority."""
+        self._check_open()
+        assert ledger.last_entry_id is not None, f"ledger {ledger.ledger_id} is not closed"
+        report = await verify_ledger(ledger, ledger.last_entry_id, self._connections.get, timeout_s=self._settings.read_timeout_s)
+        return report.findings
 
     def open_writer(self, ledger_id: int) -> LedgerWriter | None:
         """The writer of a ledger that this process writes."""

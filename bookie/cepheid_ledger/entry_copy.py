@@ -5,7 +5,8 @@
 Rules:
 1. The caller guarantees that the entries are confirmed: the ledger is closed, or another fragment follows.
 2. An entry is taken from any replica whose copy is valid. It is reported as lost when every bookie that should hold it answers that
-   it has no valid copy, or is away; when a bookie that runs cannot answer now, the copy fails and is tried again.
+   it has no valid copy, or is given up (`away`). At least one must say so for certain: where those that run lost their disks, the
+   others are all that is left, and the copy fails until they are back. It fails as well when a bookie cannot answer now.
 3. `copy_entries` returns when the targets have synced everything; two chunks per target are in flight.
 """
 
@@ -35,7 +36,8 @@ from cepheid_rpc import (
 
 _CHUNKS_IN_FLIGHT = 2
 
-_NOT_STORED = (Status.NO_ENTRY, Status.NO_LEDGER, Status.BAD_DIGEST, Status.UNKNOWN)
+_CERTAINLY_NOT_STORED = (Status.NO_ENTRY, Status.NO_LEDGER, Status.BAD_DIGEST)
+_NOT_STORED = (*_CERTAINLY_NOT_STORED, Status.UNKNOWN)
 """Answers by which a bookie says that it has no valid copy. UNKNOWN is that of a bookie that lost its disk."""
 
 Run = tuple[int, int]
@@ -58,7 +60,7 @@ class CopyTask:
     last_entry_id: int
     targets: Mapping[int, str]
     away: Collection[str] = ()
-    """Bookies of the ensemble that are not running: asked last, and not waited for when they do not answer."""
+    """Bookies of the ensemble that are given up: asked last, and not waited for when they do not answer."""
     former: Collection[str] = ()
     """Bookies that the record named before: asked for entries of which no other valid copy is found."""
 
@@ -228,27 +230,42 @@ class _Source:
         ensemble = task.fragment.ensemble
         positions = write_set_positions(entry_id, ledger.ensemble_size, ledger.write_quorum)
         named = [ensemble[position] for position in positions]
+        away: list[str] = []
+        says_no = False
         for bookie in (*named, *task.former):
             request = ReadRequest(ledger.ledger_id, entry_id, entry_id, MAX_MESSAGE_BYTES)
-            status: Status | None = None
             try:
-                async with (
-                    asyncio.timeout(self._settings.read_timeout_s),
-                    answers_of(self._connection_of(bookie), request) as answers,
-                ):
-                    async for answer in answers:
-                        for group in answer.groups:
-                            for part, is_valid in verified_parts(group):
-                                if is_valid and part.ledger_id == ledger.ledger_id and part.first_entry_id == entry_id:
-                                    return [part]
-                            status = Status.BAD_DIGEST
-                        for missing in answer.missing:
-                            status = missing.status
+                answer = await self._ask(bookie, request)
             except (BookieUnavailableError, TimeoutError):
-                pass
-            if status not in _NOT_STORED and bookie in named and bookie not in task.away:
-                raise CopyFailedError(str(why), ledger_id=ledger.ledger_id, entry_id=entry_id) from why
+                answer = None
+            if isinstance(answer, EntryGroup):
+                return [answer]
+            if bookie not in named:
+                continue
+            says_no = says_no or answer in _CERTAINLY_NOT_STORED
+            if answer not in _NOT_STORED:
+                if bookie not in task.away:
+                    raise CopyFailedError(str(why), ledger_id=ledger.ledger_id, entry_id=entry_id) from why
+                away.append(bookie)
+        if away and not says_no:
+            names = " or ".join(away)
+            message = f"entry {ledger.ledger_id}:{entry_id} can only be on {names}, not running: bring back {names}"
+            raise CopyFailedError(message, ledger_id=ledger.ledger_id, entry_id=entry_id) from why
         return []
+
+    async def _ask(self, bookie: str, request: ReadRequest) -> EntryGroup | Status | None:
+        """Return the one entry asked for if it is valid, else what the bookie says of it. Raises BookieUnavailableError."""
+        status: Status | None = None
+        async with asyncio.timeout(self._settings.read_timeout_s), answers_of(self._connection_of(bookie), request) as answers:
+            async for answer in answers:
+                for group in answer.groups:
+                    for part, is_valid in verified_parts(group):
+                        if is_valid and (part.ledger_id, part.first_entry_id) == (request.ledger_id, request.first_entry_id):
+                            return part
+                    status = Status.BAD_DIGEST
+                for missing in answer.missing:
+                    status = missing.status
+        return status
 
 
 class _Target:

@@ -3,7 +3,8 @@
     window of ids ──► every bookie of the fragment: which of its copies are valid, and their digests ──► Findings
 
 Rules:
-1. Nothing is decided by one replica: a copy is judged by its own digest, and valid copies by each other.
+1. Nothing is decided by one replica: a copy is judged by its own digest, and valid copies by each other. Where they differ, those
+   that the majority contradicts are divergent; without a majority all are.
 2. Missing is a certain no. What a bookie could not say now is unreadable, and says nothing of the entry.
 3. Memory: five bytes per replica and entry of one window, and the chunk that is being read.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import enum
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -208,10 +210,7 @@ def _judge(replicas: Sequence[_Replica], report: LedgerReport) -> None:
     for index in range(count):
         holders = [replica for replica in replicas if replica.copies[index] == Copy.VALID]
         if len({replica.digests[index] for replica in holders}) > 1:
-            for replica in holders:
-                replica.copies[index] = Copy.DIVERGENT
-                replica.reasons[index] = f"valid, and another than elsewhere (digest {replica.digests[index]:#010x})"
-            holders = []
+            holders = _mark_divergent(holders, index)
         valid_of[index] = len(holders)
         if not holders:
             copies = [replica.copies[index] for replica in replicas]
@@ -227,10 +226,27 @@ def _judge(replicas: Sequence[_Replica], report: LedgerReport) -> None:
         report.findings += _findings_at(replica, valid_of, first)
 
 
+def _mark_divergent(holders: Sequence[_Replica], index: int) -> list[_Replica]:
+    """Return the majority of those that agree, after marking all others; none when there is no majority."""
+    counts = Counter(replica.digests[index] for replica in holders)
+    digest, count = counts.most_common(1)[0]
+    majority = digest if 2 * count > len(holders) else None
+    for replica in holders:
+        if replica.digests[index] != majority:
+            replica.copies[index] = Copy.DIVERGENT
+            replica.reasons[index] = f"valid, and another than elsewhere (digest {replica.digests[index]:#010x})"
+    return [replica for replica in holders if replica.digests[index] == majority]
+
+
 def _findings_at(replica: _Replica, valid_of: bytearray, first: int) -> Iterator[Finding]:
     """Runs of entries with the same ailment are one finding."""
     reason = ""
-    for ailment, run in groupby(range(len(replica.copies)), key=lambda index: replica.copies[index]):
+
+    def kind(index: int) -> tuple[int, bool]:
+        """A divergent copy that the majority contradicts can be repaired, another one cannot."""
+        return replica.copies[index], replica.copies[index] == Copy.DIVERGENT and valid_of[index] > 0
+
+    for (ailment, _), run in groupby(range(len(replica.copies)), key=kind):
         indexes = list(run)
         if ailment in (Copy.VALID, Copy.NOT_HERE):
             continue

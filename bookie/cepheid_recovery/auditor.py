@@ -25,7 +25,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
-from cepheid_ledger import LedgerClient, LedgerError, entries_of, is_finished
+from cepheid_ledger import LedgerClient, entries_of, is_finished
 from cepheid_metadata import (
     Audit,
     AuditorRecord,
@@ -102,6 +102,7 @@ class _Walk:
     samples: bool
     ledgers: int = 0
     unreadable: int = 0
+    largest_ensemble: int = 0
     holdings: dict[str, BookieHoldings] = field(default_factory=dict)
     new: list[RepairMark] = field(default_factory=list)
 
@@ -188,6 +189,8 @@ class Auditor:
                     await self._serve()
             except MetadataError as error:
                 log.info("auditor.metadata_away", extra={"error": str(error)})
+            except Exception:  # a defect must end neither repair nor the bookie in this process
+                log.exception("auditor.failed")
             finally:
                 self.statistics.is_auditor = False
             await self._wait(self._settings.poll_s)
@@ -201,7 +204,7 @@ class Auditor:
             await self._election.create(None, record, ephemeral=True)
         except KeyExistsError:
             return False
-        log.info("auditor.elected", extra={"name": self._name})
+        log.info("auditor.elected", extra={"auditor": self._name})
         return True
 
     async def _serve(self) -> None:
@@ -328,6 +331,7 @@ class Auditor:
             short=ShortFigures(),
             bookies=walk.holdings,
             unreadable_records=walk.unreadable,
+            largest_ensemble=walk.largest_ensemble,
             refilled={} if self.audit is None else self.audit.refilled,
         )
         log.info("audit.walk_ended", extra={"ledgers": walk.ledgers, "short": len(self._marked)})
@@ -349,6 +353,7 @@ class Auditor:
             return error
 
     async def _judge(self, walk: _Walk, ledger: LedgerMetadata, *, is_marked: bool) -> None:
+        walk.largest_ensemble = max(walk.largest_ensemble, ledger.ensemble_size)
         shortage = find_shortage(ledger, walk.seen)
         add_holdings(walk.holdings, ledger, shortage)
         self._checks.extend(self._copies_to_check(walk, ledger))
@@ -434,7 +439,7 @@ class Auditor:
                 ledger_id, position, entry_id, bookie = self._checks.pop()
                 try:
                     await self._check_copy(ledger_id, position, entry_id, bookie)
-                except (MetadataError, LedgerError) as error:
+                except Exception as error:  # it is looked at again in a later walk
                     log.info("audit.copy_not_checked", extra={"ledger_id": ledger_id, "bookie": bookie, "error": str(error)})
 
     async def _check_copy(self, ledger_id: int, position: int, entry_id: int, bookie: str) -> None:

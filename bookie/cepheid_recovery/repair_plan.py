@@ -53,7 +53,11 @@ def plan_repair(
     moving, checking = _sort(mark.bookies, registered, draining, plan.left)
     for fragment in needed_fragments(ledger):
         if not is_finished(ledger, fragment):
-            plan.open_bookies = [bookie for bookie in fragment.ensemble if bookie in moving or bookie in checking]
+            for bookie in fragment.ensemble:
+                if mark.bookies.get(bookie) is ShortReason.DAMAGED and bookie in checking:
+                    plan.left[bookie] = "the ledger is open: its copies are checked when it is closed"
+                elif bookie in checking or (bookie in moving and mark.bookies[bookie] is not ShortReason.PLACEMENT):
+                    plan.open_bookies.append(bookie)
             continue
         part = FragmentRepair(fragment, *entries_of(ledger, fragment))
         for position, bookie in enumerate(fragment.ensemble):

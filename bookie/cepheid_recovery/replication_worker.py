@@ -34,6 +34,7 @@ from cepheid_ledger import (
     entries_of,
     is_finished,
 )
+from cepheid_ledger.verification import Copy
 from cepheid_metadata import (
     BadVersionError,
     Check,
@@ -159,8 +160,8 @@ class ReplicationWorker:
             try:
                 if self._state.off is None:
                     found = await self._take_some()
-            except MetadataError as error:
-                log.info("repair.marks_not_read", extra={"error": str(error)})
+            except Exception as error:  # a defect must end neither repair nor the bookie in this process
+                log.warning("repair.marks_not_read", extra={"error": repr(error)})
             if found:
                 continue
             try:
@@ -223,6 +224,10 @@ class ReplicationWorker:
                 log.info("repair.failed", extra={"ledger_id": ledger_id, "error": str(error)})
                 whole = False
                 await self._unlock(ledger_id)
+            except Exception:  # as above
+                log.exception("repair.failed", extra={"ledger_id": ledger_id})
+                whole = False
+                await self._unlock(ledger_id)
             finally:
                 self.statistics.in_work -= 1
             if whole:
@@ -279,12 +284,12 @@ class ReplicationWorker:
         attempt = _Attempt(left=dict(plan.left))
         for bookie in plan.open_bookies:
             attempt.left[bookie] = "the ledger is open and names it: its writer replaces it, or recovery closes the ledger soon"
-        away = frozenset(name for fragment in ledger.fragments for name in fragment.ensemble) - self._state.registered()
+        named = frozenset(name for fragment in ledger.fragments for name in fragment.ensemble)
         for run in mark.lost:
-            await self._look_for(ledger, mark, run, away, attempt)
+            await self._look_for(ledger, mark, run, named - self._state.registered(), attempt)
         for part in plan.fragments:
             try:
-                await self._copy(ledger, mark, part, away, attempt)
+                await self._copy(ledger, mark, part, attempt)
             except CopyFailedError as error:
                 self._blame(error, part)
                 for position in (*part.moves, *part.checks):
@@ -296,11 +301,10 @@ class ReplicationWorker:
         if bookie in part.moves.values():
             self._placement.quarantine(str(bookie))  # the next attempt takes another target
 
-    async def _copy(
-        self, ledger: LedgerMetadata, mark: RepairMark, part: FragmentRepair, away: frozenset[str], attempt: _Attempt
-    ) -> None:
+    async def _copy(self, ledger: LedgerMetadata, mark: RepairMark, part: FragmentRepair, attempt: _Attempt) -> None:
         """Bring one fragment's copies to where they belong. Raises CopyFailedError."""
         fragment, turn = part.fragment, self._ports.random.randrange(ledger.ensemble_size)
+        away = frozenset(fragment.ensemble[position] for position in part.moves) - self._state.registered()
         incarnations = {target: self._state.incarnation_of(target) for target in part.moves.values()}
 
         async def copy(first: int, last: int, targets: dict[int, str]) -> None:
@@ -315,12 +319,28 @@ class ReplicationWorker:
             await copy(part.first_entry_id, part.last_entry_id, part.moves)
         for position in part.checks:
             bookie = fragment.ensemble[position]
-            checked = ledger, position, bookie, part.first_entry_id, part.last_entry_id
-            for first, last in await self._client.runs_not_stored(*checked):
+            for first, last in await self._bad_copies(ledger, mark, part, position, attempt):
                 await copy(first, last, {position: bookie})
         for position, target in part.moves.items():
             attempt.replaced[(fragment.first_entry_id, fragment.ensemble[position])] = target
         attempt.incarnations |= incarnations
+
+    async def _bad_copies(
+        self, ledger: LedgerMetadata, mark: RepairMark, part: FragmentRepair, position: int, attempt: _Attempt
+    ) -> list[tuple[int, int]]:
+        """Return the entries of which this position's bookie has no valid copy. Raises CopyFailedError."""
+        bookie, first, last = part.fragment.ensemble[position], part.first_entry_id, part.last_entry_id
+        bad = await self._client.runs_not_stored(ledger, position, bookie, first, last)
+        if mark.bookies.get(bookie) is not ShortReason.DAMAGED or not ledger.is_closed:
+            return bad
+        for finding in await self._client.find_bad_copies(ledger):  # a copy may be valid, and another than elsewhere
+            if finding.bookie == bookie and finding.ailment is Copy.DIVERGENT and first <= finding.first_entry_id <= last:
+                if finding.valid:
+                    bad.append((finding.first_entry_id, finding.last_entry_id))
+                else:
+                    entries = f"{finding.first_entry_id}..{finding.last_entry_id}"
+                    attempt.left[bookie] = f"its copies of entries {entries} differ from others, and there is no majority"
+        return bad
 
     async def _look_for(
         self, ledger: LedgerMetadata, mark: RepairMark, run: EntryRun, away: frozenset[str], attempt: _Attempt

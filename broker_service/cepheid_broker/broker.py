@@ -72,7 +72,8 @@ class Broker:
         self.store = store
         self.managed_ledgers = managed_ledgers
         self.ports = ports
-        policies = broker_policies(settings, ledger_config or ManagedLedgerConfig())
+        self.ledger_config = ledger_config or ManagedLedgerConfig()
+        policies = broker_policies(settings, self.ledger_config)
         self.catalog = TopicCatalog(store, settings.topic_creation, policies, ports)
         self._tasks = TaskOwner("broker")
         self.policies = PolicyFollower(store, policies, self._tasks)

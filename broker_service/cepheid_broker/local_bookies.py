@@ -113,6 +113,11 @@ class LocalBookies:
         """Ids of the bookies that ever ran in this data directory, and whose data ledgers may need."""
         return self._expected
 
+    def incarnation_of(self, bookie_id: str) -> str:
+        """Return the name of the bookie's disks; empty when it does not run in this process."""
+        bookie = self._bookies.get(bookie_id)
+        return "" if bookie is None else bookie.cookie.registered_as
+
     def problems(self) -> list[str]:
         """A sentence for people about each bookie that takes no new ledgers."""
         left_out = [name for name in self._expected if name not in self._bookies]

@@ -51,7 +51,10 @@ class Serving:
         self._more_families = families
         self._ledger_ids = LedgerIds(store)
         quarantine_s, quarantine_max_s = settings.ledger.quarantine_s, settings.ledger.quarantine_max_s
-        placement = RandomPlacement(bookies.writable, ports.random, quarantine_s, quarantine_max_s, bookies.problems)
+        self.placement = placement = RandomPlacement(
+            bookies.writable, ports.random, quarantine_s, quarantine_max_s, bookies.problems
+        )
+        self.placement = placement
         self.ledger_client = LedgerClient(bookies, ledger_records(store), self._ledger_ids, placement, settings.ledger, ports)
         opened.push_async_callback(self.ledger_client.aclose)
         self._tail_cache = TailCache(settings.tail_cache_bytes)

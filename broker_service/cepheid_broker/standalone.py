@@ -28,6 +28,7 @@ from cepheid_managed_ledger import ManagedLedgerConfig
 from cepheid_metadata import cluster_identity, found_cluster
 from cepheid_metadata.rocks_store import RocksStore
 from cepheid_ports import CepheidError, Ports, Role, TaskOwner, host_port, make_private
+from cepheid_recovery import AutoRecovery, RecoverySettings
 
 if TYPE_CHECKING:
     from cepheid_ports.prometheus import Family
@@ -66,6 +67,7 @@ class StandaloneSettings(BrokerSettings):
     )
     storage: StorageSettings = Field(StorageSettings(), description="Bounds and intervals of each bookie's storage.")
     grpc_server: BookieServerSettings = Field(BookieServerSettings(), description="Bounds of each bookie's gRPC server.")
+    recovery: RecoverySettings = Field(RecoverySettings(), description="Automatic repair of ledgers that lack copies.")
 
     @property
     def ledger_config(self) -> ManagedLedgerConfig:
@@ -85,6 +87,7 @@ class Standalone(Role):
         self._ports = ports
         self._tasks = TaskOwner("standalone", self._failure.report)
         self._serving: Serving
+        self._recovery: AutoRecovery | None = None
 
     def __repr__(self) -> str:
         return f"<Standalone {self.settings.data_dir}>"
@@ -145,6 +148,11 @@ class Standalone(Role):
         await create_first_objects(store, CLUSTER, admin_url=self.admin_url, service_url=self._service_url(settings.port))
         await self._serving.start()
         await create_first_objects(store, CLUSTER, admin_url=self.admin_url, service_url=self.service_url)
+        self._recovery = AutoRecovery(
+            CLUSTER, store, self._serving.ledger_client, self._serving.placement, bookies, settings.recovery, ports
+        )
+        opened.push_async_callback(self._recovery.aclose)
+        self._recovery.start()
         opened.push_async_callback(self._tasks.aclose)
         self._tasks.start(self._start_network_services(), name="network-services")
 
@@ -158,6 +166,8 @@ class Standalone(Role):
 
         for bookie in self.bookies.bookies():
             yield from bookie_families(bookie.bookie_id, bookie.statistics())
+        if self._recovery is not None:
+            yield from self._recovery.families()
 
 
 def check_metadata_is_there(data_dir: Path) -> None:

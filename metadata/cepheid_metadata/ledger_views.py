@@ -2,15 +2,18 @@
 
 ledger   {"ledger": the record} and, when it is deleted, "deleted_at_ms", "purge_after_ms"
 damaged  {"ledger_id", "error"}: a ledger whose record cannot be read
-bookie   {"bookie_id", "state", "incarnation", "limbo_below", "addresses": by protocol}
+bookie   {"bookie_id", "state", "incarnation", "limbo_below", "addresses": by protocol, "rack", "draining", "ledgers", "bytes",
+          "short_ledgers", "short_bytes"}
          state: writable, readonly, down, or damaged: its cookie or registration cannot be read
+         draining: null, "draining", or "drained": it can be thrown away
+         ledgers to short_bytes: from the auditor's last walk; null before the first
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -21,12 +24,15 @@ from cepheid_metadata.errors import CorruptRecordError, NewerFormatError
 from cepheid_metadata.ledger_records import DeletedLedger, LedgerMetadata
 from cepheid_metadata.listing import list_deleted_ledgers, list_ledgers, list_names
 from cepheid_metadata.record import Record
+from cepheid_metadata.repair_records import BookieHoldings
 from cepheid_metadata.repositories import (
     Found,
     Records,
+    audit_record,
     available_bookies,
     bookie_cookies,
     deleted_ledger_records,
+    draining_bookies,
     ledger_records,
     readonly_bookies,
 )
@@ -86,10 +92,12 @@ async def bookie_views(store: MetadataStore) -> list[View]:
     names = dict.fromkeys(await list_names(store, keys.BOOKIE_COOKIES_KEY), "down")
     for parent_key, state in ((keys.READONLY_BOOKIES_KEY, "readonly"), (keys.AVAILABLE_BOOKIES_KEY, "writable")):
         names |= dict.fromkeys(await list_names(store, parent_key), state)
-    return [await _bookie_view(store, name, names[name]) for name in sorted(names)]
+    audit = await audit_record(store).get(None)
+    holdings = None if audit is None else audit.record.bookies
+    return [await _bookie_view(store, name, names[name], holdings) for name in sorted(names)]
 
 
-async def _bookie_view(store: MetadataStore, name: str, state: str) -> View:
+async def _bookie_view(store: MetadataStore, name: str, state: str, holdings: Mapping[str, BookieHoldings] | None) -> View:
     """A damaged record is the bookie's state, and the other bookies are listed all the same."""
     cookie: Found[BookieCookie] | None = None
     registered: Found[BookieRegistration] | None = None
@@ -100,12 +108,17 @@ async def _bookie_view(store: MetadataStore, name: str, state: str) -> View:
     except (CorruptRecordError, NewerFormatError) as error:
         log.error("record.unreadable", extra={"error": str(error)})
         state = "damaged"
+    draining = await draining_bookies(store).get(name)
+    held = None if holdings is None else holdings.get(name, BookieHoldings())
     return {
         "bookie_id": name,
         "state": state,
         "incarnation": "" if cookie is None else cookie.record.incarnation,
         "limbo_below": (cookie.record.limbo_below or 0) if cookie is not None else 0,
         "addresses": {} if registered is None else dict(registered.record.addresses),
+        "rack": None if registered is None else registered.record.rack,
+        "draining": None if draining is None else "draining" if draining.record.drained_at_ms is None else "drained",
+        **(dict.fromkeys(BookieHoldings.model_fields) if held is None else held.model_dump()),
     }
 
 

@@ -80,6 +80,7 @@ class Audit(Record):
     ledgers: NonNegativeInt
     short: ShortFigures
     bookies: dict[str, BookieHoldings]
+    largest_ensemble: NonNegativeInt = Field(0, description="Largest ensemble size of any ledger.")
     badly_placed: NonNegativeInt = Field(0, description="Ledgers that could be spread over more racks.")
     unreadable_records: NonNegativeInt = Field(0, description="Ledgers whose record is damaged or of a newer format.")
     waiting: tuple[str, ...] = Field((), description="Bookies that are not registered, and whose grace period is not over.")

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from cepheid_cli import dev, ledgers, read, role_commands
+from cepheid_cli import dev, ledgers, read, repair, role_commands
 from cepheid_cli.admin import namespaces, schemas, subscriptions, tenants, topics
 from cepheid_cli.demos import make_examples_importable
 from cepheid_ports import CepheidError
@@ -21,10 +21,20 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-for sub_app in (dev.app, topics.app, subscriptions.app, schemas.app, namespaces.app, tenants.app, ledgers.app, ledgers.bookies_app):
+for sub_app in (
+    dev.app,
+    topics.app,
+    subscriptions.app,
+    schemas.app,
+    namespaces.app,
+    tenants.app,
+    ledgers.app,
+    ledgers.bookies_app,
+    repair.app,
+):
     app.add_typer(sub_app)
 
-for command in (role_commands.init, role_commands.bookie, role_commands.broker, read.read):
+for command in (role_commands.init, role_commands.bookie, role_commands.autorecovery, role_commands.broker, read.read):
     app.command()(command)
 
 ServiceUrl = Annotated[str, typer.Option("--url", help="Service URL of any broker.")]

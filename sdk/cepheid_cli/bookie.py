@@ -1,4 +1,4 @@
-"""`cepheid bookie`: one storage node in the foreground."""
+"""`cepheid bookie` and `cepheid autorecovery`: a storage node, or automatic repair alone, in the foreground."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ NOT_KEPT = {
 def run_bookie(flags: Mapping[str, Any], config: Path | None, *, accept_empty_disk: bool = False) -> None:
     """Serves until a signal; returns after a clean stop. Raises CepheidError when it cannot start or has to give up."""
     started = time.monotonic()
-    from cepheid_bookie.bookie_role import BookieRole
-    from cepheid_bookie.bookie_role_settings import BookieRoleSettings
+    from cepheid_recovery.roles import BookieNode, BookieNodeSettings
 
-    settings = load_settings(BookieRoleSettings, flags=flags, environment_prefix="CEPHEID_BOOKIE_", file=config, refused=NOT_KEPT)
+    settings = load_settings(BookieNodeSettings, flags=flags, environment_prefix="CEPHEID_BOOKIE_", file=config, refused=NOT_KEPT)
 
-    def facts(role: BookieRole) -> list[str]:
+    def facts(role: BookieNode) -> list[str]:
         return [
             f"bookie    {role.bookie_id}",
             f"grpc      {role.address}",
@@ -34,4 +33,17 @@ def run_bookie(flags: Mapping[str, Any], config: Path | None, *, accept_empty_di
             *([f"read-only {role.read_only_reason}"] if role.read_only_reason else []),
         ]
 
-    run_role("bookie", lambda: BookieRole(settings, Ports(), accept_empty_disk=accept_empty_disk), facts, started)
+    run_role("bookie", lambda: BookieNode(settings, Ports(), accept_empty_disk=accept_empty_disk), facts, started)
+
+
+def run_autorecovery(flags: Mapping[str, Any], config: Path | None) -> None:
+    """Repair until a signal; returns after a clean stop. Raises CepheidError when it cannot start."""
+    started = time.monotonic()
+    from cepheid_recovery.roles import AutoRecoveryRole, AutoRecoverySettings
+
+    settings = load_settings(AutoRecoverySettings, flags=flags, environment_prefix="CEPHEID_AUTORECOVERY_", file=config)
+
+    def facts(role: AutoRecoveryRole) -> list[str]:
+        return [f"name      {role.name}", f"health    {role.http_url}/ready"]
+
+    run_role("autorecovery", lambda: AutoRecoveryRole(settings, Ports()), facts, started)

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import urlencode
 
 from cepheid_cli.admin_client import AdminClient, AdminError
 from cepheid_ports import CepheidError
@@ -36,6 +37,12 @@ class LedgerSource(Protocol):
 
     async def bookies(self) -> list[dict[str, Any]]: ...
 
+    async def repair(self, ledger_id: int, bookies: list[str]) -> None:
+        """Have the copies on these bookies checked, and made again where they are bad."""
+
+    async def is_marked(self, ledger_id: int) -> bool:
+        """Return whether the ledger waits for repair."""
+
 
 class AdminSource:
     def __init__(self, url: str) -> None:
@@ -55,6 +62,14 @@ class AdminSource:
     async def bookies(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self._admin.get("/cepheid/v1/bookies")["bookies"]
         return found
+
+    async def repair(self, ledger_id: int, bookies: list[str]) -> None:
+        query = urlencode([("bookie", bookie) for bookie in bookies])
+        self._ask("POST", f"/cepheid/v1/repair/ledgers/{ledger_id}?{query}")
+
+    async def is_marked(self, ledger_id: int) -> bool:
+        page = self._admin.get("/cepheid/v1/repair/short", above=ledger_id - 1, limit=1)
+        return any(mark["ledger_id"] == ledger_id for mark in page["ledgers"])
 
     def _ask(self, method: str, path: str) -> Any:
         try:
@@ -94,6 +109,17 @@ class StoreSource:
         from cepheid_metadata.ledger_views import bookie_views
 
         return await bookie_views(self._store)
+
+    async def repair(self, ledger_id: int, bookies: list[str]) -> None:
+        from cepheid_metadata.repair_views import mark_damaged
+        from cepheid_ports import Ports
+
+        await mark_damaged(self._store, ledger_id, bookies, Ports().wall_ms())
+
+    async def is_marked(self, ledger_id: int) -> bool:
+        from cepheid_metadata import repair_marks
+
+        return await repair_marks(self._store).exists(ledger_id)
 
 
 @asynccontextmanager

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import json
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from cepheid_cli.admin.common import print_json
+from cepheid_cli.admin.common import done, print_json
 from cepheid_cli.ledger_access import BookieReach, bookie_reach, reader_of, record_of
 from cepheid_cli.ledger_source import LedgerSource, NoSuchLedgerHereError
 from cepheid_ledger.verification import Copy, Finding, LedgerReport, verify_ledger
 
+_REPAIR_POLL_S = 0.5
 _MAX_LOOKS = 5  # of a ledger whose bookies are replaced each time
 
 
@@ -26,9 +29,17 @@ class Verdict(enum.IntEnum):
 
 
 async def verify_ledgers(
-    source: LedgerSource, views: list[dict[str, Any]], damaged: list[dict[str, Any]], *, as_json: bool
+    source: LedgerSource,
+    views: list[dict[str, Any]],
+    damaged: list[dict[str, Any]],
+    *,
+    as_json: bool,
+    repair_for_s: float | None = None,
 ) -> Verdict:
-    """Print what is wrong as it is found, and a summary. `damaged`: ledgers whose record cannot be read, as listed."""
+    """Print what is wrong as it is found, and a summary. `damaged`: ledgers whose record cannot be read, as listed.
+
+    `repair_for_s`: have bad copies made again from valid replicas, wait for that at most so long, and verify these ledgers again.
+    """
     reports: list[LedgerReport] = []
     async with bookie_reach(source) as reach:
         for view in views:
@@ -39,6 +50,8 @@ async def verify_ledgers(
             reports.append(report)
             if not as_json:
                 _print(report)
+        if repair_for_s is not None:
+            reports = await _repaired(source, reports, reach, repair_for_s, as_json=as_json)
     if as_json:
         print_json([*map(_plain, reports), *({"damaged": record} for record in damaged)])
     else:
@@ -48,6 +61,34 @@ async def verify_ledgers(
         tail = f"; {_counted(len(damaged), 'record', 'records')} of ledgers damaged" if damaged else ""
         print(summary(reports) + tail)
     return Verdict.BAD if damaged else verdict_on(reports)
+
+
+async def _repaired(
+    source: LedgerSource, reports: Sequence[LedgerReport], reach: BookieReach, wait_s: float, *, as_json: bool
+) -> list[LedgerReport]:
+    """Return the reports after a repair: those of ledgers with bad copies are new."""
+    asked: list[int] = []
+    for report in reports:
+        bookies = {finding.bookie for finding in report.findings if finding.ailment is not Copy.UNREADABLE or finding.valid}
+        if bookies:
+            await source.repair(report.ledger_id, sorted(bookies))
+            asked.append(report.ledger_id)
+    if asked:
+        done(f"{_counted(len(asked), 'ledger is', 'ledgers are')} copied again from valid replicas")
+    deadline = time.monotonic() + wait_s
+    waiting = asked
+    while waiting and time.monotonic() < deadline:
+        await asyncio.sleep(_REPAIR_POLL_S)
+        waiting = [ledger_id for ledger_id in waiting if await source.is_marked(ledger_id)]
+    if waiting:
+        done(f"{_counted(len(waiting), 'ledger is', 'ledgers are')} not repaired yet: cepheid ledgers short says why")
+    after = list(reports)
+    for index, report in enumerate(reports):
+        if report.ledger_id in asked:
+            after[index] = await _verified(source, await source.one(report.ledger_id), reach)
+            if not as_json:
+                _print(after[index])
+    return after
 
 
 def verdict_on(reports: Sequence[LedgerReport]) -> Verdict:
@@ -99,6 +140,8 @@ def _counted(number: int, one: str, many: str) -> str:
 def cure(finding: Finding, ack_quorum: int) -> str:
     """What an operator can do about it today."""
     if finding.ailment is Copy.DIVERGENT:
+        if finding.valid:
+            return f"{finding.valid} others agree with each other: cepheid ledgers verify --repair copies them over this one"
         return "the copies contradict each other: keep every disk as it is and report it; readers get whichever they ask first"
     if finding.ailment is Copy.UNREADABLE:
         return f"start {finding.bookie} or look into its log, then verify again: nothing is known of these copies"
@@ -108,7 +151,7 @@ def cure(finding: Finding, ack_quorum: int) -> str:
         return (
             f"{finding.valid} valid elsewhere, fewer than an acknowledgement asks for: lose no other bookie before they are copied"
         )
-    return f"{finding.valid} valid elsewhere, so readers are served; the copy comes back when the ledger is replicated again"
+    return f"{finding.valid} valid elsewhere, so readers are served: cepheid ledgers verify --repair makes the copy again"
 
 
 def _print(report: LedgerReport) -> None:

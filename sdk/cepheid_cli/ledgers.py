@@ -9,7 +9,7 @@ from urllib.parse import quote
 import typer
 
 from cepheid_cli.admin.common import DEFAULT_URL, AdminClient, AdminUrl, Json, done, print_json, print_lines, print_table, sub_app
-from cepheid_cli.admin.units import shown_time
+from cepheid_cli.admin.units import shown_bytes, shown_time
 from cepheid_cli.ledger_source import LedgerSource, ledger_source
 
 app = sub_app("ledgers", "Ledgers: what topics are stored in (docs/operations.md).")
@@ -117,6 +117,8 @@ def read(
 def verify(
     ledger: Annotated[int | None, typer.Argument(min=0, max=MAX_ID, help="Ledger id.")] = None,
     every: Annotated[bool, typer.Option("--all", help="All ledgers, one after the other.")] = False,
+    repair: Annotated[bool, typer.Option("--repair", help="Make bad copies again from valid replicas, and verify again.")] = False,
+    wait: Annotated[float, typer.Option(min=0, help="With --repair: seconds to wait for the repair.")] = 300.0,
     as_json: Json = False,
     admin_url: AdminUrl = DEFAULT_URL,
     metadata: Metadata = None,
@@ -132,7 +134,7 @@ def verify(
     async def main() -> int:
         async with ledger_source(admin_url, metadata) as source:
             views, damaged = await _all(source, deleted=False) if ledger is None else ([await source.one(ledger)], [])
-            return await verify_ledgers(source, views, damaged, as_json=as_json)
+            return await verify_ledgers(source, views, damaged, as_json=as_json, repair_for_s=wait if repair else None)
 
     if verdict := asyncio.run(main()):
         raise typer.Exit(verdict)
@@ -193,7 +195,10 @@ def undelete(ledger: Ledger, admin_url: AdminUrl = DEFAULT_URL, metadata: Metada
 
 @bookies_app.command("list")
 def list_bookies(as_json: Json = False, admin_url: AdminUrl = DEFAULT_URL, metadata: Metadata = None) -> None:
-    """List bookies: those that run, and those that metadata knows and that are down."""
+    """List bookies: those that run, and those that metadata knows and that are down.
+
+    Ledgers, bytes and the bytes that are short are those of the auditor's last walk over all ledgers.
+    """
 
     async def main() -> list[dict[str, Any]]:
         async with ledger_source(admin_url, metadata) as source:
@@ -206,14 +211,22 @@ def list_bookies(as_json: Json = False, admin_url: AdminUrl = DEFAULT_URL, metad
     rows = [
         (
             bookie["bookie_id"],
-            bookie["state"],
+            bookie["state"] + (f", {bookie['draining']}" if bookie.get("draining") else ""),
+            bookie.get("rack") or "-",
+            _shown(bookie.get("ledgers")),
+            shown_bytes(bookie.get("bytes")),
+            shown_bytes(bookie.get("short_bytes")),
             bookie["addresses"].get("grpc", "-"),
             bookie["addresses"].get("http", "-"),
             f"ledgers below {bookie['limbo_below']}" if bookie["limbo_below"] else "-",
         )
         for bookie in found
     ]
-    print_table(("bookie", "state", "grpc", "http", "in limbo"), rows)
+    print_table(("bookie", "state", "rack", "ledgers", "bytes", "short", "grpc", "http", "in limbo"), rows)
+
+
+def _shown(count: int | None) -> str:
+    return "-" if count is None else str(count)
 
 
 async def _all(source: LedgerSource, *, deleted: bool) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

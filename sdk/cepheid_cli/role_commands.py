@@ -1,4 +1,4 @@
-"""`cepheid init`, `standalone`, `bookie` and `broker`: their options. What they do is in the modules they import.
+"""`cepheid init`, `standalone`, `bookie`, `autorecovery` and `broker`: their options. What they do is in the modules they import.
 
 A parameter of a role's command has the name of the setting that it gives, so there is no second list of them.
 """
@@ -89,6 +89,23 @@ def bookie(
     from cepheid_cli.bookie import run_bookie
 
     run_bookie(flags, config, accept_empty_disk=accept_empty_disk)
+
+
+def autorecovery(
+    metadata: Metadata = None,
+    name: Annotated[str | None, typer.Option(help="Name for people. Default: the address of its health page")] = None,
+    http_host: Annotated[
+        str | None, typer.Option("--host", help="Address of health checks and metrics. Default: 127.0.0.1")
+    ] = None,
+    http_port: Annotated[int | None, typer.Option(help="Port of /health, /ready and /metrics. Default: 8000")] = None,
+    metadata_session_timeout_s: SessionTimeout = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file of settings; environment: CEPHEID_AUTORECOVERY_NAME")] = None,
+) -> None:
+    """Repair ledgers that lack copies, in a process of its own. Bookies do it as well, unless it is switched off there."""
+    flags = _settings_in(locals())
+    from cepheid_cli.bookie import run_autorecovery
+
+    run_autorecovery(flags, config)
 
 
 def broker(

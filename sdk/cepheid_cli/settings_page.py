@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import typer.main
 
-from cepheid_bookie.bookie_role_settings import BookieRoleSettings
 from cepheid_broker.settings import RENAMED, BrokerRoleSettings
 from cepheid_broker.standalone import StandaloneSettings
 from cepheid_cli.settings_loader import Setting, settings_of, tables_of
+from cepheid_recovery.roles import AutoRecoverySettings, BookieNodeSettings
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -35,7 +35,8 @@ class RolePage:
 ROLES = (
     RolePage("standalone", "A whole cluster in one process", StandaloneSettings),
     RolePage("broker", "A broker of a cluster", BrokerRoleSettings),
-    RolePage("bookie", "A bookie of a cluster", BookieRoleSettings),
+    RolePage("bookie", "A bookie of a cluster", BookieNodeSettings),
+    RolePage("autorecovery", "Automatic repair in a process of its own", AutoRecoverySettings),
 )
 
 _INTRODUCTION = """\
@@ -43,8 +44,8 @@ _INTRODUCTION = """\
 
 <!-- Generated from the models that the processes read: python -m cepheid_cli.settings_page docs/settings.md -->
 
-All settings of `cepheid standalone`, `cepheid broker` and `cepheid bookie`. Each has a default and can be given in up to
-three ways. A flag wins over the environment, the environment over the file.
+All settings of `cepheid standalone`, `cepheid broker`, `cepheid bookie` and `cepheid autorecovery`. Each has a default and can be
+given in up to three ways. A flag wins over the environment, the environment over the file.
 
 - **Flag**, for settings that have one: `cepheid broker --port 7000`.
 - **Environment variable**: the role, then the name in capital letters, with two underscores after the name of a table.

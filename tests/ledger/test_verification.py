@@ -86,14 +86,17 @@ def test_an_entry_that_nobody_has_is_lost() -> None:
 def test_what_decayed_is_corrupt_and_what_differs_is_divergent() -> None:
     bookies = bookies_with(written(), "abc")
     bookies["a"].entries[LEDGER][2] = damaged(bookies["a"].entries[LEDGER][2])
-    store(bookies["c"], written(7, 1, "another "))
+    store(bookies["c"], written(7, 1, "another "))  # the majority contradicts it
+    store(bookies["c"], written(8, 1, "another "))
+    del bookies["b"].entries[LEDGER][8]  # two are left, and nobody can say which one is right
     report = report_of(bookies, ledger_of((0, "abc")))
     found = {(finding.bookie, finding.first_entry_id, finding.ailment, finding.valid) for finding in report.findings}
     assert found == {
         ("a", 2, Copy.CORRUPT, 2),
-        ("a", 7, Copy.DIVERGENT, 0),
-        ("b", 7, Copy.DIVERGENT, 0),
-        ("c", 7, Copy.DIVERGENT, 0),
+        ("c", 7, Copy.DIVERGENT, 2),
+        ("a", 8, Copy.DIVERGENT, 0),
+        ("b", 8, Copy.MISSING, 0),
+        ("c", 8, Copy.DIVERGENT, 0),
     }
     assert "is damaged" in next(finding.reason for finding in report.findings if finding.ailment is Copy.CORRUPT)
 

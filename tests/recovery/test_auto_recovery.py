@@ -291,3 +291,41 @@ async def test_a_mark_that_is_renewed_during_the_copy_survives_it() -> None:
         await marks.replace(ledger_id, renewed, found.version)
         world.ledgers.cluster["c"].damage(ledger_id, 7)
         await world.wait_whole(ledger_id)
+
+
+async def test_bookies_that_are_not_back_yet_after_a_restart_of_the_cluster_lose_nothing() -> None:
+    async with repair_world() as world:
+        ledger_id = await world.closed_ledger("abc")
+        await world.start()
+        world.kill("b")
+        await asyncio.sleep(QUICK.grace_s - 2)
+        world.kill("a", "c")  # everything restarts when the mark is made
+        await asyncio.sleep(QUICK.grace_s / 2)
+        record = await world.ledgers.record(ledger_id)
+        assert record.fragments[0].ensemble == ("a", "b", "c")
+        assert (await world.marks())[ledger_id].lost == ()
+        for name in "ac":
+            world.revive(name)
+        world.processes[0].on_bookies_changed()
+        await world.wait_whole(ledger_id)
+
+
+async def test_bookies_that_are_the_only_ones_left_with_the_data_stay_named() -> None:
+    async with repair_world(*"abcdef") as world:
+        ledger_id = await world.closed_ledger("abc")
+        world.ledgers.cluster["c"].entries.clear()  # it lost its disk, and the others are gone for long
+        world.ledgers.cluster["c"].limbo = True
+        for name in "abcdef":
+            await world.set_cookie(name, limbo_below=1000 if name == "c" else None)
+        await world.start()
+        world.kill("a", "b")
+        await asyncio.sleep(3 * QUICK.grace_s)
+        record = await world.ledgers.record(ledger_id)
+        assert record.fragments[0].ensemble == ("a", "b", "c")
+        mark = (await world.marks())[ledger_id]
+        assert mark.copies_left == 0
+        assert "bring back a or b" in mark.problem
+        for name in "ab":
+            world.revive(name)
+        world.processes[0].on_bookies_changed()
+        await world.wait_whole(ledger_id)

@@ -62,3 +62,8 @@ def test_the_open_fragment_is_left_to_its_writer_and_earlier_ones_are_repaired()
     plan = plan_repair(record, mark(c=LOST), "abd", "", first_free("e"))  # type: ignore[arg-type]
     assert plan.open_bookies == ["c"]
     assert [(part.first_entry_id, part.last_entry_id, part.moves) for part in plan.fragments] == [(0, 3, {2: "e"})]
+
+
+def test_a_living_writer_is_not_asked_to_leave_a_bookie_whose_copy_is_damaged() -> None:
+    plan = plan_repair(ledger((0, "abc"), last=None), mark(c=DAMAGED), "abc", "", first_free("d"))  # type: ignore[arg-type]
+    assert (plan.open_bookies, list(plan.left)) == ([], ["c"])

@@ -40,6 +40,7 @@ from cepheid_broker.admin.permissions import permissions
 from cepheid_broker.admin.plan import plan
 from cepheid_broker.admin.policy_routes import namespace_policies, topic_policies
 from cepheid_broker.admin.raw_path import RawPathMiddleware
+from cepheid_broker.admin.repair import repair
 from cepheid_broker.admin.replication_clusters import replication_clusters
 from cepheid_broker.admin.schemas import schemas
 from cepheid_broker.admin.stats import stats
@@ -77,6 +78,7 @@ ROUTERS = (
     non_persistent_stats,
     plan,
     ledgers,
+    repair,
     why,
     brokers,  # after health: {cluster} would take its names
     bookies,

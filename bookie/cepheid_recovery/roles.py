@@ -1,0 +1,158 @@
+"""Processes that repair: a bookie with automatic repair in it, and automatic repair alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from http import HTTPStatus
+
+from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat
+
+from cepheid_bookie.bookie_role import BookieRole
+from cepheid_bookie.bookie_role_settings import BookieRoleSettings
+from cepheid_bookie.health_server import HealthServer, Page
+from cepheid_ledger import LedgerClient, LedgerSettings, RandomPlacement
+from cepheid_ledger.bookie_directory import BookieDirectory
+from cepheid_metadata import LedgerIds, MetadataStore, SessionState, ledger_records, require_cluster
+from cepheid_metadata.patient_open import open_patiently
+from cepheid_ports import Ports, Role, host_port
+from cepheid_ports.process_metrics import process_families
+from cepheid_ports.prometheus import CONTENT_TYPE, Family, encode, gauge
+from cepheid_recovery.auto_recovery import AutoRecovery
+from cepheid_recovery.settings import RecoverySettings
+
+
+async def open_auto_recovery(
+    name: str,
+    store: MetadataStore,
+    ledger_settings: LedgerSettings,
+    settings: RecoverySettings,
+    ports: Ports,
+    opened: AsyncExitStack,
+) -> AutoRecovery:
+    """Start automatic repair with its own view of the bookies and its own connections to them; `opened` closes them."""
+    bookies = BookieDirectory(store, ports, ledger_settings)
+    opened.push_async_callback(bookies.aclose)
+    await bookies.start()
+    placement = RandomPlacement(
+        bookies.writable, ports.random, ledger_settings.quarantine_s, ledger_settings.quarantine_max_s, bookies.problems
+    )
+    client = LedgerClient(bookies, ledger_records(store), LedgerIds(store), placement, ledger_settings, ports)
+    opened.push_async_callback(client.aclose)
+    bookies.on_back = client.on_bookie_back
+    recovery = AutoRecovery(name, store, client, placement, bookies, settings, ports)
+    opened.push_async_callback(recovery.aclose)
+    bookies.on_changed = recovery.on_bookies_changed
+    recovery.start()
+    return recovery
+
+
+class BookieNodeSettings(BookieRoleSettings, frozen=True):
+    """One storage node as a process, with automatic repair in it."""
+
+    recovery: RecoverySettings = Field(RecoverySettings(), description="Automatic repair of ledgers that lack copies.")
+    ledger: LedgerSettings = Field(LedgerSettings(), description="How repair reads and writes entries.")
+
+
+class BookieNode(BookieRole):
+    """`start` once, `aclose` once. Repair starts when the bookie serves, and ends before it does."""
+
+    def __init__(self, settings: BookieNodeSettings, ports: Ports, *, accept_empty_disk: bool = False) -> None:
+        super().__init__(settings, ports, accept_empty_disk=accept_empty_disk)
+        self._node_settings = settings
+        self._recovery: AutoRecovery | None = None
+
+    async def _start(self) -> None:
+        await super()._start()
+        settings = self._node_settings
+        if settings.recovery.enabled:
+            self._recovery = await open_auto_recovery(
+                self.bookie_id, self._opened_store, settings.ledger, settings.recovery, self._ports, self._opened
+            )
+
+    def _families(self) -> Iterator[Family]:
+        yield from super()._families()
+        if self._recovery is not None:
+            yield from self._recovery.families()
+
+
+class AutoRecoverySettings(BaseModel, frozen=True, extra="forbid"):
+    """Automatic repair alone, in a process that stores nothing."""
+
+    metadata: str = Field(
+        min_length=1, description="Address of the cluster's metadata store: `zk://host:port[,host:port…][/root]`."
+    )
+    metadata_session_timeout_s: PositiveFloat = Field(
+        4.0, le=3600, description="Silence after which the metadata store treats this process as dead."
+    )
+    metadata_wait_s: PositiveFloat = Field(
+        60.0, description="Time for which a start waits for a metadata store that it cannot reach, before it gives up."
+    )
+    name: str | None = Field(
+        None, min_length=1, max_length=200, description="Name for people. Unset: the address of its health page."
+    )
+    http_host: str = Field("127.0.0.1", description="Address on which health checks and metrics are served.")
+    http_port: NonNegativeInt = Field(8000, le=65535, description="Port of `/health`, `/ready` and `/metrics`. 0: any free port.")
+    recovery: RecoverySettings = Field(RecoverySettings(), description="Automatic repair of ledgers that lack copies.")
+    ledger: LedgerSettings = Field(LedgerSettings(), description="How repair reads and writes entries.")
+
+
+class AutoRecoveryRole(Role):
+    """`start` once, `aclose` once."""
+
+    def __init__(self, settings: AutoRecoverySettings, ports: Ports) -> None:
+        super().__init__()
+        self.settings = settings
+        self._ports = ports
+        self._store: MetadataStore | None = None
+        self.recovery: AutoRecovery | None = None
+        pages = {"/health": self._health_page, "/ready": self._ready_page, "/metrics": self._metrics_page}
+        self._health = HealthServer(settings.http_host, settings.http_port, pages)
+
+    def __repr__(self) -> str:
+        return f"<AutoRecoveryRole {self._phase}: {self.recovery!r}>"
+
+    @property
+    def http_url(self) -> str:
+        return f"http://{host_port(self.settings.http_host, self._health.port)}"
+
+    @property
+    def name(self) -> str:
+        return self.settings.name or f"autorecovery at {host_port(self.settings.http_host, self._health.port)}"
+
+    @property
+    def ready(self) -> bool:
+        """Return whether it works; an outage of metadata that has not cost the session changes nothing."""
+        is_lost = self._store is None or self._store.session_state is SessionState.LOST
+        return self._phase == "serving" and not is_lost
+
+    async def _start(self) -> None:
+        settings, ports, opened = self.settings, self._ports, self._opened
+        await self._health.start()
+        opened.push_async_callback(self._health.aclose)
+        self._store = store = await open_patiently(
+            settings.metadata, ports, session_timeout_s=settings.metadata_session_timeout_s, wait_s=settings.metadata_wait_s
+        )
+        opened.push_async_callback(store.aclose)
+        await require_cluster(store)
+        self.recovery = await open_auto_recovery(self.name, store, settings.ledger, settings.recovery, ports, opened)
+
+    def _health_page(self) -> Page:
+        return Page(f"{self._phase}\n")
+
+    def _ready_page(self) -> Page:
+
+        session = "none" if self._store is None else self._store.session_state.value
+        status = HTTPStatus.OK if self.ready else HTTPStatus.SERVICE_UNAVAILABLE
+        return Page(f"{self._phase}, metadata session {session}\n", status)
+
+    def _metrics_page(self) -> Page:
+        return Page(encode(self._families()), content_type=CONTENT_TYPE)
+
+    def _families(self) -> Iterator[Family]:
+        yield from process_families()
+        if self._store is not None:
+            connected = self._store.session_state is SessionState.CONNECTED
+            yield gauge("cepheid_metadata_connected", "1: the metadata store answers.", connected)
+        if self.recovery is not None:
+            yield from self.recovery.families()

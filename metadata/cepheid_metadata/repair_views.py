@@ -1,0 +1,222 @@
+"""Automatic repair for people and tools: what is short, and what operators can ask for. All of it is metadata.
+
+status   {"off": the switch or null, "auditor": name or null, "audit": the audit record or null, "draining": [records]}
+short    {"ledgers": [marks], "next"}
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import aclosing
+from typing import Any, ClassVar
+
+from cepheid_metadata import keys
+from cepheid_metadata.errors import BadVersionError, KeyExistsError, NoSuchKeyError
+from cepheid_metadata.listing import list_names, list_repair_marks
+from cepheid_metadata.repair_records import DrainingBookie, RepairMark, RepairRequest, RepairSwitch, ShortReason
+from cepheid_metadata.repositories import (
+    audit_record,
+    auditor_record,
+    draining_bookies,
+    ledger_records,
+    repair_marks,
+    repair_requests,
+    repair_switch,
+)
+from cepheid_metadata.store import MetadataStore
+from cepheid_ports import CepheidError
+
+View = dict[str, Any]
+
+
+class UnknownBookieError(CepheidError):
+    """Metadata knows no bookie of that name."""
+
+    hint: ClassVar[str] = "cepheid bookies list shows the bookies that there are"
+
+
+class UnknownLedgerError(CepheidError):
+    """Metadata has no such ledger."""
+
+
+class RepairRefusedError(CepheidError):
+    """What was asked for would cost copies, or makes no sense for this bookie."""
+
+
+async def repair_status(store: MetadataStore) -> View:
+    """Return whether repair is on, who the auditor is, and what it found."""
+    switch, auditor, audit = await asyncio.gather(
+        repair_switch(store).get(None), auditor_record(store).get(None), audit_record(store).get(None)
+    )
+    names = await list_names(store, keys.DRAINING_BOOKIES_KEY)
+    found = await asyncio.gather(*map(draining_bookies(store).get, names))
+    draining = [one.record.model_dump(mode="json") for one in found if one is not None]
+    return {
+        "off": None if switch is None else switch.record.model_dump(mode="json"),
+        "auditor": None if auditor is None else auditor.record.name,
+        "audit": None if audit is None else audit.record.model_dump(mode="json", exclude={"urgent"}),
+        "draining": draining,
+    }
+
+
+async def short_page(store: MetadataStore, *, above: int, limit: int) -> View:
+    """Return the marks of the first `limit` ledgers with larger ids than `above`; `next` is the `above` of the following page."""
+    ids: list[int] = []
+    async with aclosing(list_repair_marks(store, above=above)) as listed:  # type: ignore[type-var]
+        async for ledger_id in listed:
+            ids.append(ledger_id)
+            if len(ids) == limit:
+                break
+    found = await asyncio.gather(*map(repair_marks(store).get, ids))
+    marks = [{**one.record.model_dump(mode="json"), "lost_entries": one.record.lost_entries} for one in found if one is not None]
+    return {"ledgers": marks, "next": ids[-1] if len(ids) == limit else None}
+
+
+async def switch_off(store: MetadataStore, now_ms: int, reason: str) -> None:
+    """Stop repair in the whole cluster. What is being copied is finished. Safe to repeat."""
+    try:
+        await repair_switch(store).create(None, RepairSwitch(off_since_ms=now_ms, reason=reason))
+    except KeyExistsError:
+        found = await repair_switch(store).get(None)
+        if found is not None:
+            await repair_switch(store).replace(None, found.record.replace(reason=reason), found.version)
+
+
+async def switch_on(store: MetadataStore) -> None:
+    """Continue repair. Safe to repeat."""
+    try:
+        await repair_switch(store).delete(None, None)
+    except NoSuchKeyError:
+        pass
+
+
+async def decommission(store: MetadataStore, bookie: str, now_ms: int, ensemble_size: int) -> View:
+    """Begin to move all copies away from a bookie, or return how far that is. `ensemble_size`: of new ledgers.
+
+    Raises UnknownBookieError, and RepairRefusedError when too few bookies would be left for an ensemble.
+    """
+    records = draining_bookies(store)
+    draining = set(await list_names(store, keys.DRAINING_BOOKIES_KEY))
+    if bookie not in draining:
+        known, running = await _bookies(store)
+        if bookie not in known:
+            raise UnknownBookieError(f"there is no bookie {bookie}; known are {', '.join(sorted(known)) or 'none'}", bookie=bookie)
+        audit = await audit_record(store).get(None)
+        needed = max(ensemble_size, 1 if audit is None else audit.record.largest_ensemble)
+        left = sorted(running - draining - {bookie})
+        if len(left) < needed:
+            message = (
+                f"bookie {bookie} cannot be decommissioned: ledgers need {needed} bookies, and {len(left)} would be left "
+                f"({', '.join(left) or 'none'}); start {needed - len(left)} more first"
+            )
+            raise RepairRefusedError(message, bookie=bookie, needed=needed, left=len(left))
+        try:
+            await records.create(bookie, DrainingBookie(bookie_id=bookie, since_ms=now_ms))
+        except KeyExistsError:
+            pass  # another operator was quicker
+    return await decommission_status(store, bookie)
+
+
+async def cancel_decommission(store: MetadataStore, bookie: str) -> None:
+    """Let the bookie stay. What was moved is not moved back. Raises RepairRefusedError."""
+    try:
+        await draining_bookies(store).delete(bookie, None)
+    except NoSuchKeyError:
+        raise RepairRefusedError(f"bookie {bookie} is not being decommissioned", bookie=bookie) from None
+
+
+async def decommission_status(store: MetadataStore, bookie: str) -> View:
+    """Return {"state": draining, drained or gone, "ledgers_at_start", "ledgers_left", "bytes_left", "running", "problem"}.
+
+    `gone`: it was decommissioned and has ended, so metadata does not know it any more. Raises UnknownBookieError when it is known
+    and is not being decommissioned.
+    """
+    known, running = await _bookies(store)
+    found = await draining_bookies(store).get(bookie)
+    if found is None:
+        if bookie in known:
+            raise UnknownBookieError(f"bookie {bookie} is not being decommissioned", bookie=bookie)
+        return {"state": "gone", "ledgers_at_start": None, "ledgers_left": 0, "bytes_left": 0, "running": False, "problem": ""}
+    left, bytes_left, problem = 0, 0, ""
+    marks = repair_marks(store)
+    page: list[int] = []
+
+    async def count(ledger_ids: list[int]) -> None:
+        nonlocal left, bytes_left, problem
+        for one in await asyncio.gather(*map(marks.get, ledger_ids)):
+            if one is not None and bookie in one.record.bookies:
+                left += 1
+                bytes_left += one.record.short_bytes
+                problem = problem or one.record.problem
+
+    async with aclosing(list_repair_marks(store)) as listed:  # type: ignore[type-var]
+        async for ledger_id in listed:
+            page.append(ledger_id)
+            if len(page) == 100:
+                await count(page)
+                page = []
+    await count(page)
+    return {
+        "state": "draining" if found.record.drained_at_ms is None else "drained",
+        "ledgers_at_start": found.record.ledgers_at_start,
+        "ledgers_left": left,
+        "bytes_left": bytes_left,
+        "running": bookie in running,
+        "problem": problem,
+    }
+
+
+async def request_recovery(store: MetadataStore, bookie: str, now_ms: int) -> None:
+    """Have the ledgers of a bookie that is down repaired now, without its grace period.
+
+    Raises UnknownBookieError, and RepairRefusedError when it runs.
+    """
+    known, running = await _bookies(store)
+    if bookie not in known:
+        raise UnknownBookieError(f"there is no bookie {bookie}; known are {', '.join(sorted(known)) or 'none'}", bookie=bookie)
+    if bookie in running:
+        message = f"bookie {bookie} is running, so nothing of it has to be recovered; to empty it: cepheid bookies decommission"
+        raise RepairRefusedError(message, bookie=bookie)
+    try:
+        await repair_requests(store).create(bookie, RepairRequest(bookie_id=bookie, since_ms=now_ms))
+    except KeyExistsError:
+        pass
+
+
+async def mark_damaged(store: MetadataStore, ledger_id: int, bookies: Sequence[str], now_ms: int) -> None:
+    """Have a worker check these bookies' copies of a ledger. Raises UnknownLedgerError, RepairRefusedError."""
+    found = await ledger_records(store).get(ledger_id)
+    if found is None:
+        raise UnknownLedgerError(f"ledger {ledger_id} does not exist, or was deleted", ledger_id=ledger_id)
+    named = {name for fragment in found.record.fragments for name in fragment.ensemble}
+    if strangers := sorted(set(bookies) - named):
+        message = f"ledger {ledger_id} has no entries on {', '.join(strangers)}; its bookies are {', '.join(sorted(named))}"
+        raise RepairRefusedError(message, ledger_id=ledger_id)
+    marks = repair_marks(store)
+    damaged = dict.fromkeys(bookies, ShortReason.DAMAGED)
+    while True:
+        mark = await marks.get(ledger_id)
+        try:
+            if mark is None:
+                fresh = RepairMark(
+                    ledger_id=ledger_id,
+                    bookies=damaged,
+                    copies_left=max(0, found.record.write_quorum - len(damaged)),
+                    short_entries=0,
+                    short_bytes=0,
+                    since_ms=now_ms,
+                )
+                await marks.create(ledger_id, fresh)
+            else:
+                await marks.replace(ledger_id, mark.record.replace(bookies={**damaged, **mark.record.bookies}), mark.version)
+            return
+        except (KeyExistsError, BadVersionError, NoSuchKeyError):
+            continue
+
+
+async def _bookies(store: MetadataStore) -> tuple[set[str], set[str]]:
+    """Return the ids of all bookies, and of those that are registered."""
+    parents = keys.BOOKIE_COOKIES_KEY, keys.AVAILABLE_BOOKIES_KEY, keys.READONLY_BOOKIES_KEY
+    cookies, available, readonly = [set(await list_names(store, parent)) for parent in parents]
+    return cookies | available | readonly, available | readonly

@@ -1,0 +1,186 @@
+"""`cepheid repair`, `cepheid ledgers short`, `cepheid bookies decommission` and `recover`: automatic repair as operators see it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Annotated, Any
+
+import typer
+
+from cepheid_cli.admin.common import DEFAULT_URL, AdminClient, AdminUrl, Json, done, print_json, print_lines, print_table, sub_app
+from cepheid_cli.admin.units import counted, shown_bytes, shown_duration, shown_time
+from cepheid_cli.admin_client import quoted
+from cepheid_cli.ledgers import app as ledgers_app
+from cepheid_cli.ledgers import bookies_app
+
+app = sub_app("repair", "Automatic repair of ledgers that lack copies (docs/operations.md).")
+
+Bookie = Annotated[str, typer.Argument(help="Bookie id.")]
+
+_POLL_S = 1.0
+_PAGE = 1000
+
+
+@app.command()
+def status(as_json: Json = False, admin_url: AdminUrl = DEFAULT_URL) -> None:
+    """Show whether repair is on, who the auditor is, what is short of copies, and how long the rest will take."""
+    found = AdminClient(admin_url).get("/cepheid/v1/repair")
+    if as_json:
+        print_json(found)
+    else:
+        print_lines(status_lines(found))
+
+
+def status_lines(found: dict[str, Any]) -> list[str]:
+    """Return what `cepheid repair status` prints."""
+    off, audit = found["off"], found["audit"]
+    reason = f": {off['reason']}" if off and off["reason"] else ""
+    lines = [
+        "repair     on" if off is None else f"repair     OFF since {shown_time(off['off_since_ms'])}{reason}; cepheid repair on",
+        f"auditor    {found['auditor'] or 'none: no process with automatic repair runs'}",
+    ]
+    if audit is None:
+        return [*lines, "last walk  none so far: nothing is known of missing copies"]
+    short = audit["short"]
+    lines.append(f"last walk  {shown_time(audit['finished_at_ms'])}, {counted(audit['ledgers'], 'ledger')}")
+    lines.append(f"short      {counted(short['ledgers'], 'ledger')}, {shown_bytes(short['bytes'])} of copies")
+    if short["ledgers"] and audit["bytes_per_s"]:
+        left_s = short["bytes"] / audit["bytes_per_s"]
+        lines.append(f"rate       {shown_bytes(audit['bytes_per_s'])}/s, {shown_duration(left_s)} to go")
+    for count, text in (
+        (short["last_copy_entries"], "entries with one copy left"),
+        (short["lost_entries"], "entries without any valid copy: cepheid ledgers short"),
+        (audit["badly_placed"], "ledgers that could be spread over more racks"),
+        (audit["unreadable_records"], "ledgers whose record in metadata cannot be read: cepheid ledgers list"),
+    ):
+        if count:
+            lines.append(f"           {count} {text}")
+    lines += [f"waiting    {bookie} is not registered, in its grace period" for bookie in audit["waiting"]]
+    for one in found["draining"]:
+        state = "draining" if one["drained_at_ms"] is None else "drained: stop it and throw its disks away"
+        lines.append(f"leaving    {one['bookie_id']}: {state}")
+    return lines
+
+
+@app.command()
+def off(
+    reason: Annotated[str, typer.Option(help="Why, for whoever looks at the status.")] = "", admin_url: AdminUrl = DEFAULT_URL
+) -> None:
+    """Stop automatic repair in the whole cluster, for maintenance. What is being copied is finished."""
+    AdminClient(admin_url).put("/cepheid/v1/repair/off", reason=reason)
+    done("automatic repair is off: copies that get lost now are not made again until `cepheid repair on`")
+
+
+@app.command()
+def on(admin_url: AdminUrl = DEFAULT_URL) -> None:
+    """Continue automatic repair."""
+    AdminClient(admin_url).delete("/cepheid/v1/repair/off")
+    done("automatic repair is on")
+
+
+@ledgers_app.command()
+def short(
+    limit: Annotated[int, typer.Option(min=1, help="At most so many ledgers.")] = 1000,
+    as_json: Json = False,
+    admin_url: AdminUrl = DEFAULT_URL,
+) -> None:
+    """List ledgers that lack copies: which bookies lack them and why, how many copies are left, since when."""
+    admin = AdminClient(admin_url)
+    found: list[dict[str, Any]] = []
+    above: int | None = -1
+    while above is not None and len(found) < limit:
+        page = admin.get("/cepheid/v1/repair/short", above=above, limit=min(_PAGE, limit - len(found)))
+        found += page["ledgers"]
+        above = page["next"]
+    if as_json:
+        print_json(found)
+        return
+    state = admin.get("/cepheid/v1/repair")
+    if state["off"] is not None:
+        done("automatic repair is off: cepheid repair on")
+    found.sort(key=lambda mark: (mark["copies_left"], mark["ledger_id"]))
+    columns = ("ledger", "copies left", "missing", "bytes", "since", "why")
+    print_table(columns, [_short_row(mark) for mark in found])
+    if above is not None:
+        done(f"there are more than {limit}: --limit shows more")
+    if state["audit"] is None:
+        done("no walk over all ledgers has ended yet: this list is not complete")
+
+
+def _short_row(mark: dict[str, Any]) -> tuple[str, ...]:
+    why = ", ".join(f"{bookie} {reason}" for bookie, reason in mark["bookies"].items())
+    if mark["lost_entries"]:
+        runs = ", ".join(f"{run['first']}..{run['last']}" for run in mark["lost"][:5])
+        former = f"; {' or '.join(mark['former'])} may have them" if mark["former"] else ""
+        why = "; ".join(filter(None, [f"no valid copy of entries {runs}{former}", why]))
+    elif mark["problem"]:
+        why = f"{why}; {mark['problem']}"
+    return (
+        str(mark["ledger_id"]),
+        str(mark["copies_left"]),
+        counted(mark["short_entries"], "copy", "copies"),
+        shown_bytes(mark["short_bytes"]),
+        shown_time(mark["since_ms"]),
+        why,
+    )
+
+
+@bookies_app.command()
+def recover(bookie: Bookie, admin_url: AdminUrl = DEFAULT_URL) -> None:
+    """Copy what a bookie that is down held to other bookies now, without waiting for its grace period."""
+    AdminClient(admin_url).post(f"/cepheid/v1/bookies/{quoted(bookie)}/recover")
+    done(f"the ledgers of {bookie} are copied from their other replicas now: cepheid repair status")
+
+
+@bookies_app.command()
+def decommission(
+    bookie: Bookie,
+    wait: Annotated[bool, typer.Option("--wait", help="Show progress until the bookie can be thrown away.")] = False,
+    cancel: Annotated[bool, typer.Option("--cancel", help="Let it stay. What was moved is not moved back.")] = False,
+    admin_url: AdminUrl = DEFAULT_URL,
+) -> None:
+    """Move all copies of a bookie to others, so that it can be thrown away. Stopping this command stops nothing: repeat it."""
+    admin, path = AdminClient(admin_url), f"/cepheid/v1/bookies/{quoted(bookie)}/decommission"
+    if cancel:
+        admin.delete(path)
+        done(f"{bookie} stays")
+        return
+    found = admin.put(path)
+    if wait:
+        found = _watch(admin, path, bookie, found)
+    print_lines(decommission_lines(bookie, found))
+
+
+def decommission_lines(bookie: str, found: dict[str, Any]) -> list[str]:
+    """Return what is said of a bookie that is being decommissioned."""
+    if found["state"] == "gone":
+        return [f"{bookie} is decommissioned: nothing names it any more, its disks can be thrown away"]
+    if found["state"] == "drained":
+        if found["running"]:
+            return [f"{bookie} holds nothing that is needed any more: stop it, and throw its disks away"]
+        return [f"{bookie} holds nothing that is needed any more: its disks can be thrown away"]
+    left = f"{counted(found['ledgers_left'], 'ledger')} ({shown_bytes(found['bytes_left'])}) left"
+    if found["ledgers_at_start"] is None:
+        left = "its ledgers are being counted"
+    problem = [f"  not yet possible: {found['problem']}"] if found["problem"] else []
+    return [f"{bookie} is being emptied, {left}; see again: cepheid bookies decommission {bookie} --wait", *problem]
+
+
+def _watch(admin: AdminClient, path: str, bookie: str, found: dict[str, Any]) -> dict[str, Any]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=Console(file=sys.stderr)) as progress:
+        bar = progress.add_task(f"{bookie}: ledgers moved", total=None)
+        while found["state"] == "draining":
+            total = found["ledgers_at_start"]
+            if total is not None:
+                total = max(total, found["ledgers_left"])
+                progress.update(bar, total=total, completed=total - found["ledgers_left"])
+            time.sleep(_POLL_S)
+            found = admin.get(path)
+        total = found["ledgers_at_start"] or 0
+        progress.update(bar, total=total, completed=total)
+    return found
