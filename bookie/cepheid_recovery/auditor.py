@@ -422,10 +422,10 @@ class Auditor:
                     if entry_id >= fragment.first_entry_id:
                         wanted.append((ledger_id, position, entry_id, bookie))
         if walk.samples and ledger.last_entry_id is not None and ledger.last_entry_id >= 0:
-            random = self._ports.random
-            if random.random() < self._settings.checks_per_s / self._settings.walk_ledgers_per_s:
-                entry_id = random.randint(0, ledger.last_entry_id)
-                position = (entry_id + random.randrange(quorum)) % size
+            rng = self._ports.random
+            if rng.random() < self._settings.checks_per_s / self._settings.walk_ledgers_per_s:
+                entry_id = rng.randint(0, ledger.last_entry_id)
+                position = (entry_id + rng.randrange(quorum)) % size
                 wanted.append((ledger_id, position, entry_id, ledger.fragment_of(entry_id).ensemble[position]))
         return wanted
 

@@ -11,7 +11,7 @@ from cepheid_ports import Ports
 from cepheid_ports.prometheus import Family
 from cepheid_recovery.auditor import Auditor
 from cepheid_recovery.cluster_state import ClusterState, RepairBookies
-from cepheid_recovery.recovery_metrics import recovery_families
+from cepheid_recovery.recovery_metrics import audit_families, recovery_families
 from cepheid_recovery.replication_worker import ReplicationWorker
 from cepheid_recovery.settings import RecoverySettings
 
@@ -58,3 +58,8 @@ class AutoRecovery:
     def families(self) -> Iterator[Family]:
         """Return the metrics of this process."""
         yield from recovery_families(self.auditor, self.worker)
+
+    def cluster_families(self) -> Iterator[Family]:
+        """Return the figures of the cluster, if this process is the auditor."""
+        if self.auditor.statistics.is_auditor and self.auditor.audit is not None:
+            yield from audit_families(self.auditor.audit)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from cepheid_metadata import Audit
+from cepheid_metadata import Audit, ShortFigures
 from cepheid_ports.prometheus import Family, counter, gauge
 
 if TYPE_CHECKING:
@@ -14,25 +14,27 @@ if TYPE_CHECKING:
 
 
 def recovery_families(auditor: Auditor, worker: ReplicationWorker) -> Iterator[Family]:
-    """Return what one process did, and the cluster's figures if it is the auditor."""
+    """Return what one process did."""
     audited, work = auditor.statistics, worker.statistics
     yield gauge("cepheid_repair_auditor", "1: this process is the auditor of the cluster.", audited.is_auditor)
-    yield counter("cepheid_repair_walks", "Walks over all ledgers.", audited.walks)
-    yield counter("cepheid_repair_walked_ledgers", "Ledgers whose record a walk read.", audited.walked_ledgers)
-    yield counter("cepheid_repair_marked_ledgers", "Ledgers marked because they lack copies.", audited.marked_ledgers)
-    yield counter("cepheid_repair_checked_copies", "Copies of entries read to check them.", audited.checked_copies)
-    yield counter("cepheid_repair_bad_copies", "Copies of entries found missing or damaged by these checks.", audited.bad_copies)
-    yield counter("cepheid_repair_repaired_ledgers", "Ledgers that this process made whole.", work.ledgers)
-    yield counter("cepheid_repair_failures", "Attempts to repair a ledger that left something undone.", work.failures)
-    yield counter("cepheid_repair_copied_entries", "Copies of entries written by this process.", work.entries)
-    yield counter("cepheid_repair_copied_bytes", "Bytes of copies written by this process.", work.size_bytes)
+    yield counter("cepheid_repair_walks_total", "Walks over all ledgers.", audited.walks)
+    yield counter("cepheid_repair_walked_ledgers_total", "Ledgers whose record a walk read.", audited.walked_ledgers)
+    yield counter("cepheid_repair_marked_ledgers_total", "Ledgers marked because they lack copies.", audited.marked_ledgers)
+    yield counter("cepheid_repair_checked_copies_total", "Copies of entries read to check them.", audited.checked_copies)
+    yield counter("cepheid_repair_bad_copies_total", "Copies found missing or damaged by checks.", audited.bad_copies)
+    yield counter("cepheid_repair_repaired_ledgers_total", "Ledgers that this process made whole.", work.ledgers)
+    yield counter("cepheid_repair_failures_total", "Attempts to repair a ledger that left something undone.", work.failures)
+    yield counter("cepheid_repair_copied_entries_total", "Copies of entries written by this process.", work.entries)
+    yield counter("cepheid_repair_copied_bytes_total", "Bytes of copies written by this process.", work.size_bytes)
     yield gauge("cepheid_repair_in_work", "Ledgers that this process is repairing.", work.in_work)
-    if audited.is_auditor and auditor.audit is not None:
-        yield from audit_families(auditor.audit)
 
 
-def audit_families(audit: Audit) -> Iterator[Family]:
-    """Return the cluster's figures, as the auditor saved them."""
+_NO_AUDIT = Audit(finished_at_ms=0, ledgers=0, short=ShortFigures(), bookies={})
+
+
+def audit_families(audit: Audit | None) -> Iterator[Family]:
+    """Return the cluster's figures, as the auditor saved them; zeros before the first walk."""
+    audit = audit or _NO_AUDIT
     short = audit.short
     yield gauge("cepheid_repair_short_ledgers", "Ledgers that lack copies.", short.ledgers)
     yield gauge("cepheid_repair_short_bytes", "Estimated bytes of the copies that are missing.", short.bytes)

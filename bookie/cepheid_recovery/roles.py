@@ -74,6 +74,7 @@ class BookieNode(BookieRole):
         yield from super()._families()
         if self._recovery is not None:
             yield from self._recovery.families()
+            yield from self._recovery.cluster_families()
 
 
 class AutoRecoverySettings(BaseModel, frozen=True, extra="forbid"):
@@ -156,3 +157,4 @@ class AutoRecoveryRole(Role):
             yield gauge("cepheid_metadata_connected", "1: the metadata store answers.", connected)
         if self.recovery is not None:
             yield from self.recovery.families()
+            yield from self.recovery.cluster_families()

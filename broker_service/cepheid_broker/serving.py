@@ -20,6 +20,7 @@ from cepheid_ledger import BookieConnections, BookieStates, LedgerClient, Random
 from cepheid_managed_ledger import ManagedLedgerConfig, ManagedLedgers, TailCache
 from cepheid_metadata import LedgerIds, MetadataStore, SessionState, ledger_records
 from cepheid_ports import Ports
+from cepheid_recovery import AuditFollower
 
 if TYPE_CHECKING:
     from cepheid_ports.prometheus import Family
@@ -57,6 +58,8 @@ class Serving:
         self.placement = placement
         self.ledger_client = LedgerClient(bookies, ledger_records(store), self._ledger_ids, placement, settings.ledger, ports)
         opened.push_async_callback(self.ledger_client.aclose)
+        self._audit = AuditFollower(store)
+        opened.push_async_callback(self._audit.aclose)
         self._tail_cache = TailCache(settings.tail_cache_bytes)
         self.managed_ledgers = ManagedLedgers(
             self.ledger_client, store, self._tail_cache, settings.managed_ledger, ports, bookies=bookies
@@ -84,7 +87,7 @@ class Serving:
         state = self._store.session_state
         away = [] if state is SessionState.CONNECTED else [f"the session with the metadata store is {state.value}"]
         ledgers = _lack_of_copies(self.managed_ledgers.under_replicated().ledgers)
-        return [*away, *self._bookies.problems(), *ledgers]
+        return [*away, *self._bookies.problems(), *ledgers, *self._audit.problems()]
 
     def listen(self) -> None:
         """Takes the admin port; requests wait in its backlog. Raises PortInUseError."""
@@ -99,6 +102,7 @@ class Serving:
         await self._ledger_ids.check()
         await self.broker.start()
         self._opened.push_async_callback(self.broker.aclose)
+        self._audit.start()
 
     async def start_admin(self) -> None:
         """Returns when the admin API answers; large libraries are imported in a thread, and clients are served meanwhile."""
@@ -124,6 +128,7 @@ class Serving:
         yield from ensemble_change_families(self.ledger_client.ensemble_change_statistics())
         yield from bookie_state_families(self._bookies)
         yield from under_replicated_families(self.managed_ledgers.under_replicated())
+        yield from self._audit.families()
         yield from self._more_families()
 
 

@@ -43,6 +43,8 @@ class LedgerSource(Protocol):
     async def is_marked(self, ledger_id: int) -> bool:
         """Return whether the ledger waits for repair."""
 
+    async def repair_is_off(self) -> bool: ...
+
 
 class AdminSource:
     def __init__(self, url: str) -> None:
@@ -70,6 +72,12 @@ class AdminSource:
     async def is_marked(self, ledger_id: int) -> bool:
         page = self._admin.get("/cepheid/v1/repair/short", above=ledger_id - 1, limit=1)
         return any(mark["ledger_id"] == ledger_id for mark in page["ledgers"])
+
+    async def repair_is_off(self) -> bool:
+        try:
+            return self._admin.get("/cepheid/v1/repair")["off"] is not None
+        except AdminError:  # a broker of an older release
+            return False
 
     def _ask(self, method: str, path: str) -> Any:
         try:
@@ -120,6 +128,11 @@ class StoreSource:
         from cepheid_metadata import repair_marks
 
         return await repair_marks(self._store).exists(ledger_id)
+
+    async def repair_is_off(self) -> bool:
+        from cepheid_metadata import repair_switch
+
+        return await repair_switch(self._store).exists(None)
 
 
 @asynccontextmanager

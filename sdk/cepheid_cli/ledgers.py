@@ -200,14 +200,16 @@ def list_bookies(as_json: Json = False, admin_url: AdminUrl = DEFAULT_URL, metad
     Ledgers, bytes and the bytes that are short are those of the auditor's last walk over all ledgers.
     """
 
-    async def main() -> list[dict[str, Any]]:
+    async def main() -> tuple[list[dict[str, Any]], bool]:
         async with ledger_source(admin_url, metadata) as source:
-            return await source.bookies()
+            return await source.bookies(), await source.repair_is_off()
 
-    found = asyncio.run(main())
+    found, is_off = asyncio.run(main())
     if as_json:
         print_json(found)
         return
+    if is_off:
+        done("automatic repair is off: cepheid repair on")
     rows = [
         (
             bookie["bookie_id"],
