@@ -1,0 +1,131 @@
+"""`cepheid repair`, `ledgers short`, `bookies decommission` and `recover`, against a standalone server with four bookies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from cepheid_cli.app import app
+from cepheid_cli.repair import decommission_lines, status_lines
+from cepheid_recovery import RecoverySettings
+from tests.admin.admin_world import NAMESPACE, AdminWorld, running_admin
+
+QUICK = RecoverySettings(poll_s=0.1, retry_s=0.1, open_ledger_grace_s=0.5)
+
+
+@pytest.fixture(scope="module")
+def admin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AdminWorld]:
+    with running_admin(tmp_path_factory.mktemp("repair") / "data", bookies=4, recovery=QUICK) as world:
+        yield world
+
+
+def cepheid(admin: AdminWorld, *words: str) -> Result:
+    url = ["--admin-url", admin.standalone.admin_url]
+    return admin.in_thread(lambda: CliRunner().invoke(app, [*words, *url]))
+
+
+def closed_ledger(admin: AdminWorld, topic: str) -> int:
+    """The id of a ledger with two entries that a subscription needs, of a topic that was unloaded and opened again."""
+    admin.put(f"{NAMESPACE}/{topic}")
+    admin.put(f"{NAMESPACE}/{topic}/subscription/keeps-it")
+    ledger_id = admin.publish(topic, [b"1", b"2"])[0][0]
+    admin.put(f"{NAMESPACE}/{topic}/unload")
+    admin.publish(topic, [b"3"])
+    return ledger_id
+
+
+def test_repair_is_switched_off_and_on_and_says_so(admin: AdminWorld) -> None:
+    assert cepheid(admin, "repair", "off", "--reason", "moving racks").exit_code == 0
+    status = cepheid(admin, "repair", "status").stdout
+    assert "OFF since" in status
+    assert ": moving racks; cepheid repair on" in status
+    assert "automatic repair is off" in cepheid(admin, "bookies", "list").output
+    cepheid(admin, "repair", "on")
+    assert "repair     on" in cepheid(admin, "repair", "status").stdout
+
+
+def test_a_bookie_is_decommissioned_while_it_runs(admin: AdminWorld) -> None:
+    ledger_id = closed_ledger(admin, "moves")
+    ledger = admin.get(f"/cepheid/v1/ledgers/{ledger_id}").json()["ledger"]
+    leaving = ledger["fragments"][0]["ensemble"][0]
+    said = cepheid(admin, "bookies", "decommission", leaving, "--wait").stdout
+    assert f"{leaving} holds nothing that is needed any more: stop it, and throw its disks away" in said
+    after = admin.get(f"/cepheid/v1/ledgers/{ledger_id}").json()["ledger"]
+    assert leaving not in after["fragments"][0]["ensemble"]
+    assert cepheid(admin, "ledgers", "verify", str(ledger_id)).exit_code == 0
+    assert "drained" in cepheid(admin, "bookies", "list").stdout
+    refused = cepheid(admin, "bookies", "decommission", after["fragments"][0]["ensemble"][0])
+    assert "ledgers need 3 bookies, and 2 would be left" in str(refused.exception)
+    assert cepheid(admin, "bookies", "decommission", leaving, "--cancel").exit_code == 0
+    assert "drained" not in cepheid(admin, "bookies", "list").stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("bookies", "decommission", "bookie-9"), "there is no bookie bookie-9; known are bookie-1"),
+        (("bookies", "decommission", "bookie-1", "--cancel"), "bookie-1 is not being decommissioned"),
+        (("bookies", "recover", "bookie-9"), "there is no bookie bookie-9"),
+        (("bookies", "recover", "bookie-1"), "bookie-1 is running, so nothing of it has to be recovered"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_with_the_reason(admin: AdminWorld, words: tuple[str, ...], reason: str) -> None:
+    assert reason in str(cepheid(admin, *words).exception)
+
+
+def test_a_bad_copy_is_made_again(admin: AdminWorld) -> None:
+    ledger_id = closed_ledger(admin, "decays")
+    record = admin.get(f"/cepheid/v1/ledgers/{ledger_id}").json()["ledger"]
+    broken = record["fragments"][0]["ensemble"][1]
+    (bookie,) = [one for one in admin.standalone.bookies.bookies() if one.bookie_id == broken]
+
+    async def forget() -> None:
+        await bookie.delete_ledgers([ledger_id])
+        await bookie._deletion.forget_tombstones(1 << 62)
+
+    admin.run(forget())
+    assert cepheid(admin, "ledgers", "verify", str(ledger_id)).exit_code == 1
+    repaired = cepheid(admin, "ledgers", "verify", str(ledger_id), "--repair")
+    assert repaired.exit_code == 0
+    assert "0 bad or missing" in repaired.stdout
+    assert admin.run(asyncio.sleep(0, result=admin.get("/cepheid/v1/repair/short").json())) == {"ledgers": [], "next": None}
+
+
+def audit(**changes: Any) -> dict[str, Any]:
+    short = {"ledgers": 0, "bytes": 0, "last_copy_entries": 0, "lost_entries": 0, **changes.pop("short", {})}
+    rest = {"finished_at_ms": 0, "ledgers": 4824, "badly_placed": 0, "unreadable_records": 0, "waiting": [], "bytes_per_s": 0}
+    return {"short": short, **rest, **changes}
+
+
+def test_the_status_shows_progress_and_dangers() -> None:
+    found = audit(short={"ledgers": 1206, "bytes": 1 << 30, "last_copy_entries": 7}, bytes_per_s=100 << 20, waiting=["b4"])
+    text = "\n".join(status_lines({"off": None, "auditor": "b1", "audit": found, "draining": []}))
+    assert "1206 ledgers, 1.0 GB of copies" in text
+    assert "100.0 MB/s, 10 s to go" in text
+    assert "7 entries with one copy left" in text
+    assert "b4 is not registered, in its grace period" in text
+
+
+def test_a_decommissioning_says_what_holds_it_up() -> None:
+    found = {"state": "draining", "ledgers_at_start": 9, "ledgers_left": 4, "bytes_left": 0, "running": True, "problem": "no room"}
+    assert decommission_lines("b1", found)[1] == "  not yet possible: no room"
+
+
+def test_settings_of_automatic_repair_are_read_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cepheid_cli.settings_loader import load_settings
+    from cepheid_recovery.roles import AutoRecoverySettings, BookieNodeSettings
+
+    monkeypatch.setenv("CEPHEID_BOOKIE_RECOVERY__GRACE_S", "7")
+    flags = {"metadata": "zk://127.0.0.1:1", "port": 3181}
+    settings = load_settings(BookieNodeSettings, flags=flags, environment_prefix="CEPHEID_BOOKIE_", file=None)
+    assert settings.recovery.grace_s == 7
+    alone = tmp_path / "settings.toml"
+    alone.write_text('metadata = "zk://127.0.0.1:1"\n[recovery]\nledgers_at_once = 4\n')
+    found = load_settings(AutoRecoverySettings, flags={}, environment_prefix="CEPHEID_AUTORECOVERY_", file=alone)
+    assert found.recovery.ledgers_at_once == 4
