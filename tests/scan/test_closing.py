@@ -113,9 +113,13 @@ def test_who_is_closed_blames_no_bookie(paused: str, caplog: pytest.LogCaptureFi
 @pytest.mark.parametrize("kind", ["down", "paused"])
 def test_an_interrupted_read_ends_at_once(request: pytest.FixtureRequest, kind: str, threads: int) -> None:
     reader = reader_of(request.getfixturevalue(kind), threads)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     interrupted_at = signal_after(1.0, signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt), reader:
-        reader.read_all()
+    try:
+        with pytest.raises(KeyboardInterrupt), reader:
+            reader.read_all()
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert time.monotonic() - interrupted_at() < SOON_S
     assert not scan_threads()
 
