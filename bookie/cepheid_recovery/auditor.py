@@ -168,6 +168,7 @@ class Auditor:
         self._emptied_walked: dict[str, int] = {}
         self._next_walk = 0.0
         self._marked: dict[int, _Marked] = {}
+        self._reasons: dict[tuple[tuple[str, ShortReason], ...], dict[str, ShortReason]] = {}  # thousands of marks share a few
         self._rates: deque[tuple[float, int]] = deque()
         # Copies to read: ledger, position, entry, bookie. The newest ledgers come first: they were open most recently.
         self._checks: deque[tuple[int, int, int, str]] = deque(maxlen=_MAX_CHECKS)
@@ -404,7 +405,8 @@ class Auditor:
 
     def _note(self, ledger_id: int, mark: RepairMark) -> None:
         figures = mark.copies_left, mark.short_bytes, mark.last_copy_entries, mark.lost_entries
-        self._marked[ledger_id] = _Marked(*figures, mark.bookies)
+        reasons = self._reasons.setdefault(tuple(mark.bookies.items()), mark.bookies)
+        self._marked[ledger_id] = _Marked(*figures, reasons)
 
     # Reading copies
 

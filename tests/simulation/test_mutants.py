@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simulation.campaign import Hunt
+from tests.simulation.mutants import first_seeds
 from tests.simulation.mutants.catalogue import MUTANTS, RULES, SCENARIO_MUTANTS
 from tests.simulation.scenarios.language import all_scenarios
 
-MOST_SEEDS = 200
+KNOWN = first_seeds.load()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MUTANTS)
 @pytest.mark.timeout(1_800)  # some take a hundred seeds
 def test_a_mutant_is_caught(name: str) -> None:
-    outcomes = Hunt(name, range(MOST_SEEDS)).run()
+    outcomes = first_seeds.hunt_of(name, KNOWN).run()
     caught = outcomes[-1]
     assert caught.failure is not None, f"{len(outcomes)} seeds did not notice"
     assert caught.rule in RULES[name], caught.describe()
