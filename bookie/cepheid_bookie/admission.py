@@ -142,6 +142,7 @@ class Admission:
             return
         last = first + count - 1
         self._cache.add(group)
+        state.adds += 1
         if last > state.last_entry_id:
             state.last_entry_id = last
         parts: list[Buffer] = []

@@ -4,7 +4,7 @@
     fence ─► LedgerState + Journal ──synced──► answer                      Checkpointer: cache ──► entry log ──► index ──► mark
 
 Rules (README.md has them all):
-1. OK means durable here, and readable until metadata no longer knows the ledger.
+1. OK means durable here, and readable until metadata no longer knows the ledger, or closed it and names this bookie nowhere in it.
 2. A fence is durable before anything is answered, negative answers and unknown ledgers included; it is never undone.
 3. Yes, a certain no, and unknown are three answers.
 4. After an error that may have lost data nothing is answered OK any more: the state is FAILED, the process restarts and replays.
@@ -33,7 +33,7 @@ from cepheid_bookie.journal import Journal
 from cepheid_bookie.journal_writer import JournalSpaceError, JournalWriter
 from cepheid_bookie.lac_waits import LacWaits
 from cepheid_bookie.ledger_access import LedgerAccess
-from cepheid_bookie.ledger_deletion import LedgerDeletion
+from cepheid_bookie.ledger_deletion import HeldCopy, LedgerDeletion
 from cepheid_bookie.limbo import Limbo
 from cepheid_bookie.local_connection import LocalConnection
 from cepheid_bookie.opening import Directories, IdentityRecords, Storage, new_nonce, open_storage
@@ -343,6 +343,25 @@ class Bookie:
         """Drops ledgers that metadata no longer has; their writers stay refused for `tombstone_s`."""
         await self._deletion.delete(ledger_ids, self._clock.stamp_ms())
         self._lac_waits.wake_all()  # rare, and who waits for another ledger goes back to sleep
+
+    def admitted_adds(self, ledger_id: int) -> int:
+        """Return how many groups were admitted to the ledger since its state was loaded; 0 if it is not loaded."""
+        state = self._ledgers.get(ledger_id)
+        return 0 if state is None else state.adds
+
+    async def look_at_copy(self, ledger_id: int) -> HeldCopy | None:
+        """Return the ledger's entries here as of now, for `drop_copy`; None if there are none."""
+        return await self._deletion.look(ledger_id)
+
+    async def drop_copy(self, copy: HeldCopy) -> bool:
+        """Drop a surplus copy unless an add may have been admitted since `look_at_copy`. Return whether it was dropped.
+
+        The ledger stays fenced and keeps its master key; recovery adds to it are taken as before.
+        """
+        dropped = await self._deletion.drop(copy)
+        if dropped:
+            self._lac_waits.wake(copy.state.ledger_id)
+        return dropped
 
     async def reclaim(self) -> list[int]:
         """Forgets old tombstones, deletes entry logs that hold nothing living; returns those logs' ids."""

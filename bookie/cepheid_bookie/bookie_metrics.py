@@ -20,6 +20,12 @@ def bookie_families(bookie: str, figures: BookieStatistics) -> Iterator[Family]:
     yield from _scans(bookie, figures)
     yield gauge("cepheid_bookie_ledgers", "Ledgers with entries here.", figures.ledgers, bookie=bookie)
     yield counter("cepheid_bookie_ledgers_deleted_total", "Ledgers deleted here.", figures.ledgers_deleted, bookie=bookie)
+    yield counter(
+        "cepheid_bookie_surplus_ledgers_dropped_total",
+        "Closed ledgers whose entries were dropped here because their record no longer names this bookie.",
+        figures.surplus_ledgers_dropped,
+        bookie=bookie,
+    )
     yield counter("cepheid_bookie_logs_deleted_total", "Entry log files deleted.", figures.logs_deleted, bookie=bookie)
     yield counter("cepheid_bookie_fences_total", "Ledgers fenced.", figures.fences, bookie=bookie)
     yield Family(

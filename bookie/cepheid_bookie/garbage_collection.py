@@ -1,6 +1,7 @@
 """Deletes ledgers that metadata no longer has, and emptied entry logs. Never on an error, a partial listing, or a mass absence.
 
     every interval:  local ids ► complete listing ► absent now and a pass ago ► each read directly: certainly no ► delete
+                                      └─► ledgers that exist ► surplus copies (`surplus_copies.py`)
 
 Rule 1: the local snapshot is taken first: metadata is written before data, so what is held was in metadata by then.
 Rule 2: two passes an interval apart must miss a ledger, then a direct read must deny it. A failure ends the pass without effect.
@@ -16,12 +17,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from cepheid_bookie.bookie import Bookie
+from cepheid_bookie.surplus_copies import LedgersToTouch, SurplusCopies
 from cepheid_ports import TaskOwner
 
 log = logging.getLogger(__name__)
 
 
-class LedgersInMetadata(Protocol):
+class LedgersInMetadata(LedgersToTouch, Protocol):
     """Metadata's side. All raise when they cannot tell: a short answer is not an answer."""
 
     async def purge(self) -> None:
@@ -41,6 +43,7 @@ class GcPass:
     held: int = 0
     absent: int = 0
     deleted: tuple[int, ...] = ()
+    surplus: tuple[int, ...] = ()
     deleted_logs: tuple[int, ...] = ()
     refused_mass: bool = False
 
@@ -53,6 +56,7 @@ class GarbageCollector:
         self._ledgers = ledgers
         self._settings = bookie.settings
         self._suspects: frozenset[int] = frozenset()
+        self._surplus = SurplusCopies(bookie, ledgers, limit=self._settings.gc_surplus_ledgers)
         self._tasks = TaskOwner(f"{bookie.bookie_id}-gc")
         self.passes = 0
         self.failed_passes = 0
@@ -65,7 +69,7 @@ class GarbageCollector:
         await self._tasks.aclose()
 
     async def collect(self) -> GcPass:
-        """One pass. Raises what metadata raises; then nothing was deleted, and what the pass before saw counts no more."""
+        """One pass. Raises what metadata raises and deletes nothing more; what the pass before saw no longer counts then."""
         suspects, self._suspects = self._suspects, frozenset()
         await self._ledgers.purge()
         held = self._bookie.ledgers()
@@ -77,11 +81,12 @@ class GarbageCollector:
             return GcPass(len(held), len(absent), refused_mass=True)
         condemned = [ledger_id for ledger_id in sorted(absent & suspects) if not await self._ledgers.exists(ledger_id)]
         await self._bookie.delete_ledgers(condemned)
+        surplus = await self._surplus.collect([ledger_id for ledger_id in held if ledger_id not in absent])
         logs = await self._bookie.reclaim()
         self._suspects = absent.difference(condemned)
         self.passes += 1
         self.deleted_ledgers += len(condemned)
-        return GcPass(len(held), len(absent), tuple(condemned), tuple(logs))
+        return GcPass(len(held), len(absent), tuple(condemned), tuple(surplus), tuple(logs))
 
     async def _run(self) -> None:
         while True:

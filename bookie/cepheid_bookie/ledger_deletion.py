@@ -1,11 +1,15 @@
-"""Removes what metadata no longer knows: a ledger's blocks, later its tombstone, and entry logs that nothing refers to.
+"""Removes entries that metadata no longer asks for, later the tombstones of deleted ledgers, and entry logs that nothing refers to.
 
     living ──delete──► tombstone (fenced; no entries) ──tombstone_s──► forgotten
+    living ──drop──► empty (fenced; takes recovery adds, since a repair may choose this bookie again)
     log with blocks in the index ──the last of its ledgers deleted──► log without ──delete_dead_logs──► gone
 
 Rule 1: blocks go and the tombstone comes in one batch, in the flush thread: no flush is running then, none indexes them again.
 Rule 2: a log is deleted only when the index, read to its end, has no block in it, it is not the one being written, and no
 flush that waits for the index has blocks in it.
+Rule 3: `drop` compares the number of admitted adds, hides the cached entries and queues the removal from the index in one turn of
+the loop. What is admitted later is flushed after that removal, so it stays. A replay of the journal may bring old entries back:
+they are dropped again later.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from cepheid_bookie.block_index import BlockIndex
 from cepheid_bookie.disk import Disk
@@ -23,6 +28,14 @@ from cepheid_bookie.write_cache import WriteCache
 from cepheid_ports import Worker
 
 log = logging.getLogger(__name__)
+
+
+class HeldCopy(NamedTuple):
+    """A ledger's entries on this bookie as they were at one moment."""
+
+    state: LedgerState
+    adds: int
+    """Groups admitted by then (`LedgerState.adds`)."""
 
 
 class LedgerDeletion:
@@ -46,6 +59,7 @@ class LedgerDeletion:
         self._log_reader = log_reader
         self._flush_worker = flush_worker
         self.deleted_ledgers = 0
+        self.dropped_copies = 0
         self.deleted_logs = 0
 
     async def delete(self, ledger_ids: Iterable[int], now_ms: int) -> None:
@@ -53,8 +67,7 @@ class LedgerDeletion:
         states: list[LedgerState] = []
         try:
             for ledger_id in ledger_ids:
-                while (state := self._ledgers.get(ledger_id)) is None:
-                    await asyncio.shield(self._ledgers.load(ledger_id))  # others wait for it too
+                state = await self._load(ledger_id)
                 self._ledgers.delete(state, now_ms)
                 self._cache.drop(ledger_id)
                 states.append(state)
@@ -68,6 +81,33 @@ class LedgerDeletion:
         if states:
             log.info("ledgers.deleted", extra={"count": len(states)})
 
+    async def look(self, ledger_id: int) -> HeldCopy | None:
+        """Return the ledger's copy as it is now, or None if there are no entries of it here. Raises what loading raises."""
+        if not self._ledgers.is_known(ledger_id):
+            return None
+        state = await self._load(ledger_id)
+        return None if state.deleted or state.last_entry_id < 0 else HeldCopy(state, state.adds)
+
+    async def drop(self, copy: HeldCopy) -> bool:
+        """Remove the ledger's entries and keep its record, fenced. Return False if an add may have been admitted since the look.
+
+        Raises what the index raises; then some entries may be left, and the call can be repeated after another look.
+        """
+        state, ledger_id = copy.state, copy.state.ledger_id
+        if self._ledgers.get(ledger_id) is not state or state.adds != copy.adds or state.deleted:
+            return False
+        last_entry_id = state.last_entry_id
+        self._ledgers.clear(state)
+        self._cache.drop(ledger_id)
+        emptied: dict[int, LedgerRecord | None] = {ledger_id: state.record()}
+        try:
+            await self._flush_worker.run(lambda: self._index.delete_ledgers(emptied))
+        except BaseException:
+            state.last_entry_id = max(state.last_entry_id, last_entry_id)  # the index may still have it
+            raise
+        self.dropped_copies += 1
+        return True
+
     async def forget_tombstones(self, before_ms: int) -> int:
         """Tombstones made before that time; a writer that slept since then is not alive any more."""
 
@@ -80,6 +120,11 @@ class LedgerDeletion:
         for ledger_id in old:
             self._ledgers.forget(ledger_id)
         return len(old)
+
+    async def _load(self, ledger_id: int) -> LedgerState:
+        while (state := self._ledgers.get(ledger_id)) is None:
+            await asyncio.shield(self._ledgers.load(ledger_id))  # others wait for it too
+        return state
 
     async def delete_dead_logs(self) -> list[int]:
         def work() -> list[int]:

@@ -27,6 +27,7 @@ class LedgerState:
     """`fenced` decides about adds from the moment it is set; `fence_durable` about answers to whoever fenced."""
 
     __slots__ = (
+        "adds",
         "deleted_at_ms",
         "dirty",
         "explicit_lac",
@@ -48,6 +49,7 @@ class LedgerState:
         self.explicit_lac = record.explicit_lac
         self.deleted_at_ms = record.deleted_at_ms
         self.last_entry_id = last_entry_id
+        self.adds = 0  # groups admitted since this object was created: an evicted and reloaded ledger counts from 0 again
         self.dirty = False  # differs from the index
         self.flushing = False  # the difference is on its way there
 
@@ -216,6 +218,14 @@ class LedgerTable:
     def on_delete_failed(self, state: LedgerState) -> None:
         """Its blocks are still there: it is listed again, so that whoever deletes finds it again. It stays refused."""
         self._tombstones.discard(state.ledger_id)
+
+    def clear(self, state: LedgerState) -> None:
+        """Forget the ledger's entries and keep its key, LAC and fence. A ledger that was not fenced is fenced by it.
+
+        Unlike a tombstone, it takes recovery adds: a repair may choose this bookie again.
+        """
+        state.fenced, state.last_entry_id = True, -1
+        self.mark_dirty(state)
 
     def forget(self, ledger_id: int) -> None:
         """A tombstone that has served its time; its record has left the index."""

@@ -11,14 +11,20 @@ from cepheid_metadata import (
     BadVersionError,
     BookieCookie,
     BookieLife,
+    CorruptRecordError,
     DeletedLedgers,
+    Found,
     KeyExistsError,
     LedgerIdCounter,
+    LedgerMetadata,
     MetadataStore,
+    NewerFormatError,
+    NoSuchKeyError,
     Records,
     bookie_cookies,
     bookie_lives,
     keys,
+    ledger_records,
 )
 from cepheid_ports import Ports, SteadyClock
 
@@ -105,6 +111,7 @@ class MetadataLedgers:
         self._store = store
         self._clock = SteadyClock(ports)
         self._deleted = DeletedLedgers(store)
+        self._living = ledger_records(store)
 
     async def purge(self) -> None:
         purged = await self._deleted.purge(self._clock.now_ms())
@@ -118,6 +125,21 @@ class MetadataLedgers:
     async def exists(self, ledger_id: int) -> bool:
         await self._sync()
         return await self._deleted.is_kept(ledger_id)
+
+    async def record(self, ledger_id: int) -> Found[LedgerMetadata] | None:
+        try:
+            return await self._living.get(ledger_id)
+        except (CorruptRecordError, NewerFormatError) as error:
+            hint = "the entries of this ledger stay on this bookie; run `cepheid ledgers verify` from the newest release in use"
+            log.warning("gc.record_unreadable", extra={"ledger_id": ledger_id, "error": error.args[0], "hint": hint})
+            return None
+
+    async def touch(self, found: Found[LedgerMetadata]) -> bool:
+        try:
+            await self._living.replace(found.record.ledger_id, found.record, found.version)
+        except (BadVersionError, NoSuchKeyError):
+            return False
+        return True
 
     async def _sync(self) -> None:
         """A follower may lag behind a creation whose data we hold."""

@@ -156,6 +156,13 @@ class StorageSettings(BaseModel, frozen=True, extra="forbid"):
         description="Share of this bookie's ledgers that may be missing from metadata at once. If more are missing, nothing is "
         "deleted: it may be the wrong cluster. Raise it for one start after really deleting that many topics.",
     )
+    gc_surplus_ledgers: int = Field(
+        1000,
+        ge=1,
+        description="Ledgers of this bookie whose metadata records one comparison reads, in rotation, to find surplus copies: "
+        "closed ledgers that were repaired on other bookies and no longer name this one. Larger: their disk space returns sooner, "
+        "metadata is read more often.",
+    )
     tombstone_s: float = Field(
         7 * 86400.0,
         gt=0,

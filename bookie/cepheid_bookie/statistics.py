@@ -77,6 +77,7 @@ class BookieStatistics:
     ledgers_loaded: int
     fences: int
     ledgers_deleted: int
+    surplus_ledgers_dropped: int
     logs_deleted: int
     # disks
     free_journal_bytes: int
@@ -152,6 +153,7 @@ def take_statistics(
         ledgers_loaded=ledgers.loaded_count,
         fences=access.fences,
         ledgers_deleted=deletion.deleted_ledgers,
+        surplus_ledgers_dropped=deletion.dropped_copies,
         logs_deleted=deletion.deleted_logs,
         free_journal_bytes=space.free_journal_bytes,
         free_data_bytes=space.free_data_bytes,

@@ -44,6 +44,15 @@ async def a_step(bookie: Bookie, promises: Promises, rng: random.Random) -> None
             assert all(promises.sent[ledger_id, entry_id] == entry for entry_id, entry in entries.items())
 
 
+async def drop_a_copy(bookie: Bookie, promises: Promises, ledger_id: int) -> None:
+    """As garbage collection does with a surplus copy, while nothing else is under way."""
+    copy = await bookie.look_at_copy(ledger_id)
+    if copy is not None and await bookie.drop_copy(copy):
+        promises.ok = {name: entry for name, entry in promises.ok.items() if name[0] != ledger_id}
+        promises.fenced[ledger_id] = promises.fence_asked[ledger_id] = None
+        assert await read_all(bookie, ledger_id, 0, 50) == ({}, dict.fromkeys(range(51), Status.NO_ENTRY))
+
+
 async def several_at_once(bookie: Bookie, promises: Promises, rng: random.Random, steps: int) -> None:
     """Three clients side by side."""
 
@@ -83,6 +92,7 @@ async def test_at_every_mark_power_loss_would_lose_nothing(seed: int) -> None:
     for _ in range(12):
         for _ in range(8):
             await a_step(bookie, promises, rng)
+        await drop_a_copy(bookie, promises, rng.randrange(1, 8))
         machine.disk.on_operation = None
         copy = Machine(f"{seed}/copy", machine.settings, machine.disk.copy_after_power_loss(rng))
         copy.index._now = machine.index._synced.copy()

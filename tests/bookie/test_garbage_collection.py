@@ -41,6 +41,12 @@ class Metadata:
     async def exists(self, ledger_id: int) -> bool:
         return ledger_id in self.ledgers
 
+    async def record(self, ledger_id: int) -> None:
+        return None
+
+    async def touch(self, found: Found[LedgerMetadata]) -> bool:
+        raise AssertionError(f"ledger {found.record.ledger_id} is touched")
+
 
 async def filled(bookie: Bookie, *ledgers: int) -> None:
     for ledger_id in ledgers:

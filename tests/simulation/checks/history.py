@@ -48,11 +48,19 @@ class BookieFacts:
     forgotten_through: int = -1  # when its disks were lost: the last ledger that existed then
     losses: int = 0  # how often they were
     kept: dict[int, dict[int, int]] = field(default_factory=dict)  # ledger → entry → `losses` when it was last answered OK
+    dropped: dict[int, int] = field(default_factory=dict)  # ledger → the last admission before its surplus copy was dropped
 
     def lose_disks(self, last_ledger_id: int) -> None:
         """What was answered OK stays in `ok`; nothing of it is held any more, and no fence."""
         self.forgotten_through = last_ledger_id
         self.losses += 1
+
+    def drop(self, ledger_id: int, admission: int) -> None:
+        """Owe nothing any more of what was admitted up to `admission`. Fences and LACs stay."""
+        self.dropped[ledger_id] = admission
+        self.kept.pop(ledger_id, None)
+        for entry_id in self.ok.pop(ledger_id, ()):
+            self.ok_admission.pop((ledger_id, entry_id), None)
 
     def holds(self, ledger_id: int, entry_id: int, losses: int | None = None) -> bool:
         """Whether an entry is on its disks now; or was, when they had been lost so often."""
@@ -83,6 +91,7 @@ class History:
         self.writers: dict[int, HasLac] = {}
         self.ledgers: dict[int, LedgerMetadata] = {}  # the committed record
         self.creators: dict[int, str] = {}
+        self.records: dict[int, list[tuple[float, LedgerMetadata]]] = {}  # every one that was committed, and when
         self.deleted: dict[int, LedgerMetadata] = {}
         self.restorable: dict[int, None] = {}  # deleted, and may be brought back
         self.departed: dict[int, dict[str, None]] = {}  # bookies that left an ensemble while its writer lived
@@ -145,6 +154,11 @@ class History:
         if self._loop.failure is None:
             self._loop.failure = InvariantViolation(rule, f"{message} (at {self.now_s:.6f} s)")
 
+    def committed(self, record: LedgerMetadata) -> None:
+        """This is the ledger's record from now on."""
+        self.ledgers[record.ledger_id] = record
+        self.records.setdefault(record.ledger_id, []).append((self.now_s, record))
+
     # -- what follows from the facts ------------------------------------------------------------------------------------
 
     def true_lac(self, ledger_id: int) -> int:
@@ -172,6 +186,16 @@ class History:
     def bytes_of(self, ledger_id: int) -> int:
         """Of these entries."""
         return sum(map(len, self.sent.get(ledger_id, ())[: self.entries_of(ledger_id)]))
+
+    def was_surplus(self, ledger_id: int, bookie_id: str, since_s: float) -> bool:
+        """Whether the ledger was closed and named this bookie nowhere, at some moment since then."""
+        records = self.records.get(ledger_id, [])
+        ends = [*(begin for begin, _ in records[1:]), self.now_s]
+        return any(
+            record.is_closed and not any(bookie_id in fragment.ensemble for fragment in record.fragments)
+            for (_, record), end in zip(records, ends, strict=True)
+            if end >= since_s
+        )
 
     def names(self, ledger_id: int, entry_id: int, bookie_id: str) -> bool:
         """Whether metadata says that this bookie has the entry."""

@@ -41,12 +41,12 @@ class LedgerRecordChecks:
         history.check("L14", ledger_id not in history.creators, f"ledger {ledger_id} was created twice")
         history.check("L1", record.state is LedgerState.OPEN, f"ledger {ledger_id} begins as {record.state}")
         history.creators[ledger_id] = process
-        history.ledgers[ledger_id] = record
+        history.committed(record)
 
     def on_changed(self, record: LedgerMetadata, process: str) -> None:
         history = self._history
         before = history.ledgers[record.ledger_id]
-        history.ledgers[record.ledger_id] = record
+        history.committed(record)
         self._check_automaton(before, record)
         self._check_fragments(before, record, process)
         if record.is_closed and not before.is_closed:
@@ -59,7 +59,7 @@ class LedgerRecordChecks:
         history.note(lambda: f"{process} brings back {history.story(ledger_id)}")
         history.check("S10", ledger_id in history.restorable, f"ledger {ledger_id} comes back when nobody keeps it any more")
         before = history.deleted.pop(ledger_id)
-        history.ledgers[ledger_id] = record
+        history.committed(record)
         same = record.replace(custom=before.custom) == before
         history.check("L1", same, lambda: f"ledger {ledger_id} was {before} and comes back as {record}")
 

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from cepheid_bookie.ledger_deletion import HeldCopy
 from cepheid_bookie.write_cache import cached_size
 from cepheid_ledger.master_key import master_key_of
 from cepheid_rpc import (
@@ -78,10 +79,13 @@ class BookieProbe:
 
     async def read_lac(self, request: LacRequest) -> LacAnswer:
         held = max(self._facts.ok.get(request.ledger_id, ()), default=-1)
+        dropped = self._facts.dropped.get(request.ledger_id)
         self._note(lambda: f"< {'fence' if request.fence else 'lac'} {request.ledger_id}")
         answer = await self._bookie.read_lac(request)
         self._note(lambda: f"> {answer.status.name} lac {answer.last_add_confirmed} of {request.ledger_id}")
         history, ledger_id = self._history, request.ledger_id
+        if self._facts.dropped.get(ledger_id) != dropped:
+            held = -1  # meanwhile
         if answer.status.certain_no:
             record = history.ledgers.get(ledger_id)
             named = record is not None and any(self._id in fragment.ensemble for fragment in record.fragments)
@@ -102,7 +106,7 @@ class BookieProbe:
         return answer
 
     async def read(self, request: ReadRequest) -> AsyncIterator[ReadAnswer]:
-        arrived_after = self._facts.admissions
+        arrived_after, dropped = self._facts.admissions, self._facts.dropped.get(request.ledger_id)
         promised = [
             entry_id
             for entry_id in self._facts.ok.get(request.ledger_id, ())
@@ -115,7 +119,7 @@ class BookieProbe:
             for group in chunk.groups:
                 self._check_sent(group.ledger_id, group.first_entry_id, list(group.payloads()))
             for missing in chunk.missing:
-                if missing.status.certain_no:
+                if missing.status.certain_no and self._facts.dropped.get(request.ledger_id) == dropped:
                     self._check_absent(request, missing.first_entry_id, missing.last_entry_id, promised, arrived_after)
             if request.fence and (chunk.groups or any(missing.status in _FENCED_ANSWERS for missing in chunk.missing)):
                 self._on_fenced(request.ledger_id)
@@ -153,6 +157,8 @@ class BookieProbe:
 
     def _on_ok(self, request: AddRequest, first: int, last: int, admission: int) -> None:
         history, facts, ledger_id = self._history, self._facts, request.group.ledger_id
+        if admission <= facts.dropped.get(ledger_id, -1):
+            return  # it was dropped before its batch was synced
         ok, kept = facts.ok.setdefault(ledger_id, {}), facts.kept.setdefault(ledger_id, {})
         for entry_id in range(first, last + 1):
             name = (ledger_id, entry_id)
@@ -243,12 +249,14 @@ def check_bounds(bookie_id: str, bookie: Any, history: History) -> None:
 
 
 class DeletionProbe:
-    """Between a garbage collector and its bookie (S10): what metadata has, or can get back, is not deleted."""
+    """Between a garbage collector and its bookie (S10): what metadata has, or can get back, is not deleted, and no copy is dropped
+    that metadata counts on."""
 
     def __init__(self, bookie_id: str, bookie: Any, history: History) -> None:
         self._id = bookie_id
         self._bookie = bookie
         self._history = history
+        self._looks: dict[int, tuple[float, int]] = {}  # ledger → when its copy was looked at last, and after which admission
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._bookie, name)
@@ -263,6 +271,24 @@ class DeletionProbe:
             if (record := self._history.ledgers.get(ledger_id)) is not None:
                 check_copies(self._history, record, f"{self._id} deletes")
         await self._bookie.delete_ledgers(ledger_ids)
+
+    async def look_at_copy(self, ledger_id: int) -> HeldCopy | None:
+        copy: HeldCopy | None = await self._bookie.look_at_copy(ledger_id)
+        self._looks[ledger_id] = self._history.now_s, self._history.bookie(self._id).admissions
+        return copy
+
+    async def drop_copy(self, copy: HeldCopy) -> bool:
+        """What was admitted before the look is dropped in this step, if nothing was admitted since."""
+        history, ledger_id = self._history, copy.state.ledger_id
+        looked_s, admission = self._looks[ledger_id]
+        surplus = history.was_surplus(ledger_id, self._id, looked_s)
+        history.check("S10", surplus, lambda: f"{self._id} drops its copy; {history.story(ledger_id)}")
+        if copy.state.adds == copy.adds and self._bookie._ledgers.get(ledger_id) is copy.state:
+            history.did("drop a surplus copy")
+            history.bookie(self._id).drop(ledger_id, admission)
+            if (record := history.ledgers.get(ledger_id)) is not None:
+                check_copies(history, record, f"{self._id} drops its copy")
+        return bool(await self._bookie.drop_copy(copy))
 
 
 @dataclass(frozen=True, slots=True)

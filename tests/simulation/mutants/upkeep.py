@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from cepheid_bookie import opening
+from cepheid_bookie import opening, surplus_copies
 from cepheid_bookie.admission import Admission
 from cepheid_bookie.checkpoint import Checkpointer, FlushStore
 from cepheid_bookie.entry_log import list_logs, log_path
@@ -270,6 +270,18 @@ def collect_what_one_listing_lacks() -> Iterator[None]:
 def collect_what_one_listing_of_any_follower_lacks() -> Iterator[None]:
     """Both mistakes: all that protects a ledger that was made a moment ago is gone."""
     with ask_any_follower_what_to_collect(), collect_what_one_listing_lacks():
+        yield
+
+
+@mutant("S10")
+@contextlib.contextmanager
+def drop_copies_that_only_earlier_fragments_name() -> Iterator[None]:
+    """The last fragment alone decides which copies of a closed ledger are surplus."""
+
+    def is_surplus(ledger: LedgerMetadata, bookie_id: str) -> bool:
+        return ledger.is_closed and bookie_id not in ledger.last_fragment.ensemble
+
+    with mock.patch.object(surplus_copies, "is_surplus", is_surplus):
         yield
 
 
