@@ -25,6 +25,7 @@ from cepheid_metadata import (
     bookie_lives,
     keys,
     ledger_records,
+    repair_marks,
 )
 from cepheid_ports import Ports, SteadyClock
 
@@ -112,6 +113,7 @@ class MetadataLedgers:
         self._clock = SteadyClock(ports)
         self._deleted = DeletedLedgers(store)
         self._living = ledger_records(store)
+        self._marks = repair_marks(store)
 
     async def purge(self) -> None:
         purged = await self._deleted.purge(self._clock.now_ms())
@@ -133,6 +135,9 @@ class MetadataLedgers:
             hint = "the entries of this ledger stay on this bookie; run `cepheid ledgers verify` from the newest release in use"
             log.warning("gc.record_unreadable", extra={"ledger_id": ledger_id, "error": error.args[0], "hint": hint})
             return None
+
+    async def is_marked(self, ledger_id: int) -> bool:
+        return await self._marks.exists(ledger_id)
 
     async def touch(self, found: Found[LedgerMetadata]) -> bool:
         try:

@@ -15,7 +15,8 @@ So the touch must have succeeded; an unknown outcome ends the attempt. A stale r
 Rule 2: a worker that read the record after the touch sends all its adds after that. Those admitted before the drop keep the entries
 here; those admitted later are new entries, which the drop does not remove (`ledger_deletion.py`, rule 3).
 Rule 3: while adds are admitted from one pass to the next, the record is left alone: a touch would make their sender start again.
-Rule 4: a ledger of which at least one fragment names this bookie is left as it is, with all entries that it has here.
+Rule 4: while a ledger is marked for repair, nothing of it is dropped: this copy may be the only one that has an entry.
+Rule 5: a ledger of which at least one fragment names this bookie is left as it is, with all entries that it has here.
 """
 
 from __future__ import annotations
@@ -33,10 +34,13 @@ log = logging.getLogger(__name__)
 
 
 class LedgersToTouch(Protocol):
-    """Metadata's side. Both methods raise when they cannot tell."""
+    """Metadata's side. All methods raise when they cannot tell."""
 
     async def record(self, ledger_id: int) -> Found[LedgerMetadata] | None:
         """Return a ledger's record, no older than the last listing; None if it is deleted, or this release cannot read it."""
+
+    async def is_marked(self, ledger_id: int) -> bool:
+        """Return whether the ledger waits for repair."""
 
     async def touch(self, found: Found[LedgerMetadata]) -> bool:
         """Write the record again as it was read, so that its version rises. Return False if it has another version by now."""
@@ -80,7 +84,9 @@ class SurplusCopies:
         if copy is None or copy.adds != adds:  # there is nothing to drop, or rule 3
             return False
         found = await self._ledgers.record(ledger_id)
-        if found is None or not is_surplus(found.record, self._bookie.bookie_id) or not await self._ledgers.touch(found):
+        if found is None or not is_surplus(found.record, self._bookie.bookie_id) or await self._ledgers.is_marked(ledger_id):
+            return False
+        if not await self._ledgers.touch(found):
             return False
         return await self._bookie.drop_copy(copy)
 

@@ -44,6 +44,9 @@ class Metadata:
     async def record(self, ledger_id: int) -> None:
         return None
 
+    async def is_marked(self, ledger_id: int) -> bool:
+        return False
+
     async def touch(self, found: Found[LedgerMetadata]) -> bool:
         raise AssertionError(f"ledger {found.record.ledger_id} is touched")
 

@@ -27,9 +27,11 @@ from cepheid_metadata import (
     MemoryStore,
     MemoryTree,
     Records,
+    RepairMark,
     StoreUnavailableError,
     keys,
     ledger_records,
+    repair_marks,
 )
 from cepheid_ports import Ports
 from cepheid_rpc import Status
@@ -154,6 +156,21 @@ async def test_a_touch_whose_outcome_is_unknown_or_that_was_too_late_drops_nothi
             with mock.patch.object(store, "put", side_effect=outcome), pytest.raises(error) if error else contextlib.nullcontext():
                 await collector.collect()
             assert await held(bookie, 1) == set(range(12))
+
+
+async def test_a_copy_of_a_ledger_that_waits_for_repair_stays() -> None:
+    store = await metadata_of(ledger(1, "b2"))
+    mark = RepairMark(ledger_id=1, bookies={}, copies_left=0, short_entries=0, short_bytes=0, since_ms=0, former=(HERE,))
+    await repair_marks(store).create(1, mark)
+    async with Machine().bookie() as bookie:
+        await filled(bookie, 1)
+        collector = GarbageCollector(bookie, MetadataLedgers(store, Ports()))
+        for _ in range(3):
+            assert (await collector.collect()).surplus == ()
+        await repair_marks(store).delete(1, None)
+        await collector.collect()
+        await collector.collect()
+        assert await held(bookie, 1) == set()
 
 
 # a worker and a collection of one ledger, step by step
