@@ -50,7 +50,7 @@ class OneConnection:
 
 async def append_small_and_large(port: int, arguments: argparse.Namespace) -> tuple[float, float]:
     """Durable entries a second of 1 KB and of 64 KB, by one client."""
-    from cepheid_ledger import LedgerClient, LedgerSettings, RandomPlacement
+    from cepheid_ledger import LedgerClient, LedgerSettings, RackAwarePlacement
     from cepheid_ledger.grpc_connection import GrpcConnection
     from cepheid_metadata import LedgerIds, MemoryStore, MemoryTree, ledger_records
     from cepheid_ports import Ports
@@ -58,7 +58,7 @@ async def append_small_and_large(port: int, arguments: argparse.Namespace) -> tu
     ports = Ports()
     connection = GrpcConnection(BOOKIE_ID, f"127.0.0.1:{port}")
     store = MemoryStore(MemoryTree())
-    placement = RandomPlacement(lambda: [BOOKIE_ID], ports.random)
+    placement = RackAwarePlacement(lambda: [BOOKIE_ID], ports.random)
     client = LedgerClient(OneConnection(connection), ledger_records(store), LedgerIds(store), placement, LedgerSettings(), ports)
     try:
         small = await append(client, 1000, arguments.group_entries, arguments.window_bytes, arguments.seconds)

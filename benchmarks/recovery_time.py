@@ -28,7 +28,7 @@ WINDOW_BYTES = 8 << 20
 @asynccontextmanager
 async def ledger_client(metadata_url: str) -> AsyncIterator[Any]:
     """As a broker has it."""
-    from cepheid_ledger import LedgerClient, LedgerSettings, RandomPlacement
+    from cepheid_ledger import LedgerClient, LedgerSettings, RackAwarePlacement
     from cepheid_ledger.bookie_directory import BookieDirectory
     from cepheid_metadata import LedgerIds, ledger_records
     from cepheid_metadata.open_store import open_store
@@ -39,7 +39,7 @@ async def ledger_client(metadata_url: str) -> AsyncIterator[Any]:
     store = await open_store(metadata_url, ports)
     directory = BookieDirectory(store, ports)
     await directory.start()
-    placement = RandomPlacement(directory.writable, ports.random, settings.quarantine_s)
+    placement = RackAwarePlacement(directory.writable, ports.random, settings.quarantine_s)
     client = LedgerClient(directory, ledger_records(store), LedgerIds(store), placement, settings, ports)
     try:
         yield client

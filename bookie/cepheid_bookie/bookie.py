@@ -187,6 +187,11 @@ class Bookie:
         """Takes regular adds, as far as disk space goes."""
         return self.state is BookieState.SERVING and not self._space.full
 
+    def look_at_free_space(self) -> int:
+        """Return the free bytes of the data disk as of the last look. If that was long ago, look again for the next caller."""
+        self._space.touch()
+        return self._space.free_data_bytes
+
     @property
     def read_only_reason(self) -> str:
         """Why it takes no regular adds; empty while it does."""

@@ -6,6 +6,8 @@ Rule 1: it is registered when it can answer, and no longer when it stops answeri
 Rule 2: a full bookie is registered as read-only; what it holds is read, fenced and recovered as before.
 Rule 3: an outage of metadata stops nothing: what is admitted needs none. A lost session is followed by a new registration.
 Rule 4: what fails for good ends the process with its reason; a restart replays what is really on the disk.
+Rule 5: free space is reported in the registration where a setting asks for it, but only when it has changed by more than a
+twentieth of the disk: every broker reads the registrations of all bookies.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ from cepheid_metadata import (
     require_cluster,
 )
 from cepheid_metadata.patient_open import open_patiently
-from cepheid_ports import Ports, Role, host_port
+from cepheid_ports import Ports, Role, TaskOwner, host_port
 from cepheid_ports.process_metrics import process_families
 from cepheid_ports.prometheus import CONTENT_TYPE, Family, encode, gauge
 
@@ -50,6 +52,8 @@ log = logging.getLogger(__name__)
 
 SESSIONS_OF_PATIENCE = 2  # how long another process's registration is waited for, in session timeouts
 _WRITABLE, _READONLY = 0, 1  # places of the registration
+_SPACE_INTERVAL_S = 60.0
+_SPACE_PARTS = 20  # a change of free space by more than one of so many parts of the disk is reported
 
 
 class BookieRole(Role):
@@ -73,6 +77,7 @@ class BookieRole(Role):
         self._ports = ports
         self._store: MetadataStore | None = None
         self._registration: Registration[BookieRegistration] | None = None
+        self._tasks = TaskOwner(f"bookie {self.bookie_id}", self._failure.report)
         pages = {"/health": self._health_page, "/ready": self._ready_page, "/metrics": self._metrics_page}
         self._health = HealthServer(settings.http_host or settings.host, settings.http_port, pages)
         self._server: BookieServer
@@ -118,11 +123,15 @@ class BookieRole(Role):
         finally:
             await importing
         await self._serve()
-        self._registration = self._new_registration(store)
+        record = self._new_record()
+        self._registration = self._new_registration(store, record)
         opened.push_async_callback(self._registration.aclose)  # first at the end: nobody else is sent here
         self.bookie.on_writable = self._on_writable
         await self._registration.start(_WRITABLE if self.bookie.writable else _READONLY)
         self._on_writable(self.bookie.writable)
+        if settings.report_free_space:
+            opened.push_async_callback(self._tasks.aclose)
+            self._tasks.start(self._report_free_space(self._registration, record), name="report free space")
 
     async def _open_bookie(self, store: MetadataStore, cluster_id: str) -> Bookie:
         from cepheid_bookie.rocks_index import RocksBlockIndex
@@ -176,29 +185,42 @@ class BookieRole(Role):
         assert self._store is not None, "the store is opened first"
         return self._store
 
-    def _new_registration(self, store: MetadataStore) -> Registration[BookieRegistration]:
-        incarnation = self.bookie.cookie.registered_as
-        addresses = {"grpc": self.address, "http": self.http_url.removeprefix("http://")}
+    def _new_record(self) -> BookieRegistration:
+        record = BookieRegistration(
+            bookie_id=self.bookie_id,
+            incarnation=self.bookie.cookie.registered_as,
+            addresses={"grpc": self.address, "http": self.http_url.removeprefix("http://")},
+            rack=self.settings.rack,
+            process=f"{self._ports.random.getrandbits(64):016x}",
+        )
+        if self.settings.report_free_space:
+            total_bytes = RealDisk(self.settings.data_dir).size_bytes()
+            record = record.replace(free_bytes=self.bookie.look_at_free_space(), total_bytes=total_bytes)
+        return record
 
+    def _new_registration(self, store: MetadataStore, record: BookieRegistration) -> Registration[BookieRegistration]:
         def is_past(found: BookieRegistration) -> bool:
             """We hold the lock of that directory and listen at that address: whoever wrote this has ended."""
-            return found.incarnation == incarnation and found.addresses.get("grpc") == addresses["grpc"]
+            return found.incarnation == record.incarnation and found.addresses.get("grpc") == record.addresses["grpc"]
 
         return Registration(
             store,
             self.bookie_id,
             (available_bookies(store), readonly_bookies(store)),
-            BookieRegistration(
-                bookie_id=self.bookie_id,
-                incarnation=incarnation,
-                addresses=addresses,
-                rack=self.settings.rack,
-                process=f"{self._ports.random.getrandbits(64):016x}",
-            ),
+            record,
             is_past=is_past,
             patience_s=SESSIONS_OF_PATIENCE * self.settings.metadata_session_timeout_s,
             on_failed=self._failure.report,
         )
+
+    async def _report_free_space(self, registration: Registration[BookieRegistration], record: BookieRegistration) -> None:
+        """Keep the reported free space right within 5 % of the disk (rule 5)."""
+        while True:
+            await asyncio.sleep(_SPACE_INTERVAL_S)
+            free_bytes = self.bookie.look_at_free_space()
+            if is_worth_reporting(record, free_bytes):
+                record = record.replace(free_bytes=free_bytes)
+                registration.update(record)
 
     def _on_writable(self, writable: bool) -> None:
         if self._registration is not None:
@@ -230,3 +252,9 @@ class BookieRole(Role):
             yield gauge("cepheid_metadata_connected", "1: the metadata store answers.", connected)
         if self._phase != "starting":
             yield from bookie_families(self.bookie_id, self.bookie.statistics())
+
+
+def is_worth_reporting(reported: BookieRegistration, free_bytes: int) -> bool:
+    """Return whether free space has changed by more than 5 % of the disk since it was reported."""
+    assert reported.free_bytes is not None, "a bookie that reports its free space did so when it registered"
+    return _SPACE_PARTS * abs(free_bytes - reported.free_bytes) > (reported.total_bytes or 0)

@@ -10,7 +10,7 @@ from typing import ClassVar
 from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat
 
 from cepheid_bookie.settings import BookieServerSettings, StorageSettings
-from cepheid_ports import HOST_PATTERN, CepheidError, host_port
+from cepheid_ports import HOST_PATTERN, RACK_PATTERN, CepheidError, host_port
 
 BOOKIE_ID_PATTERN = r"^[A-Za-z0-9._:-]{1,200}$"
 _ANY_ADDRESS = ("0.0.0.0", "::", "")
@@ -74,10 +74,16 @@ class BookieRoleSettings(BaseModel, frozen=True, extra="forbid"):
     http_port: NonNegativeInt = Field(8000, le=65535, description="Port of `/health`, `/ready` and `/metrics`. 0: any free port.")
     rack: str | None = Field(
         None,
-        min_length=1,
-        max_length=200,
-        description="Rack or zone in which this bookie runs. Spark tasks in the same one prefer its replicas. Set it only when "
-        "all processes of the cluster run a release that knows it.",
+        pattern=RACK_PATTERN,
+        description="Where this bookie runs: `region/rack`, or a rack without a region. Copies of an entry are put into different "
+        "racks, and readers prefer replicas in their own. Set it only when all processes of the cluster run a release that knows "
+        "it.",
+    )
+    report_free_space: bool = Field(
+        False,
+        description="Whether this bookie reports the free space of its data disk to metadata. New ledgers are then given to "
+        "bookies in proportion to their free space. Set it only when all processes of the cluster run a release that knows it: "
+        "others cannot read its registration.",
     )
     storage: StorageSettings = Field(StorageSettings(), description="Bounds and intervals of the storage.")
     grpc_server: BookieServerSettings = Field(BookieServerSettings(), description="Bounds of the gRPC server.")

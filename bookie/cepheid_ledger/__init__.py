@@ -22,6 +22,7 @@ from cepheid_ledger.errors import (
     NoSuchEntryError,
     NoSuchLedgerError,
     NotEnoughBookiesError,
+    NotEnoughRacksError,
     RecoveryFailedError,
     TailDamagedError,
     UnauthorizedLedgerError,
@@ -31,7 +32,8 @@ from cepheid_ledger.ledger_reader import LedgerReader
 from cepheid_ledger.ledger_writer import ClosedLedger, LedgerWriter, WriterPhase
 from cepheid_ledger.master_key import master_key_of
 from cepheid_ledger.metadata_edits import assert_legal_change, bookies_replaced, entries_of, is_finished
-from cepheid_ledger.placement import Placement, RandomPlacement
+from cepheid_ledger.placement import Placement, RackAwarePlacement
+from cepheid_ledger.rack_spread import PlacementMove, Vacancy, placement_shortfall, repeated_racks
 from cepheid_ledger.settings import LedgerSettings
 from cepheid_ledger.unconfirmed import GroupDone
 
@@ -64,11 +66,14 @@ __all__ = [
     "NoSuchEntryError",
     "NoSuchLedgerError",
     "NotEnoughBookiesError",
+    "NotEnoughRacksError",
     "Placement",
-    "RandomPlacement",
+    "PlacementMove",
+    "RackAwarePlacement",
     "RecoveryFailedError",
     "TailDamagedError",
     "UnauthorizedLedgerError",
+    "Vacancy",
     "WriterPhase",
     "assert_legal_change",
     "bookies_of",
@@ -78,5 +83,7 @@ __all__ = [
     "is_entry_gone",
     "is_finished",
     "master_key_of",
+    "placement_shortfall",
     "readable_end",
+    "repeated_racks",
 ]

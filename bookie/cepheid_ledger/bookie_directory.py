@@ -1,17 +1,19 @@
 """Where the bookies of a cluster are, and a connection to each: what their registrations say, as fresh as watches allow.
 
-    start ──► watch /bookies/available and /bookies/readonly ──► read all ──► known        a watch that fired: the same again
+    start ──► watch the bookies available, readonly and draining ──► read all ──► known     a watch that fired: the same again
     get(id) ──► known address ──► the connection to it; another address or process than before: a new one, the old one is given up
 
 Rule 1: a bookie whose registration vanished keeps its last address: it may be cut off from metadata and serve what it holds.
 Rule 2: an outage of metadata changes nothing; what was known stays, and it is asked again until it answers.
-Rule 3: only registered bookies get new ledgers, and only those registered as available.
+Rule 3: only registered bookies get new ledgers, and only those registered as available that are not being decommissioned.
 Rule 4: when our own session was lost the bookies' probably were too: for `SETTLE_S` after the next one began, who was writable
 counts as writable, though not yet registered again.
 Rule 5: a connection remembers its failures for a second, and refuses at once what it is asked meanwhile. A bookie that runs anew
 gets a new one, or it would fail for the first ledger that it is given; except one that carries a stream, which found the new
 process by itself or is about to break.
 Rule 6: a registration that cannot be read says nothing new of its bookie, and nothing of the others.
+Rule 7: a bookie that reports its free space changes its registration in place, which no watch of a parent shows. So all are read
+again every `REFRESH_S` while one reports it.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 0.5
 SETTLE_S = 3.0
+REFRESH_S = 60.0
 
 
 class OpenedConnection(BookieConnection, Protocol):
@@ -61,7 +64,8 @@ Connect = Callable[[str, str], OpenedConnection]
 
 @dataclass(frozen=True, slots=True)
 class KnownBookie:
-    """`registered`: False when it is known from before only. `process`: random, of one run."""
+    """`registered`: False when it is known from before only. `process`: random, of one run. `rack` and `free_bytes`: None where the
+    bookie does not say. `draining`: it is being decommissioned, and not writable for that."""
 
     bookie_id: str
     address: str
@@ -69,6 +73,9 @@ class KnownBookie:
     registered: bool
     writable: bool
     process: str | None = None
+    rack: str | None = None
+    free_bytes: int | None = None
+    draining: bool = False
 
 
 class BookieDirectory:
@@ -82,7 +89,10 @@ class BookieDirectory:
         self._settings = settings or LedgerSettings()
         self._connect = connect
         self._known: dict[str, KnownBookie] = {}
+        self._racks: dict[str, str] = {}
+        self._free_bytes: dict[str, int] = {}
         self._cookies: list[str] = []
+        self._draining: list[str] = []
         self._connections: dict[str, tuple[KnownBookie, OpenedConnection]] = {}
         self._tasks = TaskOwner("bookie-directory")
         self._due = asyncio.Event()
@@ -134,6 +144,18 @@ class BookieDirectory:
         """Ids of the bookies that run, writable or not."""
         return [name for name, bookie in self._known.items() if bookie.registered]
 
+    def draining(self) -> list[str]:
+        """Ids of the bookies that are being decommissioned, also of those that do not run."""
+        return self._draining
+
+    def racks(self) -> Mapping[str, str]:
+        """Return where bookies run, by id. One that is gone keeps its last rack."""
+        return self._racks
+
+    def free_bytes(self) -> Mapping[str, int]:
+        """Return the free space of the data disks of those bookies that report it."""
+        return self._free_bytes
+
     def expected(self) -> list[str]:
         """Ids of the bookies that should run: those with a cookie in metadata, and those that run. No restart forgets them."""
         return sorted({*self._cookies, *self.registered()})
@@ -147,7 +169,11 @@ class BookieDirectory:
         """A sentence for people about each bookie that takes no new ledgers."""
         states = dict.fromkeys(self.expected(), "not registered: start it, or look into its log")
         states |= dict.fromkeys(self.registered(), "read-only: its disk is full, its /ready and its log say which")
-        writable = set(self.writable())
+        writable, registered = set(self.writable()), set(self.registered())
+        for name in self._draining:
+            if name in states:
+                how = "it gets no new ledgers" if name in registered else "it is not registered"
+                states[name] = f"draining: it is being decommissioned, and {how}"
         return [f"{name} is {state}" for name, state in states.items() if name not in writable]
 
     def known(self) -> Mapping[str, KnownBookie]:
@@ -193,7 +219,7 @@ class BookieDirectory:
 
     async def _follow(self) -> None:
         while True:
-            await self._due.wait()
+            await self._wait_until_due()
             self._due.clear()
             try:
                 await self._read()
@@ -207,13 +233,21 @@ class BookieDirectory:
                 except TimeoutError:
                     self._due.set()
 
+    async def _wait_until_due(self) -> None:
+        """Until a watch fired; no longer than `REFRESH_S` where free space is reported (rule 7)."""
+        try:
+            async with asyncio.timeout(REFRESH_S if self._free_bytes else None):
+                await self._due.wait()
+        except TimeoutError:
+            pass
+
     async def _read(self) -> None:
         """Both listings, and every record of them: one that came back elsewhere has the same name."""
         self._read_at = asyncio.get_running_loop().time()
         for watch in self._watches:
             watch.cancel()
         self._watches = []
-        for key in (keys.AVAILABLE_BOOKIES_KEY, keys.READONLY_BOOKIES_KEY):
+        for key in (keys.AVAILABLE_BOOKIES_KEY, keys.READONLY_BOOKIES_KEY, keys.DRAINING_BOOKIES_KEY):
             watch = await self._store.watch_children(key)
             watch.call_when_settled(self._due.set)
             self._watches.append(watch)
@@ -222,20 +256,28 @@ class BookieDirectory:
         # Read last, and it wins: a bookie that changes its place is in both for a moment.
         available, more = await list_records(store, keys.AVAILABLE_BOOKIES_KEY, available_bookies(store))
         self._cookies = await list_names(store, keys.BOOKIE_COOKIES_KEY)
+        draining = await list_names(store, keys.DRAINING_BOOKIES_KEY)
         kept = self._known if self._settled is not None else dict.fromkeys([*unreadable, *more])  # rule 6
         known = {name: bookie if name in kept else _gone(bookie) for name, bookie in self._known.items()}
         for registrations, writable in ((readonly, False), (available, True)):
             for name, record in registrations.items():
                 if (address := record.addresses.get("grpc")) is not None:
-                    known[name] = KnownBookie(name, address, record.incarnation, True, writable, record.process)
+                    known[name] = KnownBookie(
+                        name, address, record.incarnation, True, writable, record.process, record.rack, record.free_bytes
+                    )
+        known = {name: _with_draining(bookie, is_draining=name in draining) for name, bookie in known.items()}
         self._tell_changes(known)
         if any(bookie.registered and self._is_new(bookie) for bookie in known.values()):
             self.on_new_incarnation()
         back = [bookie.bookie_id for bookie in known.values() if self._is_back(bookie)]
-        before, self._known = self._known, dict(sorted(known.items()))
+        before, was_draining = self._known, self._draining
+        self._known, self._draining = dict(sorted(known.items())), draining
+        known = self._known
+        self._free_bytes = {name: bookie.free_bytes for name, bookie in known.items() if bookie.free_bytes is not None}
+        self._racks = {name: bookie.rack for name, bookie in known.items() if bookie.rack is not None}
         for bookie_id in back:
             self.on_back(bookie_id)
-        if before != self._known:
+        if before != self._known or was_draining != draining:
             self.on_changed()
 
     def _is_new(self, bookie: KnownBookie) -> bool:
@@ -248,8 +290,11 @@ class BookieDirectory:
 
     def _tell_changes(self, known: Mapping[str, KnownBookie]) -> None:
         for name, bookie in known.items():
-            if self._known.get(name) != bookie:
+            before = self._known.get(name)
+            if before is None or replace(before, free_bytes=bookie.free_bytes) != bookie:
                 state = "writable" if bookie.writable else "readonly" if bookie.registered else "gone"
+                if bookie.registered and bookie.draining:
+                    state = "draining"
                 log.info("bookie.known", extra={"bookie": name, "address": bookie.address, "state": state})
 
 
@@ -264,3 +309,9 @@ def _why_replaced(before: KnownBookie, now: KnownBookie, connection: OpenedConne
 
 def _gone(bookie: KnownBookie) -> KnownBookie:
     return replace(bookie, registered=False, writable=False)
+
+
+def _with_draining(bookie: KnownBookie, *, is_draining: bool) -> KnownBookie:
+    if bookie.draining == is_draining:
+        return bookie
+    return replace(bookie, draining=is_draining, writable=bookie.writable and not is_draining)

@@ -73,6 +73,15 @@ class BookieStates(Protocol):
     def expected(self) -> Collection[str]:
         """Ids of the bookies that should run: those with a cookie in metadata, and those that run."""
 
+    def draining(self) -> Collection[str]:
+        """Ids of the bookies that are being decommissioned. They take no new ledgers."""
+
+    def racks(self) -> Mapping[str, str]:
+        """Return where bookies run, by id, as far as they say so."""
+
+    def free_bytes(self) -> Mapping[str, int]:
+        """Return the free space of the bookies' data disks, by id, as far as they report it."""
+
     def problems(self) -> list[str]:
         """A sentence for people about each bookie that takes no new ledgers."""
 
@@ -86,8 +95,12 @@ class LedgerClient:
         placement: Placement,
         settings: LedgerSettings,
         ports: Ports,
+        *,
+        distance_of: Callable[[str], int] | None = None,
     ) -> None:
+        """`distance_of` says how far away a bookie is: readers ask the nearest ones first. None: all are equally near."""
         self._connections = connections
+        self._distance_of = distance_of
         self._records = ledger_records
         self._ids = ledger_ids
         self._placement = placement
@@ -130,7 +143,7 @@ class LedgerClient:
         if not ensemble_size >= write_quorum >= ack_quorum >= 1:
             message = f"E {ensemble_size}, Qw {write_quorum}, Qa {ack_quorum} do not fit together"
             raise InvalidQuorumsError(message, ensemble_size=ensemble_size, write_quorum=write_quorum, ack_quorum=ack_quorum)
-        fragments = (Fragment(first_entry_id=0, ensemble=self._placement.new_ensemble(ensemble_size)),)
+        fragments = (Fragment(first_entry_id=0, ensemble=self._placement.new_ensemble(ensemble_size, write_quorum)),)
         random = self._ports.random
         password = random.randbytes(_PASSWORD_BYTES)
         while True:
@@ -186,15 +199,9 @@ class LedgerClient:
         log.warning("ledger.closed_by_one_bookie", extra=extra)
         return end
 
-    def has_healthy_bookies(self, count: int) -> bool:
-        """A new ledger would get so many bookies that have not failed a moment ago."""
-        found: list[str] = []
-        while len(found) < count:
-            bookie = self._placement.replacement(found, (), doubtful=False)
-            if bookie is None:
-                return False
-            found.append(bookie)
-        return True
+    def has_healthy_bookies(self, ensemble_size: int, write_quorum: int) -> bool:
+        """Return whether a new ledger would get only bookies that have not failed a moment ago."""
+        return self._placement.has_healthy(ensemble_size, write_quorum)
 
     def on_bookie_back(self, bookie_id: str) -> None:
         """It takes writes again: ledgers that lack copies need not wait for the end of its quarantine."""
@@ -207,7 +214,10 @@ class LedgerClient:
         """Reads without recovery: up to LAC while the ledger is open. Raises NoSuchLedgerError."""
         self._check_open()
         found = await read_ledger(self._records, ledger_id)
-        return LedgerReader(found.record, self._records, self._connections.get, self._writers.get(ledger_id), self._settings)
+        writer = self._writers.get(ledger_id)
+        return LedgerReader(
+            found.record, self._records, self._connections.get, writer, self._settings, distance_of=self._distance_of
+        )
 
     async def copy_entries(self, task: CopyTask, *, turn: int = 0) -> CopyReport:
         """Bring entries of a finished fragment to bookies that lack them. `turn` spreads reads over replicas.

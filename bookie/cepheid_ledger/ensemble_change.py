@@ -26,6 +26,7 @@ from cepheid_ledger.change_slots import ChangeSlots
 from cepheid_ledger.errors import LedgerError, LedgerFencedError, LedgerWriteError
 from cepheid_ledger.metadata_edits import ensemble_changed
 from cepheid_ledger.placement import Placement
+from cepheid_ledger.rack_spread import Vacancy
 from cepheid_ledger.settings import LedgerSettings
 from cepheid_ledger.writer_record import WriterRecord
 from cepheid_ledger.writer_state import BegunChange, ChangeEnsemble
@@ -83,7 +84,7 @@ class EnsembleChanger:
         pipeline = self._pipeline
         if pipeline.state.failed_for_good or pipeline.state.is_changing or not pipeline.state.dropped:
             return True
-        if self._placement.replacement(pipeline.state.unusable, (), doubtful=self._takes_doubtful()) is None:
+        if all(self._spare_for(bookie, {}) is None for bookie in pipeline.state.dropped):
             return False
         pipeline.retry_change()
         return True
@@ -148,13 +149,17 @@ class EnsembleChanger:
         return bool(replaced)
 
     def _choose(self, begun: BegunChange) -> dict[str, str]:
-        state = self._pipeline.state
         replaced: dict[str, str] = {}
         for old in begun.failed:
-            new = self._placement.replacement(state.unusable, replaced.values(), doubtful=self._takes_doubtful())
+            new = self._spare_for(old, replaced)
             if new is not None:
                 replaced[old] = new
         return replaced
+
+    def _spare_for(self, bookie: str, replaced: Mapping[str, str]) -> str | None:
+        state = self._pipeline.state
+        vacancy = Vacancy.of(bookie, state.ensemble, replaced, state.write_quorum)
+        return self._placement.replacement(state.unusable, replaced.values(), doubtful=self._takes_doubtful(), vacancy=vacancy)
 
     def _note_shortage(self) -> None:
         if not self._pipeline.state.dropped:

@@ -34,6 +34,15 @@ class BookiesUnusableError(NotEnoughBookiesError):
     hint: ClassVar[str] = "free space on the disks of these bookies, start those that are down, or start further ones"
 
 
+class NotEnoughRacksError(NotEnoughBookiesError):
+    """The usable bookies are in too few racks, and strict placement keeps the copies of an entry in different ones."""
+
+    hint: ClassVar[str] = (
+        "start bookies in further racks, set `rack` of the bookies that have none, lower the write quorum, or unset "
+        "ledger.strict_racks"
+    )
+
+
 class LedgerFencedError(LedgerError):
     """Somebody recovers or has recovered the ledger: this writer is out, whatever it sent unconfirmed is undecided."""
 

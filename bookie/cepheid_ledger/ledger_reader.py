@@ -13,7 +13,7 @@ and "no such entry" is said only of a version that is still the current one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from cepheid_ledger.errors import (
@@ -47,6 +47,8 @@ class LedgerReader:
         connection_of: ConnectionOf,
         writer: LedgerWriter | None,
         settings: LedgerSettings,
+        *,
+        distance_of: Callable[[str], int] | None = None,
     ) -> None:
         self.ledger_id = ledger.ledger_id
         self._ledger = ledger
@@ -55,7 +57,9 @@ class LedgerReader:
         self._connection_of = connection_of
         self._writer = writer
         self._settings = settings
+        self._distance_of = distance_of
         self._turn = ledger.ledger_id % ledger.ensemble_size  # readers of many ledgers start at different replicas
+        self._turn_in: tuple[str, ...] = ()  # the ensemble of which `_turn` is a position that was chosen
         self._stayed_bytes = 0
         self.silent: tuple[str, ...] = ()  # bookies of an open ledger that told no LAC when they were asked last
         self._avoided: tuple[int, ...] = ()  # positions of a striped ensemble that failed since the last turn
@@ -178,23 +182,52 @@ class LedgerReader:
             if first < other.first_entry_id <= last:
                 last = other.first_entry_id - 1
         ensemble, write_quorum = fragment.ensemble, self._ledger.write_quorum
-        turn = self._turn % len(ensemble)
+        distances = self._distances_in(ensemble)
+        if ensemble != self._turn_in:
+            self._turn, self._turn_in = nearest_from(self._turn, distances), ensemble
+        turn = self._turn
         request = ReadRequest(self.ledger_id, first, last, max_bytes)
         if write_quorum == len(ensemble):
-            copies = await read_range(request, ensemble[turn:] + ensemble[:turn], self._connection_of, self._settings)
+            replicas = [ensemble[position] for position in positions_by_distance(turn, distances)]
+            copies = await read_range(request, replicas, self._connection_of, self._settings)
             groups, answered = copies.groups, ensemble.index(copies.bookie)
         else:
             stripes = await read_striped(
-                request, ensemble, write_quorum, self._connection_of, self._settings, turn=turn, avoided=self._avoided
+                request,
+                ensemble,
+                write_quorum,
+                self._connection_of,
+                self._settings,
+                turn=turn,
+                avoided=self._avoided,
+                distances=distances,
             )
             groups, answered = stripes.groups, turn
             self._avoided = tuple(dict.fromkeys((*self._avoided, *stripes.failed)))
-        self._stay_or_move(answered, sum(group.size_bytes for group in groups))
+        self._stay_or_move(answered, sum(group.size_bytes for group in groups), distances)
         return groups
 
-    def _stay_or_move(self, turn: int, size_bytes: int) -> None:
-        """The replica that answered is asked again, until it is the turn of the next."""
+    def _distances_in(self, ensemble: tuple[str, ...]) -> list[int]:
+        if self._distance_of is None:
+            return [0] * len(ensemble)
+        return [self._distance_of(bookie) for bookie in ensemble]
+
+    def _stay_or_move(self, turn: int, size_bytes: int, distances: Sequence[int]) -> None:
+        """The replica that answered is asked again, until it is the turn of the next of the nearest ones."""
         self._stayed_bytes = self._stayed_bytes + size_bytes if turn == self._turn else size_bytes
         self._turn = turn
         if self._stayed_bytes >= _STAY_BYTES:
-            self._turn, self._stayed_bytes, self._avoided = turn + 1, 0, ()
+            self._turn, self._stayed_bytes, self._avoided = nearest_from(turn + 1, distances), 0, ()
+
+
+def nearest_from(turn: int, distances: Sequence[int]) -> int:
+    """Return the first position from `turn` on, around the ensemble, that is as near as any."""
+    size, nearest = len(distances), min(distances)
+    return next(position % size for position in range(turn, turn + size) if distances[position % size] == nearest)
+
+
+def positions_by_distance(turn: int, distances: Sequence[int]) -> list[int]:
+    """Return all positions in the order in which they are asked: `turn`, which answered last, then the others by distance."""
+    size = len(distances)
+    others = [position % size for position in range(turn + 1, turn + size)]
+    return [turn, *sorted(others, key=lambda position: distances[position])]

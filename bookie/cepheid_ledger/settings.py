@@ -99,6 +99,11 @@ class LedgerSettings(BaseModel, frozen=True, extra="forbid"):
         description="Time for which a ledger may lack copies because no other bookie is left, before it takes one in quarantine. "
         "A ledger that cannot continue otherwise takes it at once.",
     )
+    strict_racks: bool = Field(
+        False,
+        description="Whether a ledger is refused rather than given two copies of an entry in one rack. Bookies without a `rack` "
+        "get no new copies then. While too few racks have bookies, topics open without a ledger, and ledgers lack copies.",
+    )
     ensemble_changes: PositiveInt = Field(
         64, description="Ledgers whose bookies are replaced in metadata at once. The others wait in the order of asking."
     )

@@ -51,14 +51,20 @@ class StripeMerge:
         self.first = first
         self.next_entry_id = first  # the first that nobody gave
 
-    def first_choice(self, turn: int, avoided: Sequence[int]) -> list[int]:
-        """Positions that hold every entry between them. `turn` spreads readers; `avoided` are taken where nobody else will do."""
+    def first_choice(self, turn: int, avoided: Sequence[int], distances: Sequence[int] = ()) -> list[int]:
+        """Return positions that hold every entry between them, the nearest ones of each write set by `distances`.
+
+        `turn` spreads readers; `avoided` are taken where no other position has the entry.
+        """
         chosen: list[int] = []
         for entry_id in range(self.first, min(self._last, self.first + len(self._ensemble) - 1) + 1):
             write_set = self._write_set(entry_id)
             if any(position in chosen for position in write_set):
                 continue
             good = [position for position in write_set if position not in avoided] or list(write_set)
+            if distances:
+                nearest = min(distances[position] for position in good)
+                good = [position for position in good if distances[position] == nearest]
             # The last of a window holds the most of what follows; another one for the first, so that the load moves around.
             chosen.append(good[-1 - turn % len(good)] if not chosen else good[-1])
         return chosen
@@ -131,10 +137,11 @@ async def read_striped(
     *,
     turn: int = 0,
     avoided: Sequence[int] = (),
+    distances: Sequence[int] = (),
 ) -> StripedCopies:
     """Raises NoSuchEntryError, LedgerLostError, EntryUnavailableError."""
     merge = StripeMerge(ensemble, write_quorum, request.first_entry_id, request.last_entry_id)
-    chosen = merge.first_choice(turn, avoided)
+    chosen = merge.first_choice(turn, avoided, distances)
     part = replace(request, max_bytes=max(1, request.max_bytes // len(chosen)))
 
     async def ask(position: int) -> None:

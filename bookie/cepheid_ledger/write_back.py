@@ -15,6 +15,7 @@ from cepheid_ledger.bookie_channel import BookieChannel
 from cepheid_ledger.errors import LedgerError, RecoveryFailedError
 from cepheid_ledger.master_key import master_key_of
 from cepheid_ledger.placement import Placement
+from cepheid_ledger.rack_spread import Vacancy
 from cepheid_ledger.unconfirmed import KeptBytes
 from cepheid_ledger.writer_state import ChangeEnsemble, WriterState
 from cepheid_metadata import Fragment, LedgerMetadata
@@ -93,7 +94,8 @@ class WriteBack:
         begun = self._pipeline.begin_change()
         replaced: dict[str, str] = {}
         for old in begun.failed:
-            new = self._placement.replacement(state.unusable, replaced.values())
+            vacancy = Vacancy.of(old, state.ensemble, replaced, state.write_quorum)
+            new = self._placement.replacement(state.unusable, replaced.values(), vacancy=vacancy)
             if new is not None:
                 replaced[old] = new
         if not replaced:

@@ -115,6 +115,10 @@ class WriterState:
         return tuple(self._acked_through)
 
     @property
+    def write_quorum(self) -> int:
+        return self._write_quorum
+
+    @property
     def receivers(self) -> tuple[str, ...]:
         """Bookies of the ensemble that get new entries."""
         return self._receivers

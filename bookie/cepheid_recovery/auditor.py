@@ -25,7 +25,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
-from cepheid_ledger import LedgerClient, entries_of, is_finished
+from cepheid_ledger import LedgerClient, entries_of, is_finished, placement_shortfall
 from cepheid_metadata import (
     Audit,
     AuditorRecord,
@@ -59,7 +59,7 @@ from cepheid_metadata import (
 from cepheid_ports import Ports, TaskOwner
 from cepheid_recovery.cluster_state import ClusterState
 from cepheid_recovery.settings import RecoverySettings
-from cepheid_recovery.shortage import BookiesSeen, Shortage, add_holdings, find_shortage, measure
+from cepheid_recovery.shortage import BookiesSeen, Shortage, add_holdings, find_shortage, measure, needed_fragments
 
 log = logging.getLogger(__name__)
 
@@ -103,6 +103,7 @@ class _Walk:
     ledgers: int = 0
     unreadable: int = 0
     largest_ensemble: int = 0
+    badly_placed: int = 0
     holdings: dict[str, BookieHoldings] = field(default_factory=dict)
     new: list[RepairMark] = field(default_factory=list)
 
@@ -333,6 +334,7 @@ class Auditor:
             bookies=walk.holdings,
             unreadable_records=walk.unreadable,
             largest_ensemble=walk.largest_ensemble,
+            badly_placed=walk.badly_placed,
             refilled={} if self.audit is None else self.audit.refilled,
         )
         log.info("audit.walk_ended", extra={"ledgers": walk.ledgers, "short": len(self._marked)})
@@ -358,7 +360,7 @@ class Auditor:
         shortage = find_shortage(ledger, walk.seen)
         add_holdings(walk.holdings, ledger, shortage)
         self._checks.extend(self._copies_to_check(walk, ledger))
-        if shortage is None:
+        if shortage is None and (shortage := self._find_bad_placement(walk, ledger)) is None:
             return
         if self._state.off is not None:
             self._note(ledger.ledger_id, _mark_of(ledger.ledger_id, shortage, 0))
@@ -368,6 +370,23 @@ class Auditor:
             walk.new.append(_mark_of(ledger.ledger_id, shortage, self._ports.wall_ms()))
             if len(walk.new) >= _MARKED_TOGETHER:
                 await self._create_marks(walk)
+
+    def _find_bad_placement(self, walk: _Walk, ledger: LedgerMetadata) -> Shortage | None:
+        """Count a ledger that could be spread over more racks; return what should move, for as many as a walk may mark."""
+        racks = self._state.racks()
+        if not racks:
+            return None
+        moves = {
+            move.bookie: ShortReason.PLACEMENT
+            for fragment in needed_fragments(ledger)
+            if is_finished(ledger, fragment)
+            for move in placement_shortfall(fragment.ensemble, ledger.write_quorum, racks, self._state.writable())
+        }
+        if not moves:
+            return None
+        walk.badly_placed += 1
+        is_due = walk.samples and walk.badly_placed <= self._settings.placement_ledgers_per_walk
+        return measure(ledger, moves, walk.seen.registered) if is_due else None
 
     async def _create_marks(self, walk: _Walk) -> None:
         """Several marks in one write, or one by one when another auditor made some of them."""

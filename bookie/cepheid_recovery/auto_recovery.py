@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 
 from cepheid_ledger import LedgerClient, Placement
@@ -28,9 +28,12 @@ class AutoRecovery:
         bookies: RepairBookies,
         settings: RecoverySettings,
         ports: Ports,
+        *,
+        on_draining: Callable[[frozenset[str]], None] = lambda _: None,
     ) -> None:
+        """`on_draining` is given the bookies that are being decommissioned, at each poll."""
         self._settings = settings
-        self._state = state = ClusterState(store, bookies)
+        self._state = state = ClusterState(store, bookies, on_draining)
         self.worker = ReplicationWorker(name, store, client, placement, state, settings, ports)
         self.auditor = Auditor(name, store, client, state, settings, ports, on_marked=self.worker.wake)
         self._opened = AsyncExitStack()

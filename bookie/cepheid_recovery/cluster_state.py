@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from cepheid_ledger import BookieStates
@@ -19,8 +19,11 @@ class RepairBookies(BookieStates, Protocol):
 class ClusterState:
     """Refreshed by whoever polls; one per process."""
 
-    def __init__(self, store: MetadataStore, bookies: RepairBookies) -> None:
+    def __init__(
+        self, store: MetadataStore, bookies: RepairBookies, on_draining: Callable[[frozenset[str]], None] = lambda _: None
+    ) -> None:
         self._store = store
+        self._on_draining = on_draining
         self._bookies = bookies
         self._switch = repair_switch(store)
         self.draining: frozenset[str] = frozenset()
@@ -32,6 +35,7 @@ class ClusterState:
         found = await self._switch.get(None)
         self.off = None if found is None else found.record
         self.draining = frozenset(await list_names(self._store, keys.DRAINING_BOOKIES_KEY))
+        self._on_draining(self.draining)
 
     def registered(self) -> frozenset[str]:
         return frozenset(self._bookies.registered())
@@ -43,5 +47,10 @@ class ClusterState:
     def incarnation_of(self, bookie_id: str) -> str:
         return self._bookies.incarnation_of(bookie_id)
 
+    def writable(self) -> Sequence[str]:
+        """Return the ids of the bookies that can take copies."""
+        return [bookie for bookie in self._bookies.writable() if bookie not in self.draining]
 
-OnChange = Callable[[], None]
+    def racks(self) -> Mapping[str, str]:
+        """Return the racks of the bookies that have one, as far as known."""
+        return self._bookies.racks()

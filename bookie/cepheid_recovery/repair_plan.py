@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cepheid_ledger import entries_of, is_finished
+from cepheid_ledger import entries_of, is_finished, repeated_racks
 from cepheid_metadata import Fragment, LedgerMetadata, RepairMark, ShortReason
 from cepheid_recovery.shortage import needed_fragments
 
 ChooseTarget = Callable[[Sequence[str], Collection[str], int], str | None]
-"""From (ensemble, excluded bookies, position) a bookie outside of both for that position; None: there is none."""
+"""From (ensemble with what was chosen before, excluded bookies, position) a bookie outside of both for it; None: there is none."""
 
 
 @dataclass(slots=True)
@@ -47,8 +47,12 @@ def plan_repair(
     registered: Collection[str],
     draining: Collection[str],
     choose_target: ChooseTarget,
+    racks: Mapping[str, str] | None = None,
 ) -> RepairPlan:
-    """Return what to do. A bookie that came back with its data needs nothing, and a fragment without entries does not either."""
+    """Return what to do. A bookie that came back with its data needs nothing, and a fragment without entries does not either.
+
+    `racks` of bookies, as far as known: a copy that only stands badly moves only if that separates copies.
+    """
     plan = RepairPlan()
     moving, checking = _sort(mark.bookies, registered, draining, plan.left)
     for fragment in needed_fragments(ledger):
@@ -64,17 +68,27 @@ def plan_repair(
             if bookie in checking:
                 part.checks.append(position)
             elif bookie in moving:
-                excluded = {*part.moves.values(), *mark.bookies, *draining}
-                target = choose_target(fragment.ensemble, excluded, position)
-                if target is not None:
+                ensemble = [part.moves.get(place, one) for place, one in enumerate(fragment.ensemble)]
+                target = choose_target(ensemble, {*mark.bookies, *draining}, position)
+                if mark.bookies[bookie] is ShortReason.PLACEMENT:
+                    if target is not None and _separates(ensemble, position, target, ledger.write_quorum, racks or {}):
+                        part.moves[position] = target
+                elif target is not None:
                     part.moves[position] = target
-                elif bookie in registered and mark.bookies[bookie] is not ShortReason.DRAINING:
-                    part.checks.append(position)
                 else:
                     plan.left[bookie] = "no other bookie can take its copies: start more bookies, or free space on their disks"
         if part.moves or part.checks:
             plan.fragments.append(part)
     return plan
+
+
+def _separates(ensemble: Sequence[str], position: int, target: str, write_quorum: int, racks: Mapping[str, str]) -> bool:
+    """Return whether fewer copies of an entry share a rack with `target` at that position. An unknown rack is one of its own."""
+
+    def repeated(bookies: Sequence[str]) -> int:
+        return repeated_racks([racks.get(bookie, f"unknown/{bookie}") for bookie in bookies], write_quorum)
+
+    return repeated([*ensemble[:position], target, *ensemble[position + 1 :]]) < repeated(ensemble)
 
 
 def _sort(

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from cepheid_ledger import (
@@ -30,6 +30,7 @@ from cepheid_ledger import (
     LedgerClient,
     LedgerError,
     Placement,
+    Vacancy,
     bookies_replaced,
     entries_of,
     is_finished,
@@ -270,10 +271,11 @@ class ReplicationWorker:
         raise CopyFailedError(f"ledger {ledger_id} or its mark changed {_ATTEMPTS} times while it was copied", ledger_id=ledger_id)
 
     def _plan(self, ledger: LedgerMetadata, mark: RepairMark) -> RepairPlan:
-        def choose(ensemble: Sequence[str], excluded: object, position: int) -> str | None:
-            return self._placement.replacement(ensemble, excluded)  # type: ignore[arg-type]
+        def choose(ensemble: Sequence[str], excluded: Collection[str], position: int) -> str | None:
+            vacancy = Vacancy(ensemble, position, ledger.write_quorum)
+            return self._placement.replacement(ensemble, excluded, vacancy=vacancy)
 
-        return plan_repair(ledger, mark, self._state.registered(), self._state.draining, choose)
+        return plan_repair(ledger, mark, self._state.registered(), self._state.draining, choose, self._state.racks())
 
     def _may_recover(self, ledger_id: int) -> bool:
         """An open ledger has named a lost bookie for longer than a living writer would let it."""

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat
 from cepheid_bookie.bookie_role import BookieRole
 from cepheid_bookie.bookie_role_settings import BookieRoleSettings
 from cepheid_bookie.health_server import HealthServer, Page
-from cepheid_ledger import LedgerClient, LedgerSettings, RandomPlacement
+from cepheid_ledger import LedgerClient, LedgerSettings, RackAwarePlacement
 from cepheid_ledger.bookie_directory import BookieDirectory
 from cepheid_metadata import LedgerIds, MetadataStore, SessionState, ledger_records, require_cluster
 from cepheid_metadata.patient_open import open_patiently
@@ -34,8 +34,15 @@ async def open_auto_recovery(
     bookies = BookieDirectory(store, ports, ledger_settings)
     opened.push_async_callback(bookies.aclose)
     await bookies.start()
-    placement = RandomPlacement(
-        bookies.writable, ports.random, ledger_settings.quarantine_s, ledger_settings.quarantine_max_s, bookies.problems
+    placement = RackAwarePlacement(
+        bookies.writable,
+        ports.random,
+        ledger_settings.quarantine_s,
+        ledger_settings.quarantine_max_s,
+        bookies.problems,
+        racks=bookies.racks,
+        free_bytes=bookies.free_bytes,
+        strict=ledger_settings.strict_racks,
     )
     client = LedgerClient(bookies, ledger_records(store), LedgerIds(store), placement, ledger_settings, ports)
     opened.push_async_callback(client.aclose)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, Field, PositiveFloat, PositiveInt
+from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 
 class RecoverySettings(BaseModel, frozen=True, extra="forbid"):
@@ -41,6 +41,11 @@ class RecoverySettings(BaseModel, frozen=True, extra="forbid"):
     )
     ledgers_at_once: PositiveInt = Field(
         16, le=256, description="Ledgers that a worker copies at once. Each takes up to 3 MiB of memory."
+    )
+    placement_ledgers_per_walk: NonNegativeInt = Field(
+        1000,
+        description="Ledgers per regular walk whose copies are moved to other racks, because they could be spread over more of "
+        "them. 0: they are counted, and stay where they are.",
     )
     retry_s: PositiveFloat = Field(
         10.0, description="First pause before a ledger that could not be repaired is tried again. It doubles up to 5 minutes."

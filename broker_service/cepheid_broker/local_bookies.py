@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,11 +47,13 @@ _ID = "bookie-"
 class LocalBookies:
     """Made by `open`; closes what it opened. Implements `BookieConnections` of the ledger client."""
 
-    def __init__(self, store: MetadataStore, bookies: Sequence[Bookie], ports: Ports) -> None:
+    def __init__(self, store: MetadataStore, bookies: Sequence[Bookie], ports: Ports, rack: str | None = None) -> None:
+        self._rack = rack
         self._registrations = available_bookies(store)
         self._bookies = {bookie.bookie_id: bookie for bookie in bookies}
         self._connections: dict[str, BookieConnection] = {name: bookie.connection() for name, bookie in self._bookies.items()}
         self._expected = list(self._bookies)
+        self._draining: frozenset[str] = frozenset()
         self._servers: list[BookieServer] = []
         self._collectors = [GarbageCollector(bookie, MetadataLedgers(store, ports)) for bookie in bookies]
 
@@ -65,8 +67,13 @@ class LocalBookies:
         store: MetadataStore,
         ports: Ports,
         on_failed: Callable[[BaseException], None],
+        *,
+        rack: str | None = None,
     ) -> LocalBookies:
-        """Opens bookies 1..`count` below `data_dir` and registers them. Closes those that opened when one does not."""
+        """Opens bookies 1..`count` below `data_dir` and registers them, all in one rack.
+
+        Closes those that opened when one does not.
+        """
         opened = await asyncio.gather(
             *(
                 _open_bookie(data_dir, BookieIdentity(f"{_ID}{number}", cluster_id), settings, store, ports)
@@ -81,7 +88,7 @@ class LocalBookies:
             raise failures[0]
         for bookie in bookies:
             bookie.on_failed = on_failed
-        local = cls(store, bookies, ports)
+        local = cls(store, bookies, ports, rack)
         for collector in local._collectors:
             collector.start()
         for bookie in bookies:
@@ -103,7 +110,7 @@ class LocalBookies:
 
     def writable(self) -> list[str]:
         """Ids of the bookies that take new ledgers."""
-        return [name for name, bookie in self._bookies.items() if bookie.writable]
+        return [name for name, bookie in self._bookies.items() if bookie.writable and name not in self._draining]
 
     def registered(self) -> list[str]:
         """Ids of the bookies of this process."""
@@ -118,11 +125,28 @@ class LocalBookies:
         bookie = self._bookies.get(bookie_id)
         return "" if bookie is None else bookie.cookie.registered_as
 
+    def draining(self) -> list[str]:
+        """Return the ids of the bookies that are being decommissioned."""
+        return sorted(self._draining)
+
+    def set_draining(self, names: frozenset[str]) -> None:
+        """Take note of the bookies that are being decommissioned: they get no new ledgers."""
+        self._draining = names
+
+    def racks(self) -> Mapping[str, str]:
+        """Return the rack of this process for each of its bookies."""
+        return {} if self._rack is None else dict.fromkeys(self._bookies, self._rack)
+
+    def free_bytes(self) -> Mapping[str, int]:
+        """Nothing: all share one disk."""
+        return {}
+
     def problems(self) -> list[str]:
         """A sentence for people about each bookie that takes no new ledgers."""
         left_out = [name for name in self._expected if name not in self._bookies]
         return [
             *(f"{name} is read-only: {reason}" for name, bookie in self._bookies.items() if (reason := bookie.read_only_reason)),
+            *(f"{name} is draining: it is being decommissioned" for name in sorted(self._draining)),
             *(f"{name} is not started: the setting `bookies` is {len(self._bookies)}" for name in left_out),
         ]
 
@@ -158,9 +182,10 @@ class LocalBookies:
             if isinstance(outcome, BaseException):
                 raise outcome
 
-    @staticmethod
-    def _registration(bookie: Bookie, addresses: dict[str, str]) -> BookieRegistration:
-        return BookieRegistration(bookie_id=bookie.bookie_id, incarnation=bookie.cookie.registered_as, addresses=addresses)
+    def _registration(self, bookie: Bookie, addresses: dict[str, str]) -> BookieRegistration:
+        return BookieRegistration(
+            bookie_id=bookie.bookie_id, incarnation=bookie.cookie.registered_as, addresses=addresses, rack=self._rack
+        )
 
 
 async def _open_bookie(

@@ -16,10 +16,10 @@ from cepheid_broker.admin import AdminContext, AdminServer
 from cepheid_broker.broker import Broker
 from cepheid_broker.ownership import Ownership
 from cepheid_broker.settings import BrokerSettings
-from cepheid_ledger import BookieConnections, BookieStates, LedgerClient, RandomPlacement
+from cepheid_ledger import BookieConnections, BookieStates, LedgerClient, RackAwarePlacement
 from cepheid_managed_ledger import ManagedLedgerConfig, ManagedLedgers, TailCache
 from cepheid_metadata import LedgerIds, MetadataStore, SessionState, ledger_records
-from cepheid_ports import Ports
+from cepheid_ports import Ports, rack_distance
 from cepheid_recovery import AuditFollower
 
 if TYPE_CHECKING:
@@ -51,12 +51,25 @@ class Serving:
         self._bookies, self._store = bookies, store
         self._more_families = families
         self._ledger_ids = LedgerIds(store)
-        quarantine_s, quarantine_max_s = settings.ledger.quarantine_s, settings.ledger.quarantine_max_s
-        self.placement = placement = RandomPlacement(
-            bookies.writable, ports.random, quarantine_s, quarantine_max_s, bookies.problems
+        self.placement = placement = RackAwarePlacement(
+            bookies.writable,
+            ports.random,
+            settings.ledger.quarantine_s,
+            settings.ledger.quarantine_max_s,
+            bookies.problems,
+            racks=bookies.racks,
+            free_bytes=bookies.free_bytes,
+            strict=settings.ledger.strict_racks,
         )
-        self.placement = placement
-        self.ledger_client = LedgerClient(bookies, ledger_records(store), self._ledger_ids, placement, settings.ledger, ports)
+        self.ledger_client = LedgerClient(
+            bookies,
+            ledger_records(store),
+            self._ledger_ids,
+            placement,
+            settings.ledger,
+            ports,
+            distance_of=distance_from(settings.rack, bookies),
+        )
         opened.push_async_callback(self.ledger_client.aclose)
         self._audit = AuditFollower(store)
         opened.push_async_callback(self._audit.aclose)
@@ -130,6 +143,13 @@ class Serving:
         yield from under_replicated_families(self.managed_ledgers.under_replicated())
         yield from self._audit.families()
         yield from self._more_families()
+
+
+def distance_from(rack: str | None, bookies: BookieStates) -> Callable[[str], int] | None:
+    """Return a function that says how far a bookie is from this process; None where the process has no rack."""
+    if rack is None:
+        return None
+    return lambda bookie_id: rack_distance(rack, bookies.racks().get(bookie_id))
 
 
 def _lack_of_copies(ledgers: int) -> list[str]:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveIn
 
 from cepheid_ledger import LedgerSettings
 from cepheid_managed_ledger import ManagedLedgerConfig, ManagedLedgerSettings
-from cepheid_ports import HOST_PATTERN
+from cepheid_ports import HOST_PATTERN, RACK_PATTERN
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -226,6 +226,12 @@ class BrokerSettings(BaseModel, frozen=True, extra="forbid"):
     )
     advertised_port: NonNegativeInt | None = Field(
         None, le=65535, description="Port that clients are told to connect to. Unset: the port that is listened on."
+    )
+    rack: str | None = Field(
+        None,
+        pattern=RACK_PATTERN,
+        description="Where this process runs: `region/rack`, or a rack without a region. Entries are read from bookies in the same "
+        "rack first, then from those in the same region. In `cepheid standalone` it is the rack of its bookies, too.",
     )
     admin_allowed_hosts: tuple[HostOrDomain, ...] = Field(
         (),

@@ -128,7 +128,14 @@ class Standalone(Role):
             refuse_old_data(settings.data_dir)
         identity = await found_cluster(store, CLUSTER, ports)
         self.bookies = bookies = await LocalBookies.open(
-            settings.data_dir, settings.bookies, settings.storage, identity.cluster_id, store, ports, self._failure.report
+            settings.data_dir,
+            settings.bookies,
+            settings.storage,
+            identity.cluster_id,
+            store,
+            ports,
+            self._failure.report,
+            rack=settings.rack,
         )
         opened.push_async_callback(bookies.aclose)
         self._serving = Serving(
@@ -149,7 +156,14 @@ class Standalone(Role):
         await self._serving.start()
         await create_first_objects(store, CLUSTER, admin_url=self.admin_url, service_url=self.service_url)
         self._recovery = AutoRecovery(
-            CLUSTER, store, self._serving.ledger_client, self._serving.placement, bookies, settings.recovery, ports
+            CLUSTER,
+            store,
+            self._serving.ledger_client,
+            self._serving.placement,
+            bookies,
+            settings.recovery,
+            ports,
+            on_draining=bookies.set_draining,
         )
         opened.push_async_callback(self._recovery.aclose)
         self._recovery.start()

@@ -100,7 +100,7 @@ class Rollover:
         if self._lacking is not writer:
             self._lacking = writer
             self._replicas_at = max(self._replicas_at, now) + self._ports.random.uniform(0.0, REPLICAS_SPREAD_S)
-        return now >= self._replicas_at and self._client.has_healthy_bookies(config.ensemble_size)
+        return now >= self._replicas_at and self._client.has_healthy_bookies(config.ensemble_size, config.write_quorum)
 
     @property
     def has_entries(self) -> bool:

@@ -9,3 +9,8 @@ HOST_PATTERN = r"^[A-Za-z0-9._:%-]{1,255}$"
 def host_port(host: str, port: int) -> str:
     """`host:port`; an IPv6 address in brackets, since it is full of colons itself."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def host_of(address: str) -> str:
+    """Return the host of `host:port`, without the brackets of an IPv6 address."""
+    return address.rpartition(":")[0].removeprefix("[").removesuffix("]") or address

@@ -89,14 +89,16 @@ class BookieRegistration(GrownRecord):
     """Ephemeral: the bookie runs. Its key says whether it takes writes."""
 
     NAME: ClassVar[str] = "bookie registration"
-    FORMAT: ClassVar[int] = 3
-    ADDED: ClassVar[Mapping[str, int]] = {"process": 2, "rack": 3}
+    FORMAT: ClassVar[int] = 4
+    ADDED: ClassVar[Mapping[str, int]] = {"process": 2, "rack": 3, "free_bytes": 4, "total_bytes": 4}
 
     bookie_id: str = Field(min_length=1)
     incarnation: str
     addresses: dict[str, str] = Field(description='By protocol: {"grpc": "host:port", "http": "host:port"}.')
     process: str | None = Field(None, description="Random, of one run: tells the registration of an earlier run from this one's.")
-    rack: str | None = Field(None, description="Where it stands: readers past the brokers prefer replicas of their own rack.")
+    rack: str | None = Field(None, description="Where it runs, `region/rack` or a rack: copies are spread over racks.")
+    free_bytes: NonNegativeInt | None = Field(None, description="Free space of its data disk when it last reported it.")
+    total_bytes: NonNegativeInt | None = Field(None, description="Size of its data disk; 0 where the file system does not say.")
 
 
 class BrokerRegistration(Record):

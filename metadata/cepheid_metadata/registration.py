@@ -2,6 +2,7 @@
 
     start / move / session back / record changed ──► look at the wanted place
         nobody's ──► create            mine ──► take what is mine away from the other places: registered
+        mine of before an update ──► replace in place
         an earlier process's of mine ──► delete, create
         somebody else's ──► wait until it vanishes; it stays for `patience_s` ──► RegistrationTakenError
 
@@ -68,6 +69,7 @@ class Registration(Generic[R]):
         self._name = name
         self._places = places
         self._record = record
+        self._outdated: list[R] = []  # what this process may have registered before an update
         self._is_past = is_past
         self._patience_s = patience_s
         self._tasks = TaskOwner(f"registration {name}", on_failed)
@@ -98,6 +100,13 @@ class Registration(Generic[R]):
         """Asks for another place; it is taken as soon as the store answers."""
         if place != self._wanted:
             self._wanted = place
+            self._due.set()
+
+    def update(self, record: R) -> None:
+        """Replace the record in place as soon as the store answers. The process stays registered meanwhile."""
+        if record != self._record:
+            self._outdated.append(self._record)
+            self._record = record
             self._due.set()
 
     async def aclose(self) -> None:
@@ -145,7 +154,7 @@ class Registration(Generic[R]):
         return True
 
     async def _register(self) -> None:
-        wanted = self._wanted
+        wanted, record = self._wanted, self._record
         place = self._places[wanted]
         await self._take(place)
         for other in self._places:
@@ -154,6 +163,8 @@ class Registration(Generic[R]):
         if not self.registered or wanted != self._taken:
             log.info("registration.made", extra={"key": place.key_of(self._name)})
         self.registered, self._taken = True, wanted
+        if record is self._record:
+            self._outdated.clear()
         if wanted != self._wanted:
             self._due.set()
 
@@ -175,6 +186,8 @@ class Registration(Generic[R]):
             elif found.record == self._record:
                 watch.call_when_settled(self._due.set)  # whoever deletes it: it is made again
                 return
+            elif found.record in self._outdated:
+                await self._replace(place, found.version)
             elif self._is_past(found.record):
                 await self._delete(place, found.version)
             else:
@@ -222,8 +235,16 @@ class Registration(Generic[R]):
             return
         except NewerFormatError:
             return  # another process's
-        if found is not None and (found.record == self._record or self._is_past(found.record)):
+        if found is None:
+            return
+        if found.record in (self._record, *self._outdated) or self._is_past(found.record):
             await self._delete(place, found.version)
+
+    async def _replace(self, place: Records[str, R], version: int) -> None:
+        try:
+            await place.replace(self._name, self._record, version)
+        except (NoSuchKeyError, BadVersionError):
+            pass  # it changed meanwhile: the next look shows how
 
     async def _delete(self, place: Records[str, R], version: int) -> None:
         try:

@@ -17,6 +17,7 @@ Metadata = Annotated[str | None, typer.Option(help=METADATA_HELP)]
 Host = Annotated[str | None, typer.Option(help="Address to bind. Default: 127.0.0.1")]
 AdvertisedHost = Annotated[str | None, typer.Option(help="Address that others are told. Default: the bound one")]
 AdvertisedPort = Annotated[int | None, typer.Option(help="Port that others are told. Default: the bound one")]
+Rack = Annotated[str | None, typer.Option(help="Where it runs: region/rack, or a rack without a region")]
 SessionTimeout = Annotated[
     float | None, typer.Option(help="Seconds of silence after which metadata takes it for dead. Default: 4", metavar="SECONDS")
 ]
@@ -76,7 +77,7 @@ def bookie(
     advertised_port: AdvertisedPort = None,
     http_port: Annotated[int | None, typer.Option(help="Port of /health, /ready and /metrics. Default: 8000")] = None,
     scan_port: Annotated[int | None, typer.Option(help="Port of stored entries for Spark. Default: any free one")] = None,
-    rack: Annotated[str | None, typer.Option(help="Rack or zone it stands in: Spark tasks there prefer its replicas")] = None,
+    rack: Rack = None,
     metadata_session_timeout_s: SessionTimeout = None,
     accept_empty_disk: Annotated[
         bool,
@@ -122,6 +123,7 @@ def broker(
     ensemble_size: Annotated[int | None, typer.Option(help="Bookies that a ledger is spread over. Default: 3")] = None,
     write_quorum: Annotated[int | None, typer.Option(help="Bookies that get each entry. Default: 3")] = None,
     ack_quorum: Annotated[int | None, typer.Option(help="Bookies that must have it before it is acknowledged. Default: 2")] = None,
+    rack: Rack = None,
     metadata_session_timeout_s: SessionTimeout = None,
     config: Annotated[Path | None, typer.Option(help="TOML file of settings; environment: CEPHEID_BROKER_NAME")] = None,
 ) -> None:

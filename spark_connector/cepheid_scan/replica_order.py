@@ -1,6 +1,7 @@
 """Which bookies of an ensemble are asked for a range, and in what order of liking. No I/O; the clock is given.
 
-    liking:   not suspected in the last 30 s  ►  of our rack  ►  by hash of ledger and first entry, so that tasks spread
+    liking:   not suspected in the last 30 s  ►  in our rack, else in our region  ►  by hash of ledger and first entry, so that
+              tasks spread
     striped:  entry e is on positions e, e+1 … e+Qw-1 (mod E): as few positions as hold all of the range, and who of them gives what
 
 Rule 1: of an entry only its own write set is asked: others never had it, and their no means nothing.
@@ -11,6 +12,8 @@ from __future__ import annotations
 import threading
 import zlib
 from collections.abc import Collection, Mapping, Sequence
+
+from cepheid_ports import rack_distance
 
 SUSPECT_S = 30.0
 
@@ -40,13 +43,12 @@ def positions_by_liking(
     racks: Mapping[str, str],
     suspects: Collection[str],
 ) -> list[int]:
-    """Positions of the ensemble, the best one first. A bookie whose rack nobody knows is in none."""
+    """Return the positions of the ensemble, the best one first. A bookie without a known rack is elsewhere."""
     turn = zlib.crc32(b"%d:%d" % (ledger_id, first_entry_id)) % len(ensemble)
 
-    def liking(position: int) -> tuple[bool, bool, int]:
+    def liking(position: int) -> tuple[bool, int, int]:
         bookie = ensemble[position]
-        elsewhere = rack is None or racks.get(bookie) != rack
-        return (bookie in suspects, elsewhere, (position - turn) % len(ensemble))
+        return (bookie in suspects, rack_distance(rack, racks.get(bookie)), (position - turn) % len(ensemble))
 
     return sorted(range(len(ensemble)), key=liking)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from cepheid_metadata import BookieRegistration, available_bookies
 from cepheid_ports import CepheidError
 from tests.admin.admin_world import NAMESPACE, TOPICS, AdminWorld
 
@@ -130,7 +131,21 @@ def test_the_one_broker_owns_every_bundle(admin: AdminWorld) -> None:
     assert "RocksStore" in admin.get("/admin/v2/brokers/internal-configuration").json()["metadataStoreUrl"]
 
 
-def test_bookies_have_no_racks(admin: AdminWorld) -> None:
+def test_racks_of_bookies_are_those_that_they_registered(admin: AdminWorld) -> None:
+    path = "/admin/v2/bookies/racks-info"
     (bookie,) = admin.get("/admin/v2/bookies/all").json()["bookies"]
-    assert admin.get("/admin/v2/bookies/racks-info").json() == {}
-    assert admin.get(f"/admin/v2/bookies/racks-info/{bookie['bookieId']}").status_code == 404
+    assert admin.get(path).json() == {}
+    assert admin.get(f"{path}/{bookie['bookieId']}").status_code == 404
+    records = available_bookies(admin.standalone.broker.store)
+    addresses = {"grpc": "[::1]:3181"}
+    registration = BookieRegistration(bookie_id="host:3181", incarnation="i", addresses=addresses, rack="eu/r1")
+    admin.run(records.create("host:3181", registration, ephemeral=True))
+    try:
+        rack = {"rack": "eu/r1", "hostname": "::1"}
+        assert admin.get(path).json() == {"default": {"host:3181": rack}}
+        assert admin.get(f"{path}/host:3181").json() == rack
+        answer = admin.post(f"{path}/host:3181", params={"group": "default"}, json=rack)
+        assert answer.status_code == 501
+        assert "a rack is a setting of the bookie itself" in answer.json()["reason"]
+    finally:
+        admin.run(records.delete("host:3181", None))

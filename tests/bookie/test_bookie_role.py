@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cepheid_bookie import bookie_role
-from cepheid_bookie.bookie_role import BookieRole
+from cepheid_bookie.bookie_role import BookieRole, is_worth_reporting
 from cepheid_bookie.bookie_role_settings import BookieNameError, BookieRoleSettings
 from cepheid_bookie.errors import CookieError, DiskTooSmallError, PortInUseError
 from cepheid_bookie.scans import accept_every_ticket
@@ -232,6 +232,35 @@ async def test_where_it_stands_is_registered_and_who_may_scan_is_asked(world: Wo
         registered, _ = await world.registrations()
         assert registered is not None
         assert (registered.rack, registered.format) == (None, 2), "what older releases read"
+
+
+async def test_free_space_is_reported_where_a_setting_asks_for_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cepheid_bookie.bookie_role._SPACE_INTERVAL_S", 0.01)
+    await world.found()
+    async with world.running(report_free_space=True) as role:
+        registered, _ = await world.registrations()
+        assert registered is not None
+        assert (registered.free_bytes, registered.format) == (role.bookie.look_at_free_space(), 4)
+        assert registered.total_bytes
+        monkeypatch.setattr(role.bookie, "look_at_free_space", lambda: 7)
+
+        async def reported() -> bool:
+            found, _ = await world.registrations()
+            return found == registered.replace(free_bytes=7)
+
+        deadline = asyncio.get_running_loop().time() + 60
+        while not await reported():
+            assert asyncio.get_running_loop().time() < deadline
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("reported", "total", "free", "worth"),
+    [(500, 1000, 550, False), (500, 1000, 551, True), (500, 1000, 449, True), (500, 0, 500, False), (500, 0, 501, True)],
+)
+def test_small_changes_of_free_space_are_not_reported(reported: int, total: int, free: int, worth: bool) -> None:
+    record = BookieRegistration(bookie_id="b", incarnation="i", addresses={}, free_bytes=reported, total_bytes=total)
+    assert is_worth_reporting(record, free) is worth
 
 
 async def test_a_failed_bookie_ends_the_process_with_its_reason(world: World) -> None:

@@ -12,7 +12,7 @@ from cepheid_bookie.memory_index import MemoryBlockIndex
 from cepheid_broker.broker import Broker
 from cepheid_broker.settings import BrokerSettings
 from cepheid_broker.topics.topic import Topic
-from cepheid_ledger import LedgerClient, LedgerSettings, RandomPlacement
+from cepheid_ledger import LedgerClient, LedgerSettings, RackAwarePlacement
 from cepheid_managed_ledger import ManagedLedgerFailedError, ManagedLedgers, ManagedLedgerSettings, TailCache
 from cepheid_metadata import (
     LedgerIds,
@@ -103,7 +103,7 @@ class BrokerWorld:
         opened.push_async_callback(bookie.aclose)
         connections = OneBookie(bookie)
         opened.push_async_callback(connections.aclose)
-        placement = RandomPlacement(lambda: self.writable, ports.random)
+        placement = RackAwarePlacement(lambda: self.writable, ports.random)
         self.ledger_client = LedgerClient(
             connections, ledger_records(self.store), LedgerIds(self.store), placement, self._client_settings, ports
         )

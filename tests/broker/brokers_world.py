@@ -15,7 +15,7 @@ from cepheid_broker.broker import Broker
 from cepheid_broker.ownership.bundle_ownership import BundleOwnership
 from cepheid_broker.ownership.ownership import Here
 from cepheid_broker.settings import AdminSettings, BrokerSettings
-from cepheid_ledger import LedgerClient, LedgerSettings, RandomPlacement
+from cepheid_ledger import LedgerClient, LedgerSettings, RackAwarePlacement
 from cepheid_managed_ledger import ManagedLedgers, ManagedLedgerSettings, TailCache
 from cepheid_metadata import (
     ClusterRecord,
@@ -177,7 +177,7 @@ class OneBroker:
         opened.push_async_callback(store.aclose)
         connections = OneBookie(self._world.bookie)
         opened.push_async_callback(connections.aclose)
-        placement = RandomPlacement(lambda: ["bookie-1"], ports.random)
+        placement = RackAwarePlacement(lambda: ["bookie-1"], ports.random)
         client = LedgerClient(connections, ledger_records(store), LedgerIds(store), placement, LedgerSettings(), ports)
         opened.push_async_callback(client.aclose)
         ledgers = ManagedLedgers(client, store, TailCache(64 << 20), ManagedLedgerSettings(), ports)

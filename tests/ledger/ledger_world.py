@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cepheid_ledger import LedgerClient, LedgerError, LedgerSettings, LedgerWriter, RandomPlacement
+from cepheid_ledger import LedgerClient, LedgerError, LedgerSettings, LedgerWriter, RackAwarePlacement
 from cepheid_metadata import LedgerIds, LedgerMetadata, MemoryStore, MemoryTree, Records, ledger_records
 from cepheid_ports import Ports
 from cepheid_rpc import Buffer, EntryGroup
@@ -28,14 +28,14 @@ FAST = LedgerSettings(
 )
 
 
-class ChosenPlacement(RandomPlacement):
+class ChosenPlacement(RackAwarePlacement):
     """Takes `next_ensemble` once, if a test has set it."""
 
     next_ensemble: tuple[str, ...] | None = None
 
-    def new_ensemble(self, size: int) -> tuple[str, ...]:
+    def new_ensemble(self, size: int, write_quorum: int) -> tuple[str, ...]:
         chosen, self.next_ensemble = self.next_ensemble, None
-        return chosen or super().new_ensemble(size)
+        return chosen or super().new_ensemble(size, write_quorum)
 
 
 @dataclass
@@ -65,21 +65,27 @@ class LedgerWorld:
 
     def another_client(self, settings: LedgerSettings = FAST, seed: int = 7) -> LedgerClient:
         """Another process over the same bookies and metadata."""
-        placement = RandomPlacement(self.cluster.available, random.Random(seed))
+        placement = RackAwarePlacement(self.cluster.available, random.Random(seed))
         return new_client(self.cluster, MemoryStore(self.tree), placement, settings)
 
 
-def new_client(cluster: Any, store: Any, placement: RandomPlacement, settings: LedgerSettings) -> LedgerClient:
+def new_client(cluster: Any, store: Any, placement: RackAwarePlacement, settings: LedgerSettings) -> LedgerClient:
     rng = random.Random(1)
     return LedgerClient(cluster, ledger_records(store), LedgerIds(store), placement, settings, Ports(random=rng))
 
 
 @contextlib.asynccontextmanager
-async def ledger_world(*bookies: str, settings: LedgerSettings = FAST, store_of: Any = MemoryStore) -> AsyncIterator[LedgerWorld]:
+async def ledger_world(
+    *bookies: str,
+    settings: LedgerSettings = FAST,
+    store_of: Any = MemoryStore,
+    racks: Mapping[str, str] | None = None,
+    strict: bool = False,
+) -> AsyncIterator[LedgerWorld]:
     cluster = MemoryCluster(*(bookies or ("a", "b", "c")))
     tree = MemoryTree()
     store = store_of(tree)
-    placement = ChosenPlacement(cluster.available, random.Random(1))
+    placement = ChosenPlacement(cluster.available, random.Random(1), racks=lambda: racks or {}, strict=strict)
     client = new_client(cluster, store, placement, settings)
     try:
         yield LedgerWorld(cluster, placement, tree, store, ledger_records(store), client)

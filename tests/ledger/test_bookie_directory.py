@@ -13,12 +13,14 @@ from cepheid_ledger.bookie_directory import BookieDirectory, KnownBookie
 from cepheid_metadata import (
     BookieCookie,
     BookieRegistration,
+    DrainingBookie,
     MemoryStore,
     MemoryTree,
     Records,
     StoreUnavailableError,
     available_bookies,
     bookie_cookies,
+    draining_bookies,
     readonly_bookies,
 )
 from cepheid_ports import Ports
@@ -57,8 +59,11 @@ class World:
         await self.register(session, name, address, writable=writable)
         return session
 
-    async def register(self, session: MemoryStore, name: str, address: str | None = None, *, writable: bool = True) -> None:
-        record = BookieRegistration(bookie_id=name, incarnation=f"of-{name}", addresses={"grpc": address or f"{name}:3181"})
+    async def register(
+        self, session: MemoryStore, name: str, address: str | None = None, *, writable: bool = True, **fields: Any
+    ) -> None:
+        addresses = {"grpc": address or f"{name}:3181"}
+        record = BookieRegistration(bookie_id=name, incarnation=f"of-{name}", addresses=addresses, **fields)
         await _place(session, writable=writable).create(name, record, ephemeral=True)
 
 
@@ -110,7 +115,7 @@ async def test_asking_for_unknown_bookies_in_a_loop_lists_them_once_in_a_while(m
             return await children(key)
 
         world.store.children = counted  # type: ignore[method-assign]
-        for retry_s, expected in ((60.0, 0), (0.0, 3)):  # both kinds of registration are listed, and cookies
+        for retry_s, expected in ((60.0, 0), (0.0, 4)):  # both kinds of registration are listed, draining bookies, and cookies
             monkeypatch.setattr("cepheid_ledger.bookie_directory.RETRY_S", retry_s)
             for _ in range(3):
                 with pytest.raises(BookieUnavailableError):
@@ -297,3 +302,47 @@ async def test_a_bookie_with_other_disks_is_said_before_it_is_writable_again() -
         await available_bookies(MemoryStore(world.tree)).create("b", record, ephemeral=True)
         await wait_until(lambda: world.directory.writable() == ["a", "b"])
         assert told == [["a"]]
+
+
+async def test_a_draining_bookie_gets_no_ledgers_until_that_is_taken_back() -> None:
+    async with started("b1", "b2") as (world, _):
+        back: list[str] = []
+        world.directory.on_back = back.append
+        draining = draining_bookies(world.store)
+        await draining.create("b2", DrainingBookie(bookie_id="b2", since_ms=1))
+        await wait_until(lambda: world.directory.draining() == ["b2"], what="b2 is draining")
+        assert world.directory.writable() == ["b1"]
+        assert world.directory.registered() == ["b1", "b2"]
+        assert world.directory.problems() == ["b2 is draining: it is being decommissioned, and it gets no new ledgers"]
+        await draining.delete("b2", None)
+        await wait_until(lambda: world.directory.writable() == ["b1", "b2"], what="b2 is writable again")
+        assert world.directory.draining() == world.directory.problems() == []
+        assert back == ["b2"]
+
+
+async def test_a_draining_bookie_that_is_gone_is_named_as_both() -> None:
+    async with started("b1", "b2") as (world, sessions):
+        await draining_bookies(world.store).create("b2", DrainingBookie(bookie_id="b2", since_ms=1))
+        cookie = BookieCookie(layout_version=1, bookie_id="b2", incarnation="i", cluster_id="c", directories={})
+        await bookie_cookies(world.store).create("b2", cookie)
+        sessions["b2"].expire_session()
+        await wait_until(lambda: world.directory.registered() == ["b1"], what="b2 is gone")
+        assert world.directory.draining() == ["b2"]
+        assert world.directory.problems() == ["b2 is draining: it is being decommissioned, and it is not registered"]
+
+
+async def test_racks_outlive_registrations_and_free_space_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cepheid_ledger.bookie_directory.REFRESH_S", 0.02)
+    async with started("b1") as (world, _):
+        session = MemoryStore(world.tree)
+        await world.register(session, "b2", rack="eu/r1", free_bytes=10, total_bytes=100)
+        await wait_until(lambda: world.directory.free_bytes() == {"b2": 10}, what="the newcomer")
+        assert world.directory.racks() == {"b2": "eu/r1"}
+        registrations = available_bookies(session)
+        found = await registrations.get("b2")
+        assert found is not None
+        await registrations.replace("b2", found.record.replace(free_bytes=5), found.version)
+        await wait_until(lambda: world.directory.free_bytes() == {"b2": 5}, what="the change, which no watch shows")
+        session.expire_session()
+        await wait_until(lambda: world.directory.registered() == ["b1"], what="b2 is gone")
+        assert world.directory.racks() == {"b2": "eu/r1"}

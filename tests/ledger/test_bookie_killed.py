@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cepheid_ledger import GroupDone, LedgerClient, LedgerError, LedgerSettings, LedgerWriter, RandomPlacement
+from cepheid_ledger import GroupDone, LedgerClient, LedgerError, LedgerSettings, LedgerWriter, RackAwarePlacement
 from cepheid_metadata import LedgerIds, MemoryStore, MemoryTree, ledger_records
 from cepheid_ports import Ports
 from cepheid_rpc import EntryGroup
@@ -74,7 +74,7 @@ async def read_all(client: LedgerClient, ledger_id: int) -> list[bytes]:
 async def one_round(cluster: BookieProcesses, tree: MemoryTree, ack_quorum: int, seed: int, how: str) -> float:
     """The longest that an entry took while one bookie of three was killed or paused, and replaced. Nothing is lost."""
     store = MemoryStore(tree)
-    placement = RandomPlacement(lambda: cluster.bookie_ids, random.Random(seed))
+    placement = RackAwarePlacement(lambda: cluster.bookie_ids, random.Random(seed))
     client = LedgerClient(cluster, ledger_records(store), LedgerIds(store), placement, SETTINGS, Ports())
     try:
         writer = await client.create(ensemble_size=3, write_quorum=3, ack_quorum=ack_quorum, custom={})

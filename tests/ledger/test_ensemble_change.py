@@ -99,6 +99,28 @@ async def changed(writer: LedgerWriter, fragments: int = 2) -> None:
 # Metadata in the way
 
 
+async def test_a_failed_bookie_is_replaced_by_one_in_a_rack_without_another_copy() -> None:
+    racks = dict(zip("abcdefghi", "123121214", strict=True))
+    async with ledger_world(*racks, settings=QUICK, racks=racks) as world:
+        writer = await world.create_on("abc")
+        world.cluster["c"].down = True
+        await append(writer, [b"x"])
+        await wait_until(lambda: len(writer.metadata.fragments) == 2)
+        assert fragments_of(writer)[1][1] == "abi"
+
+
+async def test_strict_placement_leaves_a_ledger_short_of_a_copy_until_another_rack_has_a_bookie() -> None:
+    racks = dict(zip("abcde", "12312", strict=True))
+    async with ledger_world(*racks, settings=QUICK, racks=racks, strict=True) as world:
+        writer = await world.create_on("abc")
+        world.cluster["c"].down = True
+        await append(writer, [b"x"])
+        await wait_until(lambda: writer.under_replicated == ("c",))
+        racks["e"] = "4"
+        await wait_until(lambda: len(writer.metadata.fragments) == 2)
+        assert fragments_of(writer)[1][1] == "abe"
+
+
 async def test_a_change_whose_answer_was_lost_is_recognised() -> None:
     """Scenario 8 (cas-lost-answer): no double fragment, no false fence."""
     async with ledger_world(*"abcd", settings=QUICK, store_of=FaultyStore) as world:

@@ -19,6 +19,7 @@ from cepheid_ledger import (
     NoSuchLedgerError,
 )
 from cepheid_ledger.lac_reads import lac_of
+from cepheid_ledger.ledger_reader import nearest_from, positions_by_distance
 from cepheid_ledger.replica_read import ReplicaFailure, explain
 from cepheid_metadata import Fragment, Versioned
 from cepheid_rpc import LacAnswer, ReadRequest, Status, encode_group
@@ -101,6 +102,36 @@ async def test_readers_move_on_to_the_next_replica_after_a_while() -> None:
             await reader.read(entry_id, entry_id, max_bytes=1)
         reads = sorted(len(bookie.reads) for bookie in world.cluster.bookies.values())
         assert reads == [0, 4, 16], "16 MB from one replica, then it is the turn of the next"
+
+
+async def test_the_nearest_replicas_are_read_in_turn_and_the_others_only_when_those_fail() -> None:
+    async with ledger_world() as world:
+        writer = await written(world, 40, size=1 << 20)
+        record, distances = await world.record(writer.ledger_id), {"a": 2, "b": 1, "c": 1}
+        reader = LedgerReader(record, world.records, world.cluster.get, writer, FAST, distance_of=distances.__getitem__)
+        for entry_id in range(40):
+            await reader.read(entry_id, entry_id, max_bytes=1)
+        assert [len(world.cluster[bookie].reads) > 0 for bookie in "abc"] == [False, True, True]
+        for bookie in "bc":
+            world.cluster[bookie].down = True
+        assert payloads_of(await reader.read(0, 0, max_bytes=1)) == [b"0" * (1 << 20)]
+        asked = {bookie: len(world.cluster[bookie].reads) for bookie in "bc"}
+        await reader.read(1, 1, max_bytes=1)
+        assert {bookie: len(world.cluster[bookie].reads) for bookie in "bc"} == asked, "the replica that answered is asked first"
+
+
+@pytest.mark.parametrize(
+    ("turn", "distances", "nearest", "order"),
+    [
+        (1, [0, 0, 0], 1, [1, 2, 0]),
+        (4, [0, 0, 0], 1, [1, 2, 0]),
+        (0, [2, 1, 0], 2, [2, 1, 0]),
+        (2, [1, 2, 2, 1], 3, [3, 0, 1, 2]),
+    ],
+)
+def test_the_order_in_which_replicas_are_asked(turn: int, distances: list[int], nearest: int, order: list[int]) -> None:
+    assert nearest_from(turn, distances) == nearest
+    assert positions_by_distance(nearest, distances) == order
 
 
 NO_LEDGER, NO_ENTRY, IO_ERROR, BAD_DIGEST = Status.NO_LEDGER, Status.NO_ENTRY, Status.IO_ERROR, Status.BAD_DIGEST

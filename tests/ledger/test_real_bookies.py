@@ -22,7 +22,7 @@ from cepheid_ledger import (
     LedgerFencedError,
     LedgerSettings,
     LedgerWriter,
-    RandomPlacement,
+    RackAwarePlacement,
     RecoveryFailedError,
 )
 from cepheid_ledger.grpc_connection import GrpcConnection
@@ -81,7 +81,7 @@ class RealCluster:
         return self._connections[bookie_id]
 
     def client(self, store: MemoryStore) -> LedgerClient:
-        placement = RandomPlacement(lambda: self.bookie_ids, random.Random(1))
+        placement = RackAwarePlacement(lambda: self.bookie_ids, random.Random(1))
         return LedgerClient(self, ledger_records(store), LedgerIds(store), placement, SETTINGS, Ports())
 
 

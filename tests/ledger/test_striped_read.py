@@ -51,6 +51,12 @@ def test_turns_spread_readers_over_all_bookies() -> None:
     assert asked == {0, 1, 2, 3}
 
 
+def test_of_each_write_set_the_nearest_replica_is_asked() -> None:
+    merge = StripeMerge("abcd", 2, 0, 100)
+    assert [merge.first_choice(turn, (), [0, 2, 0, 2]) for turn in range(2)] == [[0, 2], [0, 2]]
+    assert merge.first_choice(0, (0,), [0, 2, 0, 2]) == [1, 2, 3], "one that failed is avoided although it is near"
+
+
 @given(sizes, st.integers(0, 50), st.integers(0, 20), st.integers(0, 5))
 def test_which_missing_ranges_concern_a_position(size: tuple[int, int], first: int, count: int, position: int) -> None:
     ensemble_size, write_quorum = size

@@ -81,6 +81,18 @@ async def test_failed_bookies_are_replaced_in_memory_and_their_successors_get_al
         write_back.leave()
 
 
+async def test_a_recovery_replaces_a_bookie_by_one_in_a_rack_without_another_copy() -> None:
+    racks = dict(zip("abcdefghi", "123121214", strict=True))
+    async with ledger_world(*racks, settings=FAST, racks=racks) as world:
+        world.cluster["c"].down = True
+        write_back = new_write_back(world, ledger("abc", 3, 2))
+        write_back.push(entries(5, 5))
+        await write_back.wait_below(0)
+        await wait_until(lambda: len(write_back.fragments) == 1)
+        assert fragments_of(write_back)[0][1] == "abi"
+        write_back.leave()
+
+
 async def test_a_change_behind_confirmed_entries_is_a_further_fragment() -> None:
     async with ledger_world(*"abcde", settings=FAST) as world:
         write_back = new_write_back(world, ledger("abc", 3, 2))

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cepheid_ledger import LedgerClient, RandomPlacement
+from cepheid_ledger import LedgerClient, RackAwarePlacement
 from cepheid_managed_ledger import (
     ManagedLedger,
     ManagedLedgerConfig,
@@ -112,7 +112,7 @@ class TopicWorld:
     ) -> Broker:
         store = store or MortalStore(self.tree)
         rng = random.Random(seed)
-        placement = RandomPlacement(self.cluster.available, rng)
+        placement = RackAwarePlacement(self.cluster.available, rng)
         client = LedgerClient(self.cluster, ledger_records(store), LedgerIds(store), placement, LEDGERS, Ports(random=rng))
         tail_cache = TailCache(cache_bytes)
         ports = Ports(wall_ms=self.clock, random=random.Random(seed))

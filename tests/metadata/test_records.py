@@ -126,6 +126,7 @@ RECORDS: list[Record] = [
     BookieLife(life=7),
     BookieRegistration(bookie_id="b", incarnation="i", addresses={"grpc": "localhost:3181"}),
     BookieRegistration(bookie_id="b", incarnation="i", addresses={"grpc": "localhost:3181"}, process="p", rack="east"),
+    BookieRegistration(bookie_id="b", incarnation="i", addresses={}, free_bytes=1, total_bytes=2),
     BrokerRegistration(broker_id="b", addresses={"pulsar": "localhost:6650"}, started_at_ms=1),
     BundleOwner(broker_id="b", incarnation="i", epoch=3, addresses={"pulsar": "localhost:6650"}),
     BundleHistory(epoch=3, preferred="b"),

@@ -267,3 +267,36 @@ async def test_who_loses_the_race_to_found_a_cluster_gets_the_winners() -> None:
 
     late.get = look  # type: ignore[method-assign]
     assert await found_cluster(late, "east", Ports()) == await require_cluster(early)
+
+
+async def test_an_update_is_made_in_place_and_stays_after_a_move() -> None:
+    world = World()
+    async with started(world) as registration:
+        seen: list[bool] = []
+        apply = world.tree.apply
+
+        def watched(ops, session_id):
+            results = apply(ops, session_id)
+            seen.append(f"/bookies/available/{NAME}" in world.tree.nodes)
+            return results
+
+        world.tree.apply = watched  # type: ignore[method-assign]
+        for process in ("p2", "p3"):  # the second while the first one is on its way
+            registration.update(record(process, incarnation="changed"))
+        await wait_until(lambda: bool(seen), what="the update")
+        assert await world.found() == ("p3", None)
+        assert all(seen)
+        registration.move(READONLY)
+        await wait_until(lambda: f"/bookies/available/{NAME}" not in world.tree.nodes, what="the move")
+        assert await world.found() == (None, "p3")
+    assert await world.found() == (None, None)
+
+
+async def test_an_update_while_the_session_is_lost_is_registered_with_the_next_one() -> None:
+    world = World()
+    async with started(world) as registration:
+        world.store.expire_session()
+        registration.update(record("p2"))
+        world.store.renew_session()
+        await wait_until(lambda: registration.registered, what="registered again")
+        assert await world.found() == ("p2", None)

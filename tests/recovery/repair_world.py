@@ -40,6 +40,7 @@ class KnownBookies:
 
     cluster: MemoryCluster
     incarnations: dict[str, str] = field(default_factory=dict)
+    known_racks: dict[str, str] = field(default_factory=dict)
 
     def writable(self) -> Sequence[str]:
         return self.cluster.available()
@@ -52,6 +53,15 @@ class KnownBookies:
 
     def problems(self) -> list[str]:
         return []
+
+    def draining(self) -> list[str]:
+        return []
+
+    def racks(self) -> dict[str, str]:
+        return self.known_racks
+
+    def free_bytes(self) -> dict[str, int]:
+        return {}
 
     def incarnation_of(self, bookie_id: str) -> str:
         return self.incarnations.get(bookie_id, "first disks")

@@ -8,7 +8,7 @@ import pytest
 
 from cepheid_metadata import LedgerState, ShortReason
 from tests.ledger.ledger_world import append
-from tests.recovery.repair_world import QUICK, repair_world
+from tests.recovery.repair_world import QUICK, RepairWorld, repair_world
 from tests.support import wait_until
 
 pytestmark = [pytest.mark.virtual_time, pytest.mark.deadline(2000)]
@@ -329,3 +329,48 @@ async def test_bookies_that_are_the_only_ones_left_with_the_data_stay_named() ->
             world.revive(name)
         world.processes[0].on_bookies_changed()
         await world.wait_whole(ledger_id)
+
+
+def place(world: RepairWorld, **racks: str) -> None:
+    world.bookies.known_racks = racks
+    world.ledgers.placement._racks = lambda: racks
+
+
+async def test_a_ledger_with_two_copies_in_one_rack_is_counted_and_spread() -> None:
+    async with repair_world() as world:
+        place(world, a="east/1", b="east/1", c="east/2", d="east/3")
+        bad, good = await world.closed_ledger("abc"), await world.closed_ledger("acd")
+        await world.start()
+        await asyncio.sleep(5)
+        await world.wait_whole(bad, good)
+        ensemble = (await world.ledgers.record(bad)).fragments[0].ensemble
+        assert sorted(world.bookies.known_racks[name] for name in ensemble) == ["east/1", "east/2", "east/3"]
+        assert (await world.ledgers.record(good)).fragments[0].ensemble == ("a", "c", "d")
+        assert (await world.audit()).badly_placed == 1
+
+
+async def test_a_copy_stays_where_it_is_when_no_rack_is_better_or_moving_is_switched_off() -> None:
+    counted = QUICK.model_copy(update={"placement_ledgers_per_walk": 0})
+    for settings, racks, badly_placed in (
+        (QUICK, {"a": "1", "b": "1", "c": "2", "d": "2"}, 0),
+        (counted, {"a": "1", "b": "1", "c": "2", "d": "3"}, 1),
+    ):
+        async with repair_world(settings=settings) as world:
+            place(world, **racks)
+            ledger_id = await world.closed_ledger("abc")
+            await world.start()
+            await asyncio.sleep(20)
+            assert (await world.ledgers.record(ledger_id)).fragments[0].ensemble == ("a", "b", "c")
+            assert (await world.audit()).badly_placed == badly_placed
+
+
+async def test_a_lost_copy_is_made_again_in_a_rack_that_has_none() -> None:
+    async with repair_world(*"abcdef") as world:
+        place(world, a="1", b="2", c="3", d="1", e="2", f="3")
+        ledger_ids = [await world.closed_ledger("abc") for _ in range(8)]
+        await world.start()
+        world.kill("b")
+        await asyncio.sleep(QUICK.grace_s)
+        await world.wait_whole(*ledger_ids)
+        for ledger_id in ledger_ids:
+            assert (await world.ledgers.record(ledger_id)).fragments[0].ensemble == ("a", "e", "c")

@@ -13,7 +13,7 @@ from cepheid_bookie import Bookie, BookieIdentity, RealDisk, StorageSettings
 from cepheid_bookie.grpc_server import BookieServer
 from cepheid_bookie.rocks_index import RocksBlockIndex
 from cepheid_broker.settings import BrokerSettings
-from cepheid_ledger import LedgerClient, LedgerFencedError, LedgerSettings, LedgerWriter, RandomPlacement
+from cepheid_ledger import LedgerClient, LedgerFencedError, LedgerSettings, LedgerWriter, RackAwarePlacement
 from cepheid_ledger.grpc_connection import GrpcConnection
 from cepheid_metadata import LedgerIds, MemoryStore, MemoryTree, ledger_records
 from cepheid_ports import Ports
@@ -54,7 +54,7 @@ async def ledger_client(addresses: dict[str, str], tree: MemoryTree) -> AsyncIte
     """A client with connections of its own, as another process would have."""
     ports, store = Ports(), MemoryStore(tree)
     connections = {name: GrpcConnection(name, address) for name, address in addresses.items()}
-    placement = RandomPlacement(lambda: list(addresses), ports.random)
+    placement = RackAwarePlacement(lambda: list(addresses), ports.random)
     client = LedgerClient(Registry(dict(connections)), ledger_records(store), LedgerIds(store), placement, LedgerSettings(), ports)
     try:
         yield client

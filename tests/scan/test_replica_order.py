@@ -30,6 +30,13 @@ def test_the_own_rack_goes_first_and_suspects_last() -> None:
     assert liked("abx", rack="north") == liked("abx"), "a rack that nobody is in changes nothing"
 
 
+def test_the_own_region_goes_before_all_others() -> None:
+    racks = {"a": "eu/1", "b": "us/1", "c": "eu/2", "d": "1"}
+    for first in range(20):
+        positions = positions_by_liking("abcd", 7, first, rack="eu/2", racks=racks, suspects="")
+        assert positions[:2] == [2, 0]
+
+
 def test_suspicion_passes() -> None:
     suspects = Suspects()
     suspects.add("a", 100.0)

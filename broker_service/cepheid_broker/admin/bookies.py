@@ -1,4 +1,4 @@
-"""Storage nodes, as metadata knows them. Racks are not looked at by placement yet, so there are none."""
+"""Storage nodes, as metadata knows them. A bookie's rack is its own setting, so it is shown here and not set."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from fastapi import APIRouter
 from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.errors import NotFoundError
 from cepheid_broker.admin.raw_path import decode_once
-from cepheid_metadata import keys, list_names
+from cepheid_metadata import available_bookies, keys, list_names, list_records, readonly_bookies
+from cepheid_ports import host_of
+
+_GROUP = "default"  # Pulsar's name for bookies without a group
 
 
 def bookies(context: AdminContext) -> APIRouter:
@@ -24,12 +27,31 @@ def bookies(context: AdminContext) -> APIRouter:
 
     @router.get("/racks-info")
     async def list_racks() -> dict[str, Any]:
-        """`{}`: no bookie was given a rack"""
-        return {}
+        """Bookies that run and say where, in the one group `default`; `hostname` is that of their gRPC address"""
+        racks = await _racks(context)
+        return {_GROUP: racks} if racks else {}
 
     @router.get("/racks-info/{bookie}")
     async def rack_of(bookie: str) -> dict[str, Any]:
-        """Always 404"""
-        raise NotFoundError(f"Bookie {decode_once(bookie)[:200]!r} was not given a rack")
+        """404 as well for a bookie that does not run now"""
+        racks, name = await _racks(context), decode_once(bookie)
+        if name not in racks:
+            raise NotFoundError(f"Bookie {name[:200]!r} is not registered with a rack; start it with --rack region/rack")
+        return racks[name]
 
     return router
+
+
+async def _racks(context: AdminContext) -> dict[str, dict[str, str]]:
+    """Where bookies run, by id, as their registrations say."""
+    racks: dict[str, dict[str, str]] = {}
+    for parent_key, records in (
+        (keys.READONLY_BOOKIES_KEY, readonly_bookies(context.store)),
+        (keys.AVAILABLE_BOOKIES_KEY, available_bookies(context.store)),
+    ):
+        found, _ = await list_records(context.store, parent_key, records)
+        for name, record in found.items():
+            if record.rack is not None:
+                address = record.addresses.get("grpc") or record.addresses.get("http") or name
+                racks[name] = {"rack": record.rack, "hostname": host_of(address)}
+    return dict(sorted(racks.items()))

@@ -80,7 +80,7 @@ def ledgers(context: AdminContext) -> APIRouter:
         views = await bookie_views(context.store)
         if (here := context.bookies) is not None:
             # A standalone process registers its bookies once: that one takes no entries now, only it knows.
-            read_only = set(here.registered()) - set(here.writable())
+            read_only = set(here.registered()) - set(here.writable()) - set(here.draining())
             views = [{**view, "state": "readonly"} if view["bookie_id"] in read_only else view for view in views]
         return {"bookies": views}
 

@@ -37,7 +37,7 @@ _REASONS: tuple[tuple[str, str], ...] = (
     (rf"{_TOPIC}/backlog", "the statistics of a topic open it; there is no offline estimate"),
     (rf"{_NAMESPACE}/([^/]+/split|[^/]+/topicHashPositions)", "bundles are not split; unloading moves one"),
     (r"/admin/v2/namespaces/.*(antiAffinity|bookieAffinity).*", "bundles and bookies have no groups yet"),
-    (r"/admin/v2/bookies/racks-info/.*", "placement does not look at racks yet"),
+    (r"/admin/v2/bookies/racks-info/.*", "a rack is a setting of the bookie itself: start it with --rack"),
     (r"/admin/v2/clusters/[^/]+/(migrate|peers|failureDomains|namespaceIsolationPolicies).*", _NO_CLUSTERS),
     (r"/admin/v2/brokers/shutdown", "a process stops by its signal"),
     (rf"{_NAMESPACE}/allowedTopicPropertyKeysForMetrics", "properties of topics are not labels of metrics"),

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from cepheid_broker.broker import Broker
-from cepheid_ledger import LedgerClient, LedgerSettings, RandomPlacement
+from cepheid_ledger import LedgerClient, LedgerSettings, RackAwarePlacement
 from cepheid_ledger.bookie_directory import BookieDirectory
 from cepheid_managed_ledger import ManagedLedgerConfig, ManagedLedgers, ManagedLedgerSettings, TailCache
 from cepheid_metadata import (
@@ -157,7 +157,7 @@ class SimBroker:
             connections, writable = ConnectionsProbe(directory, history, process), directory.writable
         else:
             connections, writable = ConnectionsProbe(wires, history, process), self._directory.writable
-        placement = RandomPlacement(writable, plan.random, LEDGER_SETTINGS.quarantine_s)
+        placement = RackAwarePlacement(writable, plan.random, LEDGER_SETTINGS.quarantine_s)
         self.client = LedgerClient(connections, ledger_records(self.store), ids, placement, LEDGER_SETTINGS, self.ports)
         self._opened.append(self.client.aclose)
         self.ledgers = LedgerClientProbe(self.client, history, process)
