@@ -124,7 +124,7 @@ def merge_small(requests: list[AddRequest]) -> list[AddRequest]:
     for request in requests:
         group = request.group
         if len(group.data) <= _SMALL_BYTES:
-            if run and group.first_entry_id != next_entry_id:
+            if run and (group.first_entry_id != next_entry_id or request.background is not run[0].background):
                 merged.append(_merge(run))
                 run = []
             run.append(request)
@@ -142,4 +142,5 @@ def merge_small(requests: list[AddRequest]) -> list[AddRequest]:
 def _merge(run: list[AddRequest]) -> AddRequest:
     if len(run) == 1:
         return run[0]
-    return AddRequest(merge_groups([request.group for request in run]), run[0].master_key, run[0].recovery)
+    first = run[0]
+    return AddRequest(merge_groups([request.group for request in run]), first.master_key, first.recovery, first.background)

@@ -26,11 +26,17 @@ MASTER_KEY_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class AddRequest:
-    """One group to store. `recovery` adds pass the fence and overwrite equal bytes."""
+    """One group to store. `recovery` adds pass the fence and overwrite equal bytes.
+
+    `background` adds are copies that repair makes. The bookie admits them at the pace that other adds leave, and refuses them
+    where free space is short, `recovery` or not. A bookie of an older release stores them like any add. One ledger's adds on one
+    stream are either all `background` or none, since their answers could otherwise overtake each other.
+    """
 
     group: EntryGroup
     master_key: bytes
     recovery: bool = False
+    background: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,8 @@ _NEWEST_FORMAT = {MessageKind.LAC_REQUEST: _WAITING_FORMAT, MessageKind.READ_ANS
 
 _FLAG = 1  # bit 0 of a flags byte: `recovery` of an add, `fence` of a read, `has highest entry` of a LAC answer
 
+_BACKGROUND = 2  # bit 1 of an add request's flags, which older bookies do not look at
+
 _SCAN = 2  # bit 1 of a read request's flags, which older bookies do not look at; bits 2 and 3 then: place in SCAN_CHUNK_BYTES
 _SCAN_CHUNK_SHIFT, _SCAN_CHUNK_MASK = 2, 3
 
@@ -94,7 +96,7 @@ def encode_add_message(requests: Sequence[AddRequest]) -> bytes:
     0       1     format version
     1       1     kind = 1
     2       4     requests n
-    6       …     n × flags (1; bit 0: recovery add), master key (16), group
+    6       …     n × flags (1; bit 0: recovery add, bit 1: background add), master key (16), group
     """
     parts: list[Buffer] = [_COUNTED.pack(FORMAT_VERSION, MessageKind.ADD, len(requests))]
     pack = _ADD_REQUEST.pack
@@ -102,7 +104,8 @@ def encode_add_message(requests: Sequence[AddRequest]) -> bytes:
         assert len(request.master_key) == MASTER_KEY_BYTES, (
             f"a master key has {MASTER_KEY_BYTES} bytes, not {len(request.master_key)}"
         )
-        parts.append(pack(_FLAG if request.recovery else 0, request.master_key))
+        flags = (_FLAG if request.recovery else 0) | (_BACKGROUND if request.background else 0)
+        parts.append(pack(flags, request.master_key))
         encode_group_to(parts, request.group)
     return b"".join(parts)
 
@@ -115,7 +118,7 @@ def decode_add_message(data: Buffer) -> list[AddRequest]:
     for _ in range(count):
         flags, master_key = _unpack(_ADD_REQUEST, view, offset)
         group, offset = decode_group(view, offset + _ADD_REQUEST.size)
-        requests.append(AddRequest(group, master_key, recovery=bool(flags & _FLAG)))
+        requests.append(AddRequest(group, master_key, bool(flags & _FLAG), bool(flags & _BACKGROUND)))
     _check_end(view, offset)
     return requests
 
@@ -136,7 +139,7 @@ def split_requests(requests: Sequence[AddRequest], max_bytes: int) -> Iterator[S
             if part and group.size_bytes > room:
                 yield part
                 part, room = [], max_bytes
-            part.append(AddRequest(group, request.master_key, request.recovery))
+            part.append(AddRequest(group, request.master_key, request.recovery, request.background))
             room -= group.size_bytes
     yield part
 

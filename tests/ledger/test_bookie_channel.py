@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from cepheid_ledger import LedgerSettings
 from cepheid_ledger.bookie_channel import BookieChannel
-from cepheid_ledger.lane import Lane
+from cepheid_ledger.lane import Lane, merge_small
 from cepheid_rpc import (
     AddAnswer,
     AddRequest,
@@ -163,6 +164,15 @@ def test_small_groups_of_a_ledger_travel_as_one() -> None:
         assert s.listener.added == [1, 8]
 
     in_setting(test)
+
+
+def test_merged_groups_stay_background_adds_and_are_not_mixed_with_others() -> None:
+    background = [dataclasses.replace(add(7, n, n), recovery=True, background=True) for n in range(2)]
+    merged = merge_small([*background, add(7, 2, 2), add(7, 3, 3)])
+    assert [(*ids(request), request.recovery, request.background) for request in merged] == [
+        (7, 0, 1, True, True),
+        (7, 2, 3, False, False),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def ranges(draw: st.DrawFn) -> tuple[int, int]:
     return first, first + draw(st.integers(0, 2**20))
 
 
-add_requests = st.builds(AddRequest, groups(), keys, st.booleans())
+add_requests = st.builds(AddRequest, groups(), keys, st.booleans(), st.booleans())
 add_answers = st.builds(lambda ledger, run, status: AddAnswer(ledger, *run, status), ids, ranges(), statuses)
 lac_requests = st.builds(LacRequest, ids, keys, st.booleans()) | st.builds(
     LacRequest, ids, keys, st.booleans(), st.integers(-1, 2**62), st.integers(1, 2**32 - 1)
@@ -204,16 +204,16 @@ def test_a_read_is_answered_with_the_entry_behind_it_so_the_last_id_of_all_is_re
 
 
 @given(
-    st.lists(st.tuples(groups(max_entries=8), st.booleans()), max_size=6),
+    st.lists(st.tuples(groups(max_entries=8), st.booleans(), st.booleans()), max_size=6),
     st.integers(1, 400),
 )
-def test_splitting_keeps_every_entry_in_order_and_the_bound(choices: list[tuple[EntryGroup, bool]], max_bytes: int) -> None:
-    requests = [AddRequest(group, KEY, recovery) for group, recovery in choices]
+def test_splitting_keeps_every_entry_in_order_and_the_bound(choices: list[tuple[EntryGroup, bool, bool]], max_bytes: int) -> None:
+    requests = [AddRequest(group, KEY, recovery, background) for group, recovery, background in choices]
     parts = list(split_requests(requests, max_bytes))
 
-    def entries(of: list[AddRequest]) -> list[tuple[int, int, bool, bytes]]:
+    def entries(of: list[AddRequest]) -> list[tuple[int, int, bool, bool, bytes]]:
         return [
-            (r.group.ledger_id, e, r.recovery, bytes(r.group.entry(e)))
+            (r.group.ledger_id, e, r.recovery, r.background, bytes(r.group.entry(e)))
             for r in of
             for e in range(r.group.first_entry_id, r.group.last_entry_id + 1)
         ]
@@ -241,6 +241,16 @@ def test_only_a_long_poll_needs_a_bookie_of_this_release() -> None:
     assert poll[0] == 2
     with pytest.raises(MalformedGroupError, match="should have"):  # what format 1 makes of the same bytes
         decode_lac_request(b"\x01" + poll[1:])
+
+
+@pytest.mark.parametrize("recovery", [True, False])
+def test_a_background_add_is_an_ordinary_add_to_a_bookie_that_knows_none(recovery: bool) -> None:
+    """Such a bookie looks at bit 0 of the flags alone."""
+    group = encode_group(1, 0, -1, 0, [b"payload"])
+    plain = encode_add_message([AddRequest(group, KEY, recovery)])
+    background = encode_add_message([AddRequest(group, KEY, recovery, background=True)])
+    changed = [(index, old ^ new) for index, (old, new) in enumerate(zip(plain, background, strict=True)) if old != new]
+    assert changed == [(6, 2)], "nothing but bit 1 of the flags"
 
 
 def test_a_scan_is_an_ordinary_read_to_a_bookie_that_knows_none() -> None:
