@@ -3,11 +3,14 @@
     room? ─no─► waits, first come first served, up to a bound, then OVERLOADED
       │
     key ─► fence ─► limbo ─► space ─► write cache ─► journal queue ──batch synced──► answer
+     ▲
+     └── background adds (copies of repair), from a queue of their own, at the pace that the others leave: background_adds.py
 
 Rule 1: check and act are one turn of the loop: a fence is seen by every add that is admitted after it.
 Rule 2: into the cache *before* the journal is written. A fencing read must see what was admitted, or it would deny an entry that is
 acknowledged a moment later; and the log mark must never pass what only the journal holds.
-Rule 3: refusals go through the journal's queue as markers: the answers of a ledger keep the order of its requests.
+Rule 3: refusals go through the journal's queue as markers: the answers of a ledger keep the order of its requests on one stream.
+The background and the foreground adds of a ledger overtake each other, so a stream carries only one kind of a ledger.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ from dataclasses import dataclass
 from itertools import chain
 
 from cepheid_bookie.add_answers import AddCompletion, OnAnswers, deliver
+from cepheid_bookie.background_adds import BackgroundAdds
+from cepheid_bookie.background_pace import BackgroundPace
 from cepheid_bookie.checkpoint import Checkpointer
 from cepheid_bookie.disk_space import DiskSpace
 from cepheid_bookie.journal import Journal
@@ -30,6 +35,7 @@ from cepheid_bookie.write_cache import WriteCache, cached_size
 from cepheid_rpc import MASTER_KEY_BYTES, AddRequest, Buffer, Status
 
 MAX_ENTRY_ID = (1 << 62) - 1
+_BACKGROUND_SHARE = 0.75  # of the half that fills, while the other one is flushed: the rest is for foreground adds
 
 
 @dataclass(slots=True)
@@ -37,6 +43,7 @@ class AddCounters:
     groups: int = 0
     entries: int = 0
     bytes: int = 0
+    background_bytes: int = 0
     refused: int = 0
     fenced: int = 0
     overloaded: int = 0
@@ -56,6 +63,7 @@ class Admission:
         space: DiskSpace,
         settings: StorageSettings,
         limbo: Limbo,
+        pace: BackgroundPace,
         on_room: Callable[[], None],
     ) -> None:
         self._ledgers = ledgers
@@ -71,6 +79,9 @@ class Admission:
         self._timer: asyncio.TimerHandle | None = None
         self.waiting_bytes = 0
         self.counters = AddCounters()
+        self.background = BackgroundAdds(
+            pace, ledgers, settings, has_room=self._has_background_room, admit=self._admit, refuse=self._refuse_range
+        )
 
     def __repr__(self) -> str:
         return f"<Admission: {len(self._waiting)} waiting for room, {len(self._awaiting_load)} ledgers loading>"
@@ -81,18 +92,28 @@ class Admission:
         return bool(self._waiting)
 
     def add(self, requests: Sequence[AddRequest], on_answers: OnAnswers) -> None:
+        background = False
         for request in requests:
+            if request.background:
+                self.background.add(request, on_answers)
+                background = True
+                continue
             refused_anyway = self._space.full and not request.recovery
             if self._waiting or not (refused_anyway or self._has_room()):
                 self._wait(request, on_answers)
             else:
                 self._admit(request, on_answers)
+        if background:
+            self.background.pump()
         self._space.touch()
 
     def pump(self) -> None:
         """Room may have come: admits what waits, in order."""
-        if not self._waiting:
-            return
+        if self._waiting:
+            self._pump_foreground()
+        self.background.pump()
+
+    def _pump_foreground(self) -> None:
         while self._waiting and self._has_room():
             request, on_answers, _ = self._waiting.popleft()
             self.waiting_bytes -= cached_size(request.group)
@@ -103,6 +124,10 @@ class Admission:
 
     def refuse_waiting(self, status: Status) -> None:
         """Nothing that waits will be admitted."""
+        self._refuse_foreground(status)
+        self.background.refuse_waiting(status)
+
+    def _refuse_foreground(self, status: Status) -> None:
         self._cancel_timer()
         # Of one ledger, what waits for its load came before what waits for room.
         waiting = [*chain.from_iterable(self._awaiting_load.values()), *(held[:2] for held in self._waiting)]
@@ -118,6 +143,14 @@ class Admission:
             self._journal.queued_bytes < self._settings.journal_queue_bytes
         )
 
+    def _has_background_room(self) -> bool:
+        if self._space.full:
+            return True  # to be refused
+        cache = self._cache
+        if self._waiting or (cache.flushing is not None and cache.active.used_bytes >= _BACKGROUND_SHARE * cache.half_bytes):
+            return False
+        return self._has_room()
+
     def _admit(self, request: AddRequest, on_answers: OnAnswers) -> None:
         group = request.group
         ledger_id, first, count = group.ledger_id, group.first_entry_id, len(group.ends)
@@ -132,7 +165,7 @@ class Admission:
             if ledger_id < self._limbo_below and not request.recovery:
                 self._refuse(request, on_answers, Status.READ_ONLY)
                 return
-            if self._space.full and not request.recovery:
+            if self._space.full and not _may_use_reserve(request):
                 self._refuse(request, on_answers, Status.NO_SPACE)
                 return
             state = self._ledgers.create(ledger_id, request.master_key)
@@ -147,11 +180,13 @@ class Admission:
             state.last_entry_id = last
         parts: list[Buffer] = []
         size = encode_entries_to(parts, state.master_key, group)
-        self._journal.append(parts, size, AddCompletion(on_answers, ledger_id, first, last, Status.OK))
+        self._journal.append(parts, size, AddCompletion(on_answers, ledger_id, first, last, Status.OK), request.background)
         counters = self.counters
         counters.groups += 1
         counters.entries += count
         counters.bytes += len(group.data)
+        if request.background:
+            counters.background_bytes += len(group.data)
 
     def _refusal(self, state: LedgerState, request: AddRequest, end: int) -> Status | None:
         if state.master_key != request.master_key:
@@ -162,19 +197,22 @@ class Admission:
             return Status.READ_ONLY  # a fence may be among what was lost
         if end > MAX_ENTRY_ID:
             return Status.BAD_REQUEST
-        if self._space.full and not request.recovery:
+        if self._space.full and not _may_use_reserve(request):
             return Status.NO_SPACE
         return None
 
     def _refuse(self, request: AddRequest, on_answers: OnAnswers, status: Status) -> None:
+        group = request.group
+        self._refuse_range(on_answers, group.ledger_id, group.first_entry_id, group.last_entry_id, status)
+
+    def _refuse_range(self, on_answers: OnAnswers, ledger_id: int, first: int, last: int, status: Status) -> None:
         counters = self.counters
         counters.refused += 1
         counters.fenced += status is Status.FENCED
         counters.overloaded += status is Status.OVERLOADED
         counters.no_space += status is Status.NO_SPACE
         counters.read_only += status is Status.READ_ONLY
-        group = request.group
-        self._journal.append_marker(AddCompletion(on_answers, group.ledger_id, group.first_entry_id, group.last_entry_id, status))
+        self._journal.append_marker(AddCompletion(on_answers, ledger_id, first, last, status))
 
     def _wait(self, request: AddRequest, on_answers: OnAnswers) -> None:
         if not self._may_wait(request, on_answers):
@@ -188,7 +226,7 @@ class Admission:
     def _may_wait(self, request: AddRequest, on_answers: OnAnswers) -> bool:
         if self.waiting_bytes >= self._settings.waiting_bytes:
             # An earlier request of the same ledger may wait, and must be answered first: all that waits is refused together.
-            self.refuse_waiting(Status.OVERLOADED)
+            self._refuse_foreground(Status.OVERLOADED)
             self._refuse(request, on_answers, Status.OVERLOADED)
             return False
         self.waiting_bytes += cached_size(request.group)
@@ -202,7 +240,7 @@ class Admission:
             self._timer = loop.call_at(deadline, self._on_waited)
         else:
             self._timer = None
-            self.refuse_waiting(Status.OVERLOADED)
+            self._refuse_foreground(Status.OVERLOADED)
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:
@@ -227,6 +265,11 @@ class Admission:
                 self._refuse(request, on_answers, Status.IO_ERROR)
             else:
                 self._admit(request, on_answers)
+
+
+def _may_use_reserve(request: AddRequest) -> bool:
+    """Whether an add may use the space that is kept free: recovery must be able to close ledgers, repair has other bookies."""
+    return request.recovery and not request.background
 
 
 def refuse_all(requests: Sequence[AddRequest], on_answers: OnAnswers, status: Status) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 
 from cepheid_bookie.add_answers import AddCompletion, OnAnswers, deliver
 from cepheid_bookie.admission import Admission, refuse_all
+from cepheid_bookie.background_pace import BackgroundPace
 from cepheid_bookie.block_index import BlockIndex
 from cepheid_bookie.checkpoint import Checkpointer, FlushStore
 from cepheid_bookie.cookie import BookieIdentity
@@ -134,7 +135,10 @@ class Bookie:
         writer = JournalWriter(
             directories.journal, start, segment_bytes=settings.journal_segment_bytes, new_nonce=lambda: new_nonce(ports)
         )
-        self._journal = Journal(writer, workers.journal, start, self._on_batch, batch_bytes=settings.journal_batch_bytes)
+        self._pace = BackgroundPace(settings.background_floor_bytes_s)
+        self._journal = Journal(
+            writer, workers.journal, start, self._on_batch, self._pace, batch_bytes=settings.journal_batch_bytes
+        )
         self._space = DiskSpace(directories.journal, directories.data, workers.read, settings, self._on_space)
         self._checkpointer = Checkpointer(
             FlushStore(logs, directories.index, mark, directories.journal),
@@ -149,7 +153,15 @@ class Bookie:
             on_failed=self._fail,
         )
         self._admission = Admission(
-            ledgers, cache, self._journal, self._checkpointer, self._space, settings, self._limbo, self._wake_connections
+            ledgers,
+            cache,
+            self._journal,
+            self._checkpointer,
+            self._space,
+            settings,
+            self._limbo,
+            self._pace,
+            self._wake_connections,
         )
         self._lac_waits = LacWaits(settings.lac_waits, ledgers.is_settled)
         self._access = LedgerAccess(ledgers, self._journal, lambda: self.state is BookieState.SERVING, self._lac_waits.wake)
@@ -166,7 +178,7 @@ class Bookie:
         """Admits groups (verified by whoever took them from a network) in one step; answers after the journal's sync.
 
         Never answers within this call; one call of `on_answers` per journal batch, what adjoins is joined. For one ledger
-        answers come in the order of requests.
+        answers come in the order of requests, if they are all background adds or none is.
         """
         if self.state is BookieState.SERVING:
             self._admission.add(requests, on_answers)
@@ -465,6 +477,8 @@ class Bookie:
             writable=self.writable,
             open_reads=self._open_reads,
             admission=self._admission,
+            pace=self._pace,
+            background_rate_bytes_s=self._pace.rate_bytes_s(asyncio.get_running_loop().time()),
             journal=self._journal,
             cache=self._cache,
             checkpointer=self._checkpointer,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 def bookie_families(bookie: str, figures: BookieStatistics) -> Iterator[Family]:
     yield gauge("cepheid_bookie_writable", "1: takes new entries.", figures.writable, bookie=bookie)
     yield from _adds(bookie, figures)
+    yield from _background_adds(bookie, figures)
     yield from _journal(bookie, figures)
     yield from _cache(bookie, figures)
     yield from _reads(bookie, figures)
@@ -56,6 +58,34 @@ def _adds(bookie: str, figures: BookieStatistics) -> Iterator[Family]:
         [Sample(count, {"bookie": bookie, "reason": reason}) for reason, count in reasons],
     )
     yield gauge("cepheid_bookie_waiting_bytes", "Bytes that wait for the write cache.", figures.waiting_bytes, bookie=bookie)
+
+
+def _background_adds(bookie: str, figures: BookieStatistics) -> Iterator[Family]:
+    rate = figures.background_rate_bytes_s
+    yield counter(
+        "cepheid_bookie_background_added_bytes_total",
+        "Bytes admitted that repair copied to this bookie.",
+        figures.background_bytes_added,
+        bookie=bookie,
+    )
+    yield gauge(
+        "cepheid_bookie_background_waiting_bytes",
+        "Bytes of copies made by repair that wait until other adds leave room.",
+        figures.background_waiting_bytes,
+        bookie=bookie,
+    )
+    yield gauge(
+        "cepheid_bookie_background_limit_bytes_per_second",
+        "Rate at which copies made by repair are admitted beside other adds. +Inf: there are no other adds, and no limit.",
+        math.inf if rate is None else rate,
+        bookie=bookie,
+    )
+    yield counter(
+        "cepheid_bookie_background_slowdowns_total",
+        "Times that the rate of copies made by repair was halved, because other adds waited longer for the journal.",
+        figures.background_slowdowns,
+        bookie=bookie,
+    )
 
 
 def _journal(bookie: str, figures: BookieStatistics) -> Iterator[Family]:

@@ -7,6 +7,9 @@
 Rule 1: completions come back in the order of `append`, markers included, so what is answered through a marker is in order too.
 Rule 2: `durable` moves only in the loop, when a batch was synced: a checkpoint takes it and swaps the cache in the same turn.
 Rule 3: after an error other than a full disk nothing is written and nothing reported as durable any more.
+
+The pace of background adds (background_pace.py) learns from each batch how long its first foreground add was in this queue, sync
+included. That costs one timestamp a batch.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from cepheid_bookie.background_pace import BackgroundPace
 from cepheid_bookie.duration_histogram import DurationHistogram
 from cepheid_bookie.journal_writer import JournalPosition, JournalSpaceError, JournalWriter
 from cepheid_ports import Worker
@@ -25,9 +29,11 @@ OnBatch = Callable[[Sequence[Any], "BaseException | None"], None]
 
 
 class _Batch:
-    __slots__ = ("completions", "parts", "records", "size_bytes")
+    __slots__ = ("background_bytes", "completions", "foreground_at", "parts", "records", "size_bytes")
 
     def __init__(self) -> None:
+        self.foreground_at: float | None = None  # when its first foreground add came
+        self.background_bytes = 0
         self.parts: list[Buffer] = []
         self.completions: list[Any] = []
         self.size_bytes = 0
@@ -38,11 +44,19 @@ class Journal:
     """`on_batch(completions, error)`: None means durable, JournalSpaceError that nothing was kept, else the journal has failed."""
 
     def __init__(
-        self, writer: JournalWriter, worker: Worker, start: JournalPosition, on_batch: OnBatch, *, batch_bytes: int
+        self,
+        writer: JournalWriter,
+        worker: Worker,
+        start: JournalPosition,
+        on_batch: OnBatch,
+        pace: BackgroundPace,
+        *,
+        batch_bytes: int,
     ) -> None:
         self._writer = writer
         self._worker = worker
         self._on_batch = on_batch
+        self._pace = pace
         self._batch_bytes = batch_bytes
         self._open = _Batch()
         self._closed_batches: deque[_Batch] = deque()
@@ -64,9 +78,19 @@ class Journal:
     def idle(self) -> bool:
         return self._in_flight is None and not self._closed_batches and not self._open.completions and not self._open.records
 
-    def append(self, parts: list[Buffer], size_bytes: int, completion: Any) -> None:
-        """Queues one record. `completion` comes back through `on_batch`, once the record's batch is durable or failed."""
+    def append(self, parts: list[Buffer], size_bytes: int, completion: Any, background: bool | None = None) -> None:
+        """Queues one record. `completion` comes back through `on_batch`, once the record's batch is durable or failed.
+
+        `background`: whether it is a background add or a foreground add; None: it is not an add.
+        """
         batch = self._open
+        if background is not None:
+            if background:
+                batch.background_bytes += size_bytes
+                self._pace.on_background_admitted(asyncio.get_running_loop().time(), size_bytes)
+            elif batch.foreground_at is None:
+                batch.foreground_at = now = asyncio.get_running_loop().time()
+                self._pace.on_foreground_admitted(now)
         batch.parts += parts
         batch.size_bytes += size_bytes
         batch.records += 1
@@ -106,14 +130,15 @@ class Journal:
         self._in_flight = batch
         started = asyncio.get_running_loop().time()
         if self._failed is not None or not batch.records:
-            self._finish(batch, self._failed)
+            self._finish(batch, self._failed, started)
             return
 
         def work() -> JournalPosition:
             return self._writer.write_batch(batch.parts, batch.size_bytes, batch.records)
 
         def on_done(position: JournalPosition | None, error: BaseException | None) -> None:
-            self.sync_times.observe(asyncio.get_running_loop().time() - started)
+            now = asyncio.get_running_loop().time()
+            self.sync_times.observe(now - started)
             if position is not None:
                 self.durable = position
                 self.written_bytes += batch.size_bytes
@@ -123,13 +148,15 @@ class Journal:
                 self.refused_batches += 1
             else:
                 self._failed = error
-            self._finish(batch, error)
+            self._finish(batch, error, now)
 
         self._worker.submit(work, on_done)
 
-    def _finish(self, batch: _Batch, error: BaseException | None) -> None:
+    def _finish(self, batch: _Batch, error: BaseException | None, now: float) -> None:
         self._in_flight = None
         self.queued_bytes -= batch.size_bytes
+        if batch.foreground_at is not None or batch.background_bytes:
+            self._pace.on_batch(now, batch.foreground_at, batch.background_bytes, synced=error is None)
         if self._closed_batches or self._open.completions:
             self._flush_soon()  # before the report: what the report queues finds the flush already due
         self._on_batch(batch.completions, error)

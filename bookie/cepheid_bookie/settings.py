@@ -49,6 +49,20 @@ class StorageSettings(BaseModel, frozen=True, extra="forbid"):
         "is only overloaded answers before they treat it as failed.",
     )
 
+    background_floor_bytes_s: int = Field(
+        2 * MiB,
+        ge=64 * KiB,
+        description="Bytes per second of copies made by repair that are admitted however slow other adds become. Above it the "
+        "bookie measures how long other adds wait for the journal, and admits what does not disturb them. Higher: repair ends "
+        "sooner on a busy disk, and publishing is slower meanwhile.",
+    )
+    background_waiting_bytes: int = Field(
+        6 * MiB,
+        ge=4 * KiB,
+        description="Bytes of copies made by repair that may wait until they are admitted. Beyond it they are refused as "
+        "overload and sent again. Keep it below what `storage.background_floor_bytes_s` admits within `storage.waiting_s`.",
+    )
+
     block_bytes: int = Field(
         1 * MiB,
         ge=4 * KiB,

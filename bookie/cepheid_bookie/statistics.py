@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from cepheid_bookie.admission import Admission
+    from cepheid_bookie.background_pace import BackgroundPace
     from cepheid_bookie.checkpoint import Checkpointer
     from cepheid_bookie.disk_space import DiskSpace
     from cepheid_bookie.entry_reader import ReadCounters
@@ -36,6 +37,11 @@ class BookieStatistics:
     adds_no_space: int
     adds_read_only: int  # of ledgers in limbo
     waiting_bytes: int
+    # background adds (copies of repair); they are counted above as well, but for those that wait
+    background_bytes_added: int
+    background_waiting_bytes: int
+    background_rate_bytes_s: float | None  # None: there are no foreground adds, and no limit
+    background_slowdowns: int
     # journal
     journal_batches: int
     journal_records: int
@@ -90,6 +96,8 @@ def take_statistics(
     writable: bool,
     open_reads: int,
     admission: Admission,
+    pace: BackgroundPace,
+    background_rate_bytes_s: float | None,
     journal: Journal,
     cache: WriteCache,
     checkpointer: Checkpointer,
@@ -116,6 +124,10 @@ def take_statistics(
         adds_no_space=adds.no_space,
         adds_read_only=adds.read_only,
         waiting_bytes=admission.waiting_bytes,
+        background_bytes_added=adds.background_bytes,
+        background_waiting_bytes=admission.background.waiting_bytes,
+        background_rate_bytes_s=background_rate_bytes_s,
+        background_slowdowns=pace.slowdowns,
         journal_batches=journal.written_batches,
         journal_records=journal.written_records,
         journal_bytes=journal.written_bytes,

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from cepheid_bookie.background_pace import BackgroundPace
 from cepheid_bookie.errors import FormatVersionError
 from cepheid_bookie.journal import Journal
 from cepheid_bookie.journal_format import (
@@ -151,7 +152,7 @@ class Commits:
     def __init__(self, disk: SimDisk, batch_bytes: int = 8 * KiB) -> None:
         self.worker = InlineWorker(lambda: None)
         self.reports: list[tuple[list[Any], BaseException | None]] = []
-        self.journal = Journal(new_writer(disk), self.worker, START, self.on_batch, batch_bytes=batch_bytes)
+        self.journal = Journal(new_writer(disk), self.worker, START, self.on_batch, BackgroundPace(KiB), batch_bytes=batch_bytes)
 
     def on_batch(self, completions: Sequence[Any], error: BaseException | None) -> None:
         self.reports.append((list(completions), error))

@@ -103,6 +103,8 @@ def _under_way(bookie: Any) -> list[str]:
     """What a bookie still counts, though everything was answered."""
     counters = {
         "adds waiting": bookie._admission.waiting_bytes,
+        "background adds waiting": bookie._admission.background.waiting_bytes,
+        "background adds in the journal": bookie._pace.in_journal_bytes,
         "journal": bookie._journal.queued_bytes,
         "reads": bookie._open_reads,
         "reading": bookie._reader._budget.used_bytes,
