@@ -7,7 +7,8 @@ Rules:
 2. An entry is taken from any replica whose copy is valid. It is reported as lost when every bookie that should hold it answers that
    it has no valid copy, or is given up (`away`). At least one must say so for certain: where those that run lost their disks, the
    others are all that is left, and the copy fails until they are back. It fails as well when a bookie cannot answer now.
-3. `copy_entries` returns when the targets have synced everything; two chunks per target are in flight.
+3. `copy_entries` returns when the targets have synced everything; two chunks per target are in flight. They go as background adds,
+   which a bookie admits at the pace that foreground writes leave.
 """
 
 from __future__ import annotations
@@ -284,7 +285,7 @@ class _Target:
 
     def send(self, group: EntryGroup) -> None:
         self._sent_through = group.last_entry_id
-        self._channel.send(self._lane, AddRequest(group, self._master_key, recovery=True))
+        self._channel.send(self._lane, AddRequest(group, self._master_key, recovery=True, background=True))
 
     def end_chunk(self) -> None:
         if self._sent_through > self._acked_through and (not self._chunk_ends or self._chunk_ends[-1] != self._sent_through):
