@@ -116,6 +116,13 @@ class AddPipeline:
         self.unconfirmed.let_go()
         self._perform(self.state.on_change_impossible())
 
+    def leave_bookie(self, bookie_id: str, reason: str) -> None:
+        """Ask for a replacement of a bookie that may be well. Its lane stays open until the replacement is in force."""
+        effects = self.state.on_leave(bookie_id)
+        if effects:
+            log.info("ledger.bookie_leaving", extra={"ledger_id": self._ledger_id, "bookie": bookie_id, "reason": reason})
+        self._perform(effects)
+
     def retry_change(self) -> None:
         """There may be a spare by now for bookies that were dropped."""
         self._perform(self.state.retry_change())

@@ -14,6 +14,8 @@ process by itself or is about to break.
 Rule 6: a registration that cannot be read says nothing new of its bookie, and nothing of the others.
 Rule 7: a bookie that reports its free space changes its registration in place, which no watch of a parent shows. So all are read
 again every `REFRESH_S` while one reports it.
+Rule 8: a bookie is gone when every look at metadata for `unregistered_bookie_s` found it unregistered. Time during which metadata
+was away, or in which rule 4 holds, does not count: the time begins again after it.
 """
 
 from __future__ import annotations
@@ -101,12 +103,19 @@ class BookieDirectory:
         self._read_at = 0.0  # loop time of the last look
         self._session_lost = False
         self._settled: asyncio.TimerHandle | None = None
+        self._gone_at: dict[str, float] = {}  # by bookie that is not registered: loop time at which it is (again) reported as gone
+        self._gone_timer: asyncio.TimerHandle | None = None
         self.on_new_incarnation: Callable[[], None] = lambda: None
         """A bookie registered that was never seen before with these disks. Called before it is told to anybody."""
         self.on_back: Callable[[str], None] = lambda bookie_id: None
         """This one takes writes, and did not before, or it is another process that does. Called when `writable` says so."""
         self.on_changed: Callable[[], None] = lambda: None
         """Registrations changed. Called when `registered` and `writable` say so."""
+        self.on_gone: Callable[[str], None] = lambda bookie_id: None
+        """Called with the id of a bookie that is gone (rule 8), and again after each `unregistered_bookie_s` while it is gone.
+
+        So is that of a bookie that is being decommissioned, from the start on, and once that of one that has other disks now.
+        """
 
     def __repr__(self) -> str:
         return f"<BookieDirectory: {len(self.writable())} writable of {len(self._known)}, {len(self._connections)} connected>"
@@ -182,8 +191,9 @@ class BookieDirectory:
 
     async def aclose(self) -> None:
         self._unsubscribe()
-        if self._settled is not None:
-            self._settled.cancel()
+        for timer in (self._settled, self._gone_timer):
+            if timer is not None:
+                timer.cancel()
         for watch in self._watches:
             watch.cancel()
         await self._tasks.aclose()
@@ -203,6 +213,8 @@ class BookieDirectory:
         return lambda bookie_id, address: GrpcConnection(bookie_id, address, self._settings)
 
     def _on_session(self, state: SessionState) -> None:
+        if state is not SessionState.CONNECTED:
+            self._gone_at.clear()  # rule 7; the next look begins again
         if state is SessionState.LOST:
             self._session_lost = True
         elif state is SessionState.CONNECTED:
@@ -270,15 +282,42 @@ class BookieDirectory:
         if any(bookie.registered and self._is_new(bookie) for bookie in known.values()):
             self.on_new_incarnation()
         back = [bookie.bookie_id for bookie in known.values() if self._is_back(bookie)]
+        emptied = [name for name, bookie in known.items() if bookie.registered and name in self._known and self._is_new(bookie)]
         before, was_draining = self._known, self._draining
         self._known, self._draining = dict(sorted(known.items())), draining
         known = self._known
         self._free_bytes = {name: bookie.free_bytes for name, bookie in known.items() if bookie.free_bytes is not None}
         self._racks = {name: bookie.rack for name, bookie in known.items() if bookie.rack is not None}
+        self._count_gone()
+        for bookie_id in emptied:
+            self.on_gone(bookie_id)
         for bookie_id in back:
             self.on_back(bookie_id)
         if before != self._known or was_draining != draining:
             self.on_changed()
+
+    def _count_gone(self) -> None:
+        """After a look at metadata: the time of rule 8 begins for bookies that are not registered, and ends for the others."""
+        if self._settled is not None or self._store.session_state is not SessionState.CONNECTED:
+            self._gone_at.clear()
+            return
+        now = asyncio.get_running_loop().time()
+        absent = [name for name, bookie in self._known.items() if not bookie.registered]
+        gone_at = dict.fromkeys(absent, now + self._settings.unregistered_bookie_s) | dict.fromkeys(self._draining, now)
+        self._gone_at = {name: self._gone_at.get(name, at) for name, at in gone_at.items()}
+        self._arm_gone()
+
+    def _arm_gone(self) -> None:
+        if self._gone_at and self._gone_timer is None:
+            self._gone_timer = asyncio.get_running_loop().call_at(min(self._gone_at.values()), self._report_gone)
+
+    def _report_gone(self) -> None:
+        self._gone_timer = None
+        now = asyncio.get_running_loop().time()
+        for name in [name for name, gone_at in self._gone_at.items() if gone_at <= now]:
+            self._gone_at[name] = now + self._settings.unregistered_bookie_s
+            self.on_gone(name)
+        self._arm_gone()
 
     def _is_new(self, bookie: KnownBookie) -> bool:
         before = self._known.get(bookie.bookie_id)

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from cepheid_ledger.bookie_channel import BookieChannel, ChannelStatistics
 from cepheid_ledger.change_slots import ChangeSlots, EnsembleChangeStatistics
+from cepheid_ledger.departures import Departures
 from cepheid_ledger.entry_copy import CopyReport, CopyTask, Run, copy_entries, runs_not_stored
 from cepheid_ledger.errors import (
     EntryUnavailableError,
@@ -113,6 +114,7 @@ class LedgerClient:
         self._recoveries: SingleFlight[tuple[int, bool], ClosedLedger] = SingleFlight("recoveries", _closed_error)
         # A reader of a ledger that is written here learns its LAC from the writer.
         self._writers: weakref.WeakValueDictionary[int, LedgerWriter] = weakref.WeakValueDictionary()
+        self._departures = Departures(self._writers)
         self._closed = False
 
     def __repr__(self) -> str:
@@ -210,6 +212,21 @@ class LedgerClient:
             channel.reopen_now()
         self._change_slots.retry_now()
 
+    def leave_bookie(self, bookie_id: str, reason: str) -> None:
+        """Replace this bookie in every open ledger of the process that sends to it, without waiting for an append.
+
+        For bookies that are gone from metadata or draining. One that still answers costs no ledger its quorum by that: a ledger
+        without a healthy spare keeps it. Call it again while the bookie stays gone: ledgers may be new, and so may spares.
+        """
+        self._departures.leave(bookie_id, reason)
+
+    def on_bookie_gone(self, bookie_id: str) -> None:
+        """Leave a bookie as its directory says: it is not registered any more, is being decommissioned, or has other disks now.
+
+        The directory calls again while that lasts.
+        """
+        self.leave_bookie(bookie_id, "it is not registered any more, is being decommissioned, or came back with other disks")
+
     async def open_reader(self, ledger_id: int) -> LedgerReader:
         """Reads without recovery: up to LAC while the ledger is open. Raises NoSuchLedgerError."""
         self._check_open()
@@ -304,6 +321,7 @@ class LedgerClient:
     async def aclose(self) -> None:
         """Fails what is under way. Ledgers stay open in metadata: writers are closed by whoever has them."""
         self._closed = True
+        self._departures.close()
         await self._recoveries.aclose()
         for writer in list(self._writers.values()):
             await writer.aclose()

@@ -1,4 +1,4 @@
-"""Others for the bookies of an open ledger that failed: the driver of an ensemble change, one per writer.
+"""Others for the bookies of an open ledger that failed or are to be left: the driver of an ensemble change, one per writer.
 
     on_change ──► wait for a slot ──► begin (LAC + 1), choose ──► compare-and-set ──► in force: send to the newcomers
         ▲                                  │ no spare                 ├── certainly refused: go on without, retry later
@@ -13,6 +13,8 @@ Rules:
    take back.
 3. A bookie in quarantine is taken only when the ledger cannot go on otherwise, or lacked copies for
    `quarantined_spare_after_s`. Each gets one chance: who left never comes back, so that this ends.
+4. A bookie that is only to be left (it is gone from metadata, or draining) is left for a healthy spare alone. Without one, or when
+   metadata certainly did not change, it stays in the ensemble, gets entries and counts; whoever asked asks again.
 """
 
 from __future__ import annotations
@@ -144,6 +146,7 @@ class EnsembleChanger:
         """The start and the bookies are taken in one step. False: there is no spare."""
         begun = self._pipeline.begin_change()
         replaced = self._choose(begun)
+        self._pipeline.state.keep_unreplaced(replaced)
         if replaced:
             self.proposed, self._in_doubt = (begun.from_entry_id, replaced), False
         return bool(replaced)
@@ -159,7 +162,8 @@ class EnsembleChanger:
     def _spare_for(self, bookie: str, replaced: Mapping[str, str]) -> str | None:
         state = self._pipeline.state
         vacancy = Vacancy.of(bookie, state.ensemble, replaced, state.write_quorum)
-        return self._placement.replacement(state.unusable, replaced.values(), doubtful=self._takes_doubtful(), vacancy=vacancy)
+        doubtful = bookie not in state.receivers and self._takes_doubtful()
+        return self._placement.replacement(state.unusable, replaced.values(), doubtful=doubtful, vacancy=vacancy)
 
     def _note_shortage(self) -> None:
         if not self._pipeline.state.dropped:
@@ -198,7 +202,7 @@ class EnsembleChanger:
         before = pipeline.state.dropped
         pipeline.refuse_change()
         self._note_shortage()
-        if pipeline.state.failed_for_good:
+        if pipeline.state.failed_for_good or not pipeline.state.dropped:
             return
         if pipeline.state.dropped != before:  # a retry that did not help is no news
             fields = {"ledger_id": self._record.ledger.ledger_id, "bookie": pipeline.state.dropped, "error": reason}

@@ -104,6 +104,12 @@ class LedgerSettings(BaseModel, frozen=True, extra="forbid"):
         description="Whether a ledger is refused rather than given two copies of an entry in one rack. Bookies without a `rack` "
         "get no new copies then. While too few racks have bookies, topics open without a ledger, and ledgers lack copies.",
     )
+    unregistered_bookie_s: PositiveFloat = Field(
+        10.0,
+        description="Time after which a bookie that is not registered any more is replaced in open ledgers, idle ones included, if "
+        "there is a spare bookie. It counts only while the metadata store answers. Ledgers without a spare are looked at again "
+        "after the same time.",
+    )
     ensemble_changes: PositiveInt = Field(
         64, description="Ledgers whose bookies are replaced in metadata at once. The others wait in the order of asking."
     )

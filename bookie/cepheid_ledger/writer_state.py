@@ -1,13 +1,16 @@
 """What one open ledger decides about its entries, without I/O (rules 1-5 of the README).
 
     append ──► SendAdd ──► on_added ──► Confirm                strictly in order, once Qa bookies hold it
-                  └──► on_add_failed ──► ChangeEnsemble            the driver looks for other bookies
+                  └──► on_add_failed ──► ChangeEnsemble            the driver looks for other bookies; on_leave asks for the same
                                              ├─ begin_change ──► metadata ──► on_ensemble_changed ──► SendAdd(newcomers)
                                              └─ on_change_impossible ──► goes on without them, or FailLedger
 
 A change from ensemble X to Y begins a fragment at LAC + 1, taken in `begin_change`. Until its outcome is known metadata may
 say X or Y, so only bookies that are in both count: what Qa of them hold is held by Qa under either version, and confirming
 goes on. Newcomers get everything from the fragment's start on, and count once the change is in force.
+
+A bookie that is to be left (`on_leave`) may be well. It gets entries until its replacement is in force. What it acknowledges does
+not count from `begin_change` on, and counts again when there is no replacement or metadata certainly did not change.
 
 A bookie that left never returns to this ledger: late answers of its first stay would count for its second.
 Recovery writes back through the same core: there an ensemble change stays in memory until the ledger is closed.
@@ -39,7 +42,10 @@ class Confirm(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ChangeEnsemble:
-    """Bookies failed: find others, then `begin_change`; or say that it is impossible."""
+    """Bookies failed, or are to be left: find others, then `begin_change`; or say that it is impossible.
+
+    `failed` does not name those that are only to be left.
+    """
 
     failed: tuple[str, ...]
 
@@ -56,7 +62,7 @@ Effect: TypeAlias = SendAdd | Confirm | ChangeEnsemble | FailLedger
 
 @dataclass(frozen=True, slots=True)
 class BegunChange:
-    """Replace (some of) these; the new fragment starts at `from_entry_id`."""
+    """Replace (some of) these, the most urgent first; the new fragment starts at `from_entry_id`."""
 
     failed: tuple[str, ...]
     from_entry_id: int
@@ -74,6 +80,7 @@ class WriterState:
         "_dropped",
         "_failed",
         "_held_back",
+        "_leaving",
         "_receivers",
         "_windows",
         "_write_quorum",
@@ -94,6 +101,7 @@ class WriterState:
         self._acked_through = dict.fromkeys(ensemble, last_entry_id)
         self._failed: dict[str, None] = {}  # to be replaced, and not counted; dicts, not sets: effects must not depend on hashing
         self._dropped: dict[str, None] = {}  # failed without a replacement so far: named by metadata, but gets nothing more
+        self._leaving: dict[str, None] = {}  # to be replaced if there is a spare; they get entries until then
         self._departed: dict[str, None] = {}  # replaced
         self._change_wanted = False  # the driver owes an outcome
         self._begun: BegunChange | None = None
@@ -104,7 +112,7 @@ class WriterState:
 
     def __repr__(self) -> str:
         held = " ".join(
-            f"{bookie}:{acked}{'!' * (bookie in self._failed)}{'x' * (bookie in self._dropped)}"
+            f"{bookie}:{acked}{'!' * (bookie in self._failed)}{'x' * (bookie in self._dropped)}{'?' * (bookie in self._leaving)}"
             for bookie, acked in self._acked_through.items()
         )
         change = f", changing from {self._begun.from_entry_id}" if self._begun is not None else ""
@@ -175,7 +183,15 @@ class WriterState:
     def on_add_failed(self, bookie: str) -> list[Effect]:
         if bookie in self._acked_through and bookie not in self._dropped and not self.failed_for_good:
             self._failed[bookie] = None
+            self._leaving.pop(bookie, None)
             self._receivers = tuple(b for b in self._receivers if b != bookie)
+        return self._go_on()
+
+    def on_leave(self, bookie: str) -> list[Effect]:
+        """Ask for a replacement of a bookie that has not failed here. Without one it stays, as good as the others."""
+        if bookie not in self._receivers or bookie in self._leaving or self.failed_for_good:
+            return []
+        self._leaving[bookie] = None
         return self._go_on()
 
     # Ensemble change
@@ -191,8 +207,30 @@ class WriterState:
         assert self._change_wanted
         assert not self.failed_for_good
         self._failed.update(self._dropped)  # what they acknowledged stops counting: the change may replace them
-        self._begun = BegunChange(tuple(self._failed), self.last_add_confirmed + 1)
+        self._begun = BegunChange((*self._failed, *self._left_now()), self.last_add_confirmed + 1)
         return self._begun
+
+    def keep_unreplaced(self, replaced: Mapping[str, str]) -> None:
+        """Count bookies again that were only to be left, and for which the change that just began has no replacement.
+
+        To be called between `begin_change` and `on_ensemble_changed` where bookies are left; recovery leaves none.
+        """
+        assert self._begun is not None
+        failed, first = self._begun.failed, self._begun.from_entry_id
+        self._begun = BegunChange(tuple(bookie for bookie in failed if bookie in self._failed or bookie in replaced), first)
+        for bookie in failed:
+            if bookie not in self._begun.failed:
+                del self._leaving[bookie]
+
+    def _left_now(self) -> list[str]:
+        """Bookies to leave with the next change: those that the quorum can do without until it is in force. The others wait for
+        a change of their own; where Qa is Qw, such a change holds up confirming as that of a failed bookie does."""
+        left: list[str] = []
+        for bookie in self._leaving:
+            others = [other for other in self._receivers if other != bookie and other not in left]
+            if self._reach_quorum(others) or not (self._failed or left):
+                left.append(bookie)
+        return left
 
     def on_ensemble_changed(self, replaced: Mapping[str, str], *, supplied: bool = True) -> list[Effect]:
         """The change is in force (in metadata, or in the memory of a recovery).
@@ -210,13 +248,16 @@ class WriterState:
             for bookie, acked in self._acked_through.items()  # a place in the ensemble keeps its position
         }
         for old in begun.failed:
-            del self._failed[old]
             if old in replaced:
                 self._dropped.pop(old, None)
                 self._departed[old] = None
             else:
+                assert old in self._failed, f"{old} is well: `keep_unreplaced` takes it out of the change"
                 self._dropped[old] = None
+            self._failed.pop(old, None)
+            self._leaving.pop(old, None)
         newcomers = tuple(replaced.values())
+        self._receivers = tuple(bookie for bookie in self._receivers if bookie not in replaced)
         if not supplied:
             self._dropped.update(dict.fromkeys(newcomers))
             return self._go_on()
@@ -227,11 +268,14 @@ class WriterState:
     def on_change_impossible(self) -> list[Effect]:
         """No spare bookie, or metadata certainly unchanged: the others go on while they can reach Qa."""
         assert self._change_wanted
-        in_change = tuple(self._failed) if self._begun is None else self._begun.failed
+        in_change = (*self._failed, *self._leaving) if self._begun is None else self._begun.failed
         self._change_wanted, self._begun = False, None
         for bookie in in_change:
-            del self._failed[bookie]
-            self._dropped[bookie] = None
+            if bookie in self._failed:
+                del self._failed[bookie]
+                self._dropped[bookie] = None
+            else:  # it is well, and stays
+                del self._leaving[bookie]
         return self._go_on()
 
     # Confirming
@@ -252,7 +296,7 @@ class WriterState:
         """The others reach Qa, and hold what this one still has to answer: giving it up costs a copy, not progress."""
         if self._acked_through.get(bookie, self.last_add_pushed) >= self.last_add_confirmed:
             return False
-        return self._reach_quorum([other for other in self._receivers if other != bookie])
+        return self._reach_quorum([other for other in self._receivers if other != bookie and other not in self._leaving])
 
     def _go_on(self) -> list[Effect]:
         if self.failed_for_good:
@@ -266,6 +310,8 @@ class WriterState:
         elif not self.has_quorum:
             self.failed_for_good = True
             effects.append(FailLedger(self.dropped))
+        elif self._leaving:
+            effects.append(self._want_change())
         return effects
 
     def _want_change(self) -> ChangeEnsemble:
@@ -282,10 +328,11 @@ class WriterState:
         if self._held_back:
             return None
         # What a dropped bookie acknowledged while it was well still counts: metadata names it, and it holds the bytes.
-        # A failed one may be replaced by the change that is on its way: it is not in both ensembles.
+        # One that failed or is left may be replaced by the change that is on its way: it is not in both ensembles.
         counted: Iterable[int] = self._acked_through.values()
-        if self._failed:
-            counted = [NO_ENTRY_ID if bookie in self._failed else held for bookie, held in self._acked_through.items()]
+        if self._failed or self._begun is not None:
+            out = self._failed if self._begun is None else {*self._failed, *self._begun.failed}
+            counted = [NO_ENTRY_ID if bookie in out else held for bookie, held in self._acked_through.items()]
         if self._windows is None:
             reached = sorted(counted, reverse=True)[self._ack_quorum - 1]
         else:

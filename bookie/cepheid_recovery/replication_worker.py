@@ -260,7 +260,7 @@ class ReplicationWorker:
                 await self._store.multi([self._marks.delete_op(ledger_id, mark.version), self._locks.delete_op(ledger_id, 0)])
                 return True
             plan = self._plan(ledger.record, mark.record)
-            if plan.open_bookies and self._may_recover(ledger_id):
+            if plan.open_bookies and self._may_recover(ledger.record, mark.record):
                 await self._client.recover(ledger_id)
                 continue
             attempt = await self._carry_out(ledger.record, mark.record, plan)
@@ -277,10 +277,17 @@ class ReplicationWorker:
 
         return plan_repair(ledger, mark, self._state.registered(), self._state.draining, choose, self._state.racks())
 
-    def _may_recover(self, ledger_id: int) -> bool:
-        """An open ledger has named a lost bookie for longer than a living writer would let it."""
+    def _may_recover(self, ledger: LedgerMetadata, mark: RepairMark) -> bool:
+        """Return whether an open ledger has named a lost bookie for longer than a living writer would let it.
+
+        A writer that finds no spare bookie keeps the lost one: so that time counts only while there is a spare.
+        """
+        excluded = {*mark.bookies, *self._state.draining}
+        if self._placement.replacement(ledger.last_fragment.ensemble, excluded, doubtful=False) is None:
+            self._open_since.pop(ledger.ledger_id, None)
+            return False
         now = asyncio.get_running_loop().time()
-        return now - self._open_since.setdefault(ledger_id, now) >= self._settings.open_ledger_grace_s
+        return now - self._open_since.setdefault(ledger.ledger_id, now) >= self._settings.open_ledger_grace_s
 
     async def _carry_out(self, ledger: LedgerMetadata, mark: RepairMark, plan: RepairPlan) -> _Attempt:
         attempt = _Attempt(left=dict(plan.left))

@@ -119,6 +119,7 @@ class BrokerRole(Role):
         opened.push_async_callback(serving.aclose)
         bookies.on_new_incarnation = serving.drop_ledger_ids
         bookies.on_back = serving.ledger_client.on_bookie_back
+        bookies.on_gone = serving.ledger_client.on_bookie_gone
         serving.listen()
         await serving.start()
         await serving.start_admin()

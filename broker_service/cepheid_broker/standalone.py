@@ -163,12 +163,17 @@ class Standalone(Role):
             bookies,
             settings.recovery,
             ports,
-            on_draining=bookies.set_draining,
+            on_draining=self._leave_draining,
         )
         opened.push_async_callback(self._recovery.aclose)
         self._recovery.start()
         opened.push_async_callback(self._tasks.aclose)
         self._tasks.start(self._start_network_services(), name="network-services")
+
+    def _leave_draining(self, names: frozenset[str]) -> None:
+        self.bookies.set_draining(names)
+        for bookie_id in names:
+            self._serving.ledger_client.on_bookie_gone(bookie_id)
 
     async def _start_network_services(self) -> None:
         """The admin API, then the bookies' ports; large libraries are imported in threads, and clients are served meanwhile."""

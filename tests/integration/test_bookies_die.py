@@ -28,6 +28,14 @@ def test_a_sigkilled_bookie_of_the_ensemble_is_replaced(chaos: ChaosCluster) -> 
     assert waits["SIGKILL"] < GAP_S, waits
 
 
+def test_a_topic_without_traffic_leaves_a_sigkilled_bookie(chaos: ChaosCluster) -> None:
+    """Nothing is sent to the bookie: the broker goes by its registration (`ledger.unregistered_bookie_s`)."""
+    victim = "bookie-1"
+    topic = chaos.new_topic_on(victim)
+    chaos.processes.kill(victim)
+    chaos.wait_until_replaced(victim, topic)
+
+
 def test_two_bookies_sigkilled_in_a_row_leave_too_few_and_publishing_goes_on(chaos: ChaosCluster) -> None:
     """Of four bookies the first is replaced, the second is not: the ack quorum goes on, and all is whole once they are back."""
     with chaos.workload("kill-two") as work:

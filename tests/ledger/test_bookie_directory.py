@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from cepheid_ledger import LedgerSettings
 from cepheid_ledger.bookie_directory import BookieDirectory, KnownBookie
 from cepheid_metadata import (
     BookieCookie,
@@ -43,11 +45,11 @@ class Connection:
 
 
 class World:
-    def __init__(self) -> None:
+    def __init__(self, settings: LedgerSettings | None = None) -> None:
         self.tree = MemoryTree()
         self.store = MemoryStore(self.tree)
         self.connections: list[Connection] = []
-        self.directory = BookieDirectory(self.store, Ports(), connect=self._connect)
+        self.directory = BookieDirectory(self.store, Ports(), settings, connect=self._connect)
 
     def _connect(self, bookie_id: str, address: str) -> Any:
         self.connections.append(Connection(bookie_id, address))
@@ -346,3 +348,66 @@ async def test_racks_outlive_registrations_and_free_space_is_read_again(monkeypa
         session.expire_session()
         await wait_until(lambda: world.directory.registered() == ["b1"], what="b2 is gone")
         assert world.directory.racks() == {"b2": "eu/r1"}
+
+
+GONE_S = 0.2
+
+
+@asynccontextmanager
+async def watching_for_gone(*names: str) -> AsyncIterator[tuple[World, dict[str, MemoryStore], list[tuple[float, str]]]]:
+    """With what is reported as gone, and when."""
+    world = World(LedgerSettings(unregistered_bookie_s=GONE_S))
+    loop = asyncio.get_running_loop()
+    gone: list[tuple[float, str]] = []
+    world.directory.on_gone = lambda bookie_id: gone.append((loop.time(), bookie_id))
+    sessions = {name: await world.bookie(name) for name in names}
+    await world.directory.start()
+    try:
+        yield world, sessions, gone
+    finally:
+        await world.directory.aclose()
+
+
+@pytest.mark.virtual_time
+async def test_a_bookie_that_stays_away_is_reported_again_and_again() -> None:
+    async with watching_for_gone("b1", "b2") as (world, sessions, gone):
+        began = asyncio.get_running_loop().time()
+        sessions["b1"].expire_session()
+        await asyncio.sleep(GONE_S - 0.01)
+        assert gone == []
+        await asyncio.sleep(2 * GONE_S)
+        assert [(round((at - began) / GONE_S, 1), bookie) for at, bookie in gone] == [(1.0, "b1"), (2.0, "b1")]
+        await world.bookie("b1")
+        await asyncio.sleep(3 * GONE_S)
+        assert len(gone) == 2, "it is back"
+
+
+@pytest.mark.virtual_time
+async def test_a_bookie_that_restarts_in_time_is_not_gone() -> None:
+    async with watching_for_gone("b1", "b2") as (world, sessions, gone):
+        for _ in range(5):
+            sessions["b1"].expire_session()
+            await asyncio.sleep(GONE_S / 2)
+            sessions["b1"] = await world.bookie("b1")
+            await asyncio.sleep(GONE_S)
+        await world.bookie("b1", writable=False)
+        await asyncio.sleep(2 * GONE_S)
+        assert gone == [], "a read-only bookie is registered, too"
+
+
+@pytest.mark.virtual_time
+async def test_nothing_is_gone_while_metadata_is_away_or_sessions_settle(monkeypatch: pytest.MonkeyPatch) -> None:
+    settle_s = 3 * GONE_S
+    monkeypatch.setattr("cepheid_ledger.bookie_directory.SETTLE_S", settle_s)
+    async with watching_for_gone("b1", "b2") as (world, sessions, gone):
+        sessions["b1"].expire_session()
+        await asyncio.sleep(GONE_S / 2)
+        world.store.expire_session()
+        await asyncio.sleep(3 * GONE_S)
+        assert gone == []
+        world.store.renew_session()
+        began = asyncio.get_running_loop().time()
+        await asyncio.sleep(settle_s + GONE_S / 2)
+        assert gone == []
+        await asyncio.sleep(GONE_S)
+        assert [(round(at - began, 2), bookie) for at, bookie in gone] == [(settle_s + GONE_S, "b1")]

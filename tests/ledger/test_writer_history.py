@@ -50,6 +50,7 @@ class Model:
         self.begun: BegunChange | None = None
         self.replaced: dict[str, str] = {}
         self.gone: set[str] = set()  # lost, or replaced
+        self.leaving: set[str] = set()  # somebody wants them to be left; they are well
         self.pushed = self.confirmed = -1
         self.failed = False
 
@@ -111,15 +112,23 @@ class Model:
             self.sent[bookie].clear()
         self.perform(self.state.on_add_failed(bookie))
 
+    def leave(self, index: int) -> None:
+        """It goes on answering, and everything goes on as before where there is no spare."""
+        bookie = self.state.ensemble[index % self.size]
+        if not self.failed:
+            self.leaving.add(bookie)
+            self.perform(self.state.on_leave(bookie))
+
     def begin(self, count: int) -> None:
         if not self.wanted or self.failed or len(self.versions) == 2:
             return
         begun = self.begun = self.state.begin_change()
         assert begun.from_entry_id == self.confirmed + 1
-        assert set(begun.failed) <= self.gone
+        assert set(begun.failed) <= self.gone | self.leaving
         named = {bookie for ensemble in self.versions[0].values() for bookie in ensemble}
         spares = [bookie for bookie in BOOKIES if bookie not in named | self.gone]
         self.replaced = dict(zip(begun.failed, spares[:count], strict=False))
+        self.state.keep_unreplaced(self.replaced)
         if not self.replaced:
             self.decide_against()
             return
@@ -136,6 +145,7 @@ class Model:
         self.wanted = False
         assert self.begun is not None
         start, newcomers = self.begun.from_entry_id, list(self.replaced.values())
+        self.gone.update(self.replaced)
         if not supplied:
             self.gone.update(newcomers)
         self.perform(self.state.on_ensemble_changed(self.replaced, supplied=supplied))
@@ -187,6 +197,7 @@ STEPS: dict[str, dict[str, Sequence[Any]]] = {
     "answer": {"index": range(8), "count": range(1, 7)},
     "all_but_the_failed_answer": {},
     "fail": {"index": range(6), "stored": range(4), "deadly": [False] * 7 + [True]},
+    "leave": {"index": range(6)},
     "begin": {"count": [3, 3, 3, 2, 1, 0]},
     "in_force": {"supplied": [True, True, True, False]},
     "without_a_trace": {"again": [False, True]},
@@ -238,11 +249,11 @@ def test_many_random_histories_hold_and_reach_what_they_should() -> None:
 
 
 def _count_failed_bookies(self: WriterState) -> Any:
-    failed, self._failed = self._failed, {}
+    failed, begun, self._failed, self._begun = self._failed, self._begun, {}, None
     try:
         return CONFIRM(self)
     finally:
-        self._failed = failed
+        self._failed, self._begun = failed, begun
 
 
 def _start_at_the_end(self: WriterState, replaced: dict[str, str], *, supplied: bool = True) -> Any:
@@ -274,17 +285,34 @@ def _replaced_bookies_count(self: WriterState, bookie: str, last: int) -> Any:
 
 
 def _late_news_counts(self: WriterState, bookie: str, last: int) -> Any:
-    dropped, failed, self._dropped, self._failed = self._dropped, self._failed, {}, {}
+    dropped, failed, begun = self._dropped, self._failed, self._begun
+    self._dropped, self._failed, self._begun = {}, {}, None
     try:
         return ADDED(self, bookie, last)
     finally:
-        self._dropped, self._failed = dropped, failed
+        self._dropped, self._failed, self._begun = dropped, failed, begun
 
 
 def _start_too_low(self: WriterState) -> BegunChange:
     begun = BEGIN(self)
     self._begun = BegunChange(begun.failed, max(0, begun.from_entry_id - 1))
     return self._begun
+
+
+def _count_what_is_left(self: WriterState) -> Any:
+    """Bookies that are only to be left count until their successors are in force."""
+    begun, self._begun = self._begun, None
+    try:
+        return CONFIRM(self)
+    finally:
+        self._begun = begun
+
+
+def _leave_without_return(self: WriterState) -> Any:
+    """A bookie that has no successor is dropped, although it is well."""
+    self._failed.update(self._leaving)
+    self._leaving.clear()
+    return IMPOSSIBLE(self)
 
 
 def _stop_confirming(self: WriterState) -> Any:
@@ -317,6 +345,8 @@ MUTANTS: dict[str, dict[str, Callable[..., Any]]] = {
     "answers of replaced bookies count": {"on_ensemble_changed": _remember_successors, "on_added": _replaced_bookies_count},
     "late answers of failed bookies count": {"on_added": _late_news_counts},
     "the fragment starts below LAC + 1": {"begin_change": _start_too_low},
+    "bookies that are left count during the change": {"_confirm": _count_what_is_left},
+    "a bookie that is well is dropped": {"on_change_impossible": _leave_without_return},
     "nothing is confirmed after a change": {"_confirm": _stop_confirming},
     "one bookie less is enough": {"_confirm": _with_lower_quorum},
     "a place in the ensemble moves": {"on_ensemble_changed": _moved},

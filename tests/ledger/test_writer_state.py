@@ -267,6 +267,88 @@ def test_a_change_of_a_striped_ledger_stops_no_entry_that_it_does_not_concern() 
     assert state.on_added("e", 7) == Confirm(9), "8 and 9 are not on e"
 
 
+# Bookies that are left although they may be well
+
+
+def test_a_bookie_that_is_left_gets_entries_until_its_replacement_is_in_force() -> None:
+    state = WriterState(ABC, 2)
+    state.append(2)
+    assert state.on_leave("b") == [ChangeEnsemble(())]
+    assert state.on_leave("b") == [], "that is under way"
+    assert state.append(1) == SendAdd(ABC, 2, 2)
+    state.on_added("a", 0)
+    assert state.on_added("b", 0) == Confirm(0), "no change has begun: metadata names b alone"
+    assert state.begin_change() == BegunChange(("b",), 1)
+    assert state.on_added("a", 2) is None
+    assert state.on_added("b", 2) is None, "b may be replaced by now"
+    assert state.on_added("c", 1) == Confirm(1)
+    assert state.append(1) == SendAdd(ABC, 3, 3)
+    assert state.on_ensemble_changed({"b": "d"}) == [SendAdd(("d",), 1, 3)]
+    assert (state.ensemble, state.receivers) == (("a", "d", "c"), ("a", "c", "d"))
+    assert state.on_leave("b") == [], "it has left"
+
+
+def test_a_ledger_without_entries_leaves_a_bookie_in_place() -> None:
+    state = WriterState(ABC, 2)
+    assert state.on_leave("a") == [ChangeEnsemble(())]
+    assert state.begin_change() == BegunChange(("a",), 0)
+    assert state.on_ensemble_changed({"a": "d"}) == []
+    assert state.append(1) == SendAdd(("b", "c", "d"), 0, 0)
+
+
+def test_a_bookie_that_cannot_be_replaced_stays_and_what_it_acknowledged_meanwhile_counts() -> None:
+    state = WriterState(ABC, 3)
+    state.append(1)
+    state.on_leave("b")
+    state.begin_change()
+    assert [state.on_added(bookie, 0) for bookie in ABC] == [None, None, None]
+    assert state.on_change_impossible() == [Confirm(0)]
+    assert (state.dropped, state.receivers) == ((), ABC)
+    assert state.retry_change() == [], "whoever asked asks again"
+
+
+def test_a_change_for_others_does_not_stop_a_bookie_from_counting_that_is_kept() -> None:
+    state = WriterState(ABCD, 2)
+    state.append(1)
+    state.on_add_failed("a")
+    assert state.on_leave("b") == [], "the change that is wanted takes it along"
+    assert state.begin_change() == BegunChange(("a", "b"), 0), "failed bookies get the spares first"
+    state.keep_unreplaced({"a": "e"})
+    state.on_added("b", 0)
+    assert state.on_added("c", 0) == Confirm(0)
+    assert state.on_ensemble_changed({"a": "e"}) == [SendAdd(("e",), 0, 0)]
+    assert state.dropped == ()
+
+
+def test_bookies_are_left_one_after_the_other_where_the_quorum_needs_them() -> None:
+    state = WriterState(ABC, 2)
+    state.append(1)
+    state.on_leave("a")
+    state.on_leave("b")
+    assert state.begin_change() == BegunChange(("a",), 0), "b and c confirm meanwhile"
+    assert state.on_ensemble_changed({"a": "d"}) == [SendAdd(("d",), 0, 0), ChangeEnsemble(())]
+    assert state.begin_change() == BegunChange(("b",), 0)
+
+
+def test_a_bookie_that_fails_while_it_is_left_has_failed() -> None:
+    state = WriterState(ABC, 2)
+    state.append(1)
+    state.on_leave("b")
+    state.begin_change()
+    assert state.on_add_failed("b") == []
+    assert state.on_change_impossible() == []
+    assert (state.dropped, state.receivers) == (("b",), ("a", "c"))
+
+
+def test_a_bookie_that_failed_or_was_dropped_is_not_left_again() -> None:
+    state = WriterState(ABC, 2)
+    state.on_add_failed("b")
+    assert state.on_leave("b") == []
+    state.on_change_impossible()
+    assert state.on_leave("b") == []
+    assert state.on_leave("x") == []
+
+
 # Striping
 
 

@@ -374,3 +374,13 @@ async def test_a_lost_copy_is_made_again_in_a_rack_that_has_none() -> None:
         await world.wait_whole(*ledger_ids)
         for ledger_id in ledger_ids:
             assert (await world.ledgers.record(ledger_id)).fragments[0].ensemble == ("a", "e", "c")
+
+
+async def test_an_open_ledger_is_not_closed_while_its_writer_could_find_no_spare() -> None:
+    async with repair_world("a", "b", "c") as world:
+        writer = await world.open_ledger("abc")
+        await world.start()
+        world.kill("c")
+        await asyncio.sleep(QUICK.grace_s + 5 * QUICK.open_ledger_grace_s)
+        await append(writer, [b"it is alive"])
+        assert (await world.ledgers.record(writer.ledger_id)).state is LedgerState.OPEN

@@ -133,6 +133,17 @@ def begin_a_recovery_before_the_last_fragment() -> Iterator[None]:
         yield
 
 
+@scenario_mutant
+@contextlib.contextmanager
+def wait_for_an_append_before_a_bookie_that_is_gone_is_left() -> Iterator[None]:
+    """An open ledger goes on naming bookies that are gone, until something is sent to them.
+
+    Random worlds miss it: their ledgers are never idle for long, and bookies come back.
+    """
+    with mock.patch.object(LedgerClient, "leave_bookie", return_value=None):
+        yield
+
+
 @mutant("L1", "L2")
 @contextlib.contextmanager
 def insist_on_an_ensemble_whoever_recovers() -> Iterator[None]:

@@ -48,6 +48,7 @@ LEDGER_SETTINGS = LedgerSettings(
     recovery_batch_entries=20,
     quarantine_s=2.0,
     quarantine_max_s=5.0,
+    unregistered_bookie_s=0.5,  # bookies stay away for up to 4 s
     ensemble_change_timeout_s=6.0,
     ensemble_retry_s=0.3,
     deletion_grace_s=1.5,
@@ -149,9 +150,12 @@ class SimBroker:
         ids = self._ids = LedgerIds(self.store, block=10)
         wires = SimConnections(self._network, self.node)
         if self._directory is None:  # the real one, over registrations
-            directory = BookieDirectory(self.store, self.ports, connect=lambda bookie_id, address: wires.get(bookie_id))
+            directory = BookieDirectory(
+                self.store, self.ports, LEDGER_SETTINGS, connect=lambda bookie_id, address: wires.get(bookie_id)
+            )
             directory.on_new_incarnation = ids.drop_block
             directory.on_back = lambda bookie_id: self.client.on_bookie_back(bookie_id)
+            directory.on_gone = lambda bookie_id: self.client.on_bookie_gone(bookie_id)
             self._opened.append(directory.aclose)
             self.node.start(self._follow(directory), name="follow bookies")
             connections, writable = ConnectionsProbe(directory, history, process), directory.writable

@@ -22,6 +22,16 @@ from tests.simulation.world.sim_disk import SimDisk
 
 _EIO = 5
 
+# -- registrations ------------------------------------------------------------------------------------------------------
+
+
+@step("{broker} learns that {bookies} (is|are) gone")
+def learns_gone(scene: Scene, broker: SimBroker, bookies: Sequence[SimBookie]) -> None:
+    """Its directory has found them unregistered for a while, and reports it. It does so again while that lasts."""
+    for each in bookies:
+        broker.node.context.run(broker.client.on_bookie_gone, each.id)
+
+
 # -- fencing reads ------------------------------------------------------------------------------------------------------
 
 

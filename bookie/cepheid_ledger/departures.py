@@ -1,0 +1,71 @@
+"""Open writers of a process leave a bookie that is gone or draining: some writers in each turn of the loop.
+
+    leave ──► ids of all open writers ──► those that send to the bookie ──LedgerWriter.leave_bookie──► EnsembleChanger
+
+The writer of an idle ledger has no other way to notice that a bookie is gone, and after several such losses no recovery would find
+a quorum. The caller repeats `leave` while the bookie stays gone, for ledgers that had no spare or were created meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Protocol
+
+_LOOKED_AT_PER_TURN = 1_000
+_ASKED_PER_TURN = 100  # as many changes begin in one turn: publishers wait meanwhile
+
+
+class LeavingWriter(Protocol):
+    """A LedgerWriter."""
+
+    @property
+    def receivers(self) -> tuple[str, ...]: ...
+
+    def leave_bookie(self, bookie_id: str, reason: str) -> None: ...
+
+
+class Departures:
+    """The bookies that open writers are to leave. `writers` is by ledger id, and may change at any time."""
+
+    def __init__(self, writers: Mapping[int, LeavingWriter]) -> None:
+        self._writers = writers
+        self._rounds: deque[tuple[str, str, Iterator[int]]] = deque()  # bookie, reason, ids of writers to look at
+        self._turn: asyncio.Handle | None = None
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<Departures from {[bookie_id for bookie_id, _, _ in self._rounds]}>"
+
+    def leave(self, bookie_id: str, reason: str) -> None:
+        """Have each open writer that sends to this bookie replace it, soon. Another call during such a round changes nothing."""
+        if self._closed or any(bookie_id == other for other, _, _ in self._rounds):
+            return
+        self._rounds.append((bookie_id, reason, iter(list(self._writers))))
+        if self._turn is None:
+            self._turn = asyncio.get_running_loop().call_soon(self._ask_some)
+
+    def close(self) -> None:
+        """Ask no further writer."""
+        self._closed = True
+        self._rounds.clear()
+        if self._turn is not None:
+            self._turn.cancel()
+            self._turn = None
+
+    def _ask_some(self) -> None:
+        bookie_id, reason, ledger_ids = self._rounds[0]
+        asked = 0
+        for _ in range(_LOOKED_AT_PER_TURN):
+            ledger_id = next(ledger_ids, None)
+            if ledger_id is None:
+                self._rounds.popleft()
+                break
+            writer = self._writers.get(ledger_id)
+            if writer is not None and bookie_id in writer.receivers:
+                writer.leave_bookie(bookie_id, reason)
+                asked += 1
+                if asked == _ASKED_PER_TURN:
+                    break
+        self._turn = asyncio.get_running_loop().call_soon(self._ask_some) if self._rounds else None
