@@ -105,7 +105,7 @@ class _Walk:
     largest_ensemble: int = 0
     badly_placed: int = 0
     holdings: dict[str, BookieHoldings] = field(default_factory=dict)
-    new: list[RepairMark] = field(default_factory=list)
+    new: list[tuple[LedgerMetadata, Shortage]] = field(default_factory=list)
 
 
 class Auditor:
@@ -140,6 +140,7 @@ class Auditor:
         self._due = asyncio.Event()
         self._deposed = asyncio.Event()
         self._unsubscribe = store.subscribe(self._on_session)
+        self._candidacy: AuditorRecord | None = None  # what it wrote, or may have written, to be elected
         self.statistics = AuditorStatistics()
         self.audit: Audit | None = None
         """What the last complete walk found, with the figures as of the last poll; None before the first."""
@@ -166,7 +167,8 @@ class Auditor:
         self._back: dict[str, float] = {}  # bookies whose copies are checked, with the time when they came back
         self._processes: dict[str, str] = {}  # incarnations of the bookies that were registered at the last poll
         self._acted_on: frozenset[tuple[str, str]] = frozenset()  # what the last walk counted as lost, draining or emptied
-        self._emptied_walked: dict[str, int] = {}
+        self._disks: dict[str, str] = {}  # names of the disks of bookies that lost what they had
+        self._emptied_walked: dict[str, str] = {}  # those that the last walk knew of
         self._next_walk = 0.0
         self._marked: dict[int, _Marked] = {}
         self._reasons: dict[tuple[tuple[str, ShortReason], ...], dict[str, ShortReason]] = {}  # thousands of marks share a few
@@ -201,11 +203,16 @@ class Auditor:
         """Become the auditor if there is none. Raises MetadataError."""
         if not self._settings.enabled:
             return False
-        record = AuditorRecord(name=self._name, since_ms=self._ports.wall_ms())
+        if self._candidacy is None:
+            self._candidacy = AuditorRecord(name=self._name, since_ms=self._ports.wall_ms())
         try:
-            await self._election.create(None, record, ephemeral=True)
+            await self._election.create(None, self._candidacy, ephemeral=True)
         except KeyExistsError:
-            return False
+            found = await self._election.get(None)
+            if found is not None and found.record != self._candidacy:
+                self._candidacy = None
+            if self._candidacy is None or found is None:
+                return False  # else it was elected, and the answer was lost; or its audit failed
         log.info("auditor.elected", extra={"auditor": self._name})
         return True
 
@@ -219,7 +226,8 @@ class Auditor:
         while not self._deposed.is_set():
             try:
                 current = await self._election.get(None)
-                if current is None or current.record.name != self._name:
+                if current is None or current.record != self._candidacy:
+                    self._candidacy = None
                     return
                 await self._poll()
             except MetadataError as error:
@@ -245,7 +253,7 @@ class Auditor:
         now = asyncio.get_running_loop().time()
         acts = frozenset(
             [(bookie, "draining") for bookie in seen.draining]
-            + [(bookie, "emptied") for bookie in seen.emptied]
+            + [(bookie, f"emptied, now {self._disks[bookie]}") for bookie in seen.emptied]
             + [(bookie, "lost") for bookie in self._state.expected() if seen.shortage_of(bookie, 0) is ShortReason.LOST]
         )
         returned = frozenset(bookie for bookie, since in self._back.items() if now - since >= _CHECK_RETURNED_AFTER_S)
@@ -260,7 +268,7 @@ class Auditor:
                 self._next_walk = max(self._next_walk, now + self._settings.walk_interval_s)
                 for bookie in returned:
                     self._back.pop(bookie, None)
-                self._emptied_walked = dict(seen.emptied)
+                self._emptied_walked = {bookie: self._disks[bookie] for bookie in seen.emptied}
                 await self._finish_requests(seen)
                 await self._note_drained(walked)
         await self._update_figures(seen)
@@ -297,7 +305,10 @@ class Auditor:
             except (CorruptRecordError, NewerFormatError):
                 continue  # it is logged by who lists bookies
             below = 0 if found is None else found.record.limbo_below or 0
-            if below and (self.audit is None or self.audit.refilled.get(bookie) != below):
+            if found is None or not below:
+                continue
+            self._disks[bookie] = disks = f"{found.record.incarnation}.{below}"  # no two losses leave the same name
+            if self.audit is None or self.audit.refilled.get(bookie) != disks:
                 emptied[bookie] = below
         return emptied
 
@@ -367,7 +378,7 @@ class Auditor:
         elif is_marked:
             await self._renew(ledger, shortage)
         else:
-            walk.new.append(_mark_of(ledger.ledger_id, shortage, self._ports.wall_ms()))
+            walk.new.append((ledger, shortage))
             if len(walk.new) >= _MARKED_TOGETHER:
                 await self._create_marks(walk)
 
@@ -390,36 +401,41 @@ class Auditor:
 
     async def _create_marks(self, walk: _Walk) -> None:
         """Several marks in one write, or one by one when another auditor made some of them."""
-        marks, walk.new = walk.new, []
-        if not marks:
+        found, walk.new = walk.new, []
+        if not found:
             return
+        marks = [_mark_of(ledger.ledger_id, shortage, self._ports.wall_ms()) for ledger, shortage in found]
         try:
             await self._store.multi([self._marks.create_op(mark.ledger_id, mark) for mark in marks])
         except KeyExistsError:
+            for ledger, shortage in found:
+                await self._renew(ledger, shortage)
+        else:
             for mark in marks:
-                try:
-                    await self._marks.create(mark.ledger_id, mark)
-                except KeyExistsError:
-                    continue  # its next walk merges it
-        for mark in marks:
-            self._note(mark.ledger_id, mark)
+                self._note(mark.ledger_id, mark)
         self.statistics.marked_ledgers += len(marks)
         self._on_marked()
 
     async def _renew(self, ledger: LedgerMetadata, shortage: Shortage) -> None:
-        """A mark exists already. Every change raises its version, so that no worker removes what it does not know."""
-        found = await self._marks.get(ledger.ledger_id)
-        if found is None:
-            return  # repaired this moment; the next walk looks again
-        mark = found.record
-        merged = {**shortage.bookies, **{name: why for name, why in mark.bookies.items() if name not in shortage.bookies}}
-        if merged != mark.bookies:
-            mark = _renewed(mark, measure(ledger, merged, self._state.registered()))
+        """Add to a mark that probably exists. Every change raises its version, so that no worker removes what it does not know."""
+        while True:
+            found = await self._marks.get(ledger.ledger_id)
             try:
-                await self._marks.replace(ledger.ledger_id, mark, found.version)
-            except (BadVersionError, NoSuchKeyError):
-                return
+                if found is None:  # a worker removed it this moment
+                    mark = _mark_of(ledger.ledger_id, shortage, self._ports.wall_ms())
+                    await self._marks.create(ledger.ledger_id, mark)
+                else:
+                    mark = found.record
+                    kept = {name: why for name, why in mark.bookies.items() if name not in shortage.bookies}
+                    merged = {**shortage.bookies, **kept}
+                    if merged == mark.bookies:
+                        break
+                    mark = _renewed(mark, measure(ledger, merged, self._state.registered()))
+                    await self._marks.replace(ledger.ledger_id, mark, found.version)
+            except (KeyExistsError, BadVersionError, NoSuchKeyError):
+                continue  # it changed meanwhile; what was found must not be forgotten: no later walk may look for it again
             self._on_marked()
+            break
         self._note(ledger.ledger_id, mark)
 
     def _note(self, ledger_id: int, mark: RepairMark) -> None:
@@ -560,7 +576,8 @@ class Auditor:
             record = found.record
             if record.ledgers_at_start is None:
                 record = record.replace(ledgers_at_start=ledgers)
-            record = record.replace(drained_at_ms=(record.drained_at_ms or now_ms) if ledgers == 0 else None)
+            is_drained = ledgers == 0 and walk.unreadable == 0  # a record that cannot be read may name it
+            record = record.replace(drained_at_ms=(record.drained_at_ms or now_ms) if is_drained else None)
             if record != found.record:
                 try:
                     await self._draining.replace(bookie, record, found.version)
@@ -597,12 +614,12 @@ class Auditor:
 
     async def _note_refilled(self, seen: BookiesSeen) -> None:
         """A bookie that lost its disk has everything again when no mark names it for that reason after a walk."""
-        for bookie, below in self._emptied_walked.items():
+        for bookie, disks in self._emptied_walked.items():
             waits = any(one.bookies.get(bookie) is ShortReason.EMPTY_DISK for one in self._marked.values())
             if self.audit is not None and not waits and bookie in seen.emptied and self._state.off is None:
-                self.audit = self.audit.replace(refilled={**self.audit.refilled, bookie: below})
+                self.audit = self.audit.replace(refilled={**self.audit.refilled, bookie: disks})
                 await self._save_audit()
-                log.info("bookie.refilled", extra={"bookie": bookie, "limbo_below": below})
+                log.info("bookie.refilled", extra={"bookie": bookie, "disks": disks})
 
 
 async def mark_ledger(

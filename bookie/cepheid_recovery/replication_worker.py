@@ -6,14 +6,16 @@
 Rules:
 1. Copy before claim: a bookie is named in a record only when it has synced every entry that it has to hold (R1). The record is
    written only at the version that was read before the copying began. Whoever changes the record meanwhile, and a bookie that
-   collects surplus copies does (see bookie/README.md), makes the write fail, and everything is copied again.
+   collects surplus copies does (see bookie/README.md), makes the write fail, and everything is copied again. The same holds for the
+   cookies of the targets: a bookie that came back on other disks meanwhile has changed its own.
 2. Only finished fragments are copied: their entries are confirmed, and their number is known. The last fragment of an open ledger
    belongs to its writer. When it still names a lost bookie after `open_ledger_grace_s`, it has no living writer, and is recovered.
 3. A mark is removed only at the version that was read, together with the write of the record (R3). What could not be done stays in
    the mark, with the reason.
 4. An entry without a valid copy is noted in the mark and in the log; the rest of its fragment moves, and the bookie that may still
    have the entry is remembered (`former`).
-5. Locks save work. No lock is needed for safety: a worker that lost its lock fails at rule 1.
+5. Locks save work. No lock is needed for safety: a worker that lost its lock fails at rule 1. A worker that was not told whether it
+   got or released a lock finds its own name in it, and takes it.
 """
 
 from __future__ import annotations
@@ -51,6 +53,7 @@ from cepheid_metadata import (
     RepairMark,
     ShortReason,
     audit_record,
+    bookie_cookies,
     ledger_records,
     list_repair_marks,
     repair_locks,
@@ -94,7 +97,7 @@ class _Attempt:
     """What was done about one ledger, before it is written down."""
 
     replaced: dict[tuple[int, str], str] = field(default_factory=dict)
-    incarnations: dict[str, str] = field(default_factory=dict)
+    cookies: dict[str, int] = field(default_factory=dict)  # versions of the targets' cookies from before the copying
     left: dict[str, str] = field(default_factory=dict)
     lost: list[tuple[int, int]] = field(default_factory=list)
     former: set[str] = field(default_factory=set)
@@ -113,6 +116,8 @@ class ReplicationWorker:
         settings: RecoverySettings,
         ports: Ports,
     ) -> None:
+        self._lock_record = RepairLock(worker=f"{name} {ports.random.getrandbits(32):08x}")
+        self._locked: set[int] = set()  # ledgers that are queued or in work
         self._name = name
         self._store = store
         self._client = client
@@ -124,9 +129,12 @@ class ReplicationWorker:
         self._locks = repair_locks(store)
         self._ledgers = ledger_records(store)
         self._audit = audit_record(store)
+        self._cookies = bookie_cookies(store)
+        self._cookie_versions: dict[str, int] = {}  # read once, and again after a write that failed
         self._queue: asyncio.Queue[int] = asyncio.Queue(_LOCKED_TOGETHER)
         self._retries: dict[int, _Retry] = {}
-        self._open_since: dict[int, float] = {}  # open ledgers that name a lost bookie, with the time when that was seen first
+        self._open_since: dict[int, dict[str, float]] = {}
+        """By open ledger, the bookies that must leave its last fragment, with the time when that was seen first."""
         self._due = asyncio.Event()
         self._tasks = TaskOwner(f"replication-worker {name}")
         self.statistics = WorkerStatistics()
@@ -180,7 +188,9 @@ class ReplicationWorker:
             part = candidates[start : start + _LOCKED_TOGETHER]
             if self._state.off is not None:
                 return False
-            for ledger_id in await self._lock(part):
+            locked = await self._lock(part)
+            self._locked.update(locked)
+            for ledger_id in locked:
                 taken = True
                 await self._queue.put(ledger_id)
         return taken
@@ -201,17 +211,25 @@ class ReplicationWorker:
 
     async def _lock(self, ledger_ids: Sequence[int]) -> list[int]:
         """Return those that nobody else is repairing."""
-        record = RepairLock(worker=self._name)
         if not ledger_ids:
             return []
         try:
-            await self._store.multi([self._locks.create_op(ledger_id, record, ephemeral=True) for ledger_id in ledger_ids])
+            await self._store.multi(
+                [self._locks.create_op(ledger_id, self._lock_record, ephemeral=True) for ledger_id in ledger_ids]
+            )
             return list(ledger_ids)
         except KeyExistsError:
             if len(ledger_ids) == 1:
-                return []
+                return list(ledger_ids) if await self._is_left_over(ledger_ids[0]) else []
         half = len(ledger_ids) // 2
         return [*await self._lock(ledger_ids[:half]), *await self._lock(ledger_ids[half:])]
+
+    async def _is_left_over(self, ledger_id: int) -> bool:
+        """Return whether this worker has the lock and does not use it: an answer of the metadata store was lost."""
+        if ledger_id in self._locked:
+            return False
+        found = await self._locks.get(ledger_id)
+        return found is not None and found.record == self._lock_record and ledger_id not in self._locked
 
     # Repairing
 
@@ -231,6 +249,7 @@ class ReplicationWorker:
                 await self._unlock(ledger_id)
             finally:
                 self.statistics.in_work -= 1
+                self._locked.discard(ledger_id)
             if whole:
                 self._retries.pop(ledger_id, None)
                 self._open_since.pop(ledger_id, None)
@@ -260,14 +279,14 @@ class ReplicationWorker:
                 await self._store.multi([self._marks.delete_op(ledger_id, mark.version), self._locks.delete_op(ledger_id, 0)])
                 return True
             plan = self._plan(ledger.record, mark.record)
-            if plan.open_bookies and self._may_recover(ledger.record, mark.record):
+            if self._may_recover(ledger.record, mark.record, plan.open_bookies):
                 await self._client.recover(ledger_id)
                 continue
             attempt = await self._carry_out(ledger.record, mark.record, plan)
             try:
                 return await self._write(ledger, mark, attempt)
             except (BadVersionError, NoSuchKeyError):
-                continue  # the ledger or its mark changed: rule 1
+                self._cookie_versions.clear()  # the ledger, its mark or a target changed: rule 1
         raise CopyFailedError(f"ledger {ledger_id} or its mark changed {_ATTEMPTS} times while it was copied", ledger_id=ledger_id)
 
     def _plan(self, ledger: LedgerMetadata, mark: RepairMark) -> RepairPlan:
@@ -277,17 +296,18 @@ class ReplicationWorker:
 
         return plan_repair(ledger, mark, self._state.registered(), self._state.draining, choose, self._state.racks())
 
-    def _may_recover(self, ledger: LedgerMetadata, mark: RepairMark) -> bool:
-        """Return whether an open ledger has named a lost bookie for longer than a living writer would let it.
+    def _may_recover(self, ledger: LedgerMetadata, mark: RepairMark, open_bookies: Sequence[str]) -> bool:
+        """Return whether an open ledger has named one of these bookies for longer than a living writer would let it.
 
         A writer that finds no spare bookie keeps the lost one: so that time counts only while there is a spare.
         """
+        before = self._open_since.pop(ledger.ledger_id, {})
         excluded = {*mark.bookies, *self._state.draining}
-        if self._placement.replacement(ledger.last_fragment.ensemble, excluded, doubtful=False) is None:
-            self._open_since.pop(ledger.ledger_id, None)
+        if not open_bookies or self._placement.replacement(ledger.last_fragment.ensemble, excluded, doubtful=False) is None:
             return False
         now = asyncio.get_running_loop().time()
-        return now - self._open_since.setdefault(ledger.ledger_id, now) >= self._settings.open_ledger_grace_s
+        self._open_since[ledger.ledger_id] = {bookie: before.get(bookie, now) for bookie in open_bookies}
+        return any(now - before.get(bookie, now) >= self._settings.open_ledger_grace_s for bookie in open_bookies)
 
     async def _carry_out(self, ledger: LedgerMetadata, mark: RepairMark, plan: RepairPlan) -> _Attempt:
         attempt = _Attempt(left=dict(plan.left))
@@ -314,15 +334,18 @@ class ReplicationWorker:
         """Bring one fragment's copies to where they belong. Raises CopyFailedError."""
         fragment, turn = part.fragment, self._ports.random.randrange(ledger.ensemble_size)
         away = frozenset(fragment.ensemble[position] for position in part.moves) - self._state.registered()
-        incarnations = {target: self._state.incarnation_of(target) for target in part.moves.values()}
+        for target in part.moves.values():
+            await self._note_cookie(target, attempt)
 
         async def copy(first: int, last: int, targets: dict[int, str]) -> None:
             task = CopyTask(ledger, fragment, first, last, targets, away=away, former=mark.former)
             report = await self._client.copy_entries(task, turn=turn)
             self._count(report)
-            for run in report.lost:
-                if not any(known.first <= run[0] <= known.last for known in mark.lost):
-                    self._note_lost(ledger, fragment.ensemble, run, away, attempt)
+            if report.lost:
+                attempt.lost += report.lost
+                attempt.former |= away  # a bookie that is away may have them
+            for run in _not_in(report.lost, mark.lost):
+                self._tell_lost(ledger, fragment.ensemble, run)
 
         if part.moves:
             await copy(part.first_entry_id, part.last_entry_id, part.moves)
@@ -332,7 +355,15 @@ class ReplicationWorker:
                 await copy(first, last, {position: bookie})
         for position, target in part.moves.items():
             attempt.replaced[(fragment.first_entry_id, fragment.ensemble[position])] = target
-        attempt.incarnations |= incarnations
+
+    async def _note_cookie(self, target: str, attempt: _Attempt) -> None:
+        """Raises CopyFailedError, MetadataError."""
+        if target not in self._cookie_versions:
+            found = await self._cookies.get(target)
+            if found is None:
+                raise CopyFailedError(f"bookie {target} has no cookie in metadata, so it gets no copies", bookie=target)
+            self._cookie_versions[target] = found.version
+        attempt.cookies.setdefault(target, self._cookie_versions[target])
 
     async def _bad_copies(
         self, ledger: LedgerMetadata, mark: RepairMark, part: FragmentRepair, position: int, attempt: _Attempt
@@ -363,6 +394,8 @@ class ReplicationWorker:
             if first > last:
                 continue
             targets = {place: bookie for place, bookie in enumerate(fragment.ensemble) if bookie not in away}
+            if len(targets) < len(fragment.ensemble):  # until all of them have it, those that keep a copy have to keep it
+                attempt.lost.append((first, last))
             try:
                 report = await self._client.copy_entries(CopyTask(ledger, fragment, first, last, targets, away, mark.former))
             except CopyFailedError:
@@ -375,13 +408,7 @@ class ReplicationWorker:
         self.statistics.entries += report.entries
         self.statistics.size_bytes += report.size_bytes
 
-    def _note_lost(
-        self, ledger: LedgerMetadata, ensemble: Sequence[str], run: tuple[int, int], away: frozenset[str], attempt: _Attempt
-    ) -> None:
-        if run in attempt.lost:
-            return
-        attempt.lost.append(run)
-        attempt.former |= away.intersection(ensemble)
+    def _tell_lost(self, ledger: LedgerMetadata, ensemble: Sequence[str], run: tuple[int, int]) -> None:
         self.statistics.lost_entries += run[1] - run[0] + 1
         extra = {"ledger_id": ledger.ledger_id, "first": run[0], "last": run[1], "bookies": list(ensemble)}
         log.error("repair.entries_lost", extra={**extra, "hint": "cepheid ledgers verify shows what each bookie says of them"})
@@ -391,14 +418,14 @@ class ReplicationWorker:
     async def _write(self, ledger: Found[LedgerMetadata], mark: Found[RepairMark], attempt: _Attempt) -> bool:
         """Rules 1 and 3, in one write. Return whether the mark is gone. Raises BadVersionError, NoSuchKeyError, MetadataError."""
         ledger_id = ledger.record.ledger_id
-        for target, incarnation in attempt.incarnations.items():
-            if self._state.incarnation_of(target) != incarnation:
-                raise CopyFailedError(f"bookie {target} came back with other disks while it got copies", ledger_id=ledger_id)
         ops: list[Op] = []
         record = ledger.record
         if attempt.replaced:
             record = bookies_replaced(record, attempt.replaced)
             ops.append(self._ledgers.replace_op(ledger_id, record, ledger.version))
+            ops += [
+                Check(self._cookies.key_of(target), attempt.cookies[target]) for target in sorted(set(attempt.replaced.values()))
+            ]
         else:
             ops.append(Check(self._ledgers.key_of(ledger_id), ledger.version))
         is_whole = not attempt.left and not attempt.lost
@@ -427,6 +454,19 @@ class ReplicationWorker:
             lost=tuple(EntryRun(first=first, last=last) for first, last in lost),
             former=tuple(sorted({*mark.former, *attempt.former})) if lost else (),
         )
+
+
+def _not_in(runs: Sequence[tuple[int, int]], known: Sequence[EntryRun]) -> list[tuple[int, int]]:
+    """Return the parts of `runs` that `known` does not have."""
+    parts = list(runs)
+    for run in known:
+        parts = [
+            part
+            for first, last in parts
+            for part in ((first, min(last, run.first - 1)), (max(first, run.last + 1), last))
+            if part[0] <= part[1]
+        ]
+    return parts
 
 
 def _merged(runs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -85,9 +85,9 @@ class Audit(Record):
     unreadable_records: NonNegativeInt = Field(0, description="Ledgers whose record is damaged or of a newer format.")
     waiting: tuple[str, ...] = Field((), description="Bookies that are not registered, and whose grace period is not over.")
     bytes_per_s: NonNegativeInt = Field(0, description="Rate at which short bytes decreased lately.")
-    refilled: dict[str, NonNegativeInt] = Field(
+    refilled: dict[str, str] = Field(
         default_factory=dict,
-        description="Bookies that lost their disk and have everything again, with the ledger id below which they had lost it.",
+        description="Bookies that lost their disk and have everything again, with the name of the disks that have it.",
     )
     urgent: tuple[int, ...] = Field((), description="Ledgers with the fewest copies left, at most 1,000: to be repaired first.")
 

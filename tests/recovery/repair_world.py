@@ -121,19 +121,30 @@ class RepairWorld:
     async def switch_on(self) -> None:
         await repair_switch(self.store).delete(None, None)
 
-    async def set_cookie(self, name: str, limbo_below: int | None = None) -> None:
+    async def set_cookie(self, name: str, limbo_below: int | None = None, incarnation: str = "i") -> None:
         directories: dict[str, tuple[str, ...]] = {"data": ("/data",)}
-        await bookie_cookies(self.store).create(
-            name,
-            BookieCookie(
-                layout_version=1,
-                bookie_id=name,
-                incarnation="i",
-                cluster_id="c",
-                directories=directories,
-                limbo_below=limbo_below,
-            ),
+        cookies = bookie_cookies(self.store)
+        cookie = BookieCookie(
+            layout_version=1,
+            bookie_id=name,
+            incarnation=incarnation,
+            cluster_id="c",
+            directories=directories,
+            limbo_below=limbo_below,
         )
+        found = await cookies.get(name)
+        if found is None:
+            await cookies.create(name, cookie)
+        else:
+            await cookies.replace(name, cookie, found.version)
+
+    async def lose_disk(self, name: str, limbo_below: int, incarnation: str) -> None:
+        """It comes back on an empty disk, in limbo."""
+        bookie = self.ledgers.cluster[name]
+        bookie.entries.clear()
+        bookie.limbo = True
+        await self.set_cookie(name, limbo_below, incarnation)
+        self.bookies.incarnations[name] = f"{incarnation}.{limbo_below}"
 
     async def marks(self) -> dict[int, RepairMark]:
         found: dict[int, RepairMark] = {}
@@ -195,6 +206,8 @@ async def repair_world(
         for bookie in ledgers.cluster.bookies.values():
             bookie.checks_disk = True
         world = RepairWorld(ledgers, KnownBookies(ledgers.cluster), settings)
+        for name in ledgers.cluster.bookies:
+            await world.set_cookie(name)
         try:
             yield world
         finally:

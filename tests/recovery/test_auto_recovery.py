@@ -182,7 +182,7 @@ async def test_a_bookie_that_lost_its_disk_gets_its_copies_back_in_place() -> No
         await world.start()
         await world.wait_refilled("b")
         assert await world.is_whole(ledger_id)
-        assert (await world.audit()).refilled == {"b": 1000}
+        assert (await world.audit()).refilled == {"b": "i.1000"}
 
 
 async def test_what_was_on_its_way_to_a_bookie_that_died_is_copied_when_it_is_back() -> None:

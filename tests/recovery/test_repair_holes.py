@@ -1,0 +1,212 @@
+"""Courses of events in which an earlier version of repair lost sight of copies, or stopped."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from cepheid_metadata import EntryRun, ShortReason, StoreUnavailableError, draining_bookies
+from cepheid_recovery import BookiesSeen
+from cepheid_recovery.auditor import _Walk
+from cepheid_recovery.replication_worker import _not_in
+from cepheid_recovery.shortage import measure
+from tests.recovery.repair_world import QUICK, repair_world
+
+_IDLE = QUICK.model_copy(update={"enabled": False})
+
+pytestmark = [pytest.mark.virtual_time, pytest.mark.deadline(2000)]
+
+
+@pytest.mark.parametrize(
+    ("runs", "known", "left"),
+    [
+        ([(5, 9)], [(5, 5)], [(6, 9)]),
+        ([(0, 9)], [(2, 3), (7, 7)], [(0, 1), (4, 6), (8, 9)]),
+        ([(0, 1), (8, 9)], [(0, 9)], []),
+        ([(0, 1)], [], [(0, 1)]),
+    ],
+)
+def test_entries_that_are_newly_lost_are_told_from_known_ones(
+    runs: list[tuple[int, int]], known: list[tuple[int, int]], left: list[tuple[int, int]]
+) -> None:
+    assert _not_in(runs, [EntryRun(first=first, last=last) for first, last in known]) == left
+
+
+async def test_more_entries_that_are_lost_beside_known_ones_are_noted_with_who_may_have_them() -> None:
+    async with repair_world(*"abcdef") as world:
+        ledger_id = await world.closed_ledger("abc")
+        for name in "ac":
+            world.ledgers.cluster[name].damage(ledger_id, 4)
+        await world.start()
+        world.kill("b")
+        await asyncio.sleep(QUICK.grace_s + 10)
+        assert [(run.first, run.last) for run in (await world.marks())[ledger_id].lost] == [(4, 4)]
+        moved = next(name for name in (await world.ledgers.record(ledger_id)).fragments[0].ensemble if name not in "ac")
+        for name in (moved, "c"):
+            for entry_id in (5, 6):
+                world.ledgers.cluster[name].damage(ledger_id, entry_id)
+        world.kill("a")  # it alone has 5 and 6
+        await asyncio.sleep(QUICK.grace_s + 10)
+        world.processes[0].on_bookies_changed()
+        await asyncio.sleep(5)
+        mark = (await world.marks())[ledger_id]
+        assert [(run.first, run.last) for run in mark.lost] == [(4, 6)]
+        assert mark.former == ("a", "b")
+
+
+async def test_a_bookie_with_the_only_copy_stays_remembered_until_all_named_ones_have_it() -> None:
+    async with repair_world(*"abcd") as world:
+        ledger_id = await world.closed_ledger("abc")
+        for name in "ac":
+            world.ledgers.cluster[name].damage(ledger_id, 4)
+        process = await world.start()
+        world.kill("b")
+        await asyncio.sleep(QUICK.grace_s + 10)
+        assert (await world.marks())[ledger_id].former == ("b",)
+        world.kill("a", "c", "d")  # the cluster restarts, and b is the first one to be back
+        world.revive("b")
+        process.on_bookies_changed()
+        await asyncio.sleep(10)
+        assert (await world.marks())[ledger_id].former == ("b",)
+        for name in "acd":
+            world.revive(name)
+        process.on_bookies_changed()
+        await world.wait_whole(ledger_id)
+
+
+async def test_a_target_that_lost_its_disk_during_the_copy_is_not_named_without_its_copies() -> None:
+    async with repair_world(*"abcd") as world:
+        ledger_id = await world.closed_ledger("abc")
+        process = await world.start()
+        write = process.worker._write
+        named_at_once: list[bool] = []
+
+        async def lose_disk_first(*args: Any) -> bool:
+            if named_at_once:
+                return await write(*args)
+            await world.lose_disk("d", 1000, "another")
+            world.bookies.incarnations["d"] = "first disks"  # the worker has not heard of it
+            try:
+                return await write(*args)
+            finally:
+                named_at_once.append("d" in (await world.ledgers.record(ledger_id)).fragments[0].ensemble)
+
+        process.worker._write = lose_disk_first  # type: ignore[method-assign]
+        world.kill("b")
+        await asyncio.sleep(QUICK.grace_s)
+        await world.wait_whole(ledger_id)
+        assert named_at_once == [False]
+        assert world.ledgers.cluster["d"].ids(ledger_id) == list(range(10))
+
+
+async def test_a_second_loss_of_a_disk_is_seen_although_no_ledger_was_created_in_between() -> None:
+    async with repair_world("a", "b", "c") as world:
+        ledger_id = await world.closed_ledger("abc")
+        await world.start()
+        await world.lose_disk("b", 1000, "second disks")
+        await world.wait_refilled("b")
+        world.ledgers.cluster["b"].entries.clear()
+        await world.lose_disk("b", 1000, "third disks")
+        world.bookies.incarnations["b"] = "second disks.1000"  # nobody saw it leave: only its cookie tells
+        await asyncio.sleep(20)
+        assert await world.is_whole(ledger_id)
+
+
+async def test_what_a_walk_finds_is_marked_whatever_became_of_the_mark_meanwhile() -> None:
+    async with repair_world(*"abcd", settings=_IDLE) as world:
+        ledger_id = await world.closed_ledger("abc")
+        ledger = await world.ledgers.record(ledger_id)
+        auditor = (await world.start()).auditor
+        shortage = measure(ledger, {"b": ShortReason.EMPTY_DISK}, "abcd")
+        await auditor._renew(ledger, shortage)  # a worker removed the mark that the walk had seen
+        assert (await world.marks())[ledger_id].bookies == {"b": ShortReason.EMPTY_DISK}
+        walk = _Walk(BookiesSeen(frozenset("abcd")), frozenset(), samples=False)
+        walk.new.append((ledger, measure(ledger, {"c": ShortReason.LOST}, "abd")))
+        await auditor._create_marks(walk)  # somebody else made one that the walk had not seen
+        assert (await world.marks())[ledger_id].bookies == {"b": ShortReason.EMPTY_DISK, "c": ShortReason.LOST}
+
+
+async def test_a_lock_whose_answer_was_lost_is_used_all_the_same() -> None:
+    async with repair_world(*"abcd") as world:
+        ledger_id = await world.closed_ledger("abc")
+        process = await world.start()
+        store, losses = process.worker._store, [1]
+        multi = store.multi
+
+        async def lose_answer(ops: Sequence[Any]) -> Any:
+            results = await multi(ops)
+            if losses and "/locks/" in ops[0].key:
+                losses.pop()
+                raise StoreUnavailableError("the answer is lost", outcome_unknown=True)
+            return results
+
+        store.multi = lose_answer  # type: ignore[method-assign]
+        world.kill("b")
+        await asyncio.sleep(QUICK.grace_s)
+        await world.wait_whole(ledger_id, timeout_s=30)
+        assert losses == []
+
+
+async def test_an_auditor_whose_first_read_failed_is_still_the_auditor() -> None:
+    async with repair_world(*"abcd") as world:
+        ledger_id = await world.closed_ledger("abc")
+        process = await world.start()
+        audits, failures = process.auditor._audits, [1]
+        get = audits.get
+
+        async def fail_once(noun: None) -> Any:
+            if failures:
+                failures.pop()
+                raise StoreUnavailableError("metadata is away")
+            return await get(noun)
+
+        audits.get = fail_once  # type: ignore[method-assign]
+        await asyncio.sleep(5)
+        assert failures == []
+        assert process.auditor.statistics.is_auditor
+        world.kill("b")
+        await asyncio.sleep(QUICK.grace_s)
+        await world.wait_whole(ledger_id)
+
+
+async def test_the_time_of_an_open_ledger_begins_anew_with_each_bookie_that_it_names() -> None:
+    async with repair_world(*"abcde", settings=_IDLE) as world:
+        writer = await world.open_ledger("abc", entries=5)
+        ledger_id = writer.ledger_id
+        process = await world.start()
+        worker = process.worker
+        assert not worker._may_recover(ledger_id, ["a"])
+        await asyncio.sleep(QUICK.open_ledger_grace_s + 1)
+        assert worker._may_recover(ledger_id, ["a"])
+        assert not worker._may_recover(ledger_id, ["b"])  # its writer replaced a, so it lives
+        await asyncio.sleep(QUICK.open_ledger_grace_s - 1)
+        assert not worker._may_recover(ledger_id, ["b"])
+
+
+async def test_a_bookie_is_not_called_empty_while_a_record_cannot_be_read() -> None:
+    async with repair_world(*"abcd") as world:
+        ledger_id = await world.closed_ledger("acd")
+        process = await world.start()
+        record_key = process.worker._ledgers.key_of(ledger_id)
+        stored = await world.store.get(record_key)
+        assert stored is not None
+        version = await world.store.put(record_key, b"of a newer format", stored.version)
+        await world.drain("b")
+        await asyncio.sleep(30)
+        draining = await draining_bookies(world.store).get("b")
+        assert draining is not None
+        assert draining.record.drained_at_ms is None
+        await world.store.put(record_key, stored.value, version)
+        await wait_until_drained(world, "b")
+
+
+async def wait_until_drained(world: Any, name: str) -> None:
+    for _ in range(60):
+        found = await draining_bookies(world.store).get(name)
+        if found is not None and found.record.drained_at_ms is not None:
+            return
+        await asyncio.sleep(1)
+    raise AssertionError(f"{name} is not drained")
