@@ -174,6 +174,14 @@ class BookieDirectory:
         bookie = self._known.get(bookie_id)
         return "" if bookie is None else bookie.incarnation
 
+    def process_of(self, bookie_id: str) -> str:
+        """Return a name of the process that registered last as this bookie: it is another one after each restart.
+
+        It is empty when the bookie never registered, or is of a release that does not say.
+        """
+        bookie = self._known.get(bookie_id)
+        return "" if bookie is None else bookie.process or ""
+
     def problems(self) -> list[str]:
         """A sentence for people about each bookie that takes no new ledgers."""
         states = dict.fromkeys(self.expected(), "not registered: start it, or look into its log")

@@ -10,7 +10,8 @@ Rules:
 2. A mark only says what should be looked at: workers check again, and a wrong mark costs a look. So two auditors do no harm.
 3. A walk reads each record once, at most `walk_ledgers_per_s`, and keeps about 200 bytes for each marked ledger.
 4. What a bookie may lack without being lost is found by reading copies, at most `checks_per_s`: when it is back, the last entries
-   of fragments in which it may have missed them, newest ledgers first; and a sample of all others in each regular walk.
+   of fragments in which it may have missed them, newest ledgers first; and a sample of all others in each regular walk. A restart
+   that is faster than the end of a session is noticed as well, also by the next auditor when the first one ends with the bookie.
 5. While repair is switched off, nothing is marked; figures are still updated.
 """
 
@@ -165,7 +166,7 @@ class Auditor:
         """Nothing is taken over from an earlier time as the auditor: timers of bookies above all (rule 1)."""
         self._lost_since: dict[str, float] = {}
         self._back: dict[str, float] = {}  # bookies whose copies are checked, with the time when they came back
-        self._processes: dict[str, str] = {}  # incarnations of the bookies that were registered at the last poll
+        self._runs: dict[str, str] = {}  # of each bookie, the run in which it was registered last
         self._acted_on: frozenset[tuple[str, str]] = frozenset()  # what the last walk counted as lost, draining or emptied
         self._disks: dict[str, str] = {}  # names of the disks of bookies that lost what they had
         self._emptied_walked: dict[str, str] = {}  # those that the last walk knew of
@@ -178,6 +179,7 @@ class Auditor:
         self._has_checks = asyncio.Event()
         self._was_off = False
         self._read_again = -1  # of the marks that are read in turn, the last one
+        self._is_saved = False  # whether metadata has `audit` as it is
 
     # Election
 
@@ -223,6 +225,7 @@ class Auditor:
         self.statistics.is_auditor = True
         found = await self._audits.get(None)
         self.audit = None if found is None else found.record
+        self._runs = {} if self.audit is None else dict(self.audit.runs)
         while not self._deposed.is_set():
             try:
                 current = await self._election.get(None)
@@ -282,11 +285,13 @@ class Auditor:
         requested = frozenset(await list_names(self._store, keys.REPAIR_REQUESTS_KEY))
         for bookie in registered:
             since = self._lost_since.pop(bookie, None)
-            incarnation = self._state.incarnation_of(bookie)
-            if since is not None or self._processes.get(bookie, incarnation) != incarnation:
+            run = self._state.run_of(bookie)
+            if since is not None or self._runs.get(bookie, run) != run:
                 self._back[bookie] = now
-            self._processes[bookie] = incarnation
-        for bookie in self._state.expected():
+            self._runs[bookie] = run
+        expected = self._state.expected()
+        self._runs = {bookie: run for bookie, run in self._runs.items() if bookie in expected}
+        for bookie in expected:
             if bookie not in registered:
                 self._lost_since.setdefault(bookie, now)
                 self._back.pop(bookie, None)
@@ -347,7 +352,9 @@ class Auditor:
             largest_ensemble=walk.largest_ensemble,
             badly_placed=walk.badly_placed,
             refilled={} if self.audit is None else self.audit.refilled,
+            runs={} if self.audit is None else self.audit.runs,
         )
+        self._is_saved = False
         log.info("audit.walk_ended", extra={"ledgers": walk.ledgers, "short": len(self._marked)})
         return walk
 
@@ -519,6 +526,7 @@ class Auditor:
             waiting=tuple(sorted(seen.waiting)),
             bytes_per_s=rate,
             urgent=tuple(ledger_id for _, ledger_id in urgent[:_URGENT]),
+            runs={bookie: self.audit.runs.get(bookie, "") if bookie in self._back else run for bookie, run in self._runs.items()},
         )
         if audit != self.audit or not self._is_saved:
             self.audit = audit
@@ -535,8 +543,6 @@ class Auditor:
         for ledger_id, found in zip(part, await asyncio.gather(*map(self._marks.get, part)), strict=True):
             if found is not None:
                 self._note(ledger_id, found.record)
-
-    _is_saved = False
 
     async def _save_audit(self) -> None:
         assert self.audit is not None

@@ -15,6 +15,9 @@ class RepairBookies(BookieStates, Protocol):
     def incarnation_of(self, bookie_id: str) -> str:
         """Return the name of the disks that it registered with; empty when it is not known."""
 
+    def process_of(self, bookie_id: str) -> str:
+        """Return a name of the process that registered; empty when it is not known."""
+
 
 class ClusterState:
     """Refreshed by whoever polls; one per process."""
@@ -50,6 +53,10 @@ class ClusterState:
     def writable(self) -> Sequence[str]:
         """Return the ids of the bookies that can take copies."""
         return [bookie for bookie in self._bookies.writable() if bookie not in self.draining]
+
+    def run_of(self, bookie_id: str) -> str:
+        """Return a name of this run of the bookie on these disks: another one means that it was restarted."""
+        return f"{self._bookies.incarnation_of(bookie_id)} {self._bookies.process_of(bookie_id)}"
 
     def racks(self) -> Mapping[str, str]:
         """Return the racks of the bookies that have one, as far as known."""

@@ -68,7 +68,9 @@ from cepheid_recovery.shortage import measure
 log = logging.getLogger(__name__)
 
 _LISTED = 256
-"""Ledgers taken from one listing: other workers make a longer one out of date."""
+"""Most ledgers taken from one listing: other workers make a longer one out of date."""
+_LISTED_SHARE = 8
+"""One part in so many of the marked ledgers is taken from one listing, for the same reason; but 16 at least."""
 _LOCKED_TOGETHER = 8
 _MAX_RETRY_S = 300.0
 _ATTEMPTS = 3
@@ -207,7 +209,7 @@ class ReplicationWorker:
         found = await self._audit.get(None)
         urgent = set() if found is None else set(found.record.urgent)
         self._ports.random.shuffle(due)  # or all workers would ask for the same locks
-        return sorted(due, key=lambda ledger_id: ledger_id not in urgent)[:_LISTED]
+        return sorted(due, key=lambda ledger_id: ledger_id not in urgent)[: _length_of_list(len(due))]
 
     async def _lock(self, ledger_ids: Sequence[int]) -> list[int]:
         """Return those that nobody else is repairing."""
@@ -467,6 +469,11 @@ def _not_in(runs: Sequence[tuple[int, int]], known: Sequence[EntryRun]) -> list[
             if part[0] <= part[1]
         ]
     return parts
+
+
+def _length_of_list(due: int) -> int:
+    """Return how many of the ledgers that are due to take before they are listed again."""
+    return min(_LISTED, max(2 * _LOCKED_TOGETHER, due // _LISTED_SHARE))
 
 
 def _merged(runs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

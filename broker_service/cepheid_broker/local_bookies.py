@@ -141,6 +141,10 @@ class LocalBookies:
         """Nothing: all share one disk."""
         return {}
 
+    def process_of(self, bookie_id: str) -> str:
+        """Return the same for all bookies: they start and end together with whoever asks."""
+        return ""
+
     def problems(self) -> list[str]:
         """A sentence for people about each bookie that takes no new ledgers."""
         left_out = [name for name in self._expected if name not in self._bookies]

@@ -89,6 +89,10 @@ class Audit(Record):
         default_factory=dict,
         description="Bookies that lost their disk and have everything again, with the name of the disks that have it.",
     )
+    runs: dict[str, str] = Field(
+        default_factory=dict,
+        description="Of each bookie, the run after whose start its copies were checked: another run has to be checked as well.",
+    )
     urgent: tuple[int, ...] = Field((), description="Ledgers with the fewest copies left, at most 1,000: to be repaired first.")
 
 

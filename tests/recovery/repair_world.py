@@ -41,6 +41,7 @@ class KnownBookies:
     cluster: MemoryCluster
     incarnations: dict[str, str] = field(default_factory=dict)
     known_racks: dict[str, str] = field(default_factory=dict)
+    processes: dict[str, str] = field(default_factory=dict)
 
     def writable(self) -> Sequence[str]:
         return self.cluster.available()
@@ -65,6 +66,9 @@ class KnownBookies:
 
     def incarnation_of(self, bookie_id: str) -> str:
         return self.incarnations.get(bookie_id, "first disks")
+
+    def process_of(self, bookie_id: str) -> str:
+        return self.processes.get(bookie_id, "first process")
 
 
 @dataclass

@@ -203,6 +203,24 @@ async def test_what_was_on_its_way_to_a_bookie_that_died_is_copied_when_it_is_ba
         assert world.ledgers.cluster["c"].ids(writer.ledger_id) == [0, 1, 2, 3, 4, 5]
 
 
+@pytest.mark.parametrize("auditor_ends", [False, True])
+async def test_a_bookie_that_restarts_faster_than_its_session_ends_gets_what_was_on_its_way_to_it(auditor_ends: bool) -> None:
+    """Its registration is replaced, and never missing. The auditor may have been in its process, and end with it."""
+    async with repair_world(*"abcd") as world:
+        ledger_id = await world.closed_ledger("abc", entries=5)
+        first = await world.start("r1")
+        await asyncio.sleep(3)
+        del world.ledgers.cluster["c"].entries[ledger_id][4]  # as if it had been sent, and not arrived
+        if auditor_ends:
+            await first.aclose()
+            await first.auditor._store.aclose()
+        world.bookies.processes["c"] = "second process"
+        if auditor_ends:
+            await world.start("r2")
+        await asyncio.sleep(30)
+        await world.wait_whole(ledger_id)
+
+
 async def test_a_damaged_source_is_not_spread_but_replaced_by_another_replica() -> None:
     async with repair_world() as world:
         ledger_id = await world.closed_ledger("abc")
@@ -245,6 +263,17 @@ async def test_a_ledger_that_is_deleted_while_it_is_marked_loses_its_mark() -> N
         await world.ledgers.client.delete(ledger_id)
         await asyncio.sleep(20)
         assert await world.marks() == {}
+
+
+async def test_what_a_walk_finds_is_saved_even_when_nothing_is_short() -> None:
+    async with repair_world(settings=QUICK.model_copy(update={"walk_interval_s": 5.0})) as world:
+        await world.closed_ledger("abc")
+        await world.start()
+        await asyncio.sleep(2)
+        assert (await world.audit()).ledgers == 1
+        await world.closed_ledger("abd")
+        await asyncio.sleep(10)
+        assert (await world.audit()).ledgers == 2
 
 
 async def test_another_process_becomes_the_auditor_when_the_first_one_ends() -> None:

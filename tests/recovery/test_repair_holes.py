@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cepheid_metadata import EntryRun, ShortReason, StoreUnavailableError, draining_bookies
+from cepheid_metadata import EntryRun, RepairMark, ShortReason, StoreUnavailableError, draining_bookies
 from cepheid_recovery import BookiesSeen
 from cepheid_recovery.auditor import _Walk
 from cepheid_recovery.replication_worker import _not_in
@@ -175,15 +175,15 @@ async def test_an_auditor_whose_first_read_failed_is_still_the_auditor() -> None
 async def test_the_time_of_an_open_ledger_begins_anew_with_each_bookie_that_it_names() -> None:
     async with repair_world(*"abcde", settings=_IDLE) as world:
         writer = await world.open_ledger("abc", entries=5)
-        ledger_id = writer.ledger_id
-        process = await world.start()
-        worker = process.worker
-        assert not worker._may_recover(ledger_id, ["a"])
+        ledger = await world.ledgers.record(writer.ledger_id)
+        mark = RepairMark(ledger_id=1, bookies={}, copies_left=2, short_entries=0, short_bytes=0, since_ms=0)
+        worker = (await world.start()).worker
+        assert not worker._may_recover(ledger, mark, ["a"])
         await asyncio.sleep(QUICK.open_ledger_grace_s + 1)
-        assert worker._may_recover(ledger_id, ["a"])
-        assert not worker._may_recover(ledger_id, ["b"])  # its writer replaced a, so it lives
+        assert worker._may_recover(ledger, mark, ["a"])
+        assert not worker._may_recover(ledger, mark, ["b"])  # its writer replaced a, so it lives
         await asyncio.sleep(QUICK.open_ledger_grace_s - 1)
-        assert not worker._may_recover(ledger_id, ["b"])
+        assert not worker._may_recover(ledger, mark, ["b"])
 
 
 async def test_a_bookie_is_not_called_empty_while_a_record_cannot_be_read() -> None:
