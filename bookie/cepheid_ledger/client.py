@@ -15,7 +15,7 @@ from typing import Protocol
 from cepheid_ledger.bookie_channel import BookieChannel, ChannelStatistics
 from cepheid_ledger.change_slots import ChangeSlots, EnsembleChangeStatistics
 from cepheid_ledger.departures import Departures
-from cepheid_ledger.entry_copy import CopyReport, CopyTask, Run, copy_entries, runs_not_stored
+from cepheid_ledger.entry_copy import CopyBudget, CopyReport, CopyTask, Run, copy_entries, runs_not_stored
 from cepheid_ledger.errors import (
     EntryUnavailableError,
     InvalidQuorumsError,
@@ -115,6 +115,7 @@ class LedgerClient:
         # A reader of a ledger that is written here learns its LAC from the writer.
         self._writers: weakref.WeakValueDictionary[int, LedgerWriter] = weakref.WeakValueDictionary()
         self._departures = Departures(self._writers)
+        self._copy_budget = CopyBudget()
         self._closed = False
 
     def __repr__(self) -> str:
@@ -242,7 +243,8 @@ class LedgerClient:
         Raises CopyFailedError.
         """
         self._check_open()
-        return await copy_entries(task, self._connections.get, self._channel_of, self._settings, turn=turn)
+        shared = self._connections.get, self._channel_of, self._settings, self._copy_budget
+        return await copy_entries(task, *shared, turn=turn)
 
     async def runs_not_stored(self, ledger: LedgerMetadata, position: int, bookie: str, first: int, last: int) -> list[Run]:
         """Return the entries of `first..last` that belong to `position` and of which `bookie` has no valid copy.

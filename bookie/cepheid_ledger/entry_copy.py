@@ -7,13 +7,14 @@ Rules:
 2. An entry is taken from any replica whose copy is valid. It is reported as lost when every bookie that should hold it answers that
    it has no valid copy, or is given up (`away`). At least one must say so for certain: where those that run lost their disks, the
    others are all that is left, and the copy fails until they are back. It fails as well when a bookie cannot answer now.
-3. `copy_entries` returns when the targets have synced everything; two chunks per target are in flight. They go as background adds,
-   which a bookie admits at the pace that foreground writes leave.
+3. `copy_entries` returns when the targets have synced everything. Copies go as background adds, which a bookie admits at the pace
+   that foreground writes leave. So little of them is sent ahead: `TARGET_BYTES` to one bookie, for all copies of the process.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -35,7 +36,9 @@ from cepheid_rpc import (
     Status,
 )
 
-_CHUNKS_IN_FLIGHT = 2
+TARGET_BYTES = 2 << 20
+"""Most bytes on their way to one bookie, or one larger chunk. A bookie refuses what waits beyond its own bound for background adds,
+and several processes copy to it."""
 
 _CERTAINLY_NOT_STORED = (Status.NO_ENTRY, Status.NO_LEDGER, Status.BAD_DIGEST)
 _NOT_STORED = (*_CERTAINLY_NOT_STORED, Status.UNKNOWN)
@@ -80,18 +83,57 @@ class CopyReport:
         self.lost += other.lost
 
 
+class CopyBudget:
+    """Bounds the bytes on their way to each target. One per process."""
+
+    def __init__(self) -> None:
+        self._used: dict[str, int] = {}
+        self._waiting: dict[str, deque[tuple[int, asyncio.Future[None]]]] = {}
+
+    async def take(self, bookie: str, size_bytes: int) -> None:
+        """Wait until these bytes may be sent; first come, first served."""
+        if bookie not in self._waiting and self._has_room(bookie, size_bytes):
+            self._used[bookie] = self._used.get(bookie, 0) + size_bytes
+            return
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(bookie, deque()).append((size_bytes, future))
+        try:
+            await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled():
+                self.give(bookie, size_bytes)  # it was granted in this very turn
+            raise
+
+    def give(self, bookie: str, size_bytes: int) -> None:
+        """Return bytes that were synced, or will not be waited for."""
+        self._used[bookie] -= size_bytes
+        waiting = self._waiting.get(bookie)
+        while waiting and (waiting[0][1].done() or self._has_room(bookie, waiting[0][0])):
+            size, future = waiting.popleft()
+            if not future.done():
+                self._used[bookie] += size
+                future.set_result(None)
+        if not waiting:
+            self._waiting.pop(bookie, None)
+
+    def _has_room(self, bookie: str, size_bytes: int) -> bool:
+        used = self._used.get(bookie, 0)
+        return not used or used + size_bytes <= TARGET_BYTES
+
+
 async def copy_entries(
     task: CopyTask,
     connection_of: ConnectionOf,
     channel_of: Callable[[str], BookieChannel],
     settings: LedgerSettings,
+    budget: CopyBudget,
     *,
     turn: int = 0,
 ) -> CopyReport:
     """Copy what `task` names. `turn` spreads reads over the sources. Raises CopyFailedError."""
     report = CopyReport()
     ledger = task.ledger
-    targets = {position: _Target(bookie, channel_of(bookie), ledger) for position, bookie in task.targets.items()}
+    targets = {position: _Target(bookie, channel_of(bookie), ledger, budget) for position, bookie in task.targets.items()}
     source = _Source(task, connection_of, settings, turn)
     try:
         entry_id = task.first_entry_id
@@ -103,15 +145,12 @@ async def copy_entries(
                 continue
             first, entry_id = entry_id, groups[-1].last_entry_id + 1
             for position, target in targets.items():
-                for group in _share(groups, position, first, entry_id - 1, ledger):
-                    target.send(group)
-                    report.entries += len(group)
-                    report.size_bytes += group.size_bytes
-                target.end_chunk()
-            for target in targets.values():
-                await target.wait_for_chunks(_CHUNKS_IN_FLIGHT)
+                share = _share(groups, position, first, entry_id - 1, ledger)
+                await target.send(share)
+                report.entries += sum(map(len, share))
+                report.size_bytes += sum(group.size_bytes for group in share)
         for target in targets.values():
-            await target.wait_for_chunks(0)
+            await target.wait_synced()
     finally:
         for target in targets.values():
             target.close()
@@ -272,58 +311,57 @@ class _Source:
 class _Target:
     """One bookie that gets copies, with what it has not synced yet. Implements `LaneListener`."""
 
-    def __init__(self, bookie: str, channel: BookieChannel, ledger: LedgerMetadata) -> None:
+    def __init__(self, bookie: str, channel: BookieChannel, ledger: LedgerMetadata, budget: CopyBudget) -> None:
         self._bookie = bookie
         self._channel = channel
         self._master_key = master_key_of(ledger)
-        self._sent_through = -1
-        self._acked_through = -1
-        self._chunk_ends: list[int] = []  # last entry of each chunk that is not synced yet
+        self._budget = budget
+        self._chunks: deque[tuple[int, int]] = deque()  # last entry and bytes of each that is not synced yet
         self._failure: str | None = None
-        self._waiter: asyncio.Future[None] | None = None
+        self._synced = asyncio.Event()
         self._lane = channel.open_lane(ledger.ledger_id, self)
 
-    def send(self, group: EntryGroup) -> None:
-        self._sent_through = group.last_entry_id
-        self._channel.send(self._lane, AddRequest(group, self._master_key, recovery=True, background=True))
+    async def send(self, groups: Sequence[EntryGroup]) -> None:
+        """Send a chunk once there is room for it. Raises CopyFailedError."""
+        if not groups:
+            return
+        size_bytes = sum(group.size_bytes for group in groups)
+        await self._budget.take(self._bookie, size_bytes)
+        self._chunks.append((groups[-1].last_entry_id, size_bytes))
+        self._check()
+        for group in groups:
+            self._channel.send(self._lane, AddRequest(group, self._master_key, recovery=True, background=True))
 
-    def end_chunk(self) -> None:
-        if self._sent_through > self._acked_through and (not self._chunk_ends or self._chunk_ends[-1] != self._sent_through):
-            self._chunk_ends.append(self._sent_through)
-
-    async def wait_for_chunks(self, limit: int) -> None:
-        """Return when at most `limit` chunks are not synced. Raises CopyFailedError."""
-        while self._failure is None and len(self._chunk_ends) > limit:
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-        if self._failure is not None:
-            raise CopyFailedError(f"bookie {self._bookie} did not take copies: {self._failure}", bookie=self._bookie)
+    async def wait_synced(self) -> None:
+        """Return when the bookie has synced all that was sent. Raises CopyFailedError."""
+        while self._chunks and self._failure is None:
+            self._synced.clear()
+            await self._synced.wait()
+        self._check()
 
     def close(self) -> None:
         self._channel.close_lane(self._lane)
+        while self._chunks:
+            self._budget.give(self._bookie, self._chunks.popleft()[1])
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise CopyFailedError(f"bookie {self._bookie} did not take copies: {self._failure}", bookie=self._bookie)
 
     # LaneListener
 
     def on_added(self, bookie_id: str, last_entry_id: int) -> None:
-        self._acked_through = last_entry_id
-        while self._chunk_ends and self._chunk_ends[0] <= last_entry_id:
-            self._chunk_ends.pop(0)
-        self._wake()
+        while self._chunks and self._chunks[0][0] <= last_entry_id:
+            self._budget.give(self._bookie, self._chunks.popleft()[1])
+        if not self._chunks:
+            self._synced.set()
 
     def on_add_failed(self, bookie_id: str, reason: str) -> None:
         self._failure = reason
-        self._wake()
+        self._synced.set()
 
     def on_refused_for_good(self, bookie_id: str, status: Status) -> None:
-        self._failure = f"answered {status.name}"
-        self._wake()
+        self.on_add_failed(bookie_id, f"answered {status.name}")
 
     def can_do_without(self, bookie_id: str) -> bool:
         return False
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)

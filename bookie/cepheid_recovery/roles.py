@@ -21,6 +21,8 @@ from cepheid_ports.prometheus import CONTENT_TYPE, Family, encode, gauge
 from cepheid_recovery.auto_recovery import AutoRecovery
 from cepheid_recovery.settings import RecoverySettings
 
+_REFUSAL_RETRY_S = 60.0
+
 
 async def open_auto_recovery(
     name: str,
@@ -31,6 +33,9 @@ async def open_auto_recovery(
     opened: AsyncExitStack,
 ) -> AutoRecovery:
     """Start automatic repair with its own view of the bookies and its own connections to them; `opened` closes them."""
+    # A bookie under load refuses copies for longer than writers would wait.
+    patience_s = max(_REFUSAL_RETRY_S, ledger_settings.refusal_retry_s)
+    ledger_settings = ledger_settings.model_copy(update={"refusal_retry_s": patience_s})
     bookies = BookieDirectory(store, ports, ledger_settings)
     opened.push_async_callback(bookies.aclose)
     await bookies.start()
