@@ -100,6 +100,7 @@ class Bookie:
         self.settings = settings
         self.cookie = storage.cookie
         self._life = storage.life
+        self._loop = asyncio.get_running_loop()
         self._clock = SteadyClock(ports)
         self._limbo = Limbo(storage.cookie.limbo_below)
         self.state = BookieState.SERVING
@@ -478,7 +479,7 @@ class Bookie:
             open_reads=self._open_reads,
             admission=self._admission,
             pace=self._pace,
-            background_rate_bytes_s=self._pace.rate_bytes_s(asyncio.get_running_loop().time()),
+            background_rate_bytes_s=self._pace.rate_bytes_s(self._loop.time()),
             journal=self._journal,
             cache=self._cache,
             checkpointer=self._checkpointer,

@@ -1,4 +1,4 @@
-"""`cepheid bookie` and `cepheid autorecovery`: a storage node, or automatic repair alone, in the foreground."""
+"""`cepheid bookie`: one storage node, with automatic repair in it, in the foreground."""
 
 from __future__ import annotations
 
@@ -34,16 +34,3 @@ def run_bookie(flags: Mapping[str, Any], config: Path | None, *, accept_empty_di
         ]
 
     run_role("bookie", lambda: BookieNode(settings, Ports(), accept_empty_disk=accept_empty_disk), facts, started)
-
-
-def run_autorecovery(flags: Mapping[str, Any], config: Path | None) -> None:
-    """Repair until a signal; returns after a clean stop. Raises CepheidError when it cannot start."""
-    started = time.monotonic()
-    from cepheid_recovery.roles import AutoRecoveryRole, AutoRecoverySettings
-
-    settings = load_settings(AutoRecoverySettings, flags=flags, environment_prefix="CEPHEID_AUTORECOVERY_", file=config)
-
-    def facts(role: AutoRecoveryRole) -> list[str]:
-        return [f"name      {role.name}", f"health    {role.http_url}/ready"]
-
-    run_role("autorecovery", lambda: AutoRecoveryRole(settings, Ports()), facts, started)

@@ -104,7 +104,7 @@ def autorecovery(
 ) -> None:
     """Repair ledgers that lack copies, in a process of its own. Bookies do it as well, unless it is switched off there."""
     flags = _settings_in(locals())
-    from cepheid_cli.bookie import run_autorecovery
+    from cepheid_cli.autorecovery import run_autorecovery
 
     run_autorecovery(flags, config)
 

@@ -29,6 +29,7 @@ SAMPLES: dict[str, Any] = {
     "advertised_host": "broker-1.example.org",
     "broker_id": "broker-1",
     "bookie_id": "bookie-1",
+    "name": "repair-1",
     "rack": "east",
 }
 """Text of a certain form, and what has to fit to other settings. All else follows from the type and the bounds."""

@@ -1,0 +1,25 @@
+"""`cepheid autorecovery`: automatic repair alone, in the foreground."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cepheid_cli.role_process import run_role
+from cepheid_cli.settings_loader import load_settings
+from cepheid_ports import Ports
+
+
+def run_autorecovery(flags: Mapping[str, Any], config: Path | None) -> None:
+    """Repair until a signal; returns after a clean stop. Raises CepheidError when it cannot start."""
+    started = time.monotonic()
+    from cepheid_recovery.roles import AutoRecoveryRole, AutoRecoverySettings
+
+    settings = load_settings(AutoRecoverySettings, flags=flags, environment_prefix="CEPHEID_AUTORECOVERY_", file=config)
+
+    def facts(role: AutoRecoveryRole) -> list[str]:
+        return [f"name      {role.name}", f"health    {role.http_url}/ready"]
+
+    run_role("autorecovery", lambda: AutoRecoveryRole(settings, Ports()), facts, started)
