@@ -45,8 +45,9 @@ from cepheid_metadata import (
     LedgerState,
     NoSuchKeyError,
     StoreUnavailableError,
+    repair_views,
 )
-from cepheid_ports import Ports, SingleFlight
+from cepheid_ports import CepheidError, Ports, SingleFlight
 from cepheid_rpc import BookieConnection
 
 log = logging.getLogger(__name__)
@@ -166,7 +167,7 @@ class LedgerClient:
             )
             if (found := await self._create_record(ledger)) is not None:
                 shared = self._change_slots, self._idle_writers, self._settings
-                writer = LedgerWriter(found, self._records, self._channel_of, self._placement, *shared)
+                writer = LedgerWriter(found, self._records, self._channel_of, self._placement, *shared, self._mark_short)
                 self._writers[ledger.ledger_id] = writer
                 return writer
 
@@ -341,6 +342,14 @@ class LedgerClient:
         if channel is None:
             channel = self._channels[bookie_id] = BookieChannel(bookie_id, self._connections.get, self._settings)
         return channel
+
+    async def _mark_short(self, ledger_id: int, bookies: Sequence[str]) -> None:
+        """Have automatic repair look at a ledger that was closed while bookies lacked entries of it."""
+        try:
+            async with asyncio.timeout(self._settings.metadata_timeout_s):
+                await repair_views.mark_damaged(self._records.store, ledger_id, bookies, self._ports.wall_ms())
+        except (CepheidError, TimeoutError) as error:  # a sample of repair may find it later
+            log.warning("ledger.not_marked", extra={"ledger_id": ledger_id, "bookies": list(bookies), "error": str(error)})
 
     async def _take_id(self, above: int | None) -> int:
         return await (self._ids.take(newest=True) if above is None else self._ids.take(above=above))

@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, NamedTuple
 
 from cepheid_ledger.add_pipeline import AddPipeline
 from cepheid_ledger.bookie_channel import BookieChannel
@@ -44,6 +44,10 @@ class ClosedLedger(NamedTuple):
     length: int
 
 
+OnShort = Callable[[int, Sequence[str]], Coroutine[Any, Any, None]]
+"""Takes the id of a closed ledger and the bookies that may lack entries of it. Raises nothing that is not a defect."""
+
+
 class WriterPhase(enum.Enum):
     OPEN = "open"
     CLOSING = "closing"
@@ -63,8 +67,12 @@ class LedgerWriter:
         slots: ChangeSlots,
         idle_writers: IdleWriters,
         settings: LedgerSettings,
+        on_short: OnShort,
     ) -> None:
+        """`on_short` is called when the ledger was closed, if bookies that its record names may lack entries."""
         ledger = found.record
+        self._on_short = on_short
+        self._short: set[str] = set()  # bookies that were replaced before they had answered for everything
         self.ledger_id = ledger.ledger_id
         self.state = WriterPhase.OPEN
         self.failure: LedgerError | None = None
@@ -231,6 +239,8 @@ class LedgerWriter:
         self.state = WriterPhase.CLOSED
         self._supply_newcomers(self._end.last_entry_id)
         self._pipeline.unconfirmed.let_go()
+        if short := self._short.union(self._core.dropped).intersection(self.bookies):
+            self._tasks.start(self._on_short(self.ledger_id, sorted(short)), name="mark-short")
         return self._end
 
     def _supply_newcomers(self, last_entry_id: int) -> None:
@@ -297,6 +307,7 @@ class LedgerWriter:
     # What the pipeline reports
 
     def _on_change(self, change: ChangeEnsemble) -> None:
+        self._short.update(bookie for bookie in change.failed if self._core.may_lack_confirmed(bookie))
         if self._changer is None:
             self._changer = EnsembleChanger(self._pipeline, self._record, self._placement, self._slots, self._tasks, self._settings)
         self._changer.start(change)

@@ -136,6 +136,10 @@ class WriterState:
         """Bookies of the ensemble that lack entries: the fragment is under-replicated."""
         return tuple(self._dropped)
 
+    def may_lack_confirmed(self, bookie: str) -> bool:
+        """Return whether a bookie of the ensemble has not answered for everything that is confirmed."""
+        return self._acked_through.get(bookie, NO_ENTRY_ID) < self.last_add_confirmed
+
     @property
     def unusable(self) -> tuple[str, ...]:
         """Bookies that must not be chosen as replacements: they are in the ensemble, or were in it before."""

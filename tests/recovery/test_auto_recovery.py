@@ -413,3 +413,20 @@ async def test_an_open_ledger_is_not_closed_while_its_writer_could_find_no_spare
         await asyncio.sleep(QUICK.grace_s + 5 * QUICK.open_ledger_grace_s)
         await append(writer, [b"it is alive"])
         assert (await world.ledgers.record(writer.ledger_id)).state is LedgerState.OPEN
+
+
+@pytest.mark.parametrize("spare", ["", "d"])
+async def test_a_bookie_that_missed_entries_without_going_away_gets_them_when_the_ledger_is_closed(spare: str) -> None:
+    async with repair_world("a", "b", "c", *spare) as world:
+        writer = await world.open_ledger("abc")
+        await world.start()
+        await asyncio.sleep(3)
+        bookie = world.ledgers.cluster["c"]
+        bookie.hang = True
+        await append(writer, [b"c does not answer"])
+        await asyncio.sleep(3)  # it is replaced, or done without
+        bookie.hang = False
+        await append(writer, [b"the end"])
+        await writer.close()
+        await asyncio.sleep(5)
+        await world.wait_whole(writer.ledger_id, timeout_s=QUICK.grace_s)
