@@ -357,6 +357,16 @@ class Bookie:
         """Ids of the ledgers held here, ascending."""
         return self._ledgers.ids()
 
+    @property
+    def ledger_count(self) -> int:
+        """Return how many ledgers are held here."""
+        return self._ledgers.count
+
+    @property
+    def largest_ledger_id(self) -> int:
+        """Return the largest ledger id that this bookie has seen, deleted ledgers included; -1: none."""
+        return self._ledgers.largest_id
+
     async def delete_ledgers(self, ledger_ids: Iterable[int]) -> None:
         """Drops ledgers that metadata no longer has; their writers stay refused for `tombstone_s`."""
         await self._deletion.delete(ledger_ids, self._clock.stamp_ms())

@@ -1,7 +1,7 @@
 """A storage node as a process: opened, served, registered, in this order; the other way round at the end.
 
     health page ─► metadata, cluster ─► directories, replay ─► gRPC port ─► registration ─► garbage collection
-                                                                                 ready ▲
+                            after a restore of metadata: report ▲                ready ▲
 Rule 1: it is registered when it can answer, and no longer when it stops answering.
 Rule 2: a full bookie is registered as read-only; what it holds is read, fenced and recovered as before.
 Rule 3: an outage of metadata stops nothing: what is admitted needs none. A lost session is followed by a new registration.
@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,7 +30,8 @@ from cepheid_bookie.disk_space import check_disk_size
 from cepheid_bookie.errors import DirectoryUnusableError
 from cepheid_bookie.garbage_collection import GarbageCollector
 from cepheid_bookie.health_server import HealthServer, Page
-from cepheid_bookie.metadata_records import MetadataCookies, MetadataLedgers
+from cepheid_bookie.held_ledgers import held_ledgers
+from cepheid_bookie.metadata_records import MetadataCookies, MetadataLedgers, report_bookie
 from cepheid_bookie.scans import AuthorizeRead, accept_every_ticket
 from cepheid_metadata import (
     BookieRegistration,
@@ -79,7 +81,8 @@ class BookieRole(Role):
         self._registration: Registration[BookieRegistration] | None = None
         self._tasks = TaskOwner(f"bookie {self.bookie_id}", self._failure.report)
         pages = {"/health": self._health_page, "/ready": self._ready_page, "/metrics": self._metrics_page}
-        self._health = HealthServer(settings.http_host or settings.host, settings.http_port, pages)
+        host, queried = settings.http_host or settings.host, {"/ledgers": self._ledgers_page}
+        self._health = HealthServer(host, settings.http_port, pages, queried)
         self._server: BookieServer
 
     def __repr__(self) -> str:
@@ -122,6 +125,7 @@ class BookieRole(Role):
             self.bookie.authorize_reads(self._authorize_read)
         finally:
             await importing
+        await report_bookie(store, self.bookie, ports)
         await self._serve()
         record = self._new_record()
         self._registration = self._new_registration(store, record)
@@ -240,6 +244,16 @@ class BookieRole(Role):
         text = f"{self._phase}, metadata session {session}, {'registered' if registered else 'not registered'}"
         text += f", read-only: {reason}" if (reason := self.read_only_reason) else ""
         return Page(f"{text}\n", HTTPStatus.OK if self.ready else HTTPStatus.SERVICE_UNAVAILABLE)
+
+    def _ledgers_page(self, query: Mapping[str, str]) -> Page:
+        """Return the ids of the ledgers held here above the parameter `above`, as JSON."""
+        if self._phase == "starting":
+            return Page("the bookie is starting; ask again\n", HTTPStatus.SERVICE_UNAVAILABLE)
+        try:
+            above = int(query.get("above", "-1"))
+        except ValueError:
+            return Page(f"above is not a number, got {query['above'][:100]!r}\n", HTTPStatus.BAD_REQUEST)
+        return Page(json.dumps(held_ledgers(self.bookie, above)), content_type="application/json")
 
     def _metrics_page(self) -> Page:
         return Page(encode(self._families()), content_type=CONTENT_TYPE)

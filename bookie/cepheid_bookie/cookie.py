@@ -6,6 +6,9 @@
     anything unstamped, changed, or of another incarnation              present               → refuse: its data is gone
     stamped, with data                                                  none                  → refuse: other cluster, or removed
     not whole, and empty everywhere, with the operator's word           present               → rebirth, into limbo
+    after a restore of metadata from a backup:
+    all stamped alike                                                   none                  → adopted: newer than the backup
+    all stamped alike                                                   another incarnation   → adopted, into limbo
 
 Stamping goes directories first, metadata last: what a crash leaves of a new bookie is provably new and empty, and starts; what it
 leaves of a rebirth is refused like a blank disk until metadata knows the new incarnation, with its watermark, and then is in limbo.
@@ -73,6 +76,9 @@ class CookieRecords(Protocol):
 
     async def replace(self, recorded: Cookie, cookie: Cookie) -> None:
         """Compare-and-set: raises when the record is not of `recorded`'s incarnation any more."""
+
+    async def is_restored(self) -> bool:
+        """Metadata was restored from a backup, which may be older than these disks, and no operator has confirmed that yet."""
 
     async def next_ledger_id(self) -> int:
         """No ledger id from here on was ever given out, not even in a block that its owner has not used up."""
@@ -187,6 +193,21 @@ def is_reborn(mine: Cookie, places: Mapping[str, Found], recorded: Cookie) -> bo
             "bring back the missing directory, or move what is left out of the way to start empty",
         )
     return True
+
+
+def adoptable(mine: Cookie, places: Mapping[str, Found], recorded: Cookie | None) -> Cookie | None:
+    """Return the cookie of whole directories that restored metadata does not know; None: it knows them, or they are not whole.
+
+    Raises CookieError when they are of another bookie or cluster.
+    """
+    cookies = [found.cookie for found in places.values()]
+    first, *others = cookies
+    if first is None or any(other is None or other.incarnation != first.incarnation for other in others):
+        return None
+    for where, found in places.items():
+        if found.cookie is not None:
+            _check_owner(mine, found.cookie, where)
+    return first if recorded is None or recorded.incarnation != first.incarnation else None
 
 
 def _check_owner(mine: Cookie, found: Cookie, where: str) -> None:

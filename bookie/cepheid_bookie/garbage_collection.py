@@ -6,6 +6,7 @@
 Rule 1: the local snapshot is taken first: metadata is written before data, so what is held was in metadata by then.
 Rule 2: two passes an interval apart must miss a ledger, then a direct read must deny it. A failure ends the pass without effect.
 Rule 3: if metadata lacks a large share of our ledgers, it is probably the wrong one: nothing is deleted, and that is an ERROR.
+Rule 4: metadata that was restored from a backup lacks newer ledgers: nothing is deleted until an operator confirms the restore.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ log = logging.getLogger(__name__)
 
 class LedgersInMetadata(LedgersToTouch, Protocol):
     """Metadata's side. All raise when they cannot tell: a short answer is not an answer."""
+
+    async def report_if_restored(self, bookie: Bookie) -> bool:
+        """Return whether metadata was restored from a backup, without confirmation so far; report the bookie's ledger ids then."""
 
     async def purge(self) -> None:
         """Forgets deleted ledgers that nobody can ask back any more."""
@@ -46,6 +50,7 @@ class GcPass:
     surplus: tuple[int, ...] = ()
     deleted_logs: tuple[int, ...] = ()
     refused_mass: bool = False
+    refused_restored: bool = False
 
 
 class GarbageCollector:
@@ -71,6 +76,10 @@ class GarbageCollector:
     async def collect(self) -> GcPass:
         """One pass. Raises what metadata raises and deletes nothing more; what the pass before saw no longer counts then."""
         suspects, self._suspects = self._suspects, frozenset()
+        if await self._ledgers.report_if_restored(self._bookie):  # rule 4
+            hint = "cepheid metadata report shows what metadata lacks; cepheid metadata confirm lets bookies collect it"
+            log.warning("gc.metadata_restored", extra={"bookie": self._bookie.bookie_id, "hint": hint})
+            return GcPass(refused_restored=True)
         await self._ledgers.purge()
         held = self._bookie.ledgers()
         listed = await self._ledgers.listing()

@@ -1,4 +1,4 @@
-"""/health, /ready, /metrics of a process that needs no web framework: a few lines of HTTP/1.1, one request per connection.
+"""Pages of a process that needs no web framework, such as /health: a few lines of HTTP/1.1, one request per connection.
 
     GET path ──► route() ──► status, text ──► connection closed
 
@@ -15,6 +15,7 @@ import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
+from urllib.parse import parse_qsl
 
 from cepheid_bookie.errors import PortInUseError
 from cepheid_ports import TaskOwner
@@ -37,12 +38,22 @@ class Page:
 
 
 class HealthServer:
-    """`start` once, `aclose` once. Pages are made when they are asked for. Port 0 lets the system choose: see `port`."""
+    """`start` once, `aclose` once. Pages are made when they are asked for; `queried` are given the parameters of the request.
 
-    def __init__(self, host: str, port: int, pages: Mapping[str, Callable[[], Page]]) -> None:
+    Port 0 lets the system choose: see `port`.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        pages: Mapping[str, Callable[[], Page]],
+        queried: Mapping[str, Callable[[Mapping[str, str]], Page]] | None = None,
+    ) -> None:
         self._host = host
         self.port = port
         self._pages = pages
+        self._queried = queried or {}
         self._server: asyncio.Server | None = None
         self._tasks = TaskOwner("health")
         self.refused = 0
@@ -88,13 +99,16 @@ class HealthServer:
     def _answer(self, head: bytes) -> tuple[Page, bool]:
         """The page, and whether its body is sent too."""
         method, _, rest = head.partition(b"\r\n")[0].partition(b" ")
-        path = rest.partition(b" ")[0].partition(b"?")[0].decode("latin-1")
+        path, _, query = rest.partition(b" ")[0].decode("latin-1").partition("?")
         if method not in (b"GET", b"HEAD"):
             return Page("only GET and HEAD\n", HTTPStatus.METHOD_NOT_ALLOWED), True
-        make = self._pages.get(path)
-        if make is None:
-            return Page(f"there are {', '.join(self._pages)}\n", HTTPStatus.NOT_FOUND), method == b"GET"
-        return make(), method == b"GET"
+        if (make := self._pages.get(path)) is not None:
+            page = make()
+        elif (make_queried := self._queried.get(path)) is not None:
+            page = make_queried(dict(parse_qsl(query)))
+        else:
+            page = Page(f"there are {', '.join([*self._pages, *self._queried])}\n", HTTPStatus.NOT_FOUND)
+        return page, method == b"GET"
 
 
 def _encode(page: Page, *, with_body: bool) -> bytes:

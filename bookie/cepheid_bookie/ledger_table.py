@@ -90,6 +90,11 @@ class LedgerTable:
         return len(self._known) - len(self._tombstones)
 
     @property
+    def largest_id(self) -> int:
+        """Return the largest id that was ever seen here, deleted ledgers included; -1: none."""
+        return int(self._known.max()) if self._known else -1
+
+    @property
     def loaded_count(self) -> int:
         return len(self._loaded)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 
+from cepheid_bookie.bookie import Bookie
 from cepheid_bookie.cookie import Cookie
 from cepheid_bookie.errors import CookieError
 from cepheid_metadata import (
@@ -26,6 +27,8 @@ from cepheid_metadata import (
     keys,
     ledger_records,
     repair_marks,
+    report_ledgers,
+    restored_record,
 )
 from cepheid_ports import Ports, SteadyClock
 
@@ -75,6 +78,10 @@ class MetadataCookies:
         found = await self._ids.get(None)
         return 0 if found is None else found.record.next_ledger_id
 
+    async def is_restored(self) -> bool:
+        await self._store.sync(keys.RESTORED_KEY)
+        return await restored_record(self._store).exists(None)
+
     async def load_life(self, bookie_id: str) -> int:
         found = await self._lives.get(bookie_id)
         return 0 if found is None else found.record.life
@@ -110,10 +117,14 @@ class MetadataLedgers:
 
     def __init__(self, store: MetadataStore, ports: Ports) -> None:
         self._store = store
+        self._ports = ports
         self._clock = SteadyClock(ports)
         self._deleted = DeletedLedgers(store)
         self._living = ledger_records(store)
         self._marks = repair_marks(store)
+
+    async def report_if_restored(self, bookie: Bookie) -> bool:
+        return await report_bookie(self._store, bookie, self._ports)
 
     async def purge(self) -> None:
         purged = await self._deleted.purge(self._clock.now_ms())
@@ -150,3 +161,12 @@ class MetadataLedgers:
         """A follower may lag behind a creation whose data we hold."""
         await self._store.sync(keys.LEDGERS_KEY)
         await self._store.sync(keys.DELETED_LEDGERS_KEY)
+
+
+async def report_bookie(store: MetadataStore, bookie: Bookie, ports: Ports) -> bool:
+    """After a restore of metadata, raise the id counter above the bookie's ledgers and report it. Call it before it registers.
+
+    Return whether metadata was restored from a backup, and no operator has confirmed that yet.
+    """
+    incarnation, largest = bookie.cookie.registered_as, bookie.largest_ledger_id
+    return await report_ledgers(store, bookie.bookie_id, incarnation, largest, bookie.ledger_count, ports.wall_ms())

@@ -20,7 +20,17 @@ from typing import Protocol
 from cepheid_bookie.block_index import BlockIndex
 from cepheid_bookie.bookie_life import BookieLife, LifeRecords, save_life
 from cepheid_bookie.checkpoint import FlushStore
-from cepheid_bookie.cookie import BookieIdentity, Cookie, CookieRecords, Found, decide, is_reborn, load_cookie, save_cookie
+from cepheid_bookie.cookie import (
+    BookieIdentity,
+    Cookie,
+    CookieRecords,
+    Found,
+    adoptable,
+    decide,
+    is_reborn,
+    load_cookie,
+    save_cookie,
+)
 from cepheid_bookie.disk import Disk
 from cepheid_bookie.entry_log import EntryLogWriter, dead_logs, list_logs, log_path
 from cepheid_bookie.errors import CookieError, JournalCorruptError
@@ -174,6 +184,8 @@ async def check_identity(
     mine = Cookie(identity.bookie_id, identity.cluster_id, f"{ports.random.getrandbits(128):032x}")
     places = await worker.run(lambda: _find_cookies(directories, mine))
     recorded = await records.load(identity.bookie_id) if records is not None else None
+    if records is not None and (known := adoptable(mine, places, recorded)) is not None and await records.is_restored():
+        return await _adopt(directories, known, recorded, records, worker)
     if accept_empty_disk and records is not None and recorded is not None and is_reborn(mine, places, recorded):
         return await _give_birth_again(directories, mine, recorded, records, worker)
     cookie, stamp = decide(mine, places, recorded, asked=records is not None)
@@ -203,6 +215,27 @@ async def _give_birth_again(
     hint = "its data is gone: ledgers that name it are short of a copy and need repair"
     log.warning("bookie.reborn", extra={**facts, "limbo_below": cookie.limbo_below, "hint": hint})
     return cookie
+
+
+async def _adopt(
+    directories: Directories, known: Cookie, recorded: Cookie | None, records: IdentityRecords, worker: Worker
+) -> Cookie:
+    """Make disks known that are not in the backup from which metadata was restored.
+
+    Without a record of this bookie they are the only ones that it had. With a record of another incarnation, either may be older.
+    So these disks may lack what was acknowledged on the others, and the bookie denies nothing of ledgers that exist by now.
+    """
+    facts = {"bookie": known.bookie_id, "incarnation": known.incarnation}
+    if recorded is None:
+        await records.create(known)
+    else:
+        cookie = known.reborn(await records.next_ledger_id())
+        await worker.run(lambda: _stamp(directories, cookie))
+        await records.replace(recorded, cookie)
+        known, facts["backup_incarnation"] = cookie, recorded.incarnation
+    hint = "metadata was restored from a backup that does not know these disks"
+    log.warning("bookie.adopted", extra={**facts, "limbo_below": known.limbo_below, "hint": hint})
+    return known
 
 
 async def begin_life(

@@ -25,6 +25,8 @@ from cepheid_bookie import (
     StorageSettings,
 )
 from cepheid_bookie.disk_space import check_disk_size
+from cepheid_bookie.held_ledgers import held_ledgers
+from cepheid_bookie.metadata_records import report_bookie
 from cepheid_bookie.settings import BookieServerSettings
 from cepheid_metadata import (
     BookieRegistration,
@@ -145,6 +147,11 @@ class LocalBookies:
         """Return the same for all bookies: they start and end together with whoever asks."""
         return ""
 
+    def held_ledgers(self, bookie_id: str, above: int) -> dict[str, Any] | None:
+        """Return a page of the ids of ledgers that this bookie holds; None: it does not run in this process."""
+        bookie = self._bookies.get(bookie_id)
+        return None if bookie is None else held_ledgers(bookie, above)
+
     def problems(self) -> list[str]:
         """A sentence for people about each bookie that takes no new ledgers."""
         left_out = [name for name in self._expected if name not in self._bookies]
@@ -202,7 +209,13 @@ async def _open_bookie(
     check_disk_size(disk, disk, settings)
     index = RocksBlockIndex(directory / "index")
     cookies = MetadataCookies(store, {"data": (str(directory),)})
-    return await Bookie.open(identity, settings, disk, index, ports, cookies=cookies)
+    bookie = await Bookie.open(identity, settings, disk, index, ports, cookies=cookies)
+    try:
+        await report_bookie(store, bookie, ports)
+    except BaseException:
+        await bookie.aclose()
+        raise
+    return bookie
 
 
 def bookies_with_data(data_dir: Path) -> list[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cepheid_broker.admin import AdminContext, AdminServer
 from cepheid_broker.broker import Broker
@@ -45,12 +45,14 @@ class Serving:
         ownership: Ownership | None = None,
         families: Callable[[], Iterator[Family]],
         is_ready: Callable[[], bool],
+        held_ledgers: Callable[[str, int], dict[str, Any] | None] = lambda _bookie, _above: None,
         on_failed: Callable[[BaseException], None],
     ) -> None:
         opened = self._opened = AsyncExitStack()
         self._bookies, self._store = bookies, store
         self._more_families = families
         self._ledger_ids = LedgerIds(store)
+        opened.callback(store.subscribe(self._on_session))
         self.placement = placement = RackAwarePlacement(
             bookies.writable,
             ports.random,
@@ -82,7 +84,13 @@ class Serving:
             settings, cluster, store, self.managed_ledgers, ports, ledger_config=ledger_config, ownership=ownership
         )
         context = AdminContext(
-            self.broker, settings.admin, families=(self._families,), is_ready=is_ready, bookies=bookies, problems=self.problems
+            self.broker,
+            settings.admin,
+            families=(self._families,),
+            is_ready=is_ready,
+            bookies=bookies,
+            problems=self.problems,
+            held_ledgers=held_ledgers,
         )
         self._admin = AdminServer(context, settings.host, settings.admin_port, on_failed=on_failed)
         self.broker.admin_port = lambda: self._admin.port
@@ -105,6 +113,11 @@ class Serving:
     def listen(self) -> None:
         """Takes the admin port; requests wait in its backlog. Raises PortInUseError."""
         self._admin.listen()
+
+    def _on_session(self, state: SessionState) -> None:
+        """Drop the block of ledger ids with the session: the metadata may have been restored from a backup meanwhile."""
+        if state is SessionState.LOST:
+            self._ledger_ids.drop_block()
 
     def drop_ledger_ids(self) -> None:
         """New ledgers have ids from now on that are new to every bookie."""

@@ -147,6 +147,7 @@ class Standalone(Role):
             ports,
             families=self._families,
             is_ready=lambda: self._phase == "serving",
+            held_ledgers=bookies.held_ledgers,
             on_failed=self._failure.report,
         )
         opened.push_async_callback(self._serving.aclose)

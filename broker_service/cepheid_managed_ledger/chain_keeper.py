@@ -8,6 +8,7 @@ Rules:
    together with a check of the chain's version, so that an old owner's late save fails instead of overwriting.
    Versions begin at 0 again when the topic is deleted and made anew. So each chain has a mark, a key that carries its incarnation
    and comes and goes with it, and every write checks the mark as well: that of an owner of the earlier chain fails.
+   A restore from a backup gives the mark a version that it never had, so that writes of an owner from before fail as well.
 2. A conflict means that another opening of the topic has committed: never re-read and retry.
 3. A write that has begun is finished, also when its caller is cancelled: else its outcome would be unknown. While an outage
    leaves that open, an open topic holds the mutex and goes on without its records: whoever needs them waits, bounded, or fails.
@@ -68,6 +69,7 @@ class ChainKeeper:
         self._chain: Chain | None = None
         self._version = -1
         self._has_mark = self._mark_stays = False
+        self._mark_version = 0
         self._gone: dict[int, None] = {}
         self._mutex = asyncio.Lock()
         self.lost: ManagedLedgerError | None = None
@@ -92,12 +94,13 @@ class ChainKeeper:
         """The record as it is; None: there is none. Raises MetadataError."""
         while (found := await self._records.get(self._topic)) is not None:
             mark = await self._store.get(keys.incarnation_key(found.record.incarnation))
-            if mark is None:  # the chain is of an older release, or was deleted since it was read
+            if mark is None or mark.version:  # the chain is of an older release, was restored, or was deleted since it was read
                 again = await self._records.get(self._topic)
                 if again is None or again.record.incarnation != found.record.incarnation:
                     continue
             self._chain, self._version = found
             self._has_mark, self._mark_stays = mark is not None, mark is None or mark.value == _ADOPTED
+            self._mark_version = 0 if mark is None else mark.version
             break
         return self._chain
 
@@ -155,7 +158,8 @@ class ChainKeeper:
         async def delete() -> None:
             async with self._mutex:
                 # The mark comes first: by it a write in doubt is told, and the chain may have been made anew by then.
-                mark: Op = Put(self._mark_key, _ADOPTED, 0) if self._mark_stays else Delete(self._mark_key, 0)
+                key, version = self._mark_key, self._mark_version
+                mark: Op = Put(key, _ADOPTED, version) if self._mark_stays else Delete(key, version)
                 await self._write([mark, self._records.delete_op(self._topic, self._version)])
 
         await finish(self._tasks, delete(), name="delete-chain")
@@ -176,7 +180,7 @@ class ChainKeeper:
         return keys.incarnation_key(self.chain.incarnation)
 
     def _check_mark(self) -> Op:
-        return Check(self._mark_key, 0) if self._has_mark else Create(self._mark_key, _ADOPTED)
+        return Check(self._mark_key, self._mark_version) if self._has_mark else Create(self._mark_key, _ADOPTED)
 
     async def _write(self, ops: Sequence[Op], *, repeats: bool = True) -> None:
         if self.lost is not None:

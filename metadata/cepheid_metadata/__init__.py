@@ -37,7 +37,13 @@ from cepheid_metadata.errors import (
     StoreUnavailableError,
     ValueTooLargeError,
 )
-from cepheid_metadata.founding import ClusterNotFoundedError, OtherClusterError, found_cluster, require_cluster
+from cepheid_metadata.founding import (
+    ClusterNotFoundedError,
+    OtherClusterError,
+    UnfinishedRestoreError,
+    found_cluster,
+    require_cluster,
+)
 from cepheid_metadata.ledger_ids import LedgerIds
 from cepheid_metadata.ledger_records import DeletedLedger, Fragment, LedgerIdCounter, LedgerMetadata, LedgerState
 from cepheid_metadata.listing import (
@@ -89,6 +95,7 @@ from cepheid_metadata.repositories import (
     available_bookies,
     bookie_cookies,
     bookie_lives,
+    bookie_reports,
     broker_records,
     bundle_histories,
     bundle_owners,
@@ -105,11 +112,14 @@ from cepheid_metadata.repositories import (
     repair_marks,
     repair_requests,
     repair_switch,
+    restored_record,
     schema_histories,
     tenant_records,
     topic_changes,
     topic_records,
 )
+from cepheid_metadata.restored_metadata import RestoreNotReportedError, report_ledgers
+from cepheid_metadata.restored_records import BookieReport, RestoredMetadata
 from cepheid_metadata.schema_records import SchemaDefinition, SchemaHistory, SchemaVersion
 from cepheid_metadata.store import (
     MAX_REQUEST_BYTES,
@@ -142,6 +152,7 @@ __all__ = [
     "BookieHoldings",
     "BookieLife",
     "BookieRegistration",
+    "BookieReport",
     "BrokerRegistration",
     "BundleHistory",
     "BundleOwner",
@@ -197,6 +208,8 @@ __all__ = [
     "RepairMark",
     "RepairRequest",
     "RepairSwitch",
+    "RestoreNotReportedError",
+    "RestoredMetadata",
     "RetentionPolicy",
     "SchemaDefinition",
     "SchemaHistory",
@@ -214,6 +227,7 @@ __all__ = [
     "TopicChanges",
     "TopicPolicyFields",
     "TopicRecord",
+    "UnfinishedRestoreError",
     "ValueTooLargeError",
     "Versioned",
     "Watch",
@@ -224,6 +238,7 @@ __all__ = [
     "available_bookies",
     "bookie_cookies",
     "bookie_lives",
+    "bookie_reports",
     "broker_records",
     "bundle_histories",
     "bundle_owners",
@@ -254,7 +269,9 @@ __all__ = [
     "repair_marks",
     "repair_requests",
     "repair_switch",
+    "report_ledgers",
     "require_cluster",
+    "restored_record",
     "schema_histories",
     "tenant_records",
     "topic_changes",

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from cepheid_metadata.cluster_records import ClusterIdentity
 from cepheid_metadata.errors import KeyExistsError, MetadataError, StoreUnavailableError
-from cepheid_metadata.repositories import cluster_identity
+from cepheid_metadata.repositories import cluster_identity, restored_record
 from cepheid_metadata.store import MetadataStore
 from cepheid_ports import Ports
 
@@ -27,11 +27,22 @@ class OtherClusterError(MetadataError):
     hint: ClassVar[str] = "check the metadata address; each cluster needs a store, or a chroot, of its own"
 
 
+class UnfinishedRestoreError(MetadataError):
+    """A backup was restored into this store in part."""
+
+    hint: ClassVar[str] = "run `cepheid metadata restore` again with the same backup: it continues where it was cut off"
+
+
 async def found_cluster(store: MetadataStore, name: str, ports: Ports) -> ClusterIdentity:
-    """The cluster's identity, made if there is none. Any number of callers at once get the same. Raises OtherClusterError."""
+    """The cluster's identity, made if there is none. Any number of callers at once get the same.
+
+    Raises OtherClusterError, UnfinishedRestoreError.
+    """
     records = cluster_identity(store)
     identity = ClusterIdentity(cluster_id=f"{ports.random.getrandbits(64):016x}", name=name, created_at_ms=ports.wall_ms())
     if await records.get(None) is None:
+        if await restored_record(store).exists(None):
+            raise UnfinishedRestoreError("a restore of metadata into this store was cut off")
         try:
             await records.create(None, identity)
         except KeyExistsError:

@@ -28,6 +28,8 @@
     /repair/off                                switch: automatic repair is off
     /repair/draining/ID                        bookie that is being decommissioned
     /repair/requests/ID                        bookie whose ledgers are to be repaired now
+    /restored                                  metadata was restored from a backup, and an operator has not confirmed it yet
+    /restored/bookies/ID                       bookie that has reported its ledgers since the restore, or is given up
 
 Rules:
 1. No parent gets more than 10,000 children of a kind that users can multiply (names of tenants, namespaces of one tenant,
@@ -75,6 +77,18 @@ AUDIT_KEY = "/repair/audit"
 REPAIR_OFF_KEY = "/repair/off"
 DRAINING_BOOKIES_KEY = "/repair/draining"
 REPAIR_REQUESTS_KEY = "/repair/requests"
+RESTORED_KEY = "/restored"
+RESTORED_BOOKIES_KEY = "/restored/bookies"
+
+EPHEMERAL_KEYS = (
+    AVAILABLE_BOOKIES_KEY,
+    READONLY_BOOKIES_KEY,
+    BROKERS_KEY,
+    BUNDLES_KEY,
+    REPAIR_LOCKS_KEY,
+    AUDITOR_KEY,
+)
+"""Whatever is at or below these keys belongs to a running process: a backup leaves it out."""
 
 MAX_LEDGER_ID = 2**63 - 1
 _FIRST_HIGH_LEDGER_ID = 10**12
@@ -187,6 +201,15 @@ def ledger_key(ledger_id: int) -> str:
     return f"{HIGH_LEDGERS_KEY}/{digits[:3]}/{digits[3:7]}/{digits[7:11]}/{digits[11:15]}/{digits[15:]}"
 
 
+def ledger_id_of(key: str) -> int | None:
+    """Return the id of the ledger whose record has this key; None: it is not the key of a living ledger."""
+    root = HIGH_LEDGERS_KEY if key.startswith(f"{HIGH_LEDGERS_KEY}/") else LEDGERS_KEY
+    parts = key.removeprefix(f"{root}/").split("/")
+    if not key.startswith(f"{root}/") or len(parts) != LEDGER_ID_PARTS[root] or not all(map(str.isdecimal, parts)):
+        return None
+    return int("".join(parts))
+
+
 def deleted_ledger_key(ledger_id: int) -> str:
     return DELETED_LEDGERS_KEY + ledger_key(ledger_id).removeprefix(LEDGERS_KEY)
 
@@ -205,6 +228,10 @@ def draining_bookie_key(bookie_id: str) -> str:
 
 def repair_request_key(bookie_id: str) -> str:
     return f"{REPAIR_REQUESTS_KEY}/{encode_name(bookie_id)}"
+
+
+def restored_bookie_key(bookie_id: str) -> str:
+    return f"{RESTORED_BOOKIES_KEY}/{encode_name(bookie_id)}"
 
 
 def bookie_cookie_key(bookie_id: str) -> str:

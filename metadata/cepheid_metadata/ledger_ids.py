@@ -17,6 +17,7 @@ from cepheid_metadata.errors import BadVersionError, KeyExistsError, LedgerIdsRo
 from cepheid_metadata.ledger_records import LedgerIdCounter
 from cepheid_metadata.listing import largest_ledger_id
 from cepheid_metadata.repositories import Records
+from cepheid_metadata.restored_metadata import require_reports
 from cepheid_metadata.store import Check, MetadataStore
 
 FIRST_LEDGER_ID = 1
@@ -39,7 +40,8 @@ class LedgerIds:
     async def take(self, *, above: int = -1, newest: bool = False) -> int:
         """An id that nobody ever had, larger than `above`; the `newest` is larger than all that anybody had when it was asked for.
 
-        Raises what the store raises (then nothing was taken), and LedgerIdsRolledBackError when `above` itself was never given out.
+        Raises what the store raises (then nothing was taken), LedgerIdsRolledBackError when `above` itself was never given out, and
+        RestoreNotReportedError after a restore of metadata, until each bookie has reported which ids are in use.
         """
         oldest_refill = self._refills + 1 if newest else 0
         self._go_above(above)
@@ -92,11 +94,13 @@ class LedgerIds:
             first = FIRST_LEDGER_ID if found is None else found.record.next_ledger_id
             if above >= first:
                 raise _rolled_back(above, first)
-            counter = LedgerIdCounter(next_ledger_id=first + self._block)
             try:
                 if found is None:
-                    await self._counter.create(None, counter)
+                    await self._counter.create(None, LedgerIdCounter(next_ledger_id=first + self._block))
                 else:
+                    if found.record.restored:
+                        await require_reports(self._store)  # one that comes after this read of the counter makes the write fail
+                    counter = found.record.replace(next_ledger_id=first + self._block)
                     await self._counter.replace(None, counter, found.version)
             except (BadVersionError, KeyExistsError):
                 continue  # another process took that block

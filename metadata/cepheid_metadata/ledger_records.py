@@ -100,9 +100,14 @@ class DeletedLedger(GrownRecord):
     version: NonNegativeInt | None = Field(None, description="Of the ledger's record when it was deleted.")
 
 
-class LedgerIdCounter(Record):
+class LedgerIdCounter(GrownRecord):
     """All ids below `next_ledger_id` are given out, in blocks, and never again."""
 
     NAME: ClassVar[str] = "ledger id counter"
+    FORMAT: ClassVar[int] = 2
+    ADDED: ClassVar[Mapping[str, int]] = {"restored": 2}
 
     next_ledger_id: PositiveInt
+    restored: bool | None = Field(
+        None, description="It was restored from a backup: bookies may hold ledgers with larger ids (restored_metadata.py)."
+    )

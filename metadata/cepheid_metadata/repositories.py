@@ -33,6 +33,7 @@ from cepheid_metadata.repair_records import (
     RepairRequest,
     RepairSwitch,
 )
+from cepheid_metadata.restored_records import BookieReport, RestoredMetadata
 from cepheid_metadata.schema_records import SchemaHistory
 from cepheid_metadata.store import Create, Delete, MetadataStore, Put
 from cepheid_metadata.topic_records import Chain, CursorRecord, TopicRecord
@@ -212,3 +213,13 @@ def draining_bookies(store: MetadataStore) -> Records[str, DrainingBookie]:
 def repair_requests(store: MetadataStore) -> Records[str, RepairRequest]:
     """By bookie id."""
     return Records(store, keys.repair_request_key, RepairRequest)
+
+
+def restored_record(store: MetadataStore) -> Records[None, RestoredMetadata]:
+    """There is one between a restore and its confirmation: its noun is None."""
+    return Records(store, lambda _: keys.RESTORED_KEY, RestoredMetadata)
+
+
+def bookie_reports(store: MetadataStore) -> Records[str, BookieReport]:
+    """By bookie id."""
+    return Records(store, keys.restored_bookie_key, BookieReport)

@@ -7,7 +7,7 @@ server's reason; no answer becomes an `AdminUnreachableError` that names the add
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any
@@ -18,6 +18,7 @@ from cepheid_wire import NamespaceName, TopicName, check_tenant
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 _MAX_REDIRECTS = 5
+_PIECE_BYTES = 1 << 20
 
 
 class AdminError(CepheidError):
@@ -87,6 +88,21 @@ class AdminClient:
             reason = _reason(content) or HTTPStatus(status).phrase
             raise AdminError(f"{reason} ({method} {target}: {status})", status=status)
         return _decoded(content, answered.get("content-type", "")), answered
+
+    def download(self, path: str) -> Iterator[bytes]:
+        """Return the body of an answer in pieces, as they arrive. Raises AdminError; AdminUnreachableError, in the middle too."""
+        try:
+            self._connection.request("GET", path)
+            response = self._connection.getresponse()
+            if response.status >= HTTPStatus.MULTIPLE_CHOICES:
+                reason = _reason(response.read()) or HTTPStatus(response.status).phrase
+                raise AdminError(f"{reason} (GET {path}: {response.status})", status=response.status)
+            while piece := response.read1(_PIECE_BYTES):
+                yield piece
+        except (OSError, HTTPException) as error:
+            raise AdminUnreachableError(f"the answer of {self.url} broke off: {error!r}", url=self.url) from None
+        finally:
+            self._connection.close()
 
     def _connect(self, parts: SplitResult) -> HTTPConnection:
         kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -21,12 +22,16 @@ from cepheid_metadata import (
     MemoryStore,
     MemoryTree,
     RegistrationTakenError,
+    RestoredMetadata,
     available_bookies,
+    bookie_reports,
     found_cluster,
     readonly_bookies,
+    restored_record,
 )
 from cepheid_ports import Ports, ProcessFailedError
 from cepheid_rpc import ReadRequest, Status
+from tests.bookie.bookie_support import added, group_of
 from tests.support import wait_until
 
 
@@ -103,6 +108,19 @@ async def test_it_serves_then_registers_and_leaves_first(world: World) -> None:
         assert 'cepheid_bookie_writable{bookie="b1"} 1' in metrics
         assert "cepheid_metadata_connected 1" in metrics
     assert await world.registrations() == (None, None)
+
+
+async def test_it_reports_after_a_restore_before_it_registers_and_lists_its_ledgers(world: World) -> None:
+    await world.found()
+    store = MemoryStore(world.tree)
+    await restored_record(store).create(None, RestoredMetadata(backup_sha256="x", backup_created_at_ms=1, restored_at_ms=2))
+    async with world.running() as role:
+        assert await bookie_reports(store).get("b1") is not None
+        await added(role.bookie, group_of(7, 0))
+        await added(role.bookie, group_of(9, 0))
+        status, text = await page(role, "/ledgers?above=7")
+        assert (status, json.loads(text)) == (200, {"bookie_id": "b1", "ledgers": [9], "next": None})
+        assert (await page(role, "/ledgers?above=x"))[0] == 400
 
 
 async def test_the_journal_may_have_a_disk_of_its_own(world: World, tmp_path: Path) -> None:

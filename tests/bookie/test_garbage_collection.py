@@ -27,6 +27,11 @@ class Metadata:
         self.failing = False
         self.during_listing: Callable[[], Awaitable[None]] | None = None
 
+        self.restored = False
+
+    async def report_if_restored(self, bookie: Bookie) -> bool:
+        return self.restored
+
     async def purge(self) -> None:
         pass
 
@@ -120,6 +125,20 @@ async def test_a_tombstone_made_while_the_clock_was_set_back_stays_when_it_is_ri
         machine.now_ms = right_ms
         await bookie.reclaim()
         assert [a.status for a in await add(bookie, group_of(2, 5))] == [Status.FENCED]
+
+
+async def test_after_a_restore_of_metadata_nothing_is_deleted_and_what_was_suspected_before_does_not_count() -> None:
+    async with Machine().bookie() as bookie:
+        await filled(bookie, 1, 2)
+        metadata = Metadata(1)
+        collector = GarbageCollector(bookie, metadata)
+        await collector.collect()
+        metadata.restored = True
+        for _ in range(3):
+            assert (await collector.collect()).refused_restored
+        metadata.restored = False
+        assert (await collector.collect()).deleted == ()
+        assert (await collector.collect()).deleted == (2,)
 
 
 async def test_an_error_in_the_listing_deletes_nothing_and_forgets_what_was_suspected() -> None:

@@ -261,6 +261,24 @@ async def test_an_opening_of_a_chain_of_an_older_release_does_not_come_behind_it
             await assert_fenced_by_what_was_made_anew(world, world.broker(seed=3), east)
 
 
+async def test_an_adopted_chain_that_was_deleted_while_it_was_read_is_not_taken_for_the_one_made_anew() -> None:
+    async with topic_world() as world:
+        await of_an_older_release(world)
+        adopter = world.broker(seed=2)
+        await append_all(await adopter.open(), 2, "old")
+        await adopter.crash()
+        store = SlowMark(world.tree)
+        work = asyncio.ensure_future(world.broker(seed=1, store=store).open())
+        await store.reached.wait()
+        await world.broker(seed=3).ledgers.delete(TOPIC)  # the mark of the adopted chain stays, with another version
+        other = world.broker(seed=4)
+        await append_all(await other.open(), 3, "new")
+        await other.ledgers.aclose()
+        store.go.set()
+        await work
+        assert await read_all(await world.broker(seed=5).open()) == [b"new0", b"new1", b"new2"]
+
+
 async def test_an_owner_of_an_adopted_chain_saves_nothing_over_a_subscription_made_anew() -> None:
     async with topic_world(settings=SETTINGS.model_copy(update={"cursor_flush_s": 600.0})) as world:
         await of_an_older_release(world)
@@ -335,3 +353,20 @@ async def test_a_deletion_whose_answer_was_lost_is_done_and_deletes_nothing_made
         await deleting
         assert (await world.chain()).incarnation == anew.chain.incarnation
         assert {position.ledger_id for position in told} <= {ledger.ledger_id for ledger in (await world.chain()).ledgers}
+
+
+async def test_an_owner_from_before_a_restore_of_metadata_cannot_write_even_at_the_version_that_it_knows() -> None:
+    async with topic_world() as world:
+        before = await world.broker(seed=1).open()
+        await append_all(before, 2, "old")
+        mark = keys.incarnation_key(before.chain.incarnation)
+        await MemoryStore(world.tree).put(mark, b"restored", 0)  # what a restore does to it
+        with pytest.raises(ManagedLedgerFencedError):
+            await before.create_cursor("late", before.first_position())
+        after = world.broker(seed=2)
+        ledger = await after.open()
+        await append_all(ledger, 2, "new")
+        await ledger.aclose()
+        assert await read_all(await world.broker(seed=3).open()) == [b"old0", b"old1", b"new0", b"new1"]
+        await after.ledgers.delete(TOPIC)
+        assert mark not in world.tree.nodes

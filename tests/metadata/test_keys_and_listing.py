@@ -25,6 +25,7 @@ from cepheid_metadata import (
     list_namespaces,
     list_tenants,
     list_topics,
+    repositories,
 )
 from cepheid_metadata.ledger_views import bookie_views
 from cepheid_metadata.store import check_key
@@ -92,10 +93,29 @@ TOPIC = TopicName("persistent", NamespaceName("public", "default"), "orders/eu-p
         (keys.readonly_bookie_key("b"), "/bookies/readonly/b"),
         (keys.broker_key("b"), "/brokers/b"),
         (keys.bundle_key("t", "n", "0x00000000_0x40000000"), "/bundles/t/n/0x00000000_0x40000000"),
+        (keys.restored_bookie_key("b:1"), "/restored/bookies/b%3A1"),
     ],
 )
 def test_the_layout(made: str, expected: str) -> None:
     assert made == expected
+
+
+@pytest.mark.parametrize("ledger_id", [0, 123456, 10**12 - 1, 10**12, 2**63 - 1])
+def test_the_key_of_a_ledger_tells_its_id_and_no_other_key_does(ledger_id: int) -> None:
+    assert keys.ledger_id_of(keys.ledger_key(ledger_id)) == ledger_id
+    for other in (keys.deleted_ledger_key(ledger_id), keys.LEDGER_IDS_KEY, keys.ledger_key(ledger_id).rpartition("/")[0]):
+        assert keys.ledger_id_of(other) is None
+
+
+def test_all_keys_of_running_processes_are_known_to_a_backup() -> None:
+    nouns: dict[str, object] = {"auditor_record": None, "repair_locks": 7, "bundle_owners": ("t", "n", "0x0_0x1")}
+    found = []
+    for name, make in vars(repositories).items():
+        if "Ephemeral." in (getattr(make, "__doc__", None) or "") and name != "Records":
+            found.append(name)
+            key = make(MemoryStore(MemoryTree())).key_of(nouns.get(name, "b"))
+            assert any(key == root or key.startswith(f"{root}/") for root in keys.EPHEMERAL_KEYS), key
+    assert len(found) >= len(keys.EPHEMERAL_KEYS)
 
 
 def test_topics_of_one_namespace_spread_over_buckets() -> None:

@@ -17,6 +17,7 @@ from cepheid_metadata import (
     BookieCookie,
     BookieLife,
     BookieRegistration,
+    BookieReport,
     BrokerRegistration,
     BundleHistory,
     BundleOwner,
@@ -41,6 +42,7 @@ from cepheid_metadata import (
     Position,
     QuotaPolicy,
     Record,
+    RestoredMetadata,
     RetentionPolicy,
     TenantRecord,
     TopicChanges,
@@ -106,6 +108,7 @@ RECORDS: list[Record] = [
     LEDGER,
     LEDGER.replace(state=LedgerState.CLOSED, last_entry_id=9, length_bytes=1_000),
     LedgerIdCounter(next_ledger_id=1_001),
+    LedgerIdCounter(next_ledger_id=1_001, restored=True),
     CHAIN,
     CHAIN.replace(terminated_at=Position(8, -1)),
     CURSOR,
@@ -131,6 +134,8 @@ RECORDS: list[Record] = [
     BundleOwner(broker_id="b", incarnation="i", epoch=3, addresses={"pulsar": "localhost:6650"}),
     BundleHistory(epoch=3, preferred="b"),
     TopicChanges(broker_id="b", at_ms=1),
+    RestoredMetadata(backup_sha256="0a", backup_created_at_ms=1, restored_at_ms=2),
+    BookieReport(bookie_id="b", incarnation="i", largest_ledger_id=-1, ledgers=0, reported_at_ms=3),
 ]
 
 

@@ -29,6 +29,7 @@ from cepheid_broker.admin.health import health
 from cepheid_broker.admin.ledgers import ledgers
 from cepheid_broker.admin.lookup import lookup
 from cepheid_broker.admin.messages import messages
+from cepheid_broker.admin.metadata import metadata
 from cepheid_broker.admin.metrics import metrics
 from cepheid_broker.admin.namespace_properties import namespace_properties
 from cepheid_broker.admin.namespace_topics import namespace_topics
@@ -78,6 +79,7 @@ ROUTERS = (
     non_persistent_stats,
     plan,
     ledgers,
+    metadata,
     repair,
     why,
     brokers,  # after health: {cluster} would take its names

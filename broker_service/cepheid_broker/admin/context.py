@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cepheid_broker.admin.errors import ConflictError, NotFoundError
 from cepheid_broker.errors import NamespaceNotFoundError
@@ -47,6 +47,8 @@ class AdminContext:
     bookies: BookieStates | None = None
     problems: Callable[[], Sequence[str]] = field(default=tuple)
     """Sentences for people about what is wrong while the broker serves."""
+    held_ledgers: Callable[[str, int], dict[str, Any] | None] = field(default=lambda _bookie, _above: None)
+    """A page of ledger ids that a bookie of this process holds, above an id; None: it does not run here."""
 
     @property
     def store(self) -> MetadataStore:

@@ -33,7 +33,14 @@ from cepheid_broker.errors import (
     TopicNotFoundError,
 )
 from cepheid_broker.ownership import NotOwnerError, PeerUnreachableError, RemoteRefusedError
-from cepheid_metadata import BadVersionError, InvalidNameError, KeyExistsError, NotEmptyError, SessionLostError
+from cepheid_metadata import (
+    BadVersionError,
+    InvalidNameError,
+    KeyExistsError,
+    NotEmptyError,
+    RestoreNotReportedError,
+    SessionLostError,
+)
 from cepheid_ports import CepheidError
 from cepheid_wire import InvalidTopicNameError
 
@@ -131,6 +138,7 @@ HTTP_STATUSES: dict[type[CepheidError], HTTPStatus] = {
     BadVersionError: HTTPStatus.CONFLICT,
     NotEmptyError: HTTPStatus.CONFLICT,
     SessionLostError: HTTPStatus.SERVICE_UNAVAILABLE,
+    RestoreNotReportedError: HTTPStatus.SERVICE_UNAVAILABLE,
 }
 
 

@@ -34,7 +34,7 @@ from cepheid_broker.errors import (
 from cepheid_broker.ownership import NotOwnerError, PeerUnreachableError, RemoteRefusedError
 from cepheid_ledger import LedgerError
 from cepheid_managed_ledger import ManagedLedgerDeletedError, ManagedLedgerError, TooManyCursorsError, TopicTerminatedError
-from cepheid_metadata import MetadataError, SessionLostError
+from cepheid_metadata import MetadataError, RestoreNotReportedError, SessionLostError
 from cepheid_ports import CepheidError
 from cepheid_wire import ChecksumMismatchError, InvalidTopicNameError, ServerError
 
@@ -69,6 +69,7 @@ SERVER_ERRORS: dict[type[CepheidError], ServerError] = {
     ChecksumMismatchError: ServerError.CHECKSUM_ERROR,
     MetadataError: ServerError.METADATA_ERROR,
     SessionLostError: ServerError.SERVICE_NOT_READY,  # until there is a new one, or another broker serves the topic
+    RestoreNotReportedError: ServerError.SERVICE_NOT_READY,
     ManagedLedgerError: ServerError.PERSISTENCE_ERROR,
     LedgerError: ServerError.PERSISTENCE_ERROR,
     TopicTerminatedError: ServerError.TOPIC_TERMINATED_ERROR,

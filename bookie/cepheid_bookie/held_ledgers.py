@@ -1,0 +1,19 @@
+"""Which ledgers a bookie holds, page after page: for people who compare them with metadata."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import Any
+
+from cepheid_bookie.bookie import Bookie
+
+PAGE_LEDGERS = 10_000
+
+
+def held_ledgers(bookie: Bookie, above: int) -> dict[str, Any]:
+    """Return the first `PAGE_LEDGERS` ids above `above`; `next` is the `above` of the following page, None at the end."""
+    ids = bookie.ledgers()
+    first = bisect_right(ids, above)
+    page = ids[first : first + PAGE_LEDGERS]
+    more = first + len(page) < len(ids)
+    return {"bookie_id": bookie.bookie_id, "ledgers": page, "next": page[-1] if more else None}

@@ -1,0 +1,70 @@
+"""A backup of metadata as a file: complete and checked under its name, or not there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import ClassVar
+
+from cepheid_metadata.backup_format import BackupEntry, BackupSummary, backup_entries, check_backup
+from cepheid_ports import CepheidError
+
+_MODE = 0o600  # it holds the passwords of ledgers
+
+
+class BackupFileError(CepheidError):
+    """The file of a backup cannot be read or written."""
+
+    hint: ClassVar[str] = "check the path, its permissions and the space on its disk"
+
+
+async def save_backup(path: Path, pieces: AsyncIterator[bytes]) -> BackupSummary:
+    """Write a backup, check it, and give it its name; an older file of this name stays until then.
+
+    Raises BackupFileError, BackupDamagedError when the pieces end early, and what `pieces` raises. Leaves no other file behind.
+    """
+    partial = path.with_name(f"{path.name}.part")
+    try:
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _MODE)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                async for piece in pieces:
+                    file.write(piece)
+                file.flush()
+                os.fsync(file.fileno())
+            summary = check_file(partial)
+            partial.replace(path)
+            _sync_directory(path.parent)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise BackupFileError(f"the backup cannot be written to {path}: {error.strerror}", path=str(path)) from None
+    return summary
+
+
+def check_file(path: Path) -> BackupSummary:
+    """Read a backup to its end. Raises BackupFileError, BackupDamagedError, NewerFormatError."""
+    return check_backup(_lines(path))
+
+
+def entries_of(path: Path) -> Iterator[BackupEntry]:
+    """Return the records of a file that was checked."""
+    return backup_entries(_lines(path))
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    try:
+        with path.open("rb") as file:
+            yield from file
+    except OSError as error:
+        raise BackupFileError(f"the backup {path} cannot be read: {error.strerror}", path=str(path)) from None
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,136 @@
+"""What bookies hold, compared with metadata: what a restored backup does not know, and what bookies lost since it was made.
+
+    ids of each bookie ──first──►┐              ┌─► unknown: held, and not in metadata
+                                 ├──► compare ──┼─► missing: in metadata, and held by no bookie
+    records of metadata ─second─►┘              └─► moved: held by others than the bookies that metadata names
+
+Bookies are asked first: what a bookie holds was in metadata before.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from http.client import HTTPConnection, HTTPException
+from typing import Any
+
+from cepheid_cli.admin.units import counted
+from cepheid_cli.admin_client import AdminClient, AdminError, AdminUnreachableError, quoted
+from cepheid_cli.ledger_source import LedgerSource
+
+_TIMEOUT_S = 30.0
+
+
+@dataclass(slots=True)
+class MetadataReport:
+    """Ledger ids, each with the bookies that hold it."""
+
+    unknown: dict[int, list[str]] = field(default_factory=dict)
+    """Held by bookies, and neither a ledger nor a deleted ledger of metadata."""
+    missing: dict[int, list[str]] = field(default_factory=dict)
+    """Closed ledgers with entries that no bookie holds; with the bookies that their record names."""
+    moved: dict[int, list[str]] = field(default_factory=dict)
+    """Closed ledgers that a bookie holds which their record does not name, while one that it names does not; with the former.
+
+    Repair copied them after the backup. Without a record that names it, such a copy is collected as surplus.
+    """
+    silent: dict[str, str] = field(default_factory=dict)
+    """Bookies that did not say what they hold, with the reason."""
+
+
+async def make_report(source: LedgerSource, admin_url: str | None) -> MetadataReport:
+    """Ask all bookies and metadata. `admin_url`: of a broker, which answers for bookies in its own process."""
+    held: dict[str, list[int]] = {}
+    silent: dict[str, str] = {}
+    for bookie in await source.bookies():
+        name = bookie["bookie_id"]
+        try:
+            held[name] = ledgers_of(name, bookie["addresses"].get("http"), admin_url)
+        except (OSError, HTTPException, ValueError, KeyError, AdminError, AdminUnreachableError) as error:
+            silent[name] = f"it is {bookie['state']}" if bookie["state"] == "down" else str(error)
+    living, known = await _records(source, deleted=False)
+    deleted, damaged = await _records(source, deleted=True)
+    return compare(held, silent, living, [*known, *damaged, *(record["ledger_id"] for record in deleted)])
+
+
+def compare(
+    held: Mapping[str, Sequence[int]], silent: Mapping[str, str], living: Iterable[Mapping[str, Any]], others: Iterable[int]
+) -> MetadataReport:
+    """Return what differs. `others`: ids of ledgers that are deleted, or whose record cannot be read.
+
+    While a bookie that a record names is silent, its ledger is not `missing`.
+    """
+    holders: dict[int, list[str]] = {}
+    for bookie, ids in held.items():
+        for ledger_id in ids:
+            holders.setdefault(ledger_id, []).append(bookie)
+    report = MetadataReport(silent=dict(silent))
+    for record in living:
+        found = holders.pop(record["ledger_id"], [])
+        named = {bookie for fragment in record["fragments"] for bookie in fragment["ensemble"]}
+        has_entries = record["state"] == "CLOSED" and record["last_entry_id"] >= 0
+        if has_entries and not found and named <= held.keys():
+            report.missing[record["ledger_id"]] = sorted(named)
+        elif has_entries and not named <= set(found) and (others_hold := [one for one in found if one not in named]):
+            report.moved[record["ledger_id"]] = others_hold
+    for ledger_id in others:
+        holders.pop(ledger_id, None)
+    report.unknown = dict(sorted(holders.items()))
+    return report
+
+
+def report_lines(report: MetadataReport) -> list[str]:
+    """Return what `cepheid metadata report` prints."""
+    lines = [f"ledger {ledger_id}: held by {', '.join(bookies)}, not in metadata" for ledger_id, bookies in report.unknown.items()]
+    for ledger_id, bookies in report.missing.items():
+        lines.append(f"ledger {ledger_id}: in metadata, and neither {' nor '.join(bookies)} nor another bookie holds it")
+    for ledger_id, bookies in report.moved.items():
+        lines.append(f"ledger {ledger_id}: held by {', '.join(bookies)}, which metadata does not name for it")
+    lines += [f"{bookie} did not say what it holds: {reason}" for bookie, reason in report.silent.items()]
+    unknown, missing, moved = (counted(len(one), "ledger") for one in (report.unknown, report.missing, report.moved))
+    silent = counted(len(report.silent), "bookie")
+    return [*lines, f"{unknown} not in metadata, {missing} without a copy, {moved} at other bookies, {silent} without an answer"]
+
+
+async def _records(source: LedgerSource, *, deleted: bool) -> tuple[list[dict[str, Any]], list[int]]:
+    """Return the records of ledgers, and the ids of those that cannot be read."""
+    records: list[dict[str, Any]] = []
+    damaged: list[int] = []
+    above: int | None = -1
+    while above is not None:
+        page = await source.page(above, deleted=deleted)
+        records += [view["ledger"] for view in page["ledgers"]]
+        damaged += [one["ledger_id"] for one in page["damaged"]]
+        above = page["next"]
+    return records, damaged
+
+
+def ledgers_of(bookie: str, http: str | None, admin_url: str | None) -> list[int]:
+    """Return the ids of the ledgers that a bookie holds. Raises OSError, HTTPException, ValueError, and errors of the admin API."""
+    ids: list[int] = []
+    above: int | None = -1
+    while above is not None:
+        if http is not None:
+            page = _page(http, above)
+        elif admin_url is not None:
+            page = AdminClient(admin_url).get(f"/cepheid/v1/bookies/{quoted(bookie)}/ledgers", above=above)
+        else:
+            raise ValueError("it has no HTTP address")
+        ids += page["ledgers"]
+        above = page["next"]
+    return ids
+
+
+def _page(http: str, above: int) -> dict[str, Any]:
+    connection = HTTPConnection(http, timeout=_TIMEOUT_S)
+    try:
+        connection.request("GET", f"/ledgers?above={above}")
+        response = connection.getresponse()
+        content = response.read()
+    finally:
+        connection.close()
+    if response.status != 200:
+        raise ValueError(content.decode(errors="replace").strip()[:200])
+    page: dict[str, Any] = json.loads(content)
+    return page
