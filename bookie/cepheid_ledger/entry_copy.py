@@ -265,17 +265,22 @@ class _Source:
             return await self._read_one(first, error)
 
     async def _read_one(self, entry_id: int, why: LedgerError) -> list[EntryGroup]:
-        """Ask every bookie of the entry's write set for it alone, to tell an entry that is lost from one that is away."""
+        """Ask every bookie of the entry's write set for it alone, to tell an entry that is lost from one that is away.
+
+        Others may have it, too: bookies that the record named before.
+        """
         task, ledger = self._task, self._task.ledger
         ensemble = task.fragment.ensemble
         positions = write_set_positions(entry_id, ledger.ensemble_size, ledger.write_quorum)
         named = [ensemble[position] for position in positions]
         away: list[str] = []
         says_no = False
-        for bookie in (*named, *task.former):
+        for bookie in dict.fromkeys((*named, *task.former, *task.targets.values())):  # a target may have been named before
             request = ReadRequest(ledger.ledger_id, entry_id, entry_id, MAX_MESSAGE_BYTES)
             try:
                 answer = await self._ask(bookie, request)
+                if answer is Status.BAD_DIGEST:  # on its disk, or on its way: the wire does not damage it twice
+                    answer = await self._ask(bookie, request)
             except (BookieUnavailableError, TimeoutError):
                 answer = None
             if isinstance(answer, EntryGroup):

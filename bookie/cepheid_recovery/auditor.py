@@ -599,7 +599,9 @@ class Auditor:
             if found is None:
                 continue
             if found.record.drained_at_ms is None:
-                if not any(bookie in one.bookies for one in self._marked.values()) and self._state.off is None:
+                is_marked = any(bookie in one.bookies for one in self._marked.values())
+                unreadable = self.audit is not None and self.audit.unreadable_records
+                if not (is_marked or unreadable or self._state.off is not None):
                     self._next_walk = 0.0
             elif bookie not in seen.registered:
                 await self._forget_bookie(bookie, found.version)

@@ -37,6 +37,7 @@ from cepheid_ledger import (
     entries_of,
     is_finished,
 )
+from cepheid_ledger.striping import runs_at
 from cepheid_ledger.verification import Copy
 from cepheid_metadata import (
     BadVersionError,
@@ -135,8 +136,9 @@ class ReplicationWorker:
         self._cookie_versions: dict[str, int] = {}  # read once, and again after a write that failed
         self._queue: asyncio.Queue[int] = asyncio.Queue(_LOCKED_TOGETHER)
         self._retries: dict[int, _Retry] = {}
-        self._open_since: dict[int, dict[str, float]] = {}
-        """By open ledger, the bookies that must leave its last fragment, with the time when that was seen first."""
+        self._open_since: dict[int, tuple[int, dict[str, float]]] = {}
+        """By open ledger: since when it is marked, and the bookies that must leave its last fragment, with the time when that was
+        seen first. All of it starts over when the mark was removed and created again."""
         self._due = asyncio.Event()
         self._tasks = TaskOwner(f"replication-worker {name}")
         self.statistics = WorkerStatistics()
@@ -159,8 +161,7 @@ class ReplicationWorker:
 
     def retry_all(self) -> None:
         """A bookie came or changed: what could not be repaired may be possible now."""
-        for retry in self._retries.values():
-            retry.not_before = 0.0
+        self._retries.clear()  # with their pauses: what doubled them is over
         self._due.set()
 
     # Choosing
@@ -303,12 +304,14 @@ class ReplicationWorker:
 
         A writer that finds no spare bookie keeps the lost one: so that time counts only while there is a spare.
         """
-        before = self._open_since.pop(ledger.ledger_id, {})
+        marked_ms, before = self._open_since.pop(ledger.ledger_id, (mark.since_ms, {}))
+        if marked_ms != mark.since_ms:
+            before = {}
         excluded = {*mark.bookies, *self._state.draining}
         if not open_bookies or self._placement.replacement(ledger.last_fragment.ensemble, excluded, doubtful=False) is None:
             return False
         now = asyncio.get_running_loop().time()
-        self._open_since[ledger.ledger_id] = {bookie: before.get(bookie, now) for bookie in open_bookies}
+        self._open_since[ledger.ledger_id] = mark.since_ms, {bookie: before.get(bookie, now) for bookie in open_bookies}
         return any(now - before.get(bookie, now) >= self._settings.open_ledger_grace_s for bookie in open_bookies)
 
     async def _carry_out(self, ledger: LedgerMetadata, mark: RepairMark, plan: RepairPlan) -> _Attempt:
@@ -353,7 +356,12 @@ class ReplicationWorker:
             await copy(part.first_entry_id, part.last_entry_id, part.moves)
         for position in part.checks:
             bookie = fragment.ensemble[position]
-            for first, last in await self._bad_copies(ledger, mark, part, position, attempt):
+            bad = await self._bad_copies(ledger, mark, part, position, attempt)
+            if not bad and (newest := last_entry_at(position, ledger, part.first_entry_id, part.last_entry_id)) is not None:
+                # A bookie may give entries that are in its memory alone. It writes them in order: once it has synced this one
+                # again, it has synced all that it gave.
+                bad = [(newest, newest)]
+            for first, last in bad:
                 await copy(first, last, {position: bookie})
         for position, target in part.moves.items():
             attempt.replaced[(fragment.first_entry_id, fragment.ensemble[position])] = target
@@ -456,6 +464,12 @@ class ReplicationWorker:
             lost=tuple(EntryRun(first=first, last=last) for first, last in lost),
             former=tuple(sorted({*mark.former, *attempt.former})) if lost else (),
         )
+
+
+def last_entry_at(position: int, ledger: LedgerMetadata, first: int, last: int) -> int | None:
+    """Return the last of these entries that has a copy at this position; None: there is none."""
+    runs = runs_at(position, first, last, ledger.ensemble_size, ledger.write_quorum)
+    return runs[-1][1] if runs else None
 
 
 def _not_in(runs: Sequence[tuple[int, int]], known: Sequence[EntryRun]) -> list[tuple[int, int]]:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from cepheid_metadata import EntryRun, RepairMark, ShortReason, StoreUnavailableError, draining_bookies
+from cepheid_metadata.repair_views import mark_damaged
 from cepheid_recovery import BookiesSeen
 from cepheid_recovery.auditor import _Walk
 from cepheid_recovery.replication_worker import _not_in
@@ -176,18 +177,20 @@ async def test_the_time_of_an_open_ledger_begins_anew_with_each_bookie_that_it_n
     async with repair_world(*"abcde", settings=_IDLE) as world:
         writer = await world.open_ledger("abc", entries=5)
         ledger = await world.ledgers.record(writer.ledger_id)
-        mark = RepairMark(ledger_id=1, bookies={}, copies_left=2, short_entries=0, short_bytes=0, since_ms=0)
+        ledger_id = writer.ledger_id
         worker = (await world.start()).worker
+        mark = RepairMark(ledger_id=ledger_id, bookies={}, copies_left=2, short_entries=0, short_bytes=0, since_ms=1)
         assert not worker._may_recover(ledger, mark, ["a"])
         await asyncio.sleep(QUICK.open_ledger_grace_s + 1)
         assert worker._may_recover(ledger, mark, ["a"])
         assert not worker._may_recover(ledger, mark, ["b"])  # its writer replaced a, so it lives
-        await asyncio.sleep(QUICK.open_ledger_grace_s - 1)
-        assert not worker._may_recover(ledger, mark, ["b"])
+        await asyncio.sleep(QUICK.open_ledger_grace_s + 1)
+        assert not worker._may_recover(ledger, mark.replace(since_ms=2), ["b"])  # b had been back
+        assert worker._open_since == {ledger_id: (2, {"b": asyncio.get_running_loop().time()})}
 
 
 async def test_a_bookie_is_not_called_empty_while_a_record_cannot_be_read() -> None:
-    async with repair_world(*"abcd") as world:
+    async with repair_world(*"abcd", settings=QUICK.model_copy(update={"walk_interval_s": 20.0})) as world:
         ledger_id = await world.closed_ledger("acd")
         process = await world.start()
         record_key = process.worker._ledgers.key_of(ledger_id)
@@ -210,3 +213,13 @@ async def wait_until_drained(world: Any, name: str) -> None:
             return
         await asyncio.sleep(1)
     raise AssertionError(f"{name} is not drained")
+
+
+async def test_a_copy_that_a_bookie_has_in_memory_alone_is_synced_before_its_mark_is_removed() -> None:
+    async with repair_world(*"abc") as world:
+        ledger_id = await world.closed_ledger("abc")
+        await world.start()
+        added = len(world.ledgers.cluster["b"].add_log)
+        await mark_damaged(world.store, ledger_id, ["b"], 0)
+        await world.wait_whole(ledger_id)
+        assert len(world.ledgers.cluster["b"].add_log) == added + 1  # its answer says that all before it is synced

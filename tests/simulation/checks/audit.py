@@ -11,7 +11,16 @@ from cepheid_metadata import UNDELETED, LedgerState, Position, keys
 from cepheid_wire import TopicName
 from tests.simulation.checks.audit_clients import audit_clients, judge_clients
 from tests.simulation.checks.audit_rest import check_given_back, check_rest, check_terminate
-from tests.simulation.checks.audit_waits import OPENED_S, RECOVERED_S, RESUMED_S, SERVED_S, STARTED_S, read_all, wait_for
+from tests.simulation.checks.audit_waits import (
+    OPENED_S,
+    RECOVERED_S,
+    REPAIRED_S,
+    RESUMED_S,
+    SERVED_S,
+    STARTED_S,
+    read_all,
+    wait_for,
+)
 from tests.simulation.checks.copies import check_copies
 from tests.simulation.checks.history import History
 from tests.simulation.checks.storage import check_promises, promises_of
@@ -64,6 +73,10 @@ async def audit(world: World) -> None:
         )
     done = world.spawn(auditor.node, _read_ledgers(world, auditor), "audit of ledgers")
     await wait_for(world, "V1", done.done, "some ledger cannot be recovered and read", limit_s=RECOVERED_S)
+    if world.repairs is not None:
+        repairs = world.repairs
+        await wait_for(world, "V5", lambda: not repairs.left(), lambda: f"not whole: {repairs.left()}", limit_s=REPAIRED_S)
+        repairs.stop()
     bookies = list(world.bookies.values())  # one may still have ended of what had struck it before
     await wait_for(
         world,

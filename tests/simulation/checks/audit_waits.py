@@ -20,6 +20,8 @@ OPENED_S = MANAGED_LEDGER_SETTINGS.ledger_failover_timeout_s + SESSION_S + 3.0
 """Of a topic: its ledger has been given up, the session of its last owner has ended, and what is read and written is little."""
 RECOVERED_S = 15.0
 """Of all ledgers: nobody is silent any more, so none of them takes a timeout."""
+REPAIRED_S = 60.0
+"""Of all ledgers: the grace period of a bookie, two walks (`sim_repairer.py`), and an attempt after the longest likely pause."""
 RESUMED_S = 12.0
 """Of a writer: what struck it last has to be found out (2.5 s), a change under way be decided (6 s) and another be made."""
 STARTED_S = 10.0

@@ -9,6 +9,7 @@ from cepheid_metadata import BundleOwner, Chain, Check, Create, CursorRecord, De
 from tests.simulation.checks.cursors import check_retired
 from tests.simulation.checks.history import History
 from tests.simulation.checks.records import LedgerRecordChecks
+from tests.simulation.checks.repair import RepairChecks
 from tests.simulation.checks.topic import TopicRecordChecks
 from tests.simulation.workloads.owners import OwnerRecordChecks
 
@@ -16,12 +17,14 @@ from tests.simulation.workloads.owners import OwnerRecordChecks
 class CommitChecks:
     def __init__(self, history: History) -> None:
         self._history = history
-        self._ledgers = LedgerRecordChecks(history)
+        self._repairs = RepairChecks(history)
+        self._ledgers = LedgerRecordChecks(history, self._repairs)
         self._topics = TopicRecordChecks(history)
         self._owners = OwnerRecordChecks(history)
 
     def on_commit(self, ops: Sequence[Op], process: str) -> None:
         ops = _merged(ops)
+        self._repairs.begin(ops, process)
         deleted_tree = f"{keys.DELETED_LEDGERS_KEY}/"
         for op in sorted(ops, key=lambda op: op.key.startswith(deleted_tree)):  # one that comes back was there until now
             if op.key.startswith(f"{keys.LEDGERS_KEY}/") and op.key not in keys.NOT_LEDGERS:
@@ -36,6 +39,7 @@ class CommitChecks:
             elif op.key.startswith(f"{keys.BUNDLES_KEY}/") and not isinstance(op, Check):
                 record = None if isinstance(op, Delete) else BundleOwner.decode(op.value, op.key)
                 self._owners.on_owner(op.key, record, process)
+        self._repairs.end(process)
         self._check_retired(ops)
 
     def _check_retired(self, ops: Sequence[Op]) -> None:

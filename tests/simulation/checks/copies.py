@@ -7,7 +7,7 @@ something, and in the end.
 from __future__ import annotations
 
 from cepheid_metadata import LedgerMetadata
-from tests.simulation.checks.history import History, write_set_of
+from tests.simulation.checks.history import History
 
 
 def check_copies(history: History, record: LedgerMetadata, why: str) -> None:
@@ -16,7 +16,7 @@ def check_copies(history: History, record: LedgerMetadata, why: str) -> None:
     ledger_id = record.ledger_id
     last = history.acked.get(ledger_id, 0) - 1 if record.last_entry_id is None else record.last_entry_id
     for entry_id in range(last + 1):
-        write_set, holders = write_set_of(record, entry_id), history.holders(record, entry_id)
+        write_set, holders = history.places_of(record, entry_id), history.holders(record, entry_id)
         lost = [bookie for bookie in write_set if bookie not in holders and ledger_id <= history.bookie(bookie).forgotten_through]
         history.check(
             "L6",

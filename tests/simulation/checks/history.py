@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from cepheid_metadata import Chain, CursorRecord, LedgerMetadata
+from cepheid_metadata import Chain, CursorRecord, LedgerMetadata, RepairMark
 from cepheid_rpc import Status
 from tests.simulation.checks.topic_model import TopicModel
 from tests.simulation.world.virtual_loop import START_S, VirtualLoop
@@ -99,6 +99,14 @@ class History:
         self.ends: dict[int, tuple[int, int]] = {}  # (last, length) that somebody reported as the end
         self.bookies: dict[str, BookieFacts] = {}
         self.recoverers: dict[tuple[str, int], RecovererFacts] = {}
+        # Repair
+        self.repairers: dict[str, None] = {}  # processes that repair
+        self.marks: dict[int, RepairMark] = {}  # the committed records
+        self.marked_since: dict[int, dict[str, float]] = {}  # by ledger and bookie that its mark names without a break
+        self.registrations: dict[str, list[tuple[float, bool]]] = {}  # by bookie: when it came and left
+        self.drained_until: dict[str, float] = {}  # by bookie: when it was last being decommissioned
+        self.is_on_disk: Callable[[str, bytes], bool] = lambda bookie, data: False  # of a bookie that is there
+        self.is_readable: Callable[[str, int, int], bool] = lambda bookie, ledger_id, entry_id: True  # nothing of it decayed
         # Topics
         self.topics: dict[str, TopicModel] = {}  # what clients were told, by key of the chain record
         self.reigning: dict[str, tuple[str, int]] = {}  # by chain: who committed last, and in which epoch
@@ -202,16 +210,50 @@ class History:
         record = self.ledgers.get(ledger_id)
         return record is not None and bookie_id in write_set_of(record, entry_id)
 
+    def has(self, bookie_id: str, ledger_id: int, entry_id: int) -> bool:
+        """Whether a bookie has an entry on its disks, whatever was counted as lost with a part of them."""
+        facts = self.bookie(bookie_id)
+        data = facts.ok.get(ledger_id, {}).get(entry_id)
+        return data is not None and (facts.holds(ledger_id, entry_id) or self.is_on_disk(bookie_id, data))
+
+    def on_registration(self, bookie_id: str, is_registered: bool) -> None:
+        changes = self.registrations.setdefault(bookie_id, [])
+        if self.is_registered(bookie_id) is not is_registered:
+            changes.append((self.now_s, is_registered))
+
+    def is_registered(self, bookie_id: str) -> bool:
+        changes = self.registrations.get(bookie_id)
+        return bool(changes) and changes[-1][1]
+
+    def was_away_within(self, bookie_id: str, seconds: float) -> bool:
+        """Whether it was not registered at some moment of the last seconds."""
+        return self._was_within(bookie_id, seconds, is_registered=False)
+
+    def was_registered_within(self, bookie_id: str, seconds: float) -> bool:
+        return self._was_within(bookie_id, seconds, is_registered=True)
+
+    def _was_within(self, bookie_id: str, seconds: float, *, is_registered: bool) -> bool:
+        changes = self.registrations.get(bookie_id, [])
+        recent = [state for at_s, state in changes if at_s >= self.now_s - seconds]
+        before = [state for at_s, state in changes if at_s < self.now_s - seconds]
+        return is_registered in [before[-1] if before else False, *recent]
+
+    def places_of(self, record: LedgerMetadata, entry_id: int) -> list[str]:
+        """The write set; of an entry that repair calls lost, also the bookies that it remembers."""
+        mark = self.marks.get(record.ledger_id)
+        is_lost = mark is not None and any(run.first <= entry_id <= run.last for run in mark.lost)
+        return [*write_set_of(record, entry_id), *(mark.former if mark is not None and is_lost else ())]
+
     def answered(self, record: LedgerMetadata, entry_id: int) -> list[str]:
         """The bookies of the entry's write set that ever answered OK for it (durable then, by S1)."""
-        write_set = write_set_of(record, entry_id)
+        write_set = self.places_of(record, entry_id)
         return [bookie for bookie in write_set if entry_id in self.bookie(bookie).ok.get(record.ledger_id, ())]
 
     def holders(self, record: LedgerMetadata, entry_id: int, losses: Mapping[str, int] | None = None) -> list[str]:
         """Those that have it on their disks (since they answered, by S2); or had it when disks had been lost so often."""
         return [
             bookie
-            for bookie in write_set_of(record, entry_id)
+            for bookie in self.places_of(record, entry_id)
             if self.bookie(bookie).holds(record.ledger_id, entry_id, None if losses is None else losses.get(bookie, 0))
         ]
 

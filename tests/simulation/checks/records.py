@@ -6,6 +6,7 @@ from cepheid_ledger import ClosedLedger
 from cepheid_metadata import UNDELETED, LedgerMetadata, LedgerState
 from tests.simulation.checks.copies import check_copies
 from tests.simulation.checks.history import History, write_set_of
+from tests.simulation.checks.repair import RepairChecks
 
 _LEGAL = {
     LedgerState.OPEN: (LedgerState.OPEN, LedgerState.IN_RECOVERY, LedgerState.CLOSED),
@@ -29,8 +30,9 @@ def check_end(history: History, ledger_id: int, end: ClosedLedger, who: str) -> 
 class LedgerRecordChecks:
     """Looks at each commit of a ledger's record."""
 
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: History, repairs: RepairChecks) -> None:
         self._history = history
+        self._repairs = repairs
 
     def on_created(self, record: LedgerMetadata, process: str) -> None:
         history = self._history
@@ -90,7 +92,10 @@ class LedgerRecordChecks:
 
     def _check_fragments(self, before: LedgerMetadata, after: LedgerMetadata, process: str) -> None:
         """L2, who edits what; L3, that what was told OK has its quorum under the new version too."""
+        is_repair = process in self._history.repairers and before.state is after.state
         match before.state, after.state:
+            case _ if is_repair:
+                self._repairs.check_claim(before, after, process)
             case LedgerState.OPEN, LedgerState.OPEN:
                 self._check_writer_edit(before, after, process)
             case LedgerState.OPEN, LedgerState.CLOSED:

@@ -62,8 +62,8 @@ class StoreChecks:
 
     def _check_version(self, process: str, op: Put | Delete | Check) -> None:
         version = op.expected_version
-        if version is None and op.key.startswith(f"{keys.TOPICS_KEY}/"):
-            return  # an operator's word: whatever it says, it is to be gone (`TopicCatalog.delete`)
+        if version is None and op.key.startswith((f"{keys.TOPICS_KEY}/", f"{keys.REPAIR_REQUESTS_KEY}/")):
+            return  # a request that was served, or an operator's word: whatever it says, it is to be gone (`TopicCatalog.delete`)
         known = self._learned.get((process, op.key), {})
         self._history.check(
             "O2",

@@ -123,6 +123,24 @@ MODEL: tuple[tuple[str, tuple[tuple[str, tuple[str, ...]], ...]], ...] = (
             ("faults/operators.py", ("rolling restart of brokers", "rolling restart of brokers, killed")),
         ),
     ),
+    (
+        "repair: bookies that are gone for good, disks that are filled again, decommissions, orders of operators",
+        (
+            (
+                "faults/repair.py",
+                ("bookie lost for good", "disks lost, to be filled again", "bookie decommissioned", "drained bookie thrown away"),
+            ),
+            ("faults/repair.py", ("repair switched off", "recovery of a bookie requested")),
+        ),
+    ),
+    (
+        "processes that repair: crash, pause (two auditors for a moment), lost session, partition, stale metadata",
+        (
+            ("faults/repair.py", ("process that repairs crashed", "process that repairs paused")),
+            ("faults/repair.py", ("session of a process that repairs expired", "process that repairs cut off from a bookie")),
+            ("faults/repair.py", ("metadata follower of a process that repairs behind",)),
+        ),
+    ),
 )
 
 

@@ -19,6 +19,7 @@ from tests.simulation.faults.disks import DiskFaults
 from tests.simulation.faults.machines import MachineFaults
 from tests.simulation.faults.metadata import MetadataFaults
 from tests.simulation.faults.operators import OperatorFaults
+from tests.simulation.faults.repair import RepairFaults
 from tests.simulation.faults.wires import WireFaults
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class Nemesis:
             ConnectionFaults(world, rng),
             MetadataFaults(world, rng),
             self._operators,
+            *(() if world.repairs is None else (RepairFaults(world, world.repairs, rng),)),
         )
         self._acts: dict[Callable[[], None], float] = {act: weight for kind in kinds for act, weight in kind.acts().items()}
 
@@ -62,6 +64,9 @@ class Nemesis:
         if world.tree.out:
             world.tree.end_outage()
         await self._operators.end()
+        if world.repairs is not None:
+            await world.repairs.end_orders()
+            world.repairs.end_lasting_faults()
         for bookie in world.bookies.values():
             bookie.end_lasting_faults()
         for broker in world.brokers.values():

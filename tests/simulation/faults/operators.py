@@ -83,7 +83,7 @@ class OperatorFaults:
             await self._until(lambda: not before.alive)
         else:
             bookie.crash(power=False)
-        if not bookie.node.alive and not self._ended:
+        if not bookie.node.alive and not self._ended and not bookie.gone:
             bookie.start()
         await self._until(lambda: bookie.serving)
         return bookie.serving and bookie.node is not before

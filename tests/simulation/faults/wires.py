@@ -62,8 +62,11 @@ class WireFaults:
         for name, times in slow.items():
             world.network.slow[name] = times
             world.later(1.0, lambda name=name: world.network.slow.pop(name, None))
-        bookie, power = world.bookies[ends], rng.random() < 0.3
-        world.later(rng.choice((0.005, 0.03, 0.1)), lambda: bookie.serving and world.plan.active and bookie.crash(power=power))
+        bookie, power = world.bookies.get(ends), rng.random() < 0.3
+        world.later(
+            rng.choice((0.005, 0.03, 0.1)),
+            lambda: bookie is not None and bookie.serving and world.plan.active and bookie.crash(power=power),
+        )
 
     def _written(self) -> list[LedgerMetadata]:
         """Ledgers of living writers who wait for answers."""

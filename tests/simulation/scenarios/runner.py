@@ -28,6 +28,7 @@ VERBS = (
     "bookies",
     "topics",
     "losses",
+    "repair",
     "producers",
     "clients",
 )

@@ -120,6 +120,7 @@ class SimBookie:
         self.damage: Damage | None = None
         self.refused: CepheidError | None = None  # at the last start
         self.may_refuse = False  # for scripts in which it must
+        self.gone = False  # for good: it is never started again
         self._limbo_below = 0  # when it served last
         self._machine = machine
         self._copy: tuple[SimDisk, SimDisk, SimBlockIndex] | None = None

@@ -36,6 +36,7 @@ from cepheid_metadata import (
     StoreUnavailableError,
     Versioned,
     Watch,
+    keys,
 )
 from cepheid_metadata.session import SessionEvents
 from cepheid_metadata.tree import Node, TreeBatch
@@ -47,12 +48,14 @@ from tests.simulation.world.virtual_loop import running_loop
 
 T = TypeVar("T")
 _SPACING_S = 1e-9
+_REGISTRATIONS = (f"{keys.AVAILABLE_BOOKIES_KEY}/", f"{keys.READONLY_BOOKIES_KEY}/")
 
 
 class SimTree(MemoryTree):
     def __init__(self) -> None:
         super().__init__()
         self.on_commit: Callable[[Sequence[Op], str], None] | None = None
+        self.on_registration: Callable[[str, bool], None] = lambda bookie_id, is_registered: None
         self.checks: StoreChecks | None = None
         self.writer = "world"  # the process whose request is being served
         self.out = False  # nobody reaches it
@@ -73,6 +76,9 @@ class SimTree(MemoryTree):
     def _store(self, key: str, node: Node | None) -> None:
         self._written[key] = None
         super()._store(key, node)
+        if key.startswith(_REGISTRATIONS):
+            name = key.rpartition("/")[2]
+            self.on_registration(name, any(f"{place}{name}" in self.nodes for place in _REGISTRATIONS))
 
     def begin_outage(self) -> None:
         self.out = True

@@ -37,6 +37,9 @@ class Stage:
             self.history.trace = []
         self.tree = SimTree()
         self.tree.on_commit = CommitChecks(self.history).on_commit
+        self.tree.on_registration = self.history.on_registration
+        self.history.is_on_disk = self._is_on_disk
+        self.history.is_readable = self._is_readable
         self.tree.checks = StoreChecks(self.history, self.tree.nodes)
         self.network = Network(self.plan)
         self.sockets = self.loop.sockets = Sockets(self.loop, self.network)
@@ -68,6 +71,12 @@ class Stage:
         }
         self.directory = None if registers else SimDirectory(self.bookies)
         self.brokers = {name: self.new_broker(name) for name in brokers}
+
+    def _is_on_disk(self, bookie_id: str, data: bytes) -> bool:
+        return bookie_id in self.bookies and self.bookies[bookie_id].is_durable(data)
+
+    def _is_readable(self, bookie_id: str, ledger_id: int, entry_id: int) -> bool:
+        return bookie_id in self.bookies and not self.bookies[bookie_id].has_decayed(ledger_id, entry_id)
 
     def new_broker(self, name: str) -> SimBroker:
         return SimBroker(name, self.tree, self.network, self.plan, self.history, self.directory, sockets=self.sockets)

@@ -23,6 +23,7 @@ from tests.simulation.workloads.ledgers import LedgerWorkload, Quorums
 from tests.simulation.workloads.owners import OwnershipWorkload
 from tests.simulation.workloads.topics import TopicWorkload
 from tests.simulation.world.cluster import SimBookie
+from tests.simulation.world.repairs import SHARE, SPARES, Repairs
 from tests.simulation.world.replays import Replays
 from tests.simulation.world.sim_broker import WINDOWS_BYTES, SimBroker
 from tests.simulation.world.sim_clock import JUMPS_MS
@@ -30,6 +31,8 @@ from tests.simulation.world.sim_serving import found_cluster
 from tests.simulation.world.stage import Stage
 
 _QUORUMS = ((1, 1, 1), (2, 2, 2), (2, 2, 1), (3, 3, 2), (3, 3, 2), (3, 3, 2), (3, 3, 3), (3, 2, 2), (4, 3, 2), (5, 3, 2))
+_REPAIRED_QUORUMS = ((2, 2, 2), (3, 3, 2), (3, 3, 2), (3, 3, 3), (3, 2, 2), (4, 3, 2), (5, 3, 2))
+"""Of worlds with repair: a bookie may be lost at any time."""
 _FEWEST_FAULTS = 3
 _STORES = 0.35
 """Of worlds use storage directly; the others have clients."""
@@ -53,6 +56,7 @@ class World(Stage):
         self.stores = self.orderly = True
         self.healed = False
         self.clients: ClientWorkload | None = None
+        self.repairs: Repairs | None = None
         self.replays = Replays(random.Random(f"{seed}/replays"), self._progress)
         self._inspector = random.Random(f"{seed}/inspector")
         self._operator = random.Random(f"{seed}/operator")
@@ -64,16 +68,26 @@ class World(Stage):
     async def _live(self) -> None:
         self.quorums = Quorums(*self.random.choice(_QUORUMS))
         brokers = _BROKERS if random.Random(f"{self.seed}/brokers").random() < _THREE_BROKERS else _BROKERS[:2]
-        self.build(self.quorums.ensemble_size + self.random.randrange(3), brokers, registers=True)
+        spares, has_repair = self.random.randrange(3), self._has_repair()
+        if has_repair:
+            self.quorums = Quorums(*random.Random(f"{self.seed}/repaired quorums").choice(_REPAIRED_QUORUMS))
+            spares = SPARES
+        self.build(self.quorums.ensemble_size + spares, brokers, registers=True)
         window_bytes = random.Random(f"{self.seed}/windows").choice(WINDOWS_BYTES)
         for broker in self.brokers.values():
             broker.settings = broker.settings.model_copy(update={"append_window_bytes": window_bytes})
         self.disks_to_lose = self.random.randrange(self.quorums.ack_quorum)  # below Qa in all: every entry keeps a copy
         self._least_ack_quorum = self.disks_to_lose + 1
+        if has_repair:
+            self.repairs = Repairs(self, random.Random(f"{self.seed}/repairs"))
+            self.disks_to_lose = self.repairs.reserved = min(self.disks_to_lose, self.quorums.ack_quorum - 2)
+            self._least_ack_quorum = self.disks_to_lose + 2
         self.ledger_workload = LedgerWorkload(self.random, self.history, self.quorums)
         await found_cluster(self.tree)
         self._choose_flavour()
-        self.topic_workload = TopicWorkload("orders", self.random, self.history, self.quorums, weak_ledgers=not self.disks_to_lose)
+        self.topic_workload = TopicWorkload(
+            "orders", self.random, self.history, self.quorums, weak_ledgers=self._least_ack_quorum == 1
+        )
         self.dedup_workload = DedupWorkload("payments", random.Random(f"{self.seed}/dedup"), self.history, self.quorums)
         self.owners = OwnershipWorkload(random.Random(f"{self.seed}/owners"), self.history, self.tree)
         self.topic_workload.weather = self.weather
@@ -92,6 +106,8 @@ class World(Stage):
                 self.start_outside(self.dedup_workload.produce(client), client.name)
         if self.clients is not None:
             self.clients.start()
+        if self.repairs is not None:
+            self.repairs.start()
         nemesis = Nemesis(self)
         while self._goes_on(nemesis):
             await asyncio.sleep(self.random.expovariate(10.0))
@@ -113,7 +129,11 @@ class World(Stage):
         """A rolling restart is over first, unless a run is made smaller."""
         if self._operations() < self._wanted_operations or self.plan.dealt < self._fewest_faults:
             return True
-        return nemesis.is_rolling and self._fewest_faults > 0
+        waits = self.repairs is not None and self.repairs.waits_for_more
+        return (nemesis.is_rolling or waits) and self._fewest_faults > 0
+
+    def _has_repair(self) -> bool:
+        return random.Random(f"{self.seed}/has repair").random() < SHARE
 
     def _choose_flavour(self) -> None:
         """Brokers whose storage is used directly, or brokers that serve clients; in good order or not."""
@@ -160,7 +180,7 @@ class World(Stage):
         fit = [
             quorums
             for quorums in (Quorums(*sizes) for sizes in _QUORUMS)
-            if quorums.ensemble_size <= len(self.bookies)
+            if quorums.ensemble_size <= (len(self.bookies) if self.repairs is None else self.quorums.ensemble_size)
             and quorums.ack_quorum >= self._least_ack_quorum
             and quorums != self.quorums
         ]
@@ -196,7 +216,7 @@ class World(Stage):
         self.spawn(broker.node, self.dedup_workload.own(broker), "own with deduplication")
 
     def on_bookie_down(self, bookie: SimBookie) -> None:
-        self.later(self.random.choice((0.05, 0.3, 1.0, 4.0)), lambda: bookie.node.alive or bookie.start())
+        self.later(self.random.choice((0.05, 0.3, 1.0, 4.0)), lambda: bookie.node.alive or bookie.gone or bookie.start())
 
     def on_fence(self, bookie: SimBookie) -> None:
         """Right before a promise: what if power were lost in this instant?"""

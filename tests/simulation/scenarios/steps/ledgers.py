@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 from cepheid_ledger import ClosedLedger, LedgerError, LedgerFencedError
 from cepheid_rpc import EntryGroup, Status
@@ -92,12 +93,9 @@ def payloads(scene: Scene, text: str) -> list[bytes]:
 @step("{broker} opens ledger {new_ledger} on {bookies}, Qw {number} Qa {number}")
 async def opens(scene: Scene, broker: SimBroker, name: str, bookies: Sequence[SimBookie], qw: int, qa: int) -> None:
     """A new ledger, of which this broker is the writer. Its ensemble is as large as there are bookies named."""
-    assert scene.directory is not None
-    readonly, chosen = scene.directory.readonly, [each.id for each in bookies]
-    scene.directory.readonly = {other: None for other in scene.bookies if other not in chosen}
     create = broker.ledgers.create(ensemble_size=len(bookies), write_quorum=qw, ack_quorum=qa, custom={})
-    scene.bind("ledger", name, OpenLedger(name, broker, await scene.at(broker, create)))
-    scene.directory.readonly = readonly
+    with mock.patch.object(broker.client._placement, "_available", return_value=[each.id for each in bookies]):
+        scene.bind("ledger", name, OpenLedger(name, broker, await scene.at(broker, create)))
 
 
 @step("{broker} appends {payloads} to {ledger}")

@@ -13,7 +13,7 @@ from tests.simulation.world.cluster import SimBookie
 from tests.simulation.world.sim_broker import SimBroker
 
 _BOOKIE, _BROKER = r"b\d+", "(?:east|west|north|south)"
-_MACHINE = f"(?:{_BOOKIE}|{_BROKER})"
+_MACHINE = rf"(?:{_BOOKIE}|{_BROKER}|r\d)"
 
 _WIRE_KINDS = {
     "everything": "",
@@ -64,7 +64,13 @@ def names(scene: Scene, text: str) -> list[str]:
 
 @kind("machines", several(_MACHINE), "b1 and b2")
 def machines(scene: Scene, text: str) -> list[str]:
-    return [(bookie(scene, name).id if name in scene.bookies else broker(scene, name).name) for name in parts_of(text)]
+    return [_machine(scene, name) for name in parts_of(text)]
+
+
+def _machine(scene: Scene, name: str) -> str:
+    if name.startswith("r"):
+        return str(scene.find("repairer", name).name)
+    return bookie(scene, name).id if name in scene.bookies else broker(scene, name).name
 
 
 @kind("messages", "(?:" + "|".join(sorted(_WIRE_KINDS, key=len, reverse=True)) + ")", "adds, or " + ", ".join(_WIRE_KINDS))

@@ -1,0 +1,211 @@
+"""Checks of automatic repair: what a worker writes (R1, R2), which marks vanish (R3), which ledgers it recovers (R4), and what is
+left to do in the end (V5).
+
+A worker is known by its process (`History.repairers`). What a bookie holds is asked of its answers and of its disk.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+
+from cepheid_ledger import entries_of, is_finished
+from cepheid_metadata import Check, Create, Delete, Fragment, LedgerMetadata, LedgerState, Op, Put, RepairMark, ShortReason, keys
+from tests.simulation.checks.history import History, write_set_of
+
+VIEW_S = 30.0
+"""How old a worker's view of the bookies may be: it was paused, its watch came late, metadata was away."""
+
+
+class RepairChecks:
+    """Sees every committed write: `begin` before its ledgers are looked at, `end` after that."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self._removed: list[RepairMark] = []
+        self._before: dict[int, RepairMark] = {}  # marks as they were before this write
+
+    def begin(self, ops: Sequence[Op], process: str) -> None:
+        history = self._history
+        self._removed, self._before = [], {}
+        for op in ops:
+            if process in history.repairers and isinstance(op, Put) and op.key.startswith(f"{keys.LEDGERS_KEY}/"):
+                self._check_distinct(op, process)
+            if op.key.startswith(f"{keys.DRAINING_BOOKIES_KEY}/") and not isinstance(op, Check):
+                ends_s = history.now_s if isinstance(op, Delete) else math.inf
+                history.drained_until[op.key.rpartition("/")[2]] = ends_s
+            if not op.key.startswith(f"{keys.REPAIR_MARKS_KEY}/"):
+                continue
+            if isinstance(op, Create | Put):
+                mark = RepairMark.decode(op.value, op.key)
+                self._note(mark.ledger_id, mark)
+            elif isinstance(op, Delete):
+                ledger_id = int(op.key.removeprefix(f"{keys.REPAIR_MARKS_KEY}/").removeprefix("high/").replace("/", ""))
+                if ledger_id in history.marks:
+                    self._removed.append(history.marks[ledger_id])
+                    self._note(ledger_id, None)
+
+    def end(self, process: str) -> None:
+        for mark in self._removed:
+            self._check_removed(mark, process)
+
+    def _note(self, ledger_id: int, mark: RepairMark | None) -> None:
+        history = self._history
+        if ledger_id in history.marks:
+            self._before[ledger_id] = history.marks.pop(ledger_id)
+        since = history.marked_since.pop(ledger_id, {})
+        if mark is not None:
+            history.marks[ledger_id] = mark
+            history.marked_since[ledger_id] = {bookie: since.get(bookie, history.now_s) for bookie in mark.bookies}
+
+    def check_claim(self, before: LedgerMetadata, after: LedgerMetadata, process: str) -> None:
+        """A worker names other bookies: each has what it has to hold, in a fragment of which all is known."""
+        history, ledger_id = self._history, after.ledger_id
+        history.did("repair a ledger")
+        for old, new in zip(before.fragments, after.fragments, strict=True):
+            changed = [place for place, bookie in enumerate(old.ensemble) if new.ensemble[place] != bookie]
+            if not changed:
+                continue
+            finished = is_finished(before, old)
+            history.check("R1", finished, lambda old=old: f"{process} edits the open {old}; {history.story(ledger_id)}")
+            for place in changed if finished else ():
+                target = new.ensemble[place]
+                history.check(
+                    "R2",
+                    target not in old.ensemble,
+                    lambda old=old, target=target: f"{process} names {target} for another of {old}; {history.story(ledger_id)}",
+                )
+                for entry_id in entries_at(before, old, place):
+                    self._check_held(before, after, entry_id, target, process)
+
+    def _check_held(self, before: LedgerMetadata, after: LedgerMetadata, entry_id: int, target: str, process: str) -> None:
+        """What N lost with its disk, the auditor finds (V5). An entry that the mark calls lost has to stay within reach."""
+        history, ledger_id = self._history, after.ledger_id
+        facts = history.bookie(target)
+        lost_with_disk = ledger_id <= facts.forgotten_through and entry_id in facts.ok.get(ledger_id, ())
+        if history.has(target, ledger_id, entry_id) or lost_with_disk:
+            history.check("R1", True, "")
+            return
+        mark, earlier = history.marks.get(ledger_id), self._before.get(ledger_id)
+        named = write_set_of(after, entry_id)
+        holding = [*write_set_of(before, entry_id), *(() if earlier is None else earlier.former)]
+        remembered = [*named, *(() if mark is None else mark.former)]
+        forgotten = [each for each in holding if history.has(each, ledger_id, entry_id) and each not in remembered]
+        told = mark is not None and any(run.first <= entry_id <= run.last for run in mark.lost)
+        history.check(
+            "R1",
+            told and not forgotten,
+            lambda: (
+                f"{process} names {target} for {ledger_id}:{entry_id}, which it lacks; its mark is {mark}, and {forgotten} have it "
+                f"and are forgotten; {history.story(ledger_id)}"
+            ),
+        )
+        given_up = [
+            each for each in named if history.has(each, ledger_id, entry_id) and history.is_readable(each, ledger_id, entry_id)
+        ]
+        history.check(
+            "R1",
+            not given_up,
+            lambda: f"{process} calls {ledger_id}:{entry_id} lost, and {given_up} have it; {history.story(ledger_id)}",
+        )
+
+    def _check_distinct(self, op: Put, process: str) -> None:
+        """Looked for in the bytes: no record with a bookie twice can be read."""
+        fragments = json.loads(op.value).get("fragments", ())
+        twice = [each for each in fragments if len(set(each["ensemble"])) < len(each["ensemble"])]
+        self._history.check("R2", not twice, lambda: f"{process} names a bookie twice: {twice} in {op.key}")
+
+    def _check_removed(self, mark: RepairMark, process: str) -> None:
+        """R3: each bookie of it has left, or is there with what it has to hold; or the ledger is gone."""
+        history, ledger_id = self._history, mark.ledger_id
+        record = history.ledgers.get(ledger_id)
+        left = [] if record is None else [bookie for bookie in mark.bookies if not self._is_settled(record, bookie, mark)]
+        history.check("R3", not left, lambda: f"{process} removes the {mark}, and {left} lack copies; {history.story(ledger_id)}")
+        lost = (
+            []
+            if record is None
+            else [e for run in mark.lost for e in range(run.first, run.last + 1) if not self._is_held(record, e)]
+        )
+        history.check(
+            "R3", not lost, lambda: f"{process} removes the {mark}, and nobody named has {lost}; {history.story(ledger_id)}"
+        )
+
+    def _is_settled(self, record: LedgerMetadata, bookie: str, mark: RepairMark) -> bool:
+        if not any(bookie in fragment.ensemble for fragment in needed(record)):
+            return True
+        if not self._history.was_registered_within(bookie, VIEW_S):
+            return False
+        if mark.bookies[bookie] not in (ShortReason.EMPTY_DISK, ShortReason.DAMAGED):
+            return True  # it came back with what it has
+        return not lacking(self._history, record, bookie)
+
+    def _is_held(self, record: LedgerMetadata, entry_id: int) -> bool:
+        return any(
+            self._history.has(bookie, record.ledger_id, entry_id)
+            or (record.ledger_id <= self._history.bookie(bookie).forgotten_through)
+            for bookie in write_set_of(record, entry_id)
+        )
+
+
+def check_recovery(history: History, ledger_id: int, process: str, grace_s: float) -> None:
+    """R4: a worker begins to recover a ledger. Only a bookie that its last fragment must do without is a reason, after a while."""
+    record = history.ledgers.get(ledger_id)
+    if record is None or record.state is not LedgerState.OPEN:
+        history.check("R4", True, "")
+        return
+    since = history.marked_since.get(ledger_id, {})
+    due = [
+        bookie
+        for bookie in record.last_fragment.ensemble
+        if bookie in since and history.now_s - since[bookie] >= grace_s and _must_leave(history, ledger_id, bookie)
+    ]
+    history.check(
+        "R4",
+        bool(due),
+        lambda: f"{process} recovers an open ledger, its mark is {history.marks.get(ledger_id)}; {history.story(ledger_id)}",
+    )
+
+
+def _must_leave(history: History, ledger_id: int, bookie: str) -> bool:
+    is_draining = history.now_s - history.drained_until.get(bookie, -VIEW_S) < VIEW_S
+    return is_draining or history.was_away_within(bookie, VIEW_S) or ledger_id <= history.bookie(bookie).forgotten_through
+
+
+def needed(record: LedgerMetadata) -> list[Fragment]:
+    """Fragments whose bookies matter: those with entries, and the open one."""
+    return [
+        fragment
+        for fragment in record.fragments
+        if not is_finished(record, fragment) or (ends := entries_of(record, fragment))[0] <= ends[1]
+    ]
+
+
+def entries_at(record: LedgerMetadata, fragment: Fragment, place: int) -> Iterator[int]:
+    """Entries of a finished fragment whose copies belong to that place in the ensemble. Said once more, as in history.py."""
+    first, last = entries_of(record, fragment)
+    size = len(fragment.ensemble)
+    return (entry_id for entry_id in range(first, last + 1) if (place - entry_id) % size < record.write_quorum)
+
+
+def lacking(history: History, record: LedgerMetadata, bookie: str) -> list[int]:
+    """Entries of finished fragments that the bookie should hold, and does not, while some bookie has them."""
+    ledger_id = record.ledger_id
+    return [
+        entry_id
+        for fragment in needed(record)
+        if is_finished(record, fragment) and bookie in fragment.ensemble
+        for entry_id in entries_at(record, fragment, fragment.ensemble.index(bookie))
+        if not history.has(bookie, ledger_id, entry_id)
+        and any(history.has(other, ledger_id, entry_id) for other in write_set_of(record, entry_id))
+    ]
+
+
+def not_whole(history: History, record: LedgerMetadata, gone: Sequence[str]) -> list[str]:
+    """Bookies that the record names for copies that they do not have: they are gone, or lost their disks (V5)."""
+    named = {bookie: None for fragment in needed(record) for bookie in fragment.ensemble}
+    return [
+        bookie
+        for bookie in named
+        if bookie in gone or (record.ledger_id <= history.bookie(bookie).forgotten_through and lacking(history, record, bookie))
+    ]
