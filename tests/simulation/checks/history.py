@@ -211,10 +211,16 @@ class History:
         return record is not None and bookie_id in write_set_of(record, entry_id)
 
     def has(self, bookie_id: str, ledger_id: int, entry_id: int) -> bool:
-        """Whether a bookie has an entry on its disks, whatever was counted as lost with a part of them."""
+        """Whether a bookie has an entry on its disks, whatever was counted as lost with a part of them.
+
+        It may have one that it never acknowledged: a sync failed, and its restart wrote the journal again.
+        """
         facts = self.bookie(bookie_id)
-        data = facts.ok.get(ledger_id, {}).get(entry_id)
-        return data is not None and (facts.holds(ledger_id, entry_id) or self.is_on_disk(bookie_id, data))
+        if entry_id in facts.ok.get(ledger_id, ()) and facts.holds(ledger_id, entry_id):
+            return True
+        copies = (other.ok.get(ledger_id, {}).get(entry_id) for other in (facts, *self.bookies.values()))
+        data = next((copy for copy in copies if copy is not None), None)
+        return data is not None and self.is_on_disk(bookie_id, data)
 
     def on_registration(self, bookie_id: str, is_registered: bool) -> None:
         changes = self.registrations.setdefault(bookie_id, [])
