@@ -27,7 +27,7 @@ def _replaced(ledger: LedgerMetadata, replaced: Mapping[tuple[int, str], str]) -
     return ledger.model_copy(update={"fragments": fragments})
 
 
-@mutant("R1")
+@mutant("R1", "R3")
 @contextlib.contextmanager
 def claim_before_the_copies_are_synced() -> Iterator[None]:
     """A worker names the new bookie as soon as everything is sent to it."""
