@@ -57,6 +57,7 @@ from cepheid_metadata import (
     repair_marks,
     repair_requests,
 )
+from cepheid_metadata.repair_views import merged_reasons
 from cepheid_ports import Ports, TaskOwner
 from cepheid_recovery.cluster_state import ClusterState
 from cepheid_recovery.settings import RecoverySettings
@@ -92,6 +93,11 @@ class _Marked:
     last_copy_entries: int
     lost_entries: int
     bookies: dict[str, ShortReason]
+
+    @property
+    def lacks_copies(self) -> bool:
+        """Whether it lacks any: a ledger whose copies only should be in other racks does not."""
+        return self.lost_entries > 0 or any(why is not ShortReason.PLACEMENT for why in self.bookies.values())
 
 
 @dataclass(slots=True)
@@ -223,7 +229,10 @@ class Auditor:
         self._deposed.clear()
         self._forget()
         self.statistics.is_auditor = True
-        found = await self._audits.get(None)
+        try:
+            found = await self._audits.get(None)
+        except CorruptRecordError:  # it is logged, and written again after the first walk
+            found = None
         self.audit = None if found is None else found.record
         self._runs = {} if self.audit is None else dict(self.audit.runs)
         while not self._deposed.is_set():
@@ -271,7 +280,8 @@ class Auditor:
                 self._next_walk = max(self._next_walk, now + self._settings.walk_interval_s)
                 for bookie in returned:
                     self._back.pop(bookie, None)
-                self._emptied_walked = {bookie: self._disks[bookie] for bookie in seen.emptied}
+                if not walked.unreadable:  # else a bookie may lack what nobody knows of
+                    self._emptied_walked = {bookie: self._disks[bookie] for bookie in seen.emptied}
                 await self._finish_requests(seen)
                 await self._note_drained(walked)
         await self._update_figures(seen)
@@ -426,15 +436,21 @@ class Auditor:
     async def _renew(self, ledger: LedgerMetadata, shortage: Shortage) -> None:
         """Add to a mark that probably exists. Every change raises its version, so that no worker removes what it does not know."""
         while True:
-            found = await self._marks.get(ledger.ledger_id)
+            try:
+                found = await self._marks.get(ledger.ledger_id)
+            except CorruptRecordError:  # it is logged; the walk knows what belongs there
+                await self._marks.delete(ledger.ledger_id, None)
+                continue
+            except NewerFormatError:
+                return  # workers of that release repair it
             try:
                 if found is None:  # a worker removed it this moment
                     mark = _mark_of(ledger.ledger_id, shortage, self._ports.wall_ms())
                     await self._marks.create(ledger.ledger_id, mark)
                 else:
                     mark = found.record
-                    kept = {name: why for name, why in mark.bookies.items() if name not in shortage.bookies}
-                    merged = {**shortage.bookies, **kept}
+                    worse = {name: why for name, why in shortage.bookies.items() if why is not ShortReason.PLACEMENT}
+                    merged = {**shortage.bookies, **mark.bookies, **worse}
                     if merged == mark.bookies:
                         break
                     mark = _renewed(mark, measure(ledger, merged, self._state.registered()))
@@ -508,7 +524,7 @@ class Auditor:
         await self._read_marks(listed)
         living = set(listed)
         self._marked = {ledger_id: one for ledger_id, one in self._marked.items() if ledger_id in living or self._state.off}
-        short = list(self._marked.values())
+        short = [one for one in self._marked.values() if one.lacks_copies]
         now, short_bytes = asyncio.get_running_loop().time(), sum(one.bytes for one in short)
         self._rates.append((now, short_bytes))
         while self._rates[0][0] < now - _RATE_WINDOW_S:
@@ -516,6 +532,7 @@ class Auditor:
         since, before = self._rates[0]
         rate = int((before - short_bytes) / (now - since)) if now > since and before > short_bytes else 0
         urgent = sorted((one.copies_left, ledger_id) for ledger_id, one in self._marked.items() if one.copies_left <= 1)
+        unchecked = self._back.keys() | {bookie for *_, bookie in self._checks}
         audit = self.audit.replace(
             short=ShortFigures(
                 ledgers=len(short),
@@ -526,7 +543,7 @@ class Auditor:
             waiting=tuple(sorted(seen.waiting)),
             bytes_per_s=rate,
             urgent=tuple(ledger_id for _, ledger_id in urgent[:_URGENT]),
-            runs={bookie: self.audit.runs.get(bookie, "") if bookie in self._back else run for bookie, run in self._runs.items()},
+            runs={bookie: self.audit.runs.get(bookie, "") if bookie in unchecked else run for bookie, run in self._runs.items()},
         )
         if audit != self.audit or not self._is_saved:
             self.audit = audit
@@ -540,14 +557,22 @@ class Auditor:
         part = list(dict.fromkeys([*unknown, *again]))[:_MARKS_READ]
         if part:
             self._read_again = part[-1]
-        for ledger_id, found in zip(part, await asyncio.gather(*map(self._marks.get, part)), strict=True):
+        for ledger_id, found in zip(part, await asyncio.gather(*map(self._mark_of, part)), strict=True):
             if found is not None:
                 self._note(ledger_id, found.record)
+
+    async def _mark_of(self, ledger_id: int) -> Found[RepairMark] | None:
+        """Return a ledger's mark, if it has one that can be read. Raises MetadataError."""
+        try:
+            return await self._marks.get(ledger_id)
+        except (CorruptRecordError, NewerFormatError) as error:
+            log.error("repair.mark_unreadable", extra={"ledger_id": ledger_id, "error": str(error)})
+            return None
 
     async def _save_audit(self) -> None:
         assert self.audit is not None
         self._is_saved = False
-        found = await self._audits.get(None)
+        found = await self._store.get(keys.AUDIT_KEY)  # not decoded: it may be damaged
         try:
             if found is None:
                 await self._audits.create(None, self.audit)
@@ -593,7 +618,10 @@ class Auditor:
                     log.info("bookie.drained", extra={"bookie": bookie})
 
     async def _finish_drained(self, seen: BookiesSeen) -> None:
-        """Forget a bookie that was drained and has ended. One that no mark names any more may be drained: walk again."""
+        """Forget a bookie that was drained and has ended. One that no mark names any more may be drained: walk again.
+
+        It must have been gone for the grace period: a bookie that only lost its session would come back unknown, and be used again.
+        """
         for bookie in seen.draining:
             found = await self._draining.get(bookie)
             if found is None:
@@ -603,7 +631,7 @@ class Auditor:
                 unreadable = self.audit is not None and self.audit.unreadable_records
                 if not (is_marked or unreadable or self._state.off is not None):
                     self._next_walk = 0.0
-            elif bookie not in seen.registered:
+            elif bookie not in seen.registered and bookie not in seen.waiting:
                 await self._forget_bookie(bookie, found.version)
 
     async def _forget_bookie(self, bookie: str, version: int) -> None:
@@ -637,7 +665,7 @@ async def mark_ledger(
     marks = repair_marks(store)
     while True:
         found = await marks.get(ledger.ledger_id)
-        merged = {**reasons, **({} if found is None else found.record.bookies)}
+        merged = merged_reasons({} if found is None else found.record.bookies, reasons, registered)
         shortage = measure(ledger, merged, registered)
         try:
             if found is None:

@@ -20,7 +20,7 @@ class RepairBookies(BookieStates, Protocol):
 
 
 class ClusterState:
-    """Refreshed by whoever polls; one per process."""
+    """Refreshed by the auditor and by the worker, whichever of them this process needs; one per process."""
 
     def __init__(
         self, store: MetadataStore, bookies: RepairBookies, on_draining: Callable[[frozenset[str]], None] = lambda _: None

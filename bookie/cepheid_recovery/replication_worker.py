@@ -7,7 +7,8 @@ Rules:
 1. Copy before claim: a bookie is named in a record only when it has synced every entry that it has to hold (R1). The record is
    written only at the version that was read before the copying began. Whoever changes the record meanwhile, and a bookie that
    collects surplus copies does (see bookie/README.md), makes the write fail, and everything is copied again. The same holds for the
-   cookies of the targets: a bookie that came back on other disks meanwhile has changed its own.
+   cookies of the targets, and of bookies that get copies in place: one that came back on other disks meanwhile has changed its own.
+   A target that is being decommissioned by now is not named either.
 2. Only finished fragments are copied: their entries are confirmed, and their number is known. The last fragment of an open ledger
    belongs to its writer. When it still names a lost bookie after `open_ledger_grace_s`, it has no living writer, and is recovered.
 3. A mark is removed only at the version that was read, together with the write of the record (R3). What could not be done stays in
@@ -100,7 +101,7 @@ class _Attempt:
     """What was done about one ledger, before it is written down."""
 
     replaced: dict[tuple[int, str], str] = field(default_factory=dict)
-    cookies: dict[str, int] = field(default_factory=dict)  # versions of the targets' cookies from before the copying
+    cookies: dict[str, int] = field(default_factory=dict)  # by bookie that gets copies: its cookie's version before the copying
     left: dict[str, str] = field(default_factory=dict)
     lost: list[tuple[int, int]] = field(default_factory=list)
     former: set[str] = field(default_factory=set)
@@ -170,6 +171,7 @@ class ReplicationWorker:
         while True:
             found = False
             try:
+                await self._state.refresh()
                 if self._state.off is None:
                     found = await self._take_some()
             except Exception as error:  # a defect must end neither repair nor the bookie in this process
@@ -189,6 +191,7 @@ class ReplicationWorker:
         taken = False
         for start in range(0, len(candidates), _LOCKED_TOGETHER):
             part = candidates[start : start + _LOCKED_TOGETHER]
+            await self._state.refresh()  # the queue may have been full for a long time
             if self._state.off is not None:
                 return False
             locked = await self._lock(part)
@@ -273,6 +276,7 @@ class ReplicationWorker:
 
     async def _repair(self, ledger_id: int) -> bool:
         """Return whether the mark is gone. Raises LedgerError, MetadataError, TimeoutError."""
+        not_recovered = ""
         for _ in range(_ATTEMPTS):
             mark, ledger = await asyncio.gather(self._marks.get(ledger_id), self._ledgers.get(ledger_id))
             if mark is None:
@@ -281,11 +285,13 @@ class ReplicationWorker:
             if ledger is None:  # it was deleted meanwhile
                 await self._store.multi([self._marks.delete_op(ledger_id, mark.version), self._locks.delete_op(ledger_id, 0)])
                 return True
+            if any(why is ShortReason.DRAINING and name not in self._state.draining for name, why in mark.record.bookies.items()):
+                await self._state.refresh()  # the mark may be newer than what this process knows
             plan = self._plan(ledger.record, mark.record)
-            if self._may_recover(ledger.record, mark.record, plan.open_bookies):
-                await self._client.recover(ledger_id)
+            if not not_recovered and self._may_recover(ledger.record, mark.record, plan.open_bookies):
+                not_recovered = await self._recover(ledger_id)
                 continue
-            attempt = await self._carry_out(ledger.record, mark.record, plan)
+            attempt = await self._carry_out(ledger.record, mark.record, plan, not_recovered)
             try:
                 return await self._write(ledger, mark, attempt)
             except (BadVersionError, NoSuchKeyError):
@@ -307,17 +313,32 @@ class ReplicationWorker:
         marked_ms, before = self._open_since.pop(ledger.ledger_id, (mark.since_ms, {}))
         if marked_ms != mark.since_ms:
             before = {}
-        excluded = {*mark.bookies, *self._state.draining}
-        if not open_bookies or self._placement.replacement(ledger.last_fragment.ensemble, excluded, doubtful=False) is None:
+        if not open_bookies or not self._has_spare(ledger, mark):
             return False
         now = asyncio.get_running_loop().time()
         self._open_since[ledger.ledger_id] = mark.since_ms, {bookie: before.get(bookie, now) for bookie in open_bookies}
         return any(now - before.get(bookie, now) >= self._settings.open_ledger_grace_s for bookie in open_bookies)
 
-    async def _carry_out(self, ledger: LedgerMetadata, mark: RepairMark, plan: RepairPlan) -> _Attempt:
+    def _has_spare(self, ledger: LedgerMetadata, mark: RepairMark) -> bool:
+        """Return whether the writer of an open ledger could find another bookie."""
+        excluded = {*mark.bookies, *self._state.draining}
+        return self._placement.replacement(ledger.last_fragment.ensemble, excluded, doubtful=False) is not None
+
+    async def _recover(self, ledger_id: int) -> str:
+        """Close a ledger without a writer. Return why that is not possible now, or nothing. Raises MetadataError."""
+        try:
+            await self._client.recover(ledger_id)
+        except (LedgerError, TimeoutError) as error:
+            log.warning("repair.not_recovered", extra={"ledger_id": ledger_id, "error": str(error)})
+            return f"the ledger is open and names it, and recovery cannot close the ledger now: {error}"
+        return ""
+
+    async def _carry_out(self, ledger: LedgerMetadata, mark: RepairMark, plan: RepairPlan, not_recovered: str) -> _Attempt:
         attempt = _Attempt(left=dict(plan.left))
-        for bookie in plan.open_bookies:
-            attempt.left[bookie] = "the ledger is open and names it: its writer replaces it, or recovery closes the ledger soon"
+        soon = "the ledger is open and names it: its writer replaces it, or recovery closes the ledger soon"
+        if plan.open_bookies and not self._has_spare(ledger, mark):
+            soon = "the ledger is open and names it, and no other bookie can take its place: start more bookies"
+        attempt.left.update(dict.fromkeys(plan.open_bookies, not_recovered or soon))
         named = frozenset(name for fragment in ledger.fragments for name in fragment.ensemble)
         for run in mark.lost:
             await self._look_for(ledger, mark, run, named - self._state.registered(), attempt)
@@ -339,7 +360,7 @@ class ReplicationWorker:
         """Bring one fragment's copies to where they belong. Raises CopyFailedError."""
         fragment, turn = part.fragment, self._ports.random.randrange(ledger.ensemble_size)
         away = frozenset(fragment.ensemble[position] for position in part.moves) - self._state.registered()
-        for target in part.moves.values():
+        for target in (*part.moves.values(), *(fragment.ensemble[position] for position in part.checks)):
             await self._note_cookie(target, attempt)
 
         async def copy(first: int, last: int, targets: dict[int, str]) -> None:
@@ -428,16 +449,16 @@ class ReplicationWorker:
     async def _write(self, ledger: Found[LedgerMetadata], mark: Found[RepairMark], attempt: _Attempt) -> bool:
         """Rules 1 and 3, in one write. Return whether the mark is gone. Raises BadVersionError, NoSuchKeyError, MetadataError."""
         ledger_id = ledger.record.ledger_id
+        if leaving := self._state.draining.intersection(attempt.replaced.values()):
+            raise BadVersionError(f"{', '.join(sorted(leaving))} got copies and is being decommissioned meanwhile")
         ops: list[Op] = []
         record = ledger.record
         if attempt.replaced:
             record = bookies_replaced(record, attempt.replaced)
             ops.append(self._ledgers.replace_op(ledger_id, record, ledger.version))
-            ops += [
-                Check(self._cookies.key_of(target), attempt.cookies[target]) for target in sorted(set(attempt.replaced.values()))
-            ]
         else:
             ops.append(Check(self._ledgers.key_of(ledger_id), ledger.version))
+        ops += [Check(self._cookies.key_of(target), version) for target, version in sorted(attempt.cookies.items())]
         is_whole = not attempt.left and not attempt.lost
         if is_whole:
             ops.append(self._marks.delete_op(ledger_id, mark.version))

@@ -7,7 +7,7 @@ short    {"ledgers": [marks], "next"}
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, ClassVar
 
@@ -99,15 +99,16 @@ async def decommission(store: MetadataStore, bookie: str, now_ms: int, ensemble_
     records = draining_bookies(store)
     draining = set(await list_names(store, keys.DRAINING_BOOKIES_KEY))
     if bookie not in draining:
-        known, running = await _bookies(store)
+        known, _ = await _bookies(store)
+        writable = set(await list_names(store, keys.AVAILABLE_BOOKIES_KEY))
         if bookie not in known:
             raise UnknownBookieError(f"there is no bookie {bookie}; known are {', '.join(sorted(known)) or 'none'}", bookie=bookie)
         audit = await audit_record(store).get(None)
         needed = max(ensemble_size, 1 if audit is None else audit.record.largest_ensemble)
-        left = sorted(running - draining - {bookie})
+        left = sorted(writable - draining - {bookie})
         if len(left) < needed:
             message = (
-                f"bookie {bookie} cannot be decommissioned: ledgers need {needed} bookies, and {len(left)} would be left "
+                f"bookie {bookie} cannot be decommissioned: ledgers need {needed} writable bookies, and {len(left)} would be left "
                 f"({', '.join(left) or 'none'}); start {needed - len(left)} more first"
             )
             raise RepairRefusedError(message, bookie=bookie, needed=needed, left=len(left))
@@ -163,8 +164,22 @@ async def decommission_status(store: MetadataStore, bookie: str) -> View:
         "ledgers_left": left,
         "bytes_left": bytes_left,
         "running": bookie in running,
-        "problem": problem,
+        "problem": problem or await _obstacle(store),
     }
+
+
+async def _obstacle(store: MetadataStore) -> str:
+    """Return what holds up all repair, or keeps a bookie from being called empty; nothing if all is well."""
+    switch, auditor, audit = await asyncio.gather(
+        repair_switch(store).get(None), auditor_record(store).get(None), audit_record(store).get(None)
+    )
+    if switch is not None:
+        return "automatic repair is off: cepheid repair on"
+    if auditor is None:
+        return "no process with automatic repair runs: start one with recovery.enabled, or cepheid autorecovery"
+    if audit is not None and (count := audit.record.unreadable_records):
+        return f"{count} records of ledgers cannot be read, and may name it: cepheid ledgers list shows them as DAMAGED"
+    return ""
 
 
 async def request_recovery(store: MetadataStore, bookie: str, now_ms: int) -> None:
@@ -195,6 +210,7 @@ async def mark_damaged(store: MetadataStore, ledger_id: int, bookies: Sequence[s
         raise RepairRefusedError(message, ledger_id=ledger_id)
     marks = repair_marks(store)
     damaged = dict.fromkeys(bookies, ShortReason.DAMAGED)
+    _, running = await _bookies(store)
     while True:
         mark = await marks.get(ledger_id)
         try:
@@ -209,10 +225,23 @@ async def mark_damaged(store: MetadataStore, ledger_id: int, bookies: Sequence[s
                 )
                 await marks.create(ledger_id, fresh)
             else:
-                await marks.replace(ledger_id, mark.record.replace(bookies={**damaged, **mark.record.bookies}), mark.version)
+                merged = merged_reasons(mark.record.bookies, damaged, running)
+                await marks.replace(ledger_id, mark.record.replace(bookies=merged), mark.version)
             return
         except (KeyExistsError, BadVersionError, NoSuchKeyError):
             continue
+
+
+def merged_reasons(
+    known: Mapping[str, ShortReason], damaged: Mapping[str, ShortReason], running: Collection[str]
+) -> dict[str, ShortReason]:
+    """Return the reasons of a mark after a check found copies damaged.
+
+    A reason that makes the worker copy everything elsewhere, or check everything, stays. A place in a bad rack does not, nor the
+    loss of a bookie that runs again: the worker would look at no copy for these.
+    """
+    weaker = {name for name, why in known.items() if why is ShortReason.PLACEMENT or (why is ShortReason.LOST and name in running)}
+    return {**damaged, **{name: why for name, why in known.items() if name not in damaged or name not in weaker}}
 
 
 async def _bookies(store: MetadataStore) -> tuple[set[str], set[str]]:

@@ -127,7 +127,7 @@ async def test_decommissioning_moves_everything_and_then_says_that_the_bookie_is
         assert found is not None
         assert (found.record.ledgers_at_start, found.record.drained_at_ms is not None) == (3, True)
         world.kill("b")
-        await asyncio.sleep(10)
+        await asyncio.sleep(QUICK.grace_s + 10)
         assert await draining.get("b") is None  # it is forgotten, with its cookie
         assert await world.processes[0].auditor._cookies.get("b") is None
 
@@ -411,6 +411,7 @@ async def test_an_open_ledger_is_not_closed_while_its_writer_could_find_no_spare
         await world.start()
         world.kill("c")
         await asyncio.sleep(QUICK.grace_s + 5 * QUICK.open_ledger_grace_s)
+        assert "no other bookie can take its place" in (await world.marks())[writer.ledger_id].problem
         await append(writer, [b"it is alive"])
         assert (await world.ledgers.record(writer.ledger_id)).state is LedgerState.OPEN
 

@@ -8,12 +8,24 @@ from typing import Any
 
 import pytest
 
-from cepheid_metadata import EntryRun, RepairMark, ShortReason, StoreUnavailableError, draining_bookies
-from cepheid_metadata.repair_views import mark_damaged
+from cepheid_metadata import (
+    BookieRegistration,
+    EntryRun,
+    RepairMark,
+    ShortReason,
+    StoreUnavailableError,
+    available_bookies,
+    draining_bookies,
+    keys,
+    readonly_bookies,
+    repair_marks,
+)
+from cepheid_metadata.repair_views import RepairRefusedError, decommission, decommission_status, mark_damaged
 from cepheid_recovery import BookiesSeen
-from cepheid_recovery.auditor import _Walk
+from cepheid_recovery.auditor import _mark_of, _Walk
 from cepheid_recovery.replication_worker import _not_in
 from cepheid_recovery.shortage import measure
+from tests.ledger.ledger_world import append
 from tests.recovery.repair_world import QUICK, repair_world
 
 _IDLE = QUICK.model_copy(update={"enabled": False})
@@ -223,3 +235,184 @@ async def test_a_copy_that_a_bookie_has_in_memory_alone_is_synced_before_its_mar
         await mark_damaged(world.store, ledger_id, ["b"], 0)
         await world.wait_whole(ledger_id)
         assert len(world.ledgers.cluster["b"].add_log) == added + 1  # its answer says that all before it is synced
+
+
+async def test_finished_fragments_are_copied_although_the_end_of_their_ledger_cannot_be_recovered() -> None:
+    async with repair_world(*"abcdefg") as world:
+        writer = await world.open_ledger("abc", entries=5)
+        world.ledgers.cluster["c"].hang = True
+        await append(writer, [b"the second fragment"])
+        await asyncio.sleep(3)  # c is replaced
+        world.ledgers.cluster["c"].hang = False
+        record = await world.ledgers.record(writer.ledger_id)
+        await writer.aclose()  # its process ended
+        end = record.last_fragment.ensemble
+        assert record.fragments[0].ensemble == ("a", "b", "c")
+        world.kill("b", "c", end[2])  # a alone cannot say where the ledger ends
+        await world.start()
+        await asyncio.sleep(QUICK.grace_s + 3 * QUICK.open_ledger_grace_s)
+        assert "recovery cannot close the ledger now" in (await world.marks())[writer.ledger_id].problem
+        lost = (await world.ledgers.record(writer.ledger_id)).fragments[0].ensemble[2]
+        world.kill(lost)  # one more that has copies of the first fragment
+        await asyncio.sleep(QUICK.grace_s + 60)
+        assert lost not in (await world.ledgers.record(writer.ledger_id)).fragments[0].ensemble
+
+
+async def test_a_bookie_that_lost_its_disk_twice_is_not_taken_for_whole_by_the_first_refill() -> None:
+    async with repair_world("a", "b", "c") as world:
+        ledger_id = await world.closed_ledger("abc")
+        process = await world.start()
+        await asyncio.sleep(3)
+        write = process.worker._write
+        losses = [1]
+
+        async def lose_disk_first(*args: Any) -> bool:
+            if losses:
+                losses.pop()
+                await world.lose_disk("b", 1000, "third disks")
+                world.bookies.incarnations["b"] = "first disks"  # nobody saw it leave: only its cookie tells
+                await asyncio.sleep(15)  # the auditor finds the ledger marked already
+            return await write(*args)
+
+        process.worker._write = lose_disk_first  # type: ignore[method-assign]
+        await world.lose_disk("b", 1000, "second disks")
+        world.bookies.incarnations["b"] = "first disks"
+        await asyncio.sleep(100)
+        assert losses == []
+        assert await world.is_whole(ledger_id)
+
+
+async def test_a_target_that_is_decommissioned_during_the_copy_is_not_named() -> None:
+    async with repair_world(*"abcde") as world:
+        ledger_id = await world.closed_ledger("abc")
+        process = await world.start()
+        write = process.worker._write
+        named_at_once: list[bool] = []
+
+        async def decommission_first(ledger: Any, mark: Any, attempt: Any) -> bool:
+            if named_at_once:
+                return await write(ledger, mark, attempt)
+            (target,) = attempt.replaced.values()
+            await world.drain(target)
+            await asyncio.sleep(5)
+            try:
+                return await write(ledger, mark, attempt)
+            finally:
+                named_at_once.append(target in (await world.ledgers.record(ledger_id)).fragments[0].ensemble)
+
+        process.worker._write = decommission_first  # type: ignore[method-assign]
+        world.kill("b")
+        await asyncio.sleep(QUICK.grace_s)
+        await world.wait_whole(ledger_id)
+        assert named_at_once == [False]
+
+
+async def test_a_drained_bookie_that_loses_its_session_for_a_moment_is_not_forgotten() -> None:
+    async with repair_world(*"abcd") as world:
+        await world.start()
+        await world.drain("d")
+        await wait_until_drained(world, "d")
+        world.ledgers.cluster["d"].down = True
+        await asyncio.sleep(QUICK.grace_s / 2)
+        world.ledgers.cluster["d"].down = False
+        await asyncio.sleep(5)
+        assert await draining_bookies(world.store).get("d") is not None  # or brokers would use it again
+
+
+async def test_a_bookie_that_was_found_damaged_is_checked_whatever_its_mark_said_before() -> None:
+    async with repair_world(*"abcd", settings=_IDLE) as world:
+        ledger_id = await world.closed_ledger("abc")
+        ledger = await world.ledgers.record(ledger_id)
+        for name in "abcd":
+            registration = BookieRegistration(bookie_id=name, incarnation="i", addresses={})
+            await available_bookies(world.store).create(name, registration)
+        for before in (ShortReason.PLACEMENT, ShortReason.LOST):
+            shortage = measure(ledger, {"b": before}, "abcd")
+            await repair_marks(world.store).create(ledger_id, _mark_of(ledger_id, shortage, 0))
+            await mark_damaged(world.store, ledger_id, ["b"], 0)
+            assert (await world.marks())[ledger_id].bookies == {"b": ShortReason.DAMAGED}, before
+            await repair_marks(world.store).delete(ledger_id, None)
+
+
+@pytest.mark.parametrize("broken", ["mark", "audit", "request"])
+async def test_one_record_of_repair_that_cannot_be_read_does_not_stop_it(broken: str) -> None:
+    async with repair_world(*"abcd") as world:
+        first, second = await world.closed_ledger("abc"), await world.closed_ledger("abc")
+        key = {
+            "mark": keys.repair_mark_key(first),
+            "audit": keys.AUDIT_KEY,
+            "request": keys.repair_request_key("b"),
+        }[broken]
+        await world.store.create(key, b"not a record")
+        await world.start()
+        world.kill("b")
+        await asyncio.sleep(QUICK.grace_s + 30)
+        assert await world.is_whole(second)
+
+
+async def test_a_new_auditor_repeats_the_checks_that_the_first_one_did_not_get_to() -> None:
+    slow = QUICK.model_copy(update={"checks_per_s": 0.01})
+    async with repair_world("a", "b", "c", settings=slow) as world:
+        ledger_id = await world.closed_ledger("abc")
+        first = await world.start()
+        await asyncio.sleep(3)
+        del world.ledgers.cluster["b"].entries[ledger_id][9]
+        world.bookies.processes["b"] = "second process"
+        await asyncio.sleep(20)
+        await first.aclose()
+        await first.auditor._store.aclose()
+        world.settings = QUICK
+        await world.start("r2")
+        await asyncio.sleep(30)
+        assert await world.is_whole(ledger_id)
+
+
+async def test_workers_beside_the_auditor_move_copies_of_a_draining_bookie_and_obey_the_switch() -> None:
+    async with repair_world(*"abcd") as world:
+        await world.start("auditor")
+        await asyncio.sleep(3)
+        worker = (await world.start("worker")).worker
+        assert not world.processes[1].auditor.statistics.is_auditor
+        await world.processes[0].worker.aclose()
+        await world.switch_off()
+        ledger_id = await world.closed_ledger("abc")
+        await mark_damaged(world.store, ledger_id, ["a"], 0)
+        await asyncio.sleep(10)
+        assert ledger_id in await world.marks()
+        await world.switch_on()
+        await world.drain("b")
+        await asyncio.sleep(20)
+        assert "b" not in (await world.ledgers.record(ledger_id)).fragments[0].ensemble
+        assert worker.statistics.ledgers == 1
+
+
+async def test_bookies_that_take_no_copies_do_not_count_when_one_is_decommissioned() -> None:
+    async with repair_world(*"abcd", settings=_IDLE) as world:
+        for name in "abcd":
+            registrations = readonly_bookies(world.store) if name == "a" else available_bookies(world.store)
+            await registrations.create(name, BookieRegistration(bookie_id=name, incarnation="i", addresses={}))
+        with pytest.raises(RepairRefusedError, match=r"need 3 writable bookies, and 2 would be left \(b, c\); start 1 more"):
+            await decommission(world.store, "d", 0, 3)
+
+
+async def test_a_decommissioning_says_that_repair_is_off() -> None:
+    async with repair_world(*"abcd") as world:
+        await world.start()
+        await world.closed_ledger("abc")
+        await asyncio.sleep(3)
+        await world.switch_off()
+        await world.drain("b")
+        assert (await decommission_status(world.store, "b"))["problem"] == "automatic repair is off: cepheid repair on"
+
+
+async def test_a_ledger_in_a_bad_place_is_not_counted_as_one_that_lacks_copies() -> None:
+    async with repair_world(*"abcd") as world:
+        racks = {"a": "1", "b": "1", "c": "2", "d": "3"}
+        world.bookies.known_racks, world.ledgers.placement._racks = racks, lambda: racks
+        await world.closed_ledger("abc")
+        world.ledgers.cluster["d"].hang = True  # the copy cannot move
+        await world.start()
+        await asyncio.sleep(5)
+        assert await world.marks()
+        audit = await world.audit()
+        assert (audit.badly_placed, audit.short.ledgers, audit.short.bytes) == (1, 0, 0)
