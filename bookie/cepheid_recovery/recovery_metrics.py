@@ -45,4 +45,6 @@ def audit_families(audit: Audit | None) -> Iterator[Family]:
     yield gauge("cepheid_repair_seconds_left", "Estimated time until all copies exist again; 0: not known.", seconds_left)
     yield gauge("cepheid_repair_waiting_bookies", "Bookies that are not registered, in their grace period.", len(audit.waiting))
     yield gauge("cepheid_repair_badly_placed_ledgers", "Ledgers that could be spread over more racks.", audit.badly_placed)
+    ended = "Unix time in seconds at which the last walk over all ledgers ended; 0: none did."
+    yield gauge("cepheid_repair_walk_ended_seconds", ended, audit.finished_at_ms // 1000)
     yield gauge("cepheid_repair_audited_ledgers", "Ledgers that the last walk saw.", audit.ledgers)

@@ -179,6 +179,8 @@ def _watch(admin: AdminClient, path: str, bookie: str, found: dict[str, Any]) ->
             if total is not None:
                 total = max(total, found["ledgers_left"])
                 progress.update(bar, total=total, completed=total - found["ledgers_left"])
+            problem = f" ({found['problem']})" if found["problem"] else ""
+            progress.update(bar, description=f"{bookie}: ledgers moved{problem}")
             time.sleep(_POLL_S)
             found = admin.get(path)
         total = found["ledgers_at_start"] or 0

@@ -61,7 +61,7 @@ def test_a_bookie_is_decommissioned_while_it_runs(admin: AdminWorld) -> None:
     assert cepheid(admin, "ledgers", "verify", str(ledger_id)).exit_code == 0
     assert "drained" in cepheid(admin, "bookies", "list").stdout
     refused = cepheid(admin, "bookies", "decommission", after["fragments"][0]["ensemble"][0])
-    assert "ledgers need 3 bookies, and 2 would be left" in str(refused.exception)
+    assert "ledgers need 3 writable bookies, and 2 would be left" in str(refused.exception)
     assert cepheid(admin, "bookies", "decommission", leaving, "--cancel").exit_code == 0
     assert "drained" not in cepheid(admin, "bookies", "list").stdout
 
