@@ -9,8 +9,9 @@ Rules:
    neither a rolling restart nor an outage of metadata loses one.
 2. A mark only says what should be looked at: workers check again, and a wrong mark costs a look. So two auditors do no harm.
 3. A walk reads each record once, at most `walk_ledgers_per_s`, and keeps about 200 bytes for each marked ledger.
-4. What a bookie may lack without being lost is found by reading copies, at most `checks_per_s`: when it is back, the last entries
-   of fragments in which it may have missed them, newest ledgers first; and a sample of all others in each regular walk. A restart
+4. What a bookie may lack without being lost is found by reading copies, at most `checks_per_s`, newest ledgers first. The last
+   entries of fragments in which it may have missed them are read when it is back, and once after a ledger was closed: its writer
+   may have had no other bookie for one that took nothing any more. Of all others a sample is read in each regular walk. A restart
    that is faster than the end of a session is noticed as well, also by the next auditor when the first one ends with the bookie.
 5. While repair is switched off, nothing is marked; figures are still updated.
 """
@@ -26,7 +27,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
-from cepheid_ledger import LedgerClient, entries_of, is_finished, placement_shortfall
+from cepheid_ledger import LedgerClient, LedgerError, entries_of, is_finished, placement_shortfall
 from cepheid_metadata import (
     Audit,
     AuditorRecord,
@@ -71,9 +72,14 @@ _URGENT = 1_000
 _RATE_WINDOW_S = 60.0
 _CHECK_RETURNED_AFTER_S = 5.0
 """A bookie that came back may still get what was queued for it."""
-_MAX_CHECKS = 100_000
-_MARKS_READ = 200
+_MAX_CHECKS = 50_000
+"""Ledgers of which copies wait to be read. Those that are too many are found by samples, or when a bookie is back."""
+_MARKS_READ = 100
 """Marks that are read again at each poll, in turn: workers note in them what they could not do."""
+
+
+_CopyToRead = tuple[int, int, str]
+"""Position in the ensemble, entry id, bookie."""
 
 
 @dataclass(slots=True)
@@ -112,6 +118,7 @@ class _Walk:
     largest_ensemble: int = 0
     badly_placed: int = 0
     holdings: dict[str, BookieHoldings] = field(default_factory=dict)
+    closed: set[int] = field(default_factory=set)
     new: list[tuple[LedgerMetadata, Shortage]] = field(default_factory=list)
 
 
@@ -180,9 +187,10 @@ class Auditor:
         self._marked: dict[int, _Marked] = {}
         self._reasons: dict[tuple[tuple[str, ShortReason], ...], dict[str, ShortReason]] = {}  # thousands of marks share a few
         self._rates: deque[tuple[float, int]] = deque()
-        # Copies to read: ledger, position, entry, bookie. The newest ledgers come first: they were open most recently.
-        self._checks: deque[tuple[int, int, int, str]] = deque(maxlen=_MAX_CHECKS)
+        # Ledgers of which copies are to be read. The newest come first: they were open most recently.
+        self._checks: deque[tuple[int, list[_CopyToRead]]] = deque(maxlen=_MAX_CHECKS)
         self._has_checks = asyncio.Event()
+        self._closed: set[int] = set()  # ledgers that the last walk found closed: their last entries are read, or were
         self._was_off = False
         self._read_again = -1  # of the marks that are read in turn, the last one
         self._is_saved = False  # whether metadata has `audit` as it is
@@ -350,6 +358,7 @@ class Auditor:
                         return None
         await self._walk_slice(walk, part, marked)
         await self._create_marks(walk)
+        self._closed = walk.closed
         self._has_checks.set()
         self.statistics.walks += 1
         self.statistics.walked_ledgers += walk.ledgers
@@ -387,7 +396,8 @@ class Auditor:
         walk.largest_ensemble = max(walk.largest_ensemble, ledger.ensemble_size)
         shortage = find_shortage(ledger, walk.seen)
         add_holdings(walk.holdings, ledger, shortage)
-        self._checks.extend(self._copies_to_check(walk, ledger))
+        if copies := self._copies_to_read(walk, ledger):
+            self._checks.append((ledger.ledger_id, copies))
         if shortage is None and (shortage := self._find_bad_placement(walk, ledger)) is None:
             return
         if self._state.off is not None:
@@ -468,51 +478,71 @@ class Auditor:
 
     # Reading copies
 
-    def _copies_to_check(self, walk: _Walk, ledger: LedgerMetadata) -> list[tuple[int, int, int, str]]:
+    def _copies_to_read(self, walk: _Walk, ledger: LedgerMetadata) -> list[_CopyToRead]:
         """Return copies that may be missing although their bookie runs (rule 4)."""
-        ledger_id, size, quorum = ledger.ledger_id, ledger.ensemble_size, ledger.write_quorum
-        wanted: list[tuple[int, int, int, str]] = []
+        size, quorum = ledger.ensemble_size, ledger.write_quorum
+        wanted: list[_CopyToRead] = []
+        suspects: Collection[str] = walk.returned
+        if ledger.is_closed:
+            walk.closed.add(ledger.ledger_id)
+            if ledger.ledger_id not in self._closed:
+                suspects = walk.seen.registered
         for fragment, following in zip_longest(ledger.fragments, ledger.fragments[1:]):
             if not is_finished(ledger, fragment):
                 continue
             for position, bookie in enumerate(fragment.ensemble):
-                if bookie in walk.returned and (following is None or bookie not in following.ensemble):
+                if bookie in suspects and (following is None or bookie not in following.ensemble):
                     _, last = entries_of(ledger, fragment)
                     entry_id = next(last - back for back in range(size) if (position - (last - back)) % size < quorum)
                     if entry_id >= fragment.first_entry_id:
-                        wanted.append((ledger_id, position, entry_id, bookie))
+                        wanted.append((position, entry_id, bookie))
         if walk.samples and ledger.last_entry_id is not None and ledger.last_entry_id >= 0:
             rng = self._ports.random
             if rng.random() < self._settings.checks_per_s / self._settings.walk_ledgers_per_s:
                 entry_id = rng.randint(0, ledger.last_entry_id)
                 position = (entry_id + rng.randrange(quorum)) % size
-                wanted.append((ledger_id, position, entry_id, ledger.fragment_of(entry_id).ensemble[position]))
+                wanted.append((position, entry_id, ledger.fragment_of(entry_id).ensemble[position]))
         return wanted
 
     async def _check_copies(self) -> None:
         while True:
             await self._has_checks.wait()
-            await asyncio.sleep(1 / self._settings.checks_per_s)
             if not self._checks or not self.statistics.is_auditor or self._state.off is not None:
                 self._has_checks.clear()  # until the next walk
-            else:
-                ledger_id, position, entry_id, bookie = self._checks.pop()
-                try:
-                    await self._check_copy(ledger_id, position, entry_id, bookie)
-                except Exception as error:  # it is looked at again in a later walk
-                    log.info("audit.copy_not_checked", extra={"ledger_id": ledger_id, "bookie": bookie, "error": str(error)})
+                continue
+            ledger_id, copies = self._checks.pop()
+            await asyncio.sleep(len(copies) / self._settings.checks_per_s)
+            try:
+                await self._check_ledger(ledger_id, copies)
+            except Exception as error:  # it is looked at again in a later walk
+                log.info("audit.copies_not_checked", extra={"ledger_id": ledger_id, "error": str(error)})
 
-    async def _check_copy(self, ledger_id: int, position: int, entry_id: int, bookie: str) -> None:
-        """Raises MetadataError, LedgerError: it was not found out."""
+    async def _check_ledger(self, ledger_id: int, copies: Iterable[_CopyToRead]) -> None:
+        """Read copies, and mark the ledger for the bookies that do not have them. Raises MetadataError, LedgerError."""
         found = await self._ledgers.get(ledger_id)
-        if found is None or found.record.fragment_of(entry_id).ensemble[position] != bookie:
+        if found is None:
             return
-        self.statistics.checked_copies += 1
-        if await self._client.runs_not_stored(found.record, position, bookie, entry_id, entry_id):
-            self.statistics.bad_copies += 1
-            log.warning("audit.copy_missing", extra={"ledger_id": ledger_id, "entry_id": entry_id, "bookie": bookie})
-            await mark_ledger(self._store, found.record, {bookie: ShortReason.DAMAGED}, self._state.registered(), self._ports)
+        ledger = found.record
+        bad: dict[str, ShortReason] = {}
+        unknown: LedgerError | None = None
+        for position, entry_id, bookie in copies:
+            if ledger.fragment_of(entry_id).ensemble[position] != bookie:
+                continue  # another bookie has its place by now
+            try:
+                is_bad = bool(await self._client.runs_not_stored(ledger, position, bookie, entry_id, entry_id))
+            except LedgerError as error:  # the other copies are read all the same
+                unknown = error
+                continue
+            self.statistics.checked_copies += 1
+            if is_bad:
+                self.statistics.bad_copies += 1
+                log.warning("audit.copy_missing", extra={"ledger_id": ledger_id, "entry_id": entry_id, "bookie": bookie})
+                bad[bookie] = ShortReason.DAMAGED
+        if bad:
+            await mark_ledger(self._store, ledger, bad, self._state.registered(), self._ports)
             self._on_marked()
+        if unknown is not None:
+            raise unknown
 
     # Figures
 
@@ -532,7 +562,7 @@ class Auditor:
         since, before = self._rates[0]
         rate = int((before - short_bytes) / (now - since)) if now > since and before > short_bytes else 0
         urgent = sorted((one.copies_left, ledger_id) for ledger_id, one in self._marked.items() if one.copies_left <= 1)
-        unchecked = self._back.keys() | {bookie for *_, bookie in self._checks}
+        unchecked = self._back.keys() | {bookie for _, copies in self._checks for *_, bookie in copies}
         audit = self.audit.replace(
             short=ShortFigures(
                 ledgers=len(short),

@@ -105,11 +105,13 @@ async def _walk_ledgers(store: MetadataStore, above: int, *roots: str) -> AsyncI
             key, digits, depth = pending.pop()
             if depth and int(digits + "9999" * (parts - depth)) <= above:
                 continue  # whatever is below it is
-            if depth == parts:
-                yield int(digits)
-                continue
             names = await _digit_names(store, key)
-            pending.extend((f"{key}/{name}", digits + name, depth + 1) for name in reversed(names))
+            if depth + 1 < parts:
+                pending.extend((f"{key}/{name}", digits + name, depth + 1) for name in reversed(names))
+                continue
+            for name in names:  # up to 10,000: their keys are not needed
+                if (ledger_id := int(digits + name)) > above:
+                    yield ledger_id
 
 
 async def largest_ledger_id(store: MetadataStore) -> int | None:

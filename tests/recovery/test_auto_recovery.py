@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from cepheid_metadata import LedgerState, ShortReason
+from cepheid_rpc import Status
 from tests.ledger.ledger_world import append
 from tests.recovery.repair_world import QUICK, RepairWorld, repair_world
 from tests.support import wait_until
@@ -201,6 +202,22 @@ async def test_what_was_on_its_way_to_a_bookie_that_died_is_copied_when_it_is_ba
         await asyncio.sleep(30)
         await world.wait_whole(writer.ledger_id)
         assert world.ledgers.cluster["c"].ids(writer.ledger_id) == [0, 1, 2, 3, 4, 5]
+
+
+async def test_a_copy_that_its_writer_could_not_place_is_made_when_the_ledger_is_closed() -> None:
+    """A bookie refused the end of a ledger, and there was no spare: the record names it, and it runs."""
+    without_samples = QUICK.model_copy(update={"walk_interval_s": 5.0, "walk_ledgers_per_s": 10**9})
+    async with repair_world(*"abc", settings=without_samples) as world:
+        await world.start()
+        writer = await world.open_ledger("abc", entries=3)
+        await asyncio.sleep(10)
+        world.ledgers.cluster["c"].refuse = Status.READ_ONLY
+        await append(writer, [b"not on c"])
+        await writer.close()
+        world.ledgers.cluster["c"].refuse = None
+        assert (await world.ledgers.record(writer.ledger_id)).fragments[0].ensemble == ("a", "b", "c")
+        await asyncio.sleep(10)
+        await world.wait_whole(writer.ledger_id)
 
 
 @pytest.mark.parametrize("auditor_ends", [False, True])
