@@ -11,7 +11,20 @@ import zlib
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from cepheid_metadata import LedgerMetadata, MetadataStore, bundle_owners, chain_records, keys, ledger_records, list_names
+from cepheid_metadata import (
+    Audit,
+    Fragment,
+    LedgerMetadata,
+    MetadataStore,
+    audit_record,
+    bundle_owners,
+    chain_records,
+    keys,
+    ledger_records,
+    list_ledgers,
+    list_names,
+    list_repair_marks,
+)
 from cepheid_ports import Ports
 from cepheid_wire import TopicName
 
@@ -68,6 +81,36 @@ class MetadataView:
     def readonly_bookies(self) -> list[str]:
         return self._ask(lambda store: list_names(store, keys.READONLY_BOOKIES_KEY))
 
+    def marked_ledgers(self) -> list[int]:
+        """Return the ids of the ledgers that are marked for repair."""
+
+        async def ask(store: MetadataStore) -> list[int]:
+            return [ledger_id async for ledger_id in list_repair_marks(store)]
+
+        return self._ask(ask)
+
+    def bookies_with_entries(self) -> set[str]:
+        """Return the bookies that the record of any ledger names, except for fragments that have no entries and never will."""
+
+        async def ask(store: MetadataStore) -> set[str]:
+            named: set[str] = set()
+            async for ledger_id in list_ledgers(store):
+                found = await ledger_records(store).get(ledger_id)
+                if found is not None:
+                    named.update(name for fragment in _with_entries(found.record) for name in fragment.ensemble)
+            return named
+
+        return self._ask(ask)
+
+    def audit(self) -> Audit | None:
+        """Return what the auditor's last complete walk over all ledgers found."""
+
+        async def ask(store: MetadataStore) -> Audit | None:
+            found = await audit_record(store).get(None)
+            return None if found is None else found.record
+
+        return self._ask(ask)
+
     def _ask(self, question: Callable[[MetadataStore], Awaitable[T]]) -> T:
         from cepheid_metadata.open_store import open_store  # the store's library, only when used
 
@@ -79,3 +122,10 @@ class MetadataView:
                 await store.aclose()
 
         return asyncio.run(ask())
+
+
+def _with_entries(ledger: LedgerMetadata) -> list[Fragment]:
+    if not ledger.is_closed:
+        return list(ledger.fragments)
+    assert ledger.last_entry_id is not None
+    return [fragment for fragment in ledger.fragments if fragment.first_entry_id <= ledger.last_entry_id]

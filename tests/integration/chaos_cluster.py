@@ -110,8 +110,16 @@ class BrokenOnPurpose(ABC):
 class ChaosCluster(BrokenOnPurpose):
     """`up` once, `down` once; between them processes are broken, and `heal` makes them whole."""
 
-    def __init__(self, *, bookies: int = 4, brokers: int = 2, session_timeout_s: float = SESSION_TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        *,
+        bookies: int = 4,
+        brokers: int = 2,
+        session_timeout_s: float = SESSION_TIMEOUT_S,
+        settings: Mapping[str, Mapping[str, Any]] = SETTINGS,
+    ) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="cepheid-chaos-"))
+        self._settings = settings
         self.processes = LocalCluster(self.directory)
         self._bookies, self._brokers, self._session_timeout_s = bookies, brokers, session_timeout_s
 
@@ -124,7 +132,11 @@ class ChaosCluster(BrokenOnPurpose):
 
     def up(self) -> None:
         self.processes.up(
-            self._bookies, self._brokers, session_timeout_s=self._session_timeout_s, settings=SETTINGS, timeout_s=3 * PATIENCE_S
+            self._bookies,
+            self._brokers,
+            session_timeout_s=self._session_timeout_s,
+            settings=self._settings,
+            timeout_s=3 * PATIENCE_S,
         )
         self.view = MetadataView(self.processes.metadata_url)
         keep_everything(self.processes.admin_urls[0])
@@ -167,6 +179,21 @@ class ChaosCluster(BrokenOnPurpose):
                 if bookie in self.ensemble(topic):
                     return topic
         raise AssertionError(f"none of {TOPICS_TRIED} new ledgers has {bookie}\n{self.last_words()}")
+
+
+@contextmanager
+def own_cluster(**options: Any) -> Iterator[ChaosCluster]:
+    """Run a cluster for one test, and keep its data and logs when the test fails."""
+    cluster = ChaosCluster(**options)
+    failed = True
+    try:
+        cluster.up()
+        yield cluster
+        failed = False
+    finally:
+        if failed:
+            print(cluster.last_words())
+        cluster.down(keep=failed)
 
 
 class SharedCluster:

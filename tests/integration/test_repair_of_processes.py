@@ -1,0 +1,57 @@
+"""Bad days of automatic repair that only processes have: restarts, decommissioning to the end, and the death of the auditor."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.repair_cluster import VICTIM, LedgerShape, write_ledgers_on
+from tests.integration.repairing_cluster import RepairingCluster, repairing_cluster
+
+pytestmark = pytest.mark.slow
+
+COPIED = "cepheid_repair_copied_entries_total"
+MARKED = "cepheid_repair_marked_ledgers_total"
+SMALL = LedgerShape(ledgers=20, entries=10, entry_bytes=100)
+
+
+def test_a_rolling_restart_of_all_bookies_copies_nothing() -> None:
+    with repairing_cluster(bookies=4, brokers=1, grace_s=30.0, walk_interval_s=1.0) as cluster:
+        write(cluster, SMALL)
+        done = 0.0
+        for name in cluster.processes.bookie_ports:
+            done += sum(cluster.counters(COPIED, MARKED)[name].values())  # a restart loses them
+            cluster.processes.stop(name)
+            cluster.processes.start(name)
+        cluster.wait_for_walk()
+        done += sum(sum(counted.values()) for counted in cluster.counters(COPIED, MARKED).values())
+        assert done == 0
+        assert VICTIM in cluster.view.bookies_with_entries()
+
+
+def test_a_bookie_is_decommissioned_to_the_end() -> None:
+    with repairing_cluster(bookies=4, brokers=1) as cluster:
+        write(cluster, SMALL)
+        assert VICTIM in cluster.view.bookies_with_entries()
+        cluster.decommission(VICTIM)
+        assert VICTIM not in cluster.view.bookies_with_entries()
+        assert cluster.has_every_copy()
+
+
+def test_the_auditor_killed_in_the_middle_of_a_repair_is_replaced_and_the_repair_ends() -> None:
+    many = LedgerShape(ledgers=400, entries=10, entry_bytes=100)
+    with repairing_cluster(bookies=5, brokers=1, grace_s=60.0, ledgers_at_once=1) as cluster:
+        write(cluster, many)
+        cluster.processes.kill(VICTIM)
+        cluster.chaos.wait_until(lambda: VICTIM not in cluster.chaos.writable(), f"{VICTIM} is not registered")
+        cluster.command("bookies", "recover", VICTIM)
+        cluster.chaos.wait_until(lambda: bool(cluster.view.marked_ledgers()), "ledgers are marked")
+        auditor = cluster.status()["auditor"]
+        cluster.processes.kill(auditor)
+        assert cluster.view.marked_ledgers(), "the repair ended before the auditor was killed"
+        cluster.processes.start(auditor)
+        cluster.wait_until_unnamed(VICTIM)
+        assert cluster.has_every_copy()
+
+
+def write(cluster: RepairingCluster, shape: LedgerShape) -> None:
+    write_ledgers_on(cluster.view.url, shape, cluster.chaos.writable())
