@@ -115,7 +115,7 @@ class LedgerClient:
         self._recoveries: SingleFlight[tuple[int, bool], ClosedLedger] = SingleFlight("recoveries", _closed_error)
         # A reader of a ledger that is written here learns its LAC from the writer.
         self._writers: weakref.WeakValueDictionary[int, LedgerWriter] = weakref.WeakValueDictionary()
-        self._departures = Departures(self._writers)
+        self._departures = Departures(self._writers, settings.unregistered_bookie_s)
         self._copy_budget = CopyBudget()
         self._closed = False
 
@@ -210,6 +210,7 @@ class LedgerClient:
     def on_bookie_back(self, bookie_id: str) -> None:
         """It takes writes again: ledgers that lack copies need not wait for the end of its quarantine."""
         self._placement.forgive(bookie_id)
+        self._departures.stay(bookie_id)
         if (channel := self._channels.get(bookie_id)) is not None:
             channel.reopen_now()
         self._change_slots.retry_now()

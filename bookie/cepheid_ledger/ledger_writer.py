@@ -144,16 +144,18 @@ class LedgerWriter:
         """Bookies that get new entries."""
         return self._core.receivers
 
-    def leave_bookie(self, bookie_id: str, reason: str) -> None:
-        """Start to replace this bookie, if new entries go to it and a healthy spare is there. Otherwise it stays as it is.
+    def leave_bookie(self, bookie_id: str, reason: str) -> bool:
+        """Start to replace this bookie, if new entries go to it and a healthy spare is there. Return False if there is no spare.
 
         It works as well for a ledger that is idle or has no entries. Entries that the bookie acknowledged stay acknowledged: they
         are in earlier fragments, which name it.
         """
         if self.state is not WriterPhase.OPEN or bookie_id not in self.receivers:
-            return
-        if self._placement.replacement(self._core.unusable, (), doubtful=False) is not None:
-            self._pipeline.leave_bookie(bookie_id, reason)
+            return True
+        if self._placement.replacement(self._core.unusable, (), doubtful=False) is None:
+            return False
+        self._pipeline.leave_bookie(bookie_id, reason)
+        return True
 
     def append(self, payloads: Sequence[Buffer], on_done: GroupDone) -> EntryGroup | None:
         """Sends the payloads as the next entries, as one group. Never raises for an operating error: `on_done` gets it.

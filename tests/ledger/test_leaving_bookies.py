@@ -162,12 +162,13 @@ async def test_a_second_call_during_a_round_starts_no_other_and_the_next_one_doe
         receivers = ("a", "b")
         asked = 0
 
-        def leave_bookie(self, bookie_id: str, reason: str) -> None:
+        def leave_bookie(self, bookie_id: str, reason: str) -> bool:
             self.asked += 1
+            return True
 
     idle, other = Writer(), Writer()
     other.receivers = ("c", "d")
-    departures = Departures({1: idle, 2: other})
+    departures = Departures({1: idle, 2: other}, retry_s=10.0)
     departures.leave("a", "it is gone")
     departures.leave("a", "it is gone")
     departures.leave("b", "it is gone")

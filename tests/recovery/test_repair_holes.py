@@ -11,6 +11,7 @@ import pytest
 from cepheid_metadata import (
     BookieRegistration,
     EntryRun,
+    LedgerState,
     RepairMark,
     ShortReason,
     StoreUnavailableError,
@@ -416,3 +417,17 @@ async def test_a_ledger_in_a_bad_place_is_not_counted_as_one_that_lacks_copies()
         assert await world.marks()
         audit = await world.audit()
         assert (audit.badly_placed, audit.short.ledgers, audit.short.bytes) == (1, 0, 0)
+
+
+async def test_a_living_writer_is_not_fenced_because_a_bookie_lost_its_disk() -> None:
+    async with repair_world(*"abcd") as world:
+        writer = await world.open_ledger("abc")
+        world.kill("d")
+        await world.start()
+        await world.lose_disk("b", 1000, "second disks")
+        world.ledgers.client.on_bookie_gone("b")  # as the directory does, once
+        await asyncio.sleep(5)
+        world.revive("d")
+        world.ledgers.client.on_bookie_back("d")
+        await asyncio.sleep(3 * QUICK.open_ledger_grace_s)
+        assert (await world.ledgers.record(writer.ledger_id)).state is LedgerState.OPEN
