@@ -121,7 +121,7 @@ async def _write_one(client: Any, shape: LedgerShape) -> None:
 
 @asynccontextmanager
 async def _ledger_client(metadata_url: str, available: Any) -> AsyncIterator[Any]:
-    from cepheid_ledger import LedgerClient, LedgerSettings, RandomPlacement
+    from cepheid_ledger import LedgerClient, LedgerSettings, RackAwarePlacement
     from cepheid_ledger.bookie_directory import BookieDirectory
     from cepheid_metadata import LedgerIds, ledger_records
     from cepheid_metadata.open_store import open_store
@@ -131,7 +131,7 @@ async def _ledger_client(metadata_url: str, available: Any) -> AsyncIterator[Any
     store = await open_store(metadata_url, ports)
     directory = BookieDirectory(store, ports)
     await directory.start()
-    placement = RandomPlacement(available, ports.random)
+    placement = RackAwarePlacement(available, ports.random)
     settings = LedgerSettings(add_timeout_s=WRITE_TIMEOUT_S, refusal_retry_s=WRITE_TIMEOUT_S)
     client = LedgerClient(directory, ledger_records(store), LedgerIds(store), placement, settings, ports)
     try:
