@@ -72,6 +72,8 @@ _URGENT = 1_000
 _RATE_WINDOW_S = 60.0
 _CHECK_RETURNED_AFTER_S = 5.0
 """A bookie that came back may still get what was queued for it."""
+_POLLS_UNTIL_KNOWN = 2
+"""After so many polls every process knows which bookies are draining."""
 _MAX_CHECKS = 50_000
 """Ledgers of which copies wait to be read. Those that are too many are found by samples, or when a bookie is back."""
 _MARKS_READ = 100
@@ -113,6 +115,7 @@ class _Walk:
     seen: BookiesSeen
     returned: frozenset[str]
     samples: bool
+    began: float  # loop time
     ledgers: int = 0
     unreadable: int = 0
     largest_ensemble: int = 0
@@ -178,6 +181,7 @@ class Auditor:
     def _forget(self) -> None:
         """Nothing is taken over from an earlier time as the auditor: timers of bookies above all (rule 1)."""
         self._lost_since: dict[str, float] = {}
+        self._draining_since: dict[str, float] = {}
         self._back: dict[str, float] = {}  # bookies whose copies are checked, with the time when they came back
         self._runs: dict[str, str] = {}  # of each bookie, the run in which it was registered last
         self._acted_on: frozenset[tuple[str, str]] = frozenset()  # what the last walk counted as lost, draining or emptied
@@ -313,6 +317,7 @@ class Auditor:
             if bookie not in registered:
                 self._lost_since.setdefault(bookie, now)
                 self._back.pop(bookie, None)
+        self._draining_since = {bookie: self._draining_since.get(bookie, now) for bookie in self._state.draining}
         grace_s = self._settings.grace_s
         waiting = frozenset(
             bookie for bookie, since in self._lost_since.items() if now - since < grace_s and bookie not in requested
@@ -340,11 +345,11 @@ class Auditor:
     async def _walk(self, seen: BookiesSeen, returned: frozenset[str], *, samples: bool) -> _Walk | None:
         """Look at every ledger; None: it was cut short. Raises MetadataError."""
         marked = {ledger_id async for ledger_id in list_repair_marks(self._store)}
-        walk = _Walk(seen, returned, samples)
         loop = asyncio.get_running_loop()
+        began = loop.time()
+        walk = _Walk(seen, returned, samples, began)
         log.info("audit.walk_begins", extra={"marked": len(marked), "returned": sorted(returned)})
         part: list[int] = []
-        began = loop.time()
         async with aclosing(list_ledgers(self._store)) as listed:  # type: ignore[type-var]
             async for ledger_id in listed:
                 part.append(ledger_id)
@@ -627,8 +632,12 @@ class Auditor:
                     self._lost_since.pop(bookie, None)
 
     async def _note_drained(self, walk: _Walk) -> None:
-        """Write down how far each decommissioning is."""
-        now_ms = self._ports.wall_ms()
+        """Write down how far each decommissioning is.
+
+        A bookie is empty only by a walk that began when every broker and worker knew for some time that it is draining: until then
+        one of them may give it another ledger.
+        """
+        now_ms, known_for_s = self._ports.wall_ms(), _POLLS_UNTIL_KNOWN * self._settings.poll_s
         for bookie in walk.seen.draining:
             found = await self._draining.get(bookie)
             if found is None:
@@ -637,7 +646,8 @@ class Auditor:
             record = found.record
             if record.ledgers_at_start is None:
                 record = record.replace(ledgers_at_start=ledgers)
-            is_drained = ledgers == 0 and walk.unreadable == 0  # a record that cannot be read may name it
+            is_known = walk.began - self._draining_since.get(bookie, walk.began) >= known_for_s
+            is_drained = is_known and ledgers == 0 and walk.unreadable == 0  # a record that cannot be read may name it
             record = record.replace(drained_at_ms=(record.drained_at_ms or now_ms) if is_drained else None)
             if record != found.record:
                 try:

@@ -116,6 +116,13 @@ async def decommission(store: MetadataStore, bookie: str, now_ms: int, ensemble_
             await records.create(bookie, DrainingBookie(bookie_id=bookie, since_ms=now_ms))
         except KeyExistsError:
             pass  # another operator was quicker
+        else:
+            others = set(await list_names(store, keys.DRAINING_BOOKIES_KEY))
+            if others - draining != {bookie} and len(writable - others) < needed:  # another bookie was decommissioned meanwhile
+                await records.delete(bookie, None)
+                names = ", ".join(sorted(others - {bookie}))
+                message = f"bookie {bookie} cannot be decommissioned: {names} is, and ledgers need {needed} writable bookies"
+                raise RepairRefusedError(message, bookie=bookie, needed=needed)
     return await decommission_status(store, bookie)
 
 

@@ -137,7 +137,7 @@ async def test_what_a_walk_finds_is_marked_whatever_became_of_the_mark_meanwhile
         shortage = measure(ledger, {"b": ShortReason.EMPTY_DISK}, "abcd")
         await auditor._renew(ledger, shortage)  # a worker removed the mark that the walk had seen
         assert (await world.marks())[ledger_id].bookies == {"b": ShortReason.EMPTY_DISK}
-        walk = _Walk(BookiesSeen(frozenset("abcd")), frozenset(), samples=False)
+        walk = _Walk(BookiesSeen(frozenset("abcd")), frozenset(), samples=False, began=0.0)
         walk.new.append((ledger, measure(ledger, {"c": ShortReason.LOST}, "abd")))
         await auditor._create_marks(walk)  # somebody else made one that the walk had not seen
         assert (await world.marks())[ledger_id].bookies == {"b": ShortReason.EMPTY_DISK, "c": ShortReason.LOST}
@@ -431,3 +431,23 @@ async def test_a_living_writer_is_not_fenced_because_a_bookie_lost_its_disk() ->
         world.ledgers.client.on_bookie_back("d")
         await asyncio.sleep(3 * QUICK.open_ledger_grace_s)
         assert (await world.ledgers.record(writer.ledger_id)).state is LedgerState.OPEN
+
+
+async def test_of_two_operators_who_decommission_the_last_spare_bookies_at_once_one_is_refused() -> None:
+    async with repair_world(*"abcd", settings=_IDLE) as world:
+        for name in "abcd":
+            await available_bookies(world.store).create(name, BookieRegistration(bookie_id=name, incarnation="i", addresses={}))
+        outcomes = await asyncio.gather(*(decommission(world.store, name, 0, 3) for name in "ab"), return_exceptions=True)
+        assert any(isinstance(outcome, RepairRefusedError) for outcome in outcomes)
+
+
+async def test_a_bookie_is_called_empty_only_when_every_process_knows_that_it_is_draining() -> None:
+    async with repair_world(*"abcd") as world:
+        await world.start()
+        await asyncio.sleep(3)
+        await world.drain("d")
+        await asyncio.sleep(1.5)
+        found = await draining_bookies(world.store).get("d")
+        assert found is not None
+        assert (found.record.ledgers_at_start, found.record.drained_at_ms) == (0, None)
+        await wait_until_drained(world, "d")
