@@ -305,7 +305,7 @@ class Auditor:
         now = asyncio.get_running_loop().time()
         registered = self._state.registered()
         requested = frozenset(await list_names(self._store, keys.REPAIR_REQUESTS_KEY))
-        for bookie in registered:
+        for bookie in sorted(registered):
             since = self._lost_since.pop(bookie, None)
             run = self._state.run_of(bookie)
             if since is not None or self._runs.get(bookie, run) != run:
@@ -638,7 +638,7 @@ class Auditor:
         one of them may give it another ledger.
         """
         now_ms, known_for_s = self._ports.wall_ms(), _POLLS_UNTIL_KNOWN * self._settings.poll_s
-        for bookie in walk.seen.draining:
+        for bookie in sorted(walk.seen.draining):
             found = await self._draining.get(bookie)
             if found is None:
                 continue
@@ -662,7 +662,7 @@ class Auditor:
 
         It must have been gone for the grace period: a bookie that only lost its session would come back unknown, and be used again.
         """
-        for bookie in seen.draining:
+        for bookie in sorted(seen.draining):
             found = await self._draining.get(bookie)
             if found is None:
                 continue
@@ -671,7 +671,7 @@ class Auditor:
                 unreadable = self.audit is not None and self.audit.unreadable_records
                 if not (is_marked or unreadable or self._state.off is not None):
                     self._next_walk = 0.0
-            elif bookie not in seen.registered and bookie not in seen.waiting:
+            elif bookie not in seen.registered and bookie not in seen.waiting:  # else it may only restart, and needs its cookie
                 await self._forget_bookie(bookie, found.version)
 
     async def _forget_bookie(self, bookie: str, version: int) -> None:

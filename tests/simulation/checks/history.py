@@ -42,6 +42,7 @@ class BookieFacts:
     )  # (ledger, entry) → the last admission before a fencing read's no
     admissions: int = 0
     largest_add_bytes: int = 0
+    copied_at: dict[tuple[int, int], float] = field(default_factory=dict)  # (ledger, entry) → when it last took it as a copy
     unindexed: dict[tuple[int, int], bytes] = field(default_factory=dict)  # answered OK, not yet seen in a synced index (S6)
     unrecorded_fences: dict[int, None] = field(default_factory=dict)  # … and fences
     unrecorded_lacs: dict[int, int] = field(default_factory=dict)  # … and the highest LAC of a ledger that a writer told it
@@ -105,6 +106,8 @@ class History:
         self.marked_since: dict[int, dict[str, float]] = {}  # by ledger and bookie that its mark names without a break
         self.registrations: dict[str, list[tuple[float, bool]]] = {}  # by bookie: when it came and left
         self.drained_until: dict[str, float] = {}  # by bookie: when it was last being decommissioned
+        self.cookies: dict[str, bytes] = {}  # of bookies: the committed records, also those that were deleted
+        self.on_forgotten: Callable[[str], None] = lambda bookie: None  # repair deletes the cookie of a bookie that is empty
         self.is_on_disk: Callable[[str, bytes], bool] = lambda bookie, data: False  # of a bookie that is there
         self.is_readable: Callable[[str, int, int], bool] = lambda bookie, ledger_id, entry_id: True  # nothing of it decayed
         # Topics
@@ -211,16 +214,18 @@ class History:
         return record is not None and bookie_id in write_set_of(record, entry_id)
 
     def has(self, bookie_id: str, ledger_id: int, entry_id: int) -> bool:
-        """Whether a bookie has an entry on its disks, whatever was counted as lost with a part of them.
-
-        It may have one that it never acknowledged: a sync failed, and its restart wrote the journal again.
-        """
-        facts = self.bookie(bookie_id)
-        if entry_id in facts.ok.get(ledger_id, ()) and facts.holds(ledger_id, entry_id):
+        """Whether a bookie has an entry on its disks, also when it was counted as lost with them, or nobody was told OK."""
+        if self.has_told(bookie_id, ledger_id, entry_id):
             return True
-        copies = (other.ok.get(ledger_id, {}).get(entry_id) for other in (facts, *self.bookies.values()))
-        data = next((copy for copy in copies if copy is not None), None)
+        copies = [facts.ok.get(ledger_id, {}).get(entry_id) for facts in self.bookies.values()]
+        data = next((each for each in copies if each is not None), None)
         return data is not None and self.is_on_disk(bookie_id, data)
+
+    def has_told(self, bookie_id: str, ledger_id: int, entry_id: int) -> bool:
+        """Whether a bookie has an entry on its disks for which it answered OK."""
+        facts = self.bookie(bookie_id)
+        data = facts.ok.get(ledger_id, {}).get(entry_id)
+        return data is not None and (facts.holds(ledger_id, entry_id) or self.is_on_disk(bookie_id, data))
 
     def on_registration(self, bookie_id: str, is_registered: bool) -> None:
         changes = self.registrations.setdefault(bookie_id, [])

@@ -16,6 +16,8 @@ from tests.simulation.checks.history import History, write_set_of
 
 VIEW_S = 30.0
 """How old a worker's view of the bookies may be: it was paused, its watch came late, metadata was away."""
+_ATTEMPT_S = 10.0
+"""A worker that calls an entry lost asked for it no longer ago. What was copied since, by itself too, it need not know."""
 
 
 class RepairChecks:
@@ -35,6 +37,8 @@ class RepairChecks:
             if op.key.startswith(f"{keys.DRAINING_BOOKIES_KEY}/") and not isinstance(op, Check):
                 ends_s = history.now_s if isinstance(op, Delete) else math.inf
                 history.drained_until[op.key.rpartition("/")[2]] = ends_s
+            if op.key.startswith(f"{keys.BOOKIE_COOKIES_KEY}/"):
+                self._on_cookie(op)
             if not op.key.startswith(f"{keys.REPAIR_MARKS_KEY}/"):
                 continue
             if isinstance(op, Create | Put):
@@ -49,6 +53,13 @@ class RepairChecks:
     def end(self, process: str) -> None:
         for mark in self._removed:
             self._check_removed(mark, process)
+
+    def _on_cookie(self, op: Op) -> None:
+        name = op.key.rpartition("/")[2]
+        if isinstance(op, Create | Put):
+            self._history.cookies[name] = op.value
+        elif isinstance(op, Delete):
+            self._history.on_forgotten(name)
 
     def _note(self, ledger_id: int, mark: RepairMark | None) -> None:
         history = self._history
@@ -84,14 +95,14 @@ class RepairChecks:
         history, ledger_id = self._history, after.ledger_id
         facts = history.bookie(target)
         lost_with_disk = ledger_id <= facts.forgotten_through and entry_id in facts.ok.get(ledger_id, ())
-        if history.has(target, ledger_id, entry_id) or lost_with_disk:
+        if history.has_told(target, ledger_id, entry_id) or lost_with_disk:
             history.check("R1", True, "")
             return
         mark, earlier = history.marks.get(ledger_id), self._before.get(ledger_id)
         named = write_set_of(after, entry_id)
         holding = [*write_set_of(before, entry_id), *(() if earlier is None else earlier.former)]
         remembered = [*named, *(() if mark is None else mark.former)]
-        forgotten = [each for each in holding if history.has(each, ledger_id, entry_id) and each not in remembered]
+        forgotten = [each for each in holding if history.has_told(each, ledger_id, entry_id) and each not in remembered]
         told = mark is not None and any(run.first <= entry_id <= run.last for run in mark.lost)
         history.check(
             "R1",
@@ -102,7 +113,11 @@ class RepairChecks:
             ),
         )
         given_up = [
-            each for each in named if history.has(each, ledger_id, entry_id) and history.is_readable(each, ledger_id, entry_id)
+            each
+            for each in named
+            if history.has_told(each, ledger_id, entry_id)
+            and history.is_readable(each, ledger_id, entry_id)
+            and history.now_s - history.bookie(each).copied_at.get((ledger_id, entry_id), -VIEW_S) > _ATTEMPT_S
         ]
         history.check(
             "R1",

@@ -173,6 +173,7 @@ class BookieProbe:
             known = ok.setdefault(entry_id, entry)
             history.check("L7", known == entry, lambda n=name: f"{self._id} holds two different entries {_at(n)}")
             if request.recovery:
+                facts.copied_at[name] = history.now_s
                 continue  # passes fences, and tells no producer anything
             forgotten = ledger_id <= facts.forgotten_through
             history.check(

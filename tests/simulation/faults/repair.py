@@ -54,7 +54,7 @@ class RepairFaults:
         bookie = self._some_that_may_be_lost()
         if bookie is not None and self._world.plan.deals("disks lost, to be filled again"):
             bookie.lose_disk()
-            self._repairs.losses += 1
+            self._repairs.count_loss()
 
     def _decommission(self) -> None:
         """Until it is empty; then its operator throws it away, or thinks better of it."""

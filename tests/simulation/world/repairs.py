@@ -19,12 +19,14 @@ from tests.simulation.world.sim_repairer import RECOVERY_SETTINGS, SimRepairer
 if TYPE_CHECKING:
     from tests.simulation.world.world import World
 
-SHARE = 0.12
+SHARE = 0.1
 """Of worlds have repair."""
 SPARES = 3
+_SETTLED_S = 3.0
+"""After a loss, until the session of the bookie has ended and writers have heard of it."""
 _IDS_TAKEN = 100
 """Ledger ids that may have been taken, in blocks, and not been used, when a disk was lost: it takes no adds of these either."""
-_LONGEST_S = 60.0
+_LONGEST_S = 35.0
 """After which a world does not wait for more losses."""
 
 
@@ -36,6 +38,7 @@ class Repairs:
         self.gone: dict[str, SimBookie] = {}
         self.reserved = 0  # disks that other faults may lose
         self.losses = 0
+        self.last_loss_s = -_SETTLED_S
         self._wanted = rng.choice((1, 2, 3))
         settings = RECOVERY_SETTINGS.model_copy(
             update={"grace_s": rng.choice((3.0, 5.0)), "open_ledger_grace_s": rng.choice((1.0, 3.0))}
@@ -49,6 +52,7 @@ class Repairs:
         return f"<Repairs by {list(self.repairers)}, gone: {list(self.gone)}>"
 
     def start(self) -> None:
+        self._world.history.on_forgotten = lambda name: self._world.later(0.0, lambda: self._on_forgotten(name))
         for repairer in self.repairers.values():
             repairer.start()
 
@@ -66,6 +70,8 @@ class Repairs:
     def may_lose(self, victim: SimBookie) -> bool:
         """Whether every entry keeps a copy, and every open ledger enough bookies to be recovered."""
         history = self._world.history
+        if history.now_s - self.last_loss_s < _SETTLED_S:
+            return False
         if len(self._world.bookies) <= self._largest_ensemble() or any(mark.lost for mark in history.marks.values()):
             return False
         records = [*history.ledgers.values(), *(history.deleted[each] for each in history.restorable if each in history.deleted)]
@@ -74,8 +80,8 @@ class Repairs:
     def _survives(self, record: LedgerMetadata, victim: str) -> bool:
         """A writer may choose any bookie for an open fragment, also one that takes none of its adds since it lost its disk."""
         for fragment in needed(record):
-            if victim in fragment.ensemble:
-                finished = is_finished(record, fragment)
+            finished = is_finished(record, fragment)
+            if victim in fragment.ensemble or not finished:
                 others = fragment.ensemble if finished else [*self._world.bookies, *fragment.ensemble]
                 bad = [each for each in dict.fromkeys(others) if each != victim and self._is_bad(record, each, finished=finished)]
                 if len(bad) + 1 + self.reserved >= record.ack_quorum:
@@ -102,7 +108,22 @@ class Repairs:
         if bookie.node.alive:
             bookie.crash(power=True)
         world.history.bookie(bookie.id).lose_disks(max(world.history.creators, default=-1))
+        self.count_loss()
+
+    def count_loss(self) -> None:
         self.losses += 1
+        self.last_loss_s = self._world.history.now_s
+
+    def _on_forgotten(self, name: str) -> None:
+        """A bookie was drained and away for long: it may be thrown away, unless it got new ledgers meanwhile."""
+        world, bookie = self._world, self._world.bookies.get(name)
+        if bookie is None:
+            return
+        if self.may_lose(bookie):
+            self.lose_for_good(bookie)
+        else:
+            world.history.note(f"{name} gets its cookie back")
+            world.start_outside(self.store.create(keys.bookie_cookie_key(name), world.history.cookies[name]), "restore a cookie")
 
     def left(self) -> list[str]:
         """Ledgers that are not whole (V5)."""

@@ -29,7 +29,7 @@ RECOVERY_SETTINGS = RecoverySettings(
     open_ledger_grace_s=3.0,
     walk_interval_s=15.0,
     checks_per_s=100.0,
-    poll_s=0.5,
+    poll_s=0.8,
     ledgers_at_once=4,
     retry_s=0.5,
 )
