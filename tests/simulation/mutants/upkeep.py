@@ -225,7 +225,7 @@ def _later(op: Op) -> Op:
     return Put(op.key, op.value, op.expected_version + 1) if isinstance(op, Put) else op
 
 
-@mutant("O3", "V9")  # V9: nobody may serve what a session that is over still owns
+@mutant("O3", "V9", "V5")  # V9, V5: what a session that is over still owns is served and repaired by nobody
 @contextlib.contextmanager
 def leave_what_a_session_made() -> Iterator[None]:
     """Its end is noted, and its ephemeral keys stay."""
