@@ -42,7 +42,9 @@ def server() -> Iterator[ProcessCluster]:
         AdminClient(cluster.admin_url).put("/admin/v2/persistent/public/default/parts/partitions", 2)
         with client_of(cluster.service_url) as client:
             for topic, keys in (("orders", 4), ("parts", 40)):
-                producer = client.create_producer(topic, batching_enabled=True, batching_max_messages=50)
+                producer = client.create_producer(
+                    topic, batching_enabled=True, batching_max_messages=50, batching_max_publish_delay_ms=10_000
+                )
                 for number in range(COUNT):
                     producer.send_async(b"order %d" % number, lambda *_: None, partition_key=f"k{number % keys}")
                 producer.flush()
