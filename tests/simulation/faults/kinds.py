@@ -126,10 +126,7 @@ MODEL: tuple[tuple[str, tuple[tuple[str, tuple[str, ...]], ...]], ...] = (
     (
         "repair: bookies that are gone for good, disks that are filled again, decommissions, orders of operators",
         (
-            (
-                "faults/repair.py",
-                ("bookie lost for good", "disks lost, to be filled again", "bookie decommissioned", "drained bookie thrown away"),
-            ),
+            ("faults/repair.py", ("bookie lost for good", "disks lost, to be filled again", "bookie decommissioned")),
             ("faults/repair.py", ("repair switched off", "recovery of a bookie requested")),
         ),
     ),

@@ -32,11 +32,11 @@ class RepairFaults:
             self._lose_bookie: 12.0,
             self._lose_disk: 4.0,
             self._decommission: 2.5,
-            self._switch_off: 1.0,
+            self._switch_off: 1.5,
             self._request: 3.0,
-            self._crash: 1.5,
+            self._crash: 2.0,
             self._pause: 2.0,
-            self._expire_session: 1.0,
+            self._expire_session: 2.5,
             self._cut: 1.5,
             self._lag: 1.0,
         }
@@ -80,7 +80,7 @@ class RepairFaults:
             if found.record.drained_at_ms is None:
                 world.later(0.2, look)
             elif throws_away and bookie.id in world.bookies and repairs.may_lose(bookie):
-                world.plan.saw("drained bookie thrown away")
+                world.plan.saw("bookie lost for good")
                 repairs.lose_for_good(bookie)
             else:
                 await repairs.cancel(bookie.id)
