@@ -249,7 +249,7 @@ class LedgerClient:
         return await copy_entries(task, *shared, turn=turn)
 
     async def runs_not_stored(self, ledger: LedgerMetadata, position: int, bookie: str, first: int, last: int) -> list[Run]:
-        """Return the entries of `first..last` that belong to `position` and of which `bookie` has no valid copy.
+        """Return the entries of `first..last` that this bookie should hold as `position` of the ensemble, and has no valid copy of.
 
         Raises CopyFailedError when it does not answer.
         """

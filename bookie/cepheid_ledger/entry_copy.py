@@ -71,7 +71,7 @@ class CopyTask:
 
 @dataclass(slots=True)
 class CopyReport:
-    """What was copied, summed over all targets, and the entries of which no valid copy was found."""
+    """The result of a copy: sums over all targets, and the entries for which no valid copy was found."""
 
     entries: int = 0
     size_bytes: int = 0

@@ -216,7 +216,7 @@ class ReplicationWorker:
         return sorted(due, key=lambda ledger_id: ledger_id not in urgent)[: _length_of_list(len(due))]
 
     async def _lock(self, ledger_ids: Sequence[int]) -> list[int]:
-        """Return those that nobody else is repairing."""
+        """Lock these ledgers; return those that no other worker is repairing."""
         if not ledger_ids:
             return []
         try:
