@@ -74,7 +74,7 @@ ALONE: Mapping[str, tuple[str, int | str]] = {
     "H2": ("append again what recovery found", 0),
     "H3": ("name what was pushed when saving sequence ids", "30"),
     "H4": ("answer the last of a group first", 0),
-    "H5": ("acknowledge cumulatively on shared subscriptions", 20),
+    "H5": ("acknowledge cumulatively on shared subscriptions", 87),
     "H6": ("acknowledge cumulatively on shared subscriptions", 3),
     "H7": ("say saved before it is", 4),
     "H8": ("take over without going back", 7),
