@@ -1,6 +1,6 @@
 """Background adds that wait for their turn: the driver of `BackgroundPace`.
 
-    add ──► queue ──► slices of SLICE_BYTES ──(room, ledger loaded, pace)──► Admission._admit ──► journal ──► answers of ranges
+    add ──► queue ──► slices ──(room, ledger loaded, pace)──► Admission._admit ──► journal ──► answers of ranges
               └─ full: the request's bytes are dropped, its refusal waits in its place
 
 Rule 1: requests are admitted, and refused, in the order in which they came. So the answers of a ledger keep the order of its
@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable
 
 from cepheid_bookie.add_answers import OnAnswers
-from cepheid_bookie.background_pace import SLICE_BYTES, BackgroundPace
+from cepheid_bookie.background_pace import BackgroundPace
 from cepheid_bookie.ledger_table import LedgerState, LedgerTable
 from cepheid_bookie.settings import StorageSettings
 from cepheid_bookie.write_cache import cached_size
@@ -97,6 +97,7 @@ class BackgroundAdds:
             self.refuse_waiting(Status.OVERLOADED)
             return
         delay_s: float | None = 0.0
+        slice_bytes = self._pace.slice_bytes(now)
         while self._waiting:
             held = self._waiting[0]
             if held.request is None:
@@ -105,10 +106,10 @@ class BackgroundAdds:
             if not self._has_room() or self._loads(held.ledger_id):
                 delay_s = None
             else:
-                delay_s = self._pace.delay_s(now, min(SLICE_BYTES, held.request.group.size_bytes))
+                delay_s = self._pace.delay_s(now, min(slice_bytes, held.request.group.size_bytes))
             if delay_s != 0.0:
                 break
-            self._admit_slice(held, held.request)
+            self._admit_slice(held, held.request, slice_bytes)
         if self._waiting:
             deadline = self._waiting[0].deadline
             self._timer = self._loop.call_at(deadline if delay_s is None else min(deadline, now + delay_s), self._on_timer)
@@ -126,8 +127,8 @@ class BackgroundAdds:
         self.waiting_bytes -= held.size_bytes
         self._refuse(held.on_answers, held.ledger_id, held.first_entry_id, held.last_entry_id, status)
 
-    def _admit_slice(self, held: _Held, request: AddRequest) -> None:
-        part = _next_slice(request.group, held.first_entry_id)
+    def _admit_slice(self, held: _Held, request: AddRequest, slice_bytes: int) -> None:
+        part = _next_slice(request.group, held.first_entry_id, slice_bytes)
         if part.last_entry_id == held.last_entry_id:
             self._waiting.popleft()
             self.waiting_bytes -= held.size_bytes
@@ -159,9 +160,9 @@ class BackgroundAdds:
         self.pump()
 
 
-def _next_slice(group: EntryGroup, first_entry_id: int) -> EntryGroup:
-    """Return the entries from `first_entry_id` on that fit in SLICE_BYTES; at least one."""
+def _next_slice(group: EntryGroup, first_entry_id: int, slice_bytes: int) -> EntryGroup:
+    """Return the entries from `first_entry_id` on that fit in that many bytes; at least one."""
     index = first_entry_id - group.first_entry_id
     start = group.ends[index - 1] if index else 0
-    end = max(index + 1, bisect_right(group.ends, start + SLICE_BYTES))
+    end = max(index + 1, bisect_right(group.ends, start + slice_bytes))
     return group.slice(first_entry_id, group.first_entry_id + end - 1)

@@ -17,7 +17,10 @@ Rule 3: the rate is raised only after a window that used it: an unused rate says
 from __future__ import annotations
 
 SLICE_BYTES = 128 << 10
-"""Most bytes of one background add: larger groups are cut, so that one of them delays a foreground sync by little."""
+"""Most bytes of one background add while there are foreground adds: one slice delays a foreground sync by little."""
+
+FREE_SLICE_BYTES = 1 << 20
+"""The same while there are none. Each slice costs about as much CPU time as its bytes do, so they are not cut then."""
 
 PACED_BYTES = 2 * SLICE_BYTES
 """Most bytes of background adds in the journal while there are foreground adds and the rate is above the floor."""
@@ -61,6 +64,10 @@ class BackgroundPace:
     def rate_bytes_s(self, now: float) -> float | None:
         """Return the rate that holds now; None while background adds are free."""
         return self._rate if self._is_paced(now) else None
+
+    def slice_bytes(self, now: float) -> int:
+        """Return the most bytes that one background add may have now; larger ones are cut."""
+        return SLICE_BYTES if self._is_paced(now) else FREE_SLICE_BYTES
 
     def delay_s(self, now: float, size_bytes: int) -> float | None:
         """Return how long an add of this size has to wait; None: until the journal has synced a batch.

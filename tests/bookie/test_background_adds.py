@@ -109,17 +109,17 @@ async def test_a_large_group_is_cut_answered_in_order_and_stored_whole() -> None
     async with machine.bookie() as bookie:
         await added(bookie, group_of(7, 0))
         await bookie.read_lac(LacRequest(7, KEY, fence=True))
-        groups = [group_of(7, 1, 300, size=KiB), group_of(7, 301, 2, size=200 * KiB)]
+        groups = [group_of(7, 1, 2500, size=KiB), group_of(7, 2501, 2, size=1200 * KiB)]
         answers = await add_requests(bookie, background(*groups))
         reached = 0
         for answer in answers:
             assert (answer.first_entry_id, answer.status) == (reached + 1, Status.OK)
             reached = answer.last_entry_id
-        assert reached == 302
+        assert reached == 2502
         figures = bookie.statistics()
-        assert figures.groups_added == 1 + 3 + 2, "300 KiB are three slices; an entry larger than a slice is one"
+        assert figures.groups_added == 1 + 3 + 2, "2,500 KiB are three slices; an entry larger than a slice is one"
         assert figures.background_bytes_added == figures.bytes_added - len(group_of(7, 0).data)
-        entries, missing = await read_all(bookie, 7, 1, 302)
+        entries, missing = await read_all(bookie, 7, 1, 2502)
         assert (entries, missing) == (entries_of(groups), {})
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cepheid_bookie.background_pace import FREE_BYTES, IDLE_S, PACED_BYTES, SLICE_BYTES, BackgroundPace
+from cepheid_bookie.background_pace import FREE_BYTES, FREE_SLICE_BYTES, IDLE_S, PACED_BYTES, SLICE_BYTES, BackgroundPace
 
 MiB = 1 << 20
 FLOOR = 2 * MiB
@@ -75,6 +75,15 @@ def test_without_foreground_adds_only_the_bytes_in_the_journal_are_bounded() -> 
     pace.on_batch(1.1, None, FREE_BYTES, synced=True)
     assert pace.delay_s(1.1, 2 * FREE_BYTES) == 0  # one add is always possible
     assert pace.rate_bytes_s(1.1) is None
+
+
+def test_adds_are_cut_smaller_while_there_are_foreground_adds() -> None:
+    pace = BackgroundPace(FLOOR)
+    assert pace.slice_bytes(1.0) == FREE_SLICE_BYTES
+    pace.on_foreground_admitted(1.0)
+    assert pace.slice_bytes(1.0) == SLICE_BYTES
+    pace.on_batch(1.1, 1.0, 0, synced=True)
+    assert (pace.slice_bytes(1.1), pace.slice_bytes(1.1 + IDLE_S)) == (SLICE_BYTES, FREE_SLICE_BYTES)
 
 
 def test_the_first_background_adds_wait_until_the_baseline_is_known() -> None:
