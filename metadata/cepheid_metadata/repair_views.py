@@ -1,6 +1,7 @@
 """Automatic repair for people and tools: what is short, and what operators can ask for. All of it is metadata.
 
-status   {"off": the switch or null, "auditor": name or null, "audit": the audit record or null, "draining": [records]}
+status   {"off": the switch or null, "auditor": name or null, "audit": the audit record or null, "draining": [records],
+          "draining_unreadable": [names of bookies whose draining records this release cannot read]}
 short    {"ledgers": [marks], "next"}
 """
 
@@ -13,7 +14,7 @@ from typing import Any, ClassVar
 
 from cepheid_metadata import keys
 from cepheid_metadata.errors import BadVersionError, KeyExistsError, NoSuchKeyError
-from cepheid_metadata.listing import list_names, list_repair_marks
+from cepheid_metadata.listing import list_names, list_records, list_repair_marks
 from cepheid_metadata.repair_records import DrainingBookie, RepairMark, RepairRequest, RepairSwitch, ShortReason
 from cepheid_metadata.repositories import (
     audit_record,
@@ -49,14 +50,15 @@ async def repair_status(store: MetadataStore) -> View:
     switch, auditor, audit = await asyncio.gather(
         repair_switch(store).get(None), auditor_record(store).get(None), audit_record(store).get(None)
     )
-    names = await list_names(store, keys.DRAINING_BOOKIES_KEY)
-    found = await asyncio.gather(*map(draining_bookies(store).get, names))
-    draining = [one.record.model_dump(mode="json") for one in found if one is not None]
+    hint = "cepheid bookies decommission ID --cancel removes the record, cepheid bookies decommission ID begins again"
+    found, unreadable = await list_records(store, keys.DRAINING_BOOKIES_KEY, draining_bookies(store), hint)
+    draining = [record.model_dump(mode="json") for record in found.values()]
     return {
         "off": None if switch is None else switch.record.model_dump(mode="json"),
         "auditor": None if auditor is None else auditor.record.name,
         "audit": None if audit is None else audit.record.model_dump(mode="json", exclude={"urgent"}),
         "draining": draining,
+        "draining_unreadable": unreadable,
     }
 
 

@@ -21,7 +21,14 @@ from cepheid_metadata import (
     readonly_bookies,
     repair_marks,
 )
-from cepheid_metadata.repair_views import RepairRefusedError, decommission, decommission_status, mark_damaged
+from cepheid_metadata.repair_views import (
+    RepairRefusedError,
+    cancel_decommission,
+    decommission,
+    decommission_status,
+    mark_damaged,
+    repair_status,
+)
 from cepheid_recovery import BookiesSeen
 from cepheid_recovery.auditor import _mark_of, _Walk
 from cepheid_recovery.replication_worker import _not_in
@@ -385,6 +392,16 @@ async def test_workers_beside_the_auditor_move_copies_of_a_draining_bookie_and_o
         await asyncio.sleep(20)
         assert "b" not in (await world.ledgers.record(ledger_id)).fragments[0].ensemble
         assert worker.statistics.ledgers == 1
+
+
+async def test_a_damaged_record_of_a_draining_bookie_hides_nothing_and_can_be_removed() -> None:
+    async with repair_world(*"abcd", settings=_IDLE) as world:
+        await world.store.create("/repair/draining/a", b"garbage")
+        await world.drain("b")
+        status = await repair_status(world.store)
+        assert ([one["bookie_id"] for one in status["draining"]], status["draining_unreadable"]) == (["b"], ["a"])
+        await cancel_decommission(world.store, "a")
+        assert (await repair_status(world.store))["draining_unreadable"] == []
 
 
 async def test_bookies_that_take_no_copies_do_not_count_when_one_is_decommissioned() -> None:
