@@ -375,6 +375,21 @@ async def test_a_new_auditor_repeats_the_checks_that_the_first_one_did_not_get_t
         assert await world.is_whole(ledger_id)
 
 
+async def test_a_check_that_found_no_answer_is_repeated_after_the_next_walk() -> None:
+    without_samples = QUICK.model_copy(update={"walk_interval_s": 5.0, "walk_ledgers_per_s": 10**9})
+    async with repair_world("a", "b", "c", settings=without_samples) as world:
+        ledger_id = await world.closed_ledger("abc")
+        await world.start()
+        await asyncio.sleep(3)
+        del world.ledgers.cluster["b"].entries[ledger_id][9]
+        world.ledgers.cluster["b"].mute = True  # runs anew, and does not answer reads for a while
+        world.bookies.processes["b"] = "second process"
+        await asyncio.sleep(60)
+        world.ledgers.cluster["b"].mute = False
+        await asyncio.sleep(20)
+        assert await world.is_whole(ledger_id)
+
+
 async def test_workers_beside_the_auditor_move_copies_of_a_draining_bookie_and_obey_the_switch() -> None:
     async with repair_world(*"abcd") as world:
         await world.start("auditor")
