@@ -155,6 +155,7 @@ class Auditor:
         self._audits = audit_record(store)
         self._tasks = TaskOwner(f"auditor {name}")
         self._due = asyncio.Event()
+        self._has_checks = asyncio.Event()
         self._deposed = asyncio.Event()
         self._unsubscribe = store.subscribe(self._on_session)
         self._candidacy: AuditorRecord | None = None  # what it wrote, or may have written, to be elected
@@ -194,7 +195,6 @@ class Auditor:
         # Ledgers of which copies are to be read. The newest come first: they were open most recently.
         self._checks: deque[tuple[int, list[_CopyToRead]]] = deque(maxlen=_MAX_CHECKS)
         self._failed_checks: deque[tuple[int, list[_CopyToRead]]] = deque(maxlen=_MAX_CHECKS)  # read again after the next walk
-        self._has_checks = asyncio.Event()
         self._closed: set[int] = set()  # ledgers that the last walk found closed: their last entries are read, or were
         self._was_off = False
         self._read_again = -1  # of the marks that are read in turn, the last one

@@ -358,19 +358,23 @@ async def test_one_record_of_repair_that_cannot_be_read_does_not_stop_it(broken:
         assert await world.is_whole(second)
 
 
-async def test_a_new_auditor_repeats_the_checks_that_the_first_one_did_not_get_to() -> None:
+@pytest.mark.parametrize("stood_by", [False, True], ids=["is started", "stood by"])
+async def test_a_new_auditor_repeats_the_checks_that_the_first_one_did_not_get_to(stood_by: bool) -> None:
     slow = QUICK.model_copy(update={"checks_per_s": 0.01})
     async with repair_world("a", "b", "c", settings=slow) as world:
         ledger_id = await world.closed_ledger("abc")
         first = await world.start()
+        world.settings = QUICK
+        if stood_by:
+            await world.start("r2")
         await asyncio.sleep(3)
         del world.ledgers.cluster["b"].entries[ledger_id][9]
         world.bookies.processes["b"] = "second process"
         await asyncio.sleep(20)
         await first.aclose()
         await first.auditor._store.aclose()
-        world.settings = QUICK
-        await world.start("r2")
+        if not stood_by:
+            await world.start("r2")
         await asyncio.sleep(30)
         assert await world.is_whole(ledger_id)
 
