@@ -26,6 +26,7 @@ from typing import TypeAlias
 from cepheid_bookie.block_index import BlockIndex, BlockRef
 from cepheid_bookie.entry_log import EntryLogReader
 from cepheid_bookie.errors import BlockCorruptError
+from cepheid_bookie.watched_worker import ReadWork
 from cepheid_bookie.write_cache import WriteCache
 from cepheid_ports import Worker
 from cepheid_rpc import (
@@ -191,7 +192,7 @@ class EntryReader:
         if self._stopped:
             return None
         try:
-            run = await self._worker.run(lambda: find_run(self._index, ledger_id, position, last, max_bytes))
+            run = await self._worker.run(ReadWork(lambda: find_run(self._index, ledger_id, position, last, max_bytes)))
         except Exception:  # the index raises what its database raises: the read that follows says so
             return None
         if run is not None:
@@ -260,7 +261,7 @@ class EntryReader:
             return None if given_up else self._read_gaps(ledger_id, gaps, max_bytes)
 
         try:
-            chunks = await self._worker.run(work)
+            chunks = await self._worker.run(ReadWork(work))
             assert chunks is not None
         except asyncio.CancelledError:
             given_up = True  # before its turn came: a slow disk must not read for those who have timed out and asked again

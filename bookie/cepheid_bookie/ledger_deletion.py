@@ -68,6 +68,8 @@ class LedgerDeletion:
         try:
             for ledger_id in ledger_ids:
                 state = await self._load(ledger_id)
+                if state is None:
+                    continue
                 self._ledgers.delete(state, now_ms)
                 self._cache.drop(ledger_id)
                 states.append(state)
@@ -83,10 +85,8 @@ class LedgerDeletion:
 
     async def look(self, ledger_id: int) -> HeldCopy | None:
         """Return the ledger's copy as it is now, or None if there are no entries of it here. Raises what loading raises."""
-        if not self._ledgers.is_known(ledger_id):
-            return None
         state = await self._load(ledger_id)
-        return None if state.deleted or state.last_entry_id < 0 else HeldCopy(state, state.adds)
+        return None if state is None or state.deleted or state.last_entry_id < 0 else HeldCopy(state, state.adds)
 
     async def drop(self, copy: HeldCopy) -> bool:
         """Remove the ledger's entries and keep its record, fenced. Return False if an add may have been admitted since the look.
@@ -121,8 +121,11 @@ class LedgerDeletion:
             self._ledgers.forget(ledger_id)
         return len(old)
 
-    async def _load(self, ledger_id: int) -> LedgerState:
+    async def _load(self, ledger_id: int) -> LedgerState | None:
+        """None: nothing of it was ever here."""
         while (state := self._ledgers.get(ledger_id)) is None:
+            if not self._ledgers.may_know(ledger_id):
+                return None
             await asyncio.shield(self._ledgers.load(ledger_id))  # others wait for it too
         return state
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from cepheid_bookie.ledger_access import LedgerAccess
     from cepheid_bookie.ledger_deletion import LedgerDeletion
     from cepheid_bookie.ledger_table import LedgerTable
+    from cepheid_bookie.opening import Workers
     from cepheid_bookie.run_sender import RunSender
     from cepheid_bookie.scans import Scans
     from cepheid_bookie.write_cache import WriteCache
@@ -66,6 +67,7 @@ class BookieStatistics:
     read_unreadable_blocks: int
     reads_refused: int
     open_reads: int
+    adds_waited_behind_reads_s: float
     scan_requests: int
     scan_cache_chunks: int
     scan_disk_chunks: int
@@ -109,6 +111,7 @@ def take_statistics(
     lac_waits: LacWaits,
     deletion: LedgerDeletion,
     space: DiskSpace,
+    workers: Workers,
 ) -> BookieStatistics:
     """Reads every counter where it lives."""
     adds = admission.counters
@@ -149,6 +152,7 @@ def take_statistics(
         read_unreadable_blocks=reads.unreadable_blocks + scans.reads.unreadable_blocks + runs.unreadable_runs,
         reads_refused=reads.refused,
         open_reads=open_reads,
+        adds_waited_behind_reads_s=workers.waited_behind_reads_s,
         scan_requests=scans.counters.requests,
         scan_cache_chunks=scans.reads.cache_chunks,
         scan_disk_chunks=scans.reads.disk_chunks,
