@@ -119,7 +119,14 @@ class Bookie:
         self._ledgers = ledgers
         self._logs = logs
         self._log_reader = EntryLogReader(directories.data, open_logs=settings.open_logs)
-        self._reader = EntryReader(cache, directories.index, self._log_reader, workers.read, reading_bytes=settings.reading_bytes)
+        self._reader = EntryReader(
+            cache,
+            directories.index,
+            self._log_reader,
+            workers.read,
+            reading_bytes=settings.reading_bytes,
+            read_ahead_bytes=settings.read_ahead_bytes,
+        )
         self._scans = Scans(
             EntryReader(
                 cache,
@@ -171,7 +178,9 @@ class Bookie:
         )
         self._lac_waits = LacWaits(settings.lac_waits, ledgers.is_settled)
         self._access = LedgerAccess(ledgers, self._journal, lambda: self.state is BookieState.SERVING, self._lac_waits.wake)
-        self._deletion = LedgerDeletion(ledgers, cache, directories.index, directories.data, logs, self._log_reader, workers.flush)
+        self._deletion = LedgerDeletion(
+            ledgers, cache, directories.index, directories.data, logs, self._log_reader, workers.flush, self._reader.forget
+        )
         ledgers.start()
         self._space.look_now()
 
@@ -302,7 +311,12 @@ class Bookie:
         self._open_reads += 1
         try:
             chunks = self._reader.read(
-                request.ledger_id, request.first_entry_id, request.last_entry_id, request.max_bytes, urgent=request.fence
+                request.ledger_id,
+                request.first_entry_id,
+                request.last_entry_id,
+                request.max_bytes,
+                urgent=request.fence,
+                deadline=None if request.fence else self._loop.time() + self.settings.read_wait_s,
             )
             async with aclosing(chunks):
                 async for chunk in chunks:

@@ -65,7 +65,10 @@ class BookieStatistics:
     read_disk_blocks: int
     read_disk_bytes: int
     read_unreadable_blocks: int
+    read_cached_blocks: int
+    read_blocks_ahead: int
     reads_refused: int
+    reads_expired: int
     open_reads: int
     adds_waited_behind_reads_s: float
     scan_requests: int
@@ -150,7 +153,10 @@ def take_statistics(
         read_disk_blocks=reads.disk_blocks,
         read_disk_bytes=reads.disk_bytes,
         read_unreadable_blocks=reads.unreadable_blocks + scans.reads.unreadable_blocks + runs.unreadable_runs,
+        read_cached_blocks=reads.cached_blocks,
+        read_blocks_ahead=reads.blocks_ahead,
         reads_refused=reads.refused,
+        reads_expired=reads.expired,
         open_reads=open_reads,
         adds_waited_behind_reads_s=workers.waited_behind_reads_s,
         scan_requests=scans.counters.requests,
