@@ -579,6 +579,31 @@ def cut_group(group: EntryGroup, first: int, last: int, max_bytes: int) -> Entry
     return group.slice(first, min(last, group.first_entry_id + reached, group.last_entry_id))
 
 
+def split_answer(answer: ReadAnswer, piece_bytes: int) -> Iterator[ReadAnswer]:
+    """Yield the answer as consecutive answers of about `piece_bytes` each, soft by one entry."""
+    groups: list[EntryGroup] = []
+    missing = deque(answer.missing)
+    left = piece_bytes
+    for whole in answer.groups:
+        group = whole
+        while True:
+            part = cut_group(group, group.first_entry_id, group.last_entry_id, left)
+            groups.append(part)
+            left -= len(part.data)
+            if left > 0 or (part.last_entry_id == group.last_entry_id and whole is answer.groups[-1]):
+                break  # what is missing behind the last group goes with it
+            next_entry_id = part.last_entry_id + 1
+            told: list[MissingEntries] = []
+            while missing and missing[0].first_entry_id < next_entry_id:
+                told.append(missing.popleft())
+            yield ReadAnswer(tuple(groups), tuple(told), next_entry_id)
+            groups, left = [], piece_bytes
+            if part.last_entry_id == group.last_entry_id:
+                break
+            group = group.slice(next_entry_id, group.last_entry_id)
+    yield ReadAnswer(tuple(groups), tuple(missing), answer.next_entry_id, answer.retry_after_ms)
+
+
 def refuse_range(request: ReadRequest, status: Status, *, retry_after_ms: int = 0) -> ReadAnswer:
     """A request-wide refusal: one chunk whose `missing` covers the whole range."""
     first, last = request.first_entry_id, max(request.first_entry_id, request.last_entry_id)
