@@ -60,6 +60,12 @@ class BlockIndex(Protocol):
     def records(self) -> Iterator[tuple[int, LedgerRecord]]:
         """Every ledger record, by id."""
 
+    def ledger_ids(self, above: int, limit: int) -> list[tuple[int, bool]]:
+        """The first `limit` ledgers with a record whose id is above `above`, by id; each with whether it is deleted."""
+
+    def largest_ledger_id(self) -> int | None:
+        """The largest id of a ledger with a record; None if there is none."""
+
     def blocks(self) -> Iterator[BlockRef]:
         """Every block."""
 

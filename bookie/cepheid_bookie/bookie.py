@@ -35,6 +35,7 @@ from cepheid_bookie.journal_writer import JournalSpaceError, JournalWriter
 from cepheid_bookie.lac_waits import LacWaits
 from cepheid_bookie.ledger_access import LedgerAccess
 from cepheid_bookie.ledger_deletion import HeldCopy, LedgerDeletion
+from cepheid_bookie.ledger_table import LISTED_AT_START
 from cepheid_bookie.limbo import Limbo
 from cepheid_bookie.local_connection import LocalConnection
 from cepheid_bookie.opening import Directories, IdentityRecords, Storage, new_nonce, open_storage
@@ -82,16 +83,20 @@ class Bookie:
         journal_disk: Disk | None = None,
         cookies: IdentityRecords | None = None,
         accept_empty_disk: bool = False,
+        listed_at_start: int = LISTED_AT_START,
     ) -> Bookie:
         """Locks the directories, checks whose they are, replays the journal; returns ready to serve.
 
         `accept_empty_disk` is an operator's word that the disks of this id are lost for good: it starts on empty ones, in limbo
         for every ledger that may have been there (`limbo.py`). It changes nothing for a bookie that is new, or whole.
+        `listed_at_start`: ledgers that are listed before it serves; the rest is found meanwhile (`ledger_table.py`).
         The bookie owns `index` from now on and closes it, also when this raises: DirectoryInUseError, CookieError,
         FormatVersionError, JournalCorruptError, JournalMissingError, MarkCorruptError.
         """
         directories = Directories(disk, journal_disk or disk, index)
-        storage = await open_storage(identity, settings, directories, cookies, ports, accept_empty_disk=accept_empty_disk)
+        storage = await open_storage(
+            identity, settings, directories, cookies, ports, accept_empty_disk=accept_empty_disk, listed_at_start=listed_at_start
+        )
         return cls(settings, ports, storage)
 
     def __init__(self, settings: StorageSettings, ports: Ports, storage: Storage) -> None:
@@ -114,7 +119,14 @@ class Bookie:
         self._ledgers = ledgers
         self._logs = logs
         self._log_reader = EntryLogReader(directories.data, open_logs=settings.open_logs)
-        self._reader = EntryReader(cache, directories.index, self._log_reader, workers.read, reading_bytes=settings.reading_bytes)
+        self._reader = EntryReader(
+            cache,
+            directories.index,
+            self._log_reader,
+            workers.read,
+            reading_bytes=settings.reading_bytes,
+            read_ahead_bytes=settings.read_ahead_bytes,
+        )
         self._scans = Scans(
             EntryReader(
                 cache,
@@ -140,7 +152,7 @@ class Bookie:
         self._journal = Journal(
             writer, workers.journal, start, self._on_batch, self._pace, batch_bytes=settings.journal_batch_bytes
         )
-        self._space = DiskSpace(directories.journal, directories.data, workers.read, settings, self._on_space)
+        self._space = DiskSpace(directories.journal, directories.data, workers.look, settings, self._on_space)
         self._checkpointer = Checkpointer(
             FlushStore(logs, directories.index, mark, directories.journal),
             workers.flush,
@@ -166,7 +178,9 @@ class Bookie:
         )
         self._lac_waits = LacWaits(settings.lac_waits, ledgers.is_settled)
         self._access = LedgerAccess(ledgers, self._journal, lambda: self.state is BookieState.SERVING, self._lac_waits.wake)
-        self._deletion = LedgerDeletion(ledgers, cache, directories.index, directories.data, logs, self._log_reader, workers.flush)
+        self._deletion = LedgerDeletion(
+            ledgers, cache, directories.index, directories.data, logs, self._log_reader, workers.flush, self._reader.forget
+        )
         ledgers.start()
         self._space.look_now()
 
@@ -297,7 +311,12 @@ class Bookie:
         self._open_reads += 1
         try:
             chunks = self._reader.read(
-                request.ledger_id, request.first_entry_id, request.last_entry_id, request.max_bytes, urgent=request.fence
+                request.ledger_id,
+                request.first_entry_id,
+                request.last_entry_id,
+                request.max_bytes,
+                urgent=request.fence,
+                deadline=None if request.fence else self._loop.time() + self.settings.read_wait_s,
             )
             async with aclosing(chunks):
                 async for chunk in chunks:
@@ -323,7 +342,11 @@ class Bookie:
         if request.fence:
             status, state = await self._access.contact(request.ledger_id, request.master_key, fence=True)
             return status if state is None else None
-        if not self._ledgers.is_known(request.ledger_id) or self._ledgers.is_deleted(request.ledger_id):
+        if self._ledgers.needs_load(request.ledger_id):
+            refusal = await self._access.look_up(request.ledger_id)
+            if refusal is not None:
+                return refusal
+        if not self._ledgers.may_know(request.ledger_id) or self._ledgers.is_deleted(request.ledger_id):
             return Status.NO_LEDGER
         if not request.scan and self._open_reads >= self.settings.open_reads:
             self._reader.counters.refused += 1
@@ -354,12 +377,21 @@ class Bookie:
     # deletion
 
     def ledgers(self) -> list[int]:
-        """Ids of the ledgers held here, ascending."""
+        """Ids of the ledgers held here, ascending. Complete once `ledgers_listed`: see `wait_listed`."""
         return self._ledgers.ids()
 
     @property
+    def ledgers_listed(self) -> bool:
+        """Whether all ledgers in the index have been found. A start does not wait for that."""
+        return self._ledgers.all_listed
+
+    async def wait_listed(self) -> None:
+        """Return when `ledgers` and `ledger_count` are complete."""
+        await self._ledgers.wait_listed()
+
+    @property
     def ledger_count(self) -> int:
-        """Return how many ledgers are held here."""
+        """Return how many ledgers are held here; those found so far until `ledgers_listed`."""
         return self._ledgers.count
 
     @property
@@ -501,4 +533,5 @@ class Bookie:
             lac_waits=self._lac_waits,
             deletion=self._deletion,
             space=self._space,
+            workers=self._workers,
         )

@@ -20,7 +20,12 @@ def bookie_families(bookie: str, figures: BookieStatistics) -> Iterator[Family]:
     yield from _cache(bookie, figures)
     yield from _reads(bookie, figures)
     yield from _scans(bookie, figures)
-    yield gauge("cepheid_bookie_ledgers", "Ledgers with entries here.", figures.ledgers, bookie=bookie)
+    yield gauge(
+        "cepheid_bookie_ledgers",
+        "Ledgers with entries here. In the first seconds of a process, those counted so far.",
+        figures.ledgers,
+        bookie=bookie,
+    )
     yield counter("cepheid_bookie_ledgers_deleted_total", "Ledgers deleted here.", figures.ledgers_deleted, bookie=bookie)
     yield counter(
         "cepheid_bookie_surplus_ledgers_dropped_total",
@@ -136,6 +141,30 @@ def _reads(bookie: str, figures: BookieStatistics) -> Iterator[Family]:
         bookie=bookie,
     )
     yield counter("cepheid_bookie_reads_refused_total", "Reads refused.", figures.reads_refused, bookie=bookie)
+    yield counter(
+        "cepheid_bookie_read_ahead_blocks_total",
+        "Of the blocks read from entry logs, those read before they were asked for.",
+        figures.read_blocks_ahead,
+        bookie=bookie,
+    )
+    yield counter(
+        "cepheid_bookie_read_cached_blocks_total",
+        "Blocks that reads found in memory, read ahead or by an earlier read.",
+        figures.read_cached_blocks,
+        bookie=bookie,
+    )
+    yield counter(
+        "cepheid_bookie_reads_expired_total",
+        "Reads refused because they had waited for storage.read_wait_s.",
+        figures.reads_expired,
+        bookie=bookie,
+    )
+    yield counter(
+        "cepheid_bookie_adds_waited_behind_reads_seconds_total",
+        "Seconds that the work of adds waited in the queue of a thread behind work of reads. It stays 0: they share no thread.",
+        figures.adds_waited_behind_reads_s,
+        bookie=bookie,
+    )
     yield gauge("cepheid_bookie_open_reads", "Reads under way.", figures.open_reads, bookie=bookie)
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
 from cepheid_bookie.block_index import BlockIndex
@@ -39,7 +39,8 @@ class HeldCopy(NamedTuple):
 
 
 class LedgerDeletion:
-    """`flush_worker` is the thread that flushes: it runs one thing at a time."""
+    """`flush_worker` is the thread that flushes: it runs one thing at a time. `on_deleted(ledger_ids)` is called when the index no
+    longer has their entries."""
 
     def __init__(
         self,
@@ -50,6 +51,7 @@ class LedgerDeletion:
         logs: EntryLogWriter,
         log_reader: EntryLogReader,
         flush_worker: Worker,
+        on_deleted: Callable[[Collection[int]], None],
     ) -> None:
         self._ledgers = ledgers
         self._cache = cache
@@ -58,6 +60,7 @@ class LedgerDeletion:
         self._logs = logs
         self._log_reader = log_reader
         self._flush_worker = flush_worker
+        self._on_deleted = on_deleted
         self.deleted_ledgers = 0
         self.dropped_copies = 0
         self.deleted_logs = 0
@@ -68,11 +71,14 @@ class LedgerDeletion:
         try:
             for ledger_id in ledger_ids:
                 state = await self._load(ledger_id)
+                if state is None:
+                    continue
                 self._ledgers.delete(state, now_ms)
                 self._cache.drop(ledger_id)
                 states.append(state)
             tombstones: dict[int, LedgerRecord | None] = {state.ledger_id: state.record() for state in states}
             await self._flush_worker.run(lambda: self._index.delete_ledgers(tombstones))
+            self._on_deleted(tombstones)
         except BaseException:
             for state in states:
                 self._ledgers.on_delete_failed(state)
@@ -83,10 +89,8 @@ class LedgerDeletion:
 
     async def look(self, ledger_id: int) -> HeldCopy | None:
         """Return the ledger's copy as it is now, or None if there are no entries of it here. Raises what loading raises."""
-        if not self._ledgers.is_known(ledger_id):
-            return None
         state = await self._load(ledger_id)
-        return None if state.deleted or state.last_entry_id < 0 else HeldCopy(state, state.adds)
+        return None if state is None or state.deleted or state.last_entry_id < 0 else HeldCopy(state, state.adds)
 
     async def drop(self, copy: HeldCopy) -> bool:
         """Remove the ledger's entries and keep its record, fenced. Return False if an add may have been admitted since the look.
@@ -102,6 +106,7 @@ class LedgerDeletion:
         emptied: dict[int, LedgerRecord | None] = {ledger_id: state.record()}
         try:
             await self._flush_worker.run(lambda: self._index.delete_ledgers(emptied))
+            self._on_deleted(emptied)
         except BaseException:
             state.last_entry_id = max(state.last_entry_id, last_entry_id)  # the index may still have it
             raise
@@ -121,8 +126,11 @@ class LedgerDeletion:
             self._ledgers.forget(ledger_id)
         return len(old)
 
-    async def _load(self, ledger_id: int) -> LedgerState:
+    async def _load(self, ledger_id: int) -> LedgerState | None:
+        """None: nothing of it was ever here."""
         while (state := self._ledgers.get(ledger_id)) is None:
+            if not self._ledgers.may_know(ledger_id):
+                return None
             await asyncio.shield(self._ledgers.load(ledger_id))  # others wait for it too
         return state
 

@@ -94,6 +94,15 @@ class MemoryBlockIndex(BlockIndex):
         with self._lock:
             return iter(sorted(self._now.records.items()))
 
+    def ledger_ids(self, above: int, limit: int) -> list[tuple[int, bool]]:
+        with self._lock:
+            records = self._now.records
+            return [(ledger_id, records[ledger_id].deleted) for ledger_id in sorted(records) if ledger_id > above][:limit]
+
+    def largest_ledger_id(self) -> int | None:
+        with self._lock:
+            return max(self._now.records, default=None)
+
     def blocks(self) -> Iterator[BlockRef]:
         with self._lock:
             return iter([block for _, blocks in sorted(self._now.blocks.items()) for block in blocks])

@@ -168,5 +168,8 @@ async def report_bookie(store: MetadataStore, bookie: Bookie, ports: Ports) -> b
 
     Return whether metadata was restored from a backup, and no operator has confirmed that yet.
     """
+    if not await restored_record(store).exists(None):
+        return False
+    await bookie.wait_listed()  # a start need not wait for it otherwise
     incarnation, largest = bookie.cookie.registered_as, bookie.largest_ledger_id
     return await report_ledgers(store, bookie.bookie_id, incarnation, largest, bookie.ledger_count, ports.wall_ms())

@@ -38,8 +38,9 @@ from cepheid_bookie.journal_format import ALIGNMENT, NONCE_BYTES, EntriesRecord,
 from cepheid_bookie.journal_mark import MarkFile
 from cepheid_bookie.journal_replay import JournalReplay, ReplayReport, TailDamage
 from cepheid_bookie.journal_writer import JournalPosition, create_segment
-from cepheid_bookie.ledger_table import LedgerTable
+from cepheid_bookie.ledger_table import LISTED_AT_START, LedgerTable
 from cepheid_bookie.settings import StorageSettings
+from cepheid_bookie.watched_worker import WatchedWorker
 from cepheid_bookie.write_cache import WriteCache
 from cepheid_ports import Ports, Worker
 
@@ -91,25 +92,33 @@ class Directories:
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """Threads by what may keep them busy: syncs of the journal, flushes, brokers' reads, scans."""
+    """Threads by what may keep them busy: syncs of the journal, flushes, looks that adds wait for (a ledger's record, free
+    space), brokers' reads, scans. The first three notice it if a read gets into their queue."""
 
-    journal: Worker
-    flush: Worker
+    journal: WatchedWorker
+    flush: WatchedWorker
+    look: WatchedWorker
     read: Worker
     scan: Worker
 
     @classmethod
     def start(cls, name: str, settings: StorageSettings, ports: Ports) -> Workers:
         return cls(
-            ports.new_worker(f"{name}-journal", 1),
-            ports.new_worker(f"{name}-flush", 1),
+            WatchedWorker(ports.new_worker(f"{name}-journal", 1)),
+            WatchedWorker(ports.new_worker(f"{name}-flush", 1)),
+            WatchedWorker(ports.new_worker(f"{name}-look", 1)),
             ports.new_worker(f"{name}-read", settings.reader_threads),
             ports.new_worker(f"{name}-scan", settings.scan_threads),
         )
 
     async def aclose(self) -> None:
-        for worker in (self.journal, self.flush, self.read, self.scan):
+        for worker in (self.journal, self.flush, self.look, self.read, self.scan):
             await worker.aclose()
+
+    @property
+    def waited_behind_reads_s(self) -> float:
+        """How long work that adds depend on waited for a thread that had reads to do before it. It stays 0."""
+        return sum(worker.waited_behind_reads_s for worker in (self.journal, self.flush, self.look))
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +143,7 @@ async def open_storage(
     ports: Ports,
     *,
     accept_empty_disk: bool,
+    listed_at_start: int,
 ) -> Storage:
     """All or nothing: what raises leaves no lock, no thread, and the index closed."""
     index = directories.index
@@ -151,9 +161,9 @@ async def open_storage(
         if cookies is not None:
             cookie, life = await begin_life(directories, cookie, cookies, workers.flush, accept_old_copy=accept_empty_disk)
         mark, cache = MarkFile(directories.data), WriteCache(settings.write_cache_bytes)
-        ledgers = LedgerTable(index, workers.read, cache.last_entry_id, limit=settings.loaded_ledgers)
+        ledgers = LedgerTable(index, workers.read, workers.look, cache.last_entry_id, limit=settings.loaded_ledgers)
         logs = await run(lambda: EntryLogWriter(directories.data, block_bytes=settings.block_bytes, log_bytes=settings.log_bytes))
-        report = await run(lambda: replay(directories, mark, logs, cache, ledgers))
+        report = await run(lambda: replay(directories, mark, logs, cache, ledgers, listed_at_start))
         if report.damage is not None:
             cookie = await begin_limbo(directories, cookie, cookies, workers.flush, report.damage)
             await run(lambda: pass_damage(directories, mark, report, new_nonce(ports)))
@@ -162,7 +172,9 @@ async def open_storage(
         index.close()
         directories.unlock()
         raise
-    facts = {"bookie": identity.bookie_id, "ledgers": ledgers.count, "replayed_records": report.records}
+    facts: dict[str, object] = {"bookie": identity.bookie_id, "replayed_records": report.records}
+    if ledgers.all_listed:
+        facts["ledgers"] = ledgers.count
     log.info("bookie.opened", extra={**facts, "cut_offset": report.cut_offset, "segment": report.end.segment_id})
     if report.unsized_bytes is not None and report.unsized_bytes < settings.journal_segment_bytes:
         hint = "an older release wrote it, so it is not known whether it was cut off; if so, verify the ledgers of this bookie"
@@ -331,10 +343,11 @@ def replay(
     logs: EntryLogWriter,
     cache: WriteCache,
     ledgers: LedgerTable,
+    listed_at_start: int = LISTED_AT_START,
 ) -> ReplayReport:
     """Blocking. Afterwards everything the journal held is in entry log and index; the mark says so unless its end is damaged."""
     mark.load()
-    ledgers.scan_index()
+    ledgers.begin_listing(listed_at_start)
     store = FlushStore(logs, directories.index, mark, directories.journal)
     journal = JournalReplay(directories.journal, mark.current)
 

@@ -105,6 +105,21 @@ class StorageSettings(BaseModel, frozen=True, extra="forbid"):
         256, ge=1, le=65536, description="Range reads of brokers in progress. Beyond it reads are refused as overload."
     )
 
+    read_ahead_bytes: int = Field(
+        16 * MiB,
+        ge=0,
+        description="Memory for blocks of which a broker has read a part and will read the rest, and for the blocks that follow. "
+        "Raise it, by 3 MiB each, for more consumers that catch up at once. 0: nothing is kept or read ahead.",
+    )
+    read_wait_s: float = Field(
+        3.0,
+        gt=0,
+        le=60,
+        description="Longest time until a read of a broker gets its turn at the disk. After it the read is refused as overload, "
+        "and the broker asks another replica. Keep it below `ledger.read_timeout_s` of the brokers: a bookie would otherwise "
+        "read for brokers that do not wait any more. Reads of a recovery do not queue.",
+    )
+
     open_scans: int = Field(
         128,
         ge=1,

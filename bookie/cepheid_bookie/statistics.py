@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from cepheid_bookie.ledger_access import LedgerAccess
     from cepheid_bookie.ledger_deletion import LedgerDeletion
     from cepheid_bookie.ledger_table import LedgerTable
+    from cepheid_bookie.opening import Workers
     from cepheid_bookie.run_sender import RunSender
     from cepheid_bookie.scans import Scans
     from cepheid_bookie.write_cache import WriteCache
@@ -64,8 +65,12 @@ class BookieStatistics:
     read_disk_blocks: int
     read_disk_bytes: int
     read_unreadable_blocks: int
+    read_cached_blocks: int
+    read_blocks_ahead: int
     reads_refused: int
+    reads_expired: int
     open_reads: int
+    adds_waited_behind_reads_s: float
     scan_requests: int
     scan_cache_chunks: int
     scan_disk_chunks: int
@@ -109,6 +114,7 @@ def take_statistics(
     lac_waits: LacWaits,
     deletion: LedgerDeletion,
     space: DiskSpace,
+    workers: Workers,
 ) -> BookieStatistics:
     """Reads every counter where it lives."""
     adds = admission.counters
@@ -147,8 +153,12 @@ def take_statistics(
         read_disk_blocks=reads.disk_blocks,
         read_disk_bytes=reads.disk_bytes,
         read_unreadable_blocks=reads.unreadable_blocks + scans.reads.unreadable_blocks + runs.unreadable_runs,
+        read_cached_blocks=reads.cached_blocks,
+        read_blocks_ahead=reads.blocks_ahead,
         reads_refused=reads.refused,
+        reads_expired=reads.expired,
         open_reads=open_reads,
+        adds_waited_behind_reads_s=workers.waited_behind_reads_s,
         scan_requests=scans.counters.requests,
         scan_cache_chunks=scans.reads.cache_chunks,
         scan_disk_chunks=scans.reads.disk_chunks,

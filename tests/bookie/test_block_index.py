@@ -63,6 +63,18 @@ def test_blocks_that_begin_at_one_id_do_not_replace_each_other(reopen: Reopen) -
         assert index.find(7, entry_id, entry_id, 10), f"entry {entry_id} vanished"
 
 
+def test_ledgers_are_listed_in_slices_with_their_tombstones(reopen: Reopen) -> None:
+    index = reopen()
+    assert (index.largest_ledger_id(), index.ledger_ids(-1, 10)) == (None, [])
+    living, deleted = LedgerRecord(KEY), LedgerRecord(KEY, fenced=True, deleted_at_ms=5)
+    index.write([ref(0, 9, ledger=3)], {0: living, 3: deleted, 300: living, (1 << 62): living})
+    index.put_stamp(b"stamp")
+    assert index.ledger_ids(-1, 2) == [(0, False), (3, True)]
+    assert index.ledger_ids(3, 10) == [(300, False), (1 << 62, False)]
+    assert index.ledger_ids(1 << 62, 10) == []
+    assert index.largest_ledger_id() == 1 << 62
+
+
 def test_a_short_block_inside_a_long_one_hides_nothing(reopen: Reopen) -> None:
     index = reopen()
     index.write([ref(0, 9, log=1), ref(5, 5, log=2)], {})

@@ -192,6 +192,7 @@ class SimBookie:
                 journal_disk=self.journal_disk,
                 cookies=cookies,
                 accept_empty_disk=self.accepts_empty_disk,
+                listed_at_start=1,  # so that the others have to be found while it serves
             )
             if self.damage is not None and not self._is_noticed(self.damage, bookie):
                 self._history.violated(self.damage.rule, f"{self.id} starts as if it were whole: {self.damage.what}")
