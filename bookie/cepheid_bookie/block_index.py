@@ -9,9 +9,9 @@ a block whose range contains an id has the entry.
 
 Rule 1: log id and offset are part of the key: two blocks that begin at one id never replace each other.
 Rule 2: to deny an entry, the search steps back until no earlier block of the ledger could reach it (its longest block says so).
-Rule 3: `write` and `delete_ledgers` are one batch each, and synced when they return.
+Rule 3: `write`, `move` and `delete_ledgers` are one batch each, and synced when they return.
 
-Every call blocks and may come from any thread; `write` and `delete_ledgers` from one thread at a time.
+Every call blocks and may come from any thread; `write`, `move` and `delete_ledgers` from one thread at a time.
 """
 
 from __future__ import annotations
@@ -38,6 +38,12 @@ class BlockIndex(Protocol):
 
     def write(self, blocks: Sequence[BlockRef], records: Mapping[int, LedgerRecord]) -> None:
         """Adds blocks and replaces ledger records, in one synced batch."""
+
+    def move(self, moves: Sequence[tuple[BlockRef, BlockRef]]) -> int:
+        """Replace blocks by copies of them elsewhere (old, new), in one synced batch. Return how many were replaced.
+
+        A block that is not in the index any more is left out: its ledger was deleted while it was copied, and must not come back.
+        """
 
     def delete_ledgers(self, ledgers: Mapping[int, LedgerRecord | None]) -> None:
         """Removes the ledgers' blocks and summaries, and their records or puts the given ones (tombstones), in one synced batch."""
@@ -67,7 +73,13 @@ class BlockIndex(Protocol):
         """The largest id of a ledger with a record; None if there is none."""
 
     def blocks(self) -> Iterator[BlockRef]:
-        """Every block."""
+        """Every block, in the order of ledger, first entry, log and offset."""
+
+    def blocks_after(self, last: BlockRef | None, limit: int) -> list[BlockRef]:
+        """Return the next blocks in the order of `blocks`: those after `last`, which need not be there any more; None: the first.
+
+        Fewer than `limit` blocks mean that no more follow. Raises where the index cannot be read on.
+        """
 
     def stamp(self) -> bytes | None:
         """What `put_stamp` put: the bookie this index belongs to."""

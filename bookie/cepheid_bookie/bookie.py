@@ -38,6 +38,7 @@ from cepheid_bookie.ledger_deletion import HeldCopy, LedgerDeletion
 from cepheid_bookie.ledger_table import LISTED_AT_START
 from cepheid_bookie.limbo import Limbo
 from cepheid_bookie.local_connection import LocalConnection
+from cepheid_bookie.log_collection import LogCollection
 from cepheid_bookie.opening import Directories, IdentityRecords, Storage, new_nonce, open_storage
 from cepheid_bookie.run_sender import RunSender
 from cepheid_bookie.scans import CACHED_GROUPS, AuthorizeRead, Scans, accept_every_ticket
@@ -148,7 +149,8 @@ class Bookie:
         writer = JournalWriter(
             directories.journal, start, segment_bytes=settings.journal_segment_bytes, new_nonce=lambda: new_nonce(ports)
         )
-        self._pace = BackgroundPace(settings.background_floor_bytes_s)
+        compaction_pace = BackgroundPace(settings.background_floor_bytes_s)
+        self._pace = BackgroundPace(settings.background_floor_bytes_s, beside=compaction_pace)
         self._journal = Journal(
             writer, workers.journal, start, self._on_batch, self._pace, batch_bytes=settings.journal_batch_bytes
         )
@@ -178,8 +180,17 @@ class Bookie:
         )
         self._lac_waits = LacWaits(settings.lac_waits, ledgers.is_settled)
         self._access = LedgerAccess(ledgers, self._journal, lambda: self.state is BookieState.SERVING, self._lac_waits.wake)
-        self._deletion = LedgerDeletion(
-            ledgers, cache, directories.index, directories.data, logs, self._log_reader, workers.flush, self._reader.forget
+        self._deletion = LedgerDeletion(ledgers, cache, directories.index, workers.flush, self._reader.forget)
+        self.collection = LogCollection(
+            directories.index,
+            directories.data,
+            logs,
+            self._log_reader,
+            workers.compact,
+            workers.flush,
+            settings,
+            compaction_pace,
+            lambda: self._space.free_data_bytes,
         )
         ledgers.start()
         self._space.look_now()
@@ -423,12 +434,15 @@ class Bookie:
             self._lac_waits.wake(copy.state.ledger_id)
         return dropped
 
-    async def reclaim(self) -> list[int]:
-        """Forgets old tombstones, deletes entry logs that hold nothing living; returns those logs' ids."""
+    async def reclaim(self, *, urgent: bool = False) -> list[int]:
+        """Forget old tombstones, delete dead entry logs and compact sparse ones; return the ids of the logs that were deleted.
+
+        `urgent`, for a full disk: compact everything that is worth it, at once, and without regard for adds.
+        """
         tombstone_s = self.settings.tombstone_s
         if self._clock.age_s >= min(tombstone_s, _SEEN_S):
             await self._deletion.forget_tombstones(self._clock.now_ms() - int(1000 * tombstone_s))
-        return await self._deletion.delete_dead_logs()
+        return await self.collection.collect(urgent=urgent)
 
     async def count_life(self) -> None:
         """Now and then, so that an old copy of the disks is known as one. Raises what disk and metadata raise: only another process
@@ -482,6 +496,7 @@ class Bookie:
         self._space.stop()
         self._checkpointer.stop()
         self._ledgers.stop()
+        await self.collection.aclose()
         await self._workers.aclose()
         for connection in list(self._connections):
             connection.on_bookie_stopped("is stopped")
@@ -502,6 +517,7 @@ class Bookie:
         log.error("bookie.failed", extra={"bookie": self.bookie_id, "error": repr(error), "hint": hint})
         self._space.stop()
         self._checkpointer.stop(error)
+        self.collection.stop()
         self._ledgers.stop()
         self._journal.fail(error)
         self._reader.stop()
@@ -532,6 +548,7 @@ class Bookie:
             access=self._access,
             lac_waits=self._lac_waits,
             deletion=self._deletion,
+            collection=self.collection,
             space=self._space,
             workers=self._workers,
         )

@@ -33,7 +33,7 @@ def bookie_families(bookie: str, figures: BookieStatistics) -> Iterator[Family]:
         figures.surplus_ledgers_dropped,
         bookie=bookie,
     )
-    yield counter("cepheid_bookie_logs_deleted_total", "Entry log files deleted.", figures.logs_deleted, bookie=bookie)
+    yield from _entry_logs(bookie, figures)
     yield counter("cepheid_bookie_fences_total", "Ledgers fenced.", figures.fences, bookie=bookie)
     yield Family(
         "cepheid_bookie_free_bytes",
@@ -43,6 +43,40 @@ def bookie_families(bookie: str, figures: BookieStatistics) -> Iterator[Family]:
             Sample(figures.free_journal_bytes, {"bookie": bookie, "disk": "journal"}),
             Sample(figures.free_data_bytes, {"bookie": bookie, "disk": "data"}),
         ),
+    )
+
+
+def _entry_logs(bookie: str, figures: BookieStatistics) -> Iterator[Family]:
+    yield counter("cepheid_bookie_logs_deleted_total", "Entry log files deleted.", figures.logs_deleted, bookie=bookie)
+    yield Family(
+        "cepheid_bookie_log_bytes",
+        "gauge",
+        "Bytes of entry log files at the last collection: all of them, and those of entries that are not deleted.",
+        (
+            Sample(figures.log_bytes, {"bookie": bookie, "kind": "all"}),
+            Sample(figures.log_live_bytes, {"bookie": bookie, "kind": "live"}),
+        ),
+    )
+    yield counter(
+        "cepheid_bookie_compactions_total", "Entry log files that compaction has written.", figures.compactions, bookie=bookie
+    )
+    yield counter(
+        "cepheid_bookie_compacted_bytes_total", "Bytes that compaction has copied.", figures.compacted_bytes, bookie=bookie
+    )
+    yield counter(
+        "cepheid_bookie_reclaimed_bytes_total",
+        "Bytes of deleted entry log files, less the bytes that were copied from them.",
+        figures.reclaimed_bytes,
+        bookie=bookie,
+    )
+    yield gauge(
+        "cepheid_bookie_quarantined_logs",
+        "Entry log files that stay because compaction found damaged blocks in them.",
+        figures.quarantined_logs,
+        bookie=bookie,
+    )
+    yield counter(
+        "cepheid_bookie_damaged_blocks_total", "Damaged blocks that compaction found.", figures.damaged_blocks, bookie=bookie
     )
 
 

@@ -13,6 +13,8 @@ Rule 4: who takes blocks as they lie on disk is told where (`StoredRun`): they a
 reader does anyway. Only blocks of which every entry was asked for, and only many bytes of them in one place.
 Rule 5: where a reader continues, the blocks that follow are read while it takes what it has (`BlockCache`). That is done with what
 the budget has left, never while a read waits for it.
+Rule 6: a log may be deleted between the look into the index and the read. Then its live blocks are elsewhere, or their ledger is
+deleted: the index is asked again. If the file that it names now is not there either, the entries are unknown.
 """
 
 from __future__ import annotations
@@ -462,13 +464,22 @@ def _read_chunk(
     def read_block(block: BlockRef) -> tuple[Status, EntryGroup | None]:
         return _read_block(logs, block, check=not whole_blocks)
 
-    for block in _blocks(index, ledger_id, first, last):
+    looked_again_at = -1
+    lookup = _Lookup(index, ledger_id, first, last)
+    for block in lookup:
         if block is None or left <= 0 or (whole_blocks and groups and block.length > left):
             break
         if block.first_entry_id > position:
             missing.append(MissingEntries(position, block.first_entry_id - 1, Status.NO_ENTRY))
             position = block.first_entry_id
-        status, group, was_cached = cache.fetch(block, read_block)
+        try:
+            status, group, was_cached = cache.fetch(block, read_block)
+        except FileNotFoundError:  # rule 6
+            if looked_again_at < position:
+                looked_again_at = position
+                lookup.look_again(position)
+                continue
+            status, group, was_cached = Status.IO_ERROR, None, False
         cached_blocks += was_cached
         read_blocks += not was_cached
         if group is None:
@@ -544,9 +555,32 @@ def _blocks(index: BlockIndex, ledger_id: int, first: int, last: int) -> Iterato
     yield None
 
 
+class _Lookup:
+    """Iterates over `_blocks`, and can ask the index again."""
+
+    def __init__(self, index: BlockIndex, ledger_id: int, first: int, last: int) -> None:
+        self._index = index
+        self._ledger_id = ledger_id
+        self._last = last
+        self.look_again(first)
+
+    def __iter__(self) -> _Lookup:
+        return self
+
+    def __next__(self) -> BlockRef | None:
+        return next(self._blocks)
+
+    def look_again(self, first: int) -> None:
+        """Go on with the blocks that the index has from `first` on now."""
+        self._blocks = _blocks(self._index, self._ledger_id, first, self._last)
+
+
 def _read_block(logs: EntryLogReader, block: BlockRef, *, check: bool) -> tuple[Status, EntryGroup | None]:
+    """Raises FileNotFoundError where the log was deleted."""
     try:
         return Status.OK, logs.read_block(block, check=check)
+    except FileNotFoundError:
+        raise
     except BlockCorruptError:
         return Status.BAD_DIGEST, None
     except OSError:

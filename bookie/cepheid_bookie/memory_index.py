@@ -55,6 +55,16 @@ class MemoryBlockIndex(BlockIndex):
     def write(self, blocks: Sequence[BlockRef], records: Mapping[int, LedgerRecord]) -> None:
         self._change(lambda content: self._apply(content, blocks, records))
 
+    def move(self, moves: Sequence[tuple[BlockRef, BlockRef]]) -> int:
+        moved = 0
+
+        def change(content: _Content) -> None:
+            nonlocal moved
+            moved = self._move(content, moves)
+
+        self._change(change)
+        return moved
+
     def delete_ledgers(self, ledgers: Mapping[int, LedgerRecord | None]) -> None:
         self._change(lambda content: self._delete(content, ledgers))
 
@@ -107,6 +117,18 @@ class MemoryBlockIndex(BlockIndex):
         with self._lock:
             return iter([block for _, blocks in sorted(self._now.blocks.items()) for block in blocks])
 
+    def blocks_after(self, last: BlockRef | None, limit: int) -> list[BlockRef]:
+        with self._lock:
+            found: list[BlockRef] = []
+            for ledger_id, blocks in sorted(self._now.blocks.items()):
+                if last is None or ledger_id > last.ledger_id:
+                    found += blocks[: limit - len(found)]
+                elif ledger_id == last.ledger_id:
+                    found += blocks[bisect_right(blocks, _order(last), key=_order) :][:limit]
+                if len(found) >= limit:
+                    break
+            return found
+
     def stamp(self) -> bytes | None:
         return self._now.stamp
 
@@ -133,6 +155,17 @@ class MemoryBlockIndex(BlockIndex):
                 insort(known, block, key=_order)
             content.summaries[block.ledger_id] = content.summaries.get(block.ledger_id, Summary()).including(block)
         content.records.update(records)
+
+    @staticmethod
+    def _move(content: _Content, moves: Sequence[tuple[BlockRef, BlockRef]]) -> int:
+        moved = 0
+        for old, new in moves:
+            known = content.blocks.get(old.ledger_id, [])
+            if old in known:
+                known.remove(old)
+                insort(known, new, key=_order)
+                moved += 1
+        return moved
 
     @staticmethod
     def _delete(content: _Content, ledgers: Mapping[int, LedgerRecord | None]) -> None:

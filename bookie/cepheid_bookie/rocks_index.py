@@ -79,15 +79,22 @@ class RocksBlockIndex(BlockIndex):
         for ledger_id, ledger_blocks in group_by_ledger(blocks).items():
             summary = self._summary(ledger_id)
             for block in ledger_blocks:
-                batch.put(
-                    _BLOCK_KEY.pack(b"B", ledger_id, block.first_entry_id, block.log_id, block.offset),
-                    _BLOCK_VALUE.pack(block.length, block.last_entry_id),
-                )
+                batch.put(_block_key(block), _BLOCK_VALUE.pack(block.length, block.last_entry_id))
                 summary = summary.including(block)
             batch.put(_LEDGER_KEY.pack(b"S", ledger_id), _SUMMARY.pack(*summary))
         for ledger_id, record in records.items():
             batch.put(_LEDGER_KEY.pack(b"L", ledger_id), encode_record(record))
         self._write_synced(batch)
+
+    def move(self, moves: Sequence[tuple[BlockRef, BlockRef]]) -> int:
+        batch, moved = WriteBatch(raw_mode=True), 0
+        for old, new in moves:
+            if self._db.get(_block_key(old)) is not None:
+                batch.delete(_block_key(old))
+                batch.put(_block_key(new), _BLOCK_VALUE.pack(new.length, new.last_entry_id))
+                moved += 1
+        self._write_synced(batch)
+        return moved
 
     def delete_ledgers(self, ledgers: Mapping[int, LedgerRecord | None]) -> None:
         batch = WriteBatch(raw_mode=True)
@@ -165,6 +172,16 @@ class RocksBlockIndex(BlockIndex):
             yield block
             cursor.next()
 
+    def blocks_after(self, last: BlockRef | None, limit: int) -> list[BlockRef]:
+        cursor = self._db.iter()
+        cursor.seek(b"B" if last is None else _block_key(last))
+        found: list[BlockRef] = []
+        while len(found) < limit and (block := _block_at(cursor, None)) is not None:
+            if block != last:
+                found.append(block)
+            cursor.next()
+        return found
+
     def stamp(self) -> bytes | None:
         stamp: bytes | None = self._db.get(_STAMP_KEY)
         return stamp
@@ -199,6 +216,10 @@ class RocksBlockIndex(BlockIndex):
                 return block
             cursor.prev()
         return None
+
+
+def _block_key(block: BlockRef) -> bytes:
+    return _BLOCK_KEY.pack(b"B", block.ledger_id, block.first_entry_id, block.log_id, block.offset)
 
 
 def _block_at(cursor: Any, ledger_id: int | None) -> BlockRef | None:

@@ -143,6 +143,33 @@ def test_writing_the_same_block_again_changes_nothing(reopen: Reopen) -> None:
     assert len(list(index.blocks())) == 2
 
 
+def test_a_move_replaces_only_blocks_that_are_still_there(reopen: Reopen) -> None:
+    """The others belong to ledgers that were deleted while they were copied."""
+    index = reopen()
+    index.write([ref(0, 3), ref(4, 9), ref(0, 9, ledger=8)], {8: LedgerRecord(KEY)})
+    index.delete_ledgers({8: None})
+    moves = [(block, block._replace(log_id=5, offset=40)) for block in (ref(0, 3), ref(0, 9, ledger=8), ref(4, 9, log=2))]
+    assert index.move(moves) == 1
+    index = reopen()
+    assert list(index.blocks()) == [ref(0, 3, log=5, offset=40), ref(4, 9)]
+    assert index.find(7, 0, 9, 10) == [ref(0, 3, log=5, offset=40), ref(4, 9)]
+    assert (index.last_entry_id(7), index.last_entry_id(8)) == (9, -1)
+    assert index.move(moves) == 0
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 100])
+def test_a_walk_in_slices_sees_every_block_once_while_the_index_changes(reopen: Reopen, limit: int) -> None:
+    index = reopen()
+    blocks = [ref(first, first + 1, ledger=ledger, log=log) for ledger in (2, 300, 7) for first in (0, 2) for log in (1, 2)]
+    index.write(blocks, {2: LedgerRecord(KEY)})
+    seen: list[BlockRef] = []
+    while len(found := index.blocks_after(seen[-1] if seen else None, limit)) == limit:
+        seen += found
+        if len(seen) <= limit:  # what it has passed, and what it stands on, may go
+            index.move([(seen[-1], seen[-1]._replace(log_id=0))])
+    assert [*seen, *found] == sorted(blocks)
+
+
 blocks_strategy = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 12)), max_size=20)
 
 
@@ -236,6 +263,7 @@ def test_damage_inside_the_log_of_the_database_is_an_error_and_never_a_shorter_i
     [
         lambda index: index.find(7, 5_000, 5_100, 100),
         lambda index: list(index.blocks()),  # short, it would condemn entry logs that are alive
+        lambda index: index.blocks_after(None, 1 << 20),  # likewise
         lambda index: list(index.records()),  # short, it would forget ledgers and their fences
     ],
 )
