@@ -58,6 +58,9 @@ class MemoryBlockIndex(BlockIndex):
     def delete_ledgers(self, ledgers: Mapping[int, LedgerRecord | None]) -> None:
         self._change(lambda content: self._delete(content, ledgers))
 
+    def remove_blocks(self, blocks: Sequence[BlockRef]) -> None:
+        self._change(lambda content: self._remove(content, blocks))
+
     def sync(self) -> None:
         self.before_sync()
         with self._lock:
@@ -80,6 +83,28 @@ class MemoryBlockIndex(BlockIndex):
                     entry_id = blocks[index].last_entry_id + 1
                 else:
                     entry_id = blocks[after].first_entry_id
+            return found
+
+    def overlapping(self, ledger_id: int, first_entry_id: int, last_entry_id: int) -> list[BlockRef]:
+        with self._lock:
+            blocks = self._now.blocks.get(ledger_id, [])
+            return [block for block in blocks if block.first_entry_id <= last_entry_id and block.last_entry_id >= first_entry_id]
+
+    def contains(self, block: BlockRef) -> bool:
+        with self._lock:
+            return block in self._now.blocks.get(block.ledger_id, [])
+
+    def blocks_from(self, after: BlockRef | None, limit: int) -> list[BlockRef]:
+        with self._lock:
+            found: list[BlockRef] = []
+            for ledger_id in sorted(self._now.blocks):
+                if after is not None and ledger_id < after.ledger_id:
+                    continue
+                blocks = self._now.blocks[ledger_id]
+                start = bisect_right(blocks, _order(after), key=_order) if after is not None and ledger_id == after.ledger_id else 0
+                found += blocks[start : start + limit - len(found)]
+                if len(found) == limit:
+                    break
             return found
 
     def last_entry_id(self, ledger_id: int) -> int:
@@ -124,6 +149,13 @@ class MemoryBlockIndex(BlockIndex):
                 insort(known, block, key=_order)
             content.summaries[block.ledger_id] = content.summaries.get(block.ledger_id, Summary()).including(block)
         content.records.update(records)
+
+    @staticmethod
+    def _remove(content: _Content, blocks: Sequence[BlockRef]) -> None:
+        for block in blocks:
+            known = content.blocks.get(block.ledger_id, [])
+            if block in known:
+                known.remove(block)
 
     @staticmethod
     def _delete(content: _Content, ledgers: Mapping[int, LedgerRecord | None]) -> None:

@@ -91,12 +91,13 @@ class Directories:
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """Threads by what may keep them busy: syncs of the journal, flushes, brokers' reads, scans."""
+    """Threads by what may keep them busy: syncs of the journal, flushes, brokers' reads, scans, the scrubber."""
 
     journal: Worker
     flush: Worker
     read: Worker
     scan: Worker
+    scrub: Worker
 
     @classmethod
     def start(cls, name: str, settings: StorageSettings, ports: Ports) -> Workers:
@@ -105,10 +106,11 @@ class Workers:
             ports.new_worker(f"{name}-flush", 1),
             ports.new_worker(f"{name}-read", settings.reader_threads),
             ports.new_worker(f"{name}-scan", settings.scan_threads),
+            ports.new_worker(f"{name}-scrub", 1),
         )
 
     async def aclose(self) -> None:
-        for worker in (self.journal, self.flush, self.read, self.scan):
+        for worker in (self.journal, self.flush, self.read, self.scan, self.scrub):
             await worker.aclose()
 
 

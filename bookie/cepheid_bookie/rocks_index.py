@@ -77,10 +77,7 @@ class RocksBlockIndex(BlockIndex):
         for ledger_id, ledger_blocks in group_by_ledger(blocks).items():
             summary = self._summary(ledger_id)
             for block in ledger_blocks:
-                batch.put(
-                    _BLOCK_KEY.pack(b"B", ledger_id, block.first_entry_id, block.log_id, block.offset),
-                    _BLOCK_VALUE.pack(block.length, block.last_entry_id),
-                )
+                batch.put(_key_of(block), _BLOCK_VALUE.pack(block.length, block.last_entry_id))
                 summary = summary.including(block)
             batch.put(_LEDGER_KEY.pack(b"S", ledger_id), _SUMMARY.pack(*summary))
         for ledger_id, record in records.items():
@@ -96,6 +93,12 @@ class RocksBlockIndex(BlockIndex):
                 batch.delete(_LEDGER_KEY.pack(b"L", ledger_id))
             else:
                 batch.put(_LEDGER_KEY.pack(b"L", ledger_id), encode_record(tombstone))
+        self._write_synced(batch)
+
+    def remove_blocks(self, blocks: Sequence[BlockRef]) -> None:
+        batch = WriteBatch(raw_mode=True)
+        for block in blocks:
+            batch.delete(_key_of(block))
         self._write_synced(batch)
 
     def sync(self) -> None:
@@ -123,6 +126,29 @@ class RocksBlockIndex(BlockIndex):
                     break
             found.append(block)
             entry_id = block.last_entry_id + 1
+        return found
+
+    def overlapping(self, ledger_id: int, first_entry_id: int, last_entry_id: int) -> list[BlockRef]:
+        found: list[BlockRef] = []
+        reach = max(self._summary(ledger_id).longest - 1, 0)  # an earlier block cannot have an entry of the range
+        cursor = self._db.iter()
+        cursor.seek(_BLOCK_KEY.pack(b"B", ledger_id, max(first_entry_id - reach, 0), 0, 0))
+        while (block := _block_at(cursor, ledger_id)) is not None and block.first_entry_id <= last_entry_id:
+            if block.last_entry_id >= first_entry_id:
+                found.append(block)
+            cursor.next()
+        return found
+
+    def contains(self, block: BlockRef) -> bool:
+        return bool(self._db.get(_key_of(block)) == _BLOCK_VALUE.pack(block.length, block.last_entry_id))
+
+    def blocks_from(self, after: BlockRef | None, limit: int) -> list[BlockRef]:
+        found: list[BlockRef] = []
+        cursor = self._db.iter()
+        cursor.seek(b"B" if after is None else _key_of(after) + b"\0")  # the first key behind it
+        while len(found) < limit and (block := _block_at(cursor, None)) is not None:
+            found.append(block)
+            cursor.next()
         return found
 
     def last_entry_id(self, ledger_id: int) -> int:
@@ -180,6 +206,10 @@ class RocksBlockIndex(BlockIndex):
                 return block
             cursor.prev()
         return None
+
+
+def _key_of(block: BlockRef) -> bytes:
+    return _BLOCK_KEY.pack(b"B", block.ledger_id, block.first_entry_id, block.log_id, block.offset)
 
 
 def _block_at(cursor: Any, ledger_id: int | None) -> BlockRef | None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from cepheid_bookie.ledger_table import LedgerTable
     from cepheid_bookie.run_sender import RunSender
     from cepheid_bookie.scans import Scans
+    from cepheid_bookie.scrubber import ScrubFigures
     from cepheid_bookie.write_cache import WriteCache
 
 
@@ -85,6 +86,7 @@ class BookieStatistics:
     ledgers_deleted: int
     surplus_ledgers_dropped: int
     logs_deleted: int
+    scrub: ScrubFigures
     # disks
     free_journal_bytes: int
     free_data_bytes: int
@@ -108,6 +110,7 @@ def take_statistics(
     access: LedgerAccess,
     lac_waits: LacWaits,
     deletion: LedgerDeletion,
+    scrub: ScrubFigures,
     space: DiskSpace,
 ) -> BookieStatistics:
     """Reads every counter where it lives."""
@@ -167,6 +170,7 @@ def take_statistics(
         ledgers_deleted=deletion.deleted_ledgers,
         surplus_ledgers_dropped=deletion.dropped_copies,
         logs_deleted=deletion.deleted_logs,
+        scrub=scrub,
         free_journal_bytes=space.free_journal_bytes,
         free_data_bytes=space.free_data_bytes,
     )
