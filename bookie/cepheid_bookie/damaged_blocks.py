@@ -2,7 +2,7 @@
 
     scrubber, reader, compaction ──suspect──► read again ──sound──► nothing
                                                   └──damaged──► remembered, logged once
-    every 30 s, of each damaged block:
+    after 1 s, 2 s, … 60 s, each damaged block is read again:
         entries whole nowhere here ──► marked in metadata: a replication worker copies them to this bookie, from another replica
         all of them whole, but some in the damaged block alone ──► these are added again, as a repair would add them
         all of them in sound blocks ──► the index lets go of the damaged block
@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -39,6 +40,7 @@ MOST_DAMAGED = 1000
 _MOST_SUSPECTS = 1000
 _AT_ONCE = 16
 """Damaged blocks that one round reads: about 16 MiB."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _ADD_BYTES = 512 << 10
 """Entries that are added again go in pieces of so many bytes."""
 
@@ -76,6 +78,8 @@ class UnreportedDamage:
 class _Damaged:
     outlook: Outlook = Outlook.REPAIR
     added_again: bool = False  # what is whole in this block alone is in the journal, and will be in another block
+    pause_s: float = _FIRST_PAUSE_S  # until the next look
+    due: float = 0.0  # loop time of that
 
 
 class DamagedBlocks:
@@ -163,11 +167,19 @@ class DamagedBlocks:
             self.is_changed = True
             await self._act(block, damaged, assessment, is_new=True)
 
-    async def look_again(self) -> None:
-        """One round over the damaged blocks, or the next part of them. Raises what the index raises."""
-        for block in list(self._damaged)[:_AT_ONCE]:
+    @property
+    def next_look_at(self) -> float | None:
+        """The loop time at which a damaged block is to be read again; None: there is none."""
+        return min((damaged.due for damaged in self._damaged.values()), default=None)
+
+    async def look_again(self, *, now: float = math.inf) -> None:
+        """Read damaged blocks that are due by `now` again, some at a time, and mend what can be. Raises what the index raises."""
+        due = [block for block, damaged in self._damaged.items() if damaged.due <= now]
+        for block in due[:_AT_ONCE]:
             damaged = self._damaged.pop(block)
             self._damaged[block] = damaged  # to the end: the next round looks at the others
+            damaged.due = asyncio.get_running_loop().time() + damaged.pause_s
+            damaged.pause_s = min(2 * damaged.pause_s, _LONGEST_PAUSE_S)
             assessment = await self._assess(block)
             if assessment.error:
                 await self._act(block, damaged, assessment, is_new=False)
@@ -198,6 +210,7 @@ class DamagedBlocks:
                 self._forget(block, "block.mended")
         elif assessment.only_here and not assessment.missing and not damaged.added_again:
             damaged.added_again = await self._add_again(assessment)
+            damaged.pause_s = _FIRST_PAUSE_S  # the next checkpoint brings them into a block
 
     def _not_cached(self, ledger_id: int, first: int, last: int) -> list[Run]:
         """Return which of these entries are not on their way to a block either."""

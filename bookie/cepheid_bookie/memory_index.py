@@ -81,8 +81,10 @@ class MemoryBlockIndex(BlockIndex):
                 if index >= 0:
                     found.append(blocks[index])
                     entry_id = blocks[index].last_entry_id + 1
-                else:
+                elif after < len(blocks):
                     entry_id = blocks[after].first_entry_id
+                else:
+                    break  # the summary claims more than is left after a removal
             return found
 
     def overlapping(self, ledger_id: int, first_entry_id: int, last_entry_id: int) -> list[BlockRef]:

@@ -189,7 +189,8 @@ class MetadataDamage:
         mark = await self._marks.get(ledger_id)
         if mark is None or mark.record.bookies.get(self._bookie_id) in (None, ShortReason.PLACEMENT, ShortReason.LOST):
             try:
-                await mark_damaged(self._store, ledger_id, [self._bookie_id], self._ports.wall_ms())
+                count = sum(last - first + 1 for first, last in entries)
+                await mark_damaged(self._store, ledger_id, [self._bookie_id], self._ports.wall_ms(), short_entries=count)
             except (UnknownLedgerError, RepairRefusedError):  # it was deleted, or moved away from here, this moment
                 return DamageReport(Outlook.NOT_NEEDED, topic)
         lost = () if mark is None else mark.record.lost

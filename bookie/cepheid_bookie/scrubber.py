@@ -41,7 +41,7 @@ _SHARE_OF_PERIOD = 0.9
 _PATIENCE_S = 2.0
 _BUSY_PAUSE_S = 0.05
 _SAVE_INTERVAL_S = 60.0
-_RECHECK_S = 30.0
+_SHORTEST_ROUND_S = 1.0
 _RETRY_S = 30.0
 
 
@@ -137,17 +137,15 @@ class Scrubber:
 
     async def _mend(self) -> None:
         while True:
-            if self.damaged.blocks:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(_RECHECK_S):
-                        await self.damaged.wakeup.wait()
-            else:
-                await self.damaged.wakeup.wait()
+            due = self.damaged.next_look_at
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(None if due is None else max(due, self._loop.time() + _SHORTEST_ROUND_S)):
+                    await self.damaged.wakeup.wait()
             await self._keep_trying(self._mend_once)
 
     async def _mend_once(self) -> None:
         await self.damaged.look_at_suspects()
-        await self.damaged.look_again()
+        await self.damaged.look_again(now=self._loop.time())
         if self.damaged.is_changed:
             await self._save()
 

@@ -149,6 +149,8 @@ def test_a_removed_block_is_gone_and_takes_no_other_along(reopen: Reopen) -> Non
     assert index.contains(ref(0, 9, log=2))
     assert not index.contains(ref(0, 8, log=2)), "other entries at the same place are another block"
     assert ids(index.find(7, 0, 99, 10)) == [(0, 9), (10, 19)]
+    index.remove_blocks([ref(10, 19)])
+    assert ids(index.find(7, 0, 99, 10)) == [(0, 9)], "though the summary knows of larger ids"
 
 
 def test_a_walk_in_slices_sees_every_block_also_when_its_place_was_removed(reopen: Reopen) -> None:

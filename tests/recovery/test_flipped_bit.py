@@ -58,7 +58,7 @@ def flip_bit(directory: Path, bookie: Bookie, payload: bytes) -> None:
 
 
 async def mend_until(bookie: Bookie, outlook: Outlook, count: int) -> None:
-    """What happens by itself every 30 s, without the waiting."""
+    """What happens by itself, without the waiting."""
     async with asyncio.timeout(20):
         while bookie.statistics().scrub.damaged[outlook] != count:
             await bookie.scrubber.damaged.look_again()
