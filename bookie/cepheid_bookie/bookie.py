@@ -483,7 +483,6 @@ class Bookie:
             self.state = BookieState.CLOSING
             self._lac_waits.wake_all()
             self._admission.refuse_waiting(Status.STOPPED)
-            await self.scrubber.aclose()
             try:
                 await self.checkpoint()
             except Exception as error:

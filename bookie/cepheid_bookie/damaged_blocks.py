@@ -2,7 +2,7 @@
 
     scrubber, reader, compaction ──suspect──► read again ──sound──► nothing
                                                   └──damaged──► remembered, logged once
-    after 1 s, 2 s, … 60 s, each damaged block is read again:
+    after 1 s, 2 s, 4 s, … 10 min, each damaged block is read again:
         entries whole nowhere here ──► marked in metadata: a replication worker copies them to this bookie, from another replica
         all of them whole, but some in the damaged block alone ──► these are added again, as a repair would add them
         all of them in sound blocks ──► the index lets go of the damaged block
@@ -40,7 +40,7 @@ MOST_DAMAGED = 1000
 _MOST_SUSPECTS = 1000
 _AT_ONCE = 16
 """Damaged blocks that one round reads: about 16 MiB."""
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 600.0
 _ADD_BYTES = 512 << 10
 """Entries that are added again go in pieces of so many bytes."""
 

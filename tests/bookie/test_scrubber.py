@@ -118,6 +118,29 @@ async def test_a_block_is_mended_once_its_entries_were_copied_again() -> None:
         assert bookie.statistics().scrub.found == 0
 
 
+async def test_copies_on_their_way_to_a_block_are_waited_for() -> None:
+    machine = Machine()
+    async with machine.bookie() as bookie:
+        reports = await filled(bookie)
+        flip(machine, 7)
+        await bookie.scrubber.scrub_all()
+        await added(bookie, group_of(7, 7, size=900), recovery=True)
+
+        async def adds_of_a_look() -> int:
+            before = bookie.statistics().entries_added
+            await bookie.scrubber.damaged.look_again()
+            return bookie.statistics().entries_added - before
+
+        assert await adds_of_a_look() == 0
+        assert len(reports.seen) == 1, "a copy in the journal and the cache is no damage"
+        await bookie.checkpoint()
+        assert await adds_of_a_look() == 3, "the other entries of the block are added again"
+        assert await adds_of_a_look() == 0, "once"
+        await bookie.checkpoint()
+        assert await adds_of_a_look() == 0
+        assert damaged(bookie) == 0
+
+
 async def test_a_checksum_that_is_damaged_itself_needs_no_replica() -> None:
     machine = Machine()
     async with machine.bookie() as bookie:
@@ -145,6 +168,58 @@ async def test_a_damaged_block_stays_while_an_entry_of_it_is_nowhere_else() -> N
             await bookie.checkpoint()
             await bookie.scrubber.damaged.look_again()
             assert machine.index.contains(block) == (entry_id < held[-1])
+        assert await read_all(bookie, 7, 0, 19) == (EVERYTHING, {})
+
+
+async def test_a_block_stays_when_the_others_leave_the_index_at_the_last_moment() -> None:
+    """Compaction may move them between the look and the removal."""
+    machine = Machine()
+    async with machine.bookie() as bookie:
+        await filled(bookie)
+        block = flip(machine, 7)
+        await bookie.scrubber.scrub_all()
+        for entry_id in range(block.first_entry_id, block.last_entry_id + 1):
+            await added(bookie, group_of(7, entry_id, size=900), recovery=True)
+        await bookie.checkpoint()
+        flush = machine.workers["flush"]
+        flush.hold()
+        looking = asyncio.ensure_future(bookie.scrubber.damaged.look_again())
+        await settle()
+        (other,) = [found for found in machine.index.overlapping(7, 7, 7) if found != block]
+        machine.index.remove_blocks([other])
+        flush.release()
+        await looking
+        assert machine.index.contains(block)
+        assert (await read_all(bookie, 7, 7, 7))[1] == {7: Status.BAD_DIGEST}
+
+
+@pytest.mark.parametrize("operation", range(40))
+async def test_power_may_be_lost_at_any_step_of_mending(operation: int) -> None:
+    """Whatever the next process finds, it denies nothing, and mends what is left."""
+    machine = Machine(operation)
+
+    async def life(bookie: Bookie) -> None:
+        await filled(bookie)
+        flip(machine, 7)
+        machine.crash_at(operation)
+        await bookie.scrubber.scrub_all()
+        await added(bookie, group_of(7, 7, size=900), recovery=True)
+        await bookie.checkpoint()
+        await mend(bookie)
+        assert damaged(bookie) == 0
+
+    crashed = await machine.run_until_crash(life)
+    assert not (crashed and operation == 39), "the sweep reaches the end of mending"
+    machine.restart()
+    async with machine.bookie() as bookie:
+        entries, missing = await read_all(bookie, 7, 0, 19)
+        assert missing.items() <= {7: Status.BAD_DIGEST}.items()
+        assert entries.items() <= EVERYTHING.items()
+        await bookie.scrubber.scrub_all()
+        await added(bookie, group_of(7, 7, size=900), recovery=True)
+        await bookie.checkpoint()
+        await mend(bookie)
+        assert damaged(bookie) == 0
         assert await read_all(bookie, 7, 0, 19) == (EVERYTHING, {})
 
 
