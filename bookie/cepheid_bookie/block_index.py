@@ -9,9 +9,9 @@ a block whose range contains an id has the entry.
 
 Rule 1: log id and offset are part of the key: two blocks that begin at one id never replace each other.
 Rule 2: to deny an entry, the search steps back until no earlier block of the ledger could reach it (its longest block says so).
-Rule 3: `write`, `move` and `delete_ledgers` are one batch each, and synced when they return.
+Rule 3: `write`, `move`, `delete_ledgers` and `remove_blocks` are one batch each, and synced when they return.
 
-Every call blocks and may come from any thread; `write`, `move` and `delete_ledgers` from one thread at a time.
+Every call blocks and may come from any thread; those four from one thread at a time.
 """
 
 from __future__ import annotations
@@ -48,6 +48,12 @@ class BlockIndex(Protocol):
     def delete_ledgers(self, ledgers: Mapping[int, LedgerRecord | None]) -> None:
         """Removes the ledgers' blocks and summaries, and their records or puts the given ones (tombstones), in one synced batch."""
 
+    def remove_blocks(self, blocks: Sequence[BlockRef]) -> None:
+        """Remove single blocks, in one synced batch. Their entries must be in other blocks: a read denies what no block has.
+
+        The ledger's summary stays as it is: it may claim more than there is, never less.
+        """
+
     def sync(self) -> None:
         """Whatever is visible is synced when it returns, also what a batch left behind whose sync failed."""
 
@@ -57,6 +63,12 @@ class BlockIndex(Protocol):
         Ids of the range below the end of the last block returned, or of the whole range if fewer than `max_blocks` came,
         that are in none of them are certainly not in the index.
         """
+
+    def overlapping(self, ledger_id: int, first_entry_id: int, last_entry_id: int) -> list[BlockRef]:
+        """Return every block that has at least one entry of the range, in the order of the index."""
+
+    def contains(self, block: BlockRef) -> bool:
+        """Return whether the index has this block, at this place and with this length and these entries."""
 
     def last_entry_id(self, ledger_id: int) -> int:
         """The largest id in any block of the ledger; -1 if there is none."""

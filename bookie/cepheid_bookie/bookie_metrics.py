@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from cepheid_ports.prometheus import Family, Sample, counter, gauge, histogram
 
 if TYPE_CHECKING:
+    from cepheid_bookie.scrubber import ScrubFigures
     from cepheid_bookie.statistics import BookieStatistics
 
 
@@ -34,6 +35,7 @@ def bookie_families(bookie: str, figures: BookieStatistics) -> Iterator[Family]:
         bookie=bookie,
     )
     yield from _entry_logs(bookie, figures)
+    yield from _scrub(bookie, figures.scrub)
     yield counter("cepheid_bookie_fences_total", "Ledgers fenced.", figures.fences, bookie=bookie)
     yield Family(
         "cepheid_bookie_free_bytes",
@@ -235,4 +237,39 @@ def _scans(bookie: str, figures: BookieStatistics) -> Iterator[Family]:
             Sample(figures.scans_refused, {"bookie": bookie, "reason": "overloaded"}),
             Sample(figures.scans_unauthorized, {"bookie": bookie, "reason": "unauthorized"}),
         ),
+    )
+
+
+def _scrub(bookie: str, figures: ScrubFigures) -> Iterator[Family]:
+    yield counter("cepheid_bookie_scrubbed_blocks_total", "Blocks compared with their checksum.", figures.blocks, bookie=bookie)
+    yield counter(
+        "cepheid_bookie_scrubbed_bytes_total", "Bytes read to compare blocks with their checksum.", figures.bytes, bookie=bookie
+    )
+    yield gauge(
+        "cepheid_bookie_scrub_progress_ratio",
+        "Share of the entry logs that the pass under way has read, 0 to 1.",
+        figures.progress,
+        bookie=bookie,
+    )
+    yield gauge(
+        "cepheid_bookie_scrub_last_pass_age_seconds",
+        "Time since every block was last compared with its checksum. +Inf: that was never done.",
+        math.inf if figures.last_pass_age_s is None else figures.last_pass_age_s,
+        bookie=bookie,
+    )
+    yield counter(
+        "cepheid_bookie_damaged_blocks_found_total", "Blocks that were found damaged or unreadable.", figures.found, bookie=bookie
+    )
+    yield counter(
+        "cepheid_bookie_mended_blocks_total",
+        "Damaged blocks that were given up after all their entries were in other blocks.",
+        figures.mended,
+        bookie=bookie,
+    )
+    yield Family(
+        "cepheid_bookie_damaged_blocks",
+        "gauge",
+        "Damaged blocks now, by what can become of them: repair from a replica; no_replica: no other bookie has their entries; "
+        "not_needed: metadata does not count on this bookie for them.",
+        [Sample(count, {"bookie": bookie, "outlook": outlook.value}) for outlook, count in figures.damaged.items()],
     )

@@ -294,6 +294,18 @@ class EntryLogReader:
             raise OSError(f"{log_path(log_id)} ends at {offset + len(data)}, {size_bytes} bytes from {offset} on are wanted")
         return data
 
+    def read_once(self, log_id: int, size_bytes: int, offset: int) -> bytes:
+        """As `read_bytes`, for bytes that nobody asked for: the system need not keep them in memory."""
+        log = self._take(log_id)
+        try:
+            data = log.file.pread(size_bytes, offset)
+            log.file.drop_cached(offset, size_bytes)
+        finally:
+            self._give_back(log)
+        if len(data) < size_bytes:
+            raise OSError(f"{log_path(log_id)} ends at {offset + len(data)}, {size_bytes} bytes from {offset} on are wanted")
+        return data
+
     def share(self, log_id: int) -> int:
         """A descriptor for another process. Raises OSError, for a log that is gone too."""
         return self._disk.share(log_path(log_id))

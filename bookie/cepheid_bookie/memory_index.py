@@ -68,6 +68,9 @@ class MemoryBlockIndex(BlockIndex):
     def delete_ledgers(self, ledgers: Mapping[int, LedgerRecord | None]) -> None:
         self._change(lambda content: self._delete(content, ledgers))
 
+    def remove_blocks(self, blocks: Sequence[BlockRef]) -> None:
+        self._change(lambda content: self._remove(content, blocks))
+
     def sync(self) -> None:
         self.before_sync()
         with self._lock:
@@ -88,9 +91,20 @@ class MemoryBlockIndex(BlockIndex):
                 if index >= 0:
                     found.append(blocks[index])
                     entry_id = blocks[index].last_entry_id + 1
-                else:
+                elif after < len(blocks):
                     entry_id = blocks[after].first_entry_id
+                else:
+                    break  # the summary claims more than is left after a removal
             return found
+
+    def overlapping(self, ledger_id: int, first_entry_id: int, last_entry_id: int) -> list[BlockRef]:
+        with self._lock:
+            blocks = self._now.blocks.get(ledger_id, [])
+            return [block for block in blocks if block.first_entry_id <= last_entry_id and block.last_entry_id >= first_entry_id]
+
+    def contains(self, block: BlockRef) -> bool:
+        with self._lock:
+            return block in self._now.blocks.get(block.ledger_id, [])
 
     def last_entry_id(self, ledger_id: int) -> int:
         with self._lock:
@@ -166,6 +180,13 @@ class MemoryBlockIndex(BlockIndex):
                 insort(known, new, key=_order)
                 moved += 1
         return moved
+
+    @staticmethod
+    def _remove(content: _Content, blocks: Sequence[BlockRef]) -> None:
+        for block in blocks:
+            known = content.blocks.get(block.ledger_id, [])
+            if block in known:
+                known.remove(block)
 
     @staticmethod
     def _delete(content: _Content, ledgers: Mapping[int, LedgerRecord | None]) -> None:

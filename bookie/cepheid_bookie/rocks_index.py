@@ -107,6 +107,12 @@ class RocksBlockIndex(BlockIndex):
                 batch.put(_LEDGER_KEY.pack(b"L", ledger_id), encode_record(tombstone))
         self._write_synced(batch)
 
+    def remove_blocks(self, blocks: Sequence[BlockRef]) -> None:
+        batch = WriteBatch(raw_mode=True)
+        for block in blocks:
+            batch.delete(_block_key(block))
+        self._write_synced(batch)
+
     def sync(self) -> None:
         self._db.flush_wal(True)
 
@@ -133,6 +139,20 @@ class RocksBlockIndex(BlockIndex):
             found.append(block)
             entry_id = block.last_entry_id + 1
         return found
+
+    def overlapping(self, ledger_id: int, first_entry_id: int, last_entry_id: int) -> list[BlockRef]:
+        found: list[BlockRef] = []
+        reach = max(self._summary(ledger_id).longest - 1, 0)  # an earlier block cannot have an entry of the range
+        cursor = self._db.iter()
+        cursor.seek(_BLOCK_KEY.pack(b"B", ledger_id, max(first_entry_id - reach, 0), 0, 0))
+        while (block := _block_at(cursor, ledger_id)) is not None and block.first_entry_id <= last_entry_id:
+            if block.last_entry_id >= first_entry_id:
+                found.append(block)
+            cursor.next()
+        return found
+
+    def contains(self, block: BlockRef) -> bool:
+        return bool(self._db.get(_block_key(block)) == _BLOCK_VALUE.pack(block.length, block.last_entry_id))
 
     def last_entry_id(self, ledger_id: int) -> int:
         return self._summary(ledger_id).last_entry_id

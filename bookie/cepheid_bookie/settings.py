@@ -223,6 +223,18 @@ class StorageSettings(BaseModel, frozen=True, extra="forbid"):
         description="Free space on the data disk that compaction leaves. It may use the rest of `storage.min_free_data_bytes`, so "
         "that it can free a full disk. Keep it large enough for the block index.",
     )
+    scrub_period_s: float = Field(
+        7 * 86400.0,
+        ge=0,
+        description="Time in which every block of the entry logs is read once and compared with its checksum, so that a damaged "
+        "one is repaired from another bookie before a reader needs it. 0: blocks are not read for this purpose.",
+    )
+    scrub_bytes_s: int = Field(
+        8 * MiB,
+        ge=64 * KiB,
+        description="Most bytes per second that are read for `storage.scrub_period_s`. With more data than fits, a pass takes "
+        "longer than the period. Raise it for bookies with more than 4 TB.",
+    )
     tombstone_s: float = Field(
         7 * 86400.0,
         gt=0,

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from cepheid_bookie.opening import Workers
     from cepheid_bookie.run_sender import RunSender
     from cepheid_bookie.scans import Scans
+    from cepheid_bookie.scrubber import ScrubFigures
     from cepheid_bookie.write_cache import WriteCache
 
 
@@ -99,6 +100,7 @@ class BookieStatistics:
     reclaimed_bytes: int
     quarantined_logs: int
     damaged_blocks: int
+    scrub: ScrubFigures
     # disks
     free_journal_bytes: int
     free_data_bytes: int
@@ -123,6 +125,7 @@ def take_statistics(
     lac_waits: LacWaits,
     deletion: LedgerDeletion,
     collection: LogCollection,
+    scrub: ScrubFigures,
     space: DiskSpace,
     workers: Workers,
 ) -> BookieStatistics:
@@ -194,6 +197,7 @@ def take_statistics(
         reclaimed_bytes=collection.counters.reclaimed_bytes,
         quarantined_logs=len(collection.quarantined),
         damaged_blocks=collection.counters.damaged_blocks,
+        scrub=scrub,
         free_journal_bytes=space.free_journal_bytes,
         free_data_bytes=space.free_data_bytes,
     )

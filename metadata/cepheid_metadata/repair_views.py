@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 from cepheid_metadata import keys
 from cepheid_metadata.errors import BadVersionError, KeyExistsError, NoSuchKeyError
+from cepheid_metadata.ledger_records import LedgerMetadata
 from cepheid_metadata.listing import list_names, list_records, list_repair_marks
 from cepheid_metadata.repair_records import DrainingBookie, RepairMark, RepairRequest, RepairSwitch, ShortReason
 from cepheid_metadata.repositories import (
@@ -208,8 +209,13 @@ async def request_recovery(store: MetadataStore, bookie: str, now_ms: int) -> No
         pass
 
 
-async def mark_damaged(store: MetadataStore, ledger_id: int, bookies: Sequence[str], now_ms: int) -> None:
-    """Have a worker check these bookies' copies of a ledger. Raises UnknownLedgerError, RepairRefusedError."""
+async def mark_damaged(
+    store: MetadataStore, ledger_id: int, bookies: Sequence[str], now_ms: int, *, short_entries: int = 0
+) -> None:
+    """Have a worker check these bookies' copies of a ledger. Raises UnknownLedgerError, RepairRefusedError.
+
+    `short_entries`: copies that are known to be bad, for people; 0: that is not known.
+    """
     found = await ledger_records(store).get(ledger_id)
     if found is None:
         raise UnknownLedgerError(f"ledger {ledger_id} does not exist, or was deleted", ledger_id=ledger_id)
@@ -228,8 +234,8 @@ async def mark_damaged(store: MetadataStore, ledger_id: int, bookies: Sequence[s
                     ledger_id=ledger_id,
                     bookies=damaged,
                     copies_left=max(0, found.record.write_quorum - len(damaged)),
-                    short_entries=0,
-                    short_bytes=0,
+                    short_entries=short_entries,
+                    short_bytes=_bytes_of(found.record, short_entries),
                     since_ms=now_ms,
                 )
                 await marks.create(ledger_id, fresh)
@@ -239,6 +245,13 @@ async def mark_damaged(store: MetadataStore, ledger_id: int, bookies: Sequence[s
             return
         except (KeyExistsError, BadVersionError, NoSuchKeyError):
             continue
+
+
+def _bytes_of(ledger: LedgerMetadata, entries: int) -> int:
+    """Return the estimated payload bytes of so many entries; 0 while the ledger's length is not known."""
+    if not ledger.length_bytes or ledger.last_entry_id is None:
+        return 0
+    return ledger.length_bytes * entries // (ledger.last_entry_id + 1)
 
 
 def merged_reasons(

@@ -170,6 +170,39 @@ def test_a_walk_in_slices_sees_every_block_once_while_the_index_changes(reopen: 
     assert [*seen, *found] == sorted(blocks)
 
 
+def test_all_blocks_with_entries_of_a_range_are_found(reopen: Reopen) -> None:
+    index = reopen()
+    index.write([ref(0, 9, log=1), ref(5, 5, log=2), ref(8, 12, log=3), ref(13, 20), ref(0, 9, ledger=8)], {})
+    assert ids(index.overlapping(7, 5, 12)) == [(0, 9), (5, 5), (8, 12)]
+    assert ids(index.overlapping(7, 9, 9)) == [(0, 9), (8, 12)]
+    assert ids(index.overlapping(7, 21, 99)) == index.overlapping(6, 0, 99) == []
+
+
+def test_a_removed_block_is_gone_and_takes_no_other_along(reopen: Reopen) -> None:
+    index = reopen()
+    index.write([ref(0, 9, log=1), ref(0, 9, log=2), ref(10, 19)], {7: LedgerRecord(KEY)})
+    index.remove_blocks([ref(0, 9, log=1)])
+    index.remove_blocks([ref(0, 9, log=1), ref(0, 9, ledger=8)])  # what is not there
+    index = reopen()
+    assert not index.contains(ref(0, 9, log=1))
+    assert index.contains(ref(0, 9, log=2))
+    assert not index.contains(ref(0, 8, log=2)), "other entries at the same place are another block"
+    assert ids(index.find(7, 0, 99, 10)) == [(0, 9), (10, 19)]
+    index.remove_blocks([ref(10, 19)])
+    assert ids(index.find(7, 0, 99, 10)) == [(0, 9)], "though the summary knows of larger ids"
+
+
+def test_a_walk_in_slices_sees_every_block_also_when_its_place_was_removed(reopen: Reopen) -> None:
+    index = reopen()
+    blocks = [ref(0, 3, ledger=6), ref(0, 3, log=1), ref(0, 3, log=2, offset=8), ref(4, 9), ref(0, 3, ledger=9)]
+    index.write(blocks, {6: LedgerRecord(KEY)})
+    walked: list[BlockRef] = []
+    while found := index.blocks_after(walked[-1] if walked else None, 2):
+        index.remove_blocks(found)
+        walked += found
+    assert walked == blocks
+
+
 blocks_strategy = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 12)), max_size=20)
 
 
