@@ -77,8 +77,8 @@ class SegmentScan:
             self.problem = "the segment header is damaged"
 
     def contents(self, start: int = ALIGNMENT) -> Iterator[FoundRecord | JournalDamage]:
-        """Yield records and damage from the first batch at or after `start`, in order."""
-        if self.header is None:
+        """Yield records and damage in order, of batches that begin at `start` or later."""
+        if self.header is None and start < ALIGNMENT:
             yield JournalDamage(0, min(ALIGNMENT, self.size_bytes), self.problem)
         nonce = self._nonce()
         if nonce is None:
@@ -87,18 +87,18 @@ class SegmentScan:
                     ALIGNMENT, self.size_bytes, "without segment header and first batch, nothing here can be believed"
                 )
             return
-        offset, sequence = align(max(start, ALIGNMENT)), None
-        if offset == ALIGNMENT and self.header is not None:
-            sequence = self.header.first_sequence
+        offset, sequence = ALIGNMENT, None if self.header is None else self.header.first_sequence
         while offset < self.size_bytes:
             batch = self._batch_at(offset, nonce)
             if batch is None:
                 found = self._search(offset + ALIGNMENT, nonce)
-                if (damage := self._gap(offset, found, sequence)) is not None:
+                damage = self._gap(offset, found, sequence)
+                if damage is not None and damage.end > start:
                     yield damage
                 offset = self.size_bytes if found is None else found
                 continue
-            yield from self._records(offset, batch, nonce)
+            if offset >= start:
+                yield from self._records(offset, batch, nonce)
             offset += align(BATCH_HEADER_BYTES + batch.size_bytes)
             sequence = batch.sequence + 1
 

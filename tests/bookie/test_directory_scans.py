@@ -149,6 +149,7 @@ def test_every_record_of_a_segment_is_found_and_reading_can_begin_in_the_middle(
     segment = Segment(tmp_path)
     assert segment.found() == [1, 1, 2, 2, 3, 3, 4, 4]
     assert segment.found(segment.offsets[2]) == [3, 3, 4, 4]
+    assert segment.found(segment.offsets[2] + 1) == [4, 4]
     first = segment.scan()[0]
     assert isinstance(first, FoundRecord)
     assert (first.offset, first.sequence) == (4096 + BATCH_HEADER_BYTES, 1)
