@@ -26,7 +26,7 @@ have planted them. What is left out is unknown here, and repair copies it from o
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 from cepheid_bookie.block_index import BlockRef
@@ -114,14 +114,21 @@ class IndexRebuild:
             index.close()
         return self.report
 
-    async def begin_limbo(self, records: IdentityRecords) -> None:
-        """Make the watermark durable on the disks, then in metadata (rules 1 and 4)."""
+    async def begin_limbo(self, records: IdentityRecords, take_ledger_id: Callable[[], Awaitable[int]]) -> None:
+        """Make the watermark durable on the disks, then in metadata (rules 1 and 4).
+
+        It is higher than that of an earlier loss: auditors tell losses apart by it. If no ledger id was given out since then,
+        `take_ledger_id` is called to raise the counter in metadata; the id is not used.
+        """
         await self.check(records)
         cookie = self.cookie()
         recorded = await records.load(cookie.bookie_id)
         assert recorded is not None, "checked above"
+        earlier = max(cookie.limbo_below, recorded.limbo_below)
+        if await records.next_ledger_id() <= earlier:
+            await take_ledger_id()
         given_out = max(await records.next_ledger_id(), self.report.largest_ledger_id + 1)
-        limbo = cookie.reborn(max(given_out, cookie.limbo_below, recorded.limbo_below))
+        limbo = cookie.reborn(max(given_out, earlier))
         for disk in self._bookie.writable_disks:
             save_cookie(disk, limbo)
         await records.replace(recorded, limbo)

@@ -341,6 +341,7 @@ def rebuild_index(
     from cepheid_bookie.errors import IndexCorruptError
     from cepheid_bookie.index_rebuild import IndexRebuild
     from cepheid_cli.ledger_owners import bookie_records, read_master_keys
+    from cepheid_metadata import LedgerIds
     from cepheid_ports import make_new_files_private
 
     make_new_files_private()
@@ -360,8 +361,8 @@ def rebuild_index(
                 return await read_master_keys(store)
 
         async def after() -> None:
-            async with bookie_records(metadata, data, journal) as (_, records):
-                await rebuild.begin_limbo(records)
+            async with bookie_records(metadata, data, journal) as (store, records):
+                await rebuild.begin_limbo(records, LedgerIds(store).take)
 
         report = rebuild.build(asyncio.run(before()), accept_searched=search)
         if not as_json:

@@ -12,7 +12,7 @@ from cepheid_bookie.entry_block import HEADER_BYTES
 from cepheid_bookie.errors import CookieError
 from cepheid_bookie.index_rebuild import IndexRebuild, RebuildReport
 from cepheid_bookie.stopped_bookie import StoppedBookie
-from cepheid_metadata import MemoryStore, MemoryTree
+from cepheid_metadata import LedgerIds, MemoryStore, MemoryTree
 from cepheid_rpc import LacRequest, Status
 from tests.bookie.bookie_support import IDENTITY, KEY, add, added, group_of, payload_of, read_all
 from tests.bookie.stopped_directories import DELETED, FENCED, HELD, SIZE, open_bookie, write_directory
@@ -34,7 +34,7 @@ class Lost:
             await rebuild.check(self.cookies)
             report = rebuild.build(dict.fromkeys(HELD, KEY), accept_searched=accept_searched)
             if until != "build":
-                await rebuild.begin_limbo(self.cookies)
+                await rebuild.begin_limbo(self.cookies, LedgerIds(self.store).take)
             if until == "swap":
                 rebuild.swap()
         return report
@@ -83,6 +83,11 @@ async def test_a_bookie_without_its_index_refuses_to_start_and_the_rebuild_can_b
     assert report.old_index == "index.damaged-1", "a start that was refused had made an empty one"
     bookie = await open_bookie(lost.directory, lost.store)
     await bookie.aclose()
+
+
+async def test_a_second_rebuild_has_a_higher_watermark_so_that_auditors_see_another_loss(tmp_path: Path) -> None:
+    lost = await make_lost(tmp_path)
+    assert [(await lost.rebuild()).limbo_below for _ in range(2)] == [1001, 2001]
 
 
 async def test_a_rebuild_knows_keys_from_the_journal_and_names_ledgers_without_one(tmp_path: Path) -> None:
