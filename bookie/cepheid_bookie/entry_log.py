@@ -35,7 +35,7 @@ LOG_HEADER_BYTES = _ALIGNMENT
 """Bytes of a log before its first block."""
 _MAGIC = b"CPHDELOG"
 _HEADER = struct.Struct("<8sIIQ")
-_VERSION = 1
+_VERSION = LOG_VERSION = 1
 _WRITE_BYTES = 1 << 20  # gathered per pwritev, and synced: one large sync would hold up the journal's small ones
 
 
@@ -56,6 +56,16 @@ def dead_logs(disk: Disk, index: BlockIndex) -> list[int]:
 def _encode_header(log_id: int) -> bytes:
     body = log_id.to_bytes(8, "little")
     return _HEADER.pack(_MAGIC, _VERSION, crc32c(body), log_id).ljust(_ALIGNMENT, b"\0")
+
+
+def decode_log_header(data: bytes, log_id: int) -> int | None:
+    """Return the format version, or None when the bytes are not the intact header of this log. Its checksum does not cover the
+    version, so an unknown one may be damage, too."""
+    if len(data) < _HEADER.size:
+        return None
+    magic, version, crc, found_id = _HEADER.unpack_from(data)
+    is_intact = magic == _MAGIC and crc32c(memoryview(data)[_HEADER.size - 8 : _HEADER.size]) == crc and found_id == log_id
+    return int(version) if is_intact else None
 
 
 def _create_log(disk: Disk, log_id: int) -> DiskFile:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rocksdict import BlockBasedOptions, Cache, DBCompressionType, DBRecoveryMode, Options, Rdict, WriteBatch
+from rocksdict import AccessType, BlockBasedOptions, Cache, DBCompressionType, DBRecoveryMode, Options, Rdict, WriteBatch
 
 from cepheid_bookie.block_index import BlockIndex, BlockRef, Summary, group_by_ledger
 from cepheid_bookie.errors import FormatVersionError, IndexCorruptError
@@ -56,16 +56,20 @@ def _options() -> Options:
 
 
 class RocksBlockIndex(BlockIndex):
-    """The database in the directory `path`."""
+    """The database in the directory `path`. `read_only`: it must exist, and the database changes none of its own files."""
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *, read_only: bool = False) -> None:
+        access = AccessType.read_only() if read_only else AccessType.read_write()
         try:
-            self._db = Rdict(str(path), options=_options())
+            self._db = Rdict(str(path), options=_options(), access_type=access)
         except Exception as error:  # rocksdict has no class of its own for it
             if "Corruption" not in str(error):
                 raise
             raise IndexCorruptError(f"the block index {path} is damaged: {error}", path=str(path)) from error
         version = self._db.get(_VERSION_KEY)
+        if version is None and read_only:
+            self._db.close()
+            raise IndexCorruptError(f"the block index {path} has no format version: no bookie has written it", path=str(path))
         if version is None:
             self._put_synced(_VERSION_KEY, struct.pack(">I", _VERSION))
         elif struct.unpack(">I", version)[0] != _VERSION:
