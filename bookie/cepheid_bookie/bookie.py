@@ -25,6 +25,7 @@ from cepheid_bookie.background_pace import BackgroundPace
 from cepheid_bookie.block_index import BlockIndex
 from cepheid_bookie.checkpoint import Checkpointer, FlushStore
 from cepheid_bookie.cookie import BookieIdentity
+from cepheid_bookie.damaged_blocks import DamagedBlocks, DamageReports
 from cepheid_bookie.disk import Disk
 from cepheid_bookie.disk_space import DiskSpace
 from cepheid_bookie.entry_log import EntryLogReader
@@ -38,9 +39,11 @@ from cepheid_bookie.ledger_deletion import HeldCopy, LedgerDeletion
 from cepheid_bookie.ledger_table import LISTED_AT_START
 from cepheid_bookie.limbo import Limbo
 from cepheid_bookie.local_connection import LocalConnection
+from cepheid_bookie.log_collection import LogCollection
 from cepheid_bookie.opening import Directories, IdentityRecords, Storage, new_nonce, open_storage
 from cepheid_bookie.run_sender import RunSender
 from cepheid_bookie.scans import CACHED_GROUPS, AuthorizeRead, Scans, accept_every_ticket
+from cepheid_bookie.scrubber import Scrubber
 from cepheid_bookie.settings import StorageSettings
 from cepheid_bookie.statistics import BookieStatistics, take_statistics
 from cepheid_ports import Ports, SteadyClock
@@ -59,6 +62,9 @@ log = logging.getLogger(__name__)
 
 _SEEN_S = 86_400.0
 """How long a process runs before it forgets tombstones: neither it nor the one that made them may have had the right time."""
+
+
+_BUSY_JOURNAL_BYTES = 256 << 10
 
 
 class BookieState(enum.Enum):
@@ -119,6 +125,9 @@ class Bookie:
         self._ledgers = ledgers
         self._logs = logs
         self._log_reader = EntryLogReader(directories.data, open_logs=settings.open_logs)
+        damaged = DamagedBlocks(
+            directories.index, self._log_reader, cache, workers.scrub, workers.flush, self.add, bookie_id=storage.cookie.bookie_id
+        )
         self._reader = EntryReader(
             cache,
             directories.index,
@@ -126,6 +135,7 @@ class Bookie:
             workers.read,
             reading_bytes=settings.reading_bytes,
             read_ahead_bytes=settings.read_ahead_bytes,
+            on_damaged=damaged.suspect,
         )
         self._scans = Scans(
             EntryReader(
@@ -136,6 +146,7 @@ class Bookie:
                 reading_bytes=settings.scan_bytes,
                 whole_blocks=True,
                 cached_groups=CACHED_GROUPS,
+                on_damaged=damaged.suspect,
             ),
             open_scans=settings.open_scans,
             retry_s=settings.scan_retry_s,
@@ -148,7 +159,8 @@ class Bookie:
         writer = JournalWriter(
             directories.journal, start, segment_bytes=settings.journal_segment_bytes, new_nonce=lambda: new_nonce(ports)
         )
-        self._pace = BackgroundPace(settings.background_floor_bytes_s)
+        compaction_pace = BackgroundPace(settings.background_floor_bytes_s)
+        self._pace = BackgroundPace(settings.background_floor_bytes_s, beside=compaction_pace)
         self._journal = Journal(
             writer, workers.journal, start, self._on_batch, self._pace, batch_bytes=settings.journal_batch_bytes
         )
@@ -178,8 +190,29 @@ class Bookie:
         )
         self._lac_waits = LacWaits(settings.lac_waits, ledgers.is_settled)
         self._access = LedgerAccess(ledgers, self._journal, lambda: self.state is BookieState.SERVING, self._lac_waits.wake)
-        self._deletion = LedgerDeletion(
-            ledgers, cache, directories.index, directories.data, logs, self._log_reader, workers.flush, self._reader.forget
+        self._deletion = LedgerDeletion(ledgers, cache, directories.index, workers.flush, self._reader.forget)
+        self.collection = LogCollection(
+            directories.index,
+            directories.data,
+            logs,
+            self._log_reader,
+            workers.compact,
+            workers.flush,
+            settings,
+            compaction_pace,
+            lambda: self._space.free_data_bytes,
+        )
+        self.collection.on_damaged = self.on_damaged
+        self.scrubber = Scrubber(
+            directories.data,
+            directories.index,
+            self._log_reader,
+            workers.scrub,
+            damaged,
+            settings,
+            self._clock,
+            self._is_busy,
+            name=storage.cookie.bookie_id,
         )
         ledgers.start()
         self._space.look_now()
@@ -374,6 +407,21 @@ class Bookie:
         if self.on_writable is not None:
             self.on_writable(not full)
 
+    # scrubbing
+
+    def start_scrubber(self, reports: DamageReports) -> None:
+        """Read all blocks once in a period from now on; damage, also what readers find, is reported there and mended."""
+        self.scrubber.start(reports)
+
+    def on_damaged(self, ledger_id: int, first_entry_id: int, last_entry_id: int) -> None:
+        """Something found blocks with these entries damaged. They are read again, and repaired if that is so. Cheap."""
+        self.scrubber.damaged.suspect_entries(ledger_id, first_entry_id, last_entry_id)
+
+    def _is_busy(self) -> bool:
+        """Return whether others want the disk now."""
+        is_writing = self._journal.queued_bytes >= _BUSY_JOURNAL_BYTES or self._cache.flushing is not None
+        return is_writing or self._open_reads > 0 or self.is_full
+
     # deletion
 
     def ledgers(self) -> list[int]:
@@ -423,12 +471,15 @@ class Bookie:
             self._lac_waits.wake(copy.state.ledger_id)
         return dropped
 
-    async def reclaim(self) -> list[int]:
-        """Forgets old tombstones, deletes entry logs that hold nothing living; returns those logs' ids."""
+    async def reclaim(self, *, urgent: bool = False) -> list[int]:
+        """Forget old tombstones, delete dead entry logs and compact sparse ones; return the ids of the logs that were deleted.
+
+        `urgent`, for a full disk: compact everything that is worth it, at once, and without regard for adds.
+        """
         tombstone_s = self.settings.tombstone_s
         if self._clock.age_s >= min(tombstone_s, _SEEN_S):
             await self._deletion.forget_tombstones(self._clock.now_ms() - int(1000 * tombstone_s))
-        return await self._deletion.delete_dead_logs()
+        return await self.collection.collect(urgent=urgent)
 
     async def count_life(self) -> None:
         """Now and then, so that an old copy of the disks is known as one. Raises what disk and metadata raise: only another process
@@ -477,11 +528,13 @@ class Bookie:
                 await self.checkpoint()
             except Exception as error:
                 log.warning("bookie.closed_without_checkpoint", extra={"bookie": self.bookie_id, "error": repr(error)})
+        await self.scrubber.aclose()
         self._reader.stop()
         self._scans.stop()
         self._space.stop()
         self._checkpointer.stop()
         self._ledgers.stop()
+        await self.collection.aclose()
         await self._workers.aclose()
         for connection in list(self._connections):
             connection.on_bookie_stopped("is stopped")
@@ -502,6 +555,7 @@ class Bookie:
         log.error("bookie.failed", extra={"bookie": self.bookie_id, "error": repr(error), "hint": hint})
         self._space.stop()
         self._checkpointer.stop(error)
+        self.collection.stop()
         self._ledgers.stop()
         self._journal.fail(error)
         self._reader.stop()
@@ -532,6 +586,8 @@ class Bookie:
             access=self._access,
             lac_waits=self._lac_waits,
             deletion=self._deletion,
+            collection=self.collection,
+            scrub=self.scrubber.figures(),
             space=self._space,
             workers=self._workers,
         )

@@ -31,7 +31,7 @@ from cepheid_bookie.errors import DirectoryUnusableError, LedgersNotListedError
 from cepheid_bookie.garbage_collection import GarbageCollector
 from cepheid_bookie.health_server import HealthServer, Page
 from cepheid_bookie.held_ledgers import held_ledgers
-from cepheid_bookie.metadata_records import MetadataCookies, MetadataLedgers, report_bookie
+from cepheid_bookie.metadata_records import MetadataCookies, MetadataDamage, MetadataLedgers, report_bookie
 from cepheid_bookie.scans import AuthorizeRead, accept_every_ticket
 from cepheid_metadata import (
     BookieRegistration,
@@ -177,6 +177,7 @@ class BookieRole(Role):
 
         collector = GarbageCollector(self.bookie, MetadataLedgers(self._opened_store, self._ports))
         collector.start()
+        self.bookie.start_scrubber(MetadataDamage(self._opened_store, self.bookie_id, self._ports))
         self._opened.push_async_callback(collector.aclose)
         settings = self.settings
         scans = ScanServer(self.bookie, settings.host, settings.scan_port, self._ports)

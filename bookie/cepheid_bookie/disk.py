@@ -13,6 +13,7 @@ import fcntl
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -20,7 +21,8 @@ from cepheid_ports import CepheidError, make_private
 from cepheid_rpc import Buffer
 
 _MAX_BUFFERS = 1024  # IOV_MAX on Linux and macOS
-_OURS = ("VERSION", "LIFE", "LOCK", "mark.", "journal", "entrylog", "index")  # names at the root of a disk begin so
+_LOCK = "LOCK"
+_OURS = ("VERSION", "LIFE", "SCRUB", _LOCK, "mark.", "journal", "entrylog", "index")  # names at the root of a disk begin so
 
 
 class DirectoryInUseError(CepheidError):
@@ -38,6 +40,9 @@ class DiskFile(Protocol):
 
     def pread(self, size_bytes: int, offset: int) -> bytes:
         """Up to `size_bytes`; fewer only at the end of the file."""
+
+    def drop_cached(self, offset: int, size_bytes: int) -> None:
+        """Tell the system that these bytes will not be read again soon, so that they take no memory from others. A hint only."""
 
     def size(self) -> int: ...
 
@@ -109,6 +114,11 @@ class RealFile:
         while len(data) < size_bytes and (more := os.pread(self._fd, size_bytes - len(data), offset + len(data))):
             data += more
         return data
+
+    def drop_cached(self, offset: int, size_bytes: int) -> None:
+        if hasattr(os, "posix_fadvise"):
+            with suppress(OSError):
+                os.posix_fadvise(self._fd, offset, size_bytes, os.POSIX_FADV_DONTNEED)
 
     def size(self) -> int:
         return os.fstat(self._fd).st_size
@@ -189,19 +199,65 @@ class RealDisk:
         return status.f_blocks * status.f_frsize
 
     def lock(self) -> None:
-        fd = os.open(self.root / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(fd)
-            raise DirectoryInUseError(f"data directory {self.root} is in use by another process", path=str(self.root)) from None
-        self._lock_fd = fd
+        self._lock_fd = _lock(self.root, os.O_RDWR | os.O_CREAT)
         make_private(self.root, _OURS)  # what an older release, or the index's database, left open to others
 
     def unlock(self) -> None:
         if self._lock_fd is not None:
             os.close(self._lock_fd)
             self._lock_fd = None
+
+
+class ReadOnlyFile(RealFile):
+    """A file that cannot be changed through this object: the system refuses every write (EBADF)."""
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+
+class ReadOnlyDisk(RealDisk):
+    """An existing directory of a bookie that is stopped. Nothing in it is created, changed or removed.
+
+    `lock` takes the same lock as a bookie does. A directory without a LOCK file was copied, or no bookie has run in it; it is read
+    without a lock, because creating the file would change the directory.
+    """
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = Path(root)
+        self._lock_fd = None
+
+    def open(self, path: str, *, create: bool = False) -> RealFile:
+        if create:
+            raise _read_only(self.root / path)
+        return ReadOnlyFile(self.root / path)
+
+    def mkdir(self, path: str) -> None:
+        raise _read_only(self.root / path)
+
+    def rename(self, old: str, new: str) -> None:
+        raise _read_only(self.root / old)
+
+    def unlink(self, path: str) -> None:
+        raise _read_only(self.root / path)
+
+    def lock(self) -> None:
+        if self.exists(_LOCK):
+            self._lock_fd = _lock(self.root, os.O_RDONLY)
+
+
+def _read_only(path: Path) -> OSError:
+    return OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+
+def _lock(root: Path, flags: int) -> int:
+    """Return the descriptor that holds the lock of a directory. Raises DirectoryInUseError."""
+    fd = os.open(root / _LOCK, flags | os.O_CLOEXEC, 0o640)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise DirectoryInUseError(f"data directory {root} is in use by another process", path=str(root)) from None
+    return fd
 
 
 def _sync_dir(path: Path) -> None:

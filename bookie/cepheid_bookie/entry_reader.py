@@ -6,13 +6,16 @@
 Rule 1: the cache is looked at first, in one turn, then the index: a half leaves the cache only after the index has it, so an entry
 that exists is seen in one of the two.
 Rule 2: three answers: here, certainly never acknowledged, unknown. Of a damaged block the entries that match their own digests are
-given, and the others are unknown (BAD_DIGEST). A block that cannot be read makes all its entries unknown.
+given, and the others are unknown (BAD_DIGEST). A block that cannot be read makes all its entries unknown. Entries that are whole in
+another block, where repair has put them, are given from there. Whoever mends blocks is told of the damaged ones (`on_damaged`).
 Rule 3: reads of old data queue among themselves, for a byte budget and in threads of their own; adds never wait for them. A read
 that has waited for longer than its sender does is refused, not read: the budget is for those who still wait.
 Rule 4: who takes blocks as they lie on disk is told where (`StoredRun`): they are neither taken apart nor checked here, which the
 reader does anyway. Only blocks of which every entry was asked for, and only many bytes of them in one place.
 Rule 5: where a reader continues, the blocks that follow are read while it takes what it has (`BlockCache`). That is done with what
 the budget has left, never while a read waits for it.
+Rule 6: a log may be deleted between the look into the index and the read. Then its live blocks are elsewhere, or their ledger is
+deleted: the index is asked again. If the file that it names now is not there either, the entries are unknown.
 """
 
 from __future__ import annotations
@@ -21,12 +24,13 @@ import asyncio
 import logging
 from bisect import bisect_left
 from collections import OrderedDict, deque
-from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from cepheid_bookie.block_cache import BlockCache
+from cepheid_bookie.block_check import gaps_between, other_copies, whole_runs
 from cepheid_bookie.block_index import BlockIndex, BlockRef
 from cepheid_bookie.entry_log import EntryLogReader
 from cepheid_bookie.errors import BlockCorruptError
@@ -35,9 +39,7 @@ from cepheid_bookie.write_cache import WriteCache
 from cepheid_ports import Worker
 from cepheid_rpc import (
     MAX_MESSAGE_BYTES,
-    DigestMismatchError,
     EntryGroup,
-    MalformedGroupError,
     MissingEntries,
     ReadAnswer,
     ReadRequest,
@@ -157,6 +159,7 @@ class EntryReader:
         whole_blocks: bool = False,
         cached_groups: int = _MAX_BLOCKS * _MAX_PARTS,
         read_ahead_bytes: int = 0,
+        on_damaged: Callable[[BlockRef], None] = lambda _: None,
     ) -> None:
         self._cache = cache
         self._index = index
@@ -169,6 +172,7 @@ class EntryReader:
         self._continuing: OrderedDict[tuple[int, int], None] = OrderedDict()  # (ledger id, next entry id)
         self._ahead_of: set[int] = set()  # ledgers of which blocks are being read ahead
         self._loop = asyncio.get_running_loop()
+        self._on_damaged = on_damaged
         self._stopped = False
         self.counters = ReadCounters()
 
@@ -377,7 +381,9 @@ class EntryReader:
             counters.cached_blocks += chunk.cached_blocks
             counters.disk_blocks += chunk.blocks
             counters.disk_bytes += chunk.read_bytes
-            counters.unreadable_blocks += chunk.unreadable
+            counters.unreadable_blocks += len(chunk.damaged)
+            for block in chunk.damaged:
+                self._on_damaged(block)
             counters.entries_missing += any(missing.status.certain_no for missing in chunk.answer.missing)
         return chunks[0].answer if len(parts) == 1 else _joined(parts, chunks, max_bytes)
 
@@ -409,7 +415,7 @@ class _Chunk:
     blocks: int
     cached_blocks: int
     read_bytes: int
-    unreadable: int
+    damaged: Sequence[BlockRef]
 
 
 def _joined(parts: Sequence[_Part], chunks: Sequence[_Chunk], max_bytes: int) -> ReadAnswer:
@@ -456,26 +462,38 @@ def _read_chunk(
     With `whole_blocks` the first block comes whole, and another one only if all of it fits."""
     groups: list[EntryGroup] = []
     missing: list[MissingEntries] = []
-    position, left, read_blocks, cached_blocks, read_bytes, unreadable = first, max_bytes, 0, 0, 0, 0
+    damaged: list[BlockRef] = []
+    position, left, read_blocks, cached_blocks, read_bytes = first, max_bytes, 0, 0, 0
     generation = cache.generation
 
     def read_block(block: BlockRef) -> tuple[Status, EntryGroup | None]:
         return _read_block(logs, block, check=not whole_blocks)
 
-    for block in _blocks(index, ledger_id, first, last):
+    looked_again_at = -1
+    lookup = _Lookup(index, ledger_id, first, last)
+    for block in lookup:
         if block is None or left <= 0 or (whole_blocks and groups and block.length > left):
             break
         if block.first_entry_id > position:
             missing.append(MissingEntries(position, block.first_entry_id - 1, Status.NO_ENTRY))
             position = block.first_entry_id
-        status, group, was_cached = cache.fetch(block, read_block)
+        try:
+            status, group, was_cached = cache.fetch(block, read_block)
+        except FileNotFoundError:  # rule 6
+            if looked_again_at < position:
+                looked_again_at = position
+                lookup.look_again(position)
+                continue
+            status, group, was_cached = Status.IO_ERROR, None, False
         cached_blocks += was_cached
         read_blocks += not was_cached
         if group is None:
-            unreadable += 1
+            damaged.append(block)
             until = min(last, block.last_entry_id)
             was_cut = False  # for size: what follows in the block is neither here nor missing
-            for whole in _whole_entries(logs, block, position, until) if status is Status.BAD_DIGEST else ():
+            runs = list(_whole_entries(logs, block, position, until)) if status is Status.BAD_DIGEST else []
+            runs += other_copies(index, logs, block, gaps_between(runs, position, until))
+            for whole in sorted(runs, key=lambda run: run.first_entry_id):
                 if left <= 0:
                     was_cut = True
                     break
@@ -509,7 +527,7 @@ def _read_chunk(
         if position <= last:
             missing.append(MissingEntries(position, last, Status.NO_ENTRY))
             position = last + 1
-    return _Chunk(ReadAnswer(tuple(groups), tuple(missing), position), read_blocks, cached_blocks, read_bytes, unreadable)
+    return _Chunk(ReadAnswer(tuple(groups), tuple(missing), position), read_blocks, cached_blocks, read_bytes, damaged)
 
 
 def find_run(index: BlockIndex, ledger_id: int, first: int, last: int, max_bytes: int) -> StoredRun | None:
@@ -544,9 +562,32 @@ def _blocks(index: BlockIndex, ledger_id: int, first: int, last: int) -> Iterato
     yield None
 
 
+class _Lookup:
+    """Iterates over `_blocks`, and can ask the index again."""
+
+    def __init__(self, index: BlockIndex, ledger_id: int, first: int, last: int) -> None:
+        self._index = index
+        self._ledger_id = ledger_id
+        self._last = last
+        self.look_again(first)
+
+    def __iter__(self) -> _Lookup:
+        return self
+
+    def __next__(self) -> BlockRef | None:
+        return next(self._blocks)
+
+    def look_again(self, first: int) -> None:
+        """Go on with the blocks that the index has from `first` on now."""
+        self._blocks = _blocks(self._index, self._ledger_id, first, self._last)
+
+
 def _read_block(logs: EntryLogReader, block: BlockRef, *, check: bool) -> tuple[Status, EntryGroup | None]:
+    """Raises FileNotFoundError where the log was deleted."""
     try:
         return Status.OK, logs.read_block(block, check=check)
+    except FileNotFoundError:
+        raise
     except BlockCorruptError:
         return Status.BAD_DIGEST, None
     except OSError:
@@ -559,16 +600,7 @@ def _whole_entries(logs: EntryLogReader, block: BlockRef, first: int, last: int)
         group = logs.read_block(block, check=False).slice(first, last)
     except (BlockCorruptError, OSError):
         return
-    run_first = first
-    for entry_id in range(first, last + 1):
-        try:
-            group.slice(entry_id, entry_id).verify()
-        except (DigestMismatchError, MalformedGroupError):
-            if entry_id > run_first:
-                yield group.slice(run_first, entry_id - 1)
-            run_first = entry_id + 1
-    if run_first <= last:
-        yield group.slice(run_first, last)
+    yield from whole_runs(group)
 
 
 def cut_group(group: EntryGroup, first: int, last: int, max_bytes: int) -> EntryGroup:

@@ -45,7 +45,9 @@ class BlockCorruptError(BookieError):
 class IndexCorruptError(BookieError):
     """Damage inside what the block index had synced: it would deny entries, or forget fences."""
 
-    hint = "restore the index directory from a copy, or declare this bookie damaged and start it under a new bookie id"
+    hint = (
+        "restore the index directory from a copy, or make a new index from the entry logs with `cepheid bookie-shell rebuild-index`"
+    )
 
 
 class CookieError(BookieError):

@@ -184,7 +184,7 @@ def decode_records(body: memoryview, count: int) -> list[JournalRecord] | None:
         end = end_of_record(body, offset)
         if end > len(body) or not is_record_intact(body, offset, end):
             return None
-        records.append(_decode_record(body[offset + 8], body[offset + HEAD_BYTES : end]))
+        records.append(decode_record_at(body, offset, end))
         offset = end
     return records if offset == len(body) else None
 
@@ -198,7 +198,9 @@ def is_record_intact(data: Buffer, start: int, end: int) -> bool:
     return bool(crc32c(memoryview(data)[start + 4 : end]) == _HEAD.unpack_from(data, start)[0])
 
 
-def _decode_record(kind: int, body: memoryview) -> JournalRecord:
+def decode_record_at(data: memoryview, start: int, end: int) -> JournalRecord:
+    """Return the intact record at `start..end-1`, over the same memory. Raises FormatVersionError for one of an unknown type."""
+    kind, body = data[start + 8], data[start + HEAD_BYTES : end]
     if kind == ENTRIES:
         group, _ = decode_group(body, MASTER_KEY_BYTES)
         return EntriesRecord(bytes(body[:MASTER_KEY_BYTES]), group)

@@ -1,13 +1,11 @@
-"""Removes entries that metadata no longer asks for, later the tombstones of deleted ledgers, and entry logs that nothing refers to.
+"""Removes entries that metadata no longer asks for, and later the tombstones of deleted ledgers. Their space in entry logs is
+given back by `log_collection.py`.
 
     living ──delete──► tombstone (fenced; no entries) ──tombstone_s──► forgotten
     living ──drop──► empty (fenced; takes recovery adds, since a repair may choose this bookie again)
-    log with blocks in the index ──the last of its ledgers deleted──► log without ──delete_dead_logs──► gone
 
 Rule 1: blocks go and the tombstone comes in one batch, in the flush thread: no flush is running then, none indexes them again.
-Rule 2: a log is deleted only when the index, read to its end, has no block in it, it is not the one being written, and no
-flush that waits for the index has blocks in it.
-Rule 3: `drop` compares the number of admitted adds, hides the cached entries and queues the removal from the index in one turn of
+Rule 2: `drop` compares the number of admitted adds, hides the cached entries and queues the removal from the index in one turn of
 the loop. What is admitted later is flushed after that removal, so it stays. A replay of the journal may bring old entries back:
 they are dropped again later.
 """
@@ -20,8 +18,6 @@ from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
 from cepheid_bookie.block_index import BlockIndex
-from cepheid_bookie.disk import Disk
-from cepheid_bookie.entry_log import EntryLogReader, EntryLogWriter, dead_logs, log_path
 from cepheid_bookie.ledger_record import LedgerRecord
 from cepheid_bookie.ledger_table import LedgerState, LedgerTable
 from cepheid_bookie.write_cache import WriteCache
@@ -47,23 +43,16 @@ class LedgerDeletion:
         ledgers: LedgerTable,
         cache: WriteCache,
         index: BlockIndex,
-        disk: Disk,
-        logs: EntryLogWriter,
-        log_reader: EntryLogReader,
         flush_worker: Worker,
         on_deleted: Callable[[Collection[int]], None],
     ) -> None:
         self._ledgers = ledgers
         self._cache = cache
         self._index = index
-        self._disk = disk
-        self._logs = logs
-        self._log_reader = log_reader
         self._flush_worker = flush_worker
         self._on_deleted = on_deleted
         self.deleted_ledgers = 0
         self.dropped_copies = 0
-        self.deleted_logs = 0
 
     async def delete(self, ledger_ids: Iterable[int], now_ms: int) -> None:
         """Raises what loading or the index raises; then the ledgers are refused and listed, and the call can be repeated."""
@@ -133,19 +122,3 @@ class LedgerDeletion:
                 return None
             await asyncio.shield(self._ledgers.load(ledger_id))  # others wait for it too
         return state
-
-    async def delete_dead_logs(self) -> list[int]:
-        def work() -> list[int]:
-            dead = [log_id for log_id in dead_logs(self._disk, self._index) if not self._logs.is_needed(log_id)]
-            if dead:
-                self._index.sync()  # of a deletion whose sync failed a power loss leaves nothing, and the index would lead nowhere
-            for log_id in dead:
-                self._log_reader.forget(log_id)
-                self._disk.unlink(log_path(log_id))
-            return dead
-
-        dead = await self._flush_worker.run(work)
-        self.deleted_logs += len(dead)
-        if dead:
-            log.info("entry_logs.deleted", extra={"count": len(dead), "logs": [f"{log_id:08x}" for log_id in dead]})
-        return dead

@@ -92,14 +92,16 @@ class Directories:
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """Threads by what may keep them busy: syncs of the journal, flushes, looks that adds wait for (a ledger's record, free
-    space), brokers' reads, scans. The first three notice it if a read gets into their queue."""
+    """Threads by what may keep them busy: syncs of the journal, flushes, looks that adds wait for (a ledger's record, free space),
+    brokers' reads, scans, collection of entry logs, the scrubber. The first three notice it if a read gets into their queue."""
 
     journal: WatchedWorker
     flush: WatchedWorker
     look: WatchedWorker
     read: Worker
     scan: Worker
+    compact: Worker
+    scrub: Worker
 
     @classmethod
     def start(cls, name: str, settings: StorageSettings, ports: Ports) -> Workers:
@@ -109,10 +111,12 @@ class Workers:
             WatchedWorker(ports.new_worker(f"{name}-look", 1)),
             ports.new_worker(f"{name}-read", settings.reader_threads),
             ports.new_worker(f"{name}-scan", settings.scan_threads),
+            ports.new_worker(f"{name}-compact", 1),
+            ports.new_worker(f"{name}-scrub", 1),
         )
 
     async def aclose(self) -> None:
-        for worker in (self.journal, self.flush, self.look, self.read, self.scan):
+        for worker in (self.journal, self.flush, self.look, self.read, self.scan, self.compact, self.scrub):
             await worker.aclose()
 
     @property

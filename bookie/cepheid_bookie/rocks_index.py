@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rocksdict import BlockBasedOptions, Cache, DBCompressionType, DBRecoveryMode, Options, Rdict, WriteBatch
+from rocksdict import AccessType, BlockBasedOptions, Cache, DBCompressionType, DBRecoveryMode, Options, Rdict, WriteBatch
 
 from cepheid_bookie.block_index import BlockIndex, BlockRef, Summary, group_by_ledger
 from cepheid_bookie.errors import FormatVersionError, IndexCorruptError
@@ -58,16 +58,20 @@ def _options() -> Options:
 
 
 class RocksBlockIndex(BlockIndex):
-    """The database in the directory `path`."""
+    """The database in the directory `path`. `read_only`: it must exist, and the database changes none of its own files."""
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *, read_only: bool = False) -> None:
+        access = AccessType.read_only() if read_only else AccessType.read_write()
         try:
-            self._db = Rdict(str(path), options=_options())
+            self._db = Rdict(str(path), options=_options(), access_type=access)
         except Exception as error:  # rocksdict has no class of its own for it
             if "Corruption" not in str(error):
                 raise
             raise IndexCorruptError(f"the block index {path} is damaged: {error}", path=str(path)) from error
         version = self._db.get(_VERSION_KEY)
+        if version is None and read_only:
+            self._db.close()
+            raise IndexCorruptError(f"the block index {path} has no format version: no bookie has written it", path=str(path))
         if version is None:
             self._put_synced(_VERSION_KEY, struct.pack(">I", _VERSION))
         elif struct.unpack(">I", version)[0] != _VERSION:
@@ -84,10 +88,7 @@ class RocksBlockIndex(BlockIndex):
         for ledger_id, ledger_blocks in group_by_ledger(blocks).items():
             summary = self._summary(ledger_id)
             for block in ledger_blocks:
-                batch.put(
-                    _BLOCK_KEY.pack(b"B", ledger_id, block.first_entry_id, block.log_id, block.offset),
-                    _BLOCK_VALUE.pack(block.length, block.last_entry_id),
-                )
+                batch.put(_block_key(block), _BLOCK_VALUE.pack(block.length, block.last_entry_id))
                 summary = summary.including(block)
             batch.put(_LEDGER_KEY.pack(b"S", ledger_id), _SUMMARY.pack(*summary))
             keys += len(ledger_blocks) + 1
@@ -95,6 +96,16 @@ class RocksBlockIndex(BlockIndex):
                 self._db.write(batch)
                 batch, keys = WriteBatch(raw_mode=True), 0
         self._write_synced(batch)
+
+    def move(self, moves: Sequence[tuple[BlockRef, BlockRef]]) -> int:
+        batch, moved = WriteBatch(raw_mode=True), 0
+        for old, new in moves:
+            if self._db.get(_block_key(old)) is not None:
+                batch.delete(_block_key(old))
+                batch.put(_block_key(new), _BLOCK_VALUE.pack(new.length, new.last_entry_id))
+                moved += 1
+        self._write_synced(batch)
+        return moved
 
     def delete_ledgers(self, ledgers: Mapping[int, LedgerRecord | None]) -> None:
         batch = WriteBatch(raw_mode=True)
@@ -105,6 +116,12 @@ class RocksBlockIndex(BlockIndex):
                 batch.delete(_LEDGER_KEY.pack(b"L", ledger_id))
             else:
                 batch.put(_LEDGER_KEY.pack(b"L", ledger_id), encode_record(tombstone))
+        self._write_synced(batch)
+
+    def remove_blocks(self, blocks: Sequence[BlockRef]) -> None:
+        batch = WriteBatch(raw_mode=True)
+        for block in blocks:
+            batch.delete(_block_key(block))
         self._write_synced(batch)
 
     def sync(self) -> None:
@@ -133,6 +150,20 @@ class RocksBlockIndex(BlockIndex):
             found.append(block)
             entry_id = block.last_entry_id + 1
         return found
+
+    def overlapping(self, ledger_id: int, first_entry_id: int, last_entry_id: int) -> list[BlockRef]:
+        found: list[BlockRef] = []
+        reach = max(self._summary(ledger_id).longest - 1, 0)  # an earlier block cannot have an entry of the range
+        cursor = self._db.iter()
+        cursor.seek(_BLOCK_KEY.pack(b"B", ledger_id, max(first_entry_id - reach, 0), 0, 0))
+        while (block := _block_at(cursor, ledger_id)) is not None and block.first_entry_id <= last_entry_id:
+            if block.last_entry_id >= first_entry_id:
+                found.append(block)
+            cursor.next()
+        return found
+
+    def contains(self, block: BlockRef) -> bool:
+        return bool(self._db.get(_block_key(block)) == _BLOCK_VALUE.pack(block.length, block.last_entry_id))
 
     def last_entry_id(self, ledger_id: int) -> int:
         return self._summary(ledger_id).last_entry_id
@@ -172,6 +203,16 @@ class RocksBlockIndex(BlockIndex):
             yield block
             cursor.next()
 
+    def blocks_after(self, last: BlockRef | None, limit: int) -> list[BlockRef]:
+        cursor = self._db.iter()
+        cursor.seek(b"B" if last is None else _block_key(last))
+        found: list[BlockRef] = []
+        while len(found) < limit and (block := _block_at(cursor, None)) is not None:
+            if block != last:
+                found.append(block)
+            cursor.next()
+        return found
+
     def stamp(self) -> bytes | None:
         stamp: bytes | None = self._db.get(_STAMP_KEY)
         return stamp
@@ -206,6 +247,10 @@ class RocksBlockIndex(BlockIndex):
                 return block
             cursor.prev()
         return None
+
+
+def _block_key(block: BlockRef) -> bytes:
+    return _BLOCK_KEY.pack(b"B", block.ledger_id, block.first_entry_id, block.log_id, block.offset)
 
 
 def _block_at(cursor: Any, ledger_id: int | None) -> BlockRef | None:

@@ -16,9 +16,11 @@ if TYPE_CHECKING:
     from cepheid_bookie.ledger_access import LedgerAccess
     from cepheid_bookie.ledger_deletion import LedgerDeletion
     from cepheid_bookie.ledger_table import LedgerTable
+    from cepheid_bookie.log_collection import LogCollection
     from cepheid_bookie.opening import Workers
     from cepheid_bookie.run_sender import RunSender
     from cepheid_bookie.scans import Scans
+    from cepheid_bookie.scrubber import ScrubFigures
     from cepheid_bookie.write_cache import WriteCache
 
 
@@ -89,7 +91,16 @@ class BookieStatistics:
     fences: int
     ledgers_deleted: int
     surplus_ledgers_dropped: int
+    # entry logs
     logs_deleted: int
+    log_bytes: int  # as of the last collection
+    log_live_bytes: int
+    compactions: int
+    compacted_bytes: int
+    reclaimed_bytes: int
+    quarantined_logs: int
+    damaged_blocks: int
+    scrub: ScrubFigures
     # disks
     free_journal_bytes: int
     free_data_bytes: int
@@ -113,6 +124,8 @@ def take_statistics(
     access: LedgerAccess,
     lac_waits: LacWaits,
     deletion: LedgerDeletion,
+    collection: LogCollection,
+    scrub: ScrubFigures,
     space: DiskSpace,
     workers: Workers,
 ) -> BookieStatistics:
@@ -176,7 +189,15 @@ def take_statistics(
         fences=access.fences,
         ledgers_deleted=deletion.deleted_ledgers,
         surplus_ledgers_dropped=deletion.dropped_copies,
-        logs_deleted=deletion.deleted_logs,
+        logs_deleted=collection.counters.deleted_logs,
+        log_bytes=collection.counters.log_bytes,
+        log_live_bytes=collection.counters.live_bytes,
+        compactions=collection.counters.runs,
+        compacted_bytes=collection.counters.compacted_bytes,
+        reclaimed_bytes=collection.counters.reclaimed_bytes,
+        quarantined_logs=len(collection.quarantined),
+        damaged_blocks=collection.counters.damaged_blocks,
+        scrub=scrub,
         free_journal_bytes=space.free_journal_bytes,
         free_data_bytes=space.free_data_bytes,
     )

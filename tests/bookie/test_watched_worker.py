@@ -36,7 +36,7 @@ async def test_a_read_in_the_thread_of_the_journal_is_noticed() -> None:
         await added(bookie, group_of(7, 0))
         assert await misplaced == "read"
         waited_s = bookie.statistics().adds_waited_behind_reads_s
-        assert 0 < waited_s <= 0.06
+        assert waited_s > 0
         await added(bookie, group_of(7, 1))
         assert bookie.statistics().adds_waited_behind_reads_s == waited_s, "no read was before it"
 

@@ -1,0 +1,364 @@
+"""What lies in the directories of a stopped bookie, as values for people and tools: files, ledgers, the place of an entry.
+
+The figures of entry logs come from the index: a block to which the index does not refer is dead, whatever is in it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cepheid_bookie.block_index import BlockRef
+from cepheid_bookie.disk import DiskFile
+from cepheid_bookie.entry_block import decode_block, uncheck_block
+from cepheid_bookie.entry_log import LOG_VERSION, log_path
+from cepheid_bookie.entry_log_scan import log_header_damage
+from cepheid_bookie.errors import BlockCorruptError, BookieError, IndexCorruptError
+from cepheid_bookie.journal_format import ALIGNMENT, FORMAT_VERSION, EntriesRecord, LedgerStateRecord, segment_path
+from cepheid_bookie.journal_mark import MarkFile
+from cepheid_bookie.journal_scan import FoundRecord, JournalDamage, SegmentScan
+from cepheid_bookie.stopped_bookie import INDEX, StoppedBookie
+from cepheid_rpc import DigestMismatchError, EntryGroup, MalformedGroupError
+
+
+class NoSuchEntryHereError(BookieError):
+    """The bookie does not hold this ledger or entry, as far as its files can be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentReport:
+    """A journal segment. `needed`: a start of the bookie reads it, because the log mark has not passed its end."""
+
+    file: str
+    size_bytes: int
+    format_version: int | None
+    first_sequence: int | None
+    last_sequence: int | None
+    needed: bool | None
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class LogReport:
+    """An entry log. `live_bytes` are those of blocks to which the index refers; None without an index."""
+
+    file: str
+    log_id: int
+    size_bytes: int
+    format_version: int | None
+    blocks: int | None
+    ledgers: int | None
+    live_bytes: int | None
+    problem: str
+
+    @property
+    def live_share(self) -> float | None:
+        return None if self.live_bytes is None else self.live_bytes / max(1, self.size_bytes - ALIGNMENT)
+
+
+@dataclass(frozen=True, slots=True)
+class IndexReport:
+    file: str
+    size_bytes: int
+    blocks: int | None
+    ledgers: int | None  # with a record
+    deleted: int | None  # of them: ledgers whose tombstone is kept
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class MarkReport:
+    """The log mark: what lies below it in the journal is in the entry logs and the index, too."""
+
+    sequence: int | None
+    segment_id: int | None
+    offset: int | None
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class FilesReport:
+    mark: MarkReport
+    journal: list[SegmentReport]
+    journal_problem: str
+    logs: list[LogReport]
+    index: IndexReport
+
+
+@dataclass(slots=True)
+class LedgerUse:
+    """What one ledger has on this bookie. Entries that are in two blocks count twice in `entries`."""
+
+    ledger_id: int
+    entries: int = 0
+    first_entry_id: int | None = None
+    last_entry_id: int | None = None
+    log_bytes: int = 0
+    journal_bytes: int = 0  # above the log mark: a start of the bookie moves them to an entry log
+    logs: list[str] = field(default_factory=list)
+    fenced: bool | None = None  # None: there is no record
+    deleted_at_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EntryPlace:
+    """Where a copy of an entry lies. `problem` is empty if the copy is what its writer sent."""
+
+    file: str
+    offset: int  # of the block, or of the record
+    length: int
+    first_entry_id: int
+    last_entry_id: int
+    problem: str
+    entry: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KeptLog:
+    """An entry log, and the ledgers that keep it: live bytes by ledger id."""
+
+    log_id: int
+    file: str
+    size_bytes: int
+    live_bytes: int
+    ledgers: dict[int, int]
+
+    @property
+    def live_share(self) -> float:
+        return self.live_bytes / max(1, self.size_bytes - ALIGNMENT)
+
+
+def report_files(bookie: StoppedBookie) -> FilesReport:
+    """List everything. What cannot be read is a `problem`."""
+    mark = bookie.mark()
+    blocks, problem = _known_blocks(bookie)
+    by_log: defaultdict[int, list[BlockRef]] = defaultdict(list)
+    for block in blocks or ():
+        by_log[block.log_id].append(block)
+    journal: list[SegmentReport] = []
+    journal_problem = ""
+    try:
+        journal = [_report_segment(bookie, segment_id, mark) for segment_id in bookie.segments()]
+    except BookieError as error:
+        journal_problem = str(error)
+    logs = [_report_log(bookie, log_id, None if problem else by_log[log_id]) for log_id in bookie.logs()]
+    return FilesReport(_report_mark(mark), journal, journal_problem, logs, _report_index(bookie, len(blocks or ()), problem))
+
+
+def report_ledgers(bookie: StoppedBookie) -> list[LedgerUse]:
+    """Return every ledger that has entries or a record here, by id. Raises IndexCorruptError, NoJournalHereError."""
+    found: dict[int, LedgerUse] = {}
+
+    def use_of(ledger_id: int) -> LedgerUse:
+        return found.setdefault(ledger_id, LedgerUse(ledger_id))
+
+    logs: defaultdict[int, set[int]] = defaultdict(set)
+    for block in bookie.blocks():
+        use = use_of(block.ledger_id)
+        use.log_bytes += block.length
+        _count(use, block.first_entry_id, block.last_entry_id)
+        logs[block.ledger_id].add(block.log_id)
+    for ledger_id, log_ids in logs.items():
+        found[ledger_id].logs = [f"{log_id:08x}" for log_id in sorted(log_ids)]
+    for ledger_id, record in bookie.records():
+        use = use_of(ledger_id)
+        use.fenced, use.deleted_at_ms = record.fenced, record.deleted_at_ms if record.deleted else None
+    for _, item in journal_above_mark(bookie):
+        if isinstance(item, FoundRecord) and isinstance(item.record, EntriesRecord):
+            use = use_of(item.record.group.ledger_id)
+            use.journal_bytes += item.length
+            _count(use, item.record.group.first_entry_id, item.record.group.last_entry_id)
+        elif isinstance(item, FoundRecord) and isinstance(item.record, LedgerStateRecord):
+            use = use_of(item.record.ledger_id)
+            use.fenced = bool(use.fenced) or item.record.record.fenced
+    return [found[ledger_id] for ledger_id in sorted(found)]
+
+
+def report_kept_logs(bookie: StoppedBookie, log_id: int | None = None) -> list[KeptLog]:
+    """Return why logs are kept: all of them, or one. Raises IndexCorruptError, NoSuchFileHereError."""
+    wanted = bookie.logs() if log_id is None else [log_id]
+    live: dict[int, defaultdict[int, int]] = {wanted_id: defaultdict(int) for wanted_id in wanted}
+    sizes = {wanted_id: _size(bookie.open_log(wanted_id)) for wanted_id in wanted}
+    for block in bookie.blocks():
+        if block.log_id in live:
+            live[block.log_id][block.ledger_id] += block.length
+    return [
+        KeptLog(kept, log_path(kept), sizes[kept], sum(ledgers.values()), dict(sorted(ledgers.items())))
+        for kept, ledgers in live.items()
+    ]
+
+
+def find_entry(bookie: StoppedBookie, ledger_id: int, entry_id: int) -> list[EntryPlace]:
+    """Return every copy of an entry: those that the index knows, then those in the journal.
+
+    Raises IndexCorruptError, NoJournalHereError; NoSuchEntryHereError.
+    """
+    places: list[EntryPlace] = []
+    knows_ledger = False
+    for block in bookie.blocks():
+        knows_ledger = knows_ledger or block.ledger_id == ledger_id
+        if block.ledger_id == ledger_id and block.first_entry_id <= entry_id <= block.last_entry_id:
+            places.append(_place_in_log(bookie, block, entry_id))
+    for segment_id in bookie.segments():
+        for item in _scan(bookie, segment_id):
+            if isinstance(item, FoundRecord) and isinstance(item.record, EntriesRecord):
+                group = item.record.group
+                knows_ledger = knows_ledger or group.ledger_id == ledger_id
+                if group.ledger_id == ledger_id and group.first_entry_id <= entry_id <= group.last_entry_id:
+                    places.append(_place(segment_path(segment_id), item.offset, item.length, group, entry_id))
+    if places:
+        return places
+    record = dict(bookie.records()).get(ledger_id)
+    if record is not None and record.deleted:
+        raise NoSuchEntryHereError(f"ledger {ledger_id} was deleted on this bookie", ledger_id=ledger_id)
+    if not knows_ledger and record is None:
+        raise NoSuchEntryHereError(f"this bookie has nothing of ledger {ledger_id}", ledger_id=ledger_id)
+    message = f"this bookie has ledger {ledger_id}, but no entry {entry_id} of it"
+    raise NoSuchEntryHereError(message, ledger_id=ledger_id, entry_id=entry_id)
+
+
+def journal_above_mark(bookie: StoppedBookie) -> Iterator[tuple[int, FoundRecord | JournalDamage]]:
+    """Yield what a start of the bookie replays, with its segment. Without a readable mark: the whole journal."""
+    mark = bookie.mark()
+    for segment_id in bookie.segments():
+        start = ALIGNMENT
+        if isinstance(mark, MarkFile):
+            if segment_id < mark.current.segment_id:
+                continue
+            if segment_id == mark.current.segment_id:
+                start = max(mark.current.offset, ALIGNMENT)
+        for item in _scan(bookie, segment_id, start):
+            yield segment_id, item
+
+
+def _scan(bookie: StoppedBookie, segment_id: int, start: int = ALIGNMENT) -> Iterator[FoundRecord | JournalDamage]:
+    file = bookie.open_segment(segment_id)
+    try:
+        yield from SegmentScan(file, segment_id).contents(start)
+    finally:
+        file.close()
+
+
+def _known_blocks(bookie: StoppedBookie) -> tuple[list[BlockRef] | None, str]:
+    """Return the blocks of the index, or what is wrong with it."""
+    try:
+        return list(bookie.blocks()), ""
+    except IndexCorruptError as error:
+        return None, str(error.args[0])
+
+
+def _report_mark(mark: MarkFile | str) -> MarkReport:
+    if isinstance(mark, str):
+        return MarkReport(None, None, None, mark)
+    if not mark.exists:
+        return MarkReport(None, None, None, "there is none: the bookie has never written its cache to an entry log")
+    return MarkReport(mark.current.sequence, mark.current.segment_id, mark.current.offset, "")
+
+
+def _report_segment(bookie: StoppedBookie, segment_id: int, mark: MarkFile | str) -> SegmentReport:
+    file = bookie.open_segment(segment_id)
+    try:
+        scan, problems = SegmentScan(file, segment_id), []
+        first = None if scan.header is None else scan.header.first_sequence
+        last: int | None = None
+        for item in scan.contents():
+            if isinstance(item, FoundRecord):
+                last = item.sequence
+                first = item.sequence if first is None else first
+            else:
+                problems.append(f"{'torn' if item.torn else 'damaged'} at offset {item.offset}: {item.reason}")
+        version = None if scan.header is None else FORMAT_VERSION
+        needed = None if isinstance(mark, str) else segment_id >= mark.current.segment_id
+        return SegmentReport(segment_path(segment_id), scan.size_bytes, version, first, last, needed, "; ".join(problems))
+    finally:
+        file.close()
+
+
+def _report_log(bookie: StoppedBookie, log_id: int, blocks: list[BlockRef] | None) -> LogReport:
+    file = bookie.open_log(log_id)
+    try:
+        size, damage = file.size(), log_header_damage(file, log_id)
+    finally:
+        file.close()
+    version, problem = (LOG_VERSION, "") if damage is None else (None, damage.reason)
+    if blocks is None:
+        return LogReport(log_path(log_id), log_id, size, version, None, None, None, problem)
+    if beyond := [block for block in blocks if block.offset + block.length > size]:
+        lost = f"the log is cut off: {len(beyond)} blocks of the index lie beyond its end"
+        problem = "; ".join(filter(None, [problem, lost]))
+    ledgers = len({block.ledger_id for block in blocks})
+    live_bytes = sum(block.length for block in blocks)
+    return LogReport(log_path(log_id), log_id, size, version, len(blocks), ledgers, live_bytes, problem)
+
+
+def _report_index(bookie: StoppedBookie, blocks: int, problem: str) -> IndexReport:
+    path = bookie.data_dir / INDEX
+    size = _directory_bytes(path)
+    if problem:
+        return IndexReport(INDEX, size, None, None, None, problem)
+    try:
+        records = [record for _, record in bookie.records()]
+    except IndexCorruptError as error:
+        return IndexReport(INDEX, size, blocks, None, None, str(error.args[0]))
+    return IndexReport(INDEX, size, blocks, len(records), sum(record.deleted for record in records), "")
+
+
+def _directory_bytes(path: Path) -> int:
+    return sum(file.stat().st_size for file in path.iterdir() if file.is_file()) if path.is_dir() else 0
+
+
+def _count(use: LedgerUse, first: int, last: int) -> None:
+    use.entries += last - first + 1
+    use.first_entry_id = first if use.first_entry_id is None else min(first, use.first_entry_id)
+    use.last_entry_id = last if use.last_entry_id is None else max(last, use.last_entry_id)
+
+
+def _place_in_log(bookie: StoppedBookie, block: BlockRef, entry_id: int) -> EntryPlace:
+    """Return the copy in a block of the index, also one that cannot be read."""
+    place = (log_path(block.log_id), block.offset, block.length)
+    bounds = (block.first_entry_id, block.last_entry_id)
+    try:
+        file = bookie.open_log(block.log_id)
+    except BookieError:
+        return EntryPlace(*place, *bounds, "this log is missing")
+    try:
+        data = file.pread(block.length, block.offset)
+    except OSError as error:
+        return EntryPlace(*place, *bounds, f"the log cannot be read: {error}")
+    finally:
+        file.close()
+    damage = ""
+    try:
+        group = decode_block(data)
+    except BlockCorruptError:
+        damage = "the checksum of the block does not match"
+        try:
+            group = uncheck_block(data)
+        except BlockCorruptError as error:
+            return EntryPlace(*place, *bounds, f"the block is damaged: {error.args[0]}")
+    if (group.ledger_id, group.first_entry_id, group.last_entry_id) != block[:3]:
+        return EntryPlace(*place, *bounds, f"the log has {group!r} there: the index or the log is damaged")
+    found = _place(place[0], block.offset, block.length, group, entry_id)
+    if damage and not found.problem:
+        damage = f"{damage}, but this entry is intact"
+        return EntryPlace(*place, *bounds, damage, found.entry)
+    return found
+
+
+def _place(file: str, offset: int, length: int, group: EntryGroup, entry_id: int) -> EntryPlace:
+    problem, entry = "", None
+    try:
+        group.slice(entry_id, entry_id).verify()
+        entry = bytes(group.entry(entry_id))
+    except (DigestMismatchError, MalformedGroupError) as error:
+        problem = str(error.args[0])
+    return EntryPlace(file, offset, length, group.first_entry_id, group.last_entry_id, problem, entry)
+
+
+def _size(file: DiskFile) -> int:
+    try:
+        return file.size()
+    finally:
+        file.close()
