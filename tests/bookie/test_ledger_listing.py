@@ -13,7 +13,7 @@ from cepheid_bookie.errors import LedgersNotListedError
 from cepheid_bookie.held_ledgers import held_ledgers
 from cepheid_bookie.memory_index import MemoryBlockIndex
 from cepheid_rpc import LacRequest, Status
-from tests.bookie.bookie_support import KEY, Machine, add, added, group_of, read_all
+from tests.bookie.bookie_support import KEY, Machine, add, added, group_of, read_all, small_settings
 from tests.support import wait_until
 
 HELD = range(1, 20)
@@ -78,6 +78,27 @@ async def test_an_add_does_not_wait_for_the_look_that_a_reader_has_asked_for() -
         await bookie.wait_listed()
         assert (await bookie.read_lac(LacRequest(15, KEY))).status is Status.OK
         assert (await read_all(bookie, 15, 0, 3))[1] == {}
+
+
+async def test_a_ledger_that_is_created_during_a_look_is_not_what_the_look_finds() -> None:
+    """The look began before the listing was complete, and ends after the new ledger has left memory."""
+    machine = Machine(settings=small_settings(loaded_ledgers=1))
+    async with unlisted(machine) as bookie:
+        held = machine.workers["read"]
+        reader = asyncio.ensure_future(bookie.read_lac(LacRequest(50, KEY)))
+        await asyncio.sleep(0.01)
+        assert held._held is not None
+        look = held._held.pop(0)
+        held.release()
+        await bookie.wait_listed()  # ledger 50 is certainly new now
+        await added(bookie, group_of(50, 0, 3))
+        await bookie.checkpoint()
+        bookie._ledgers._evict()
+        bookie._ledgers._loaded.pop(50, None)
+        held._pending -= 1
+        look[1]((None, -1), None)
+        assert (await reader).status is Status.OK
+        assert (await add(bookie, group_of(50, 3)))[0].status is Status.OK, "its key is not forgotten"
 
 
 async def test_counts_and_pages_are_complete_once_all_is_listed() -> None:
