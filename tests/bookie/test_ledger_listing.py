@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
 import pytest
 
 from cepheid_bookie import Bookie, ledger_table
+from cepheid_bookie.block_index import BlockRef
+from cepheid_bookie.entry_log import log_path
 from cepheid_bookie.errors import LedgersNotListedError
 from cepheid_bookie.held_ledgers import held_ledgers
 from cepheid_bookie.memory_index import MemoryBlockIndex
@@ -149,3 +151,32 @@ def fail_once(index: MemoryBlockIndex) -> None:
         raise OSError("the database is unhappy")
 
     index.ledger_ids = fail  # type: ignore[method-assign]
+
+
+async def test_a_restart_after_a_crash_does_not_read_the_whole_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless the newest entry log may be of a start that failed."""
+    machine, walks = Machine(), 0
+    blocks = machine.index.blocks
+
+    def counted() -> Iterator[BlockRef]:
+        nonlocal walks
+        walks += 1
+        return blocks()
+
+    monkeypatch.setattr(machine.index, "blocks", counted)
+    bookie = await machine.open()
+    await added(bookie, *(group_of(ledger_id, 0, 3) for ledger_id in HELD))
+    await bookie.checkpoint()
+    await added(bookie, group_of(5, 3))
+    machine.restart()
+    bookie = await machine.open()
+    assert (await read_all(bookie, 5, 0, 3))[1] == {}
+    walks_of_restart, walks = walks, 0
+    await added(bookie, group_of(5, 4))
+    machine.restart()
+    left_behind = machine.disk.open(log_path(77), create=True)  # by a start that failed
+    left_behind.sync()
+    machine.disk.sync_dir("entrylog")
+    async with machine.bookie() as bookie:
+        assert (await read_all(bookie, 5, 0, 4))[1] == {}
+        assert (walks_of_restart, walks, machine.disk.exists(log_path(77))) == (0, 1, False)
