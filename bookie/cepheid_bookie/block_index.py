@@ -9,7 +9,8 @@ a block whose range contains an id has the entry.
 
 Rule 1: log id and offset are part of the key: two blocks that begin at one id never replace each other.
 Rule 2: to deny an entry, the search steps back until no earlier block of the ledger could reach it (its longest block says so).
-Rule 3: `write`, `move`, `delete_ledgers` and `remove_blocks` are one batch each, and synced when they return.
+Rule 3: `write`, `move`, `delete_ledgers` and `remove_blocks` are synced when they return. All but `write` are one batch: all of it,
+or nothing. Of a `write` a crash may leave a part, records before blocks: the journal still has all of it, as the mark moves later.
 
 Every call blocks and may come from any thread; those four from one thread at a time.
 """
@@ -37,7 +38,7 @@ class BlockIndex(Protocol):
     """What it shows when it is opened is synced."""
 
     def write(self, blocks: Sequence[BlockRef], records: Mapping[int, LedgerRecord]) -> None:
-        """Adds blocks and replaces ledger records, in one synced batch."""
+        """Adds blocks and replaces ledger records; synced when it returns (rule 3)."""
 
     def move(self, moves: Sequence[tuple[BlockRef, BlockRef]]) -> int:
         """Replace blocks by copies of them elsewhere (old, new), in one synced batch. Return how many were replaced.

@@ -179,6 +179,7 @@ class LedgerTable:
         self._forgotten.discard(ledger_id)
         state = self._put(LedgerState(ledger_id, LedgerRecord(master_key)))
         self.mark_dirty(state)
+        self._end_look(ledger_id, state)
         return state
 
     def get_or_load_now(self, ledger_id: int, master_key: bytes) -> LedgerState:
@@ -216,7 +217,7 @@ class LedgerTable:
 
         def on_done(found: tuple[LedgerRecord | None, int] | None, error: BaseException | None) -> None:
             if self._loading.get(ledger_id) is not loading:
-                return  # the other look was faster; what this one saw may be out of date by now
+                return  # another look was faster, or `_end_look`; what this one saw may be out of date by now
             del self._loading[ledger_id]
             state = self._loaded.get(ledger_id)
             if state is None and found is not None:
@@ -239,6 +240,12 @@ class LedgerTable:
             self._add_worker.submit(work, on_done)
         else:
             self._worker.submit(ReadWork(work), on_done)
+
+    def _end_look(self, ledger_id: int, state: LedgerState | None) -> None:
+        """The ledger was created or forgotten while the index was read: what a slow look may find of it is out of date."""
+        loading = self._loading.pop(ledger_id, None)
+        if loading is not None and not loading.future.done():
+            loading.future.set_result(state)
 
     def mark_dirty(self, state: LedgerState) -> None:
         state.dirty = True
@@ -309,6 +316,7 @@ class LedgerTable:
             self._forgotten.add(ledger_id)
         self._loaded.pop(ledger_id, None)
         self._dirty.pop(ledger_id, None)
+        self._end_look(ledger_id, None)
 
     def _list_slice(self) -> None:
         self._listing_timer = None
@@ -340,6 +348,8 @@ class LedgerTable:
             self._listed_to = found[-1][0]
         if len(found) < wanted:
             self.all_listed = True
+            if self._serving:
+                log.info("ledgers.listed", extra={"ledgers": self.count})
             self._denied.clear()
             self._forgotten.clear()
             waiters, self._listing_waiters = self._listing_waiters, []

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
 from cepheid_bookie.block_index import BlockIndex
@@ -33,6 +34,7 @@ from cepheid_bookie.cookie import (
 )
 from cepheid_bookie.disk import Disk
 from cepheid_bookie.entry_log import EntryLogWriter, dead_logs, list_logs, log_path
+from cepheid_bookie.entry_log_scan import LogBlock, scan_log
 from cepheid_bookie.errors import CookieError, JournalCorruptError
 from cepheid_bookie.journal_format import ALIGNMENT, NONCE_BYTES, EntriesRecord, SegmentHeader, parse_segment_name
 from cepheid_bookie.journal_mark import MarkFile
@@ -45,6 +47,9 @@ from cepheid_bookie.write_cache import WriteCache
 from cepheid_ports import Ports, Worker
 
 log = logging.getLogger(__name__)
+
+_LOOKED_AT = 16
+"""Blocks of the newest log that are looked up in the index; those of deleted ledgers are not in it."""
 
 
 class IdentityRecords(CookieRecords, LifeRecords, Protocol):
@@ -323,8 +328,12 @@ def _find_cookies(directories: Directories, mine: Cookie) -> dict[str, Found]:
 
 
 def _delete_dead_logs(directories: Directories) -> None:
-    """Reads the whole index: only where a journal has to be replayed, and before this process has a log of its own."""
+    """Before this process has a log of its own. What a start that failed left is newest: the whole index is read only if that log
+    may be such a one, since the time of a start must not depend on the size of the index."""
     try:
+        log_ids = list_logs(directories.data)
+        if not log_ids or _is_used(directories, log_ids[-1]):
+            return
         dead = dead_logs(directories.data, directories.index)
     except Exception as error:  # whatever the database raises: a bookie starts with an index of which it can read a part
         log.warning(
@@ -333,6 +342,16 @@ def _delete_dead_logs(directories: Directories) -> None:
         return
     for log_id in dead:
         directories.data.unlink(log_path(log_id))
+
+
+def _is_used(directories: Directories, log_id: int) -> bool:
+    """Whether the index has one of the log's first blocks. False: it may be that it has none at all."""
+    file = directories.data.open(log_path(log_id))
+    try:
+        found = islice(scan_log(file, log_id), _LOOKED_AT)
+        return any(isinstance(block, LogBlock) and block.intact and directories.index.contains(block.ref) for block in found)
+    finally:
+        file.close()
 
 
 def _stamp(directories: Directories, cookie: Cookie) -> None:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
 import pytest
 
 from cepheid_bookie import Bookie, ledger_table
+from cepheid_bookie.block_index import BlockRef
+from cepheid_bookie.entry_log import log_path
 from cepheid_bookie.errors import LedgersNotListedError
 from cepheid_bookie.held_ledgers import held_ledgers
 from cepheid_bookie.memory_index import MemoryBlockIndex
 from cepheid_rpc import LacRequest, Status
-from tests.bookie.bookie_support import KEY, Machine, add, added, group_of, read_all
+from tests.bookie.bookie_support import KEY, Machine, add, added, group_of, read_all, small_settings
 from tests.support import wait_until
 
 HELD = range(1, 20)
@@ -80,6 +82,27 @@ async def test_an_add_does_not_wait_for_the_look_that_a_reader_has_asked_for() -
         assert (await read_all(bookie, 15, 0, 3))[1] == {}
 
 
+async def test_a_ledger_that_is_created_during_a_look_is_not_what_the_look_finds() -> None:
+    """The look began before the listing was complete, and ends after the new ledger has left memory."""
+    machine = Machine(settings=small_settings(loaded_ledgers=1))
+    async with unlisted(machine) as bookie:
+        held = machine.workers["read"]
+        reader = asyncio.ensure_future(bookie.read_lac(LacRequest(50, KEY)))
+        await asyncio.sleep(0.01)
+        assert held._held is not None
+        look = held._held.pop(0)
+        held.release()
+        await bookie.wait_listed()  # ledger 50 is certainly new now
+        await added(bookie, group_of(50, 0, 3))
+        await bookie.checkpoint()
+        bookie._ledgers._evict()
+        bookie._ledgers._loaded.pop(50, None)
+        held._pending -= 1
+        look[1]((None, -1), None)
+        assert (await reader).status is Status.OK
+        assert (await add(bookie, group_of(50, 3)))[0].status is Status.OK, "its key is not forgotten"
+
+
 async def test_counts_and_pages_are_complete_once_all_is_listed() -> None:
     machine = Machine()
     async with unlisted(machine) as bookie:
@@ -128,3 +151,32 @@ def fail_once(index: MemoryBlockIndex) -> None:
         raise OSError("the database is unhappy")
 
     index.ledger_ids = fail  # type: ignore[method-assign]
+
+
+async def test_a_restart_after_a_crash_does_not_read_the_whole_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless the newest entry log may be of a start that failed."""
+    machine, walks = Machine(), 0
+    blocks = machine.index.blocks
+
+    def counted() -> Iterator[BlockRef]:
+        nonlocal walks
+        walks += 1
+        return blocks()
+
+    monkeypatch.setattr(machine.index, "blocks", counted)
+    bookie = await machine.open()
+    await added(bookie, *(group_of(ledger_id, 0, 3) for ledger_id in HELD))
+    await bookie.checkpoint()
+    await added(bookie, group_of(5, 3))
+    machine.restart()
+    bookie = await machine.open()
+    assert (await read_all(bookie, 5, 0, 3))[1] == {}
+    walks_of_restart, walks = walks, 0
+    await added(bookie, group_of(5, 4))
+    machine.restart()
+    left_behind = machine.disk.open(log_path(77), create=True)  # by a start that failed
+    left_behind.sync()
+    machine.disk.sync_dir("entrylog")
+    async with machine.bookie() as bookie:
+        assert (await read_all(bookie, 5, 0, 4))[1] == {}
+        assert (walks_of_restart, walks, machine.disk.exists(log_path(77))) == (0, 1, False)
