@@ -55,7 +55,7 @@ class ScrubFigures:
     mended: int  # of these, blocks whose entries are whole in other blocks again
     damaged: dict[Outlook, int]
     progress: float  # of the pass under way, 0..1
-    last_pass_age_s: float | None  # since the last complete pass; None: there was none
+    last_pass_age_s: float  # since the last complete pass ended; before that, since the first one began
 
 
 class Scrubber:
@@ -116,7 +116,7 @@ class Scrubber:
         await self.damaged.look_at_suspects()
 
     def figures(self) -> ScrubFigures:
-        ended_at_ms = self._progress.ended_at_ms
+        since_ms = self._progress.ended_at_ms or self._progress.began_at_ms
         return ScrubFigures(
             blocks=self.blocks,
             bytes=self.bytes,
@@ -124,7 +124,7 @@ class Scrubber:
             mended=self.damaged.mended,
             damaged={outlook: self.damaged.count(outlook) for outlook in Outlook},
             progress=self._share(),
-            last_pass_age_s=max(0, self._clock.now_ms() - ended_at_ms) / 1000 if ended_at_ms else None,
+            last_pass_age_s=max(0, self._clock.now_ms() - since_ms) / 1000 if since_ms else 0.0,
         )
 
     # the two tasks
