@@ -64,8 +64,8 @@ class BlockIndex(Protocol):
     def contains(self, block: BlockRef) -> bool:
         """Return whether the index has this block, at this place and with this length and these entries."""
 
-    def blocks_from(self, after: BlockRef | None, limit: int) -> list[BlockRef]:
-        """Return up to `limit` blocks that follow `after` in the order of the index, which need not have it any more.
+    def blocks_after(self, last: BlockRef | None, limit: int) -> list[BlockRef]:
+        """Return up to `limit` blocks that follow `last` in the order of the index, which need not have it any more.
 
         None: from the first block on. A walk in slices keeps no cursor open, so it may take days.
         """

@@ -96,14 +96,14 @@ class MemoryBlockIndex(BlockIndex):
         with self._lock:
             return block in self._now.blocks.get(block.ledger_id, [])
 
-    def blocks_from(self, after: BlockRef | None, limit: int) -> list[BlockRef]:
+    def blocks_after(self, last: BlockRef | None, limit: int) -> list[BlockRef]:
         with self._lock:
             found: list[BlockRef] = []
             for ledger_id in sorted(self._now.blocks):
-                if after is not None and ledger_id < after.ledger_id:
+                if last is not None and ledger_id < last.ledger_id:
                     continue
                 blocks = self._now.blocks[ledger_id]
-                start = bisect_right(blocks, _order(after), key=_order) if after is not None and ledger_id == after.ledger_id else 0
+                start = bisect_right(blocks, _order(last), key=_order) if last is not None and ledger_id == last.ledger_id else 0
                 found += blocks[start : start + limit - len(found)]
                 if len(found) == limit:
                     break

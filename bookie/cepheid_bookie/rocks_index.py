@@ -142,10 +142,10 @@ class RocksBlockIndex(BlockIndex):
     def contains(self, block: BlockRef) -> bool:
         return bool(self._db.get(_key_of(block)) == _BLOCK_VALUE.pack(block.length, block.last_entry_id))
 
-    def blocks_from(self, after: BlockRef | None, limit: int) -> list[BlockRef]:
+    def blocks_after(self, last: BlockRef | None, limit: int) -> list[BlockRef]:
         found: list[BlockRef] = []
         cursor = self._db.iter()
-        cursor.seek(b"B" if after is None else _key_of(after) + b"\0")  # the first key behind it
+        cursor.seek(b"B" if last is None else _key_of(last) + b"\0")  # the first key behind it
         while len(found) < limit and (block := _block_at(cursor, None)) is not None:
             found.append(block)
             cursor.next()

@@ -188,7 +188,7 @@ class Scrubber:
     async def _scrub_slice(self, *, in_haste: bool = False) -> bool:
         """Check the next blocks; return False when there are none. Raises what the index raises."""
         after = self._progress.after
-        blocks = await self._worker.run(lambda: self._index.blocks_from(after, _SLICE_BLOCKS))
+        blocks = await self._worker.run(lambda: self._index.blocks_after(after, _SLICE_BLOCKS))
         checks = deque(map(BlockCheck, blocks))
         while checks:
             if not in_haste:

@@ -158,7 +158,7 @@ def test_a_walk_in_slices_sees_every_block_also_when_its_place_was_removed(reope
     blocks = [ref(0, 3, ledger=6), ref(0, 3, log=1), ref(0, 3, log=2, offset=8), ref(4, 9), ref(0, 3, ledger=9)]
     index.write(blocks, {6: LedgerRecord(KEY)})
     walked: list[BlockRef] = []
-    while found := index.blocks_from(walked[-1] if walked else None, 2):
+    while found := index.blocks_after(walked[-1] if walked else None, 2):
         index.remove_blocks(found)
         walked += found
     assert walked == blocks

@@ -50,7 +50,7 @@ async def write_ledger(client: LedgerClient, cluster: RealCluster) -> int:
 
 def flip_bit(directory: Path, bookie: Bookie, payload: bytes) -> None:
     """On the disk, behind the back of everything that runs."""
-    (block,) = bookie._directories.index.blocks_from(None, 10)
+    (block,) = bookie._directories.index.blocks_after(None, 10)
     path = directory / bookie.bookie_id / "data" / log_path(block.log_id)
     data = bytearray(path.read_bytes())
     data[data.index(payload) + 3] ^= 4
