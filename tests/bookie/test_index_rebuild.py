@@ -10,7 +10,7 @@ import pytest
 from cepheid_bookie import MetadataCookies
 from cepheid_bookie.entry_block import HEADER_BYTES
 from cepheid_bookie.errors import CookieError
-from cepheid_bookie.index_rebuild import IndexRebuild, RebuildReport
+from cepheid_bookie.index_rebuild import IndexRebuild, RebuildFailedError, RebuildReport
 from cepheid_bookie.stopped_bookie import StoppedBookie
 from cepheid_metadata import LedgerIds, MemoryStore, MemoryTree
 from cepheid_rpc import LacRequest, Status
@@ -76,7 +76,9 @@ async def test_a_rebuilt_bookie_serves_all_it_had_denies_nothing_and_takes_only_
 async def test_a_bookie_without_its_index_refuses_to_start_and_the_rebuild_can_be_cut_off_anywhere(tmp_path: Path) -> None:
     lost = await make_lost(tmp_path)
     for until in ("build", "limbo"):
-        with pytest.raises(CookieError, match="the block index of bookie-1 is not stamped: its data is gone"):
+        with pytest.raises(
+            CookieError, match=r"the block index of bookie-1 is not stamped: .* `cepheid bookie-shell rebuild-index`"
+        ):
             await open_bookie(lost.directory, lost.store)
         await lost.rebuild(until=until)
     report = await lost.rebuild()
@@ -127,6 +129,19 @@ async def test_blocks_that_only_a_search_finds_are_left_out_unless_they_are_acce
     left_out, accepted = await lost.rebuild(until="build"), await lost.rebuild(until="build", accept_searched=True)
     assert left_out.searched_blocks == accepted.searched_blocks > 0
     assert accepted.blocks == left_out.blocks + accepted.searched_blocks
+    assert (left_out.unindexed_logs, accepted.unindexed_logs) == (["entrylog/00000001.log"], [])
+
+
+async def test_a_new_index_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = await make_lost(tmp_path)
+
+    def is_full(*_: object) -> None:
+        raise Exception("IO error: No space left on device")  # as the database raises it
+
+    monkeypatch.setattr("cepheid_bookie.index_rebuild.RocksBlockIndex.write", is_full)
+    with pytest.raises(RebuildFailedError, match=r"the new index .* cannot be written: IO error: No space left on device"):
+        await lost.rebuild()
+    assert not (lost.directory / "index").exists()
 
 
 async def test_a_rebuild_is_refused_for_directories_that_metadata_does_not_know(tmp_path: Path) -> None:
