@@ -19,7 +19,7 @@ from cepheid_bookie.errors import BlockCorruptError, BookieError, IndexCorruptEr
 from cepheid_bookie.journal_format import ALIGNMENT, FORMAT_VERSION, EntriesRecord, LedgerStateRecord, segment_path
 from cepheid_bookie.journal_mark import MarkFile
 from cepheid_bookie.journal_scan import FoundRecord, JournalDamage, SegmentScan
-from cepheid_bookie.stopped_bookie import INDEX, StoppedBookie
+from cepheid_bookie.stopped_bookie import INDEX, StoppedBookie, parse_segment
 from cepheid_rpc import DigestMismatchError, EntryGroup, MalformedGroupError
 
 _ROOT_NAMES = ("VERSION", "LIFE", "LOCK", "mark", "journal", "entrylog", INDEX)
@@ -318,12 +318,15 @@ def _report_index(bookie: StoppedBookie, blocks: int, problem: str) -> IndexRepo
 
 
 def _report_others(bookie: StoppedBookie) -> list[OtherFile]:
-    """Return what lies beside the entry logs, and everything at the root that is not a file of a bookie."""
+    """Return what lies beside the entry logs and segments, and everything at the root that is not a file of a bookie."""
     root = bookie.data_dir
     known = {log_path(log_id) for log_id in bookie.logs()}
     found = [name for name in _names(root / "entrylog", "entrylog/") if name not in known]
+    journal_root = bookie.journal_dir or root
+    strange = [name for name in _names(journal_root / "journal") if parse_segment(name) is None]
+    others = [OtherFile(f"journal/{name}", (journal_root / "journal" / name).stat().st_size) for name in strange]
     found += [name for name in _names(root) if name.split(".")[0] not in _ROOT_NAMES or name.startswith(f"{INDEX}.")]
-    return [OtherFile(name, _directory_bytes(root / name) or (root / name).stat().st_size) for name in found]
+    return others + [OtherFile(name, _directory_bytes(root / name) or (root / name).stat().st_size) for name in found]
 
 
 def _names(directory: Path, prefix: str = "") -> list[str]:

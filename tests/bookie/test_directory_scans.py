@@ -173,6 +173,14 @@ def test_damage_in_a_journal_is_named_and_what_follows_is_read(
     assert segment.found() == found
 
 
+def test_remains_of_a_batch_below_a_later_one_are_not_a_batch(tmp_path: Path) -> None:
+    """Older releases left them when a full disk had refused a batch."""
+    segment = Segment(tmp_path)
+    data = segment.path.read_bytes()
+    segment.damage(segment.offsets[3], data[segment.offsets[1] : segment.offsets[2]])
+    assert segment.found() == [1, 1, 2, 2, 3, 3, "damaged"]
+
+
 def test_a_segment_without_its_header_is_read_by_the_nonce_of_its_first_batch(tmp_path: Path) -> None:
     segment = Segment(tmp_path)
     segment.damage(0, bytes(60))
