@@ -108,7 +108,7 @@ class IndexRebuild:
             )
 
     def build(self, keys: Mapping[int, bytes], *, accept_searched: bool = False) -> RebuildReport:
-        """Write the new index beside the old one; reads every byte of the logs. Raises OSError, or what the database raises."""
+        """Write the new index beside the old one; reads every byte of the logs. Raises RebuildFailedError, or OSError."""
         cookie, path = self.cookie(), self._bookie.data_dir / _NEW
         shutil.rmtree(path, ignore_errors=True)
         found = self._journal_keys() | dict(keys)

@@ -545,6 +545,9 @@ def _hex_lines(data: bytes) -> list[str]:
 
 
 def _write_new(path: Path, content: bytes) -> None:
+    from cepheid_ports import make_new_files_private
+
+    make_new_files_private()  # as the directory of the bookie is
     try:
         with path.open("xb") as file:
             file.write(content)

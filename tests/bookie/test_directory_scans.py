@@ -95,6 +95,15 @@ def test_a_block_that_a_client_stored_in_an_entry_is_found_only_by_a_search(tmp_
     assert log.ledgers() == ["damage", "searched 9", "searched 2"]
 
 
+@pytest.mark.parametrize("planted", [group_of(-9, 0, 2), EntryGroup(9, 0, [40, 20], b"~" * 60), EntryGroup(9, 0, [60], b"~" * 60)])
+def test_a_search_finds_no_block_whose_entries_are_not_intact(tmp_path: Path, planted: EntryGroup) -> None:
+    parts: list[Buffer] = []
+    encode_block_to(parts, planted)
+    log = Log(tmp_path, [encode_group(1, 0, -1, 0, [b"".join(parts)]), group_of(2, 0, 3)])
+    log.damage(log.blocks[0].offset, bytes(HEADER_BYTES))
+    assert log.ledgers() == ["damage", "searched 2"]
+
+
 def test_a_log_that_ends_in_the_middle_of_a_block_gives_the_blocks_before_it(tmp_path: Path) -> None:
     log = Log(tmp_path)
     log.path.write_bytes(log.path.read_bytes()[: log.blocks[3].offset + 40])
