@@ -72,22 +72,24 @@ def shape_of(size_bytes: float, ledgers: int, entry_bytes: int) -> LedgerShape:
 def write_ledgers(cluster: Cluster, shape: LedgerShape, *, at_once: int = 8) -> None:
     """Write and close ledgers that all have a copy on the victim, and wait until the bookies have flushed them."""
     write_ledgers_on(cluster.processes.metadata_url, shape, cluster.view.writable_bookies(), at_once=at_once)
-    _wait_idle(cluster)
+    wait_idle(cluster)
 
 
-def write_ledgers_on(metadata_url: str, shape: LedgerShape, bookies: Sequence[str], *, at_once: int = 8) -> None:
-    """Write and close ledgers on the victim and two of the others in turn."""
-    load.run(_write(metadata_url, shape, bookies, at_once))
+def write_ledgers_on(metadata_url: str, shape: LedgerShape, bookies: Sequence[str], *, at_once: int = 8) -> list[int]:
+    """Write and close ledgers on the victim and two of the others in turn; return their ids."""
+    return load.run(_write(metadata_url, shape, bookies, at_once))
 
 
-async def _write(metadata_url: str, shape: LedgerShape, bookies: Sequence[str], at_once: int) -> None:
+async def _write(metadata_url: str, shape: LedgerShape, bookies: Sequence[str], at_once: int) -> list[int]:
     others = itertools.cycle(itertools.combinations([name for name in bookies if name != VICTIM], 2))
-    async with _ledger_client(metadata_url, lambda: [VICTIM, *next(others)]) as client:
+    async with ledger_client(metadata_url, lambda: [VICTIM, *next(others)]) as client:
         left = iter(range(shape.ledgers))
+        written: list[int] = []
 
         async def write_in_turn() -> None:
             for _ in left:
-                await _write_one(client, shape)
+                ledger_id = await _write_one(client, shape)
+                written.append(ledger_id)
 
         async with asyncio.TaskGroup() as group:
             for _ in range(at_once):
@@ -96,9 +98,10 @@ async def _write(metadata_url: str, shape: LedgerShape, bookies: Sequence[str], 
         while waiting:  # a close waits for two of three copies
             await asyncio.sleep(0.05)
             waiting = sum(channel.waiting_bytes for channel in client.statistics().values())
+    return written
 
 
-async def _write_one(client: Any, shape: LedgerShape) -> None:
+async def _write_one(client: Any, shape: LedgerShape) -> int:
     writer = await client.create(ensemble_size=3, write_quorum=3, ack_quorum=2, custom={})
     payloads = [bytes(shape.entry_bytes)] * min(shape.entries, max(1, GROUP_BYTES // shape.entry_bytes))
     moved = asyncio.Event()
@@ -117,10 +120,12 @@ async def _write_one(client: Any, shape: LedgerShape) -> None:
         if failures:
             raise ServerFailedError(f"ledger {writer.ledger_id} could not be written: {failures[0]}")
     await writer.close()
+    return int(writer.ledger_id)
 
 
 @asynccontextmanager
-async def _ledger_client(metadata_url: str, available: Any) -> AsyncIterator[Any]:
+async def ledger_client(metadata_url: str, available: Any) -> AsyncIterator[Any]:
+    """A ledger client whose new ledgers are on the bookies that `available` returns."""
     from cepheid_ledger import LedgerClient, LedgerSettings, RackAwarePlacement
     from cepheid_ledger.bookie_directory import BookieDirectory
     from cepheid_metadata import LedgerIds, ledger_records
@@ -142,7 +147,7 @@ async def _ledger_client(metadata_url: str, available: Any) -> AsyncIterator[Any
         await store.aclose()
 
 
-def _wait_idle(cluster: Cluster) -> None:
+def wait_idle(cluster: Cluster) -> None:
     """Wait until no bookie flushes or collects any more, as a cluster that nobody writes to."""
     names = [name for name in cluster.processes.names() if name.startswith("bookie")]
     used_s = sum(map(cluster.cpu_of_s, names))

@@ -5,7 +5,7 @@ from cepheid_bookie.bookie import Bookie, BookieState
 from cepheid_bookie.cookie import BookieIdentity, Cookie, CookieRecords
 from cepheid_bookie.disk import Disk, DiskFile, RealDisk
 from cepheid_bookie.garbage_collection import GarbageCollector, LedgersInMetadata
-from cepheid_bookie.metadata_records import MetadataCookies, MetadataLedgers
+from cepheid_bookie.metadata_records import MetadataCookies, MetadataDamage, MetadataLedgers
 from cepheid_bookie.settings import StorageSettings
 from cepheid_bookie.statistics import BookieStatistics
 
@@ -23,6 +23,7 @@ __all__ = [
     "GarbageCollector",
     "LedgersInMetadata",
     "MetadataCookies",
+    "MetadataDamage",
     "MetadataLedgers",
     "RealDisk",
     "StorageSettings",

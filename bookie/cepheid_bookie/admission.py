@@ -155,7 +155,7 @@ class Admission:
         group = request.group
         ledger_id, first, count = group.ledger_id, group.first_entry_id, len(group.ends)
         state = self._ledgers.get(ledger_id)
-        if ledger_id in self._awaiting_load or (state is None and self._ledgers.is_known(ledger_id)):
+        if ledger_id in self._awaiting_load or (state is None and self._ledgers.may_know(ledger_id)):
             self._wait_for_load(request, on_answers)  # loaded by now perhaps, but others came before and have their turn first
             return
         if state is None:
@@ -256,9 +256,9 @@ class Admission:
             held.append((request, on_answers))
             return
         self._awaiting_load[ledger_id] = [(request, on_answers)]
-        self._ledgers.load(ledger_id).add_done_callback(lambda loaded: self._on_loaded(ledger_id, loaded))
+        self._ledgers.load(ledger_id, for_add=True).add_done_callback(lambda loaded: self._on_loaded(ledger_id, loaded))
 
-    def _on_loaded(self, ledger_id: int, loaded: asyncio.Future[LedgerState]) -> None:
+    def _on_loaded(self, ledger_id: int, loaded: asyncio.Future[LedgerState | None]) -> None:
         for request, on_answers in self._awaiting_load.pop(ledger_id, ()):
             self.waiting_bytes -= cached_size(request.group)
             if loaded.exception() is not None:

@@ -141,14 +141,14 @@ class BackgroundAdds:
 
     def _loads(self, ledger_id: int) -> bool:
         """Whether the ledger's state must be loaded first; starts that. The queue waits, as a look into the index is short."""
-        if self._ledgers.get(ledger_id) is not None or not self._ledgers.is_known(ledger_id):
+        if self._ledgers.get(ledger_id) is not None or not self._ledgers.may_know(ledger_id):
             return False
         if self._loading != ledger_id:
             self._loading = ledger_id
-            self._ledgers.load(ledger_id).add_done_callback(lambda loaded: self._on_loaded(ledger_id, loaded))
+            self._ledgers.load(ledger_id, for_add=True).add_done_callback(lambda loaded: self._on_loaded(ledger_id, loaded))
         return True
 
-    def _on_loaded(self, ledger_id: int, loaded: asyncio.Future[LedgerState]) -> None:
+    def _on_loaded(self, ledger_id: int, loaded: asyncio.Future[LedgerState | None]) -> None:
         if self._loading == ledger_id:
             self._loading = None
         if loaded.exception() is not None and self._waiting and self._waiting[0].ledger_id == ledger_id:

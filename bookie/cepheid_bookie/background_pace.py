@@ -43,9 +43,13 @@ _MAX_RATE_BYTES_S = 1 << 30
 
 
 class BackgroundPace:
-    """Owns the rate of background adds, the baseline, and the count of their bytes in the journal."""
+    """Owns the rate of background adds, the baseline, and the count of their bytes in the journal.
 
-    def __init__(self, floor_bytes_s: float) -> None:
+    `beside` is the pace of other work that yields to the same foreground adds (compaction): it learns what this one learns of them.
+    """
+
+    def __init__(self, floor_bytes_s: float, *, beside: BackgroundPace | None = None) -> None:
+        self._beside = beside
         self._floor = floor_bytes_s
         self._rate = floor_bytes_s
         self._next_at = 0.0  # when the rate permits the next background add
@@ -99,6 +103,8 @@ class BackgroundPace:
 
     def on_foreground_admitted(self, now: float) -> None:
         """Note the first foreground add of a journal batch."""
+        if self._beside is not None:
+            self._beside.on_foreground_admitted(now)
         if now - self._foreground_at >= IDLE_S and not self._foreground_batches:
             self._start_window(now, quiet=True)
         self._foreground_at = now
@@ -106,6 +112,8 @@ class BackgroundPace:
 
     def on_batch(self, now: float, foreground_at: float | None, background_bytes: int, *, synced: bool) -> None:
         """Take the end of a batch: when its first foreground add was admitted (None: it has none), and its background bytes."""
+        if self._beside is not None:
+            self._beside.on_batch(now, foreground_at, 0, synced=synced)
         window = self._window
         if background_bytes:
             self.in_journal_bytes -= background_bytes

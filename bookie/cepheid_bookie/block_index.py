@@ -9,9 +9,10 @@ a block whose range contains an id has the entry.
 
 Rule 1: log id and offset are part of the key: two blocks that begin at one id never replace each other.
 Rule 2: to deny an entry, the search steps back until no earlier block of the ledger could reach it (its longest block says so).
-Rule 3: `write` and `delete_ledgers` are one batch each, and synced when they return.
+Rule 3: `write`, `move`, `delete_ledgers` and `remove_blocks` are synced when they return. All but `write` are one batch: all of it,
+or nothing. Of a `write` a crash may leave a part, records before blocks: the journal still has all of it, as the mark moves later.
 
-Every call blocks and may come from any thread; `write` and `delete_ledgers` from one thread at a time.
+Every call blocks and may come from any thread; those four from one thread at a time.
 """
 
 from __future__ import annotations
@@ -37,10 +38,22 @@ class BlockIndex(Protocol):
     """What it shows when it is opened is synced."""
 
     def write(self, blocks: Sequence[BlockRef], records: Mapping[int, LedgerRecord]) -> None:
-        """Adds blocks and replaces ledger records, in one synced batch."""
+        """Adds blocks and replaces ledger records; synced when it returns (rule 3)."""
+
+    def move(self, moves: Sequence[tuple[BlockRef, BlockRef]]) -> int:
+        """Replace blocks by copies of them elsewhere (old, new), in one synced batch. Return how many were replaced.
+
+        A block that is not in the index any more is left out: its ledger was deleted while it was copied, and must not come back.
+        """
 
     def delete_ledgers(self, ledgers: Mapping[int, LedgerRecord | None]) -> None:
         """Removes the ledgers' blocks and summaries, and their records or puts the given ones (tombstones), in one synced batch."""
+
+    def remove_blocks(self, blocks: Sequence[BlockRef]) -> None:
+        """Remove single blocks, in one synced batch. Their entries must be in other blocks: a read denies what no block has.
+
+        The ledger's summary stays as it is: it may claim more than there is, never less.
+        """
 
     def sync(self) -> None:
         """Whatever is visible is synced when it returns, also what a batch left behind whose sync failed."""
@@ -52,6 +65,12 @@ class BlockIndex(Protocol):
         that are in none of them are certainly not in the index.
         """
 
+    def overlapping(self, ledger_id: int, first_entry_id: int, last_entry_id: int) -> list[BlockRef]:
+        """Return every block that has at least one entry of the range, in the order of the index."""
+
+    def contains(self, block: BlockRef) -> bool:
+        """Return whether the index has this block, at this place and with this length and these entries."""
+
     def last_entry_id(self, ledger_id: int) -> int:
         """The largest id in any block of the ledger; -1 if there is none."""
 
@@ -60,8 +79,20 @@ class BlockIndex(Protocol):
     def records(self) -> Iterator[tuple[int, LedgerRecord]]:
         """Every ledger record, by id."""
 
+    def ledger_ids(self, above: int, limit: int) -> list[tuple[int, bool]]:
+        """The first `limit` ledgers with a record whose id is above `above`, by id; each with whether it is deleted."""
+
+    def largest_ledger_id(self) -> int | None:
+        """The largest id of a ledger with a record; None if there is none."""
+
     def blocks(self) -> Iterator[BlockRef]:
-        """Every block."""
+        """Every block, in the order of ledger, first entry, log and offset."""
+
+    def blocks_after(self, last: BlockRef | None, limit: int) -> list[BlockRef]:
+        """Return the next blocks in the order of `blocks`: those after `last`, which need not be there any more; None: the first.
+
+        Fewer than `limit` blocks mean that no more follow. Raises where the index cannot be read on.
+        """
 
     def stamp(self) -> bytes | None:
         """What `put_stamp` put: the bookie this index belongs to."""

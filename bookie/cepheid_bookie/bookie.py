@@ -25,6 +25,7 @@ from cepheid_bookie.background_pace import BackgroundPace
 from cepheid_bookie.block_index import BlockIndex
 from cepheid_bookie.checkpoint import Checkpointer, FlushStore
 from cepheid_bookie.cookie import BookieIdentity
+from cepheid_bookie.damaged_blocks import DamagedBlocks, DamageReports
 from cepheid_bookie.disk import Disk
 from cepheid_bookie.disk_space import DiskSpace
 from cepheid_bookie.entry_log import EntryLogReader
@@ -35,11 +36,14 @@ from cepheid_bookie.journal_writer import JournalSpaceError, JournalWriter
 from cepheid_bookie.lac_waits import LacWaits
 from cepheid_bookie.ledger_access import LedgerAccess
 from cepheid_bookie.ledger_deletion import HeldCopy, LedgerDeletion
+from cepheid_bookie.ledger_table import LISTED_AT_START
 from cepheid_bookie.limbo import Limbo
 from cepheid_bookie.local_connection import LocalConnection
+from cepheid_bookie.log_collection import LogCollection
 from cepheid_bookie.opening import Directories, IdentityRecords, Storage, new_nonce, open_storage
 from cepheid_bookie.run_sender import RunSender
 from cepheid_bookie.scans import CACHED_GROUPS, AuthorizeRead, Scans, accept_every_ticket
+from cepheid_bookie.scrubber import Scrubber
 from cepheid_bookie.settings import StorageSettings
 from cepheid_bookie.statistics import BookieStatistics, take_statistics
 from cepheid_ports import Ports, SteadyClock
@@ -58,6 +62,9 @@ log = logging.getLogger(__name__)
 
 _SEEN_S = 86_400.0
 """How long a process runs before it forgets tombstones: neither it nor the one that made them may have had the right time."""
+
+
+_BUSY_JOURNAL_BYTES = 256 << 10
 
 
 class BookieState(enum.Enum):
@@ -82,16 +89,20 @@ class Bookie:
         journal_disk: Disk | None = None,
         cookies: IdentityRecords | None = None,
         accept_empty_disk: bool = False,
+        listed_at_start: int = LISTED_AT_START,
     ) -> Bookie:
         """Locks the directories, checks whose they are, replays the journal; returns ready to serve.
 
         `accept_empty_disk` is an operator's word that the disks of this id are lost for good: it starts on empty ones, in limbo
         for every ledger that may have been there (`limbo.py`). It changes nothing for a bookie that is new, or whole.
+        `listed_at_start`: ledgers that are listed before it serves; the rest is found meanwhile (`ledger_table.py`).
         The bookie owns `index` from now on and closes it, also when this raises: DirectoryInUseError, CookieError,
         FormatVersionError, JournalCorruptError, JournalMissingError, MarkCorruptError.
         """
         directories = Directories(disk, journal_disk or disk, index)
-        storage = await open_storage(identity, settings, directories, cookies, ports, accept_empty_disk=accept_empty_disk)
+        storage = await open_storage(
+            identity, settings, directories, cookies, ports, accept_empty_disk=accept_empty_disk, listed_at_start=listed_at_start
+        )
         return cls(settings, ports, storage)
 
     def __init__(self, settings: StorageSettings, ports: Ports, storage: Storage) -> None:
@@ -114,7 +125,18 @@ class Bookie:
         self._ledgers = ledgers
         self._logs = logs
         self._log_reader = EntryLogReader(directories.data, open_logs=settings.open_logs)
-        self._reader = EntryReader(cache, directories.index, self._log_reader, workers.read, reading_bytes=settings.reading_bytes)
+        damaged = DamagedBlocks(
+            directories.index, self._log_reader, cache, workers.scrub, workers.flush, self.add, bookie_id=storage.cookie.bookie_id
+        )
+        self._reader = EntryReader(
+            cache,
+            directories.index,
+            self._log_reader,
+            workers.read,
+            reading_bytes=settings.reading_bytes,
+            read_ahead_bytes=settings.read_ahead_bytes,
+            on_damaged=damaged.suspect,
+        )
         self._scans = Scans(
             EntryReader(
                 cache,
@@ -124,6 +146,7 @@ class Bookie:
                 reading_bytes=settings.scan_bytes,
                 whole_blocks=True,
                 cached_groups=CACHED_GROUPS,
+                on_damaged=damaged.suspect,
             ),
             open_scans=settings.open_scans,
             retry_s=settings.scan_retry_s,
@@ -136,11 +159,12 @@ class Bookie:
         writer = JournalWriter(
             directories.journal, start, segment_bytes=settings.journal_segment_bytes, new_nonce=lambda: new_nonce(ports)
         )
-        self._pace = BackgroundPace(settings.background_floor_bytes_s)
+        compaction_pace = BackgroundPace(settings.background_floor_bytes_s)
+        self._pace = BackgroundPace(settings.background_floor_bytes_s, beside=compaction_pace)
         self._journal = Journal(
             writer, workers.journal, start, self._on_batch, self._pace, batch_bytes=settings.journal_batch_bytes
         )
-        self._space = DiskSpace(directories.journal, directories.data, workers.read, settings, self._on_space)
+        self._space = DiskSpace(directories.journal, directories.data, workers.look, settings, self._on_space)
         self._checkpointer = Checkpointer(
             FlushStore(logs, directories.index, mark, directories.journal),
             workers.flush,
@@ -166,7 +190,30 @@ class Bookie:
         )
         self._lac_waits = LacWaits(settings.lac_waits, ledgers.is_settled)
         self._access = LedgerAccess(ledgers, self._journal, lambda: self.state is BookieState.SERVING, self._lac_waits.wake)
-        self._deletion = LedgerDeletion(ledgers, cache, directories.index, directories.data, logs, self._log_reader, workers.flush)
+        self._deletion = LedgerDeletion(ledgers, cache, directories.index, workers.flush, self._reader.forget)
+        self.collection = LogCollection(
+            directories.index,
+            directories.data,
+            logs,
+            self._log_reader,
+            workers.compact,
+            workers.flush,
+            settings,
+            compaction_pace,
+            lambda: self._space.free_data_bytes,
+        )
+        self.collection.on_damaged = self.on_damaged
+        self.scrubber = Scrubber(
+            directories.data,
+            directories.index,
+            self._log_reader,
+            workers.scrub,
+            damaged,
+            settings,
+            self._clock,
+            self._is_busy,
+            name=storage.cookie.bookie_id,
+        )
         ledgers.start()
         self._space.look_now()
 
@@ -297,7 +344,12 @@ class Bookie:
         self._open_reads += 1
         try:
             chunks = self._reader.read(
-                request.ledger_id, request.first_entry_id, request.last_entry_id, request.max_bytes, urgent=request.fence
+                request.ledger_id,
+                request.first_entry_id,
+                request.last_entry_id,
+                request.max_bytes,
+                urgent=request.fence,
+                deadline=None if request.fence else self._loop.time() + self.settings.read_wait_s,
             )
             async with aclosing(chunks):
                 async for chunk in chunks:
@@ -323,7 +375,11 @@ class Bookie:
         if request.fence:
             status, state = await self._access.contact(request.ledger_id, request.master_key, fence=True)
             return status if state is None else None
-        if not self._ledgers.is_known(request.ledger_id) or self._ledgers.is_deleted(request.ledger_id):
+        if self._ledgers.needs_load(request.ledger_id):
+            refusal = await self._access.look_up(request.ledger_id)
+            if refusal is not None:
+                return refusal
+        if not self._ledgers.may_know(request.ledger_id) or self._ledgers.is_deleted(request.ledger_id):
             return Status.NO_LEDGER
         if not request.scan and self._open_reads >= self.settings.open_reads:
             self._reader.counters.refused += 1
@@ -351,15 +407,39 @@ class Bookie:
         if self.on_writable is not None:
             self.on_writable(not full)
 
+    # scrubbing
+
+    def start_scrubber(self, reports: DamageReports) -> None:
+        """Read all blocks once in a period from now on; damage, also what readers find, is reported there and mended."""
+        self.scrubber.start(reports)
+
+    def on_damaged(self, ledger_id: int, first_entry_id: int, last_entry_id: int) -> None:
+        """Something found blocks with these entries damaged. They are read again, and repaired if that is so. Cheap."""
+        self.scrubber.damaged.suspect_entries(ledger_id, first_entry_id, last_entry_id)
+
+    def _is_busy(self) -> bool:
+        """Return whether others want the disk now."""
+        is_writing = self._journal.queued_bytes >= _BUSY_JOURNAL_BYTES or self._cache.flushing is not None
+        return is_writing or self._open_reads > 0 or self.is_full
+
     # deletion
 
     def ledgers(self) -> list[int]:
-        """Ids of the ledgers held here, ascending."""
+        """Ids of the ledgers held here, ascending. Complete once `ledgers_listed`: see `wait_listed`."""
         return self._ledgers.ids()
 
     @property
+    def ledgers_listed(self) -> bool:
+        """Whether all ledgers in the index have been found. A start does not wait for that."""
+        return self._ledgers.all_listed
+
+    async def wait_listed(self) -> None:
+        """Return when `ledgers` and `ledger_count` are complete."""
+        await self._ledgers.wait_listed()
+
+    @property
     def ledger_count(self) -> int:
-        """Return how many ledgers are held here."""
+        """Return how many ledgers are held here; those found so far until `ledgers_listed`."""
         return self._ledgers.count
 
     @property
@@ -391,12 +471,15 @@ class Bookie:
             self._lac_waits.wake(copy.state.ledger_id)
         return dropped
 
-    async def reclaim(self) -> list[int]:
-        """Forgets old tombstones, deletes entry logs that hold nothing living; returns those logs' ids."""
+    async def reclaim(self, *, urgent: bool = False) -> list[int]:
+        """Forget old tombstones, delete dead entry logs and compact sparse ones; return the ids of the logs that were deleted.
+
+        `urgent`, for a full disk: compact everything that is worth it, at once, and without regard for adds.
+        """
         tombstone_s = self.settings.tombstone_s
         if self._clock.age_s >= min(tombstone_s, _SEEN_S):
             await self._deletion.forget_tombstones(self._clock.now_ms() - int(1000 * tombstone_s))
-        return await self._deletion.delete_dead_logs()
+        return await self.collection.collect(urgent=urgent)
 
     async def count_life(self) -> None:
         """Now and then, so that an old copy of the disks is known as one. Raises what disk and metadata raise: only another process
@@ -445,11 +528,13 @@ class Bookie:
                 await self.checkpoint()
             except Exception as error:
                 log.warning("bookie.closed_without_checkpoint", extra={"bookie": self.bookie_id, "error": repr(error)})
+        await self.scrubber.aclose()
         self._reader.stop()
         self._scans.stop()
         self._space.stop()
         self._checkpointer.stop()
         self._ledgers.stop()
+        await self.collection.aclose()
         await self._workers.aclose()
         for connection in list(self._connections):
             connection.on_bookie_stopped("is stopped")
@@ -470,6 +555,7 @@ class Bookie:
         log.error("bookie.failed", extra={"bookie": self.bookie_id, "error": repr(error), "hint": hint})
         self._space.stop()
         self._checkpointer.stop(error)
+        self.collection.stop()
         self._ledgers.stop()
         self._journal.fail(error)
         self._reader.stop()
@@ -500,5 +586,8 @@ class Bookie:
             access=self._access,
             lac_waits=self._lac_waits,
             deletion=self._deletion,
+            collection=self.collection,
+            scrub=self.scrubber.figures(),
             space=self._space,
+            workers=self._workers,
         )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from cepheid_ports.prometheus import Family, Sample, counter, gauge, histogram
 
 if TYPE_CHECKING:
+    from cepheid_bookie.scrubber import ScrubFigures
     from cepheid_bookie.statistics import BookieStatistics
 
 
@@ -20,7 +21,12 @@ def bookie_families(bookie: str, figures: BookieStatistics) -> Iterator[Family]:
     yield from _cache(bookie, figures)
     yield from _reads(bookie, figures)
     yield from _scans(bookie, figures)
-    yield gauge("cepheid_bookie_ledgers", "Ledgers with entries here.", figures.ledgers, bookie=bookie)
+    yield gauge(
+        "cepheid_bookie_ledgers",
+        "Ledgers with entries here. In the first seconds of a process, those counted so far.",
+        figures.ledgers,
+        bookie=bookie,
+    )
     yield counter("cepheid_bookie_ledgers_deleted_total", "Ledgers deleted here.", figures.ledgers_deleted, bookie=bookie)
     yield counter(
         "cepheid_bookie_surplus_ledgers_dropped_total",
@@ -28,7 +34,8 @@ def bookie_families(bookie: str, figures: BookieStatistics) -> Iterator[Family]:
         figures.surplus_ledgers_dropped,
         bookie=bookie,
     )
-    yield counter("cepheid_bookie_logs_deleted_total", "Entry log files deleted.", figures.logs_deleted, bookie=bookie)
+    yield from _entry_logs(bookie, figures)
+    yield from _scrub(bookie, figures.scrub)
     yield counter("cepheid_bookie_fences_total", "Ledgers fenced.", figures.fences, bookie=bookie)
     yield Family(
         "cepheid_bookie_free_bytes",
@@ -38,6 +45,40 @@ def bookie_families(bookie: str, figures: BookieStatistics) -> Iterator[Family]:
             Sample(figures.free_journal_bytes, {"bookie": bookie, "disk": "journal"}),
             Sample(figures.free_data_bytes, {"bookie": bookie, "disk": "data"}),
         ),
+    )
+
+
+def _entry_logs(bookie: str, figures: BookieStatistics) -> Iterator[Family]:
+    yield counter("cepheid_bookie_logs_deleted_total", "Entry log files deleted.", figures.logs_deleted, bookie=bookie)
+    yield Family(
+        "cepheid_bookie_log_bytes",
+        "gauge",
+        "Bytes of entry log files at the last collection: all of them, and those of entries that are not deleted.",
+        (
+            Sample(figures.log_bytes, {"bookie": bookie, "kind": "all"}),
+            Sample(figures.log_live_bytes, {"bookie": bookie, "kind": "live"}),
+        ),
+    )
+    yield counter(
+        "cepheid_bookie_compactions_total", "Entry log files that compaction has written.", figures.compactions, bookie=bookie
+    )
+    yield counter(
+        "cepheid_bookie_compacted_bytes_total", "Bytes that compaction has copied.", figures.compacted_bytes, bookie=bookie
+    )
+    yield counter(
+        "cepheid_bookie_reclaimed_bytes_total",
+        "Bytes of deleted entry log files, less the bytes that were copied from them.",
+        figures.reclaimed_bytes,
+        bookie=bookie,
+    )
+    yield gauge(
+        "cepheid_bookie_quarantined_logs",
+        "Entry log files that stay because compaction found damaged blocks in them.",
+        figures.quarantined_logs,
+        bookie=bookie,
+    )
+    yield counter(
+        "cepheid_bookie_damaged_blocks_total", "Damaged blocks that compaction found.", figures.damaged_blocks, bookie=bookie
     )
 
 
@@ -136,6 +177,30 @@ def _reads(bookie: str, figures: BookieStatistics) -> Iterator[Family]:
         bookie=bookie,
     )
     yield counter("cepheid_bookie_reads_refused_total", "Reads refused.", figures.reads_refused, bookie=bookie)
+    yield counter(
+        "cepheid_bookie_read_ahead_blocks_total",
+        "Of the blocks read from entry logs, those read before they were asked for.",
+        figures.read_blocks_ahead,
+        bookie=bookie,
+    )
+    yield counter(
+        "cepheid_bookie_read_cached_blocks_total",
+        "Blocks that reads found in memory, read ahead or by an earlier read.",
+        figures.read_cached_blocks,
+        bookie=bookie,
+    )
+    yield counter(
+        "cepheid_bookie_reads_expired_total",
+        "Reads refused because they had waited for storage.read_wait_s.",
+        figures.reads_expired,
+        bookie=bookie,
+    )
+    yield counter(
+        "cepheid_bookie_adds_waited_behind_reads_seconds_total",
+        "Seconds that the work of adds waited in the queue of a thread behind work of reads. It stays 0: they share no thread.",
+        figures.adds_waited_behind_reads_s,
+        bookie=bookie,
+    )
     yield gauge("cepheid_bookie_open_reads", "Reads under way.", figures.open_reads, bookie=bookie)
 
 
@@ -172,4 +237,39 @@ def _scans(bookie: str, figures: BookieStatistics) -> Iterator[Family]:
             Sample(figures.scans_refused, {"bookie": bookie, "reason": "overloaded"}),
             Sample(figures.scans_unauthorized, {"bookie": bookie, "reason": "unauthorized"}),
         ),
+    )
+
+
+def _scrub(bookie: str, figures: ScrubFigures) -> Iterator[Family]:
+    yield counter("cepheid_bookie_scrubbed_blocks_total", "Blocks compared with their checksum.", figures.blocks, bookie=bookie)
+    yield counter(
+        "cepheid_bookie_scrubbed_bytes_total", "Bytes read to compare blocks with their checksum.", figures.bytes, bookie=bookie
+    )
+    yield gauge(
+        "cepheid_bookie_scrub_progress_ratio",
+        "Share of the entry logs that the pass under way has read, 0 to 1.",
+        figures.progress,
+        bookie=bookie,
+    )
+    yield gauge(
+        "cepheid_bookie_scrub_last_pass_age_seconds",
+        "Time since every block was last compared with its checksum. +Inf: that was never done.",
+        math.inf if figures.last_pass_age_s is None else figures.last_pass_age_s,
+        bookie=bookie,
+    )
+    yield counter(
+        "cepheid_bookie_damaged_blocks_found_total", "Blocks that were found damaged or unreadable.", figures.found, bookie=bookie
+    )
+    yield counter(
+        "cepheid_bookie_mended_blocks_total",
+        "Damaged blocks that were given up after all their entries were in other blocks.",
+        figures.mended,
+        bookie=bookie,
+    )
+    yield Family(
+        "cepheid_bookie_damaged_blocks",
+        "gauge",
+        "Damaged blocks now, by what can become of them: repair from a replica; no_replica: no other bookie has their entries; "
+        "not_needed: metadata does not count on this bookie for them.",
+        [Sample(count, {"bookie": bookie, "outlook": outlook.value}) for outlook, count in figures.damaged.items()],
     )

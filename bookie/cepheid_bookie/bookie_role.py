@@ -27,11 +27,11 @@ from cepheid_bookie.bookie_role_settings import BookieRoleSettings
 from cepheid_bookie.cookie import BookieIdentity
 from cepheid_bookie.disk import RealDisk
 from cepheid_bookie.disk_space import check_disk_size
-from cepheid_bookie.errors import DirectoryUnusableError
+from cepheid_bookie.errors import DirectoryUnusableError, LedgersNotListedError
 from cepheid_bookie.garbage_collection import GarbageCollector
 from cepheid_bookie.health_server import HealthServer, Page
 from cepheid_bookie.held_ledgers import held_ledgers
-from cepheid_bookie.metadata_records import MetadataCookies, MetadataLedgers, report_bookie
+from cepheid_bookie.metadata_records import MetadataCookies, MetadataDamage, MetadataLedgers, report_bookie
 from cepheid_bookie.scans import AuthorizeRead, accept_every_ticket
 from cepheid_metadata import (
     BookieRegistration,
@@ -177,6 +177,7 @@ class BookieRole(Role):
 
         collector = GarbageCollector(self.bookie, MetadataLedgers(self._opened_store, self._ports))
         collector.start()
+        self.bookie.start_scrubber(MetadataDamage(self._opened_store, self.bookie_id, self._ports))
         self._opened.push_async_callback(collector.aclose)
         settings = self.settings
         scans = ScanServer(self.bookie, settings.host, settings.scan_port, self._ports)
@@ -253,7 +254,10 @@ class BookieRole(Role):
             above = int(query.get("above", "-1"))
         except ValueError:
             return Page(f"above is not a number, got {query['above'][:100]!r}\n", HTTPStatus.BAD_REQUEST)
-        return Page(json.dumps(held_ledgers(self.bookie, above)), content_type="application/json")
+        try:
+            return Page(json.dumps(held_ledgers(self.bookie, above)), content_type="application/json")
+        except LedgersNotListedError as error:
+            return Page(f"{error}; {error.hint}\n", HTTPStatus.SERVICE_UNAVAILABLE)
 
     def _metrics_page(self) -> Page:
         return Page(encode(self._families()), content_type=CONTENT_TYPE)

@@ -13,6 +13,7 @@ import fcntl
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -21,7 +22,7 @@ from cepheid_rpc import Buffer
 
 _MAX_BUFFERS = 1024  # IOV_MAX on Linux and macOS
 _LOCK = "LOCK"
-_OURS = ("VERSION", "LIFE", _LOCK, "mark.", "journal", "entrylog", "index")  # names at the root of a disk begin so
+_OURS = ("VERSION", "LIFE", "SCRUB", _LOCK, "mark.", "journal", "entrylog", "index")  # names at the root of a disk begin so
 
 
 class DirectoryInUseError(CepheidError):
@@ -39,6 +40,9 @@ class DiskFile(Protocol):
 
     def pread(self, size_bytes: int, offset: int) -> bytes:
         """Up to `size_bytes`; fewer only at the end of the file."""
+
+    def drop_cached(self, offset: int, size_bytes: int) -> None:
+        """Tell the system that these bytes will not be read again soon, so that they take no memory from others. A hint only."""
 
     def size(self) -> int: ...
 
@@ -110,6 +114,11 @@ class RealFile:
         while len(data) < size_bytes and (more := os.pread(self._fd, size_bytes - len(data), offset + len(data))):
             data += more
         return data
+
+    def drop_cached(self, offset: int, size_bytes: int) -> None:
+        if hasattr(os, "posix_fadvise"):
+            with suppress(OSError):
+                os.posix_fadvise(self._fd, offset, size_bytes, os.POSIX_FADV_DONTNEED)
 
     def size(self) -> int:
         return os.fstat(self._fd).st_size

@@ -18,6 +18,7 @@ import struct
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Self
 
 from crc32c import crc32c
 
@@ -27,6 +28,8 @@ from cepheid_rpc import BLOCK_MAGIC, Buffer, EntryGroup, MalformedGroupError, me
 _HEADER = struct.Struct("<4sIqqII")
 _BODY = struct.Struct("<qqII")
 HEADER_BYTES = _HEADER.size
+UNCHECKED_BYTES = 8
+"""So many bytes at the beginning of a block, magic and checksum, are not covered by the checksum."""
 MAX_ENTRIES = 16_384
 """A block's most entries: how far a search for one id may have to step back (block_index.py, rule 2)."""
 
@@ -87,6 +90,22 @@ def uncheck_block(data: bytes) -> EntryGroup:
     except (MalformedGroupError, ValueError) as error:
         raise BlockCorruptError(str(error)) from error
     return group
+
+
+class BlockHeader(NamedTuple):
+    """The first bytes of a block, not checked."""
+
+    magic: bytes
+    crc: int
+    ledger_id: int
+    first_entry_id: int
+    entries: int
+    data_bytes: int
+
+    @classmethod
+    def decode(cls, data: Buffer) -> Self:
+        """Read it from bytes of which there are at least `HEADER_BYTES`."""
+        return cls(*_HEADER.unpack_from(data))
 
 
 def decode_block(data: bytes) -> EntryGroup:

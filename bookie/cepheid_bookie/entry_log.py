@@ -7,7 +7,10 @@ Header, 24 bytes: magic "CPHDELOG" (8), format version (4), CRC32C of the last 8
 Rule 1: a block may be indexed only after `append` returned: its bytes, and the file's name, are synced then.
 Rule 2: every flush begins at a multiple of 4096: no synced sector is ever written again.
 Rule 3: after a failed flush, and after a start, a new file is begun: nobody needs to know what the old tail holds.
-Rule 4: log ids go up from the largest on disk, never from a counter.
+Rule 4: log ids go up from the largest on disk, never from a counter. Within a process none is given twice: a reader may still have
+the file of a deleted log open.
+
+Compaction copies blocks into logs of its own (`CopiedLog`), in another thread; both writers take their ids from one `LogIds`.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from __future__ import annotations
 import struct
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from crc32c import crc32c
@@ -28,6 +31,8 @@ from cepheid_bookie.write_cache import CachedLedger
 from cepheid_rpc import Buffer, EntryGroup
 
 _ALIGNMENT = 4096
+LOG_HEADER_BYTES = _ALIGNMENT
+"""Bytes of a log before its first block."""
 _MAGIC = b"CPHDELOG"
 _HEADER = struct.Struct("<8sIIQ")
 _VERSION = LOG_VERSION = 1
@@ -63,18 +68,45 @@ def decode_log_header(data: bytes, log_id: int) -> int | None:
     return int(version) if is_intact else None
 
 
+def _create_log(disk: Disk, log_id: int) -> DiskFile:
+    """Create a log with its header. Its name is durable when this returns."""
+    file = disk.open(log_path(log_id), create=True)
+    try:
+        file.pwrite(_encode_header(log_id), 0)
+        disk.sync_dir("entrylog")
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+class LogIds:
+    """Gives out the ids of new logs, each once, to the threads that write them (rule 4)."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._lock = threading.Lock()
+        self._next = max(list_logs(disk), default=0) + 1
+
+    def take(self) -> int:
+        """Return the id of a log that is about to be created."""
+        with self._lock:
+            self._next += 1
+            return self._next - 1
+
+
 class EntryLogWriter:
-    """Blocking; used by the flush thread only."""
+    """Blocking; used by the flush thread only. `ids` is for every thread."""
 
     def __init__(self, disk: Disk, *, block_bytes: int, log_bytes: int) -> None:
         self._disk = disk
         self._block_bytes = block_bytes
         self._log_bytes = log_bytes
-        self._next_id = max(list_logs(disk), default=0) + 1
+        self.ids = LogIds(disk)
         self._file: DiskFile | None = None
         self._log_id = 0
         self._offset = 0
-        self._unindexed_from: int | None = None  # the first log of the last `append`, until its blocks are indexed
+        self._created: list[int] = []  # logs of the `append` under way, or of the last one
+        self._unindexed: frozenset[int] = frozenset()  # logs of the last `append`, until its blocks are indexed
         self.written_bytes = 0
 
     @property
@@ -84,23 +116,28 @@ class EntryLogWriter:
 
     def is_needed(self, log_id: int) -> bool:
         """Whatever the index says: it is being written, or its blocks are on their way to the index."""
-        return log_id == self.current_log_id or (self._unindexed_from is not None and log_id >= self._unindexed_from)
+        return log_id == self.current_log_id or log_id in self._unindexed
+
+    def closed_logs(self) -> list[int]:
+        """Return the logs on disk that this writer is done with: it never again adds a block to one of them."""
+        return [log_id for log_id in list_logs(self._disk) if not self.is_needed(log_id)]
 
     def append(self, ledgers: Iterable[tuple[int, CachedLedger]]) -> list[BlockRef]:
         """Writes the ledgers' groups as blocks and syncs them. After an OSError nothing of this call is to be indexed."""
-        log_id, size_bytes, first_new = self.current_log_id, self._offset, self._next_id
+        log_id, size_bytes = self.current_log_id, self._offset
+        self._created = []
         try:
             blocks = self._append(ledgers)
         except OSError:
-            self._abandon(log_id, size_bytes, first_new)
+            self._abandon(log_id, size_bytes)
             raise
         if blocks:
-            self._unindexed_from = blocks[0].log_id
+            self._unindexed = frozenset(block.log_id for block in blocks)
         return blocks
 
     def on_indexed(self) -> None:
         """All blocks of the last `append` are in the index."""
-        self._unindexed_from = None
+        self._unindexed = frozenset()
 
     def close(self) -> None:
         if self._file is not None:
@@ -143,13 +180,12 @@ class EntryLogWriter:
         if self._file is not None:
             self._file.sync()
             self.close()
-        self._log_id, self._next_id = self._next_id, self._next_id + 1
-        self._file = self._disk.open(log_path(self._log_id), create=True)
-        self._file.pwrite(_encode_header(self._log_id), 0)
-        self._disk.sync_dir("entrylog")
-        self._offset = _ALIGNMENT
+        self._log_id = self.ids.take()
+        self._created.append(self._log_id)
+        self._file = _create_log(self._disk, self._log_id)
+        self._offset = LOG_HEADER_BYTES
 
-    def _abandon(self, log_id: int, size_bytes: int, first_new: int) -> None:
+    def _abandon(self, log_id: int, size_bytes: int) -> None:
         """Gives back the space of a failed flush, as far as the disk lets us: nothing refers to what it wrote. Leaves the log."""
         self.close()
         self._offset = 0
@@ -160,9 +196,57 @@ class EntryLogWriter:
                     log.truncate(size_bytes)
                 finally:
                     log.close()
-        for new_id in range(first_new, self._next_id):
+        for new_id in self._created:
             with suppress(OSError):
                 self._disk.unlink(log_path(new_id))
+
+
+class CopiedLog:
+    """A log of blocks that were copied from other logs, as they are. Blocking; used by one thread at a time.
+
+    Nothing refers to it before it is finished, so whatever goes wrong until then, its file can be deleted.
+    """
+
+    def __init__(self, disk: Disk, log_id: int) -> None:
+        """Create the file. Raises OSError; then there may be a file, to which nothing refers."""
+        self.log_id = log_id
+        self._disk = disk
+        self._file: DiskFile | None = None
+        self.size_bytes = LOG_HEADER_BYTES
+        try:
+            self._file = _create_log(disk, log_id)
+        except OSError:
+            self.abandon()
+            raise
+
+    def append(self, blocks: Sequence[tuple[BlockRef, bytes]]) -> list[BlockRef]:
+        """Write and sync blocks, about a megabyte of them. Return where they are now. Raises OSError; abandon the log then."""
+        assert self._file is not None, "the log is finished"
+        copies: list[BlockRef] = []
+        offset = self.size_bytes
+        for block, data in blocks:
+            copies.append(block._replace(log_id=self.log_id, offset=offset))
+            offset += len(data)
+        self._file.pwritev([data for _, data in blocks], self.size_bytes)
+        self._file.sync()  # in small steps: one large sync would hold up the journal's small ones
+        self.size_bytes = offset
+        return copies
+
+    def finish(self) -> None:
+        """Everything in it is durable when this returns, and its name. Raises OSError; abandon the log then."""
+        assert self._file is not None, "the log is finished"
+        self._file.sync()
+        self._disk.sync_dir("entrylog")
+        self._file.close()
+        self._file = None
+
+    def abandon(self) -> None:
+        """Give its space back, as far as the disk permits."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        with suppress(OSError):
+            self._disk.unlink(log_path(self.log_id))
 
 
 class EntryLogReader:
@@ -176,11 +260,22 @@ class EntryLogReader:
 
     def read_block(self, block: BlockRef, *, check: bool = True) -> EntryGroup:
         """Raises BlockCorruptError, or OSError. Without `check` for who looks at each entry's digest and wants what is whole."""
+        return self._decode(block, self._read(block), check=check)
+
+    def read_checked(self, block: BlockRef) -> bytes:
+        """Return the bytes of a block, for a copy of it. Raises BlockCorruptError unless all are as written, and OSError."""
+        data = self._read(block)
+        self._decode(block, data, check=True)
+        return data
+
+    def _read(self, block: BlockRef) -> bytes:
         log = self._take(block.log_id)
         try:
-            data = log.file.pread(block.length, block.offset)
+            return log.file.pread(block.length, block.offset)
         finally:
             self._give_back(log)
+
+    def _decode(self, block: BlockRef, data: bytes, *, check: bool) -> EntryGroup:
         try:
             group = decode_block(data) if check else uncheck_block(data)
         except BlockCorruptError as error:
@@ -209,12 +304,24 @@ class EntryLogReader:
             raise OSError(f"{log_path(log_id)} ends at {offset + len(data)}, {size_bytes} bytes from {offset} on are wanted")
         return data
 
+    def read_once(self, log_id: int, size_bytes: int, offset: int) -> bytes:
+        """As `read_bytes`, for bytes that nobody asked for: the system need not keep them in memory."""
+        log = self._take(log_id)
+        try:
+            data = log.file.pread(size_bytes, offset)
+            log.file.drop_cached(offset, size_bytes)
+        finally:
+            self._give_back(log)
+        if len(data) < size_bytes:
+            raise OSError(f"{log_path(log_id)} ends at {offset + len(data)}, {size_bytes} bytes from {offset} on are wanted")
+        return data
+
     def share(self, log_id: int) -> int:
         """A descriptor for another process. Raises OSError, for a log that is gone too."""
         return self._disk.share(log_path(log_id))
 
     def forget(self, log_id: int) -> None:
-        """The log is about to be deleted."""
+        """The log was deleted: its space comes back when it is closed. After the deletion, else a reader may open it again."""
         with self._lock:
             log = self._files.pop(log_id, None)
             if log is not None:

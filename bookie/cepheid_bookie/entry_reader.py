@@ -6,10 +6,16 @@
 Rule 1: the cache is looked at first, in one turn, then the index: a half leaves the cache only after the index has it, so an entry
 that exists is seen in one of the two.
 Rule 2: three answers: here, certainly never acknowledged, unknown. Of a damaged block the entries that match their own digests are
-given, and the others are unknown (BAD_DIGEST). A block that cannot be read makes all its entries unknown.
-Rule 3: reads of old data queue among themselves, for a byte budget and in threads of their own; adds never wait for them.
+given, and the others are unknown (BAD_DIGEST). A block that cannot be read makes all its entries unknown. Entries that are whole in
+another block, where repair has put them, are given from there. Whoever mends blocks is told of the damaged ones (`on_damaged`).
+Rule 3: reads of old data queue among themselves, for a byte budget and in threads of their own; adds never wait for them. A read
+that has waited for longer than its sender does is refused, not read: the budget is for those who still wait.
 Rule 4: who takes blocks as they lie on disk is told where (`StoredRun`): they are neither taken apart nor checked here, which the
 reader does anyway. Only blocks of which every entry was asked for, and only many bytes of them in one place.
+Rule 5: where a reader continues, the blocks that follow are read while it takes what it has (`BlockCache`). That is done with what
+the budget has left, never while a read waits for it.
+Rule 6: a log may be deleted between the look into the index and the read. Then its live blocks are elsewhere, or their ledger is
+deleted: the index is asked again. If the file that it names now is not there either, the entries are unknown.
 """
 
 from __future__ import annotations
@@ -17,22 +23,23 @@ from __future__ import annotations
 import asyncio
 import logging
 from bisect import bisect_left
-from collections import deque
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections import OrderedDict, deque
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from cepheid_bookie.block_cache import BlockCache
+from cepheid_bookie.block_check import gaps_between, other_copies, whole_runs
 from cepheid_bookie.block_index import BlockIndex, BlockRef
 from cepheid_bookie.entry_log import EntryLogReader
 from cepheid_bookie.errors import BlockCorruptError
+from cepheid_bookie.watched_worker import ReadWork
 from cepheid_bookie.write_cache import WriteCache
 from cepheid_ports import Worker
 from cepheid_rpc import (
     MAX_MESSAGE_BYTES,
-    DigestMismatchError,
     EntryGroup,
-    MalformedGroupError,
     MissingEntries,
     ReadAnswer,
     ReadRequest,
@@ -46,6 +53,10 @@ _FIRST_BLOCKS = 8  # of the first look
 _WHOLE_BLOCK_BYTES = 8 << 20  # of a scan's chunk, which with an entry on top must stay below gRPC's bound
 _RUN_BYTES = 256 << 10  # less is not worth a frame: blocks of a striped ledger have two entries or three
 _MAX_PARTS = 512  # of one chunk: cached runs and the gaps between them
+_AHEAD_BYTES = 2 << 20  # the block in which a reader stopped, and what its next request needs beyond that
+_AHEAD_BLOCKS = 64  # of these bytes: more small ones cost more looks than they save
+_MAX_CONTINUING = 1024  # places at which a reader may continue
+_NO_BLOCKS = BlockCache(0)
 
 
 @dataclass(slots=True)
@@ -57,6 +68,9 @@ class ReadCounters:
     disk_chunks: int = 0
     disk_blocks: int = 0
     disk_bytes: int = 0
+    cached_blocks: int = 0  # that were in memory, read ahead or by an earlier request
+    blocks_ahead: int = 0  # read ahead; they are counted in `disk_blocks` as well
+    expired: int = 0  # reads refused because their senders wait no longer
     entries_missing: int = 0  # ranges answered "certainly not here"
     unreadable_blocks: int = 0
     refused: int = 0
@@ -85,10 +99,20 @@ class ReadingBudget:
     def __repr__(self) -> str:
         return f"<ReadingBudget {self.used_bytes} of {self.limit_bytes} B, {len(self._waiting)} waiting>"
 
+    @property
+    def has_waiting(self) -> bool:
+        return bool(self._waiting)
+
+    def take_nowait(self, size_bytes: int) -> bool:
+        """Take the bytes if they are free and nobody waits; they are given back as after `take`."""
+        if self._waiting or self.used_bytes + size_bytes > self.limit_bytes:
+            return False
+        self.used_bytes += size_bytes
+        return True
+
     async def take(self, size_bytes: int) -> int:
         size_bytes = min(size_bytes, self.limit_bytes)
-        if not self._waiting and self.used_bytes + size_bytes <= self.limit_bytes:
-            self.used_bytes += size_bytes
+        if self.take_nowait(size_bytes):
             return size_bytes
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiter = (size_bytes, turn)
@@ -121,7 +145,7 @@ class EntryReader:
 
     `whole_blocks`: chunks end where blocks do, so that no block is read twice, and of a damaged block all entries are given: who
     scans checks each of them, and wants those that are whole. `cached_groups`: of one chunk; small ones
-    cost the loop more than their bytes do.
+    cost the loop more than their bytes do. `read_ahead_bytes`: of whole blocks kept for readers that continue; 0: none.
     """
 
     def __init__(
@@ -134,6 +158,8 @@ class EntryReader:
         reading_bytes: int,
         whole_blocks: bool = False,
         cached_groups: int = _MAX_BLOCKS * _MAX_PARTS,
+        read_ahead_bytes: int = 0,
+        on_damaged: Callable[[BlockRef], None] = lambda _: None,
     ) -> None:
         self._cache = cache
         self._index = index
@@ -142,6 +168,11 @@ class EntryReader:
         self._budget = ReadingBudget(reading_bytes)
         self._whole_blocks = whole_blocks
         self._cached_groups = cached_groups
+        self._blocks = BlockCache(read_ahead_bytes) if read_ahead_bytes else _NO_BLOCKS
+        self._continuing: OrderedDict[tuple[int, int], None] = OrderedDict()  # (ledger id, next entry id)
+        self._ahead_of: set[int] = set()  # ledgers of which blocks are being read ahead
+        self._loop = asyncio.get_running_loop()
+        self._on_damaged = on_damaged
         self._stopped = False
         self.counters = ReadCounters()
 
@@ -149,21 +180,82 @@ class EntryReader:
         """From now on whatever would need the disk is answered STOPPED."""
         self._stopped = True
 
+    def forget(self, ledger_ids: Collection[int]) -> None:
+        """The entries of these ledgers were deleted."""
+        self._blocks.forget(ledger_ids)
+
     async def read(
-        self, ledger_id: int, first: int, last: int, max_bytes: int, *, urgent: bool, chunk_bytes: int = MAX_MESSAGE_BYTES
+        self,
+        ledger_id: int,
+        first: int,
+        last: int,
+        max_bytes: int,
+        *,
+        urgent: bool,
+        chunk_bytes: int = MAX_MESSAGE_BYTES,
+        deadline: float | None = None,
     ) -> AsyncGenerator[ReadAnswer, None]:
-        """Chunks from `first` on, until `last` or `max_bytes` (soft by one entry). `urgent` reads (recovery) skip the queue."""
+        """Chunks from `first` on, until `last` or `max_bytes` (soft by one entry). `urgent` reads (recovery) skip the queue.
+
+        `deadline`: loop time after which nothing more is read from disk for this request: the rest is OVERLOADED.
+        """
         position, left = first, max(max_bytes, 1)
+        continues = self._continuing.pop((ledger_id, first), _NEW) is None
         while position <= last and left > 0:
             answer = self._from_cache(ledger_id, position, last, min(left, chunk_bytes))
             if answer is not None and position > first:
                 await asyncio.sleep(0)  # a long run of cached entries is not read in one turn
             if answer is None:
                 parts = self._stripes(ledger_id, position, last, min(left, chunk_bytes))
-                answer = await self._from_disk(ledger_id, parts, min(left, chunk_bytes), urgent=urgent)
+                answer = await self._from_disk(ledger_id, parts, min(left, chunk_bytes), urgent=urgent, deadline=deadline)
+                if answer is None:
+                    self.counters.expired += 1
+                    yield ReadAnswer((), (MissingEntries(position, last, Status.OVERLOADED),), last + 1)
+                    return
+                if answer.groups and not urgent and self._blocks is not _NO_BLOCKS:
+                    self._on_continuing(ledger_id, position, answer.next_entry_id, ahead=continues or position > first)
             left -= sum(len(group.data) for group in answer.groups)
             position = answer.next_entry_id
             yield answer
+
+    def _on_continuing(self, ledger_id: int, position: int, next_entry_id: int, *, ahead: bool) -> None:
+        """A reader got entries from disk, and may continue at `next_entry_id`. `ahead`: it has continued before."""
+        self._continuing.pop((ledger_id, position), None)
+        self._continuing[ledger_id, next_entry_id] = None
+        if len(self._continuing) > _MAX_CONTINUING:
+            self._continuing.popitem(last=False)
+        if not ahead or self._stopped or ledger_id in self._ahead_of or not self._budget.take_nowait(_AHEAD_BYTES):
+            return
+        self._ahead_of.add(ledger_id)
+        now = self._loop.time()
+
+        def on_done(blocks: list[BlockRef] | None, _error: BaseException | None) -> None:
+            """An error is for the read that comes: it asks for itself."""
+            self._ahead_of.discard(ledger_id)
+            self._budget.give_back(_AHEAD_BYTES)
+            for block in blocks or ():
+                self.counters.blocks_ahead += 1
+                self.counters.disk_blocks += 1
+                self.counters.disk_bytes += block.length
+
+        self._worker.submit(ReadWork(lambda: self._read_ahead(ledger_id, next_entry_id, now)), on_done)
+
+    def _read_ahead(self, ledger_id: int, position: int, now: float) -> list[BlockRef]:
+        """In a reader thread: the blocks from `position` on, as far as they are not here already; returns those read."""
+        read: list[BlockRef] = []
+
+        def read_block(block: BlockRef) -> tuple[Status, EntryGroup | None]:
+            read.append(block)
+            return _read_block(self._logs, block, check=True)
+
+        generation, size_bytes = self._blocks.generation, 0
+        for block in self._index.find(ledger_id, position, _LAST_ENTRY_ID, _AHEAD_BLOCKS):
+            if size_bytes + block.length > _AHEAD_BYTES + MAX_MESSAGE_BYTES // 2 or self._budget.has_waiting or self._stopped:
+                break
+            size_bytes += block.length
+            if not self._blocks.read_ahead(block, read_block, generation=generation, now=now):
+                break
+        return read
 
     async def read_stored(
         self, ledger_id: int, first: int, last: int, max_bytes: int, *, chunk_bytes: int
@@ -191,7 +283,7 @@ class EntryReader:
         if self._stopped:
             return None
         try:
-            run = await self._worker.run(lambda: find_run(self._index, ledger_id, position, last, max_bytes))
+            run = await self._worker.run(ReadWork(lambda: find_run(self._index, ledger_id, position, last, max_bytes)))
         except Exception:  # the index raises what its database raises: the read that follows says so
             return None
         if run is not None:
@@ -202,7 +294,10 @@ class EntryReader:
 
     async def read_one(self, ledger_id: int, entry_id: int) -> ReadAnswer:
         answer = self._from_cache(ledger_id, entry_id, entry_id, 1)
-        return answer if answer is not None else await self._from_disk(ledger_id, [(entry_id, entry_id)], 1, urgent=True)
+        if answer is None:
+            answer = await self._from_disk(ledger_id, [(entry_id, entry_id)], 1, urgent=True)
+            assert answer is not None, "without a deadline there is an answer"
+        return answer
 
     def _from_cache(self, ledger_id: int, position: int, last: int, max_bytes: int) -> ReadAnswer | None:
         """What the cache has from exactly `position` on, without a gap; None if it does not have `position`."""
@@ -239,17 +334,26 @@ class EntryReader:
                 position = gap_last + 1
         return parts
 
-    async def _from_disk(self, ledger_id: int, parts: Sequence[_Part], max_bytes: int, *, urgent: bool) -> ReadAnswer:
+    async def _from_disk(
+        self, ledger_id: int, parts: Sequence[_Part], max_bytes: int, *, urgent: bool, deadline: float | None = None
+    ) -> ReadAnswer | None:
+        """None: its turn did not come before the deadline."""
         if urgent:
-            return await self._read_blocks(ledger_id, parts, max_bytes)
-        taken = await self._budget.take(max_bytes if self._whole_blocks else MAX_MESSAGE_BYTES)
+            return await self._read_blocks(ledger_id, parts, max_bytes, None)
         try:
-            return await self._read_blocks(ledger_id, parts, max_bytes)
+            async with asyncio.timeout_at(deadline):
+                taken = await self._budget.take(max_bytes if self._whole_blocks else MAX_MESSAGE_BYTES)
+        except TimeoutError:
+            return None
+        try:
+            return await self._read_blocks(ledger_id, parts, max_bytes, deadline)
         finally:
             self._budget.give_back(taken)
 
-    async def _read_blocks(self, ledger_id: int, parts: Sequence[_Part], max_bytes: int) -> ReadAnswer:
-        """The first of the parts is a gap."""
+    async def _read_blocks(
+        self, ledger_id: int, parts: Sequence[_Part], max_bytes: int, deadline: float | None
+    ) -> ReadAnswer | None:
+        """The first of the parts is a gap. None: a thread came to it after the deadline."""
         gaps = [part for part in parts if not isinstance(part, EntryGroup)]
         first, last = gaps[0]
         if self._stopped:
@@ -257,23 +361,29 @@ class EntryReader:
         given_up = False
 
         def work() -> list[_Chunk] | None:
-            return None if given_up else self._read_gaps(ledger_id, gaps, max_bytes)
+            if given_up or (deadline is not None and self._loop.time() > deadline):
+                return None
+            return self._read_gaps(ledger_id, gaps, max_bytes)
 
         try:
-            chunks = await self._worker.run(work)
-            assert chunks is not None
+            chunks = await self._worker.run(ReadWork(work))
         except asyncio.CancelledError:
             given_up = True  # before its turn came: a slow disk must not read for those who have timed out and asked again
             raise
         except Exception as error:  # the index raises what its database raises; whatever it is, the entries are unknown
             log.error("read.failed", extra={"ledger_id": ledger_id, "entry_id": first, "error": repr(error)})
             return ReadAnswer((), (MissingEntries(first, last, Status.IO_ERROR),), last + 1)
+        if chunks is None:
+            return None
         counters = self.counters
-        counters.disk_chunks += any(chunk.blocks for chunk in chunks)
+        counters.disk_chunks += any(chunk.blocks or chunk.cached_blocks for chunk in chunks)
         for chunk in chunks:
+            counters.cached_blocks += chunk.cached_blocks
             counters.disk_blocks += chunk.blocks
             counters.disk_bytes += chunk.read_bytes
-            counters.unreadable_blocks += chunk.unreadable
+            counters.unreadable_blocks += len(chunk.damaged)
+            for block in chunk.damaged:
+                self._on_damaged(block)
             counters.entries_missing += any(missing.status.certain_no for missing in chunk.answer.missing)
         return chunks[0].answer if len(parts) == 1 else _joined(parts, chunks, max_bytes)
 
@@ -282,13 +392,18 @@ class EntryReader:
         chunks: list[_Chunk] = []
         left = max_bytes
         for first, last in gaps:
-            chunk = _read_chunk(self._index, self._logs, ledger_id, first, last, left, whole_blocks=self._whole_blocks)
+            chunk = _read_chunk(
+                self._index, self._logs, self._blocks, ledger_id, first, last, left, whole_blocks=self._whole_blocks
+            )
             chunks.append(chunk)
             left -= sum(len(group.data) for group in chunk.answer.groups)
             if left <= 0 or chunk.answer.next_entry_id <= last:
                 break
         return chunks
 
+
+_NEW = object()  # no reader was seen to end here
+_LAST_ENTRY_ID = (1 << 62) - 1
 
 _Part: TypeAlias = EntryGroup | tuple[int, int]
 """Cached entries, or the ids `first..last` (inclusive) of a gap between them."""
@@ -298,8 +413,9 @@ _Part: TypeAlias = EntryGroup | tuple[int, int]
 class _Chunk:
     answer: ReadAnswer
     blocks: int
+    cached_blocks: int
     read_bytes: int
-    unreadable: int
+    damaged: Sequence[BlockRef]
 
 
 def _joined(parts: Sequence[_Part], chunks: Sequence[_Chunk], max_bytes: int) -> ReadAnswer:
@@ -331,27 +447,53 @@ def _joined(parts: Sequence[_Part], chunks: Sequence[_Chunk], max_bytes: int) ->
 
 
 def _read_chunk(
-    index: BlockIndex, logs: EntryLogReader, ledger_id: int, first: int, last: int, max_bytes: int, *, whole_blocks: bool
+    index: BlockIndex,
+    logs: EntryLogReader,
+    cache: BlockCache,
+    ledger_id: int,
+    first: int,
+    last: int,
+    max_bytes: int,
+    *,
+    whole_blocks: bool,
 ) -> _Chunk:
     """In a reader thread: whole blocks that hold `first..last`, up to `max_bytes` (at least one entry), cut to what was asked.
 
     With `whole_blocks` the first block comes whole, and another one only if all of it fits."""
     groups: list[EntryGroup] = []
     missing: list[MissingEntries] = []
-    position, left, read_blocks, read_bytes, unreadable = first, max_bytes, 0, 0, 0
-    for block in _blocks(index, ledger_id, first, last):
+    damaged: list[BlockRef] = []
+    position, left, read_blocks, cached_blocks, read_bytes = first, max_bytes, 0, 0, 0
+    generation = cache.generation
+
+    def read_block(block: BlockRef) -> tuple[Status, EntryGroup | None]:
+        return _read_block(logs, block, check=not whole_blocks)
+
+    looked_again_at = -1
+    lookup = _Lookup(index, ledger_id, first, last)
+    for block in lookup:
         if block is None or left <= 0 or (whole_blocks and groups and block.length > left):
             break
-        read_blocks += 1
         if block.first_entry_id > position:
             missing.append(MissingEntries(position, block.first_entry_id - 1, Status.NO_ENTRY))
             position = block.first_entry_id
-        status, group = _read_block(logs, block, check=not whole_blocks)
+        try:
+            status, group, was_cached = cache.fetch(block, read_block)
+        except FileNotFoundError:  # rule 6
+            if looked_again_at < position:
+                looked_again_at = position
+                lookup.look_again(position)
+                continue
+            status, group, was_cached = Status.IO_ERROR, None, False
+        cached_blocks += was_cached
+        read_blocks += not was_cached
         if group is None:
-            unreadable += 1
+            damaged.append(block)
             until = min(last, block.last_entry_id)
             was_cut = False  # for size: what follows in the block is neither here nor missing
-            for whole in _whole_entries(logs, block, position, until) if status is Status.BAD_DIGEST else ():
+            runs = list(_whole_entries(logs, block, position, until)) if status is Status.BAD_DIGEST else []
+            runs += other_copies(index, logs, block, gaps_between(runs, position, until))
+            for whole in sorted(runs, key=lambda run: run.first_entry_id):
                 if left <= 0:
                     was_cut = True
                     break
@@ -375,15 +517,17 @@ def _read_chunk(
             part = cut_group(group, position, last, room)
             groups.append(part)
             left -= len(part.data)
-            read_bytes += block.length
+            read_bytes += 0 if was_cached else block.length
             position = part.last_entry_id + 1
+            if cache is not _NO_BLOCKS:
+                cache.settle(block, group, finished=position > block.last_entry_id, generation=generation)
             if position <= min(last, block.last_entry_id):  # cut for size: what follows in the block is neither here nor missing
                 break
     else:
         if position <= last:
             missing.append(MissingEntries(position, last, Status.NO_ENTRY))
             position = last + 1
-    return _Chunk(ReadAnswer(tuple(groups), tuple(missing), position), read_blocks, read_bytes, unreadable)
+    return _Chunk(ReadAnswer(tuple(groups), tuple(missing), position), read_blocks, cached_blocks, read_bytes, damaged)
 
 
 def find_run(index: BlockIndex, ledger_id: int, first: int, last: int, max_bytes: int) -> StoredRun | None:
@@ -418,9 +562,32 @@ def _blocks(index: BlockIndex, ledger_id: int, first: int, last: int) -> Iterato
     yield None
 
 
+class _Lookup:
+    """Iterates over `_blocks`, and can ask the index again."""
+
+    def __init__(self, index: BlockIndex, ledger_id: int, first: int, last: int) -> None:
+        self._index = index
+        self._ledger_id = ledger_id
+        self._last = last
+        self.look_again(first)
+
+    def __iter__(self) -> _Lookup:
+        return self
+
+    def __next__(self) -> BlockRef | None:
+        return next(self._blocks)
+
+    def look_again(self, first: int) -> None:
+        """Go on with the blocks that the index has from `first` on now."""
+        self._blocks = _blocks(self._index, self._ledger_id, first, self._last)
+
+
 def _read_block(logs: EntryLogReader, block: BlockRef, *, check: bool) -> tuple[Status, EntryGroup | None]:
+    """Raises FileNotFoundError where the log was deleted."""
     try:
         return Status.OK, logs.read_block(block, check=check)
+    except FileNotFoundError:
+        raise
     except BlockCorruptError:
         return Status.BAD_DIGEST, None
     except OSError:
@@ -433,16 +600,7 @@ def _whole_entries(logs: EntryLogReader, block: BlockRef, first: int, last: int)
         group = logs.read_block(block, check=False).slice(first, last)
     except (BlockCorruptError, OSError):
         return
-    run_first = first
-    for entry_id in range(first, last + 1):
-        try:
-            group.slice(entry_id, entry_id).verify()
-        except (DigestMismatchError, MalformedGroupError):
-            if entry_id > run_first:
-                yield group.slice(run_first, entry_id - 1)
-            run_first = entry_id + 1
-    if run_first <= last:
-        yield group.slice(run_first, last)
+    yield from whole_runs(group)
 
 
 def cut_group(group: EntryGroup, first: int, last: int, max_bytes: int) -> EntryGroup:
@@ -451,6 +609,31 @@ def cut_group(group: EntryGroup, first: int, last: int, max_bytes: int) -> Entry
     start = group.ends[start_index - 1] if start_index else 0
     reached = bisect_left(group.ends, start + max_bytes, start_index)
     return group.slice(first, min(last, group.first_entry_id + reached, group.last_entry_id))
+
+
+def split_answer(answer: ReadAnswer, piece_bytes: int) -> Iterator[ReadAnswer]:
+    """Yield the answer as consecutive answers of about `piece_bytes` each, soft by one entry."""
+    groups: list[EntryGroup] = []
+    missing = deque(answer.missing)
+    left = piece_bytes
+    for whole in answer.groups:
+        group = whole
+        while True:
+            part = cut_group(group, group.first_entry_id, group.last_entry_id, left)
+            groups.append(part)
+            left -= len(part.data)
+            if left > 0 or (part.last_entry_id == group.last_entry_id and whole is answer.groups[-1]):
+                break  # what is missing behind the last group goes with it
+            next_entry_id = part.last_entry_id + 1
+            told: list[MissingEntries] = []
+            while missing and missing[0].first_entry_id < next_entry_id:
+                told.append(missing.popleft())
+            yield ReadAnswer(tuple(groups), tuple(told), next_entry_id)
+            groups, left = [], piece_bytes
+            if part.last_entry_id == group.last_entry_id:
+                break
+            group = group.slice(next_entry_id, group.last_entry_id)
+    yield ReadAnswer(tuple(groups), tuple(missing), answer.next_entry_id, answer.retry_after_ms)
 
 
 def refuse_range(request: ReadRequest, status: Status, *, retry_after_ms: int = 0) -> ReadAnswer:

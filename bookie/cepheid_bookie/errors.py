@@ -78,6 +78,13 @@ class LogGoneError(LogUnreadableError):
     hint = "ask again: the index says by now where the entries are, or that they are deleted"
 
 
+class LedgersNotListedError(BookieError):
+    """It is not known yet which ledgers the bookie holds."""
+
+    retriable = True
+    hint = "ask again in a few seconds"
+
+
 class PortInUseError(BookieError):
     """A port of the bookie cannot be opened."""
 

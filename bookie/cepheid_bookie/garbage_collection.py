@@ -81,6 +81,7 @@ class GarbageCollector:
             log.warning("gc.metadata_restored", extra={"bookie": self._bookie.bookie_id, "hint": hint})
             return GcPass(refused_restored=True)
         await self._ledgers.purge()
+        await self._bookie.wait_listed()
         held = self._bookie.ledgers()
         listed = await self._ledgers.listing()
         absent = frozenset(held).difference(listed)

@@ -44,12 +44,9 @@ class LedgerAccess:
                 return Status.STOPPED, None
             if not 0 <= ledger_id < 1 << 63 or len(master_key) != MASTER_KEY_BYTES:
                 return Status.BAD_REQUEST, None
-            if self._ledgers.is_known(ledger_id):
-                try:
-                    await asyncio.shield(self._ledgers.load(ledger_id))  # others wait for it too
-                except Exception as error:  # whatever the database raises: the ledger is unknown, not absent
-                    log.error("ledger.load_failed", extra={"ledger_id": ledger_id, "error": repr(error)})
-                    return Status.IO_ERROR, None
+            if self._ledgers.may_know(ledger_id):
+                if (status := await self.look_up(ledger_id)) is not None:
+                    return status, None
             elif fence or create:
                 self._ledgers.create(ledger_id, master_key)
             else:
@@ -61,6 +58,15 @@ class LedgerAccess:
         if fence and (status := await self._fence(state)) is not Status.OK:
             return status, None
         return (Status.NO_LEDGER, None) if state.deleted else (Status.OK, state)
+
+    async def look_up(self, ledger_id: int) -> Status | None:
+        """Find out whether a ledger that is not listed yet is known. A status other than None: it cannot be found out now."""
+        try:
+            await asyncio.shield(self._ledgers.load(ledger_id))  # others wait for it too
+        except Exception as error:  # whatever the database raises: the ledger is unknown, not absent
+            log.error("ledger.load_failed", extra={"ledger_id": ledger_id, "error": repr(error)})
+            return Status.IO_ERROR
+        return None if self._is_serving() else Status.STOPPED
 
     async def raise_lac(self, state: LedgerState, last_add_confirmed: int) -> Status:
         """The explicit LAC, durable; one below what is known changes nothing."""

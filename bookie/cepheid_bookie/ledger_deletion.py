@@ -1,13 +1,11 @@
-"""Removes entries that metadata no longer asks for, later the tombstones of deleted ledgers, and entry logs that nothing refers to.
+"""Removes entries that metadata no longer asks for, and later the tombstones of deleted ledgers. Their space in entry logs is
+given back by `log_collection.py`.
 
     living ──delete──► tombstone (fenced; no entries) ──tombstone_s──► forgotten
     living ──drop──► empty (fenced; takes recovery adds, since a repair may choose this bookie again)
-    log with blocks in the index ──the last of its ledgers deleted──► log without ──delete_dead_logs──► gone
 
 Rule 1: blocks go and the tombstone comes in one batch, in the flush thread: no flush is running then, none indexes them again.
-Rule 2: a log is deleted only when the index, read to its end, has no block in it, it is not the one being written, and no
-flush that waits for the index has blocks in it.
-Rule 3: `drop` compares the number of admitted adds, hides the cached entries and queues the removal from the index in one turn of
+Rule 2: `drop` compares the number of admitted adds, hides the cached entries and queues the removal from the index in one turn of
 the loop. What is admitted later is flushed after that removal, so it stays. A replay of the journal may bring old entries back:
 they are dropped again later.
 """
@@ -16,12 +14,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
 from cepheid_bookie.block_index import BlockIndex
-from cepheid_bookie.disk import Disk
-from cepheid_bookie.entry_log import EntryLogReader, EntryLogWriter, dead_logs, log_path
 from cepheid_bookie.ledger_record import LedgerRecord
 from cepheid_bookie.ledger_table import LedgerState, LedgerTable
 from cepheid_bookie.write_cache import WriteCache
@@ -39,28 +35,24 @@ class HeldCopy(NamedTuple):
 
 
 class LedgerDeletion:
-    """`flush_worker` is the thread that flushes: it runs one thing at a time."""
+    """`flush_worker` is the thread that flushes: it runs one thing at a time. `on_deleted(ledger_ids)` is called when the index no
+    longer has their entries."""
 
     def __init__(
         self,
         ledgers: LedgerTable,
         cache: WriteCache,
         index: BlockIndex,
-        disk: Disk,
-        logs: EntryLogWriter,
-        log_reader: EntryLogReader,
         flush_worker: Worker,
+        on_deleted: Callable[[Collection[int]], None],
     ) -> None:
         self._ledgers = ledgers
         self._cache = cache
         self._index = index
-        self._disk = disk
-        self._logs = logs
-        self._log_reader = log_reader
         self._flush_worker = flush_worker
+        self._on_deleted = on_deleted
         self.deleted_ledgers = 0
         self.dropped_copies = 0
-        self.deleted_logs = 0
 
     async def delete(self, ledger_ids: Iterable[int], now_ms: int) -> None:
         """Raises what loading or the index raises; then the ledgers are refused and listed, and the call can be repeated."""
@@ -68,11 +60,14 @@ class LedgerDeletion:
         try:
             for ledger_id in ledger_ids:
                 state = await self._load(ledger_id)
+                if state is None:
+                    continue
                 self._ledgers.delete(state, now_ms)
                 self._cache.drop(ledger_id)
                 states.append(state)
             tombstones: dict[int, LedgerRecord | None] = {state.ledger_id: state.record() for state in states}
             await self._flush_worker.run(lambda: self._index.delete_ledgers(tombstones))
+            self._on_deleted(tombstones)
         except BaseException:
             for state in states:
                 self._ledgers.on_delete_failed(state)
@@ -83,10 +78,8 @@ class LedgerDeletion:
 
     async def look(self, ledger_id: int) -> HeldCopy | None:
         """Return the ledger's copy as it is now, or None if there are no entries of it here. Raises what loading raises."""
-        if not self._ledgers.is_known(ledger_id):
-            return None
         state = await self._load(ledger_id)
-        return None if state.deleted or state.last_entry_id < 0 else HeldCopy(state, state.adds)
+        return None if state is None or state.deleted or state.last_entry_id < 0 else HeldCopy(state, state.adds)
 
     async def drop(self, copy: HeldCopy) -> bool:
         """Remove the ledger's entries and keep its record, fenced. Return False if an add may have been admitted since the look.
@@ -102,6 +95,7 @@ class LedgerDeletion:
         emptied: dict[int, LedgerRecord | None] = {ledger_id: state.record()}
         try:
             await self._flush_worker.run(lambda: self._index.delete_ledgers(emptied))
+            self._on_deleted(emptied)
         except BaseException:
             state.last_entry_id = max(state.last_entry_id, last_entry_id)  # the index may still have it
             raise
@@ -121,23 +115,10 @@ class LedgerDeletion:
             self._ledgers.forget(ledger_id)
         return len(old)
 
-    async def _load(self, ledger_id: int) -> LedgerState:
+    async def _load(self, ledger_id: int) -> LedgerState | None:
+        """None: nothing of it was ever here."""
         while (state := self._ledgers.get(ledger_id)) is None:
+            if not self._ledgers.may_know(ledger_id):
+                return None
             await asyncio.shield(self._ledgers.load(ledger_id))  # others wait for it too
         return state
-
-    async def delete_dead_logs(self) -> list[int]:
-        def work() -> list[int]:
-            dead = [log_id for log_id in dead_logs(self._disk, self._index) if not self._logs.is_needed(log_id)]
-            if dead:
-                self._index.sync()  # of a deletion whose sync failed a power loss leaves nothing, and the index would lead nowhere
-            for log_id in dead:
-                self._log_reader.forget(log_id)
-                self._disk.unlink(log_path(log_id))
-            return dead
-
-        dead = await self._flush_worker.run(work)
-        self.deleted_logs += len(dead)
-        if dead:
-            log.info("entry_logs.deleted", extra={"count": len(dead), "logs": [f"{log_id:08x}" for log_id in dead]})
-        return dead

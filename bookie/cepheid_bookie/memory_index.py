@@ -55,8 +55,21 @@ class MemoryBlockIndex(BlockIndex):
     def write(self, blocks: Sequence[BlockRef], records: Mapping[int, LedgerRecord]) -> None:
         self._change(lambda content: self._apply(content, blocks, records))
 
+    def move(self, moves: Sequence[tuple[BlockRef, BlockRef]]) -> int:
+        moved = 0
+
+        def change(content: _Content) -> None:
+            nonlocal moved
+            moved = self._move(content, moves)
+
+        self._change(change)
+        return moved
+
     def delete_ledgers(self, ledgers: Mapping[int, LedgerRecord | None]) -> None:
         self._change(lambda content: self._delete(content, ledgers))
+
+    def remove_blocks(self, blocks: Sequence[BlockRef]) -> None:
+        self._change(lambda content: self._remove(content, blocks))
 
     def sync(self) -> None:
         self.before_sync()
@@ -78,9 +91,20 @@ class MemoryBlockIndex(BlockIndex):
                 if index >= 0:
                     found.append(blocks[index])
                     entry_id = blocks[index].last_entry_id + 1
-                else:
+                elif after < len(blocks):
                     entry_id = blocks[after].first_entry_id
+                else:
+                    break  # the summary claims more than is left after a removal
             return found
+
+    def overlapping(self, ledger_id: int, first_entry_id: int, last_entry_id: int) -> list[BlockRef]:
+        with self._lock:
+            blocks = self._now.blocks.get(ledger_id, [])
+            return [block for block in blocks if block.first_entry_id <= last_entry_id and block.last_entry_id >= first_entry_id]
+
+    def contains(self, block: BlockRef) -> bool:
+        with self._lock:
+            return block in self._now.blocks.get(block.ledger_id, [])
 
     def last_entry_id(self, ledger_id: int) -> int:
         with self._lock:
@@ -94,9 +118,30 @@ class MemoryBlockIndex(BlockIndex):
         with self._lock:
             return iter(sorted(self._now.records.items()))
 
+    def ledger_ids(self, above: int, limit: int) -> list[tuple[int, bool]]:
+        with self._lock:
+            records = self._now.records
+            return [(ledger_id, records[ledger_id].deleted) for ledger_id in sorted(records) if ledger_id > above][:limit]
+
+    def largest_ledger_id(self) -> int | None:
+        with self._lock:
+            return max(self._now.records, default=None)
+
     def blocks(self) -> Iterator[BlockRef]:
         with self._lock:
             return iter([block for _, blocks in sorted(self._now.blocks.items()) for block in blocks])
+
+    def blocks_after(self, last: BlockRef | None, limit: int) -> list[BlockRef]:
+        with self._lock:
+            found: list[BlockRef] = []
+            for ledger_id, blocks in sorted(self._now.blocks.items()):
+                if last is None or ledger_id > last.ledger_id:
+                    found += blocks[: limit - len(found)]
+                elif ledger_id == last.ledger_id:
+                    found += blocks[bisect_right(blocks, _order(last), key=_order) :][:limit]
+                if len(found) >= limit:
+                    break
+            return found
 
     def stamp(self) -> bytes | None:
         return self._now.stamp
@@ -124,6 +169,24 @@ class MemoryBlockIndex(BlockIndex):
                 insort(known, block, key=_order)
             content.summaries[block.ledger_id] = content.summaries.get(block.ledger_id, Summary()).including(block)
         content.records.update(records)
+
+    @staticmethod
+    def _move(content: _Content, moves: Sequence[tuple[BlockRef, BlockRef]]) -> int:
+        moved = 0
+        for old, new in moves:
+            known = content.blocks.get(old.ledger_id, [])
+            if old in known:
+                known.remove(old)
+                insort(known, new, key=_order)
+                moved += 1
+        return moved
+
+    @staticmethod
+    def _remove(content: _Content, blocks: Sequence[BlockRef]) -> None:
+        for block in blocks:
+            known = content.blocks.get(block.ledger_id, [])
+            if block in known:
+                known.remove(block)
 
     @staticmethod
     def _delete(content: _Content, ledgers: Mapping[int, LedgerRecord | None]) -> None:

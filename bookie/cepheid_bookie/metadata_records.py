@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from itertools import zip_longest
 
+from cepheid_bookie.block_check import Run
 from cepheid_bookie.bookie import Bookie
 from cepheid_bookie.cookie import Cookie
+from cepheid_bookie.damaged_blocks import DamageReport, Outlook
 from cepheid_bookie.errors import CookieError
 from cepheid_metadata import (
     BadVersionError,
@@ -22,6 +25,7 @@ from cepheid_metadata import (
     NewerFormatError,
     NoSuchKeyError,
     Records,
+    ShortReason,
     bookie_cookies,
     bookie_lives,
     keys,
@@ -30,6 +34,7 @@ from cepheid_metadata import (
     report_ledgers,
     restored_record,
 )
+from cepheid_metadata.repair_views import RepairRefusedError, UnknownLedgerError, mark_damaged
 from cepheid_ports import Ports, SteadyClock
 
 log = logging.getLogger(__name__)
@@ -163,10 +168,57 @@ class MetadataLedgers:
         await self._store.sync(keys.DELETED_LEDGERS_KEY)
 
 
+class MetadataDamage:
+    """Implements `DamageReports`: marks a ledger, so that a replication worker makes bad copies on this bookie again."""
+
+    def __init__(self, store: MetadataStore, bookie_id: str, ports: Ports) -> None:
+        self._store = store
+        self._bookie_id = bookie_id
+        self._ports = ports
+        self._ledgers = ledger_records(store)
+        self._marks = repair_marks(store)
+
+    async def report(self, ledger_id: int, entries: Sequence[Run]) -> DamageReport:
+        found = await self._ledgers.get(ledger_id)
+        if found is None:  # garbage collection removes it
+            return DamageReport(Outlook.NOT_NEEDED, "")
+        ledger = found.record
+        topic = ledger.custom.get("topic", "")
+        if not any(self._is_named_for(ledger, run) for run in entries):
+            return DamageReport(Outlook.NOT_NEEDED, topic)
+        mark = await self._marks.get(ledger_id)
+        if mark is None or mark.record.bookies.get(self._bookie_id) in (None, ShortReason.PLACEMENT, ShortReason.LOST):
+            try:
+                count = sum(last - first + 1 for first, last in entries)
+                await mark_damaged(self._store, ledger_id, [self._bookie_id], self._ports.wall_ms(), short_entries=count)
+            except (UnknownLedgerError, RepairRefusedError):  # it was deleted, or moved away from here, this moment
+                return DamageReport(Outlook.NOT_NEEDED, topic)
+        lost = () if mark is None else mark.record.lost
+        is_lost = any(run.first <= last and run.last >= first for run in lost for first, last in entries)
+        return DamageReport(Outlook.NO_REPLICA if is_lost or ledger.write_quorum == 1 else Outlook.REPAIR, topic)
+
+    def _is_named_for(self, ledger: LedgerMetadata, run: Run) -> bool:
+        """Return whether the ledger's record says that this bookie has at least one of these entries."""
+        size, quorum = ledger.ensemble_size, ledger.write_quorum
+        starts = [fragment.first_entry_id for fragment in ledger.fragments[1:]]
+        end = run[1] if ledger.last_entry_id is None else min(run[1], ledger.last_entry_id)
+        for fragment, following in zip_longest(ledger.fragments, starts):
+            first, last = max(run[0], fragment.first_entry_id), end if following is None else min(end, following - 1)
+            if self._bookie_id in fragment.ensemble:
+                position = fragment.ensemble.index(self._bookie_id)
+                # An entry is on the `quorum` bookies from position `entry id % size` on; that repeats every `size` entries.
+                if any((position - entry_id) % size < quorum for entry_id in range(first, min(last, first + size - 1) + 1)):
+                    return True
+        return False
+
+
 async def report_bookie(store: MetadataStore, bookie: Bookie, ports: Ports) -> bool:
     """After a restore of metadata, raise the id counter above the bookie's ledgers and report it. Call it before it registers.
 
     Return whether metadata was restored from a backup, and no operator has confirmed that yet.
     """
+    if not await restored_record(store).exists(None):
+        return False
+    await bookie.wait_listed()  # a start need not wait for it otherwise
     incarnation, largest = bookie.cookie.registered_as, bookie.largest_ledger_id
     return await report_ledgers(store, bookie.bookie_id, incarnation, largest, bookie.ledger_count, ports.wall_ms())

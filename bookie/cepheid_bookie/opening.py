@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
 from cepheid_bookie.block_index import BlockIndex
@@ -33,17 +34,22 @@ from cepheid_bookie.cookie import (
 )
 from cepheid_bookie.disk import Disk
 from cepheid_bookie.entry_log import EntryLogWriter, dead_logs, list_logs, log_path
+from cepheid_bookie.entry_log_scan import LogBlock, scan_log
 from cepheid_bookie.errors import CookieError, JournalCorruptError
 from cepheid_bookie.journal_format import ALIGNMENT, NONCE_BYTES, EntriesRecord, SegmentHeader, parse_segment_name
 from cepheid_bookie.journal_mark import MarkFile
 from cepheid_bookie.journal_replay import JournalReplay, ReplayReport, TailDamage
 from cepheid_bookie.journal_writer import JournalPosition, create_segment
-from cepheid_bookie.ledger_table import LedgerTable
+from cepheid_bookie.ledger_table import LISTED_AT_START, LedgerTable
 from cepheid_bookie.settings import StorageSettings
+from cepheid_bookie.watched_worker import WatchedWorker
 from cepheid_bookie.write_cache import WriteCache
 from cepheid_ports import Ports, Worker
 
 log = logging.getLogger(__name__)
+
+_LOOKED_AT = 16
+"""Blocks of the newest log that are looked up in the index; those of deleted ledgers are not in it."""
 
 
 class IdentityRecords(CookieRecords, LifeRecords, Protocol):
@@ -91,25 +97,37 @@ class Directories:
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """Threads by what may keep them busy: syncs of the journal, flushes, brokers' reads, scans."""
+    """Threads by what may keep them busy: syncs of the journal, flushes, looks that adds wait for (a ledger's record, free space),
+    brokers' reads, scans, collection of entry logs, the scrubber. The first three notice it if a read gets into their queue."""
 
-    journal: Worker
-    flush: Worker
+    journal: WatchedWorker
+    flush: WatchedWorker
+    look: WatchedWorker
     read: Worker
     scan: Worker
+    compact: Worker
+    scrub: Worker
 
     @classmethod
     def start(cls, name: str, settings: StorageSettings, ports: Ports) -> Workers:
         return cls(
-            ports.new_worker(f"{name}-journal", 1),
-            ports.new_worker(f"{name}-flush", 1),
+            WatchedWorker(ports.new_worker(f"{name}-journal", 1)),
+            WatchedWorker(ports.new_worker(f"{name}-flush", 1)),
+            WatchedWorker(ports.new_worker(f"{name}-look", 1)),
             ports.new_worker(f"{name}-read", settings.reader_threads),
             ports.new_worker(f"{name}-scan", settings.scan_threads),
+            ports.new_worker(f"{name}-compact", 1),
+            ports.new_worker(f"{name}-scrub", 1),
         )
 
     async def aclose(self) -> None:
-        for worker in (self.journal, self.flush, self.read, self.scan):
+        for worker in (self.journal, self.flush, self.look, self.read, self.scan, self.compact, self.scrub):
             await worker.aclose()
+
+    @property
+    def waited_behind_reads_s(self) -> float:
+        """How long work that adds depend on waited for a thread that had reads to do before it. It stays 0."""
+        return sum(worker.waited_behind_reads_s for worker in (self.journal, self.flush, self.look))
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +152,7 @@ async def open_storage(
     ports: Ports,
     *,
     accept_empty_disk: bool,
+    listed_at_start: int,
 ) -> Storage:
     """All or nothing: what raises leaves no lock, no thread, and the index closed."""
     index = directories.index
@@ -151,9 +170,9 @@ async def open_storage(
         if cookies is not None:
             cookie, life = await begin_life(directories, cookie, cookies, workers.flush, accept_old_copy=accept_empty_disk)
         mark, cache = MarkFile(directories.data), WriteCache(settings.write_cache_bytes)
-        ledgers = LedgerTable(index, workers.read, cache.last_entry_id, limit=settings.loaded_ledgers)
+        ledgers = LedgerTable(index, workers.read, workers.look, cache.last_entry_id, limit=settings.loaded_ledgers)
         logs = await run(lambda: EntryLogWriter(directories.data, block_bytes=settings.block_bytes, log_bytes=settings.log_bytes))
-        report = await run(lambda: replay(directories, mark, logs, cache, ledgers))
+        report = await run(lambda: replay(directories, mark, logs, cache, ledgers, listed_at_start))
         if report.damage is not None:
             cookie = await begin_limbo(directories, cookie, cookies, workers.flush, report.damage)
             await run(lambda: pass_damage(directories, mark, report, new_nonce(ports)))
@@ -162,7 +181,9 @@ async def open_storage(
         index.close()
         directories.unlock()
         raise
-    facts = {"bookie": identity.bookie_id, "ledgers": ledgers.count, "replayed_records": report.records}
+    facts: dict[str, object] = {"bookie": identity.bookie_id, "replayed_records": report.records}
+    if ledgers.all_listed:
+        facts["ledgers"] = ledgers.count
     log.info("bookie.opened", extra={**facts, "cut_offset": report.cut_offset, "segment": report.end.segment_id})
     if report.unsized_bytes is not None and report.unsized_bytes < settings.journal_segment_bytes:
         hint = "an older release wrote it, so it is not known whether it was cut off; if so, verify the ledgers of this bookie"
@@ -307,8 +328,12 @@ def _find_cookies(directories: Directories, mine: Cookie) -> dict[str, Found]:
 
 
 def _delete_dead_logs(directories: Directories) -> None:
-    """Reads the whole index: only where a journal has to be replayed, and before this process has a log of its own."""
+    """Before this process has a log of its own. What a start that failed left is newest: the whole index is read only if that log
+    may be such a one, since the time of a start must not depend on the size of the index."""
     try:
+        log_ids = list_logs(directories.data)
+        if not log_ids or _is_used(directories, log_ids[-1]):
+            return
         dead = dead_logs(directories.data, directories.index)
     except Exception as error:  # whatever the database raises: a bookie starts with an index of which it can read a part
         log.warning(
@@ -317,6 +342,16 @@ def _delete_dead_logs(directories: Directories) -> None:
         return
     for log_id in dead:
         directories.data.unlink(log_path(log_id))
+
+
+def _is_used(directories: Directories, log_id: int) -> bool:
+    """Whether the index has one of the log's first blocks. False: it may be that it has none at all."""
+    file = directories.data.open(log_path(log_id))
+    try:
+        found = islice(scan_log(file, log_id), _LOOKED_AT)
+        return any(isinstance(block, LogBlock) and block.intact and directories.index.contains(block.ref) for block in found)
+    finally:
+        file.close()
 
 
 def _stamp(directories: Directories, cookie: Cookie) -> None:
@@ -331,10 +366,11 @@ def replay(
     logs: EntryLogWriter,
     cache: WriteCache,
     ledgers: LedgerTable,
+    listed_at_start: int = LISTED_AT_START,
 ) -> ReplayReport:
     """Blocking. Afterwards everything the journal held is in entry log and index; the mark says so unless its end is damaged."""
     mark.load()
-    ledgers.scan_index()
+    ledgers.begin_listing(listed_at_start)
     store = FlushStore(logs, directories.index, mark, directories.journal)
     journal = JournalReplay(directories.journal, mark.current)
 

@@ -19,7 +19,7 @@ from rocksdict import AccessType, BlockBasedOptions, Cache, DBCompressionType, D
 
 from cepheid_bookie.block_index import BlockIndex, BlockRef, Summary, group_by_ledger
 from cepheid_bookie.errors import FormatVersionError, IndexCorruptError
-from cepheid_bookie.ledger_record import LedgerRecord, decode_record, encode_record
+from cepheid_bookie.ledger_record import LedgerRecord, decode_record, encode_record, is_deleted_record
 
 _BLOCK_KEY = struct.Struct(">cQQQQ")
 _BLOCK_VALUE = struct.Struct(">IQ")
@@ -29,6 +29,8 @@ _MAX = (1 << 64) - 1
 _STAMP_KEY = b"I"
 _VERSION_KEY = b"V"
 _VERSION = 1
+_BATCH_KEYS = 500
+"""Of one write of many: the database keeps the interpreter's lock for its length (20,000 keys, of 10,000 topics: 15 to 35 ms)."""
 
 
 def _options() -> Options:
@@ -42,7 +44,9 @@ def _options() -> Options:
     options.set_keep_log_file_num(2)
     options.set_max_open_files(64)
     options.set_max_background_jobs(2)
-    options.set_compression_type(DBCompressionType.none())
+    # Keys of one ledger begin alike. Many topics make many small blocks: 310,000 of them take 3 to 5 MB instead of 16 to 25.
+    options.set_compression_type(DBCompressionType.lz4())
+    options.set_bottommost_compression_type(DBCompressionType.zstd())
     options.set_stats_dump_period_sec(0)
     options.set_stats_persist_period_sec(0)
     table = BlockBasedOptions()
@@ -77,19 +81,31 @@ class RocksBlockIndex(BlockIndex):
             )
 
     def write(self, blocks: Sequence[BlockRef], records: Mapping[int, LedgerRecord]) -> None:
-        batch = WriteBatch(raw_mode=True)
+        batch, keys = WriteBatch(raw_mode=True), 0
+        for ledger_id, record in records.items():
+            batch.put(_LEDGER_KEY.pack(b"L", ledger_id), encode_record(record))
+            keys += 1
         for ledger_id, ledger_blocks in group_by_ledger(blocks).items():
             summary = self._summary(ledger_id)
             for block in ledger_blocks:
-                batch.put(
-                    _BLOCK_KEY.pack(b"B", ledger_id, block.first_entry_id, block.log_id, block.offset),
-                    _BLOCK_VALUE.pack(block.length, block.last_entry_id),
-                )
+                batch.put(_block_key(block), _BLOCK_VALUE.pack(block.length, block.last_entry_id))
                 summary = summary.including(block)
             batch.put(_LEDGER_KEY.pack(b"S", ledger_id), _SUMMARY.pack(*summary))
-        for ledger_id, record in records.items():
-            batch.put(_LEDGER_KEY.pack(b"L", ledger_id), encode_record(record))
+            keys += len(ledger_blocks) + 1
+            if keys >= _BATCH_KEYS:
+                self._db.write(batch)
+                batch, keys = WriteBatch(raw_mode=True), 0
         self._write_synced(batch)
+
+    def move(self, moves: Sequence[tuple[BlockRef, BlockRef]]) -> int:
+        batch, moved = WriteBatch(raw_mode=True), 0
+        for old, new in moves:
+            if self._db.get(_block_key(old)) is not None:
+                batch.delete(_block_key(old))
+                batch.put(_block_key(new), _BLOCK_VALUE.pack(new.length, new.last_entry_id))
+                moved += 1
+        self._write_synced(batch)
+        return moved
 
     def delete_ledgers(self, ledgers: Mapping[int, LedgerRecord | None]) -> None:
         batch = WriteBatch(raw_mode=True)
@@ -100,6 +116,12 @@ class RocksBlockIndex(BlockIndex):
                 batch.delete(_LEDGER_KEY.pack(b"L", ledger_id))
             else:
                 batch.put(_LEDGER_KEY.pack(b"L", ledger_id), encode_record(tombstone))
+        self._write_synced(batch)
+
+    def remove_blocks(self, blocks: Sequence[BlockRef]) -> None:
+        batch = WriteBatch(raw_mode=True)
+        for block in blocks:
+            batch.delete(_block_key(block))
         self._write_synced(batch)
 
     def sync(self) -> None:
@@ -129,6 +151,20 @@ class RocksBlockIndex(BlockIndex):
             entry_id = block.last_entry_id + 1
         return found
 
+    def overlapping(self, ledger_id: int, first_entry_id: int, last_entry_id: int) -> list[BlockRef]:
+        found: list[BlockRef] = []
+        reach = max(self._summary(ledger_id).longest - 1, 0)  # an earlier block cannot have an entry of the range
+        cursor = self._db.iter()
+        cursor.seek(_BLOCK_KEY.pack(b"B", ledger_id, max(first_entry_id - reach, 0), 0, 0))
+        while (block := _block_at(cursor, ledger_id)) is not None and block.first_entry_id <= last_entry_id:
+            if block.last_entry_id >= first_entry_id:
+                found.append(block)
+            cursor.next()
+        return found
+
+    def contains(self, block: BlockRef) -> bool:
+        return bool(self._db.get(_block_key(block)) == _BLOCK_VALUE.pack(block.length, block.last_entry_id))
+
     def last_entry_id(self, ledger_id: int) -> int:
         return self._summary(ledger_id).last_entry_id
 
@@ -143,12 +179,39 @@ class RocksBlockIndex(BlockIndex):
             yield _LEDGER_KEY.unpack(key)[1], decode_record(cursor.value())
             cursor.next()
 
+    def ledger_ids(self, above: int, limit: int) -> list[tuple[int, bool]]:
+        found: list[tuple[int, bool]] = []
+        cursor = self._db.iter()
+        cursor.seek(_LEDGER_KEY.pack(b"L", above + 1))
+        while len(found) < limit and _valid(cursor) and (key := cursor.key())[:1] == b"L":
+            found.append((_LEDGER_KEY.unpack(key)[1], is_deleted_record(cursor.value())))
+            cursor.next()
+        return found
+
+    def largest_ledger_id(self) -> int | None:
+        cursor = self._db.iter()
+        cursor.seek_for_prev(_LEDGER_KEY.pack(b"L", _MAX))
+        if not _valid(cursor) or (key := cursor.key())[:1] != b"L":
+            return None
+        ledger_id: int = _LEDGER_KEY.unpack(key)[1]
+        return ledger_id
+
     def blocks(self) -> Iterator[BlockRef]:
         cursor = self._db.iter()
         cursor.seek(b"B")
         while (block := _block_at(cursor, None)) is not None:
             yield block
             cursor.next()
+
+    def blocks_after(self, last: BlockRef | None, limit: int) -> list[BlockRef]:
+        cursor = self._db.iter()
+        cursor.seek(b"B" if last is None else _block_key(last))
+        found: list[BlockRef] = []
+        while len(found) < limit and (block := _block_at(cursor, None)) is not None:
+            if block != last:
+                found.append(block)
+            cursor.next()
+        return found
 
     def stamp(self) -> bytes | None:
         stamp: bytes | None = self._db.get(_STAMP_KEY)
@@ -184,6 +247,10 @@ class RocksBlockIndex(BlockIndex):
                 return block
             cursor.prev()
         return None
+
+
+def _block_key(block: BlockRef) -> bytes:
+    return _BLOCK_KEY.pack(b"B", block.ledger_id, block.first_entry_id, block.log_id, block.offset)
 
 
 def _block_at(cursor: Any, ledger_id: int | None) -> BlockRef | None:

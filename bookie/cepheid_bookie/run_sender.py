@@ -23,6 +23,7 @@ from typing import TypeVar
 from cepheid_bookie.entry_log import EntryLogReader, log_path
 from cepheid_bookie.entry_reader import StoredRun
 from cepheid_bookie.errors import LogGoneError, LogUnreadableError
+from cepheid_bookie.watched_worker import ReadWork
 from cepheid_ports import Worker
 
 T = TypeVar("T")
@@ -54,7 +55,7 @@ class RunSender:
         return await self._to_its_end(lambda: self._share(log_id, frame, connection))
 
     async def _to_its_end(self, work: Callable[[], T]) -> T:
-        working = asyncio.ensure_future(self._worker.run(work))
+        working = asyncio.ensure_future(self._worker.run(ReadWork(work)))
         try:
             return await asyncio.shield(working)
         except asyncio.CancelledError:

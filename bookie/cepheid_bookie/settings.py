@@ -105,6 +105,21 @@ class StorageSettings(BaseModel, frozen=True, extra="forbid"):
         256, ge=1, le=65536, description="Range reads of brokers in progress. Beyond it reads are refused as overload."
     )
 
+    read_ahead_bytes: int = Field(
+        16 * MiB,
+        ge=0,
+        description="Memory for blocks of which a broker has read a part and will read the rest, and for the blocks that follow. "
+        "Raise it, by 3 MiB each, for more consumers that catch up at once. 0: nothing is kept or read ahead.",
+    )
+    read_wait_s: float = Field(
+        3.0,
+        gt=0,
+        le=60,
+        description="Longest time until a read of a broker gets its turn at the disk. After it the read is refused as overload, "
+        "and the broker asks another replica. Keep it below `ledger.read_timeout_s` of the brokers: a bookie would otherwise "
+        "read for brokers that do not wait any more. Reads of a recovery do not queue.",
+    )
+
     open_scans: int = Field(
         128,
         ge=1,
@@ -176,6 +191,49 @@ class StorageSettings(BaseModel, frozen=True, extra="forbid"):
         description="Ledgers of this bookie whose metadata records one comparison reads, in rotation, to find surplus copies: "
         "closed ledgers that were repaired on other bookies and no longer name this one. Larger: their disk space returns sooner, "
         "metadata is read more often.",
+    )
+    compaction_minor_share: float = Field(
+        0.2,
+        ge=0,
+        le=1,
+        description="Live share of an entry log file below which each collection copies its live blocks to a new file and deletes "
+        "it. 0: none.",
+    )
+    compaction_major_share: float = Field(
+        0.6,
+        ge=0,
+        le=1,
+        description="The same, once per `storage.compaction_major_interval_s`, and at once while the data disk has less than twice "
+        "`storage.min_free_data_bytes` free or less than half of all entry log bytes are live. Higher: less space is used, and "
+        "more is copied for it. 0: none.",
+    )
+    compaction_major_interval_s: float = Field(
+        3600.0, gt=0, description="Interval between two collections that use `storage.compaction_major_share`."
+    )
+    compaction_bytes_s: int = Field(
+        64 * MiB,
+        ge=64 * KiB,
+        description="Most bytes per second that compaction copies. While adds arrive it copies fewer if they would wait longer for "
+        "the journal, but never fewer than `storage.background_floor_bytes_s`. While the data disk is full it copies as fast as it "
+        "can.",
+    )
+    compaction_reserve_bytes: int = Field(
+        16 * MiB,
+        ge=0,
+        description="Free space on the data disk that compaction leaves. It may use the rest of `storage.min_free_data_bytes`, so "
+        "that it can free a full disk. Keep it large enough for the block index.",
+    )
+    scrub_period_s: float = Field(
+        7 * 86400.0,
+        ge=0,
+        description="Time in which every block of the entry logs is read once and compared with its checksum, so that a damaged "
+        "one is repaired from another bookie before a reader needs it. 0: blocks are not read for this purpose.",
+    )
+    scrub_bytes_s: int = Field(
+        8 * MiB,
+        ge=64 * KiB,
+        description="Most bytes per second that are read for `storage.scrub_period_s`. With more data than fits, a pass takes "
+        "longer than the period. Raise it for bookies with more than 4 TB.",
     )
     tombstone_s: float = Field(
         7 * 86400.0,

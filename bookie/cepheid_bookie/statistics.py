@@ -16,8 +16,11 @@ if TYPE_CHECKING:
     from cepheid_bookie.ledger_access import LedgerAccess
     from cepheid_bookie.ledger_deletion import LedgerDeletion
     from cepheid_bookie.ledger_table import LedgerTable
+    from cepheid_bookie.log_collection import LogCollection
+    from cepheid_bookie.opening import Workers
     from cepheid_bookie.run_sender import RunSender
     from cepheid_bookie.scans import Scans
+    from cepheid_bookie.scrubber import ScrubFigures
     from cepheid_bookie.write_cache import WriteCache
 
 
@@ -64,8 +67,12 @@ class BookieStatistics:
     read_disk_blocks: int
     read_disk_bytes: int
     read_unreadable_blocks: int
+    read_cached_blocks: int
+    read_blocks_ahead: int
     reads_refused: int
+    reads_expired: int
     open_reads: int
+    adds_waited_behind_reads_s: float
     scan_requests: int
     scan_cache_chunks: int
     scan_disk_chunks: int
@@ -84,7 +91,16 @@ class BookieStatistics:
     fences: int
     ledgers_deleted: int
     surplus_ledgers_dropped: int
+    # entry logs
     logs_deleted: int
+    log_bytes: int  # as of the last collection
+    log_live_bytes: int
+    compactions: int
+    compacted_bytes: int
+    reclaimed_bytes: int
+    quarantined_logs: int
+    damaged_blocks: int
+    scrub: ScrubFigures
     # disks
     free_journal_bytes: int
     free_data_bytes: int
@@ -108,7 +124,10 @@ def take_statistics(
     access: LedgerAccess,
     lac_waits: LacWaits,
     deletion: LedgerDeletion,
+    collection: LogCollection,
+    scrub: ScrubFigures,
     space: DiskSpace,
+    workers: Workers,
 ) -> BookieStatistics:
     """Reads every counter where it lives."""
     adds = admission.counters
@@ -147,8 +166,12 @@ def take_statistics(
         read_disk_blocks=reads.disk_blocks,
         read_disk_bytes=reads.disk_bytes,
         read_unreadable_blocks=reads.unreadable_blocks + scans.reads.unreadable_blocks + runs.unreadable_runs,
+        read_cached_blocks=reads.cached_blocks,
+        read_blocks_ahead=reads.blocks_ahead,
         reads_refused=reads.refused,
+        reads_expired=reads.expired,
         open_reads=open_reads,
+        adds_waited_behind_reads_s=workers.waited_behind_reads_s,
         scan_requests=scans.counters.requests,
         scan_cache_chunks=scans.reads.cache_chunks,
         scan_disk_chunks=scans.reads.disk_chunks,
@@ -166,7 +189,15 @@ def take_statistics(
         fences=access.fences,
         ledgers_deleted=deletion.deleted_ledgers,
         surplus_ledgers_dropped=deletion.dropped_copies,
-        logs_deleted=deletion.deleted_logs,
+        logs_deleted=collection.counters.deleted_logs,
+        log_bytes=collection.counters.log_bytes,
+        log_live_bytes=collection.counters.live_bytes,
+        compactions=collection.counters.runs,
+        compacted_bytes=collection.counters.compacted_bytes,
+        reclaimed_bytes=collection.counters.reclaimed_bytes,
+        quarantined_logs=len(collection.quarantined),
+        damaged_blocks=collection.counters.damaged_blocks,
+        scrub=scrub,
         free_journal_bytes=space.free_journal_bytes,
         free_data_bytes=space.free_data_bytes,
     )

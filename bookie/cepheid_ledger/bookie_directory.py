@@ -11,7 +11,8 @@ counts as writable, though not yet registered again.
 Rule 5: a connection remembers its failures for a second, and refuses at once what it is asked meanwhile. A bookie that runs anew
 gets a new one, or it would fail for the first ledger that it is given; except one that carries a stream, which found the new
 process by itself or is about to break.
-Rule 6: a registration that cannot be read says nothing new of its bookie, and nothing of the others.
+Rule 6: a registration that cannot be read says that its bookie runs, nothing else of it, and nothing of the others. It may be of a
+newer release: a bookie that is upgraded must not look lost to processes that are not yet.
 Rule 7: a bookie that reports its free space changes its registration in place, which no watch of a parent shows. So all are read
 again every `REFRESH_S` while one reports it.
 Rule 8: a bookie is gone when every look at metadata for `unregistered_bookie_s` found it unregistered. Time during which metadata
@@ -94,6 +95,7 @@ class BookieDirectory:
         self._racks: dict[str, str] = {}
         self._free_bytes: dict[str, int] = {}
         self._cookies: list[str] = []
+        self._unreadable: list[str] = []  # bookies whose registrations this release cannot read
         self._draining: list[str] = []
         self._connections: dict[str, tuple[KnownBookie, OpenedConnection]] = {}
         self._tasks = TaskOwner("bookie-directory")
@@ -150,8 +152,8 @@ class BookieDirectory:
         return [name for name, bookie in self._known.items() if bookie.writable]
 
     def registered(self) -> list[str]:
-        """Ids of the bookies that run, writable or not."""
-        return [name for name, bookie in self._known.items() if bookie.registered]
+        """Ids of the bookies that run, writable or not, also of those that this release cannot reach (rule 6)."""
+        return sorted({*self._unreadable, *(name for name, bookie in self._known.items() if bookie.registered)})
 
     def draining(self) -> list[str]:
         """Ids of the bookies that are being decommissioned, also of those that do not run."""
@@ -186,6 +188,8 @@ class BookieDirectory:
         """A sentence for people about each bookie that takes no new ledgers."""
         states = dict.fromkeys(self.expected(), "not registered: start it, or look into its log")
         states |= dict.fromkeys(self.registered(), "read-only: its disk is full, its /ready and its log say which")
+        for name in set(self._unreadable).difference(self._known):
+            states[name] = "not reachable: its registration is damaged, or of a newer release"
         writable, registered = set(self.writable()), set(self.registered())
         for name in self._draining:
             if name in states:
@@ -277,7 +281,8 @@ class BookieDirectory:
         available, more = await list_records(store, keys.AVAILABLE_BOOKIES_KEY, available_bookies(store))
         self._cookies = await list_names(store, keys.BOOKIE_COOKIES_KEY)
         draining = await list_names(store, keys.DRAINING_BOOKIES_KEY)
-        kept = self._known if self._settled is not None else dict.fromkeys([*unreadable, *more])  # rule 6
+        self._unreadable = [*unreadable, *more]
+        kept = self._known if self._settled is not None else dict.fromkeys(self._unreadable)  # rule 6
         known = {name: bookie if name in kept else _gone(bookie) for name, bookie in self._known.items()}
         for registrations, writable in ((readonly, False), (available, True)):
             for name, record in registrations.items():

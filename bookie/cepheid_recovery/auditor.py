@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import chain, zip_longest
 
 from cepheid_ledger import LedgerClient, LedgerError, entries_of, is_finished, placement_shortfall
 from cepheid_metadata import (
@@ -155,6 +155,7 @@ class Auditor:
         self._audits = audit_record(store)
         self._tasks = TaskOwner(f"auditor {name}")
         self._due = asyncio.Event()
+        self._has_checks = asyncio.Event()
         self._deposed = asyncio.Event()
         self._unsubscribe = store.subscribe(self._on_session)
         self._candidacy: AuditorRecord | None = None  # what it wrote, or may have written, to be elected
@@ -193,7 +194,7 @@ class Auditor:
         self._rates: deque[tuple[float, int]] = deque()
         # Ledgers of which copies are to be read. The newest come first: they were open most recently.
         self._checks: deque[tuple[int, list[_CopyToRead]]] = deque(maxlen=_MAX_CHECKS)
-        self._has_checks = asyncio.Event()
+        self._failed_checks: deque[tuple[int, list[_CopyToRead]]] = deque(maxlen=_MAX_CHECKS)  # read again after the next walk
         self._closed: set[int] = set()  # ledgers that the last walk found closed: their last entries are read, or were
         self._was_off = False
         self._read_again = -1  # of the marks that are read in turn, the last one
@@ -364,6 +365,8 @@ class Auditor:
         await self._walk_slice(walk, part, marked)
         await self._create_marks(walk)
         self._closed = walk.closed
+        self._checks.extendleft(self._failed_checks)
+        self._failed_checks.clear()
         self._has_checks.set()
         self.statistics.walks += 1
         self.statistics.walked_ledgers += walk.ledgers
@@ -519,7 +522,8 @@ class Auditor:
             await asyncio.sleep(len(copies) / self._settings.checks_per_s)
             try:
                 await self._check_ledger(ledger_id, copies)
-            except Exception as error:  # it is looked at again in a later walk
+            except Exception as error:
+                self._failed_checks.append((ledger_id, copies))
                 log.info("audit.copies_not_checked", extra={"ledger_id": ledger_id, "error": str(error)})
 
     async def _check_ledger(self, ledger_id: int, copies: Iterable[_CopyToRead]) -> None:
@@ -567,7 +571,8 @@ class Auditor:
         since, before = self._rates[0]
         rate = int((before - short_bytes) / (now - since)) if now > since and before > short_bytes else 0
         urgent = sorted((one.copies_left, ledger_id) for ledger_id, one in self._marked.items() if one.copies_left <= 1)
-        unchecked = self._back.keys() | {bookie for _, copies in self._checks for *_, bookie in copies}
+        queued = chain(self._checks, self._failed_checks)
+        unchecked = self._back.keys() | {bookie for _, copies in queued for *_, bookie in copies}
         audit = self.audit.replace(
             short=ShortFigures(
                 ledgers=len(short),

@@ -322,7 +322,10 @@ class ReplicationWorker:
     def _has_spare(self, ledger: LedgerMetadata, mark: RepairMark) -> bool:
         """Return whether the writer of an open ledger could find another bookie."""
         excluded = {*mark.bookies, *self._state.draining}
-        return self._placement.replacement(ledger.last_fragment.ensemble, excluded, doubtful=False) is not None
+        ensemble = ledger.last_fragment.ensemble
+        leaving = next((position for position, bookie in enumerate(ensemble) if bookie in mark.bookies), 0)
+        vacancy = Vacancy(ensemble, leaving, ledger.write_quorum)
+        return self._placement.replacement(ensemble, excluded, doubtful=False, vacancy=vacancy) is not None
 
     async def _recover(self, ledger_id: int) -> str:
         """Close a ledger without a writer. Return why that is not possible now, or nothing. Raises MetadataError."""

@@ -20,6 +20,7 @@ from cepheid_bookie import (
     BookieIdentity,
     GarbageCollector,
     MetadataCookies,
+    MetadataDamage,
     MetadataLedgers,
     RealDisk,
     StorageSettings,
@@ -93,6 +94,8 @@ class LocalBookies:
         local = cls(store, bookies, ports, rack)
         for collector in local._collectors:
             collector.start()
+        for bookie in bookies:
+            bookie.start_scrubber(MetadataDamage(store, bookie.bookie_id, ports))
         for bookie in bookies:
             await local._registrations.create(bookie.bookie_id, local._registration(bookie, {}), ephemeral=True)
         local._expected = await list_names(store, keys.BOOKIE_COOKIES_KEY)

@@ -29,10 +29,12 @@ async def list_names(store: MetadataStore, parent_key: str) -> list[str]:
     return sorted(map(keys.decode_name, await _children(store, parent_key)))
 
 
-async def list_records(store: MetadataStore, parent_key: str, records: Records[str, R]) -> tuple[dict[str, R], list[str]]:
+async def list_records(
+    store: MetadataStore, parent_key: str, records: Records[str, R], hint: str = _REGISTRATION_HINT
+) -> tuple[dict[str, R], list[str]]:
     """Return the records below `parent_key` by name, and the names of those that this release cannot read.
 
-    Those are logged, and hide none of the others. For registrations: what a process says of itself concerns nobody else's.
+    Those are logged with the hint, and hide none of the others.
     """
     found: dict[str, R] = {}
     unreadable: list[str] = []
@@ -40,7 +42,7 @@ async def list_records(store: MetadataStore, parent_key: str, records: Records[s
         try:
             one = await records.get(name)
         except (CorruptRecordError, NewerFormatError) as error:
-            log.error("record.unreadable", extra={"key": records.key_of(name), "error": error.args[0], "hint": _REGISTRATION_HINT})
+            log.error("record.unreadable", extra={"key": records.key_of(name), "error": error.args[0], "hint": hint})
             unreadable.append(name)
         else:
             if one is not None:

@@ -1,6 +1,7 @@
 """Automatic repair for people and tools: what is short, and what operators can ask for. All of it is metadata.
 
-status   {"off": the switch or null, "auditor": name or null, "audit": the audit record or null, "draining": [records]}
+status   {"off": the switch or null, "auditor": name or null, "audit": the audit record or null, "draining": [records],
+          "draining_unreadable": [names of bookies whose draining records this release cannot read]}
 short    {"ledgers": [marks], "next"}
 """
 
@@ -13,7 +14,8 @@ from typing import Any, ClassVar
 
 from cepheid_metadata import keys
 from cepheid_metadata.errors import BadVersionError, KeyExistsError, NoSuchKeyError
-from cepheid_metadata.listing import list_names, list_repair_marks
+from cepheid_metadata.ledger_records import LedgerMetadata
+from cepheid_metadata.listing import list_names, list_records, list_repair_marks
 from cepheid_metadata.repair_records import DrainingBookie, RepairMark, RepairRequest, RepairSwitch, ShortReason
 from cepheid_metadata.repositories import (
     audit_record,
@@ -49,14 +51,15 @@ async def repair_status(store: MetadataStore) -> View:
     switch, auditor, audit = await asyncio.gather(
         repair_switch(store).get(None), auditor_record(store).get(None), audit_record(store).get(None)
     )
-    names = await list_names(store, keys.DRAINING_BOOKIES_KEY)
-    found = await asyncio.gather(*map(draining_bookies(store).get, names))
-    draining = [one.record.model_dump(mode="json") for one in found if one is not None]
+    hint = "cepheid bookies decommission ID --cancel removes the record, cepheid bookies decommission ID begins again"
+    found, unreadable = await list_records(store, keys.DRAINING_BOOKIES_KEY, draining_bookies(store), hint)
+    draining = [record.model_dump(mode="json") for record in found.values()]
     return {
         "off": None if switch is None else switch.record.model_dump(mode="json"),
         "auditor": None if auditor is None else auditor.record.name,
         "audit": None if audit is None else audit.record.model_dump(mode="json", exclude={"urgent"}),
         "draining": draining,
+        "draining_unreadable": unreadable,
     }
 
 
@@ -206,8 +209,13 @@ async def request_recovery(store: MetadataStore, bookie: str, now_ms: int) -> No
         pass
 
 
-async def mark_damaged(store: MetadataStore, ledger_id: int, bookies: Sequence[str], now_ms: int) -> None:
-    """Have a worker check these bookies' copies of a ledger. Raises UnknownLedgerError, RepairRefusedError."""
+async def mark_damaged(
+    store: MetadataStore, ledger_id: int, bookies: Sequence[str], now_ms: int, *, short_entries: int = 0
+) -> None:
+    """Have a worker check these bookies' copies of a ledger. Raises UnknownLedgerError, RepairRefusedError.
+
+    `short_entries`: copies that are known to be bad, for people; 0: that is not known.
+    """
     found = await ledger_records(store).get(ledger_id)
     if found is None:
         raise UnknownLedgerError(f"ledger {ledger_id} does not exist, or was deleted", ledger_id=ledger_id)
@@ -226,8 +234,8 @@ async def mark_damaged(store: MetadataStore, ledger_id: int, bookies: Sequence[s
                     ledger_id=ledger_id,
                     bookies=damaged,
                     copies_left=max(0, found.record.write_quorum - len(damaged)),
-                    short_entries=0,
-                    short_bytes=0,
+                    short_entries=short_entries,
+                    short_bytes=_bytes_of(found.record, short_entries),
                     since_ms=now_ms,
                 )
                 await marks.create(ledger_id, fresh)
@@ -237,6 +245,13 @@ async def mark_damaged(store: MetadataStore, ledger_id: int, bookies: Sequence[s
             return
         except (KeyExistsError, BadVersionError, NoSuchKeyError):
             continue
+
+
+def _bytes_of(ledger: LedgerMetadata, entries: int) -> int:
+    """Return the estimated payload bytes of so many entries; 0 while the ledger's length is not known."""
+    if not ledger.length_bytes or ledger.last_entry_id is None:
+        return 0
+    return ledger.length_bytes * entries // (ledger.last_entry_id + 1)
 
 
 def merged_reasons(

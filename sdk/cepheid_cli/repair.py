@@ -60,6 +60,8 @@ def status_lines(found: dict[str, Any]) -> list[str]:
     for one in found["draining"]:
         state = "draining" if one["drained_at_ms"] is None else "drained: stop it and throw its disks away"
         lines.append(f"leaving    {one['bookie_id']}: {state}")
+    for bookie in found["draining_unreadable"]:
+        lines.append(f"leaving    {bookie}: its record cannot be read; cepheid bookies decommission {bookie} --cancel, then again")
     return lines
 
 

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from cepheid_bookie import Bookie, BookieIdentity, StorageSettings
+from cepheid_bookie.ledger_table import LISTED_AT_START
 from cepheid_bookie.memory_index import MemoryBlockIndex
 from cepheid_ports import OnDone, Ports
 from cepheid_rpc import AddAnswer, AddRequest, EntryGroup, ReadRequest, Status, encode_group
@@ -125,6 +126,7 @@ class Machine:
         self.crashed = asyncio.Event()
         self.workers: dict[str, InlineWorker] = {}
         self.now_ms = 1_700_000_000_000
+        self.listed_at_start = LISTED_AT_START
 
     def ports(self) -> Ports:
         return Ports(wall_ms=lambda: self.now_ms, random=self.random, new_worker=self._new_worker)
@@ -135,7 +137,7 @@ class Machine:
 
     async def open(self, identity: BookieIdentity = IDENTITY, **changes: Any) -> Bookie:
         settings = self.settings.model_copy(update=changes)
-        return await Bookie.open(identity, settings, self.disk, self.index, self.ports())
+        return await Bookie.open(identity, settings, self.disk, self.index, self.ports(), listed_at_start=self.listed_at_start)
 
     @asynccontextmanager
     async def bookie(self, **changes: Any) -> AsyncIterator[Bookie]:

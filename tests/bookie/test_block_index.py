@@ -63,6 +63,18 @@ def test_blocks_that_begin_at_one_id_do_not_replace_each_other(reopen: Reopen) -
         assert index.find(7, entry_id, entry_id, 10), f"entry {entry_id} vanished"
 
 
+def test_ledgers_are_listed_in_slices_with_their_tombstones(reopen: Reopen) -> None:
+    index = reopen()
+    assert (index.largest_ledger_id(), index.ledger_ids(-1, 10)) == (None, [])
+    living, deleted = LedgerRecord(KEY), LedgerRecord(KEY, fenced=True, deleted_at_ms=5)
+    index.write([ref(0, 9, ledger=3)], {0: living, 3: deleted, 300: living, (1 << 62): living})
+    index.put_stamp(b"stamp")
+    assert index.ledger_ids(-1, 2) == [(0, False), (3, True)]
+    assert index.ledger_ids(3, 10) == [(300, False), (1 << 62, False)]
+    assert index.ledger_ids(1 << 62, 10) == []
+    assert index.largest_ledger_id() == 1 << 62
+
+
 def test_a_short_block_inside_a_long_one_hides_nothing(reopen: Reopen) -> None:
     index = reopen()
     index.write([ref(0, 9, log=1), ref(5, 5, log=2)], {})
@@ -129,6 +141,66 @@ def test_writing_the_same_block_again_changes_nothing(reopen: Reopen) -> None:
         index.write([ref(0, 3), ref(4, 9)], {})
     assert ids(index.find(7, 0, 9, 10)) == [(0, 3), (4, 9)]
     assert len(list(index.blocks())) == 2
+
+
+def test_a_move_replaces_only_blocks_that_are_still_there(reopen: Reopen) -> None:
+    """The others belong to ledgers that were deleted while they were copied."""
+    index = reopen()
+    index.write([ref(0, 3), ref(4, 9), ref(0, 9, ledger=8)], {8: LedgerRecord(KEY)})
+    index.delete_ledgers({8: None})
+    moves = [(block, block._replace(log_id=5, offset=40)) for block in (ref(0, 3), ref(0, 9, ledger=8), ref(4, 9, log=2))]
+    assert index.move(moves) == 1
+    index = reopen()
+    assert list(index.blocks()) == [ref(0, 3, log=5, offset=40), ref(4, 9)]
+    assert index.find(7, 0, 9, 10) == [ref(0, 3, log=5, offset=40), ref(4, 9)]
+    assert (index.last_entry_id(7), index.last_entry_id(8)) == (9, -1)
+    assert index.move(moves) == 0
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 100])
+def test_a_walk_in_slices_sees_every_block_once_while_the_index_changes(reopen: Reopen, limit: int) -> None:
+    index = reopen()
+    blocks = [ref(first, first + 1, ledger=ledger, log=log) for ledger in (2, 300, 7) for first in (0, 2) for log in (1, 2)]
+    index.write(blocks, {2: LedgerRecord(KEY)})
+    seen: list[BlockRef] = []
+    while len(found := index.blocks_after(seen[-1] if seen else None, limit)) == limit:
+        seen += found
+        if len(seen) <= limit:  # what it has passed, and what it stands on, may go
+            index.move([(seen[-1], seen[-1]._replace(log_id=0))])
+    assert [*seen, *found] == sorted(blocks)
+
+
+def test_all_blocks_with_entries_of_a_range_are_found(reopen: Reopen) -> None:
+    index = reopen()
+    index.write([ref(0, 9, log=1), ref(5, 5, log=2), ref(8, 12, log=3), ref(13, 20), ref(0, 9, ledger=8)], {})
+    assert ids(index.overlapping(7, 5, 12)) == [(0, 9), (5, 5), (8, 12)]
+    assert ids(index.overlapping(7, 9, 9)) == [(0, 9), (8, 12)]
+    assert ids(index.overlapping(7, 21, 99)) == index.overlapping(6, 0, 99) == []
+
+
+def test_a_removed_block_is_gone_and_takes_no_other_along(reopen: Reopen) -> None:
+    index = reopen()
+    index.write([ref(0, 9, log=1), ref(0, 9, log=2), ref(10, 19)], {7: LedgerRecord(KEY)})
+    index.remove_blocks([ref(0, 9, log=1)])
+    index.remove_blocks([ref(0, 9, log=1), ref(0, 9, ledger=8)])  # what is not there
+    index = reopen()
+    assert not index.contains(ref(0, 9, log=1))
+    assert index.contains(ref(0, 9, log=2))
+    assert not index.contains(ref(0, 8, log=2)), "other entries at the same place are another block"
+    assert ids(index.find(7, 0, 99, 10)) == [(0, 9), (10, 19)]
+    index.remove_blocks([ref(10, 19)])
+    assert ids(index.find(7, 0, 99, 10)) == [(0, 9)], "though the summary knows of larger ids"
+
+
+def test_a_walk_in_slices_sees_every_block_also_when_its_place_was_removed(reopen: Reopen) -> None:
+    index = reopen()
+    blocks = [ref(0, 3, ledger=6), ref(0, 3, log=1), ref(0, 3, log=2, offset=8), ref(4, 9), ref(0, 3, ledger=9)]
+    index.write(blocks, {6: LedgerRecord(KEY)})
+    walked: list[BlockRef] = []
+    while found := index.blocks_after(walked[-1] if walked else None, 2):
+        index.remove_blocks(found)
+        walked += found
+    assert walked == blocks
 
 
 blocks_strategy = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 12)), max_size=20)
@@ -224,6 +296,7 @@ def test_damage_inside_the_log_of_the_database_is_an_error_and_never_a_shorter_i
     [
         lambda index: index.find(7, 5_000, 5_100, 100),
         lambda index: list(index.blocks()),  # short, it would condemn entry logs that are alive
+        lambda index: index.blocks_after(None, 1 << 20),  # likewise
         lambda index: list(index.records()),  # short, it would forget ledgers and their fences
     ],
 )

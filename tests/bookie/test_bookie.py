@@ -249,14 +249,14 @@ async def test_refusals_of_what_waits_for_a_load_come_before_those_of_what_waits
     async with machine.bookie() as bookie:
         order: list[tuple[int, Status]] = []
         on_answers = collecting(order)
-        machine.workers["read"].hold()
+        machine.workers["look"].hold()
         machine.workers["flush"].hold()
         bookie.add([AddRequest(group_of(7, 1), KEY)], on_answers)
         bookie.add([AddRequest(group_of(8, i, size=2 * KiB), KEY) for i in range(12)], on_answers)
         assert bookie.is_full
         bookie.add([AddRequest(group_of(7, 2), KEY)], on_answers)
         await wait_until(lambda: len(order) == 2)
-        machine.workers["read"].release()
+        machine.workers["look"].release()
         machine.workers["flush"].release()
         assert order == [(1, Status.OVERLOADED), (2, Status.OVERLOADED)]
 

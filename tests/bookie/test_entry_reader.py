@@ -8,8 +8,8 @@ import random
 import pytest
 
 from cepheid_bookie.entry_log import log_path
-from cepheid_bookie.entry_reader import ReadingBudget, cut_group
-from cepheid_rpc import LacRequest, ReadRequest, Status
+from cepheid_bookie.entry_reader import ReadingBudget, cut_group, split_answer
+from cepheid_rpc import LacRequest, MissingEntries, ReadAnswer, ReadRequest, Status
 from tests.bookie.bookie_support import KEY, KiB, Machine, added, entries_of, group_of, read_all, small_settings
 from tests.support import wait_until
 
@@ -29,6 +29,30 @@ def test_a_group_is_cut_to_range_and_budget(first: int, last: int, max_bytes: in
     part = cut_group(group_of(7, 10, 10), first, last, max_bytes)
     part.verify()
     assert (part.first_entry_id, part.last_entry_id) == expected
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 46, 100, 250, 10_000])
+def test_the_pieces_of_an_answer_say_what_it_says(piece_bytes: int) -> None:
+    """Entries are of 46 bytes."""
+    groups = (group_of(7, 2, 3), group_of(7, 5, 1), group_of(7, 9, 10))
+    missing = (
+        MissingEntries(0, 1, Status.NO_ENTRY),
+        MissingEntries(6, 8, Status.BAD_DIGEST),
+        MissingEntries(19, 30, Status.NO_ENTRY),
+    )
+    answer = ReadAnswer(groups, missing, 31, retry_after_ms=5)
+    pieces = list(split_answer(answer, piece_bytes))
+    assert entries_of(group for piece in pieces for group in piece.groups) == entries_of(groups)
+    assert [gap for piece in pieces for gap in piece.missing] == list(missing)
+    assert (pieces[-1].next_entry_id, pieces[-1].retry_after_ms) == (31, 5)
+    position = 0
+    for piece in pieces:
+        assert sum(len(group.data) for group in piece.groups) < piece_bytes + 46
+        told = [*entries_of(piece.groups), *(i for gap in piece.missing for i in range(gap.first_entry_id, gap.last_entry_id + 1))]
+        assert sorted(told) == list(range(position, piece.next_entry_id))
+        position = piece.next_entry_id
+    refusal = ReadAnswer((), (MissingEntries(0, 9, Status.STOPPED),), 10)
+    assert list(split_answer(refusal, piece_bytes)) == [refusal]
 
 
 async def test_a_damaged_entry_is_unknown_and_hides_no_neighbour_in_its_block() -> None:

@@ -104,11 +104,13 @@ def audit(**changes: Any) -> dict[str, Any]:
 
 def test_the_status_shows_progress_and_dangers() -> None:
     found = audit(short={"ledgers": 1206, "bytes": 1 << 30, "last_copy_entries": 7}, bytes_per_s=100 << 20, waiting=["b4"])
-    text = "\n".join(status_lines({"off": None, "auditor": "b1", "audit": found, "draining": []}))
+    view = {"off": None, "auditor": "b1", "audit": found, "draining": [], "draining_unreadable": ["b5"]}
+    text = "\n".join(status_lines(view))
     assert "1206 ledgers, 1.0 GB of copies" in text
     assert "100.0 MB/s, 10 s to go" in text
     assert "7 entries with one copy left" in text
     assert "b4 is not registered, in its grace period" in text
+    assert "cepheid bookies decommission b5 --cancel, then again" in text
 
 
 def test_a_decommissioning_says_what_holds_it_up() -> None:

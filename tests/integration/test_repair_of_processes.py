@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from benchmarks.repair_cluster import VICTIM, LedgerShape, write_ledgers_on
@@ -43,11 +45,14 @@ def test_the_auditor_killed_in_the_middle_of_a_repair_is_replaced_and_the_repair
         write(cluster, many)
         cluster.processes.kill(VICTIM)
         cluster.chaos.wait_until(lambda: VICTIM not in cluster.chaos.writable(), f"{VICTIM} is not registered")
-        cluster.command("bookies", "recover", VICTIM)
-        cluster.chaos.wait_until(lambda: bool(cluster.view.marked_ledgers()), "ledgers are marked")
+        cluster.chaos.wait_until(lambda: cluster.status()["auditor"] not in (None, VICTIM), "there is an auditor")
         auditor = cluster.status()["auditor"]
-        cluster.processes.kill(auditor)
-        assert cluster.view.marked_ledgers(), "the repair ended before the auditor was killed"
+        with ThreadPoolExecutor(1) as commands:  # the repair may be over when the command ends
+            recover = commands.submit(cluster.command, "bookies", "recover", VICTIM)
+            cluster.chaos.wait_until(lambda: bool(cluster.view.marked_ledgers()), "ledgers are marked")
+            cluster.processes.kill(auditor)
+            assert cluster.view.marked_ledgers(), "the repair ended before the auditor was killed"
+            recover.result()
         cluster.processes.start(auditor)
         cluster.wait_until_unnamed(VICTIM)
         assert cluster.has_every_copy()

@@ -173,6 +173,8 @@ async def test_a_registration_that_cannot_be_read_hides_no_other_bookie(caplog: 
         await world.bookie("b3")
         await wait_until(lambda: world.directory.writable() == ["b1", "b2", "b3"], what="the newcomer")
         assert "b9" not in world.directory.known()
+        assert world.directory.registered() == ["b1", "b2", "b3", "b9"], "b9 runs, so nothing of it is repaired"
+        assert world.directory.problems() == ["b9 is not reachable: its registration is damaged, or of a newer release"]
         assert {record.key for record in caplog.records if record.message == "record.unreadable"} == {key, "/bookies/available/b9"}
         sessions["b1"].expire_session()
         await wait_until(lambda: world.directory.writable() == ["b2", "b3"], what="b1 gone")

@@ -424,8 +424,12 @@ async def test_a_lost_copy_is_made_again_in_a_rack_that_has_none() -> None:
             assert (await world.ledgers.record(ledger_id)).fragments[0].ensemble == ("a", "e", "c")
 
 
-async def test_an_open_ledger_is_not_closed_while_its_writer_could_find_no_spare() -> None:
-    async with repair_world("a", "b", "c") as world:
+@pytest.mark.parametrize("spare", ["", "d"])
+async def test_an_open_ledger_is_not_closed_while_its_writer_could_find_no_spare(spare: str) -> None:
+    """There is none, or strict racks rule it out."""
+    async with repair_world("a", "b", "c", *spare) as world:
+        place(world, a="1", b="2", c="3", d="1")
+        world.ledgers.placement._strict = True
         writer = await world.open_ledger("abc")
         await world.start()
         world.kill("c")

@@ -21,7 +21,14 @@ from cepheid_metadata import (
     readonly_bookies,
     repair_marks,
 )
-from cepheid_metadata.repair_views import RepairRefusedError, decommission, decommission_status, mark_damaged
+from cepheid_metadata.repair_views import (
+    RepairRefusedError,
+    cancel_decommission,
+    decommission,
+    decommission_status,
+    mark_damaged,
+    repair_status,
+)
 from cepheid_recovery import BookiesSeen
 from cepheid_recovery.auditor import _mark_of, _Walk
 from cepheid_recovery.replication_worker import _not_in
@@ -351,20 +358,39 @@ async def test_one_record_of_repair_that_cannot_be_read_does_not_stop_it(broken:
         assert await world.is_whole(second)
 
 
-async def test_a_new_auditor_repeats_the_checks_that_the_first_one_did_not_get_to() -> None:
+@pytest.mark.parametrize("stood_by", [False, True], ids=["is started", "stood by"])
+async def test_a_new_auditor_repeats_the_checks_that_the_first_one_did_not_get_to(stood_by: bool) -> None:
     slow = QUICK.model_copy(update={"checks_per_s": 0.01})
     async with repair_world("a", "b", "c", settings=slow) as world:
         ledger_id = await world.closed_ledger("abc")
         first = await world.start()
+        world.settings = QUICK
+        if stood_by:
+            await world.start("r2")
         await asyncio.sleep(3)
         del world.ledgers.cluster["b"].entries[ledger_id][9]
         world.bookies.processes["b"] = "second process"
         await asyncio.sleep(20)
         await first.aclose()
         await first.auditor._store.aclose()
-        world.settings = QUICK
-        await world.start("r2")
+        if not stood_by:
+            await world.start("r2")
         await asyncio.sleep(30)
+        assert await world.is_whole(ledger_id)
+
+
+async def test_a_check_that_found_no_answer_is_repeated_after_the_next_walk() -> None:
+    without_samples = QUICK.model_copy(update={"walk_interval_s": 5.0, "walk_ledgers_per_s": 10**9})
+    async with repair_world("a", "b", "c", settings=without_samples) as world:
+        ledger_id = await world.closed_ledger("abc")
+        await world.start()
+        await asyncio.sleep(3)
+        del world.ledgers.cluster["b"].entries[ledger_id][9]
+        world.ledgers.cluster["b"].mute = True  # runs anew, and does not answer reads for a while
+        world.bookies.processes["b"] = "second process"
+        await asyncio.sleep(60)
+        world.ledgers.cluster["b"].mute = False
+        await asyncio.sleep(20)
         assert await world.is_whole(ledger_id)
 
 
@@ -385,6 +411,16 @@ async def test_workers_beside_the_auditor_move_copies_of_a_draining_bookie_and_o
         await asyncio.sleep(20)
         assert "b" not in (await world.ledgers.record(ledger_id)).fragments[0].ensemble
         assert worker.statistics.ledgers == 1
+
+
+async def test_a_damaged_record_of_a_draining_bookie_hides_nothing_and_can_be_removed() -> None:
+    async with repair_world(*"abcd", settings=_IDLE) as world:
+        await world.store.create("/repair/draining/a", b"garbage")
+        await world.drain("b")
+        status = await repair_status(world.store)
+        assert ([one["bookie_id"] for one in status["draining"]], status["draining_unreadable"]) == (["b"], ["a"])
+        await cancel_decommission(world.store, "a")
+        assert (await repair_status(world.store))["draining_unreadable"] == []
 
 
 async def test_bookies_that_take_no_copies_do_not_count_when_one_is_decommissioned() -> None:

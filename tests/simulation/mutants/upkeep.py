@@ -10,13 +10,12 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from cepheid_bookie import opening, surplus_copies
+from cepheid_bookie import Bookie, opening, surplus_copies
 from cepheid_bookie.admission import Admission
 from cepheid_bookie.checkpoint import Checkpointer, FlushStore
-from cepheid_bookie.entry_log import list_logs, log_path
 from cepheid_bookie.garbage_collection import GarbageCollector
-from cepheid_bookie.ledger_deletion import LedgerDeletion
 from cepheid_bookie.ledger_record import LedgerRecord
+from cepheid_bookie.log_collection import LogCollection
 from cepheid_bookie.metadata_records import MetadataLedgers
 from cepheid_bookie.write_cache import Half
 from cepheid_broker.ownership.bundle_tenures import BundleTenures
@@ -130,10 +129,10 @@ def forget_what_came_while_a_flush_was_tried_again() -> Iterator[None]:
 def leave_logs_that_nothing_refers_to() -> Iterator[None]:
     """Of deleted ledgers, and of flushes that failed."""
 
-    async def delete_none(self: LedgerDeletion) -> list[int]:
+    async def delete_none(self: LogCollection, **options: Any) -> list[int]:
         return []
 
-    with mock.patch.object(LedgerDeletion, "delete_dead_logs", delete_none):
+    with mock.patch.object(LogCollection, "collect", delete_none):
         yield
 
 
@@ -142,18 +141,14 @@ def leave_logs_that_nothing_refers_to() -> Iterator[None]:
 def collect_logs_by_the_ledgers_in_memory() -> Iterator[None]:
     """A log is dead when none of its ledgers is in use."""
 
-    async def delete_dead_logs(self: LedgerDeletion) -> list[int]:
-        def work() -> list[int]:
-            living = {block.log_id for block in self._index.blocks() if self._ledgers.get(block.ledger_id) is not None}
-            dead = [log_id for log_id in list_logs(self._disk) if log_id not in living | {self._logs.current_log_id}]
-            for log_id in dead:
-                self._log_reader.forget(log_id)
-                self._disk.unlink(log_path(log_id))
-            return dead
+    async def reclaim(self: Bookie, **options: Any) -> list[int]:
+        index = self._directories.index
+        living = {block.log_id for block in index.blocks() if self._ledgers.get(block.ledger_id) is not None}
+        dead = [log_id for log_id in self._logs.closed_logs() if log_id not in living]
+        await self.collection._delete(dead, copied_bytes=0)
+        return dead
 
-        return await self._flush_worker.run(work)
-
-    with mock.patch.object(LedgerDeletion, "delete_dead_logs", delete_dead_logs):
+    with mock.patch.object(Bookie, "reclaim", reclaim):
         yield
 
 

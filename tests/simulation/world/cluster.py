@@ -17,7 +17,15 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from cepheid_bookie import Bookie, BookieIdentity, GarbageCollector, MetadataCookies, MetadataLedgers, StorageSettings
+from cepheid_bookie import (
+    Bookie,
+    BookieIdentity,
+    GarbageCollector,
+    MetadataCookies,
+    MetadataDamage,
+    MetadataLedgers,
+    StorageSettings,
+)
 from cepheid_bookie.bookie_life import load_life
 from cepheid_bookie.disk import Disk
 from cepheid_metadata import (
@@ -61,6 +69,7 @@ def bookie_settings() -> StorageSettings:
         journal_queue_bytes=64 * KIB,
         loaded_ledgers=4,
         gc_interval_s=1.0,
+        scrub_period_s=1.0,
         gc_mass_ledgers=10_000,
         disk_check_interval_s=0.2,
     )
@@ -115,6 +124,7 @@ class SimBookie:
         self.work_delay_s: float | None = None  # for scripts: how long every work of its threads takes
         self.slow_thread = ""  # "journal" or "flush": whose disk takes long …
         self.slow_thread_s = (0.0, 0.0)  # … so long
+        self.scrubs = False  # its scrubber runs
         self.observed = True  # False: without checks of every entry, for scripts with very many
         self.accepts_empty_disk = False  # an operator's word, for the next start that serves
         self.damage: Damage | None = None
@@ -192,6 +202,7 @@ class SimBookie:
                 journal_disk=self.journal_disk,
                 cookies=cookies,
                 accept_empty_disk=self.accepts_empty_disk,
+                listed_at_start=1,  # so that the others have to be found while it serves
             )
             if self.damage is not None and not self._is_noticed(self.damage, bookie):
                 self._history.violated(self.damage.rule, f"{self.id} starts as if it were whole: {self.damage.what}")
@@ -212,11 +223,21 @@ class SimBookie:
         bookie.on_failed = self._on_failed
         collector = GarbageCollector(DeletionProbe(self.id, bookie, self._history), MetadataLedgers(store, ports))  # type: ignore[arg-type]
         collector.start()
+        if self.scrubs:
+            self.scrub()
         self._closing = [collector.aclose, bookie.aclose, store.aclose]
         self._history.note(f"{self.id}#{node.incarnation} serves")
         self._network.serve(self.id, node, served)
         if self._registers:
             await self._register(bookie, store, node)
+
+    def scrub(self) -> None:
+        """Start the scrubber of the process that serves."""
+        assert self.bookie is not None
+        assert self.store is not None
+        self.scrubs = True
+        ports = sim_ports(self._plan.random, self._work_delay_s, self.clock)
+        self.bookie.start_scrubber(MetadataDamage(self.store, self.id, ports))
 
     def _check_limbo(self, limbo_below: int) -> None:
         """S8: what a crash leaves is not taken for damage."""

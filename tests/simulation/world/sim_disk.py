@@ -68,6 +68,9 @@ class SimFile:
         self._disk._read(self._path, offset)
         return bytes(self._inode.content[offset : offset + size_bytes])
 
+    def drop_cached(self, offset: int, size_bytes: int) -> None:
+        self._check_open()
+
     def size(self) -> int:
         self._check_open()
         self._disk._check_alive()

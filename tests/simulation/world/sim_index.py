@@ -25,6 +25,10 @@ class SimBlockIndex(MemoryBlockIndex):
         self._look()
         return super().find(ledger_id, first_entry_id, last_entry_id, max_blocks)
 
+    def blocks_after(self, last: BlockRef | None, limit: int) -> list[BlockRef]:
+        self._look()
+        return super().blocks_after(last, limit)
+
     def record(self, ledger_id: int) -> LedgerRecord | None:
         self._look()
         return super().record(ledger_id)

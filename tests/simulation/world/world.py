@@ -39,6 +39,8 @@ _STORES = 0.35
 _BROKERS = ("east", "west", "north")
 _THREE_BROKERS = 0.25
 """Of worlds have all of them, the others two."""
+_SCRUBS = 0.5
+"""Of worlds have bookies whose scrubbers run."""
 _ORDERLY = 0.5
 """Of worlds have brokers that ask whose a topic is; in the others they fight."""
 
@@ -96,7 +98,9 @@ class World(Stage):
             self.topic_workload.owners = self.dedup_workload.owners = self.owners
         if self.clients is not None:
             await self._prepare_clients(self.clients)
+        scrubs = random.Random(f"{self.seed}/scrubs").random() < _SCRUBS
         for bookie in self.bookies.values():
+            bookie.scrubs = scrubs
             bookie.checks.on_mark = lambda bookie=bookie: self._on_mark(bookie)
             bookie.start()
         for broker in self.brokers.values():

@@ -196,6 +196,25 @@ def entry_log_fails_once(scene: Scene, bookie: SimBookie) -> None:
     bookie.disk.fail("pread", "entrylog/")
 
 
+@step("{bookies} (scrubs|scrub)")
+def scrubs(scene: Scene, bookies: Sequence[SimBookie]) -> None:
+    """Its scrubber runs from now on. A pass over all blocks takes a second."""
+    for each in bookies:
+        each.scrub()
+
+
+@step("{bookie} has mended a block within {seconds}, and none is damaged")
+async def mended(scene: Scene, bookie: SimBookie, limit_s: float) -> None:
+    """All entries of what was damaged are in other blocks."""
+
+    def is_mended() -> bool:
+        assert bookie.bookie is not None
+        figures = bookie.bookie.scrubber.figures()
+        return figures.mended > 0 and not any(figures.damaged.values())
+
+    await scene.wait_until(is_mended, lambda: f"its scrubber: {bookie.bookie and bookie.bookie.scrubber.figures()}", limit_s)
+
+
 @step("a bit of {payload} flips in the journal of {bookie}")
 def journal_decays(scene: Scene, payload: bytes, bookie: SimBookie) -> None:
     """Likewise."""

@@ -1,0 +1,125 @@
+"""Blocks that readers have not finished: the one in whose middle a reader stopped, and those that are read ahead of it.
+
+    fetch(block) ──► unfinished? ahead? being read ahead? ──no──► read from disk
+         └──► settle(block): finished ──► may leave first       unfinished ──► kept for the reader's next request
+
+A request ends after about 1 MB, rarely where a block does. Without this cache each block is read and checked by the request that
+begins in it and again by the one that ends in it.
+
+Rule 1: bounded in bytes of whole blocks. What was read ahead and not fetched has half of them at most, and a few seconds: with
+more readers than there is room for, nothing is read ahead, since it would leave before its reader comes.
+Rule 2: nothing of a ledger is in it after `forget`. A block that was looked up in the index before is not kept either: the
+caller takes `generation` before its look.
+Rule 3: a damaged block is never kept.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Collection
+from typing import NamedTuple
+
+from cepheid_bookie.block_index import BlockRef
+from cepheid_rpc import EntryGroup, Status
+
+ReadBlock = Callable[[BlockRef], tuple[Status, EntryGroup | None]]
+
+_UNFETCHED_S = 5.0
+
+
+class _Ahead(NamedTuple):
+    group: EntryGroup
+    read_at: float
+
+
+class BlockCache:
+    """Called by reader threads; `forget` by the loop. Blocks are immutable, so readers share them."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._lock = threading.Lock()
+        self._blocks: OrderedDict[BlockRef, EntryGroup] = OrderedDict()  # the first one leaves first
+        self._block_bytes = 0
+        self._ahead: OrderedDict[BlockRef, _Ahead] = OrderedDict()
+        self._ahead_bytes = 0
+        self._being_read: dict[BlockRef, threading.Event] = {}
+        self.generation = 0
+
+    def __repr__(self) -> str:
+        return f"<BlockCache: {len(self._blocks)} blocks, {len(self._ahead)} read ahead, {self.used_bytes} B>"
+
+    @property
+    def used_bytes(self) -> int:
+        return self._block_bytes + self._ahead_bytes
+
+    def fetch(self, block: BlockRef, read: ReadBlock) -> tuple[Status, EntryGroup | None, bool]:
+        """The block's entries or why there are none, and whether they came from the cache. `settle` follows."""
+        with self._lock:
+            group = self._take(block)
+            being_read = self._being_read.get(block) if group is None else None
+        if being_read is not None:
+            being_read.wait()
+            with self._lock:
+                group = self._take(block)
+        return (*read(block), False) if group is None else (Status.OK, group, True)
+
+    def settle(self, block: BlockRef, group: EntryGroup, *, finished: bool, generation: int) -> None:
+        """Keep a fetched block. `finished`: its reader has all of it, so only another reader might want it."""
+        with self._lock:
+            if generation != self.generation:
+                return
+            if block not in self._blocks:
+                self._blocks[block] = group
+                self._block_bytes += block.length
+            self._blocks.move_to_end(block, last=not finished)
+            self._shrink()
+
+    def read_ahead(self, block: BlockRef, read: ReadBlock, *, generation: int, now: float) -> bool:
+        """Read the block unless it is here. Return False if there is no room for it (rule 1)."""
+        with self._lock:
+            self._drop_unfetched(now)
+            if block in self._blocks or block in self._ahead or block in self._being_read:
+                return True
+            if self._ahead_bytes + block.length > self._limit_bytes // 2:
+                return False
+            done = self._being_read[block] = threading.Event()
+        group: EntryGroup | None = None
+        try:
+            group = read(block)[1]
+        finally:
+            with self._lock:
+                if group is not None and generation == self.generation:
+                    self._ahead[block] = _Ahead(group, now)
+                    self._ahead_bytes += block.length
+                    self._shrink()
+                del self._being_read[block]
+            done.set()
+        return group is not None
+
+    def forget(self, ledger_ids: Collection[int]) -> None:
+        """The entries of these ledgers were deleted here: the index no longer has them."""
+        with self._lock:
+            self.generation += 1
+            for block in [block for block in self._blocks if block.ledger_id in ledger_ids]:
+                del self._blocks[block]
+                self._block_bytes -= block.length
+            for block in [block for block in self._ahead if block.ledger_id in ledger_ids]:
+                del self._ahead[block]
+                self._ahead_bytes -= block.length
+
+    def _take(self, block: BlockRef) -> EntryGroup | None:
+        if (ahead := self._ahead.pop(block, None)) is not None:
+            self._ahead_bytes -= block.length
+            return ahead.group
+        return self._blocks.get(block)
+
+    def _drop_unfetched(self, now: float) -> None:
+        while self._ahead and next(iter(self._ahead.values())).read_at < now - _UNFETCHED_S:
+            block, _ = self._ahead.popitem(last=False)
+            self._ahead_bytes -= block.length
+
+    def _shrink(self) -> None:
+        while self._blocks and self.used_bytes > self._limit_bytes:
+            block, _ = self._blocks.popitem(last=False)
+            self._block_bytes -= block.length

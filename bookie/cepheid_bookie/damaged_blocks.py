@@ -1,0 +1,279 @@
+"""Blocks that do not read as they were written: reported to metadata, and forgotten once their entries are whole elsewhere here.
+
+    scrubber, reader, compaction ──suspect──► read again ──sound──► nothing
+                                                  └──damaged──► remembered, logged once
+    after 1 s, 2 s, 4 s, … 10 min, each damaged block is read again:
+        entries whole nowhere here ──► marked in metadata: a replication worker copies them to this bookie, from another replica
+        all of them whole, but some in the damaged block alone ──► these are added again, as a repair would add them
+        all of them in sound blocks ──► the index lets go of the damaged block
+
+Rule 1: the index lets go of a block only when every entry of it was read whole from other blocks, and those are still indexed in
+the turn of the flush thread that removes it. So no entry becomes one that this bookie denies.
+Rule 2: a block that reads well the second time, or that the index no longer has, is not damaged.
+Rule 3: while metadata is away nothing is forgotten; the next round reports again. A ledger whose mark names this bookie already is
+not marked again: that would make the worker start over.
+Rule 4: at most `MOST_DAMAGED` blocks are remembered; of a disk with more, the others are found by the next pass.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from cepheid_bookie.add_answers import OnAnswers
+from cepheid_bookie.block_check import Assessment, Run, assess, place_of
+from cepheid_bookie.block_index import BlockIndex, BlockRef
+from cepheid_bookie.entry_block import plan_blocks
+from cepheid_bookie.entry_log import EntryLogReader
+from cepheid_bookie.write_cache import WriteCache
+from cepheid_ports import Worker
+from cepheid_rpc import AddAnswer, AddRequest, Status
+
+log = logging.getLogger(__name__)
+
+MOST_DAMAGED = 1000
+_MOST_SUSPECTS = 1000
+_AT_ONCE = 16
+"""Damaged blocks that one round reads: about 16 MiB."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 600.0
+_ADD_BYTES = 512 << 10
+"""Entries that are added again go in pieces of so many bytes."""
+
+
+class Outlook(enum.StrEnum):
+    """What can become of a damaged block."""
+
+    REPAIR = "repair"  # a replica may have its entries
+    NO_REPLICA = "no_replica"  # no other bookie has them, as far as metadata knows
+    NOT_NEEDED = "not_needed"  # metadata does not count on this bookie for them
+
+
+class DamageReport(NamedTuple):
+    """What metadata says of damaged entries."""
+
+    outlook: Outlook
+    topic: str  # empty: not known
+
+
+class DamageReports(Protocol):
+    """Metadata's side. Raises when it cannot be reached."""
+
+    async def report(self, ledger_id: int, entries: Sequence[Run]) -> DamageReport:
+        """Have these entries copied to this bookie again, unless the ledger is marked for that already."""
+
+
+class UnreportedDamage:
+    """Implements `DamageReports` for a bookie without metadata: what is damaged is logged and counted."""
+
+    async def report(self, ledger_id: int, entries: Sequence[Run]) -> DamageReport:
+        return DamageReport(Outlook.REPAIR, "")
+
+
+@dataclass(slots=True)
+class _Damaged:
+    outlook: Outlook = Outlook.REPAIR
+    added_again: bool = False  # what is whole in this block alone is in the journal, and will be in another block
+    pause_s: float = _FIRST_PAUSE_S  # until the next look
+    due: float = 0.0  # loop time of that
+
+
+class DamagedBlocks:
+    """Used in the loop. `worker` reads blocks; `flush_worker` is the thread that writes to the index."""
+
+    def __init__(
+        self,
+        index: BlockIndex,
+        logs: EntryLogReader,
+        cache: WriteCache,
+        worker: Worker,
+        flush_worker: Worker,
+        add: Callable[[Sequence[AddRequest], OnAnswers], None],
+        *,
+        bookie_id: str,
+    ) -> None:
+        self._index = index
+        self._logs = logs
+        self._cache = cache
+        self._worker = worker
+        self._flush_worker = flush_worker
+        self._add = add
+        self._bookie_id = bookie_id
+        self._damaged: dict[BlockRef, _Damaged] = {}
+        self._suspects: dict[BlockRef, None] = {}
+        self._ranges: dict[tuple[int, int, int], None] = {}
+        self.reports: DamageReports = UnreportedDamage()
+        self.wakeup = asyncio.Event()  # something is suspected
+        self.is_changed = False  # since `blocks` was saved last; whoever saves it resets this
+        self.found = 0
+        self.mended = 0
+
+    def __repr__(self) -> str:
+        return f"<DamagedBlocks: {len(self._damaged)}, {len(self._suspects) + len(self._ranges)} suspected>"
+
+    @property
+    def blocks(self) -> Collection[BlockRef]:
+        """The damaged blocks that are known."""
+        return self._damaged.keys()
+
+    def count(self, outlook: Outlook) -> int:
+        """Return how many damaged blocks there are of which this can become."""
+        return sum(damaged.outlook is outlook for damaged in self._damaged.values())
+
+    def remember(self, blocks: Sequence[BlockRef]) -> None:
+        """Take over what an earlier process found."""
+        self._damaged.update((block, _Damaged()) for block in blocks[:MOST_DAMAGED])
+        if blocks:
+            self.wakeup.set()
+
+    def suspect(self, block: BlockRef) -> None:
+        """A read of this block failed. Cheap; the block is read again soon."""
+        if block not in self._damaged and len(self._suspects) < _MOST_SUSPECTS:
+            self._suspects[block] = None
+            self.wakeup.set()
+
+    def suspect_entries(self, ledger_id: int, first_entry_id: int, last_entry_id: int) -> None:
+        """As `suspect`, where the blocks are not known: those that have one of these entries are read."""
+        if len(self._ranges) < _MOST_SUSPECTS:
+            self._ranges[ledger_id, first_entry_id, last_entry_id] = None
+            self.wakeup.set()
+
+    async def look_at_suspects(self) -> None:
+        """Read what is suspected again, and remember what is damaged. Raises what the index raises."""
+        self.wakeup.clear()
+        while self._ranges:
+            ledger_id, first, last = next(iter(self._ranges))
+            found = await self._overlapping(ledger_id, first, last)
+            self._ranges.pop((ledger_id, first, last), None)
+            for block in found:
+                self.suspect(block)
+        self.wakeup.clear()
+        while self._suspects:
+            block = next(iter(self._suspects))
+            assessment = await self._assess(block)
+            self._suspects.pop(block, None)
+            if not assessment.error or block in self._damaged:
+                continue
+            self.found += 1
+            if len(self._damaged) >= MOST_DAMAGED:
+                hint = "the disk is failing: replace it, and start the bookie on an empty one with --accept-empty-disk"
+                log.error("block.too_many_damaged", extra={"bookie": self._bookie_id, "damaged": self.found, "hint": hint})
+                continue
+            damaged = self._damaged[block] = _Damaged()
+            self.is_changed = True
+            await self._act(block, damaged, assessment, is_new=True)
+
+    @property
+    def next_look_at(self) -> float | None:
+        """The loop time at which a damaged block is to be read again; None: there is none."""
+        return min((damaged.due for damaged in self._damaged.values()), default=None)
+
+    async def look_again(self, *, now: float = math.inf) -> None:
+        """Read damaged blocks that are due by `now` again, some at a time, and mend what can be. Raises what the index raises."""
+        due = [block for block, damaged in self._damaged.items() if damaged.due <= now]
+        for block in due[:_AT_ONCE]:
+            damaged = self._damaged.pop(block)
+            self._damaged[block] = damaged  # to the end: the next round looks at the others
+            damaged.due = asyncio.get_running_loop().time() + damaged.pause_s
+            damaged.pause_s = min(2 * damaged.pause_s, _LONGEST_PAUSE_S)
+            assessment = await self._assess(block)
+            if assessment.error:
+                await self._act(block, damaged, assessment, is_new=False)
+            else:
+                self._forget(block, "block.no_longer_damaged")
+
+    async def _overlapping(self, ledger_id: int, first: int, last: int) -> list[BlockRef]:
+        return await self._worker.run(lambda: self._index.overlapping(ledger_id, first, last))
+
+    async def _assess(self, block: BlockRef) -> Assessment:
+        return await self._worker.run(lambda: assess(self._index, self._logs, block))
+
+    async def _act(self, block: BlockRef, damaged: _Damaged, assessment: Assessment, *, is_new: bool) -> None:
+        missing = [run for missed in assessment.missing for run in self._not_cached(block.ledger_id, *missed)]
+        topic = ""
+        if missing:
+            try:
+                damaged.outlook, topic = await self.reports.report(block.ledger_id, missing)
+            except Exception as error:  # metadata may be away for hours: the next round reports again
+                log.warning("block.damage_not_reported", extra={**self._facts(block), "error": repr(error)})
+        if is_new:
+            self._log_damage(block, damaged, missing, topic, assessment.error)
+        if missing:
+            return
+        if assessment.others:
+            if await self._flush_worker.run(lambda: self._let_go(block, assessment.others)):
+                self.mended += 1
+                self._forget(block, "block.mended")
+        elif assessment.only_here and not assessment.missing and not damaged.added_again:
+            damaged.added_again = await self._add_again(assessment)
+            damaged.pause_s = _FIRST_PAUSE_S  # the next checkpoint brings them into a block
+
+    def _not_cached(self, ledger_id: int, first: int, last: int) -> list[Run]:
+        """Return which of these entries are not on their way to a block either."""
+        runs: list[Run] = []
+        while first <= last:
+            group = self._cache.find(ledger_id, first)
+            if group is not None:
+                first = group.last_entry_id + 1
+                continue
+            following = self._cache.first_from(ledger_id, first)
+            end = last if following is None else min(last, following - 1)
+            runs.append((first, end))
+            first = end + 1
+        return runs
+
+    async def _add_again(self, assessment: Assessment) -> bool:
+        """Add what is whole in the damaged block alone, the way in which repair adds copies. Return whether it is durable."""
+        for group in plan_blocks(assessment.only_here, _ADD_BYTES):
+            if not await self._add_one(AddRequest(group, assessment.master_key, recovery=True, background=True)):
+                return False
+        return True
+
+    async def _add_one(self, request: AddRequest) -> bool:
+        done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        waiting = len(request.group)
+        is_ok = True
+
+        def on_answers(answers: Sequence[AddAnswer]) -> None:
+            nonlocal waiting, is_ok
+            for answer in answers:
+                waiting -= answer.last_entry_id - answer.first_entry_id + 1
+                is_ok = is_ok and answer.status is Status.OK
+            if waiting <= 0 and not done.done():
+                done.set_result(is_ok)
+
+        self._add([request], on_answers)
+        return await done
+
+    def _let_go(self, block: BlockRef, others: Sequence[BlockRef]) -> bool:
+        """In the flush thread (rule 1). Return whether the index no longer has the block."""
+        if not all(self._index.contains(other) for other in others):
+            return False
+        self._index.remove_blocks([block])
+        return True
+
+    def _forget(self, block: BlockRef, event: str) -> None:
+        self._damaged.pop(block, None)
+        self.is_changed = True
+        log.info(event, extra=self._facts(block))
+
+    def _log_damage(self, block: BlockRef, damaged: _Damaged, missing: Sequence[Run], topic: str, error: str) -> None:
+        if not missing:
+            hint = "all its entries are whole on this bookie; they are written again"
+        elif damaged.outlook is Outlook.NO_REPLICA:
+            hint = "no other bookie has these entries: bring back an older copy of the disk, or give them up"
+        elif damaged.outlook is Outlook.NOT_NEEDED:
+            hint = "metadata does not count on this bookie for these entries; nothing is lost"
+        else:
+            hint = "repair copies these entries from another bookie; if it happens again, check the disk"
+        entries = ", ".join(f"{first}..{last}" for first, last in missing[:10]) or "none"
+        log.error(
+            "block.damaged", extra={**self._facts(block), "topic": topic or "?", "entries": entries, "error": error, "hint": hint}
+        )
+
+    def _facts(self, block: BlockRef) -> dict[str, object]:
+        return {"bookie": self._bookie_id, "ledger_id": block.ledger_id, "place": place_of(block)}

@@ -1,0 +1,268 @@
+"""Reads every block once in a period, so that bit rot is found while other bookies still have the entries.
+
+    pass: blocks in the order of the index, a slice at a time ──► checksum and header ──bad──► `damaged_blocks.py`
+          after each piece of up to 1 MiB: wait until the rate allows the next, and until nobody else needs the disk
+
+Rule 1: the rate is what the pass needs to end within nine tenths of the period, at least 1 MiB a minute, and at most
+`storage.scrub_bytes_s`. Before a piece the scrubber waits up to 2 s for reads, journal and flush to be idle: a bookie that is
+always busy is scrubbed more slowly, and not never.
+Rule 2: no cursor stays open: each slice begins behind the last block of the slice before. What is written behind that place during
+a pass is read in the next one.
+Rule 3: progress is saved once a minute, when the set of damaged blocks changes, and at a stop: a restart goes on where it was.
+Rule 4: a failure of the scrubber itself never stops the bookie. It is logged, and the scrubber goes on after a pause.
+With `storage.scrub_period_s` 0 nothing is walked; damage that readers find is mended all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cepheid_bookie.block_check import BlockCheck
+from cepheid_bookie.block_index import BlockIndex
+from cepheid_bookie.damaged_blocks import DamagedBlocks, DamageReports, Outlook
+from cepheid_bookie.disk import Disk
+from cepheid_bookie.entry_log import EntryLogReader, list_logs, log_path
+from cepheid_bookie.scrub_progress import ScrubProgress, load_progress, save_progress
+from cepheid_bookie.settings import StorageSettings
+from cepheid_ports import SteadyClock, TaskOwner, Worker
+
+log = logging.getLogger(__name__)
+
+PIECE_BYTES = 1 << 20
+_SLICE_BLOCKS = 256
+_LONGEST_PAUSE_S = 60.0  # so that a small bookie notices when it has grown
+_SHARE_OF_PERIOD = 0.9
+_PATIENCE_S = 2.0
+_BUSY_PAUSE_S = 0.05
+_SAVE_INTERVAL_S = 60.0
+_SHORTEST_ROUND_S = 1.0
+_RETRY_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class ScrubFigures:
+    """What the scrubber did since the start, and what is as of now."""
+
+    blocks: int
+    bytes: int
+    found: int  # blocks that turned out damaged
+    mended: int  # of these, blocks whose entries are whole in other blocks again
+    damaged: dict[Outlook, int]
+    progress: float  # of the pass under way, 0..1
+    last_pass_age_s: float | None  # since the last complete pass; None: there was none
+
+
+class Scrubber:
+    """`start` once, `stop` any time, `aclose` once. `is_busy` says whether others use the disk now."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        index: BlockIndex,
+        logs: EntryLogReader,
+        worker: Worker,
+        damaged: DamagedBlocks,
+        settings: StorageSettings,
+        clock: SteadyClock,
+        is_busy: Callable[[], bool],
+        *,
+        name: str,
+    ) -> None:
+        self._disk = disk
+        self._index = index
+        self._logs = logs
+        self._worker = worker
+        self._settings = settings
+        self._clock = clock
+        self._is_busy = is_busy
+        self._loop = asyncio.get_running_loop()
+        self._tasks = TaskOwner(f"{name}-scrub")
+        self._name = name
+        self._progress = ScrubProgress()
+        self._loaded = False
+        self._saved_at = self._loop.time()
+        self._saving = asyncio.Lock()  # both tasks save
+        self._total_bytes = 0
+        self.damaged = damaged
+        self.blocks = 0
+        self.bytes = 0
+
+    def __repr__(self) -> str:
+        return f"<Scrubber {self._name}: {self._share():.0%} of a pass, {self.damaged!r}>"
+
+    def start(self, reports: DamageReports) -> None:
+        self.damaged.reports = reports
+        self._tasks.start(self._run(), name="scrub")
+
+    async def aclose(self) -> None:
+        """End what is under way and save how far it is."""
+        await self._tasks.aclose()
+        if self._loaded:
+            with suppress(OSError):
+                await self._save()
+
+    async def scrub_all(self) -> None:
+        """Check what is left of the pass, or all blocks, without pauses, and report what is damaged. For tests and tools."""
+        await self._load()
+        while await self._scrub_slice(in_haste=True):
+            pass
+        await self._end_pass()
+        await self.damaged.look_at_suspects()
+
+    def figures(self) -> ScrubFigures:
+        ended_at_ms = self._progress.ended_at_ms
+        return ScrubFigures(
+            blocks=self.blocks,
+            bytes=self.bytes,
+            found=self.damaged.found,
+            mended=self.damaged.mended,
+            damaged={outlook: self.damaged.count(outlook) for outlook in Outlook},
+            progress=self._share(),
+            last_pass_age_s=max(0, self._clock.now_ms() - ended_at_ms) / 1000 if ended_at_ms else None,
+        )
+
+    # the two tasks
+
+    async def _run(self) -> None:
+        await self._keep_trying(self._load)
+        self._tasks.start(self._mend(), name="mend")
+        while self._settings.scrub_period_s > 0:
+            await self._keep_trying(self._pass)
+
+    async def _mend(self) -> None:
+        while True:
+            due = self.damaged.next_look_at
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(None if due is None else max(due, self._loop.time() + _SHORTEST_ROUND_S)):
+                    await self.damaged.wakeup.wait()
+            await self._keep_trying(self._mend_once)
+
+    async def _mend_once(self) -> None:
+        await self.damaged.look_at_suspects()
+        await self.damaged.look_again(now=self._loop.time())
+        if self.damaged.is_changed:
+            await self._save()
+
+    async def _keep_trying(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Rule 4."""
+        while True:
+            try:
+                await work()
+                return
+            except Exception as error:  # disk and database raise what they raise
+                log.warning("scrub.failed", extra={"bookie": self._name, "error": repr(error)})
+                await asyncio.sleep(_RETRY_S)
+
+    # a pass
+
+    async def _pass(self) -> None:
+        """Wait until the next pass is due, or go on with the one under way, to its end."""
+        period_s, progress = self._settings.scrub_period_s, self._progress
+        if progress.after is None and progress.began_at_ms and progress.ended_at_ms:
+            since_s = (self._clock.now_ms() - progress.began_at_ms) / 1000
+            await asyncio.sleep(min(max(period_s - since_s, 0.0), period_s))
+        if self._progress.after is None:
+            self._progress = replace(progress, began_at_ms=self._clock.now_ms(), pass_bytes=0)
+        self._total_bytes = await self._worker.run(self._bytes_in_logs)
+        while await self._scrub_slice():
+            await self._save_sometimes()
+        if self._progress.pass_bytes == 0:
+            await asyncio.sleep(min(period_s, _LONGEST_PAUSE_S))  # a new bookie: its first entries come soon
+        await self._end_pass()
+
+    async def _end_pass(self) -> None:
+        ended_at_ms = self._clock.now_ms()
+        facts = {"bookie": self._name, "bytes": self._progress.pass_bytes, "damaged": len(self.damaged.blocks)}
+        if self._progress.pass_bytes:
+            log.info("scrub.pass_ended", extra=facts)
+        began_at_ms = self._progress.began_at_ms if self._progress.pass_bytes else 0
+        self._progress = replace(self._progress, after=None, pass_bytes=0, began_at_ms=began_at_ms, ended_at_ms=ended_at_ms)
+        await self._save()
+
+    async def _scrub_slice(self, *, in_haste: bool = False) -> bool:
+        """Check the next blocks; return False when there are none. Raises what the index raises."""
+        after = self._progress.after
+        blocks = await self._worker.run(lambda: self._index.blocks_after(after, _SLICE_BLOCKS))
+        checks = deque(map(BlockCheck, blocks))
+        while checks:
+            if not in_haste:
+                await self._wait_until_idle()
+            began = self._loop.time()
+            read_bytes, done = await self._worker.run(lambda: self._check_piece(checks))
+            self._note(read_bytes, done)
+            if not in_haste:
+                pause_s = min(read_bytes / self._rate_bytes_s(), _LONGEST_PAUSE_S)
+                await asyncio.sleep(max(0.0, began + pause_s - self._loop.time()))
+        return bool(blocks)
+
+    def _check_piece(self, checks: deque[BlockCheck]) -> tuple[int, list[BlockCheck]]:
+        """In the worker: read about 1 MiB, of many blocks or a part of one."""
+        done: list[BlockCheck] = []
+        left = PIECE_BYTES
+        while checks and left > 0:
+            left -= checks[0].step(self._logs, left)
+            if checks[0].is_done:
+                done.append(checks.popleft())
+        return PIECE_BYTES - left, done
+
+    def _note(self, read_bytes: int, done: list[BlockCheck]) -> None:
+        self.bytes += read_bytes
+        self.blocks += len(done)
+        self._progress.pass_bytes += read_bytes
+        for check in done:
+            self._progress.after = check.block
+            if check.error:
+                self.damaged.suspect(check.block)
+
+    async def _wait_until_idle(self) -> None:
+        deadline = self._loop.time() + _PATIENCE_S
+        while self._is_busy() and self._loop.time() < deadline:  # noqa: ASYNC110 - a state of many parts, not an event
+            await asyncio.sleep(_BUSY_PAUSE_S)
+
+    def _rate_bytes_s(self) -> float:
+        needed = self._total_bytes / (_SHARE_OF_PERIOD * self._settings.scrub_period_s)
+        return min(max(needed, 1.0), self._settings.scrub_bytes_s)
+
+    def _share(self) -> float:
+        return min(1.0, self._progress.pass_bytes / self._total_bytes) if self._total_bytes else 0.0
+
+    def _bytes_in_logs(self) -> int:
+        total = 0
+        for log_id in list_logs(self._disk):
+            with suppress(FileNotFoundError):  # it was deleted this moment
+                file = self._disk.open(log_path(log_id))
+                try:
+                    total += file.size()
+                finally:
+                    file.close()
+        return total
+
+    # progress
+
+    async def _load(self) -> None:
+        if not self._loaded:
+            self._progress = await self._worker.run(lambda: load_progress(self._disk))
+            self._loaded = True
+            self.damaged.remember(self._progress.damaged)
+
+    async def _save_sometimes(self) -> None:
+        if self._loop.time() - self._saved_at >= _SAVE_INTERVAL_S:
+            self._total_bytes = await self._worker.run(self._bytes_in_logs)  # it grows during a pass
+            await self._save()
+
+    async def _save(self) -> None:
+        async with self._saving:
+            self._saved_at = self._loop.time()
+            self.damaged.is_changed = False
+            progress = replace(self._progress, damaged=list(self.damaged.blocks))
+            try:
+                await self._worker.run(lambda: save_progress(self._disk, progress))
+            except OSError as error:
+                self.damaged.is_changed = True
+                log.warning("scrub.progress_not_saved", extra={"bookie": self._name, "error": str(error)})
