@@ -105,7 +105,7 @@ class Admission:
                 self._admit(request, on_answers)
         if background:
             self.background.pump()
-        self._space.touch()
+        self._space.touch(self.counters.bytes)
 
     def pump(self) -> None:
         """Room may have come: admits what waits, in order."""

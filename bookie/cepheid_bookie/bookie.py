@@ -140,7 +140,7 @@ class Bookie:
         self._journal = Journal(
             writer, workers.journal, start, self._on_batch, self._pace, batch_bytes=settings.journal_batch_bytes
         )
-        self._space = DiskSpace(directories.journal, directories.data, workers.read, settings, self._on_space)
+        self._space = DiskSpace(directories.journal, directories.data, workers.read, settings, self._on_space, self._on_looked)
         self._checkpointer = Checkpointer(
             FlushStore(logs, directories.index, mark, directories.journal),
             workers.flush,
@@ -203,12 +203,17 @@ class Bookie:
     def look_at_free_space(self) -> int:
         """Return the free bytes of the data disk as of the last look. If that was long ago, look again for the next caller."""
         self._space.touch()
-        return self._space.free_data_bytes
+        return self._space.data.free_bytes
 
     @property
     def read_only_reason(self) -> str:
         """Why it takes no regular adds; empty while it does."""
         return self._space.reason if self.state is BookieState.SERVING else f"it is {self.state.value}"
+
+    @property
+    def space_warning(self) -> str:
+        """Which disk is nearly full, in words; empty while none is, or the bookie is read-only already."""
+        return self._space.warning if self.state is BookieState.SERVING else ""
 
     def _on_batch(self, completions: Sequence[Any], error: BaseException | None) -> None:
         """A journal batch is done: the only place where an add is answered OK."""
@@ -345,11 +350,16 @@ class Bookie:
     def _on_room(self) -> None:
         self._admission.pump()
 
-    def _on_space(self, full: bool) -> None:
+    def _on_space(self) -> None:
+        full = self._space.full
         if full:
             self._admission.refuse_waiting(Status.NO_SPACE)
         if self.on_writable is not None:
             self.on_writable(not full)
+
+    def _on_looked(self) -> None:
+        if self._space.journal.short:
+            self._checkpointer.release_journal()
 
     # deletion
 

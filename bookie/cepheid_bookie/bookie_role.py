@@ -243,6 +243,8 @@ class BookieRole(Role):
         registered = self._registration is not None and self._registration.registered
         text = f"{self._phase}, metadata session {session}, {'registered' if registered else 'not registered'}"
         text += f", read-only: {reason}" if (reason := self.read_only_reason) else ""
+        if self._phase == "serving" and (warning := self.bookie.space_warning):
+            text += f", warning: {warning}"
         return Page(f"{text}\n", HTTPStatus.OK if self.ready else HTTPStatus.SERVICE_UNAVAILABLE)
 
     def _ledgers_page(self, query: Mapping[str, str]) -> Page:

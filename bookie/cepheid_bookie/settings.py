@@ -152,6 +152,19 @@ class StorageSettings(BaseModel, frozen=True, extra="forbid"):
     min_free_data_bytes: int = Field(
         128 * MiB, ge=0, description="Free space on the data disk below which the bookie becomes read-only."
     )
+    space_margin_bytes: int = Field(
+        64 * MiB,
+        ge=0,
+        description="Free space above `storage.min_free_journal_bytes` and `storage.min_free_data_bytes` with which a read-only "
+        "bookie becomes writable again. Keep it at `storage.journal_segment_bytes` or more, so that the next journal file does not "
+        "make it read-only at once.",
+    )
+    warn_free_journal_bytes: int = Field(
+        512 * MiB, ge=0, description="Free space on the journal disk below which the bookie warns in its log and at `/ready`."
+    )
+    warn_free_data_bytes: int = Field(
+        1024 * MiB, ge=0, description="Free space on the data disk below which the bookie warns in its log and at `/ready`."
+    )
     disk_check_interval_s: float = Field(2.0, gt=0, description="Interval between checks of free space while adds arrive.")
 
     gc_interval_s: float = Field(

@@ -167,6 +167,6 @@ def take_statistics(
         ledgers_deleted=deletion.deleted_ledgers,
         surplus_ledgers_dropped=deletion.dropped_copies,
         logs_deleted=deletion.deleted_logs,
-        free_journal_bytes=space.free_journal_bytes,
-        free_data_bytes=space.free_data_bytes,
+        free_journal_bytes=space.journal.free_bytes,
+        free_data_bytes=space.data.free_bytes,
     )
