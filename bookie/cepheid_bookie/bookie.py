@@ -107,6 +107,8 @@ class Bookie:
         self.failure: BaseException | None = None
         self.on_failed: Callable[[BaseException], None] | None = None
         self.on_writable: Callable[[bool], None] | None = None
+        self.data_full = asyncio.Event()  # the data disk has no room: what was deleted is to be collected now
+        self.bytes_in_grace = 0  # of deleted ledgers that can be brought back, as the collector saw them last
         self._directories = directories
         self._ports = ports
         self._workers = workers
@@ -209,6 +211,12 @@ class Bookie:
     def read_only_reason(self) -> str:
         """Why it takes no regular adds; empty while it does."""
         return self._space.reason if self.state is BookieState.SERVING else f"it is {self.state.value}"
+
+    @property
+    def lacking_data_bytes(self) -> int:
+        """Return how many bytes the data disk must get back before the bookie is writable; at least 1 while it is full."""
+        data = self._space.data
+        return max(1, data.resume_bytes - data.free_bytes) if self._space.data_short else 0
 
     @property
     def space_warning(self) -> str:
@@ -360,6 +368,10 @@ class Bookie:
     def _on_looked(self) -> None:
         if self._space.journal.short:
             self._checkpointer.release_journal()
+        if self._space.data_short:
+            self.data_full.set()
+        else:
+            self.data_full.clear()
 
     # deletion
 
@@ -401,8 +413,11 @@ class Bookie:
             self._lac_waits.wake(copy.state.ledger_id)
         return dropped
 
-    async def reclaim(self) -> list[int]:
-        """Forgets old tombstones, deletes entry logs that hold nothing living; returns those logs' ids."""
+    async def reclaim(self, *, urgent: bool = False) -> list[int]:
+        """Forget old tombstones and delete entry logs that hold nothing living; return those logs' ids.
+
+        `urgent`: the data disk is full.
+        """
         tombstone_s = self.settings.tombstone_s
         if self._clock.age_s >= min(tombstone_s, _SEEN_S):
             await self._deletion.forget_tombstones(self._clock.now_ms() - int(1000 * tombstone_s))
@@ -496,6 +511,7 @@ class Bookie:
         return take_statistics(
             state=self.state.value,
             writable=self.writable,
+            bytes_in_grace=self.bytes_in_grace,
             open_reads=self._open_reads,
             admission=self._admission,
             pace=self._pace,

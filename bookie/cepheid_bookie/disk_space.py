@@ -87,8 +87,8 @@ class DiskSpace:
         margin = settings.space_margin_bytes
         self.journal = DiskLevel("journal", settings.min_free_journal_bytes, margin, settings.warn_free_journal_bytes)
         self.data = DiskLevel("data", settings.min_free_data_bytes, margin, settings.warn_free_data_bytes)
-        part = min(settings.min_free_journal_bytes, settings.min_free_data_bytes) // _PARTS_OF_RESERVE
-        self._look_after_bytes = part or settings.write_cache_bytes
+        reserves = [reserve for level in (self.journal, self.data) if (reserve := level.minimum_bytes)]
+        self._look_after_bytes = min(reserves, default=settings.write_cache_bytes) // _PARTS_OF_RESERVE
         self._checked_at = float("-inf")
         self._checked_at_bytes = 0  # admitted by then
         self._checking = False

@@ -168,10 +168,27 @@ class StorageSettings(BaseModel, frozen=True, extra="forbid"):
     disk_check_interval_s: float = Field(2.0, gt=0, description="Interval between checks of free space while adds arrive.")
 
     gc_interval_s: float = Field(
-        900.0,
+        300.0,
         gt=0,
         description="Interval between two comparisons with metadata. Data of a deleted ledger is removed when two in a row did "
         "not find it. Shorter: disk space returns sooner, metadata is listed more often.",
+    )
+    gc_confirm_s: float = Field(
+        60.0,
+        gt=0,
+        description="Time after which a comparison that first missed a ledger is followed by the one that removes its data, if "
+        "`storage.gc_interval_s` is longer.",
+    )
+    gc_full_interval_s: float = Field(
+        30.0,
+        gt=0,
+        description="Interval between two comparisons while the data disk is full, if `storage.gc_interval_s` is longer. The first "
+        "is made as soon as the disk is full.",
+    )
+    shorten_undelete_on_full_disk: bool = Field(
+        False,
+        description="Whether a bookie with a full data disk gives up deleted ledgers before their time of grace "
+        "(`ledger.deletion_grace_s`) is over, as many as it needs to become writable. They cannot be brought back then.",
     )
     gc_mass_ledgers: int = Field(
         20, ge=1, description="Number of ledgers on this bookie from which the check of `storage.gc_mass_ratio` applies."
@@ -184,9 +201,10 @@ class StorageSettings(BaseModel, frozen=True, extra="forbid"):
         "deleted: it may be the wrong cluster. Raise it for one start after really deleting that many topics.",
     )
     gc_surplus_ledgers: int = Field(
-        1000,
+        350,
         ge=1,
-        description="Ledgers of this bookie whose metadata records one comparison reads, in rotation, to find surplus copies: "
+        description="Ledgers of this bookie whose metadata records are read every `storage.gc_interval_s`, in rotation, to find "
+        "surplus copies: "
         "closed ledgers that were repaired on other bookies and no longer name this one. Larger: their disk space returns sooner, "
         "metadata is read more often.",
     )

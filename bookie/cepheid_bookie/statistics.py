@@ -88,12 +88,14 @@ class BookieStatistics:
     # disks
     free_journal_bytes: int
     free_data_bytes: int
+    bytes_in_grace: int
 
 
 def take_statistics(
     *,
     state: str,
     writable: bool,
+    bytes_in_grace: int,
     open_reads: int,
     admission: Admission,
     pace: BackgroundPace,
@@ -169,4 +171,5 @@ def take_statistics(
         logs_deleted=deletion.deleted_logs,
         free_journal_bytes=space.journal.free_bytes,
         free_data_bytes=space.data.free_bytes,
+        bytes_in_grace=bytes_in_grace,
     )
