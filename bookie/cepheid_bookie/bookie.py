@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
+import math
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -26,6 +27,7 @@ from cepheid_bookie.block_index import BlockIndex
 from cepheid_bookie.checkpoint import Checkpointer, FlushStore
 from cepheid_bookie.cookie import BookieIdentity
 from cepheid_bookie.disk import Disk
+from cepheid_bookie.disk_health import DiskHealth, HealthLimits, HealthState, WatchedWorker
 from cepheid_bookie.disk_space import DiskSpace
 from cepheid_bookie.entry_log import EntryLogReader
 from cepheid_bookie.entry_reader import EntryReader, StoredRun, refuse_range
@@ -42,7 +44,7 @@ from cepheid_bookie.run_sender import RunSender
 from cepheid_bookie.scans import CACHED_GROUPS, AuthorizeRead, Scans, accept_every_ticket
 from cepheid_bookie.settings import StorageSettings
 from cepheid_bookie.statistics import BookieStatistics, take_statistics
-from cepheid_ports import Ports, SteadyClock
+from cepheid_ports import Ports, SteadyClock, Worker
 from cepheid_rpc import (
     AddRequest,
     BookieConnection,
@@ -58,6 +60,10 @@ log = logging.getLogger(__name__)
 
 _SEEN_S = 86_400.0
 """How long a process runs before it forgets tombstones: neither it nor the one that made them may have had the right time."""
+
+
+_SYNCS_OF_A_FLUSH = 5
+"""A flush is larger than a batch of the journal: it may take so many times as long before it counts as slow."""
 
 
 class BookieState(enum.Enum):
@@ -132,6 +138,7 @@ class Bookie:
         )
         can_share = settings.share_logs and directories.data.can_share
         self.runs = RunSender(self._log_reader, workers.scan, can_share=can_share)
+        self._health: dict[str, DiskHealth] = {}
         self._open_reads = 0
         self._connections: dict[LocalConnection, None] = {}
         start = mark.current
@@ -139,13 +146,18 @@ class Bookie:
             directories.journal, start, segment_bytes=settings.journal_segment_bytes, new_nonce=lambda: new_nonce(ports)
         )
         self._pace = BackgroundPace(settings.background_floor_bytes_s)
+        journal_disk, data_disk = directories.journal, directories.data
+        self._watched = [
+            self._watch("journal", workers.journal, journal_disk, settings.slow_disk_s),
+            self._watch("data", workers.flush, data_disk, _SYNCS_OF_A_FLUSH * settings.slow_disk_s),
+        ]
         self._journal = Journal(
-            writer, workers.journal, start, self._on_batch, self._pace, batch_bytes=settings.journal_batch_bytes
+            writer, self._watched[0], start, self._on_batch, self._pace, batch_bytes=settings.journal_batch_bytes
         )
         self._space = DiskSpace(directories.journal, directories.data, workers.read, settings, self._on_space, self._on_looked)
         self._checkpointer = Checkpointer(
             FlushStore(logs, directories.index, mark, directories.journal),
-            workers.flush,
+            self._watched[1],
             self._journal,
             cache,
             ledgers,
@@ -175,6 +187,19 @@ class Bookie:
     def __repr__(self) -> str:
         return f"<Bookie {self.bookie_id}: {self.state.value}, {self._journal!r}, {self._cache!r}>"
 
+    def _watch(self, use: str, worker: Worker, disk: Disk, slow_s: float) -> WatchedWorker:
+        settings = self.settings
+        limits = HealthLimits(slow_s or math.inf, settings.stalled_disk_s or math.inf, settings.slow_disk_for_s)
+        health = self._health[use] = DiskHealth(use, limits)
+        interval_s = settings.disk_check_interval_s
+        return WatchedWorker(
+            worker, disk, health, limits, probe_interval_s=interval_s, on_change=self._on_health, on_failed=self._fail
+        )
+
+    def _on_health(self) -> None:
+        if self.state is BookieState.SERVING:
+            self._space.on_unfit(" and ".join(reason for health in self._health.values() if (reason := health.reason)))
+
     # adds
 
     def add(self, requests: Sequence[AddRequest], on_answers: OnAnswers) -> None:
@@ -200,7 +225,12 @@ class Bookie:
     @property
     def writable(self) -> bool:
         """Takes regular adds, as far as disk space goes."""
-        return self.state is BookieState.SERVING and not self._space.full
+        return self.state is BookieState.SERVING and not self._space.read_only
+
+    @property
+    def stalled(self) -> bool:
+        """A disk hangs: nothing is answered that needs it."""
+        return any(health.state is HealthState.STALLED for health in self._health.values())
 
     def look_at_free_space(self) -> int:
         """Return the free bytes of the data disk as of the last look. If that was long ago, look again for the next caller."""
@@ -359,11 +389,10 @@ class Bookie:
         self._admission.pump()
 
     def _on_space(self) -> None:
-        full = self._space.full
-        if full:
-            self._admission.refuse_waiting(Status.NO_SPACE)
+        if self._space.read_only:
+            self._admission.refuse_waiting(self._space.refusal)
         if self.on_writable is not None:
-            self.on_writable(not full)
+            self.on_writable(not self._space.read_only)
 
     def _on_looked(self) -> None:
         if self._space.journal.short:
@@ -472,7 +501,7 @@ class Bookie:
                 log.warning("bookie.closed_without_checkpoint", extra={"bookie": self.bookie_id, "error": repr(error)})
         self._reader.stop()
         self._scans.stop()
-        self._space.stop()
+        self._stop_watching()
         self._checkpointer.stop()
         self._ledgers.stop()
         await self._workers.aclose()
@@ -485,6 +514,11 @@ class Bookie:
         self._directories.unlock()
         self.state = BookieState.CLOSED
 
+    def _stop_watching(self) -> None:
+        self._space.stop()
+        for worker in self._watched:
+            worker.stop()
+
     def _fail(self, error: BaseException) -> None:
         """Data may be lost: nothing is answered OK from here on. A restart replays what is really on the disk."""
         if self.failure is not None:
@@ -493,7 +527,7 @@ class Bookie:
         self.state = BookieState.FAILED
         hint = "check the disk; restart the bookie, it replays its journal"
         log.error("bookie.failed", extra={"bookie": self.bookie_id, "error": repr(error), "hint": hint})
-        self._space.stop()
+        self._stop_watching()
         self._checkpointer.stop(error)
         self._ledgers.stop()
         self._journal.fail(error)

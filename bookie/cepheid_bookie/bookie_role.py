@@ -3,7 +3,8 @@
     health page ─► metadata, cluster ─► directories, replay ─► gRPC port ─► registration ─► garbage collection
                             after a restore of metadata: report ▲                ready ▲
 Rule 1: it is registered when it can answer, and no longer when it stops answering.
-Rule 2: a full bookie is registered as read-only; what it holds is read, fenced and recovered as before.
+Rule 2: a full bookie, or one with a slow disk, is registered as read-only; what it holds is read, fenced and recovered as before.
+One whose disk hangs is not registered, so that what it holds is repaired elsewhere if that lasts.
 Rule 3: an outage of metadata stops nothing: what is admitted needs none. A lost session is followed by a new registration.
 Rule 4: what fails for good ends the process with its reason; a restart replays what is really on the disk.
 Rule 5: free space is reported in the registration where a setting asks for it, but only when it has changed by more than a
@@ -228,7 +229,8 @@ class BookieRole(Role):
 
     def _on_writable(self, writable: bool) -> None:
         if self._registration is not None:
-            self._registration.move(_WRITABLE if writable else _READONLY)
+            readonly = None if self.bookie.stalled else _READONLY
+            self._registration.move(_WRITABLE if writable else readonly)
 
     # pages
 
@@ -236,7 +238,8 @@ class BookieRole(Role):
         """Restarting helps against what this denies, and against nothing else."""
         if self._phase != "starting" and self.bookie.failure is not None:
             return Page(f"failed: {self.bookie.failure}\n", HTTPStatus.SERVICE_UNAVAILABLE)
-        return Page(f"{self._phase}\n")
+        reason = f", {self.read_only_reason}" if self._phase == "serving" and self.bookie.stalled else ""
+        return Page(f"{self._phase}{reason}\n")  # restarting helps against no disk that hangs
 
     def _ready_page(self) -> Page:
         session = "none" if self._store is None else self._store.session_state.value

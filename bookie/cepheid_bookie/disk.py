@@ -20,7 +20,7 @@ from cepheid_ports import CepheidError, make_private
 from cepheid_rpc import Buffer
 
 _MAX_BUFFERS = 1024  # IOV_MAX on Linux and macOS
-_OURS = ("VERSION", "LIFE", "LOCK", "mark.", "journal", "entrylog", "index")  # names at the root of a disk begin so
+_OURS = ("VERSION", "LIFE", "LOCK", "PROBE", "mark.", "journal", "entrylog", "index")  # names at the root of a disk begin so
 
 
 class DirectoryInUseError(CepheidError):

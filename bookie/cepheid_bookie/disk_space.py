@@ -21,6 +21,7 @@ from cepheid_bookie.disk import Disk, RealDisk
 from cepheid_bookie.errors import DiskTooSmallError
 from cepheid_bookie.settings import StorageSettings
 from cepheid_ports import Worker
+from cepheid_rpc import Status
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ class DiskLevel:
 
 
 class DiskSpace:
-    """`full` is what admission asks; `on_change()` is called when it has changed, `on_look()` after every look."""
+    """`read_only` is what admission asks; `on_change()` is called when it has changed, `on_look()` after every look."""
 
     def __init__(
         self,
@@ -95,7 +96,15 @@ class DiskSpace:
         self._flush_full = False
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None
+        self._unfit = ""
         self.full = False
+        self.read_only = False
+        """Regular adds are refused, for want of space or for another reason."""
+
+    @property
+    def refusal(self) -> Status:
+        """Return what a regular add is answered while they are refused."""
+        return Status.NO_SPACE if self.full else Status.READ_ONLY
 
     @property
     def data_short(self) -> bool:
@@ -106,7 +115,7 @@ class DiskSpace:
     def reason(self) -> str:
         """Why adds are refused; empty while they are not."""
         if not self.full:
-            return ""
+            return self._unfit
         low = [level.reason for level in (self.journal, self.data) if level.short]
         if self._disks[0] is self._disks[1]:
             del low[1:]  # one disk: once is enough
@@ -150,6 +159,13 @@ class DiskSpace:
             self._decide()
             self._check()
 
+    def on_unfit(self, reason: str) -> None:
+        """The disk is slow or hangs, as the reason says; empty: no longer."""
+        if reason != self._unfit:
+            self._unfit = reason
+            self.read_only = self.full or bool(reason)
+            self._on_change()
+
     def stop(self) -> None:
         self._closed = True
         if self._timer is not None:
@@ -183,11 +199,11 @@ class DiskSpace:
         return journal.free_bytes(), data.free_bytes()
 
     def _take(self, free: tuple[int, int]) -> None:
-        warning = self.warning
+        was_low = self.journal.low or self.data.low
         for level, free_bytes in zip((self.journal, self.data), free, strict=True):
             level.take(free_bytes)
         self._decide()
-        if self.warning and not warning:
+        if self.warning and not was_low:
             hint = "free space on this disk, enlarge it, or add bookies before this one becomes read-only"
             log.warning("bookie.disk_low", extra={**self._facts(), "error": self.warning, "hint": hint})
         if not self._closed:
@@ -198,6 +214,7 @@ class DiskSpace:
         if full == self.full:
             return
         self.full = full
+        self.read_only = full or bool(self._unfit)
         if full:
             hint = "what was deleted is collected now; free space on its disks, or add bookies; reads, fences and recovery go on"
             log.warning("bookie.read_only", extra={**self._facts(), "error": self.reason, "hint": hint})

@@ -165,7 +165,31 @@ class StorageSettings(BaseModel, frozen=True, extra="forbid"):
     warn_free_data_bytes: int = Field(
         1024 * MiB, ge=0, description="Free space on the data disk below which the bookie warns in its log and at `/ready`."
     )
-    disk_check_interval_s: float = Field(2.0, gt=0, description="Interval between checks of free space while adds arrive.")
+    slow_disk_s: float = Field(
+        2.0,
+        ge=0,
+        description="Time for one write and sync of the journal above which the disk counts as slow; a flush of the data may take "
+        "five times that. If all writes are slow for `storage.slow_disk_for_s`, the bookie becomes read-only, so that writers use "
+        "other bookies. 0: never. Bookies of `cepheid standalone` ignore it.",
+    )
+    slow_disk_for_s: float = Field(
+        30.0,
+        gt=0,
+        description="Time for which all writes must be slow before the bookie becomes read-only, and quick before it is writable "
+        "again.",
+    )
+    stalled_disk_s: float = Field(
+        20.0,
+        ge=0,
+        description="Time after which a write that has not finished means that the disk hangs: the bookie leaves the list of "
+        "bookies until the write finishes, so that its ledgers are repaired elsewhere. 0: never. Bookies of `cepheid standalone` "
+        "ignore it.",
+    )
+    disk_check_interval_s: float = Field(
+        2.0,
+        gt=0,
+        description="Interval between checks of free space while adds arrive, and between writes that probe a slow disk.",
+    )
 
     gc_interval_s: float = Field(
         300.0,

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from cepheid_bookie import bookie_role
 from cepheid_bookie.bookie_role import BookieRole, is_worth_reporting
 from cepheid_bookie.bookie_role_settings import BookieNameError, BookieRoleSettings
+from cepheid_bookie.disk import RealFile
 from cepheid_bookie.errors import CookieError, DiskTooSmallError, PortInUseError
 from cepheid_bookie.scans import accept_every_ticket
 from cepheid_metadata import (
@@ -31,7 +34,7 @@ from cepheid_metadata import (
 )
 from cepheid_ports import Ports, ProcessFailedError
 from cepheid_rpc import ReadRequest, Status
-from tests.bookie.bookie_support import added, group_of
+from tests.bookie.bookie_support import add, added, group_of
 from tests.support import wait_until
 
 
@@ -139,10 +142,35 @@ async def test_a_full_bookie_is_registered_as_readonly_until_there_is_room(world
     await world.found()
     async with world.running() as role:
         for full, expected in ((True, (False, True)), (False, (True, False))):
-            role.bookie._space.full = full
-            role.bookie._on_space(full)
+            role.bookie._space.on_flush_full(full)
             await wait_until(lambda expected=expected: world.places() == expected, what=f"{expected}")
             assert role.ready
+
+
+async def test_a_bookie_whose_disk_hangs_is_not_registered_until_the_write_ends(world: World) -> None:
+    """So that other bookies take its place, and repair its ledgers if it stays so."""
+    await world.found()
+    storage = {"stalled_disk_s": 0.1, "slow_disk_for_s": 0.2, "disk_check_interval_s": 0.05}
+    async with world.running(storage=storage) as role:
+        hanging, sync = threading.Event(), RealFile.sync
+
+        def hang(file: RealFile) -> None:
+            hanging.wait(20)
+            sync(file)
+
+        with mock.patch.object(RealFile, "sync", hang):
+            adding = asyncio.ensure_future(add(role.bookie, group_of(7, 0)))
+            await wait_until(lambda: world.places() == (False, False), what="not registered")
+            status, text = await page(role, "/health")
+            assert (status, text) == (
+                200,
+                "serving, its journal disk hangs: a write has not finished for storage.stalled_disk_s (0.1 s)\n",
+            )
+            assert (await page(role, "/ready"))[0] == 503
+            hanging.set()
+        await adding
+        await wait_until(lambda: world.places() == (True, False), what="registered again")
+        assert role.ready
 
 
 async def test_a_disk_that_is_full_at_the_start_takes_no_ledgers(world: World) -> None:
