@@ -143,6 +143,8 @@ class BookieRole(Role):
 
         settings = self.settings
         data_dir, journal_dir = settings.data_dir, settings.journal_dir
+        if journal_dir is not None and journal_dir.resolve() == data_dir.resolve():
+            journal_dir = None  # the same as not set
         directories: dict[str, tuple[str, ...]] = {"data": (str(data_dir),)}
         if journal_dir is not None:
             directories["journal"] = (str(journal_dir),)

@@ -138,6 +138,16 @@ async def test_the_journal_may_have_a_disk_of_its_own(world: World, tmp_path: Pa
         assert role.ready
 
 
+async def test_a_journal_directory_of_its_own_is_used_and_the_data_directory_may_be_named_twice(world: World) -> None:
+    await world.found()
+    for data, journal, has_journal in (("data", "journal", "journal"), ("both", "both/.", "both")):
+        name = f"bookie-{data}"
+        async with world.running(bookie_id=name, data_dir=world.directory / data, journal_dir=world.directory / journal) as role:
+            await added(role.bookie, group_of(7, 0))
+            assert list((world.directory / has_journal / "journal").glob("*.journal"))
+            assert list((world.directory / data).glob("entrylog"))
+
+
 async def test_a_full_bookie_is_registered_as_readonly_until_there_is_room(world: World) -> None:
     await world.found()
     async with world.running() as role:
