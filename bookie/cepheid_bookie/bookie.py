@@ -33,6 +33,7 @@ from cepheid_bookie.entry_log import EntryLogReader
 from cepheid_bookie.entry_reader import EntryReader, StoredRun, refuse_range
 from cepheid_bookie.errors import CookieError
 from cepheid_bookie.journal import Journal
+from cepheid_bookie.journal_format import FORMAT_VERSION
 from cepheid_bookie.journal_writer import JournalSpaceError, JournalWriter
 from cepheid_bookie.lac_waits import LacWaits
 from cepheid_bookie.ledger_access import LedgerAccess
@@ -88,19 +89,21 @@ class Bookie:
         journal_disk: Disk | None = None,
         cookies: IdentityRecords | None = None,
         accept_empty_disk: bool = False,
+        journal_format: int = FORMAT_VERSION,
     ) -> Bookie:
         """Locks the directories, checks whose they are, replays the journal; returns ready to serve.
 
         `accept_empty_disk` is an operator's word that the disks of this id are lost for good: it starts on empty ones, in limbo
         for every ledger that may have been there (`limbo.py`). It changes nothing for a bookie that is new, or whole.
+        `journal_format` is what new journal segments are written in; all formats are read.
         The bookie owns `index` from now on and closes it, also when this raises: DirectoryInUseError, CookieError,
         FormatVersionError, JournalCorruptError, JournalMissingError, MarkCorruptError.
         """
         directories = Directories(disk, journal_disk or disk, index)
         storage = await open_storage(identity, settings, directories, cookies, ports, accept_empty_disk=accept_empty_disk)
-        return cls(settings, ports, storage)
+        return cls(settings, ports, storage, journal_format)
 
-    def __init__(self, settings: StorageSettings, ports: Ports, storage: Storage) -> None:
+    def __init__(self, settings: StorageSettings, ports: Ports, storage: Storage, journal_format: int) -> None:
         directories, workers, cache = storage.directories, storage.workers, storage.cache
         ledgers, logs, mark = storage.ledgers, storage.logs, storage.mark
         self.settings = settings
@@ -143,7 +146,11 @@ class Bookie:
         self._connections: dict[LocalConnection, None] = {}
         start = mark.current
         writer = JournalWriter(
-            directories.journal, start, segment_bytes=settings.journal_segment_bytes, new_nonce=lambda: new_nonce(ports)
+            directories.journal,
+            start,
+            segment_bytes=settings.journal_segment_bytes,
+            new_nonce=lambda: new_nonce(ports),
+            format_version=journal_format,
         )
         self._pace = BackgroundPace(settings.background_floor_bytes_s)
         journal_disk, data_disk = directories.journal, directories.data

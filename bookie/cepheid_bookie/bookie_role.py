@@ -32,7 +32,7 @@ from cepheid_bookie.errors import DirectoryUnusableError
 from cepheid_bookie.garbage_collection import GarbageCollector
 from cepheid_bookie.health_server import HealthServer, Page
 from cepheid_bookie.held_ledgers import held_ledgers
-from cepheid_bookie.metadata_records import MetadataCookies, MetadataLedgers, report_bookie
+from cepheid_bookie.metadata_records import MetadataCookies, MetadataLedgers, journal_format, report_bookie
 from cepheid_bookie.scans import AuthorizeRead, accept_every_ticket
 from cepheid_metadata import (
     BookieRegistration,
@@ -44,6 +44,7 @@ from cepheid_metadata import (
     require_cluster,
 )
 from cepheid_metadata.patient_open import open_patiently
+from cepheid_metadata.upgrade import report_known_format
 from cepheid_ports import Ports, Role, TaskOwner, host_port
 from cepheid_ports.process_metrics import process_families
 from cepheid_ports.prometheus import CONTENT_TYPE, Family, encode, gauge
@@ -129,6 +130,7 @@ class BookieRole(Role):
         await report_bookie(store, self.bookie, ports)
         await self._serve()
         record = self._new_record()
+        await report_known_format(store, self.bookie_id, record.process or "")
         self._registration = self._new_registration(store, record)
         opened.push_async_callback(self._registration.aclose)  # first at the end: nobody else is sent here
         self.bookie.on_writable = self._on_writable
@@ -156,6 +158,7 @@ class BookieRole(Role):
         data = RealDisk(data_dir)
         journal = RealDisk(journal_dir) if journal_dir is not None else None
         check_disk_size(journal or data, data, settings.storage)
+        new_segments = await journal_format(store)
         return await Bookie.open(
             BookieIdentity(self.bookie_id, cluster_id),
             settings.storage,
@@ -165,6 +168,7 @@ class BookieRole(Role):
             journal_disk=journal,
             cookies=MetadataCookies(store, directories),
             accept_empty_disk=self._accept_empty_disk,
+            journal_format=new_segments,
         )
 
     async def _import_grpc(self) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from cepheid_bookie.bookie import Bookie
 from cepheid_bookie.cookie import Cookie
 from cepheid_bookie.errors import CookieError
+from cepheid_bookie.journal_format import FORMAT_VERSION, SIZED_FORMAT_VERSION
 from cepheid_metadata import (
     BadVersionError,
     BookieCookie,
@@ -32,10 +33,12 @@ from cepheid_metadata import (
     report_ledgers,
     restored_record,
 )
+from cepheid_metadata.upgrade import read_storage_format
 from cepheid_ports import Ports, SteadyClock
 
 log = logging.getLogger(__name__)
 
+_SIZED_JOURNAL_SINCE = 2  # storage format of the cluster
 _READ_AT_ONCE = 64  # records of ledgers that are about to be deleted here
 
 
@@ -173,6 +176,11 @@ class MetadataLedgers:
         """A follower may lag behind a creation whose data we hold."""
         await self._store.sync(keys.LEDGERS_KEY)
         await self._store.sync(keys.DELETED_LEDGERS_KEY)
+
+
+async def journal_format(store: MetadataStore) -> int:
+    """Return the format of new journal segments in this cluster. Raises NewerStorageFormatError."""
+    return SIZED_FORMAT_VERSION if await read_storage_format(store) >= _SIZED_JOURNAL_SINCE else FORMAT_VERSION
 
 
 async def report_bookie(store: MetadataStore, bookie: Bookie, ports: Ports) -> bool:

@@ -26,7 +26,7 @@ from cepheid_bookie import (
 )
 from cepheid_bookie.disk_space import check_disk_size
 from cepheid_bookie.held_ledgers import held_ledgers
-from cepheid_bookie.metadata_records import report_bookie
+from cepheid_bookie.metadata_records import journal_format, report_bookie
 from cepheid_bookie.settings import BookieServerSettings
 from cepheid_metadata import (
     BookieRegistration,
@@ -35,6 +35,7 @@ from cepheid_metadata import (
     keys,
     list_names,
 )
+from cepheid_metadata.upgrade import report_known_format
 from cepheid_ports import Ports
 from cepheid_rpc import BookieConnection
 
@@ -94,6 +95,7 @@ class LocalBookies:
         for collector in local._collectors:
             collector.start()
         for bookie in bookies:
+            await report_known_format(store, bookie.bookie_id, "")
             await local._registrations.create(bookie.bookie_id, local._registration(bookie, {}), ephemeral=True)
         local._expected = await list_names(store, keys.BOOKIE_COOKIES_KEY)
         return local
@@ -208,9 +210,10 @@ async def _open_bookie(
     directory = data_dir / identity.bookie_id
     disk = RealDisk(directory)
     check_disk_size(disk, disk, settings)
-    index = RocksBlockIndex(directory / "index")
     cookies = MetadataCookies(store, {"data": (str(directory),)})
-    bookie = await Bookie.open(identity, settings, disk, index, ports, cookies=cookies)
+    new_segments = await journal_format(store)
+    index = RocksBlockIndex(directory / "index")
+    bookie = await Bookie.open(identity, settings, disk, index, ports, cookies=cookies, journal_format=new_segments)
     try:
         await report_bookie(store, bookie, ports)
     except BaseException:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from cepheid_cli import dev, ledgers, metadata, read, repair, role_commands
+from cepheid_cli import cluster, dev, ledgers, metadata, read, repair, role_commands
 from cepheid_cli.admin import namespaces, schemas, subscriptions, tenants, topics
 from cepheid_cli.demos import make_examples_importable
 from cepheid_ports import CepheidError
@@ -31,6 +31,7 @@ for sub_app in (
     ledgers.app,
     ledgers.bookies_app,
     repair.app,
+    cluster.app,
     metadata.app,
 ):
     app.add_typer(sub_app)

@@ -21,6 +21,7 @@ from cepheid_bookie.errors import CookieError, DiskTooSmallError, PortInUseError
 from cepheid_bookie.scans import accept_every_ticket
 from cepheid_metadata import (
     BookieRegistration,
+    ClusterIdentity,
     ClusterNotFoundedError,
     MemoryStore,
     MemoryTree,
@@ -28,13 +29,15 @@ from cepheid_metadata import (
     RestoredMetadata,
     available_bookies,
     bookie_reports,
+    cluster_identity,
     found_cluster,
     readonly_bookies,
     restored_record,
 )
+from cepheid_metadata.upgrade import NewerStorageFormatError, StorageFormat, finish_upgrade, storage_format_record
 from cepheid_ports import Ports, ProcessFailedError
 from cepheid_rpc import ReadRequest, Status
-from tests.bookie.bookie_support import add, added, group_of
+from tests.bookie.bookie_support import add, added, entries_of, group_of, read_all
 from tests.support import wait_until
 
 
@@ -146,6 +149,28 @@ async def test_a_journal_directory_of_its_own_is_used_and_the_data_directory_may
             await added(role.bookie, group_of(7, 0))
             assert list((world.directory / has_journal / "journal").glob("*.journal"))
             assert list((world.directory / data).glob("entrylog"))
+
+
+async def test_the_old_journal_format_is_written_until_the_upgrade_is_finished_and_a_restart(world: World) -> None:
+    store = MemoryStore(world.tree)
+    await cluster_identity(store).create(None, ClusterIdentity(cluster_id="1", name="old", created_at_ms=1))
+
+    def formats() -> list[int]:
+        return [path.read_bytes()[8] for path in sorted((world.directory / "b1" / "journal").glob("*.journal"))]
+
+    async with world.running() as role:
+        await added(role.bookie, group_of(7, 0))
+        assert formats() == [1]
+        await finish_upgrade(store)
+        await added(role.bookie, group_of(7, 1))
+        assert formats() == [1]
+    async with world.running() as role:
+        await added(role.bookie, group_of(7, 2))
+        assert formats()[-1] == 2
+        assert await read_all(role.bookie, 7, 0, 2) == (entries_of([group_of(7, 0), group_of(7, 1), group_of(7, 2)]), {})
+    await storage_format_record(store).replace(None, StorageFormat(storage_format=3), None)
+    with pytest.raises(NewerStorageFormatError, match="start a newer release"):
+        await world.role().start()
 
 
 async def test_a_full_bookie_is_registered_as_readonly_until_there_is_room(world: World) -> None:
