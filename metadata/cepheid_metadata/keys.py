@@ -77,6 +77,8 @@ AUDIT_KEY = "/repair/audit"
 REPAIR_OFF_KEY = "/repair/off"
 DRAINING_BOOKIES_KEY = "/repair/draining"
 REPAIR_REQUESTS_KEY = "/repair/requests"
+STORAGE_FORMAT_KEY = "/upgrade/format"
+KNOWN_FORMATS_KEY = "/upgrade/bookies"
 RESTORED_KEY = "/restored"
 RESTORED_BOOKIES_KEY = "/restored/bookies"
 
@@ -224,6 +226,10 @@ def repair_lock_key(ledger_id: int) -> str:
 
 def draining_bookie_key(bookie_id: str) -> str:
     return f"{DRAINING_BOOKIES_KEY}/{encode_name(bookie_id)}"
+
+
+def known_format_key(bookie_id: str) -> str:
+    return f"{KNOWN_FORMATS_KEY}/{encode_name(bookie_id)}"
 
 
 def repair_request_key(bookie_id: str) -> str:
