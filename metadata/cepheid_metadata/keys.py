@@ -28,6 +28,8 @@
     /repair/off                                switch: automatic repair is off
     /repair/draining/ID                        bookie that is being decommissioned
     /repair/requests/ID                        bookie whose ledgers are to be repaired now
+    /upgrade/format                            storage format of the cluster
+    /upgrade/bookies/ID                        storage format that the last process of a bookie knows
     /restored                                  metadata was restored from a backup, and an operator has not confirmed it yet
     /restored/bookies/ID                       bookie that has reported its ledgers since the restore, or is given up
 
