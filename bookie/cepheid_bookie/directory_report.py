@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cepheid_bookie.block_index import BlockRef
+from cepheid_bookie.compaction_choice import LogFigures
 from cepheid_bookie.disk import DiskFile
 from cepheid_bookie.entry_block import decode_block, uncheck_block
 from cepheid_bookie.entry_log import LOG_VERSION, log_path
@@ -19,10 +20,11 @@ from cepheid_bookie.errors import BlockCorruptError, BookieError, IndexCorruptEr
 from cepheid_bookie.journal_format import ALIGNMENT, FORMAT_VERSION, EntriesRecord, LedgerStateRecord, segment_path
 from cepheid_bookie.journal_mark import MarkFile
 from cepheid_bookie.journal_scan import FoundRecord, JournalDamage, SegmentScan
+from cepheid_bookie.settings import StorageSettings
 from cepheid_bookie.stopped_bookie import INDEX, StoppedBookie, parse_segment
 from cepheid_rpc import DigestMismatchError, EntryGroup, MalformedGroupError
 
-_ROOT_NAMES = ("VERSION", "LIFE", "LOCK", "mark", "journal", "entrylog", INDEX)
+_ROOT_NAMES = ("VERSION", "LIFE", "SCRUB", "LOCK", "mark", "journal", "entrylog", INDEX)
 
 
 class NoSuchEntryHereError(BookieError):
@@ -139,6 +141,16 @@ class KeptLog:
     @property
     def live_share(self) -> float:
         return self.live_bytes / max(1, self.size_bytes - ALIGNMENT)
+
+
+def compaction_of(log: KeptLog, settings: StorageSettings) -> str:
+    """Return what a bookie with these settings does with a log when it runs."""
+    if not log.ledgers:
+        return "deleted"
+    share = LogFigures(log.log_id, log.size_bytes, log.live_bytes, len(log.ledgers)).share
+    if share < settings.compaction_minor_share:
+        return "next collection"
+    return "next major one" if share < settings.compaction_major_share else "not worth it"
 
 
 def report_files(bookie: StoppedBookie) -> FilesReport:
