@@ -163,7 +163,7 @@ class DamagedBlocks:
             if len(self._damaged) >= MOST_DAMAGED:
                 self._say_full()
                 continue
-            damaged = self._damaged[block] = _Damaged()
+            damaged = self._damaged[block] = _Damaged(due=asyncio.get_running_loop().time() + _FIRST_PAUSE_S)
             self.is_changed = True
             await self._act(block, damaged, assessment, is_new=True)
 
