@@ -86,7 +86,8 @@ def assess(index: BlockIndex, logs: EntryLogReader, block: BlockRef) -> Assessme
         logs.read_block(block)
         return Assessment()
     except (BlockCorruptError, OSError) as failure:
-        error = failure.args[0] if isinstance(failure, BlockCorruptError) else str(failure)
+        what = failure.args[0] if isinstance(failure, BlockCorruptError) else str(failure)
+        error = what.removeprefix(f"{place_of(block)}: ")
     if not index.contains(block):  # asked after the read: a log is deleted only when the index refers to none of its blocks
         return Assessment()
     gaps: list[Run] = [(block.first_entry_id, block.last_entry_id)]

@@ -253,8 +253,8 @@ def _scrub(bookie: str, figures: ScrubFigures) -> Iterator[Family]:
     )
     yield gauge(
         "cepheid_bookie_scrub_last_pass_age_seconds",
-        "Time since every block was last compared with its checksum. +Inf: that was never done.",
-        math.inf if figures.last_pass_age_s is None else figures.last_pass_age_s,
+        "Time since the last pass over all blocks ended; until the first one has ended, since it began.",
+        figures.last_pass_age_s,
         bookie=bookie,
     )
     yield counter(

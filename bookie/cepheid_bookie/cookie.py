@@ -27,6 +27,11 @@ from cepheid_bookie.errors import CookieError, FormatVersionError
 FORMAT_VERSION = 1
 LIMBO_FORMAT_VERSION = 2  # with `limbo_below`: a release that does not know it must not start, it would deny what was lost
 _FILE = "VERSION"
+_WITHOUT_DIRECTORY = (
+    "bring back the directory; if it is lost for good, start with --accept-empty-disk (what was lost is answered as unknown, never "
+    "denied), or under a new bookie id"
+)
+_WITHOUT_INDEX = "bring back the directory; if it is lost for good, make it again with `cepheid bookie-shell rebuild-index`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +156,7 @@ def decide(mine: Cookie, places: Mapping[str, Found], recorded: Cookie | None, *
             raise _refuse(
                 f"metadata knows bookie {mine.bookie_id} (incarnation {recorded.incarnation}), "
                 f"but {', '.join(bare)} is not stamped: its data is gone",
-                "bring back the directory; if it is lost for good, start with --accept-empty-disk (what was lost is answered as "
-                "unknown, never denied), or under a new bookie id",
+                _WITHOUT_INDEX if all(map(_is_index, bare)) else _WITHOUT_DIRECTORY,
             )
         assert known is not None
         known = replace(known, limbo_below=max(known.limbo_below, recorded.limbo_below))
@@ -176,6 +180,10 @@ def decide(mine: Cookie, places: Mapping[str, Found], recorded: Cookie | None, *
             reason, "check that this is the right cluster and that no directory was lost; never delete a cookie to make it start"
         )
     return (known or mine), True
+
+
+def _is_index(where: str) -> bool:
+    return where.startswith("the block index")
 
 
 def is_reborn(mine: Cookie, places: Mapping[str, Found], recorded: Cookie) -> bool:

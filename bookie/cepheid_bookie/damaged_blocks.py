@@ -1,18 +1,18 @@
-"""Blocks that do not read as they were written: reported to metadata, and forgotten once their entries are whole elsewhere here.
+"""Blocks that do not read as they were written: reported to metadata, and removed once their entries are whole in other blocks.
 
-    scrubber, reader, compaction ──suspect──► read again ──sound──► nothing
+    scrubber, reader, compaction ──suspect──► read again ──sound──► nothing to do
                                                   └──damaged──► remembered, logged once
-    after 1 s, 2 s, 4 s, … 10 min, each damaged block is read again:
-        entries whole nowhere here ──► marked in metadata: a replication worker copies them to this bookie, from another replica
-        all of them whole, but some in the damaged block alone ──► these are added again, as a repair would add them
-        all of them in sound blocks ──► the index lets go of the damaged block
+    each damaged block is read again after 1 s, 2 s, 4 s, … 10 min:
+        entries that are whole nowhere on this bookie ──► mark in metadata: a replication worker copies them here from a replica
+        all of them whole, but some in the damaged block alone ──► these are added again, in the way in which repair adds copies
+        all of them in sound blocks ──► the damaged block is removed from the index
 
-Rule 1: the index lets go of a block only when every entry of it was read whole from other blocks, and those are still indexed in
-the turn of the flush thread that removes it. So no entry becomes one that this bookie denies.
-Rule 2: a block that reads well the second time, or that the index no longer has, is not damaged.
-Rule 3: while metadata is away nothing is forgotten; the next round reports again. A ledger whose mark names this bookie already is
-not marked again: that would make the worker start over.
-Rule 4: at most `MOST_DAMAGED` blocks are remembered; of a disk with more, the others are found by the next pass.
+Rule 1: a block is removed from the index only when every entry of it was read whole from other blocks, and those are still indexed
+in the turn of the flush thread that removes it. So this bookie never denies an entry because its block was damaged.
+Rule 2: a block that reads well the second time, or that is no longer in the index, is not damaged.
+Rule 3: while metadata is away, damaged blocks stay remembered and are reported later. A ledger whose mark already names this bookie
+is not marked again: that would make the worker start over.
+Rule 4: at most `MOST_DAMAGED` blocks are remembered. If a disk has more, the next pass finds the others.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ class DamagedBlocks:
         if missing:
             return
         if assessment.others:
-            if await self._flush_worker.run(lambda: self._let_go(block, assessment.others)):
+            if await self._flush_worker.run(lambda: self._remove(block, assessment.others)):
                 self.mended += 1
                 self._forget(block, "block.mended")
         elif assessment.only_here and not assessment.missing and not damaged.added_again:
@@ -249,8 +249,8 @@ class DamagedBlocks:
         self._add([request], on_answers)
         return await done
 
-    def _let_go(self, block: BlockRef, others: Sequence[BlockRef]) -> bool:
-        """In the flush thread (rule 1). Return whether the index no longer has the block."""
+    def _remove(self, block: BlockRef, others: Sequence[BlockRef]) -> bool:
+        """Remove the block from the index, in the flush thread (rule 1). Return False if one of the others left the index."""
         if not all(self._index.contains(other) for other in others):
             return False
         self._index.remove_blocks([block])

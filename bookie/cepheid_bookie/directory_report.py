@@ -19,8 +19,10 @@ from cepheid_bookie.errors import BlockCorruptError, BookieError, IndexCorruptEr
 from cepheid_bookie.journal_format import ALIGNMENT, FORMAT_VERSION, EntriesRecord, LedgerStateRecord, segment_path
 from cepheid_bookie.journal_mark import MarkFile
 from cepheid_bookie.journal_scan import FoundRecord, JournalDamage, SegmentScan
-from cepheid_bookie.stopped_bookie import INDEX, StoppedBookie
+from cepheid_bookie.stopped_bookie import INDEX, StoppedBookie, parse_segment
 from cepheid_rpc import DigestMismatchError, EntryGroup, MalformedGroupError
+
+_ROOT_NAMES = ("VERSION", "LIFE", "LOCK", "mark", "journal", "entrylog", INDEX)
 
 
 class NoSuchEntryHereError(BookieError):
@@ -79,12 +81,21 @@ class MarkReport:
 
 
 @dataclass(frozen=True, slots=True)
+class OtherFile:
+    """A file or folder that a start of the bookie does not read, such as an index that was replaced."""
+
+    file: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class FilesReport:
     mark: MarkReport
     journal: list[SegmentReport]
     journal_problem: str
     logs: list[LogReport]
     index: IndexReport
+    others: list[OtherFile]
 
 
 @dataclass(slots=True)
@@ -144,7 +155,8 @@ def report_files(bookie: StoppedBookie) -> FilesReport:
     except BookieError as error:
         journal_problem = str(error)
     logs = [_report_log(bookie, log_id, None if problem else by_log[log_id]) for log_id in bookie.logs()]
-    return FilesReport(_report_mark(mark), journal, journal_problem, logs, _report_index(bookie, len(blocks or ()), problem))
+    index = _report_index(bookie, len(blocks or ()), problem)
+    return FilesReport(_report_mark(mark), journal, journal_problem, logs, index, _report_others(bookie))
 
 
 def report_ledgers(bookie: StoppedBookie) -> list[LedgerUse]:
@@ -303,6 +315,22 @@ def _report_index(bookie: StoppedBookie, blocks: int, problem: str) -> IndexRepo
     except IndexCorruptError as error:
         return IndexReport(INDEX, size, blocks, None, None, str(error.args[0]))
     return IndexReport(INDEX, size, blocks, len(records), sum(record.deleted for record in records), "")
+
+
+def _report_others(bookie: StoppedBookie) -> list[OtherFile]:
+    """Return what lies beside the entry logs and segments, and everything at the root that is not a file of a bookie."""
+    root = bookie.data_dir
+    known = {log_path(log_id) for log_id in bookie.logs()}
+    found = [name for name in _names(root / "entrylog", "entrylog/") if name not in known]
+    journal_root = bookie.journal_dir or root
+    strange = [name for name in _names(journal_root / "journal") if parse_segment(name) is None]
+    others = [OtherFile(f"journal/{name}", (journal_root / "journal" / name).stat().st_size) for name in strange]
+    found += [name for name in _names(root) if name.split(".")[0] not in _ROOT_NAMES or name.startswith(f"{INDEX}.")]
+    return others + [OtherFile(name, _directory_bytes(root / name) or (root / name).stat().st_size) for name in found]
+
+
+def _names(directory: Path, prefix: str = "") -> list[str]:
+    return sorted(f"{prefix}{path.name}" for path in directory.iterdir()) if directory.is_dir() else []
 
 
 def _directory_bytes(path: Path) -> int:

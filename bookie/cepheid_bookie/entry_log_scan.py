@@ -68,7 +68,7 @@ def scan_log(file: DiskFile, log_id: int) -> Iterator[LogBlock | LogDamage]:
     size, offset, searched = file.size(), _ALIGNMENT, False
     while offset < size:
         group, end = _block_at(file, offset, size)
-        if group is not None:
+        if group is not None and (not searched or _is_whole(group)):
             yield LogBlock(_ref(group, log_id, offset, end - offset), intact=True, searched=searched)
             offset = end
             continue
@@ -97,6 +97,15 @@ def sound_entries(group: EntryGroup) -> list[int]:
     return sound
 
 
+def _is_whole(group: EntryGroup) -> bool:
+    """Whether every entry matches its digest. A checksum alone proves nothing where a client may have written all the bytes."""
+    try:
+        group.verify()
+    except (DigestMismatchError, MalformedGroupError):
+        return False
+    return True
+
+
 def _ref(group: EntryGroup, log_id: int, offset: int, length: int) -> BlockRef:
     return BlockRef(group.ledger_id, group.first_entry_id, group.last_entry_id, log_id, offset, length)
 
@@ -113,9 +122,10 @@ def _block_at(file: DiskFile, offset: int, size: int) -> tuple[EntryGroup | None
     if head[:4] != BLOCK_MAGIC:
         return None, offset + length
     try:
-        return decode_block(file.pread(length, offset)), offset + length
+        group = decode_block(file.pread(length, offset))
     except BlockCorruptError:
         return None, offset + length
+    return (group if min(group.ledger_id, group.first_entry_id) >= 0 else None), offset + length
 
 
 def _padding_at(file: DiskFile, offset: int, size: int) -> int:
@@ -144,13 +154,14 @@ def _damaged_block(file: DiskFile, log_id: int, offset: int, end: int, *, search
 
 
 def _search(file: DiskFile, start: int, size: int) -> int:
-    """Return the offset of the next intact block at or after `start`; `size` if there is none."""
+    """Return the offset of the next intact block at or after `start`, all of whose entries are intact; `size` if there is none."""
     overlap = len(BLOCK_MAGIC) - 1
     while start < size:
         chunk = file.pread(_SEARCH_BYTES + overlap, start)
         place = chunk.find(BLOCK_MAGIC)
         while place >= 0:
-            if _block_at(file, start + place, size)[0] is not None:
+            group, _ = _block_at(file, start + place, size)
+            if group is not None and _is_whole(group):
                 return start + place
             place = chunk.find(BLOCK_MAGIC, place + 1)
         start += _SEARCH_BYTES

@@ -28,23 +28,31 @@ from __future__ import annotations
 import shutil
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from cepheid_bookie.block_index import BlockRef
 from cepheid_bookie.cookie import Cookie, save_cookie
 from cepheid_bookie.entry_log import log_path
 from cepheid_bookie.entry_log_scan import LogBlock, scan_log
-from cepheid_bookie.errors import CookieError
+from cepheid_bookie.errors import BookieError, CookieError
 from cepheid_bookie.journal_format import EntriesRecord
 from cepheid_bookie.journal_scan import FoundRecord, SegmentScan
 from cepheid_bookie.ledger_record import LedgerRecord
 from cepheid_bookie.opening import IdentityRecords
 from cepheid_bookie.rocks_index import RocksBlockIndex
 from cepheid_bookie.stopped_bookie import INDEX, StoppedBookie
+from cepheid_ports import CepheidError
 from cepheid_rpc import MASTER_KEY_BYTES
 
 _NEW = "index.rebuilt"
 _OLD = "index.damaged-"
 _BATCH = 4096  # blocks per write to the new index
+
+
+class RebuildFailedError(BookieError):
+    """The new index could not be written. The old one is as it was."""
+
+    hint: ClassVar[str] = "free space on the data disk, or look at it, and repeat the command"
 
 
 @dataclass(slots=True)
@@ -57,6 +65,7 @@ class RebuildReport:
     searched_blocks: int = 0  # rule 5: found, and left out unless accepted
     ledgers: int = 0
     ledgers_without_key: list[int] = field(default_factory=list)
+    unindexed_logs: list[str] = field(default_factory=list)  # they hold bytes, and no block that could be indexed
     largest_ledger_id: int = -1
     problems: list[str] = field(default_factory=list)
     limbo_below: int = 0
@@ -99,20 +108,30 @@ class IndexRebuild:
             )
 
     def build(self, keys: Mapping[int, bytes], *, accept_searched: bool = False) -> RebuildReport:
-        """Write the new index beside the old one; reads every byte of the logs. Raises OSError, or what the database raises."""
+        """Write the new index beside the old one; reads every byte of the logs. Raises RebuildFailedError, or OSError."""
         cookie, path = self.cookie(), self._bookie.data_dir / _NEW
         shutil.rmtree(path, ignore_errors=True)
         found = self._journal_keys() | dict(keys)
-        index = RocksBlockIndex(path)
+        index: RocksBlockIndex | None = None
         try:
+            index = RocksBlockIndex(path)
             ledgers = self._index_logs(index, accept_searched=accept_searched)
             self._write_records(index, ledgers, found)
             self.report.largest_ledger_id = max(ledgers | found.keys(), default=-1)
             index.put_stamp(cookie.incarnation.encode())
             index.sync()
+        except (CepheidError, OSError):
+            raise
+        except Exception as error:  # the database has no class of its own for a full disk
+            raise RebuildFailedError(f"the new index {path} cannot be written: {error}", path=str(path)) from error
         finally:
-            index.close()
+            if index is not None:
+                index.close()
         return self.report
+
+    def discard(self) -> None:
+        """Remove the new index."""
+        shutil.rmtree(self._bookie.data_dir / _NEW, ignore_errors=True)
 
     async def begin_limbo(self, records: IdentityRecords, take_ledger_id: Callable[[], Awaitable[int]]) -> None:
         """Make the watermark durable on the disks, then in metadata (rules 1 and 4).
@@ -168,9 +187,11 @@ class IndexRebuild:
         for log_id in self._bookie.logs():
             self.report.logs += 1
             pending: list[BlockRef] = []
+            before, has_damage = self.report.blocks, False
             file = self._bookie.open_log(log_id)
             try:
                 for item in scan_log(file, log_id):
+                    has_damage = has_damage or not isinstance(item, LogBlock) or item.searched
                     if not isinstance(item, LogBlock):
                         self.report.problems.append(
                             f"{log_path(log_id)} at offset {item.offset} ({item.end - item.offset} bytes): {item.reason}"
@@ -190,6 +211,8 @@ class IndexRebuild:
             finally:
                 file.close()
             self._write(index, pending)
+            if has_damage and self.report.blocks == before:
+                self.report.unindexed_logs.append(log_path(log_id))
         return ledgers
 
     def _write(self, index: RocksBlockIndex, blocks: list[BlockRef]) -> None:

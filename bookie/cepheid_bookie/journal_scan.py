@@ -90,8 +90,8 @@ class SegmentScan:
         offset, sequence = ALIGNMENT, None if self.header is None else self.header.first_sequence
         while offset < self.size_bytes:
             batch = self._batch_at(offset, nonce)
-            if batch is None:
-                found = self._search(offset + ALIGNMENT, nonce)
+            if batch is None or batch.sequence < (sequence or 0):  # lower: remains of a batch that an older release left
+                found = self._search(offset + ALIGNMENT, nonce, sequence or 0)
                 damage = self._gap(offset, found, sequence)
                 if damage is not None and damage.end > start:
                     yield damage
@@ -111,13 +111,14 @@ class SegmentScan:
     def _batch_at(self, offset: int, nonce: bytes) -> BatchHeader | None:
         return decode_batch_header(self._file.pread(BATCH_HEADER_BYTES, offset), self._segment_id, nonce)
 
-    def _search(self, start: int, nonce: bytes) -> int | None:
-        """Return the offset of the next intact batch header."""
+    def _search(self, start: int, nonce: bytes, lowest: int) -> int | None:
+        """Return the offset of the next intact batch header, of batch `lowest` or a later one."""
         while start < self.size_bytes:
             chunk = self._file.pread(_SEARCH_BYTES, start)
             for place in range(0, len(chunk), ALIGNMENT):
                 head = chunk[place : place + BATCH_HEADER_BYTES]
-                if decode_batch_header(head, self._segment_id, nonce) is not None:
+                batch = decode_batch_header(head, self._segment_id, nonce)
+                if batch is not None and batch.sequence >= lowest:
                     return start + place
             start += _SEARCH_BYTES
         return None
@@ -129,10 +130,10 @@ class SegmentScan:
         head = self._file.pread(SECTOR_BYTES, offset)
         if not any(head):
             return None
-        if self.header is not None and sequence is not None:
-            tail = judge_tail(head, self.header, sequence)
-            if tail is Tail.TORN:
-                return JournalDamage(offset, self.size_bytes, "a batch was cut by a crash before it was acknowledged", torn=True)
+        if self.header is not None and not self.header.size_bytes:  # journal_tail.py, rule 2: an older release wrote it
+            return JournalDamage(offset, self.size_bytes, "a batch was cut by a crash, or refused by a full disk", torn=True)
+        if self.header is not None and sequence is not None and judge_tail(head, self.header, sequence) is Tail.TORN:
+            return JournalDamage(offset, self.size_bytes, "a batch was cut by a crash before it was acknowledged", torn=True)
         return JournalDamage(offset, self.size_bytes, "the header of the last batch is damaged")
 
     def _records(self, offset: int, batch: BatchHeader, nonce: bytes) -> Iterator[FoundRecord | JournalDamage]:
@@ -161,7 +162,8 @@ class SegmentScan:
         """Whether a crash explains the damage. A later batch in the segment proves that this one was synced."""
         if self.header is None or not self.header.size_bytes:
             return False
-        is_last = self._search(offset + align(BATCH_HEADER_BYTES + batch.size_bytes), nonce) is None
+        end = offset + align(BATCH_HEADER_BYTES + batch.size_bytes)
+        is_last = self._search(end, nonce, batch.sequence + 1) is None
         return is_last and judge_tail(data, self.header, batch.sequence) is Tail.TORN
 
 

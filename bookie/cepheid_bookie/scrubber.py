@@ -1,16 +1,16 @@
-"""Reads every block once in a period, so that bit rot is found while other bookies still have the entries.
+"""Read every block once in a period, so that bit rot is found while other bookies still have the entries.
 
     pass: blocks in the order of the index, a slice at a time ──► checksum and header ──bad──► `damaged_blocks.py`
-          after each piece of up to 1 MiB: wait until the rate allows the next, and until nobody else needs the disk
+          after each piece of up to 256 KiB: wait until the rate allows the next one and the disk is idle
 
-Rule 1: the rate is what the pass needs to end within nine tenths of the period, at least 1 MiB a minute, and at most
-`storage.scrub_bytes_s`. Before a piece the scrubber waits up to 2 s for reads, journal and flush to be idle: a bookie that is
-always busy is scrubbed more slowly, and not never.
-Rule 2: no cursor stays open: each slice begins behind the last block of the slice before. What is written behind that place during
-a pass is read in the next one.
-Rule 3: progress is saved once a minute, when the set of damaged blocks changes, and at a stop: a restart goes on where it was.
-Rule 4: a failure of the scrubber itself never stops the bookie. It is logged, and the scrubber goes on after a pause.
-With `storage.scrub_period_s` 0 nothing is walked; damage that readers find is mended all the same.
+Rule 1: the rate is what the pass needs to end within nine tenths of the period, at least 256 KiB a minute, and at most
+`storage.scrub_bytes_s`. Before each piece the scrubber waits up to half a second for reads, journal and flushes to be idle. So a
+bookie that is always busy is still scrubbed, more slowly.
+Rule 2: no cursor stays open: each slice begins after the last block of the slice before. Blocks that are written before that place
+during a pass are read in the next pass.
+Rule 3: progress is saved once a minute, when the set of damaged blocks changes, and at a stop. A restart continues from there.
+Rule 4: a failure of the scrubber itself never stops the bookie. It is logged, and the scrubber continues after a pause.
+With `storage.scrub_period_s` 0 there are no passes; damage that readers find is repaired all the same.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ from cepheid_ports import SteadyClock, TaskOwner, Worker
 
 log = logging.getLogger(__name__)
 
-PIECE_BYTES = 1 << 20
+PIECE_BYTES = 256 << 10
+"""More at a time would hold up a sync of the journal on the same disk for longer."""
 _SLICE_BLOCKS = 256
 _LONGEST_PAUSE_S = 60.0  # so that a small bookie notices when it has grown
 _SHARE_OF_PERIOD = 0.9
-_PATIENCE_S = 2.0
+_PATIENCE_S = 0.5
 _BUSY_PAUSE_S = 0.05
 _SAVE_INTERVAL_S = 60.0
 _SHORTEST_ROUND_S = 1.0
@@ -55,7 +56,7 @@ class ScrubFigures:
     mended: int  # of these, blocks whose entries are whole in other blocks again
     damaged: dict[Outlook, int]
     progress: float  # of the pass under way, 0..1
-    last_pass_age_s: float | None  # since the last complete pass; None: there was none
+    last_pass_age_s: float  # since the last complete pass ended; before that, since the first one began
 
 
 class Scrubber:
@@ -116,7 +117,7 @@ class Scrubber:
         await self.damaged.look_at_suspects()
 
     def figures(self) -> ScrubFigures:
-        ended_at_ms = self._progress.ended_at_ms
+        since_ms = self._progress.ended_at_ms or self._progress.began_at_ms
         return ScrubFigures(
             blocks=self.blocks,
             bytes=self.bytes,
@@ -124,7 +125,7 @@ class Scrubber:
             mended=self.damaged.mended,
             damaged={outlook: self.damaged.count(outlook) for outlook in Outlook},
             progress=self._share(),
-            last_pass_age_s=max(0, self._clock.now_ms() - ended_at_ms) / 1000 if ended_at_ms else None,
+            last_pass_age_s=max(0, self._clock.now_ms() - since_ms) / 1000 if since_ms else 0.0,
         )
 
     # the two tasks
@@ -202,7 +203,7 @@ class Scrubber:
         return bool(blocks)
 
     def _check_piece(self, checks: deque[BlockCheck]) -> tuple[int, list[BlockCheck]]:
-        """In the worker: read about 1 MiB, of many blocks or a part of one."""
+        """In the worker: read a piece, of many blocks or a part of one."""
         done: list[BlockCheck] = []
         left = PIECE_BYTES
         while checks and left > 0:

@@ -78,6 +78,7 @@ def files(data: Data, journal: Journal = None, as_json: JsonLines = False) -> No
     if index.ledgers is not None:
         what += f", {counted(index.ledgers, 'ledger')}" + (f", {index.deleted} of them deleted" if index.deleted else "")
     rows.append([index.file, shown_bytes(index.size_bytes), "-", what, "-", index.problem])
+    rows += [[other.file, shown_bytes(other.size_bytes), "-", "not used by the bookie", "-", ""] for other in found.others]
     print_table(("file", "size", "format", "content", "live", "problem"), rows)
     if found.journal_problem:
         print_lines([f"journal  {found.journal_problem}"])
@@ -104,21 +105,21 @@ def read_journal(
 
     Exit code 0: nothing is damaged, except a batch that a crash cut off before it was acknowledged. 1: something is.
     """
-    from cepheid_bookie.journal_scan import FoundRecord, SegmentScan
+    from cepheid_bookie.journal_scan import SegmentScan
 
     segment_id = _hexadecimal(Path(segment).name.removesuffix(".journal"), "a journal segment", "0000000000000001.journal")
     with _stopped(data, journal) as bookie:
         file = bookie.open_segment(segment_id)
         try:
-            items = list(SegmentScan(file, segment_id).contents(start))
+            views = [_record_view(item) for item in SegmentScan(file, segment_id).contents(start)]  # without the entries' bytes
         finally:
             file.close()
     if as_json:
-        print_json([_record_view(item) for item in items])
+        print_json(views)
     else:
         columns = ("offset", "bytes", "batch", "record", "ledger", "entries", "what")
-        print_table(columns, [_record_row(item) for item in items])
-    if any(not isinstance(item, FoundRecord) and not item.torn for item in items):
+        print_table(columns, map(_record_row, views))
+    if any("damage" in view and not view["torn"] for view in views):
         raise typer.Exit(1)
 
 
@@ -367,8 +368,9 @@ def rebuild_index(
         report = rebuild.build(asyncio.run(before()), accept_searched=search)
         if not as_json:
             print_lines(_rebuild_lines(report, search))
-        if not yes:
-            typer.confirm("Use this index?", abort=True)
+        if not yes and not typer.confirm("Use this index?"):
+            rebuild.discard()
+            raise typer.Abort
         asyncio.run(after())
         rebuild.swap()
     if as_json:
@@ -462,8 +464,7 @@ def _record_view(item: FoundRecord | JournalDamage) -> dict[str, Any]:
     }
 
 
-def _record_row(item: FoundRecord | JournalDamage) -> list[str]:
-    view = _record_view(item)
+def _record_row(view: Mapping[str, Any]) -> list[str]:
     start = [str(view["offset"]), str(view["length"])]
     if "damage" in view:
         return [*start, "-", "torn" if view["torn"] else "damaged", "-", "-", view["damage"]]
@@ -525,6 +526,10 @@ def _rebuild_lines(report: RebuildReport, search: bool) -> list[str]:
     if report.searched_blocks:
         what = "accepted" if search else "left out; --search accepts them"
         lines.append(f"{counted(report.searched_blocks, 'block')} found by a search after damage: {what}")
+    for name in report.unindexed_logs:
+        lines.append(
+            f"nothing of {name} is in the index, so the bookie will delete it: copy it away if no other bookie has its entries"
+        )
     if report.ledgers_without_key:
         ids = ", ".join(map(str, report.ledgers_without_key[:10]))
         lines.append(f"not in metadata: {counted(len(report.ledgers_without_key), 'ledger')} ({ids}); the bookie collects them")
@@ -540,6 +545,9 @@ def _hex_lines(data: bytes) -> list[str]:
 
 
 def _write_new(path: Path, content: bytes) -> None:
+    from cepheid_ports import make_new_files_private
+
+    make_new_files_private()  # as the directory of the bookie is
     try:
         with path.open("xb") as file:
             file.write(content)

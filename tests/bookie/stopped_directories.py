@@ -18,10 +18,21 @@ HELD = {1: 150, 2: 10, 5: 40}
 SIZE = 1000
 
 
-async def open_bookie(directory: Path, store: MetadataStore, identity: BookieIdentity = IDENTITY) -> Bookie:
-    cookies = MetadataCookies(store, {"data": (str(directory),)})
-    disk, settings = RealDisk(directory), small_settings(write_cache_bytes=1024 * KiB)
-    return await Bookie.open(identity, settings, disk, RocksBlockIndex(directory / "index"), Ports(), cookies=cookies)
+async def open_bookie(
+    directory: Path, store: MetadataStore, identity: BookieIdentity = IDENTITY, journal: Path | None = None
+) -> Bookie:
+    directories: dict[str, tuple[str, ...]] = {"data": (str(directory),)}
+    if journal is not None:
+        directories["journal"] = (str(journal),)
+    return await Bookie.open(
+        identity,
+        small_settings(write_cache_bytes=1024 * KiB),
+        RealDisk(directory),
+        RocksBlockIndex(directory / "index"),
+        Ports(),
+        journal_disk=None if journal is None else RealDisk(journal),
+        cookies=MetadataCookies(store, directories),
+    )
 
 
 async def write_directory(directory: Path, store: MetadataStore, identity: BookieIdentity = IDENTITY) -> Path:

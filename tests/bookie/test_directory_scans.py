@@ -95,6 +95,15 @@ def test_a_block_that_a_client_stored_in_an_entry_is_found_only_by_a_search(tmp_
     assert log.ledgers() == ["damage", "searched 9", "searched 2"]
 
 
+@pytest.mark.parametrize("planted", [group_of(-9, 0, 2), EntryGroup(9, 0, [40, 20], b"~" * 60), EntryGroup(9, 0, [60], b"~" * 60)])
+def test_a_search_finds_no_block_whose_entries_are_not_intact(tmp_path: Path, planted: EntryGroup) -> None:
+    parts: list[Buffer] = []
+    encode_block_to(parts, planted)
+    log = Log(tmp_path, [encode_group(1, 0, -1, 0, [b"".join(parts)]), group_of(2, 0, 3)])
+    log.damage(log.blocks[0].offset, bytes(HEADER_BYTES))
+    assert log.ledgers() == ["damage", "searched 2"]
+
+
 def test_a_log_that_ends_in_the_middle_of_a_block_gives_the_blocks_before_it(tmp_path: Path) -> None:
     log = Log(tmp_path)
     log.path.write_bytes(log.path.read_bytes()[: log.blocks[3].offset + 40])
@@ -171,6 +180,14 @@ def test_damage_in_a_journal_is_named_and_what_follows_is_read(
     segment = Segment(tmp_path)
     segment.damage(segment.offsets[batch] + at, content)
     assert segment.found() == found
+
+
+def test_remains_of_a_batch_below_a_later_one_are_not_a_batch(tmp_path: Path) -> None:
+    """Older releases left them when a full disk had refused a batch."""
+    segment = Segment(tmp_path)
+    data = segment.path.read_bytes()
+    segment.damage(segment.offsets[3], data[segment.offsets[1] : segment.offsets[2]])
+    assert segment.found() == [1, 1, 2, 2, 3, 3, "damaged"]
 
 
 def test_a_segment_without_its_header_is_read_by_the_nonce_of_its_first_batch(tmp_path: Path) -> None:

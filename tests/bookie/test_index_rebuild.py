@@ -10,8 +10,8 @@ import pytest
 from cepheid_bookie import MetadataCookies
 from cepheid_bookie.entry_block import HEADER_BYTES
 from cepheid_bookie.errors import CookieError
-from cepheid_bookie.index_rebuild import IndexRebuild, RebuildReport
-from cepheid_bookie.stopped_bookie import StoppedBookie
+from cepheid_bookie.index_rebuild import IndexRebuild, RebuildFailedError, RebuildReport
+from cepheid_bookie.stopped_bookie import NoJournalHereError, StoppedBookie
 from cepheid_metadata import LedgerIds, MemoryStore, MemoryTree
 from cepheid_rpc import LacRequest, Status
 from tests.bookie.bookie_support import IDENTITY, KEY, add, added, group_of, payload_of, read_all
@@ -25,11 +25,12 @@ class Lost:
 
     def __init__(self, directory: Path, store: MemoryStore) -> None:
         self.directory = directory
+        self.journal: Path | None = None
         self.store = store
         self.cookies = MetadataCookies(store, {"data": (str(directory),)})
 
     async def rebuild(self, *, until: str = "swap", accept_searched: bool = False) -> RebuildReport:
-        with StoppedBookie(self.directory, to_change=True) as bookie:
+        with StoppedBookie(self.directory, self.journal, to_change=True) as bookie:
             rebuild = IndexRebuild(bookie)
             await rebuild.check(self.cookies)
             report = rebuild.build(dict.fromkeys(HELD, KEY), accept_searched=accept_searched)
@@ -76,7 +77,9 @@ async def test_a_rebuilt_bookie_serves_all_it_had_denies_nothing_and_takes_only_
 async def test_a_bookie_without_its_index_refuses_to_start_and_the_rebuild_can_be_cut_off_anywhere(tmp_path: Path) -> None:
     lost = await make_lost(tmp_path)
     for until in ("build", "limbo"):
-        with pytest.raises(CookieError, match="the block index of bookie-1 is not stamped: its data is gone"):
+        with pytest.raises(
+            CookieError, match=r"the block index of bookie-1 is not stamped: .* `cepheid bookie-shell rebuild-index`"
+        ):
             await open_bookie(lost.directory, lost.store)
         await lost.rebuild(until=until)
     report = await lost.rebuild()
@@ -127,6 +130,19 @@ async def test_blocks_that_only_a_search_finds_are_left_out_unless_they_are_acce
     left_out, accepted = await lost.rebuild(until="build"), await lost.rebuild(until="build", accept_searched=True)
     assert left_out.searched_blocks == accepted.searched_blocks > 0
     assert accepted.blocks == left_out.blocks + accepted.searched_blocks
+    assert (left_out.unindexed_logs, accepted.unindexed_logs) == (["entrylog/00000001.log"], [])
+
+
+async def test_a_new_index_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = await make_lost(tmp_path)
+
+    def is_full(*_: object) -> None:
+        raise Exception("IO error: No space left on device")  # as the database raises it
+
+    monkeypatch.setattr("cepheid_bookie.index_rebuild.RocksBlockIndex.write", is_full)
+    with pytest.raises(RebuildFailedError, match=r"the new index .* cannot be written: IO error: No space left on device"):
+        await lost.rebuild()
+    assert not (lost.directory / "index").exists()
 
 
 async def test_a_rebuild_is_refused_for_directories_that_metadata_does_not_know(tmp_path: Path) -> None:
@@ -140,3 +156,27 @@ async def test_a_rebuild_is_refused_for_directories_that_metadata_does_not_know(
     (lost.directory / "VERSION").write_text("garbage")
     with pytest.raises(CookieError, match=r"the data directory has no readable cookie: .*garbage"):
         await lost.rebuild()
+
+
+async def test_a_bookie_with_a_journal_of_its_own_needs_it_for_the_rebuild(tmp_path: Path) -> None:
+    store, data, journal = MemoryStore(MemoryTree()), tmp_path / "data", tmp_path / "elsewhere"
+    await LedgerIds(store).take()
+    bookie = await open_bookie(data, store, journal=journal)
+    await added(bookie, group_of(1, 0, 10))
+    await bookie.aclose()
+    shutil.rmtree(data / "index")
+    lost = Lost(data, store)
+    with (
+        pytest.raises(NoJournalHereError, match=r"there is no journal in .*--journal"),
+        StoppedBookie(data, tmp_path, to_change=True),
+    ):
+        pass
+    with pytest.raises(CookieError, match=r"keeps its journal in .*, and is started without that; name it: --journal"):
+        await lost.rebuild()
+    lost.journal = journal
+    lost.cookies = MetadataCookies(store, {"data": (str(data),), "journal": (str(journal),)})
+    await lost.rebuild()
+    assert (data / "VERSION").read_text() == (journal / "VERSION").read_text()
+    bookie = await open_bookie(data, store, journal=journal)
+    assert sorted((await read_all(bookie, 1, 0, 9))[0]) == list(range(10))
+    await bookie.aclose()

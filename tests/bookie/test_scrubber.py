@@ -376,9 +376,9 @@ async def test_the_scrubber_waits_while_others_use_the_disk_but_not_for_ever() -
         reports = await filled(bookie)
         bookie._open_reads = 1
         bookie.start_scrubber(reports)
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(0.4)
         await settle()
         assert bookie.statistics().scrub.blocks == 0
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(0.3)
         assert bookie.statistics().scrub.blocks > 0
         bookie._open_reads = 0

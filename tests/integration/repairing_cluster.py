@@ -30,9 +30,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 @contextmanager
-def repairing_cluster(*, bookies: int, brokers: int = 2, **recovery: Any) -> Iterator[RepairingCluster]:
-    """Run a cluster for one test. `recovery`: settings of automatic repair in bookies."""
-    bookie = {"recovery": {**SETTINGS["bookie"]["recovery"], **recovery}}
+def repairing_cluster(
+    *, bookies: int, brokers: int = 2, storage: dict[str, Any] | None = None, **recovery: Any
+) -> Iterator[RepairingCluster]:
+    """Run a cluster for one test. `recovery`: settings of automatic repair in bookies; `storage`: of their disks."""
+    bookie = {"recovery": {**SETTINGS["bookie"]["recovery"], **recovery}, "storage": storage or {}}
     with own_cluster(bookies=bookies, brokers=brokers, settings={**SETTINGS, "bookie": bookie}) as cluster:
         yield RepairingCluster(cluster)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
 import pytest
 
 from benchmarks.repair_cluster import VICTIM, LedgerShape, write_ledgers_on
@@ -10,6 +13,8 @@ from tests.integration.repairing_cluster import RepairingCluster, repairing_clus
 pytestmark = pytest.mark.slow
 
 COPIED = "cepheid_repair_copied_entries_total"
+MENDED = f'cepheid_bookie_mended_blocks_total{{bookie="{VICTIM}"}}'
+DAMAGED = f'cepheid_bookie_damaged_blocks{{bookie="{VICTIM}",outlook="repair"}}'
 MARKED = "cepheid_repair_marked_ledgers_total"
 SMALL = LedgerShape(ledgers=20, entries=10, entry_bytes=100)
 
@@ -43,14 +48,40 @@ def test_the_auditor_killed_in_the_middle_of_a_repair_is_replaced_and_the_repair
         write(cluster, many)
         cluster.processes.kill(VICTIM)
         cluster.chaos.wait_until(lambda: VICTIM not in cluster.chaos.writable(), f"{VICTIM} is not registered")
-        cluster.command("bookies", "recover", VICTIM)
-        cluster.chaos.wait_until(lambda: bool(cluster.view.marked_ledgers()), "ledgers are marked")
+        cluster.chaos.wait_until(lambda: cluster.status()["auditor"] not in (None, VICTIM), "there is an auditor")
         auditor = cluster.status()["auditor"]
-        cluster.processes.kill(auditor)
-        assert cluster.view.marked_ledgers(), "the repair ended before the auditor was killed"
+        with ThreadPoolExecutor(1) as commands:  # the repair may be over when the command ends
+            recover = commands.submit(cluster.command, "bookies", "recover", VICTIM)
+            cluster.chaos.wait_until(lambda: bool(cluster.view.marked_ledgers()), "ledgers are marked")
+            cluster.processes.kill(auditor)
+            assert cluster.view.marked_ledgers(), "the repair ended before the auditor was killed"
+            recover.result()
         cluster.processes.start(auditor)
         cluster.wait_until_unnamed(VICTIM)
         assert cluster.has_every_copy()
+
+
+def test_a_flipped_bit_is_mended_before_a_reader_meets_it() -> None:
+    storage = {"scrub_period_s": 2.0, "checkpoint_interval_s": 0.5}
+    with repairing_cluster(bookies=3, brokers=1, storage=storage) as cluster:
+        write(cluster, SMALL)
+        log = cluster.processes.directory / VICTIM / "data" / "entrylog" / "00000001.log"
+        cluster.chaos.wait_until(lambda: log.exists() and log.stat().st_size > 10_000, "entries are in the entry log")
+        flip_bit(log, 5000)  # behind the header, in the entries of one of the first ledgers
+        cluster.chaos.wait_until(lambda: cluster.counters(MENDED)[VICTIM][MENDED] == 1, "the block is mended")
+        assert cluster.counters(DAMAGED)[VICTIM] == {DAMAGED: 0}
+        said = cluster.processes.log_path(VICTIM).read_text()
+        assert said.count("block.damaged") == said.count("block.mended") == 1, said
+        cluster.chaos.wait_until(lambda: not cluster.view.marked_ledgers(), "no ledger is marked")
+        assert cluster.has_every_copy()
+
+
+def flip_bit(path: Path, offset: int) -> None:
+    with path.open("r+b", buffering=0) as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ 8]))
 
 
 def write(cluster: RepairingCluster, shape: LedgerShape) -> None:

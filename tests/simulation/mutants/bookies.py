@@ -168,7 +168,7 @@ def let_go_of_a_damaged_block_too_soon() -> Iterator[None]:
 
     async def act_and_let_go(self: DamagedBlocks, block: BlockRef, *args: Any, **options: Any) -> None:
         await act(self, block, *args, **options)
-        await self._flush_worker.run(lambda: self._let_go(block, []))
+        await self._flush_worker.run(lambda: self._remove(block, []))
 
     with mock.patch.object(DamagedBlocks, "_act", act_and_let_go):
         yield
