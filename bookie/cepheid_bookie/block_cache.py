@@ -6,8 +6,9 @@
 A request ends after about 1 MB, rarely where a block does. Without this cache each block is read and checked by the request that
 begins in it and again by the one that ends in it.
 
-Rule 1: bounded in bytes of whole blocks. What was read ahead and not fetched has half of them at most, and a few seconds: with
-more readers than there is room for, nothing is read ahead, since it would leave before its reader comes.
+Rule 1: bounded in bytes of whole blocks. What is read ahead has half of them at most, and waits a few seconds for its reader. It
+takes no room from blocks in whose middle a reader was in the last seconds: with more readers than there is room for, nothing is
+read ahead, since that would make others read their blocks again.
 Rule 2: nothing of a ledger is in it after `forget`. A block that was looked up in the index before is not kept either: the
 caller takes `generation` before its look.
 Rule 3: a damaged block is never kept.
@@ -25,12 +26,14 @@ from cepheid_rpc import EntryGroup, Status
 
 ReadBlock = Callable[[BlockRef], tuple[Status, EntryGroup | None]]
 
-_UNFETCHED_S = 5.0
+_IDLE_S = 5.0
+_FINISHED = float("-inf")
 
 
-class _Ahead(NamedTuple):
+class _Kept(NamedTuple):
     group: EntryGroup
-    read_at: float
+    at: float
+    """When it was read ahead, or last used by a reader that has not finished it."""
 
 
 class BlockCache:
@@ -39,9 +42,9 @@ class BlockCache:
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self._lock = threading.Lock()
-        self._blocks: OrderedDict[BlockRef, EntryGroup] = OrderedDict()  # the first one leaves first
+        self._blocks: OrderedDict[BlockRef, _Kept] = OrderedDict()  # the first one leaves first
         self._block_bytes = 0
-        self._ahead: OrderedDict[BlockRef, _Ahead] = OrderedDict()
+        self._ahead: OrderedDict[BlockRef, _Kept] = OrderedDict()
         self._ahead_bytes = 0
         self._being_read: dict[BlockRef, threading.Event] = {}
         self.generation = 0
@@ -64,14 +67,14 @@ class BlockCache:
                 group = self._take(block)
         return (*read(block), False) if group is None else (Status.OK, group, True)
 
-    def settle(self, block: BlockRef, group: EntryGroup, *, finished: bool, generation: int) -> None:
+    def settle(self, block: BlockRef, group: EntryGroup, *, finished: bool, generation: int, now: float) -> None:
         """Keep a fetched block. `finished`: its reader has all of it, so only another reader might want it."""
         with self._lock:
             if generation != self.generation:
                 return
             if block not in self._blocks:
-                self._blocks[block] = group
                 self._block_bytes += block.length
+            self._blocks[block] = _Kept(group, _FINISHED if finished else now)
             self._blocks.move_to_end(block, last=not finished)
             self._shrink()
 
@@ -83,6 +86,9 @@ class BlockCache:
                 return True
             if self._ahead_bytes + block.length > self._limit_bytes // 2:
                 return False
+            self._make_room(block.length, now)
+            if self.used_bytes + block.length > self._limit_bytes:
+                return False
             done = self._being_read[block] = threading.Event()
         group: EntryGroup | None = None
         try:
@@ -90,7 +96,7 @@ class BlockCache:
         finally:
             with self._lock:
                 if group is not None and generation == self.generation:
-                    self._ahead[block] = _Ahead(group, now)
+                    self._ahead[block] = _Kept(group, now)
                     self._ahead_bytes += block.length
                     self._shrink()
                 del self._being_read[block]
@@ -112,12 +118,22 @@ class BlockCache:
         if (ahead := self._ahead.pop(block, None)) is not None:
             self._ahead_bytes -= block.length
             return ahead.group
-        return self._blocks.get(block)
+        kept = self._blocks.get(block)
+        return None if kept is None else kept.group
 
     def _drop_unfetched(self, now: float) -> None:
-        while self._ahead and next(iter(self._ahead.values())).read_at < now - _UNFETCHED_S:
+        while self._ahead and next(iter(self._ahead.values())).at < now - _IDLE_S:
             block, _ = self._ahead.popitem(last=False)
             self._ahead_bytes -= block.length
+
+    def _make_room(self, size_bytes: int, now: float) -> None:
+        """Drop blocks that no reader is in the middle of any more, if that much room is wanted."""
+        while self._blocks and self.used_bytes + size_bytes > self._limit_bytes:
+            block, kept = next(iter(self._blocks.items()))
+            if kept.at >= now - _IDLE_S:
+                break
+            del self._blocks[block]
+            self._block_bytes -= block.length
 
     def _shrink(self) -> None:
         while self._blocks and self.used_bytes > self._limit_bytes:

@@ -393,7 +393,15 @@ class EntryReader:
         left = max_bytes
         for first, last in gaps:
             chunk = _read_chunk(
-                self._index, self._logs, self._blocks, ledger_id, first, last, left, whole_blocks=self._whole_blocks
+                self._index,
+                self._logs,
+                self._blocks,
+                ledger_id,
+                first,
+                last,
+                left,
+                whole_blocks=self._whole_blocks,
+                now=self._loop.time(),
             )
             chunks.append(chunk)
             left -= sum(len(group.data) for group in chunk.answer.groups)
@@ -456,6 +464,7 @@ def _read_chunk(
     max_bytes: int,
     *,
     whole_blocks: bool,
+    now: float,
 ) -> _Chunk:
     """In a reader thread: whole blocks that hold `first..last`, up to `max_bytes` (at least one entry), cut to what was asked.
 
@@ -520,7 +529,7 @@ def _read_chunk(
             read_bytes += 0 if was_cached else block.length
             position = part.last_entry_id + 1
             if cache is not _NO_BLOCKS:
-                cache.settle(block, group, finished=position > block.last_entry_id, generation=generation)
+                cache.settle(block, group, finished=position > block.last_entry_id, generation=generation, now=now)
             if position <= min(last, block.last_entry_id):  # cut for size: what follows in the block is neither here nor missing
                 break
     else:

@@ -30,12 +30,12 @@ class Log:
         return Status.OK, group_of(block.ledger_id, block.first_entry_id, 10)
 
 
-def fetch(cache: BlockCache, block: BlockRef, log: Log, *, finished: bool = False) -> bool:
+def fetch(cache: BlockCache, block: BlockRef, log: Log, *, finished: bool = False, now: float = 0.0) -> bool:
     """Whether it came from the cache."""
     generation = cache.generation
     _, group, was_cached = cache.fetch(block, log)
     assert group is not None
-    cache.settle(block, group, finished=finished, generation=generation)
+    cache.settle(block, group, finished=finished, generation=generation, now=now)
     return was_cached
 
 
@@ -69,6 +69,18 @@ def test_blocks_read_ahead_have_half_of_the_room_and_a_few_seconds() -> None:
     assert cache.used_bytes <= 400
 
 
+def test_reading_ahead_takes_no_room_from_readers_in_the_middle_of_a_block() -> None:
+    cache, log = BlockCache(400), Log()
+    for n in range(3):
+        fetch(cache, ref(n), log, now=1.0)
+    fetch(cache, ref(3), log, finished=True, now=1.0)
+    assert cache.read_ahead(ref(4), log, generation=0, now=2.0), "instead of the finished one"
+    assert not cache.read_ahead(ref(5), log, generation=0, now=2.0)
+    assert [fetch(cache, ref(n), log, now=6.5) for n in (1, 2)] == [True, True]
+    assert cache.read_ahead(ref(5), log, generation=0, now=6.6), "the reader of block 0 has gone"
+    assert not fetch(cache, ref(0), log, now=6.7)
+
+
 def test_nothing_of_a_forgotten_ledger_stays_or_comes_back() -> None:
     cache, log = BlockCache(1000), Log()
     before = cache.generation
@@ -79,7 +91,7 @@ def test_nothing_of_a_forgotten_ledger_stays_or_comes_back() -> None:
     cache.forget([7])
     assert cache.used_bytes == 200
     group = group_of(7, 0, 10)
-    cache.settle(ref(0), group, finished=False, generation=before)  # by a reader that asked the index before
+    cache.settle(ref(0), group, finished=False, generation=before, now=0.0)  # by a reader that asked the index before
     cache.read_ahead(ref(3), log, generation=before, now=0.0)
     assert cache.used_bytes == 200
 

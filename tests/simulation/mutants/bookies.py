@@ -24,6 +24,7 @@ from cepheid_bookie.journal_replay import JournalReplay
 from cepheid_bookie.journal_tail import Tail, judge_tail
 from cepheid_bookie.journal_writer import JournalPosition, JournalWriter
 from cepheid_bookie.ledger_access import LedgerAccess
+from cepheid_bookie.ledger_table import LedgerTable
 from cepheid_ledger.ledger_writer import LedgerWriter
 from cepheid_metadata import DeletedLedgers, LedgerMetadata, MetadataError, Op
 from cepheid_rpc import AddRequest, Buffer, EntryGroup, ReadRequest, Status
@@ -170,6 +171,18 @@ def let_go_of_a_damaged_block_too_soon() -> Iterator[None]:
         await self._flush_worker.run(lambda: self._remove(block, []))
 
     with mock.patch.object(DamagedBlocks, "_act", act_and_let_go):
+        yield
+
+
+@mutant("S2", "S3", "S5")
+@contextlib.contextmanager
+def deny_ledgers_that_are_not_listed_yet() -> Iterator[None]:
+    """A bookie that has just started takes ledgers that it has not listed for ledgers that it never had."""
+
+    def may_know(self: LedgerTable, ledger_id: int) -> bool:
+        return ledger_id in self._known
+
+    with mock.patch.object(LedgerTable, "may_know", may_know):
         yield
 
 
