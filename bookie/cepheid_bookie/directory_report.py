@@ -17,7 +17,7 @@ from cepheid_bookie.entry_block import decode_block, uncheck_block
 from cepheid_bookie.entry_log import LOG_VERSION, log_path
 from cepheid_bookie.entry_log_scan import log_header_damage
 from cepheid_bookie.errors import BlockCorruptError, BookieError, IndexCorruptError
-from cepheid_bookie.journal_format import ALIGNMENT, FORMAT_VERSION, EntriesRecord, LedgerStateRecord, segment_path
+from cepheid_bookie.journal_format import ALIGNMENT, EntriesRecord, LedgerStateRecord, segment_path
 from cepheid_bookie.journal_mark import MarkFile
 from cepheid_bookie.journal_scan import FoundRecord, JournalDamage, SegmentScan
 from cepheid_bookie.settings import StorageSettings
@@ -293,7 +293,7 @@ def _report_segment(bookie: StoppedBookie, segment_id: int, mark: MarkFile | str
                 first = item.sequence if first is None else first
             else:
                 problems.append(f"{'torn' if item.torn else 'damaged'} at offset {item.offset}: {item.reason}")
-        version = None if scan.header is None else FORMAT_VERSION
+        version = None if scan.header is None else scan.header.version
         needed = None if isinstance(mark, str) else segment_id >= mark.current.segment_id
         return SegmentReport(segment_path(segment_id), scan.size_bytes, version, first, last, needed, "; ".join(problems))
     finally:

@@ -56,7 +56,8 @@ A name that does not exist and a value that is not allowed are errors when the p
 `GET /admin/v2/brokers/configuration/runtime` shows the settings with which a broker runs.
 
 A name that ends in `_bytes` is a size in bytes, in `_bytes_s` a rate in bytes per second, in `_s` a time in seconds, in `_min`
-minutes, in `_mb` megabytes (2^20 bytes). The units in the tables below are for reading: a file has `tail_cache_bytes = 134217728` for 128 MiB.
+minutes, in `_mb` megabytes (2^20 bytes). The units in the tables below are for reading: a file has `tail_cache_bytes = 134217728`
+for 128 MiB.
 """
 
 _HEAD = ("| setting | default | allowed | meaning |", "|---|---|---|---|")
