@@ -278,6 +278,13 @@ class DeletionProbe:
         self._looks[ledger_id] = self._history.now_s, self._history.bookie(self._id).admissions
         return copy
 
+    async def reclaim(self, *, urgent: bool = False) -> list[int]:
+        compactions = self._bookie.statistics().compactions
+        deleted: list[int] = await self._bookie.reclaim(urgent=urgent)
+        if self._bookie.statistics().compactions > compactions:
+            self._history.did("compact entry logs")
+        return deleted
+
     async def drop_copy(self, copy: HeldCopy) -> bool:
         """What was admitted before the look is dropped in this step, if nothing was admitted since."""
         history, ledger_id = self._history, copy.state.ledger_id

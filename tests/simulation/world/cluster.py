@@ -30,7 +30,7 @@ from cepheid_metadata import (
     keys,
     readonly_bookies,
 )
-from cepheid_ports import CepheidError
+from cepheid_ports import CepheidError, TaskOwner
 from tests.simulation.checks.disk import DiskChecks, last_batch, last_segment, lies_in, proven_batches
 from tests.simulation.checks.history import History
 from tests.simulation.checks.storage import BookieProbe, DeletionProbe, Promises, check_promises, promises_of
@@ -44,6 +44,8 @@ from tests.simulation.world.sim_store import SimStore, SimTree
 from tests.simulation.world.sim_worker import sim_ports
 
 KIB = 1 << 10
+RECLAIM_S = (0.05, 1.5)
+"""Between two passes over the entry logs that are asked for besides those of the collector."""
 
 
 def bookie_settings() -> StorageSettings:
@@ -52,7 +54,7 @@ def bookie_settings() -> StorageSettings:
         journal_segment_bytes=64 * KIB,
         write_cache_bytes=16 * KIB,
         block_bytes=4 * KIB,
-        log_bytes=64 * KIB,
+        log_bytes=16 * KIB,
         checkpoint_interval_s=0.7,
         min_free_journal_bytes=0,
         min_free_data_bytes=0,
@@ -63,6 +65,10 @@ def bookie_settings() -> StorageSettings:
         gc_interval_s=1.0,
         gc_mass_ledgers=10_000,
         disk_check_interval_s=0.2,
+        compaction_minor_share=0.9,  # so that logs are compacted all the time
+        compaction_major_share=0.9,
+        compaction_bytes_s=1 << 30,
+        compaction_reserve_bytes=0,
     )
 
 
@@ -210,13 +216,27 @@ class SimBookie:
             return
         self.bookie = bookie
         bookie.on_failed = self._on_failed
-        collector = GarbageCollector(DeletionProbe(self.id, bookie, self._history), MetadataLedgers(store, ports))  # type: ignore[arg-type]
+        probe_of_deletions = DeletionProbe(self.id, bookie, self._history)
+        collector = GarbageCollector(probe_of_deletions, MetadataLedgers(store, ports))  # type: ignore[arg-type]
         collector.start()
-        self._closing = [collector.aclose, bookie.aclose, store.aclose]
+        reclaiming = TaskOwner(f"{self.id}-reclaiming")
+        if self._registers:
+            reclaiming.start(self._reclaim(probe_of_deletions), name="reclaim")
+        self._closing = [reclaiming.aclose, collector.aclose, bookie.aclose, store.aclose]
         self._history.note(f"{self.id}#{node.incarnation} serves")
         self._network.serve(self.id, node, served)
         if self._registers:
             await self._register(bookie, store, node)
+
+    async def _reclaim(self, bookie: DeletionProbe) -> None:
+        """Between the collector's passes and amid its deletions, as when the disk is full. In worlds, not in scripts."""
+        rng = self._plan.stream(f"reclaims of {self.id}#{self.node.incarnation}")
+        while True:
+            await asyncio.sleep(rng.uniform(*RECLAIM_S))
+            try:
+                await bookie.reclaim(urgent=True)
+            except Exception as error:  # of its disks: the next one begins from the start
+                self._history.note(f"{self.id} reclaims no space: {error!r}")
 
     def _check_limbo(self, limbo_below: int) -> None:
         """S8: what a crash leaves is not taken for damage."""

@@ -220,7 +220,7 @@ def journal_cut_off(scene: Scene, bookie: SimBookie, payload: bytes) -> None:
 
 def _find_in(disk: SimDisk, folder: str, payload: bytes, otherwise: str) -> tuple[str, int]:
     for path, content in disk.durable_files().items():
-        if path.startswith(folder) and payload in content:
+        if path.startswith(folder) and disk.exists(path) and payload in content:
             return path, content.index(payload)
     raise ScenarioError(otherwise)
 
