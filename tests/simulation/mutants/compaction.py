@@ -17,7 +17,7 @@ from cepheid_bookie.memory_index import MemoryBlockIndex
 from tests.simulation.mutants.registry import mutant
 
 
-@mutant("S9", "S2", "S5", "S6")
+@mutant("S9", "S2", "S5", "S6", "S8")
 @contextlib.contextmanager
 def delete_the_old_log_before_the_index_is_synced() -> Iterator[None]:
     """The new places are on their way to the index, and the log is gone (BOOKKEEPER-530, apache/bookkeeper#1534)."""
@@ -53,7 +53,7 @@ def move_blocks_that_are_not_in_the_index_any_more() -> Iterator[None]:
         yield
 
 
-@mutant("S9", "S2", "S5", "S6")
+@mutant("S9", "S2", "S5", "S6", "S8")
 @contextlib.contextmanager
 def compact_the_log_that_is_being_written() -> Iterator[None]:
     """Its next blocks are added behind the walk."""
@@ -61,7 +61,7 @@ def compact_the_log_that_is_being_written() -> Iterator[None]:
         yield
 
 
-@mutant("S9", "S2", "S5", "S6")
+@mutant("S9", "S2", "S5", "S6", "S8")
 @contextlib.contextmanager
 def take_a_walk_that_began_before_the_log_was_closed() -> Iterator[None]:
     """What the pass before found is taken for what there is now, of logs that were closed since."""
