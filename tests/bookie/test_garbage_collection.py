@@ -246,6 +246,30 @@ async def test_a_log_stays_until_the_deletion_of_its_ledgers_is_synced() -> None
         assert left <= set(list_logs(machine.disk))
 
 
+async def test_a_deletion_that_failed_leaves_no_blocks_behind_when_a_checkpoint_has_its_tombstone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After a restart the ledger is deleted: no collection looks for its blocks again."""
+    machine = Machine()
+    async with machine.bookie() as bookie:
+        await filled(bookie, 1, 2)
+        await bookie.checkpoint()
+
+        def refuse(*_: object) -> None:
+            raise OSError(errno.ENOSPC, "no room for the index")
+
+        monkeypatch.setattr(machine.index, "delete_ledgers", refuse)
+        with pytest.raises(OSError, match="no room"):
+            await bookie.delete_ledgers([2])
+        monkeypatch.undo()
+        await filled(bookie, 3)
+        await bookie.checkpoint()
+    machine.restart()
+    async with machine.bookie() as bookie:
+        assert bookie.ledgers() == [1, 3]
+        assert {block.ledger_id for block in machine.index.blocks()} == {1, 3}
+
+
 async def test_deleting_while_a_flush_runs_leaves_nothing_of_the_ledger_behind() -> None:
     machine = Machine()
     async with machine.bookie() as bookie:

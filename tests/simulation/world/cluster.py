@@ -216,27 +216,35 @@ class SimBookie:
             return
         self.bookie = bookie
         bookie.on_failed = self._on_failed
-        probe_of_deletions = DeletionProbe(self.id, bookie, self._history)
-        collector = GarbageCollector(probe_of_deletions, MetadataLedgers(store, ports))  # type: ignore[arg-type]
-        collector.start()
         reclaiming = TaskOwner(f"{self.id}-reclaiming")
+        rng = self._plan.stream(f"reclaims of {self.id}#{node.incarnation}")
+
+        async def amid_deletion(probe: DeletionProbe) -> None:
+            reclaiming.start(self._reclaim_once(probe), name="reclaim")
+            await asyncio.sleep(rng.uniform(0.0, 0.05))
+
+        deletions = DeletionProbe(self.id, bookie, self._history, amid_deletion if self._registers else None)
+        collector = GarbageCollector(deletions, MetadataLedgers(store, ports))  # type: ignore[arg-type]
+        collector.start()
         if self._registers:
-            reclaiming.start(self._reclaim(probe_of_deletions), name="reclaim")
+            reclaiming.start(self._reclaim(deletions, rng), name="reclaim")
         self._closing = [reclaiming.aclose, collector.aclose, bookie.aclose, store.aclose]
         self._history.note(f"{self.id}#{node.incarnation} serves")
         self._network.serve(self.id, node, served)
         if self._registers:
             await self._register(bookie, store, node)
 
-    async def _reclaim(self, bookie: DeletionProbe) -> None:
-        """Between the collector's passes and amid its deletions, as when the disk is full. In worlds, not in scripts."""
-        rng = self._plan.stream(f"reclaims of {self.id}#{self.node.incarnation}")
+    async def _reclaim(self, bookie: DeletionProbe, rng: random.Random) -> None:
+        """Between the collector's passes, as when the disk is full. In worlds, not in scripts."""
         while True:
             await asyncio.sleep(rng.uniform(*RECLAIM_S))
-            try:
-                await bookie.reclaim(urgent=True)
-            except Exception as error:  # of its disks: the next one begins from the start
-                self._history.note(f"{self.id} reclaims no space: {error!r}")
+            await self._reclaim_once(bookie)
+
+    async def _reclaim_once(self, bookie: DeletionProbe) -> None:
+        try:
+            await bookie.reclaim(urgent=True)
+        except Exception as error:  # of its disks: the next one begins from the start
+            self._history.note(f"{self.id} reclaims no space: {error!r}")
 
     def _check_limbo(self, limbo_below: int) -> None:
         """S8: what a crash leaves is not taken for damage."""

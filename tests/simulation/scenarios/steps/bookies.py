@@ -190,6 +190,12 @@ def decays(scene: Scene, payload: bytes, bookie: SimBookie) -> None:
     bookie.disk.flip_bit(*_find_in(bookie.disk, "entrylog", payload, f"{payload!r} is in no entry log of {bookie.id}"))
 
 
+@step("every reference of {bookie} leads to a whole block, or to one that its medium has damaged")
+def references_lead_somewhere(scene: Scene, bookie: SimBookie) -> None:
+    """Of its block index, to its entry logs as power loss leaves them (S9)."""
+    bookie.checks.scan(bookie.disks, bookie.index)
+
+
 @step("{bookie} fails to read its entry log once")
 def entry_log_fails_once(scene: Scene, bookie: SimBookie) -> None:
     """EIO, the next time."""
