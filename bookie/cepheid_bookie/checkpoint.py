@@ -59,8 +59,12 @@ class FlushStore:
             ledgers.sort()
             blocks = self._logs.append(ledgers)
             self._unindexed = half, blocks
-        if blocks or records:
-            self._index.write(blocks, records)
+        # A tombstone never enters the index without the removal of the ledger's blocks, also after a deletion that failed.
+        tombstones: dict[int, LedgerRecord | None] = {i: record for i, record in records.items() if record.deleted}
+        if tombstones:
+            self._index.delete_ledgers(tombstones)
+        if blocks or len(records) > len(tombstones):
+            self._index.write(blocks, {i: record for i, record in records.items() if not record.deleted})
         self._logs.on_indexed()
         self._unindexed = None
 

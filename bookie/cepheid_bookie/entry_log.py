@@ -114,6 +114,11 @@ class EntryLogWriter:
         """The log being written, or 0."""
         return self._log_id if self._file is not None else 0
 
+    @property
+    def current_bytes(self) -> int:
+        """Size of the log being written; 0 if there is none."""
+        return self._offset if self._file is not None else 0
+
     def is_needed(self, log_id: int) -> bool:
         """Whatever the index says: it is being written, or its blocks are on their way to the index."""
         return log_id == self.current_log_id or log_id in self._unindexed
@@ -140,6 +145,7 @@ class EntryLogWriter:
         self._unindexed = frozenset()
 
     def close(self) -> None:
+        """Write no more to the current log; the next flush begins another one."""
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -1,5 +1,6 @@
 """Gives back the space of entry logs: deletes dead ones, and copies what is left in sparse ones into new logs (compaction).
 
+    (the log that is being written is closed first if it is mostly dead)
     closed logs ► walk over the index ─┬─ no reference ─────────────────► sync the index ► delete
       (flush thread)  (log_usage.py)   └─ few live bytes ► walk: references ► copy ► move ► delete
 
@@ -51,6 +52,8 @@ _ROUND_BLOCKS = 100_000
 """Most references in memory at a time: about 25 MB."""
 _MOVE_BLOCKS = 2_000
 """Most blocks that one batch of the index moves: a flush waits for it."""
+_SMALL_LOGS = 16
+"""A log that is being written is closed early, to be compacted, from this part of the size of a log on."""
 _LOGGED_BLOCKS = 20
 """Most damaged blocks of one log that are logged one by one."""
 
@@ -108,6 +111,7 @@ class LogCollection:
         self._stopped = False
         self._major_at = asyncio.get_running_loop().time()
         self._next_at = 0.0  # when the limit of the rate permits the next piece
+        self._current_bytes = 0  # of the log that is being written
         self._sizes: dict[int, int] = {}  # of closed logs: they do not change
         self._deleted: list[int] = []  # in this pass
         self.quarantined: dict[int, frozenset[BlockRef]] = {}
@@ -146,22 +150,15 @@ class LogCollection:
 
     async def _collect(self) -> None:
         closed, usage = await self._measure()
+        is_major = self._is_major_due(usage)
+        share = self._settings.compaction_major_share if is_major else self._settings.compaction_minor_share
+        if await self._close_sparse(usage, share):
+            closed, usage = await self._measure()  # with a walk that began after the log was closed
         dead = [log.log_id for log in closed if not log.blocks]
         await self._delete(dead, copied_bytes=0)
         self.quarantined = {
             log.log_id: self.quarantined[log.log_id] for log in closed if log.blocks and log.log_id in self.quarantined
         }
-        now = asyncio.get_running_loop().time()
-        is_major = is_major_due(
-            now - self._major_at,
-            self._settings.compaction_major_interval_s,
-            low_space=bool(self._urgent) or self._free_data_bytes() < 2 * self._settings.min_free_data_bytes,
-            live_bytes=sum(usage.live_bytes.values()),
-            log_bytes=self.counters.log_bytes,
-        )
-        if is_major:
-            self._major_at = now
-        share = self._settings.compaction_major_share if is_major else self._settings.compaction_minor_share
         left = sparse_logs([log for log in closed if is_major or not self._holds_only_damage(log)], share)
         while left:
             chosen = logs_of_round(left, _ROUND_BLOCKS)
@@ -169,21 +166,50 @@ class LogCollection:
             if not await self._compact(chosen):
                 break
 
+    def _is_major_due(self, usage: LogUsage) -> bool:
+        now = asyncio.get_running_loop().time()
+        is_due = is_major_due(
+            now - self._major_at,
+            self._settings.compaction_major_interval_s,
+            low_space=bool(self._urgent) or self._free_data_bytes() < 2 * self._settings.min_free_data_bytes,
+            live_bytes=sum(usage.live_bytes.values()),
+            log_bytes=self.counters.log_bytes,
+        )
+        if is_due:
+            self._major_at = now
+        return is_due
+
+    async def _close_sparse(self, usage: LogUsage, share: float) -> bool:
+        """Close the log that is being written if little of it is live; return whether it was. A small bookie has no other log."""
+
+        def work() -> bool:
+            log_id, size_bytes = self._logs.current_log_id, self._logs.current_bytes
+            figures = LogFigures(log_id, size_bytes, usage.live_bytes.get(log_id, 0), 1)
+            is_sparse = size_bytes >= self._settings.log_bytes // _SMALL_LOGS and bool(sparse_logs([figures], share))
+            if is_sparse:
+                self._logs.close()
+            return is_sparse
+
+        return await self._run(self._flush_worker, work)
+
     async def _measure(self) -> tuple[list[LogFigures], LogUsage]:
         """Return the closed logs with their figures, and the usage of all logs."""
         closed, usage = await self._closed_logs(), LogUsage()
         await self._walk(usage.visit)
         self._sizes = sizes = await self._run(self._worker, lambda: self._sizes_of(closed))
-        live_bytes = sum(usage.live_bytes.values())
-        current = sum(size for log_id, size in usage.live_bytes.items() if log_id not in sizes)
-        self.counters.log_bytes, self.counters.live_bytes = sum(sizes.values()) + current, live_bytes
+        self.counters.log_bytes = sum(sizes.values()) + self._current_bytes
+        self.counters.live_bytes = sum(usage.live_bytes.values())
         figures = [
             LogFigures(log_id, size, usage.live_bytes.get(log_id, 0), usage.blocks.get(log_id, 0)) for log_id, size in sizes.items()
         ]
         return figures, usage
 
     async def _closed_logs(self) -> list[int]:
-        return await self._run(self._flush_worker, self._logs.closed_logs)
+        def work() -> list[int]:
+            self._current_bytes = self._logs.current_bytes
+            return self._logs.closed_logs()
+
+        return await self._run(self._flush_worker, work)
 
     async def _walk(self, visit: Callable[[Sequence[BlockRef]], None]) -> None:
         self._check_running()

@@ -72,7 +72,7 @@ class StorageSettings(BaseModel, frozen=True, extra="forbid"):
     )
     log_bytes: int = Field(
         256 * MiB,
-        ge=64 * KiB,
+        ge=16 * KiB,
         le=4096 * MiB,
         description="Size at which an entry log file is closed. Disk space is freed one file at a time, so smaller files free it "
         "sooner.",

@@ -11,7 +11,7 @@ import pytest
 
 from cepheid_bookie import Bookie, GarbageCollector, MetadataLedgers, StorageSettings
 from cepheid_bookie import bookie as bookie_module
-from cepheid_bookie.entry_log import list_logs
+from cepheid_bookie.entry_log import list_logs, log_path
 from cepheid_metadata import (
     DeletedLedgers,
     Found,
@@ -329,7 +329,10 @@ async def test_logs_go_when_the_last_of_their_ledgers_has_gone() -> None:
         result = await collector.collect()
         assert result.deleted == (1,)
         assert result.deleted_logs
-        assert len(machine.disk.listdir("entrylog")) == len(logs) - len(result.deleted_logs)
+        assert not {log_path(log_id) for log_id in result.deleted_logs} & {
+            f"entrylog/{name}" for name in machine.disk.listdir("entrylog")
+        }
+        assert len(machine.disk.listdir("entrylog")) < len(logs), "what was left in one of them has moved to another"
         entries, missing = await read_all(bookie, 2, 0, 79)
         assert (len(entries), missing) == (80, {})
 
@@ -358,6 +361,30 @@ async def test_a_log_stays_until_the_deletion_of_its_ledgers_is_synced() -> None
         machine.index.crash()
         left = {block.log_id for block in machine.index.blocks()}
         assert left <= set(list_logs(machine.disk))
+
+
+async def test_a_deletion_that_failed_leaves_no_blocks_behind_when_a_checkpoint_has_its_tombstone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After a restart the ledger is deleted: no collection looks for its blocks again."""
+    machine = Machine()
+    async with machine.bookie() as bookie:
+        await filled(bookie, 1, 2)
+        await bookie.checkpoint()
+
+        def refuse(*_: object) -> None:
+            raise OSError(errno.ENOSPC, "no room for the index")
+
+        monkeypatch.setattr(machine.index, "delete_ledgers", refuse)
+        with pytest.raises(OSError, match="no room"):
+            await bookie.delete_ledgers([2])
+        monkeypatch.undo()
+        await filled(bookie, 3)
+        await bookie.checkpoint()
+    machine.restart()
+    async with machine.bookie() as bookie:
+        assert bookie.ledgers() == [1, 3]
+        assert {block.ledger_id for block in machine.index.blocks()} == {1, 3}
 
 
 async def test_deleting_while_a_flush_runs_leaves_nothing_of_the_ledger_behind() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tests.simulation.checks.audit_waits import RESUMED_S, wait_for
-from tests.simulation.checks.disk import logs_without_reference, marked_sequence
+from tests.simulation.checks.disk import logs_without_reference, marked_sequence, orphaned_blocks
 from tests.simulation.checks.history import History
 
 if TYPE_CHECKING:
@@ -52,6 +52,9 @@ async def check_rest(world: World, auditor: SimBroker) -> None:
         lambda: f"logs without a reference stay: {[(bookie.id, dead_logs(bookie)) for bookie in bookies]}",
         limit_s=COLLECTED_S,
     )
+    for bookie in bookies:
+        orphans = orphaned_blocks(bookie.index)
+        world.history.check("V6", not orphans, lambda b=bookie, found=orphans: f"{b.id} has blocks of deleted ledgers: {found}")
 
 
 async def check_given_back(world: World, brokers: Sequence[SimBroker]) -> None:

@@ -252,6 +252,17 @@ def logs_without_reference(disks: Sequence[SimDisk], index: Any, current_log_id:
     return [path for path in there if path not in named]
 
 
+def orphaned_blocks(index: Any) -> list[BlockRef]:
+    """V6: blocks of ledgers that are deleted here, or that no search can find: their space never comes back."""
+    now = index._now
+    lost = [
+        ledger_id
+        for ledger_id in now.blocks
+        if ledger_id not in now.summaries or ledger_id not in now.records or now.records[ledger_id].deleted
+    ]
+    return [block for ledger_id in lost for block in now.blocks[ledger_id]]
+
+
 def lies_in(index: Any, ledger_id: int, entry_id: int, logs: Sequence[str]) -> bool:
     """Whether a block with that entry is in one of these entry logs, by the index as its process sees it."""
     blocks = index._now.blocks.get(ledger_id, ()) if logs else ()

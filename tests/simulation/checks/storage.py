@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -251,9 +251,18 @@ def check_bounds(bookie_id: str, bookie: Any, history: History) -> None:
 
 class DeletionProbe:
     """Between a garbage collector and its bookie (S10): what metadata has, or can get back, is not deleted, and no copy is dropped
-    that metadata counts on."""
+    that metadata counts on.
 
-    def __init__(self, bookie_id: str, bookie: Any, history: History) -> None:
+    `amid_deletion` is awaited when some of the ledgers are deleted and the others are not, with this probe."""
+
+    def __init__(
+        self,
+        bookie_id: str,
+        bookie: Any,
+        history: History,
+        amid_deletion: Callable[[DeletionProbe], Awaitable[None]] | None = None,
+    ) -> None:
+        self._amid_deletion = amid_deletion
         self._id = bookie_id
         self._bookie = bookie
         self._history = history
@@ -271,12 +280,24 @@ class DeletionProbe:
             self._history.bookie(self._id).kept.pop(ledger_id, None)
             if (record := self._history.ledgers.get(ledger_id)) is not None:
                 check_copies(self._history, record, f"{self._id} deletes")
+        half = len(ledger_ids) // 2
+        if half and self._amid_deletion is not None:
+            await self._bookie.delete_ledgers(ledger_ids[:half])
+            await self._amid_deletion(self)
+            ledger_ids = ledger_ids[half:]
         await self._bookie.delete_ledgers(ledger_ids)
 
     async def look_at_copy(self, ledger_id: int) -> HeldCopy | None:
         copy: HeldCopy | None = await self._bookie.look_at_copy(ledger_id)
         self._looks[ledger_id] = self._history.now_s, self._history.bookie(self._id).admissions
         return copy
+
+    async def reclaim(self, *, urgent: bool = False) -> list[int]:
+        compactions = self._bookie.statistics().compactions
+        deleted: list[int] = await self._bookie.reclaim(urgent=urgent)
+        if self._bookie.statistics().compactions > compactions:
+            self._history.did("compact entry logs")
+        return deleted
 
     async def drop_copy(self, copy: HeldCopy) -> bool:
         """What was admitted before the look is dropped in this step, if nothing was admitted since."""

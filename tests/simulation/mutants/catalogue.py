@@ -6,6 +6,7 @@ from tests.simulation.mutants import (  # noqa: F401  they register their mutant
     bookies,
     bounds,
     cluster,
+    compaction,
     cursors,
     dispatch,
     recovery,

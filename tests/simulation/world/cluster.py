@@ -38,7 +38,7 @@ from cepheid_metadata import (
     keys,
     readonly_bookies,
 )
-from cepheid_ports import CepheidError
+from cepheid_ports import CepheidError, TaskOwner
 from tests.simulation.checks.disk import DiskChecks, last_batch, last_segment, lies_in, proven_batches
 from tests.simulation.checks.history import History
 from tests.simulation.checks.storage import BookieProbe, DeletionProbe, Promises, check_promises, promises_of
@@ -52,6 +52,8 @@ from tests.simulation.world.sim_store import SimStore, SimTree
 from tests.simulation.world.sim_worker import sim_ports
 
 KIB = 1 << 10
+RECLAIM_S = (0.05, 1.5)
+"""Between two passes over the entry logs that are asked for besides those of the collector."""
 
 
 def bookie_settings() -> StorageSettings:
@@ -60,7 +62,7 @@ def bookie_settings() -> StorageSettings:
         journal_segment_bytes=64 * KIB,
         write_cache_bytes=16 * KIB,
         block_bytes=4 * KIB,
-        log_bytes=64 * KIB,
+        log_bytes=16 * KIB,
         checkpoint_interval_s=0.7,
         min_free_journal_bytes=0,
         min_free_data_bytes=0,
@@ -74,6 +76,10 @@ def bookie_settings() -> StorageSettings:
         disk_check_interval_s=0.2,
         slow_disk_s=0.0,
         stalled_disk_s=0.0,
+        compaction_minor_share=0.9,  # so that logs are compacted all the time
+        compaction_major_share=0.9,
+        compaction_bytes_s=1 << 30,
+        compaction_reserve_bytes=0,
     )
 
 
@@ -223,11 +229,21 @@ class SimBookie:
             return
         self.bookie = bookie
         bookie.on_failed = self._on_failed
-        collector = GarbageCollector(DeletionProbe(self.id, bookie, self._history), MetadataLedgers(store, ports))  # type: ignore[arg-type]
+        reclaiming = TaskOwner(f"{self.id}-reclaiming")
+        rng = self._plan.stream(f"reclaims of {self.id}#{node.incarnation}")
+
+        async def amid_deletion(probe: DeletionProbe) -> None:
+            reclaiming.start(self._reclaim_once(probe), name="reclaim")
+            await asyncio.sleep(rng.uniform(0.0, 0.05))
+
+        deletions = DeletionProbe(self.id, bookie, self._history, amid_deletion if self._registers else None)
+        collector = GarbageCollector(deletions, MetadataLedgers(store, ports))  # type: ignore[arg-type]
         collector.start()
         if self.scrubs:
             self.scrub()
-        self._closing = [collector.aclose, bookie.aclose, store.aclose]
+        if self._registers:
+            reclaiming.start(self._reclaim(deletions, rng), name="reclaim")
+        self._closing = [reclaiming.aclose, collector.aclose, bookie.aclose, store.aclose]
         self._history.note(f"{self.id}#{node.incarnation} serves")
         self._network.serve(self.id, node, served)
         if self._registers:
@@ -240,6 +256,18 @@ class SimBookie:
         self.scrubs = True
         ports = sim_ports(self._plan.random, self._work_delay_s, self.clock)
         self.bookie.start_scrubber(MetadataDamage(self.store, self.id, ports))
+
+    async def _reclaim(self, bookie: DeletionProbe, rng: random.Random) -> None:
+        """Between the collector's passes, as when the disk is full. In worlds, not in scripts."""
+        while True:
+            await asyncio.sleep(rng.uniform(*RECLAIM_S))
+            await self._reclaim_once(bookie)
+
+    async def _reclaim_once(self, bookie: DeletionProbe) -> None:
+        try:
+            await bookie.reclaim(urgent=True)
+        except Exception as error:  # of its disks: the next one begins from the start
+            self._history.note(f"{self.id} reclaims no space: {error!r}")
 
     def _check_limbo(self, limbo_below: int) -> None:
         """S8: what a crash leaves is not taken for damage."""

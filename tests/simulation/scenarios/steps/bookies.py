@@ -190,6 +190,12 @@ def decays(scene: Scene, payload: bytes, bookie: SimBookie) -> None:
     bookie.disk.flip_bit(*_find_in(bookie.disk, "entrylog", payload, f"{payload!r} is in no entry log of {bookie.id}"))
 
 
+@step("every reference of {bookie} leads to a whole block, or to one that its medium has damaged")
+def references_lead_somewhere(scene: Scene, bookie: SimBookie) -> None:
+    """Of its block index, to its entry logs as power loss leaves them (S9)."""
+    bookie.checks.scan(bookie.disks, bookie.index)
+
+
 @step("{bookie} fails to read its entry log once")
 def entry_log_fails_once(scene: Scene, bookie: SimBookie) -> None:
     """EIO, the next time."""
@@ -239,7 +245,7 @@ def journal_cut_off(scene: Scene, bookie: SimBookie, payload: bytes) -> None:
 
 def _find_in(disk: SimDisk, folder: str, payload: bytes, otherwise: str) -> tuple[str, int]:
     for path, content in disk.durable_files().items():
-        if path.startswith(folder) and payload in content:
+        if path.startswith(folder) and disk.exists(path) and payload in content:
             return path, content.index(payload)
     raise ScenarioError(otherwise)
 

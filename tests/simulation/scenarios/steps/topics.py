@@ -615,7 +615,7 @@ def damage(scene: Scene, entries: Sequence[bytes]) -> None:
     damaged = 0
     for bookie in scene.bookies.values():
         for path, content in bookie.disk.durable_files().items():
-            for entry in entries if path.startswith("entrylog") else ():
+            for entry in entries if path.startswith("entrylog") and bookie.disk.exists(path) else ():
                 for found in re.finditer(re.escape(entry), content):
                     bookie.disk.flip_bit(path, found.start() + len(entry) // 2, 0)
                     damaged += 1
