@@ -17,6 +17,8 @@ Rule 5: a crash at any step needs no repair. Before the first batch is synced no
 nothing refers to the old ones: dead logs, which the next pass deletes. In between each block is in one of them, and both stay.
 Rule 6: a new log for which there is no space is given up and its file deleted. Compaction may use the space that adds leave free
 (`storage.min_free_data_bytes`) down to `storage.compaction_reserve_bytes`: it is what ends a full disk.
+Rule 7: a pass that is not urgent begins no other new log after `storage.gc_interval_s`: the collector, whose deletions make logs
+dead, waits for its end. The next pass goes on, with the sparsest logs.
 
 One pass at a time. An urgent one, or one that becomes urgent, does not wait for the pace.
 """
@@ -109,7 +111,8 @@ class LogCollection:
         self._lock = asyncio.Lock()
         self._urgent = 0
         self._stopped = False
-        self._major_at = asyncio.get_running_loop().time()
+        self._runs_before = 0  # this pass
+        self._began_at = self._major_at = asyncio.get_running_loop().time()  # this pass; the last major one that was completed
         self._next_at = 0.0  # when the limit of the rate permits the next piece
         self._current_bytes = 0  # of the log that is being written
         self._sizes: dict[int, int] = {}  # of closed logs: they do not change
@@ -149,6 +152,7 @@ class LogCollection:
             self._source.close()
 
     async def _collect(self) -> None:
+        self._began_at, self._runs_before = asyncio.get_running_loop().time(), self.counters.runs
         closed, usage = await self._measure()
         is_major = self._is_major_due(usage)
         share = self._settings.compaction_major_share if is_major else self._settings.compaction_minor_share
@@ -164,20 +168,18 @@ class LogCollection:
             chosen = logs_of_round(left, _ROUND_BLOCKS)
             left = left[len(chosen) :]
             if not await self._compact(chosen):
-                break
+                return
+        if is_major:
+            self._major_at = self._began_at
 
     def _is_major_due(self, usage: LogUsage) -> bool:
-        now = asyncio.get_running_loop().time()
-        is_due = is_major_due(
-            now - self._major_at,
+        return is_major_due(
+            self._began_at - self._major_at,
             self._settings.compaction_major_interval_s,
             low_space=bool(self._urgent) or self._free_data_bytes() < 2 * self._settings.min_free_data_bytes,
             live_bytes=sum(usage.live_bytes.values()),
             log_bytes=self.counters.log_bytes,
         )
-        if is_due:
-            self._major_at = now
-        return is_due
 
     async def _close_sparse(self, usage: LogUsage, share: float) -> bool:
         """Close the log that is being written if little of it is live; return whether it was. A small bookie has no other log."""
@@ -241,7 +243,7 @@ class LogCollection:
     # -- compaction -----------------------------------------------------------------------------------------------------
 
     async def _compact(self, logs: Sequence[LogFigures]) -> bool:
-        """Copy the logs into as many new ones as it takes. Return False when the disk has no room for more."""
+        """Copy the logs into as many new ones as it takes. Return False when there is no room on the disk, or no time, for more."""
         contents = LogContents([log.log_id for log in logs])
         await self._walk(contents.visit)
         found = [
@@ -252,6 +254,8 @@ class LogCollection:
         await self._delete([log.log_id for log in found if not log.blocks], copied_bytes=0)
         left = [log for log in found if log.blocks]
         while left:
+            if self._runs_before < self.counters.runs and not self._urgent and self._is_late():
+                return False  # rule 7
             free_bytes = await self._run(self._worker, self._disk.free_bytes)
             room_bytes = free_bytes - self._settings.compaction_reserve_bytes
             chosen = logs_of_output(left, self._settings.log_bytes, room_bytes)
@@ -265,6 +269,9 @@ class LogCollection:
                 return False
             left = [log for log in left if log not in chosen]
         return True
+
+    def _is_late(self) -> bool:
+        return asyncio.get_running_loop().time() - self._began_at > self._settings.gc_interval_s
 
     async def _merge(self, blocks: Sequence[BlockRef], log_ids: Sequence[int]) -> bool:
         """Copy these blocks, which are all that some logs hold, and delete the logs. Return False when the disk is full."""

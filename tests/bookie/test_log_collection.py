@@ -307,6 +307,21 @@ async def test_the_rate_is_limited_until_the_pass_becomes_urgent(monkeypatch: py
     await bookie.aclose()
 
 
+async def test_a_pass_that_takes_long_goes_on_in_the_next_one_unless_it_is_urgent() -> None:
+    """The collector deletes ledgers between two passes. Each has time for one new log here."""
+    machine = Machine()
+    bookie = await machine.open(gc_interval_s=1e-9, compaction_minor_share=0.9, compaction_major_share=0.9)
+    await fill(bookie)
+    await bookie.delete_ledgers(LEDGERS[:3])
+    for passes in (1, 2):
+        assert await bookie.reclaim()
+        assert bookie.statistics().compactions == passes
+    assert await bookie.reclaim(urgent=True)
+    assert bookie.statistics().compactions > 3
+    await check_kept(bookie)
+    await bookie.aclose()
+
+
 async def test_a_pass_that_is_cancelled_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_collection, "_PIECE_BYTES", 4 * KiB)
     machine = Machine()
