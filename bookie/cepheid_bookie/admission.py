@@ -98,14 +98,14 @@ class Admission:
                 self.background.add(request, on_answers)
                 background = True
                 continue
-            refused_anyway = self._space.full and not request.recovery
+            refused_anyway = self._space.read_only and not request.recovery
             if self._waiting or not (refused_anyway or self._has_room()):
                 self._wait(request, on_answers)
             else:
                 self._admit(request, on_answers)
         if background:
             self.background.pump()
-        self._space.touch()
+        self._space.touch(self.counters.bytes)
 
     def pump(self) -> None:
         """Room may have come: admits what waits, in order."""
@@ -144,7 +144,7 @@ class Admission:
         )
 
     def _has_background_room(self) -> bool:
-        if self._space.full:
+        if self._space.read_only:
             return True  # to be refused
         cache = self._cache
         if self._waiting or (cache.flushing is not None and cache.active.used_bytes >= _BACKGROUND_SHARE * cache.half_bytes):
@@ -165,8 +165,8 @@ class Admission:
             if ledger_id < self._limbo_below and not request.recovery:
                 self._refuse(request, on_answers, Status.READ_ONLY)
                 return
-            if self._space.full and not _may_use_reserve(request):
-                self._refuse(request, on_answers, Status.NO_SPACE)
+            if self._space.read_only and not _may_use_reserve(request):
+                self._refuse(request, on_answers, self._space.refusal)
                 return
             state = self._ledgers.create(ledger_id, request.master_key)
         refusal = self._refusal(state, request, first + count)
@@ -197,8 +197,8 @@ class Admission:
             return Status.READ_ONLY  # a fence may be among what was lost
         if end > MAX_ENTRY_ID:
             return Status.BAD_REQUEST
-        if self._space.full and not _may_use_reserve(request):
-            return Status.NO_SPACE
+        if self._space.read_only and not _may_use_reserve(request):
+            return self._space.refusal
         return None
 
     def _refuse(self, request: AddRequest, on_answers: OnAnswers, status: Status) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
+import math
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -27,11 +28,13 @@ from cepheid_bookie.checkpoint import Checkpointer, FlushStore
 from cepheid_bookie.cookie import BookieIdentity
 from cepheid_bookie.damaged_blocks import DamagedBlocks, DamageReports
 from cepheid_bookie.disk import Disk
+from cepheid_bookie.disk_health import DiskHealth, HealthLimits, HealthState, TimedWorker
 from cepheid_bookie.disk_space import DiskSpace
 from cepheid_bookie.entry_log import EntryLogReader
 from cepheid_bookie.entry_reader import EntryReader, StoredRun, refuse_range
 from cepheid_bookie.errors import CookieError
 from cepheid_bookie.journal import Journal
+from cepheid_bookie.journal_format import FORMAT_VERSION
 from cepheid_bookie.journal_writer import JournalSpaceError, JournalWriter
 from cepheid_bookie.lac_waits import LacWaits
 from cepheid_bookie.ledger_access import LedgerAccess
@@ -46,7 +49,7 @@ from cepheid_bookie.scans import CACHED_GROUPS, AuthorizeRead, Scans, accept_eve
 from cepheid_bookie.scrubber import Scrubber
 from cepheid_bookie.settings import StorageSettings
 from cepheid_bookie.statistics import BookieStatistics, take_statistics
-from cepheid_ports import Ports, SteadyClock
+from cepheid_ports import Ports, SteadyClock, Worker
 from cepheid_rpc import (
     AddRequest,
     BookieConnection,
@@ -65,6 +68,8 @@ _SEEN_S = 86_400.0
 
 
 _BUSY_JOURNAL_BYTES = 256 << 10
+_SYNCS_OF_A_FLUSH = 5
+"""A flush is larger than a batch of the journal: it may take so many times as long before it counts as slow."""
 
 
 class BookieState(enum.Enum):
@@ -90,12 +95,14 @@ class Bookie:
         cookies: IdentityRecords | None = None,
         accept_empty_disk: bool = False,
         listed_at_start: int = LISTED_AT_START,
+        journal_format: int = FORMAT_VERSION,
     ) -> Bookie:
         """Locks the directories, checks whose they are, replays the journal; returns ready to serve.
 
         `accept_empty_disk` is an operator's word that the disks of this id are lost for good: it starts on empty ones, in limbo
         for every ledger that may have been there (`limbo.py`). It changes nothing for a bookie that is new, or whole.
         `listed_at_start`: ledgers that are listed before it serves; the rest is found meanwhile (`ledger_table.py`).
+        `journal_format` is what new journal segments are written in; all formats are read.
         The bookie owns `index` from now on and closes it, also when this raises: DirectoryInUseError, CookieError,
         FormatVersionError, JournalCorruptError, JournalMissingError, MarkCorruptError.
         """
@@ -103,9 +110,9 @@ class Bookie:
         storage = await open_storage(
             identity, settings, directories, cookies, ports, accept_empty_disk=accept_empty_disk, listed_at_start=listed_at_start
         )
-        return cls(settings, ports, storage)
+        return cls(settings, ports, storage, journal_format)
 
-    def __init__(self, settings: StorageSettings, ports: Ports, storage: Storage) -> None:
+    def __init__(self, settings: StorageSettings, ports: Ports, storage: Storage, journal_format: int) -> None:
         directories, workers, cache = storage.directories, storage.workers, storage.cache
         ledgers, logs, mark = storage.ledgers, storage.logs, storage.mark
         self.settings = settings
@@ -118,6 +125,8 @@ class Bookie:
         self.failure: BaseException | None = None
         self.on_failed: Callable[[BaseException], None] | None = None
         self.on_writable: Callable[[bool], None] | None = None
+        self.data_full = asyncio.Event()  # the data disk has no room: what was deleted is to be collected now
+        self.bytes_in_grace = 0  # of deleted ledgers that can be brought back, as the collector saw them last
         self._directories = directories
         self._ports = ports
         self._workers = workers
@@ -153,21 +162,31 @@ class Bookie:
         )
         can_share = settings.share_logs and directories.data.can_share
         self.runs = RunSender(self._log_reader, workers.scan, can_share=can_share)
+        self._health: dict[str, DiskHealth] = {}
         self._open_reads = 0
         self._connections: dict[LocalConnection, None] = {}
         start = mark.current
         writer = JournalWriter(
-            directories.journal, start, segment_bytes=settings.journal_segment_bytes, new_nonce=lambda: new_nonce(ports)
+            directories.journal,
+            start,
+            segment_bytes=settings.journal_segment_bytes,
+            new_nonce=lambda: new_nonce(ports),
+            format_version=journal_format,
         )
         compaction_pace = BackgroundPace(settings.background_floor_bytes_s)
         self._pace = BackgroundPace(settings.background_floor_bytes_s, beside=compaction_pace)
+        journal_disk, data_disk = directories.journal, directories.data
+        self._watched = [
+            self._watch("journal", workers.journal, journal_disk, settings.slow_disk_s),
+            self._watch("data", workers.flush, data_disk, _SYNCS_OF_A_FLUSH * settings.slow_disk_s),
+        ]
         self._journal = Journal(
-            writer, workers.journal, start, self._on_batch, self._pace, batch_bytes=settings.journal_batch_bytes
+            writer, self._watched[0], start, self._on_batch, self._pace, batch_bytes=settings.journal_batch_bytes
         )
-        self._space = DiskSpace(directories.journal, directories.data, workers.look, settings, self._on_space)
+        self._space = DiskSpace(directories.journal, directories.data, workers.look, settings, self._on_space, self._on_looked)
         self._checkpointer = Checkpointer(
             FlushStore(logs, directories.index, mark, directories.journal),
-            workers.flush,
+            self._watched[1],
             self._journal,
             cache,
             ledgers,
@@ -200,7 +219,7 @@ class Bookie:
             workers.flush,
             settings,
             compaction_pace,
-            lambda: self._space.free_data_bytes,
+            lambda: self._space.data.free_bytes,
         )
         self.collection.on_damaged = self.on_damaged
         self.scrubber = Scrubber(
@@ -219,6 +238,19 @@ class Bookie:
 
     def __repr__(self) -> str:
         return f"<Bookie {self.bookie_id}: {self.state.value}, {self._journal!r}, {self._cache!r}>"
+
+    def _watch(self, use: str, worker: Worker, disk: Disk, slow_s: float) -> TimedWorker:
+        settings = self.settings
+        limits = HealthLimits(slow_s or math.inf, settings.stalled_disk_s or math.inf, settings.slow_disk_for_s)
+        health = self._health[use] = DiskHealth(use, limits)
+        interval_s = settings.disk_check_interval_s
+        return TimedWorker(
+            worker, disk, health, limits, probe_interval_s=interval_s, on_change=self._on_health, on_failed=self._fail
+        )
+
+    def _on_health(self) -> None:
+        if self.state is BookieState.SERVING:
+            self._space.on_unfit(" and ".join(reason for health in self._health.values() if (reason := health.reason)))
 
     # adds
 
@@ -245,17 +277,33 @@ class Bookie:
     @property
     def writable(self) -> bool:
         """Takes regular adds, as far as disk space goes."""
-        return self.state is BookieState.SERVING and not self._space.full
+        return self.state is BookieState.SERVING and not self._space.read_only
+
+    @property
+    def stalled(self) -> bool:
+        """A disk hangs: nothing is answered that needs it."""
+        return any(health.state is HealthState.STALLED for health in self._health.values())
 
     def look_at_free_space(self) -> int:
         """Return the free bytes of the data disk as of the last look. If that was long ago, look again for the next caller."""
         self._space.touch()
-        return self._space.free_data_bytes
+        return self._space.data.free_bytes
 
     @property
     def read_only_reason(self) -> str:
         """Why it takes no regular adds; empty while it does."""
         return self._space.reason if self.state is BookieState.SERVING else f"it is {self.state.value}"
+
+    @property
+    def lacking_data_bytes(self) -> int:
+        """Return how many bytes the data disk must get back before the bookie is writable; at least 1 while it is full."""
+        data = self._space.data
+        return max(1, data.resume_bytes - data.free_bytes) if self._space.data_short else 0
+
+    @property
+    def space_warning(self) -> str:
+        """Which disk is nearly full, in words; empty while none is, or the bookie is read-only already."""
+        return self._space.warning if self.state is BookieState.SERVING else ""
 
     def _on_batch(self, completions: Sequence[Any], error: BaseException | None) -> None:
         """A journal batch is done: the only place where an add is answered OK."""
@@ -401,11 +449,19 @@ class Bookie:
     def _on_room(self) -> None:
         self._admission.pump()
 
-    def _on_space(self, full: bool) -> None:
-        if full:
-            self._admission.refuse_waiting(Status.NO_SPACE)
+    def _on_space(self) -> None:
+        if self._space.read_only:
+            self._admission.refuse_waiting(self._space.refusal)
         if self.on_writable is not None:
-            self.on_writable(not full)
+            self.on_writable(not self._space.read_only)
+
+    def _on_looked(self) -> None:
+        if self._space.journal.short:
+            self._checkpointer.release_journal()
+        if self._space.data_short:
+            self.data_full.set()
+        else:
+            self.data_full.clear()
 
     # scrubbing
 
@@ -531,7 +587,7 @@ class Bookie:
         await self.scrubber.aclose()
         self._reader.stop()
         self._scans.stop()
-        self._space.stop()
+        self._stop_watching()
         self._checkpointer.stop()
         self._ledgers.stop()
         await self.collection.aclose()
@@ -545,6 +601,11 @@ class Bookie:
         self._directories.unlock()
         self.state = BookieState.CLOSED
 
+    def _stop_watching(self) -> None:
+        self._space.stop()
+        for worker in self._watched:
+            worker.stop()
+
     def _fail(self, error: BaseException) -> None:
         """Data may be lost: nothing is answered OK from here on. A restart replays what is really on the disk."""
         if self.failure is not None:
@@ -553,7 +614,7 @@ class Bookie:
         self.state = BookieState.FAILED
         hint = "check the disk; restart the bookie, it replays its journal"
         log.error("bookie.failed", extra={"bookie": self.bookie_id, "error": repr(error), "hint": hint})
-        self._space.stop()
+        self._stop_watching()
         self._checkpointer.stop(error)
         self.collection.stop()
         self._ledgers.stop()
@@ -572,6 +633,7 @@ class Bookie:
         return take_statistics(
             state=self.state.value,
             writable=self.writable,
+            bytes_in_grace=self.bytes_in_grace,
             open_reads=self._open_reads,
             admission=self._admission,
             pace=self._pace,

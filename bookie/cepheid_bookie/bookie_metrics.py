@@ -36,6 +36,12 @@ def bookie_families(bookie: str, figures: BookieStatistics) -> Iterator[Family]:
     )
     yield from _entry_logs(bookie, figures)
     yield from _scrub(bookie, figures.scrub)
+    yield gauge(
+        "cepheid_bookie_in_grace_bytes",
+        "Bytes of deleted ledgers that can still be brought back, as of the last collection.",
+        figures.bytes_in_grace,
+        bookie=bookie,
+    )
     yield counter("cepheid_bookie_fences_total", "Ledgers fenced.", figures.fences, bookie=bookie)
     yield Family(
         "cepheid_bookie_free_bytes",

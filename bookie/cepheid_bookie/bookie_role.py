@@ -3,7 +3,8 @@
     health page ─► metadata, cluster ─► directories, replay ─► gRPC port ─► registration ─► garbage collection
                             after a restore of metadata: report ▲                ready ▲
 Rule 1: it is registered when it can answer, and no longer when it stops answering.
-Rule 2: a full bookie is registered as read-only; what it holds is read, fenced and recovered as before.
+Rule 2: a full bookie, or one with a slow disk, is registered as read-only; what it holds is read, fenced and recovered as before.
+One whose disk hangs is not registered, so that what it holds is repaired elsewhere if that lasts.
 Rule 3: an outage of metadata stops nothing: what is admitted needs none. A lost session is followed by a new registration.
 Rule 4: what fails for good ends the process with its reason; a restart replays what is really on the disk.
 Rule 5: free space is reported in the registration where a setting asks for it, but only when it has changed by more than a
@@ -31,7 +32,13 @@ from cepheid_bookie.errors import DirectoryUnusableError, LedgersNotListedError
 from cepheid_bookie.garbage_collection import GarbageCollector
 from cepheid_bookie.health_server import HealthServer, Page
 from cepheid_bookie.held_ledgers import held_ledgers
-from cepheid_bookie.metadata_records import MetadataCookies, MetadataDamage, MetadataLedgers, report_bookie
+from cepheid_bookie.metadata_records import (
+    MetadataCookies,
+    MetadataDamage,
+    MetadataLedgers,
+    journal_format,
+    report_bookie,
+)
 from cepheid_bookie.scans import AuthorizeRead, accept_every_ticket
 from cepheid_metadata import (
     BookieRegistration,
@@ -43,6 +50,7 @@ from cepheid_metadata import (
     require_cluster,
 )
 from cepheid_metadata.patient_open import open_patiently
+from cepheid_metadata.upgrade import report_known_format
 from cepheid_ports import Ports, Role, TaskOwner, host_port
 from cepheid_ports.process_metrics import process_families
 from cepheid_ports.prometheus import CONTENT_TYPE, Family, encode, gauge
@@ -128,6 +136,7 @@ class BookieRole(Role):
         await report_bookie(store, self.bookie, ports)
         await self._serve()
         record = self._new_record()
+        await report_known_format(store, self.bookie_id, record.process or "")
         self._registration = self._new_registration(store, record)
         opened.push_async_callback(self._registration.aclose)  # first at the end: nobody else is sent here
         self.bookie.on_writable = self._on_writable
@@ -142,6 +151,8 @@ class BookieRole(Role):
 
         settings = self.settings
         data_dir, journal_dir = settings.data_dir, settings.journal_dir
+        if journal_dir is not None and journal_dir.resolve() == data_dir.resolve():
+            journal_dir = None  # the same as not set
         directories: dict[str, tuple[str, ...]] = {"data": (str(data_dir),)}
         if journal_dir is not None:
             directories["journal"] = (str(journal_dir),)
@@ -153,6 +164,7 @@ class BookieRole(Role):
         data = RealDisk(data_dir)
         journal = RealDisk(journal_dir) if journal_dir is not None else None
         check_disk_size(journal or data, data, settings.storage)
+        new_segments = await journal_format(store)
         return await Bookie.open(
             BookieIdentity(self.bookie_id, cluster_id),
             settings.storage,
@@ -162,6 +174,7 @@ class BookieRole(Role):
             journal_disk=journal,
             cookies=MetadataCookies(store, directories),
             accept_empty_disk=self._accept_empty_disk,
+            journal_format=new_segments,
         )
 
     async def _import_grpc(self) -> None:
@@ -229,7 +242,8 @@ class BookieRole(Role):
 
     def _on_writable(self, writable: bool) -> None:
         if self._registration is not None:
-            self._registration.move(_WRITABLE if writable else _READONLY)
+            readonly = None if self.bookie.stalled else _READONLY
+            self._registration.move(_WRITABLE if writable else readonly)
 
     # pages
 
@@ -237,13 +251,16 @@ class BookieRole(Role):
         """Restarting helps against what this denies, and against nothing else."""
         if self._phase != "starting" and self.bookie.failure is not None:
             return Page(f"failed: {self.bookie.failure}\n", HTTPStatus.SERVICE_UNAVAILABLE)
-        return Page(f"{self._phase}\n")
+        reason = f", {self.read_only_reason}" if self._phase == "serving" and self.bookie.stalled else ""
+        return Page(f"{self._phase}{reason}\n")  # restarting helps against no disk that hangs
 
     def _ready_page(self) -> Page:
         session = "none" if self._store is None else self._store.session_state.value
         registered = self._registration is not None and self._registration.registered
         text = f"{self._phase}, metadata session {session}, {'registered' if registered else 'not registered'}"
         text += f", read-only: {reason}" if (reason := self.read_only_reason) else ""
+        if self._phase == "serving" and (warning := self.bookie.space_warning):
+            text += f", warning: {warning}"
         return Page(f"{text}\n", HTTPStatus.OK if self.ready else HTTPStatus.SERVICE_UNAVAILABLE)
 
     def _ledgers_page(self, query: Mapping[str, str]) -> Page:

@@ -64,6 +64,11 @@ class FlushStore:
         self._logs.on_indexed()
         self._unindexed = None
 
+    @property
+    def older_mark(self) -> JournalPosition:
+        """Return the older of the two saved marks: journal files are kept from it on."""
+        return self._mark.older
+
     def save_mark(self, mark: JournalPosition) -> None:
         """C6 and C7."""
         self._mark.save(mark)
@@ -151,6 +156,17 @@ class Checkpointer:
             self._start()
         return not self._cache.half_full
 
+    def release_journal(self) -> None:
+        """Make room on a full journal disk: flush, then save the mark twice, and delete the files below it.
+
+        Files are kept from the older of two marks on, and without adds no checkpoint comes that would move both.
+        """
+        if not self.clean:
+            self.request()
+        elif self._store.older_mark != self.mark and not self._closed:
+            self._running = True
+            self._save_mark(self.mark, on_error=self._on_not_released)
+
     async def run(self) -> None:
         """One checkpoint from now on, or the end of the running one. Raises what made it fail."""
         if not self._running:
@@ -207,16 +223,25 @@ class Checkpointer:
         if mark == self.mark:
             self._on_marked()
             return
+        self._save_mark(mark, on_error=self._retry_or_fail)
+        self._on_room()
 
+    def _save_mark(self, mark: JournalPosition, *, on_error: Callable[[BaseException], None]) -> None:
         def on_done(_: None, error: BaseException | None) -> None:
             if error is None:
                 self.mark = mark
                 self._on_marked()
             else:
-                self._retry_or_fail(error)
+                on_error(error)
 
         self._worker.submit(lambda: self._store.save_mark(mark), on_done)
-        self._on_room()
+
+    def _on_not_released(self, error: BaseException) -> None:
+        """No room for a mark that is saved already: the next look at free space tries it again."""
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            self._on_marked()
+        else:
+            self._retry_or_fail(error)
 
     def _on_marked(self) -> None:
         self._running = False

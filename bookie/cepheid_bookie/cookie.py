@@ -68,8 +68,11 @@ class Cookie:
         return f"{self.incarnation}.{self.limbo_below}" if self.limbo_below else self.incarnation
 
     def reborn(self, limbo_below: int) -> Cookie:
-        """Return the cookie of the same bookie, whose disks may have lost entries of ledgers below `limbo_below`."""
-        return replace(self, format_version=LIMBO_FORMAT_VERSION, limbo_below=limbo_below)
+        """Return the cookie of the same bookie, whose disks may have lost entries of ledgers below `limbo_below`.
+
+        The watermark rises with each loss, also when no ledger id was given out in between: auditors tell losses apart by it.
+        """
+        return replace(self, format_version=LIMBO_FORMAT_VERSION, limbo_below=max(limbo_below, self.limbo_below + 1))
 
 
 class CookieRecords(Protocol):

@@ -109,6 +109,7 @@ class DamagedBlocks:
         self.reports: DamageReports = UnreportedDamage()
         self.wakeup = asyncio.Event()  # something is suspected
         self.is_changed = False  # since `blocks` was saved last; whoever saves it resets this
+        self._said_full = False
         self.found = 0
         self.mended = 0
 
@@ -160,10 +161,9 @@ class DamagedBlocks:
                 continue
             self.found += 1
             if len(self._damaged) >= MOST_DAMAGED:
-                hint = "the disk is failing: replace it, and start the bookie on an empty one with --accept-empty-disk"
-                log.error("block.too_many_damaged", extra={"bookie": self._bookie_id, "damaged": self.found, "hint": hint})
+                self._say_full()
                 continue
-            damaged = self._damaged[block] = _Damaged()
+            damaged = self._damaged[block] = _Damaged(due=asyncio.get_running_loop().time() + _FIRST_PAUSE_S)
             self.is_changed = True
             await self._act(block, damaged, assessment, is_new=True)
 
@@ -185,6 +185,12 @@ class DamagedBlocks:
                 await self._act(block, damaged, assessment, is_new=False)
             else:
                 self._forget(block, "block.no_longer_damaged")
+
+    def _say_full(self) -> None:
+        if not self._said_full:
+            self._said_full = True
+            hint = "the disk is failing: cepheid bookies decommission moves everything to other bookies"
+            log.error("block.too_many_damaged", extra={"bookie": self._bookie_id, "remembered": MOST_DAMAGED, "hint": hint})
 
     async def _overlapping(self, ledger_id: int, first: int, last: int) -> list[BlockRef]:
         return await self._worker.run(lambda: self._index.overlapping(ledger_id, first, last))

@@ -11,18 +11,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cepheid_bookie.block_index import BlockRef
+from cepheid_bookie.compaction_choice import LogFigures
 from cepheid_bookie.disk import DiskFile
 from cepheid_bookie.entry_block import decode_block, uncheck_block
 from cepheid_bookie.entry_log import LOG_VERSION, log_path
 from cepheid_bookie.entry_log_scan import log_header_damage
 from cepheid_bookie.errors import BlockCorruptError, BookieError, IndexCorruptError
-from cepheid_bookie.journal_format import ALIGNMENT, FORMAT_VERSION, EntriesRecord, LedgerStateRecord, segment_path
+from cepheid_bookie.journal_format import ALIGNMENT, EntriesRecord, LedgerStateRecord, segment_path
 from cepheid_bookie.journal_mark import MarkFile
 from cepheid_bookie.journal_scan import FoundRecord, JournalDamage, SegmentScan
+from cepheid_bookie.settings import StorageSettings
 from cepheid_bookie.stopped_bookie import INDEX, StoppedBookie, parse_segment
 from cepheid_rpc import DigestMismatchError, EntryGroup, MalformedGroupError
 
-_ROOT_NAMES = ("VERSION", "LIFE", "LOCK", "mark", "journal", "entrylog", INDEX)
+_ROOT_NAMES = ("VERSION", "LIFE", "SCRUB", "LOCK", "mark", "journal", "entrylog", INDEX)
 
 
 class NoSuchEntryHereError(BookieError):
@@ -139,6 +141,16 @@ class KeptLog:
     @property
     def live_share(self) -> float:
         return self.live_bytes / max(1, self.size_bytes - ALIGNMENT)
+
+
+def compaction_of(log: KeptLog, settings: StorageSettings) -> str:
+    """Return what a bookie with these settings does with a log when it runs."""
+    if not log.ledgers:
+        return "deleted"
+    share = LogFigures(log.log_id, log.size_bytes, log.live_bytes, len(log.ledgers)).share
+    if share < settings.compaction_minor_share:
+        return "next collection"
+    return "next major one" if share < settings.compaction_major_share else "not worth it"
 
 
 def report_files(bookie: StoppedBookie) -> FilesReport:
@@ -281,7 +293,7 @@ def _report_segment(bookie: StoppedBookie, segment_id: int, mark: MarkFile | str
                 first = item.sequence if first is None else first
             else:
                 problems.append(f"{'torn' if item.torn else 'damaged'} at offset {item.offset}: {item.reason}")
-        version = None if scan.header is None else FORMAT_VERSION
+        version = None if scan.header is None else scan.header.version
         needed = None if isinstance(mark, str) else segment_id >= mark.current.segment_id
         return SegmentReport(segment_path(segment_id), scan.size_bytes, version, first, last, needed, "; ".join(problems))
     finally:

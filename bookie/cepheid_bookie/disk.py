@@ -22,7 +22,17 @@ from cepheid_rpc import Buffer
 
 _MAX_BUFFERS = 1024  # IOV_MAX on Linux and macOS
 _LOCK = "LOCK"
-_OURS = ("VERSION", "LIFE", "SCRUB", _LOCK, "mark.", "journal", "entrylog", "index")  # names at the root of a disk begin so
+_OURS = (
+    "VERSION",
+    "LIFE",
+    "SCRUB",
+    _LOCK,
+    "PROBE",
+    "mark.",
+    "journal",
+    "entrylog",
+    "index",
+)  # names at the root of a disk begin so
 
 
 class DirectoryInUseError(CepheidError):

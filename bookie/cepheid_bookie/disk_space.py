@@ -1,8 +1,13 @@
 """Free space of the journal and data disks: refuses adds before a disk is full, takes them again when there is space.
 
-    writable ──free below the minimum, or a write found the disk full──► full ──free above the minimum again──► writable
+    writable ──free below the minimum, or a write found the disk full──► full ──free at the minimum plus a margin──► writable
 
-Looked at while adds come in, and by a timer only while the disk is full.
+Free space is looked at while adds come in: at intervals, and sooner when much was admitted since the last look. While a disk is
+full a timer looks, so that a bookie without traffic becomes writable again too.
+
+Rule 1: the way back has a higher mark than the way down. What frees a little space, such as a journal file that is deleted and the
+next one that is allocated, does not switch the bookie to and fro.
+Rule 2: `on_look` is called after each look at free space, full or not: what can make room acts on it.
 """
 
 from __future__ import annotations
@@ -16,69 +21,150 @@ from cepheid_bookie.disk import Disk, RealDisk
 from cepheid_bookie.errors import DiskTooSmallError
 from cepheid_bookie.settings import StorageSettings
 from cepheid_ports import Worker
+from cepheid_rpc import Status
 
 log = logging.getLogger(__name__)
 
+_PARTS_OF_RESERVE = 4  # of which one may be admitted between two looks
+
+
+class DiskLevel:
+    """Decides for one disk whether its free space is enough."""
+
+    def __init__(self, use: str, minimum_bytes: int, margin_bytes: int, warn_bytes: int) -> None:
+        self.use = use
+        self.minimum_bytes = minimum_bytes
+        self.resume_bytes = minimum_bytes + margin_bytes if minimum_bytes else 0
+        self.warn_bytes = warn_bytes
+        self.free_bytes = 0
+        self.short = False
+        """Less than the minimum was free, and less than the mark for the way back has been free since."""
+        self.low = False
+        """As `short`, with the mark of the warning."""
+
+    def take(self, free_bytes: int) -> None:
+        self.free_bytes = free_bytes
+        self.short = free_bytes < (self.resume_bytes if self.short else self.minimum_bytes)
+        low_bytes = self.warn_bytes + self.resume_bytes - self.minimum_bytes if self.low else self.warn_bytes
+        self.low = self.short or free_bytes < low_bytes
+
+    @property
+    def reason(self) -> str:
+        """Return why it is short, in words."""
+        name = f"storage.min_free_{self.use}_bytes"
+        if self.free_bytes < self.minimum_bytes:
+            return f"its {self.use} disk has {self.free_bytes:,} bytes free, fewer than {name} ({self.minimum_bytes:,})"
+        if self.free_bytes < self.resume_bytes:
+            both = f"{name} and storage.space_margin_bytes together"
+            return f"its {self.use} disk has {self.free_bytes:,} bytes free, and must have {self.resume_bytes:,} again: {both}"
+        return f"a write found its {self.use} disk full"
+
+    @property
+    def warning(self) -> str:
+        """Return that it is low, in words; empty if it is not."""
+        if not self.low:
+            return ""
+        name = f"storage.warn_free_{self.use}_bytes"
+        return f"its {self.use} disk has {self.free_bytes:,} bytes free, fewer than {name} ({self.warn_bytes:,})"
+
 
 class DiskSpace:
-    """`full` is what admission asks; `on_change(full)` tells whoever registers this bookie."""
+    """`read_only` is what admission asks; `on_change()` is called when it has changed, `on_look()` after every look."""
 
     def __init__(
-        self, journal: Disk, data: Disk, worker: Worker, settings: StorageSettings, on_change: Callable[[bool], None]
+        self,
+        journal: Disk,
+        data: Disk,
+        worker: Worker,
+        settings: StorageSettings,
+        on_change: Callable[[], None],
+        on_look: Callable[[], None],
     ) -> None:
-        self._journal = journal
-        self._data = data
+        self._disks = (journal, data)
         self._worker = worker
         self._settings = settings
         self._on_change = on_change
+        self._on_look = on_look
+        margin = settings.space_margin_bytes
+        self.journal = DiskLevel("journal", settings.min_free_journal_bytes, margin, settings.warn_free_journal_bytes)
+        self.data = DiskLevel("data", settings.min_free_data_bytes, margin, settings.warn_free_data_bytes)
+        reserves = [reserve for level in (self.journal, self.data) if (reserve := level.minimum_bytes)]
+        self._look_after_bytes = min(reserves, default=settings.write_cache_bytes) // _PARTS_OF_RESERVE
         self._checked_at = float("-inf")
+        self._checked_at_bytes = 0  # admitted by then
         self._checking = False
         self._flush_full = False
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None
+        self._unfit = ""
         self.full = False
-        self.free_journal_bytes = 0
-        self.free_data_bytes = 0
+        self.read_only = False
+        """Regular adds are refused, for want of space or for another reason."""
+
+    @property
+    def refusal(self) -> Status:
+        """Return what a regular add is answered while they are refused."""
+        return Status.NO_SPACE if self.full else Status.READ_ONLY
+
+    @property
+    def data_short(self) -> bool:
+        """Return whether it is the data disk that has no room: collecting deleted ledgers helps then."""
+        return self.data.short or self._flush_full
 
     @property
     def reason(self) -> str:
         """Why adds are refused; empty while they are not."""
         if not self.full:
-            return ""
-        settings = self._settings
-        disks = (
-            ("journal", self.free_journal_bytes, settings.min_free_journal_bytes),
-            ("data", self.free_data_bytes, settings.min_free_data_bytes),
-        )
-        low = [
-            f"its {use} disk has {free:,} bytes free, fewer than storage.min_free_{use}_bytes ({minimum:,})"
-            for use, free, minimum in disks
-            if free < minimum
-        ]
-        if self._journal is self._data:
+            return self._unfit
+        low = [level.reason for level in (self.journal, self.data) if level.short]
+        if self._disks[0] is self._disks[1]:
             del low[1:]  # one disk: once is enough
-        return " and ".join(low) or "a write found its disk full"
+        return " and ".join(low) or "a write found its data disk full"
+
+    @property
+    def warning(self) -> str:
+        """Return which disk is nearly full, in words; empty while none is, or adds are refused already."""
+        if self.full:
+            return ""
+        low = [warning for level in (self.journal, self.data) if (warning := level.warning)]
+        if self._disks[0] is self._disks[1]:
+            del low[1:]
+        return " and ".join(low)
 
     def look_now(self) -> None:
-        """At start, blocking."""
+        """Look at start, blocking."""
         self._take(self._look())
+        self._look_again_while_full()
 
-    def touch(self) -> None:
-        """An add came in: looks again if the last look is too old. Cheap."""
+    def touch(self, admitted_bytes: int = 0) -> None:
+        """Look again if the last look is too old, or much was admitted since. Cheap. `admitted_bytes` counts from the start."""
         now = asyncio.get_running_loop().time()
-        if now - self._checked_at >= self._settings.disk_check_interval_s:
+        if (
+            now - self._checked_at >= self._settings.disk_check_interval_s
+            or admitted_bytes - self._checked_at_bytes >= self._look_after_bytes
+        ):
+            self._checked_at_bytes = max(admitted_bytes, self._checked_at_bytes)
             self._check()
 
     def on_journal_full(self) -> None:
         """A journal write was refused for want of space: whatever the figures said."""
-        self._set(True)
+        self.journal.short = True
+        self._decide()
         self._check()
 
     def on_flush_full(self, full: bool) -> None:
         """A flush found the data disk full, or went through again."""
         if full != self._flush_full:
             self._flush_full = full
-            self._set(full or self._below())
+            self._decide()
+            self._check()
+
+    def on_unfit(self, reason: str) -> None:
+        """The disk is slow or hangs, as the reason says; empty: no longer."""
+        if reason != self._unfit:
+            self._unfit = reason
+            self.read_only = self.full or bool(reason)
+            self._on_change()
 
     def stop(self) -> None:
         self._closed = True
@@ -97,35 +183,47 @@ class DiskSpace:
                 self._take(free)
             else:
                 log.warning("disk.space_unknown", extra={"error": repr(error)})
-            if self.full and not self._closed:
-                self._timer = asyncio.get_running_loop().call_later(self._settings.disk_check_interval_s, self._check)
+            self._look_again_while_full()
 
         self._worker.submit(self._look, on_done)
 
+    def _look_again_while_full(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self.full and not self._closed:
+            self._timer = asyncio.get_running_loop().call_later(self._settings.disk_check_interval_s, self._check)
+
     def _look(self) -> tuple[int, int]:
-        return self._journal.free_bytes(), self._data.free_bytes()
+        journal, data = self._disks
+        return journal.free_bytes(), data.free_bytes()
 
     def _take(self, free: tuple[int, int]) -> None:
-        self.free_journal_bytes, self.free_data_bytes = free
-        self._set(self._flush_full or self._below())
+        was_low = self.journal.low or self.data.low
+        for level, free_bytes in zip((self.journal, self.data), free, strict=True):
+            level.take(free_bytes)
+        self._decide()
+        if self.warning and not was_low:
+            hint = "free space on this disk, enlarge it, or add bookies before this one becomes read-only"
+            log.warning("bookie.disk_low", extra={**self._facts(), "error": self.warning, "hint": hint})
+        if not self._closed:
+            self._on_look()
 
-    def _below(self) -> bool:
-        return (
-            self.free_journal_bytes < self._settings.min_free_journal_bytes
-            or self.free_data_bytes < self._settings.min_free_data_bytes
-        )
-
-    def _set(self, full: bool) -> None:
+    def _decide(self) -> None:
+        full = self._flush_full or self.journal.short or self.data.short
         if full == self.full:
             return
         self.full = full
-        facts = {"free_journal_bytes": self.free_journal_bytes, "free_data_bytes": self.free_data_bytes}
+        self.read_only = full or bool(self._unfit)
         if full:
-            hint = "free space on the bookie's disks, or add bookies; reads, fences and recovery go on"
-            log.warning("bookie.read_only", extra={**facts, "hint": hint})
+            hint = "what was deleted is collected now; free space on its disks, or add bookies; reads, fences and recovery go on"
+            log.warning("bookie.read_only", extra={**self._facts(), "error": self.reason, "hint": hint})
         else:
-            log.info("bookie.writable", extra=facts)
-        self._on_change(full)
+            log.info("bookie.writable", extra=self._facts())
+        self._on_change()
+
+    def _facts(self) -> dict[str, int]:
+        return {"free_journal_bytes": self.journal.free_bytes, "free_data_bytes": self.data.free_bytes}
 
 
 def check_disk_size(journal: RealDisk, data: RealDisk, settings: StorageSettings) -> None:

@@ -1,24 +1,31 @@
 """Deletes ledgers that metadata no longer has, and emptied entry logs. Never on an error, a partial listing, or a mass absence.
 
-    every interval:  local ids ► complete listing ► absent now and a pass ago ► each read directly: certainly no ► delete
-                                      └─► ledgers that exist ► surplus copies (`surplus_copies.py`)
+    every pass:  local ids ► complete listing ► absent now and a pass ago ► each read directly: certainly no ► delete
+                                  └─► ledgers that exist ► surplus copies (`surplus_copies.py`)
+
+    pass ──gc_interval_s──► pass             ──gc_confirm_s──► pass, after one that first missed a ledger
+      └──the data disk is full──► pass at once, then one every gc_full_interval_s until it has room
 
 Rule 1: the local snapshot is taken first: metadata is written before data, so what is held was in metadata by then.
-Rule 2: two passes an interval apart must miss a ledger, then a direct read must deny it. A failure ends the pass without effect.
+Rule 2: two passes must miss a ledger, then a direct read must deny it. A failure ends the pass without effect.
 Rule 3: if metadata lacks a large share of our ledgers, it is probably the wrong one: nothing is deleted, and that is an ERROR.
+Ledgers that were seen as deleted before do not count: this very metadata said that they would go.
 Rule 4: metadata that was restored from a backup lacks newer ledgers: nothing is deleted until an operator confirms the restore.
+Rule 5: a ledger that can be brought back is given up before its time only on a full disk, only when a setting says so, and only
+while the disk lacks more bytes than those that were given up have.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from cepheid_bookie.bookie import Bookie
 from cepheid_bookie.surplus_copies import LedgersToTouch, SurplusCopies
+from cepheid_metadata import InGrace
 from cepheid_ports import TaskOwner
 
 log = logging.getLogger(__name__)
@@ -30,14 +37,14 @@ class LedgersInMetadata(LedgersToTouch, Protocol):
     async def report_if_restored(self, bookie: Bookie) -> bool:
         """Return whether metadata was restored from a backup, without confirmation so far; report the bookie's ledger ids then."""
 
-    async def purge(self) -> None:
-        """Forgets deleted ledgers that nobody can ask back any more."""
+    async def purge(self, give_up: Collection[int] = ()) -> Mapping[int, InGrace]:
+        """Forget deleted ledgers whose time of grace is over, and those to give up; return those that can still be brought back."""
 
     async def listing(self) -> Collection[int]:
         """All ledger ids, read to the end."""
 
-    async def exists(self, ledger_id: int) -> bool:
-        """A direct read, not from a follower that lags."""
+    async def absent(self, ledger_ids: Sequence[int]) -> list[int]:
+        """Return those of the ledgers that certainly do not exist: read one by one, not from a follower that lags."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +69,11 @@ class GarbageCollector:
         self._settings = bookie.settings
         self._suspects: frozenset[int] = frozenset()
         self._surplus = SurplusCopies(bookie, ledgers, limit=self._settings.gc_surplus_ledgers)
+        self._in_grace: Mapping[int, InGrace] = {}  # of the ledgers held here
+        self._seen_deleted: frozenset[int] = frozenset()  # rule 3
+        self._given_up: dict[int, int] = {}  # ledger → about how many bytes of it are here
+        self._warned_of_bytes = 0
+        self._was_full = False  # at the last pass
         self._tasks = TaskOwner(f"{bookie.bookie_id}-gc")
         self.passes = 0
         self.failed_passes = 0
@@ -73,37 +85,99 @@ class GarbageCollector:
     async def aclose(self) -> None:
         await self._tasks.aclose()
 
-    async def collect(self) -> GcPass:
-        """One pass. Raises what metadata raises and deletes nothing more; what the pass before saw no longer counts then."""
+    async def collect(self, *, surplus: bool = True) -> GcPass:
+        """Run one pass. Raises what metadata raises and deletes nothing more; what the pass before saw no longer counts then.
+
+        `surplus`: look for surplus copies as well, which reads metadata records.
+        """
         suspects, self._suspects = self._suspects, frozenset()
         if await self._ledgers.report_if_restored(self._bookie):  # rule 4
             hint = "cepheid metadata report shows what metadata lacks; cepheid metadata confirm lets bookies collect it"
             log.warning("gc.metadata_restored", extra={"bookie": self._bookie.bookie_id, "hint": hint})
             return GcPass(refused_restored=True)
-        await self._ledgers.purge()
+        urgent = self._bookie.data_full.is_set()
+        in_grace = await self._ledgers.purge(self._to_give_up() if urgent else ())
         await self._bookie.wait_listed()
         held = self._bookie.ledgers()
         listed = await self._ledgers.listing()
         absent = frozenset(held).difference(listed)
-        if len(held) >= self._settings.gc_mass_ledgers and len(absent) > len(held) * self._settings.gc_mass_ratio:
+        self._take_grace(held, absent, in_grace)
+        unexpected = len(absent - self._seen_deleted)
+        if len(held) >= self._settings.gc_mass_ledgers and unexpected > len(held) * self._settings.gc_mass_ratio:
             hint = "check that this is the right cluster; if so much was really deleted, raise storage.gc_mass_ratio and restart"
-            log.error("gc.mass_absence", extra={"held": len(held), "absent": len(absent), "hint": hint})
+            log.error("gc.mass_absence", extra={"held": len(held), "absent": unexpected, "hint": hint})
             return GcPass(len(held), len(absent), refused_mass=True)
-        condemned = [ledger_id for ledger_id in sorted(absent & suspects) if not await self._ledgers.exists(ledger_id)]
-        await self._bookie.delete_ledgers(condemned)
-        surplus = await self._surplus.collect([ledger_id for ledger_id in held if ledger_id not in absent])
-        logs = await self._bookie.reclaim()
+        condemned = await self._ledgers.absent(sorted(absent & suspects))
+        try:
+            await self._bookie.delete_ledgers(condemned)
+        except Exception:
+            if urgent:  # no room in the index for the deletion: what is dead already may make some
+                await self._bookie.reclaim(urgent=True)
+            raise
+        dropped = await self._surplus.collect([ledger_id for ledger_id in held if ledger_id not in absent]) if surplus else []
+        logs = await self._bookie.reclaim(urgent=urgent)
         self._suspects = absent.difference(condemned)
         self.passes += 1
         self.deleted_ledgers += len(condemned)
-        return GcPass(len(held), len(absent), tuple(condemned), tuple(surplus), tuple(logs))
+        return GcPass(len(held), len(absent), tuple(condemned), tuple(dropped), tuple(logs))
+
+    def _take_grace(self, held: Collection[int], absent: frozenset[int], in_grace: Mapping[int, InGrace]) -> None:
+        self._in_grace = {ledger_id: in_grace[ledger_id] for ledger_id in held if ledger_id in in_grace}
+        self._seen_deleted = (self._seen_deleted & absent).union(self._in_grace)
+        self._bookie.bytes_in_grace = waiting = sum(ledger.copy_bytes for ledger in self._in_grace.values())
+        urgent = self._bookie.data_full.is_set() and not self._settings.shorten_undelete_on_full_disk
+        if urgent and waiting and waiting != self._warned_of_bytes:
+            hint = "they are kept until their time of grace is over; `cepheid ledgers purge` gives them up now"
+            facts = {"bookie": self._bookie.bookie_id, "ledgers": len(self._in_grace), "bytes": waiting}
+            log.warning("gc.deleted_ledgers_wait", extra={**facts, "hint": hint})
+        self._warned_of_bytes = waiting if urgent else 0
+
+    def _to_give_up(self) -> list[int]:
+        """Return as many deleted ledgers of this bookie as the disk lacks bytes, beginning with the least time left (rule 5)."""
+        if not self._settings.shorten_undelete_on_full_disk:
+            return []
+        lacking = self._bookie.lacking_data_bytes - self._given_up_bytes()
+        chosen: list[int] = []
+        for ledger_id, ledger in sorted(self._in_grace.items(), key=lambda item: (item[1].until_ms, item[0])):
+            if lacking <= 0:
+                break
+            chosen.append(ledger_id)
+            lacking -= ledger.copy_bytes
+        self._given_up.update((ledger_id, self._in_grace[ledger_id].copy_bytes) for ledger_id in chosen)
+        return chosen
+
+    def _given_up_bytes(self) -> int:
+        """Return the bytes of ledgers that were given up, and that the passes to come will delete here."""
+        held = frozenset(self._bookie.ledgers())
+        self._given_up = {ledger_id: size for ledger_id, size in self._given_up.items() if ledger_id in held}
+        return sum(self._given_up.values())
 
     async def _run(self) -> None:
+        loop, settings = asyncio.get_running_loop(), self._settings
+        regular_at = loop.time() + settings.gc_interval_s
         while True:
-            await asyncio.sleep(self._settings.gc_interval_s)
+            await self._pause(regular_at)
+            regular = loop.time() >= regular_at
+            if regular:
+                regular_at = loop.time() + settings.gc_interval_s
             try:
-                await self._bookie.count_life()
-                await self.collect()
+                if regular:
+                    await self._bookie.count_life()
+                await self.collect(surplus=regular or self._bookie.data_full.is_set())
             except Exception as error:  # metadata may be away for hours: the next pass begins anew
                 self.failed_passes += 1
                 log.warning("gc.pass_failed", extra={"bookie": self._bookie.bookie_id, "error": repr(error)})
+
+    async def _pause(self, regular_at: float) -> None:
+        """Return when the next pass is due."""
+        loop, settings, full = asyncio.get_running_loop(), self._settings, self._bookie.data_full
+        if full.is_set() and self._was_full:
+            await asyncio.sleep(min(settings.gc_full_interval_s, settings.gc_interval_s))
+        else:
+            due = min(regular_at, loop.time() + settings.gc_confirm_s) if self._suspects else regular_at
+            try:
+                async with asyncio.timeout_at(due):
+                    await full.wait()
+            except TimeoutError:
+                pass
+        self._was_full = full.is_set()

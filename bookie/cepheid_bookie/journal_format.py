@@ -5,7 +5,7 @@
 
 Segment header, 60 bytes at offset 0 (the first batch is at 4096):
     0   8  magic "CPHDJRNL"
-    8   4  format version (1)
+    8   4  format version (1 or 2)
     12  4  CRC32C of bytes 16..47
     16  8  segment id
     24  8  sequence of the first batch: the segment before ends exactly below it
@@ -13,9 +13,10 @@ Segment header, 60 bytes at offset 0 (the first batch is at 4096):
     48  8  size of the file in bytes, which was preallocated and synced before this header was written
     56  4  CRC32C of bytes 0..55
 
-Older releases wrote zeros from byte 48 on, and no end markers. They ignore both, so the format version stays 1: this release reads
-their segments, and they read those of this release. Only a segment that tells its size can prove damage at its end
-(`journal_tail.py`).
+Older releases wrote zeros from byte 48 on, and no end markers, with format version 1. They ignore both, so they can read what this
+release writes as format 1. Only a segment that tells its size can prove damage at its end (`journal_tail.py`). One of format 2
+always does, and zeros there are damage. Older releases refuse it; it is written once the cluster's upgrade was finished
+(cepheid_metadata/upgrade.py).
 
 Batch header, 48 bytes:
     0   4  magic "CPB1"
@@ -50,6 +51,7 @@ from cepheid_rpc import MASTER_KEY_BYTES, Buffer, EntryGroup, decode_group, enco
 
 ALIGNMENT = 4096
 FORMAT_VERSION = 1
+SIZED_FORMAT_VERSION = 2
 NONCE_BYTES = 16
 END_MARKER = b"CPBE"
 
@@ -75,6 +77,7 @@ class SegmentHeader:
     first_sequence: int
     nonce: bytes
     size_bytes: int  # 0: an older release wrote it, and does not say
+    version: int = FORMAT_VERSION
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +117,7 @@ def align(size_bytes: int) -> int:
 
 def encode_segment_header(header: SegmentHeader) -> bytes:
     body = struct.pack("<QQ16s", header.segment_id, header.first_sequence, header.nonce)
-    data = _SEGMENT_MAGIC + struct.pack("<II", FORMAT_VERSION, crc32c(body)) + body + struct.pack("<Q", header.size_bytes)
+    data = _SEGMENT_MAGIC + struct.pack("<II", header.version, crc32c(body)) + body + struct.pack("<Q", header.size_bytes)
     return data + struct.pack("<I", crc32c(data))
 
 
@@ -125,15 +128,15 @@ def decode_segment_header(data: bytes) -> SegmentHeader | None:
     magic, version, crc, segment_id, first_sequence, nonce = _SEGMENT.unpack_from(data)
     if magic != _SEGMENT_MAGIC or crc32c(memoryview(data)[16 : _SEGMENT.size]) != crc:
         return None
-    if version != FORMAT_VERSION:
-        raise FormatVersionError(
-            f"journal segment {segment_id:016x} has format {version}, this bookie reads {FORMAT_VERSION}", version=version
-        )
+    if version not in (FORMAT_VERSION, SIZED_FORMAT_VERSION):
+        known = f"{FORMAT_VERSION} and {SIZED_FORMAT_VERSION}"
+        message = f"journal segment {segment_id:016x} has format {version}, this bookie reads {known}"
+        raise FormatVersionError(message, version=version)
     size_bytes, crc = _SIZE.unpack_from(data, _SEGMENT.size)
-    by_an_older_release = not any(data[_SEGMENT.size : SEGMENT_HEADER_BYTES])
+    by_an_older_release = version == FORMAT_VERSION and not any(data[_SEGMENT.size : SEGMENT_HEADER_BYTES])
     if not by_an_older_release and crc32c(memoryview(data)[: SEGMENT_HEADER_BYTES - 4]) != crc:
         return None
-    return SegmentHeader(segment_id, first_sequence, nonce, size_bytes)
+    return SegmentHeader(segment_id, first_sequence, nonce, size_bytes, version)
 
 
 def encode_batch_header(segment_id: int, nonce: bytes, header: BatchHeader) -> bytes:

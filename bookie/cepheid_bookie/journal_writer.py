@@ -25,6 +25,7 @@ from cepheid_bookie.journal_format import (
     ALIGNMENT,
     BATCH_HEADER_BYTES,
     END_MARKER,
+    FORMAT_VERSION,
     BatchHeader,
     SegmentHeader,
     align,
@@ -79,10 +80,19 @@ def create_segment(disk: Disk, header: SegmentHeader) -> DiskFile:
 class JournalWriter:
     """Opens a new segment for its first batch; `start` is where replay ended."""
 
-    def __init__(self, disk: Disk, start: JournalPosition, *, segment_bytes: int, new_nonce: Callable[[], bytes]) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        start: JournalPosition,
+        *,
+        segment_bytes: int,
+        new_nonce: Callable[[], bytes],
+        format_version: int = FORMAT_VERSION,
+    ) -> None:
         self._disk = disk
         self._segment_bytes = segment_bytes
         self._new_nonce = new_nonce
+        self._format_version = format_version
         self._segment_id = start.segment_id
         self._sequence = start.sequence
         self._offset = 0
@@ -128,7 +138,7 @@ class JournalWriter:
 
     def _roll(self, first_batch_bytes: int) -> None:
         size_bytes = max(self._segment_bytes, ALIGNMENT + first_batch_bytes)
-        header = SegmentHeader(self._segment_id + 1, self._sequence, self._new_nonce(), size_bytes)
+        header = SegmentHeader(self._segment_id + 1, self._sequence, self._new_nonce(), size_bytes, self._format_version)
         file = create_segment(self._disk, header)
         self.close()
         self._file, self._segment_id, self._nonce, self._offset = file, header.segment_id, header.nonce, ALIGNMENT

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import zip_longest
 
 from cepheid_bookie.block_check import Run
@@ -11,6 +12,7 @@ from cepheid_bookie.bookie import Bookie
 from cepheid_bookie.cookie import Cookie
 from cepheid_bookie.damaged_blocks import DamageReport, Outlook
 from cepheid_bookie.errors import CookieError
+from cepheid_bookie.journal_format import FORMAT_VERSION, SIZED_FORMAT_VERSION
 from cepheid_metadata import (
     BadVersionError,
     BookieCookie,
@@ -18,6 +20,7 @@ from cepheid_metadata import (
     CorruptRecordError,
     DeletedLedgers,
     Found,
+    InGrace,
     KeyExistsError,
     LedgerIdCounter,
     LedgerMetadata,
@@ -35,9 +38,13 @@ from cepheid_metadata import (
     restored_record,
 )
 from cepheid_metadata.repair_views import RepairRefusedError, UnknownLedgerError, mark_damaged
+from cepheid_metadata.upgrade import read_storage_format
 from cepheid_ports import Ports, SteadyClock
 
 log = logging.getLogger(__name__)
+
+_SIZED_JOURNAL_SINCE = 2  # storage format of the cluster
+_READ_AT_ONCE = 64  # records of ledgers that are about to be deleted here
 
 
 class MetadataCookies:
@@ -131,18 +138,26 @@ class MetadataLedgers:
     async def report_if_restored(self, bookie: Bookie) -> bool:
         return await report_bookie(self._store, bookie, self._ports)
 
-    async def purge(self) -> None:
-        purged = await self._deleted.purge(self._clock.now_ms())
+    async def purge(self, give_up: Collection[int] = ()) -> Mapping[int, InGrace]:
+        purged = await self._deleted.purge(self._clock.now_ms(), give_up)
         if purged:
-            log.info("gc.purged", extra={"ledgers": len(purged), "first": purged[0], "last": purged[-1]})
+            given_up = len(set(purged).intersection(give_up))
+            facts = {"ledgers": len(purged), "first": purged[0], "last": purged[-1], "before_their_time": given_up}
+            log.info("gc.purged", extra=facts)
+        return self._deleted.in_grace
 
     async def listing(self) -> Collection[int]:
         await self._sync()
         return await self._deleted.listing()
 
-    async def exists(self, ledger_id: int) -> bool:
-        await self._sync()
-        return await self._deleted.is_kept(ledger_id)
+    async def absent(self, ledger_ids: Sequence[int]) -> list[int]:
+        await self._sync()  # once: a ledger that is in neither tree does not come back to one
+        found: list[int] = []
+        for start in range(0, len(ledger_ids), _READ_AT_ONCE):
+            part = ledger_ids[start : start + _READ_AT_ONCE]
+            kept = await asyncio.gather(*map(self._deleted.is_kept, part))
+            found += [ledger_id for ledger_id, is_kept in zip(part, kept, strict=True) if not is_kept]
+        return found
 
     async def record(self, ledger_id: int) -> Found[LedgerMetadata] | None:
         try:
@@ -166,6 +181,11 @@ class MetadataLedgers:
         """A follower may lag behind a creation whose data we hold."""
         await self._store.sync(keys.LEDGERS_KEY)
         await self._store.sync(keys.DELETED_LEDGERS_KEY)
+
+
+async def journal_format(store: MetadataStore) -> int:
+    """Return the format of new journal segments in this cluster. Raises NewerStorageFormatError."""
+    return SIZED_FORMAT_VERSION if await read_storage_format(store) >= _SIZED_JOURNAL_SINCE else FORMAT_VERSION
 
 
 class MetadataDamage:

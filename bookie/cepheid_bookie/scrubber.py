@@ -60,7 +60,7 @@ class ScrubFigures:
 
 
 class Scrubber:
-    """`start` once, `stop` any time, `aclose` once. `is_busy` says whether others use the disk now."""
+    """The passes over all blocks, and the task that mends damaged ones. `is_busy` says whether others use the disk now."""
 
     def __init__(
         self,
@@ -98,6 +98,7 @@ class Scrubber:
         return f"<Scrubber {self._name}: {self._share():.0%} of a pass, {self.damaged!r}>"
 
     def start(self, reports: DamageReports) -> None:
+        """Begin, or continue where an earlier process was. Damage goes to `reports`."""
         self.damaged.reports = reports
         self._tasks.start(self._run(), name="scrub")
 
@@ -117,6 +118,7 @@ class Scrubber:
         await self.damaged.look_at_suspects()
 
     def figures(self) -> ScrubFigures:
+        """Return counters since the start, and gauges as of now."""
         since_ms = self._progress.ended_at_ms or self._progress.began_at_ms
         return ScrubFigures(
             blocks=self.blocks,

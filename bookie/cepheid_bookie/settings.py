@@ -167,13 +167,67 @@ class StorageSettings(BaseModel, frozen=True, extra="forbid"):
     min_free_data_bytes: int = Field(
         128 * MiB, ge=0, description="Free space on the data disk below which the bookie becomes read-only."
     )
-    disk_check_interval_s: float = Field(2.0, gt=0, description="Interval between checks of free space while adds arrive.")
+    space_margin_bytes: int = Field(
+        64 * MiB,
+        ge=0,
+        description="Free space above `storage.min_free_journal_bytes` and `storage.min_free_data_bytes` with which a read-only "
+        "bookie becomes writable again. Keep it at `storage.journal_segment_bytes` or more, so that the next journal file does not "
+        "make it read-only at once.",
+    )
+    warn_free_journal_bytes: int = Field(
+        512 * MiB, ge=0, description="Free space on the journal disk below which the bookie warns in its log and at `/ready`."
+    )
+    warn_free_data_bytes: int = Field(
+        1024 * MiB, ge=0, description="Free space on the data disk below which the bookie warns in its log and at `/ready`."
+    )
+    slow_disk_s: float = Field(
+        2.0,
+        ge=0,
+        description="Time for one write and sync of the journal above which the disk counts as slow; a flush of the data may take "
+        "five times that. If all writes are slow for `storage.slow_disk_for_s`, the bookie becomes read-only, so that writers use "
+        "other bookies. 0: never. Bookies of `cepheid standalone` ignore it.",
+    )
+    slow_disk_for_s: float = Field(
+        30.0,
+        gt=0,
+        description="Time for which all writes must be slow before the bookie becomes read-only, and quick before it is writable "
+        "again.",
+    )
+    stalled_disk_s: float = Field(
+        20.0,
+        ge=0,
+        description="Time after which a write that has not finished means that the disk hangs: the bookie leaves the list of "
+        "bookies until the write finishes, so that its ledgers are repaired elsewhere. 0: never. Bookies of `cepheid standalone` "
+        "ignore it.",
+    )
+    disk_check_interval_s: float = Field(
+        2.0,
+        gt=0,
+        description="Interval between checks of free space while adds arrive, and between writes that probe a slow disk.",
+    )
 
     gc_interval_s: float = Field(
-        900.0,
+        300.0,
         gt=0,
         description="Interval between two comparisons with metadata. Data of a deleted ledger is removed when two in a row did "
         "not find it. Shorter: disk space returns sooner, metadata is listed more often.",
+    )
+    gc_confirm_s: float = Field(
+        60.0,
+        gt=0,
+        description="Time after which a comparison that first missed a ledger is followed by the one that removes its data, if "
+        "`storage.gc_interval_s` is longer.",
+    )
+    gc_full_interval_s: float = Field(
+        30.0,
+        gt=0,
+        description="Interval between two comparisons while the data disk is full, if `storage.gc_interval_s` is longer. The first "
+        "is made as soon as the disk is full.",
+    )
+    shorten_undelete_on_full_disk: bool = Field(
+        False,
+        description="Whether a bookie with a full data disk gives up deleted ledgers before their time of grace "
+        "(`ledger.deletion_grace_s`) is over, as many as it needs to become writable. They cannot be brought back then.",
     )
     gc_mass_ledgers: int = Field(
         20, ge=1, description="Number of ledgers on this bookie from which the check of `storage.gc_mass_ratio` applies."
@@ -186,9 +240,10 @@ class StorageSettings(BaseModel, frozen=True, extra="forbid"):
         "deleted: it may be the wrong cluster. Raise it for one start after really deleting that many topics.",
     )
     gc_surplus_ledgers: int = Field(
-        1000,
+        350,
         ge=1,
-        description="Ledgers of this bookie whose metadata records one comparison reads, in rotation, to find surplus copies: "
+        description="Ledgers of this bookie whose metadata records are read every `storage.gc_interval_s`, in rotation, to find "
+        "surplus copies: "
         "closed ledgers that were repaired on other bookies and no longer name this one. Larger: their disk space returns sooner, "
         "metadata is read more often.",
     )

@@ -104,12 +104,14 @@ class BookieStatistics:
     # disks
     free_journal_bytes: int
     free_data_bytes: int
+    bytes_in_grace: int
 
 
 def take_statistics(
     *,
     state: str,
     writable: bool,
+    bytes_in_grace: int,
     open_reads: int,
     admission: Admission,
     pace: BackgroundPace,
@@ -198,6 +200,7 @@ def take_statistics(
         quarantined_logs=len(collection.quarantined),
         damaged_blocks=collection.counters.damaged_blocks,
         scrub=scrub,
-        free_journal_bytes=space.free_journal_bytes,
-        free_data_bytes=space.free_data_bytes,
+        free_journal_bytes=space.journal.free_bytes,
+        free_data_bytes=space.data.free_bytes,
+        bytes_in_grace=bytes_in_grace,
     )

@@ -27,7 +27,7 @@ from cepheid_bookie import (
 )
 from cepheid_bookie.disk_space import check_disk_size
 from cepheid_bookie.held_ledgers import held_ledgers
-from cepheid_bookie.metadata_records import report_bookie
+from cepheid_bookie.metadata_records import journal_format, report_bookie
 from cepheid_bookie.settings import BookieServerSettings
 from cepheid_metadata import (
     BookieRegistration,
@@ -36,6 +36,7 @@ from cepheid_metadata import (
     keys,
     list_names,
 )
+from cepheid_metadata.upgrade import report_known_format
 from cepheid_ports import Ports
 from cepheid_rpc import BookieConnection
 
@@ -97,6 +98,7 @@ class LocalBookies:
         for bookie in bookies:
             bookie.start_scrubber(MetadataDamage(store, bookie.bookie_id, ports))
         for bookie in bookies:
+            await report_known_format(store, bookie.bookie_id, "")
             await local._registrations.create(bookie.bookie_id, local._registration(bookie, {}), ephemeral=True)
         local._expected = await list_names(store, keys.BOOKIE_COOKIES_KEY)
         return local
@@ -207,12 +209,14 @@ async def _open_bookie(
 ) -> Bookie:
     from cepheid_bookie.rocks_index import RocksBlockIndex
 
+    settings = settings.model_copy(update={"slow_disk_s": 0.0, "stalled_disk_s": 0.0})  # no other bookie has a better disk
     directory = data_dir / identity.bookie_id
     disk = RealDisk(directory)
     check_disk_size(disk, disk, settings)
-    index = RocksBlockIndex(directory / "index")
     cookies = MetadataCookies(store, {"data": (str(directory),)})
-    bookie = await Bookie.open(identity, settings, disk, index, ports, cookies=cookies)
+    new_segments = await journal_format(store)
+    index = RocksBlockIndex(directory / "index")
+    bookie = await Bookie.open(identity, settings, disk, index, ports, cookies=cookies, journal_format=new_segments)
     try:
         await report_bookie(store, bookie, ports)
     except BaseException:

@@ -15,7 +15,7 @@ from cepheid_metadata.cluster_records import (
     NamespaceRecord,
     TenantRecord,
 )
-from cepheid_metadata.deleted_ledgers import UNDELETED, DeletedLedgers
+from cepheid_metadata.deleted_ledgers import UNDELETED, DeletedLedgers, InGrace
 from cepheid_metadata.errors import (
     AccessDeniedError,
     BadVersionError,
@@ -175,6 +175,7 @@ __all__ = [
     "Found",
     "Fragment",
     "GrownRecord",
+    "InGrace",
     "InactiveTopicsPolicy",
     "InvalidKeyError",
     "InvalidNameError",

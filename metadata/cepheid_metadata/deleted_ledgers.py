@@ -13,19 +13,40 @@ Rules:
 
 from __future__ import annotations
 
-from cepheid_metadata.errors import BadVersionError, NoSuchKeyError
+import logging
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from cepheid_metadata.errors import BadVersionError, CorruptRecordError, NewerFormatError, NoSuchKeyError
 from cepheid_metadata.ledger_records import DeletedLedger, LedgerMetadata
 from cepheid_metadata.listing import list_deleted_ledgers, list_ledgers
 from cepheid_metadata.repositories import Found, deleted_ledger_records, ledger_records
 from cepheid_metadata.store import Create, MetadataStore, Op, Put
 
+log = logging.getLogger(__name__)
+
 UNDELETED = "undeleted_at_ms"
 """Custom field of a ledger that was brought back."""
+
+
+@dataclass(frozen=True, slots=True)
+class InGrace:
+    """A deleted ledger whose entries are kept, as `purge` found it."""
+
+    until_ms: int
+    copy_bytes: int
+    """About how much of it one bookie of its ensemble holds."""
+
+
+def _in_grace(record: DeletedLedger) -> InGrace:
+    ledger = record.ledger
+    return InGrace(record.purge_after_ms, (ledger.length_bytes or 0) * ledger.write_quorum // ledger.ensemble_size)
 
 
 class DeletedLedgers:
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
+        self._in_grace: dict[int, InGrace] = {}  # as of the last `purge`
         self._living = ledger_records(store)
         self._deleted = deleted_ledger_records(store)
 
@@ -71,18 +92,57 @@ class DeletedLedgers:
             self._living.replace_op(ledger.ledger_id, ledger, version - 1),
         ]
 
-    async def purge(self, now_ms: int) -> list[int]:
-        """Forgets those whose time is over; returns their ids. Any number of processes may do it at once."""
+    @property
+    def in_grace(self) -> Mapping[int, InGrace]:
+        """Return the deleted ledgers that the last `purge` left, by id."""
+        return self._in_grace
+
+    async def purge(self, now_ms: int, give_up: Collection[int] = ()) -> list[int]:
+        """Forget those whose time is over, and those to give up; return their ids. Any number of processes may do it at once.
+
+        A record is read when this object first sees it and when its time is over: nothing else can change its time, except that
+        the ledger is brought back and deleted again, which only makes it later.
+        """
+        known, self._in_grace = self._in_grace, {}
         purged: list[int] = []
         async for ledger_id in list_deleted_ledgers(self._store):
-            found = await self._deleted.get(ledger_id)
-            if found is not None and found.record.purge_after_ms <= now_ms:
-                try:
-                    await self._deleted.delete(ledger_id, found.version)
-                except (BadVersionError, NoSuchKeyError):
-                    continue  # brought back, or purged by another process
-                purged.append(ledger_id)
+            waiting = known.get(ledger_id)
+            if waiting is None or waiting.until_ms <= now_ms or ledger_id in give_up:
+                waiting = await self._purge_one(ledger_id, now_ms, give_up=ledger_id in give_up)
+                if waiting is None:
+                    purged.append(ledger_id)
+                    continue
+            self._in_grace[ledger_id] = waiting
         return purged
+
+    async def give_up(self, ledger_id: int) -> bool:
+        """Forget a deleted ledger before its time. Return whether it was deleted, and could have been brought back until now."""
+        found = await self._deleted.get(ledger_id)
+        if found is None:
+            return False
+        try:
+            await self._deleted.delete(ledger_id, found.version)
+        except (BadVersionError, NoSuchKeyError):
+            return False
+        return True
+
+    async def _purge_one(self, ledger_id: int, now_ms: int, *, give_up: bool) -> InGrace | None:
+        """Return None if it was forgotten now."""
+        try:
+            found = await self._deleted.get(ledger_id)
+        except (CorruptRecordError, NewerFormatError) as error:
+            hint = "its entries stay on the bookies; `cepheid ledgers list --deleted` shows the record"
+            log.warning("gc.deleted_record_unreadable", extra={"ledger_id": ledger_id, "error": error.args[0], "hint": hint})
+            return InGrace(now_ms, 0)
+        if found is None:  # brought back, or purged by another process
+            return InGrace(now_ms, 0)
+        if found.record.purge_after_ms > now_ms and not give_up:
+            return _in_grace(found.record)
+        try:
+            await self._deleted.delete(ledger_id, found.version)
+        except (BadVersionError, NoSuchKeyError):
+            return InGrace(now_ms, 0)  # as above
+        return None
 
     async def listing(self) -> set[int]:
         """Ids of all ledgers whose entries must be kept, read to the end. One that is moved meanwhile may be missed (rule 1)."""

@@ -12,6 +12,7 @@ from cepheid_metadata.cluster_records import ClusterIdentity
 from cepheid_metadata.errors import KeyExistsError, MetadataError, StoreUnavailableError
 from cepheid_metadata.repositories import cluster_identity, restored_record
 from cepheid_metadata.store import MetadataStore
+from cepheid_metadata.upgrade import begin_with_newest_format
 from cepheid_ports import Ports
 
 
@@ -45,6 +46,7 @@ async def found_cluster(store: MetadataStore, name: str, ports: Ports) -> Cluste
             raise UnfinishedRestoreError("a restore of metadata into this store was cut off")
         try:
             await records.create(None, identity)
+            await begin_with_newest_format(store)
         except KeyExistsError:
             pass  # somebody else founds it at the same time
         except StoreUnavailableError as error:

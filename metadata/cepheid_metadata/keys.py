@@ -28,6 +28,8 @@
     /repair/off                                switch: automatic repair is off
     /repair/draining/ID                        bookie that is being decommissioned
     /repair/requests/ID                        bookie whose ledgers are to be repaired now
+    /upgrade/format                            storage format of the cluster
+    /upgrade/bookies/ID                        storage format that the last process of a bookie knows
     /restored                                  metadata was restored from a backup, and an operator has not confirmed it yet
     /restored/bookies/ID                       bookie that has reported its ledgers since the restore, or is given up
 
@@ -77,6 +79,8 @@ AUDIT_KEY = "/repair/audit"
 REPAIR_OFF_KEY = "/repair/off"
 DRAINING_BOOKIES_KEY = "/repair/draining"
 REPAIR_REQUESTS_KEY = "/repair/requests"
+STORAGE_FORMAT_KEY = "/upgrade/format"
+KNOWN_FORMATS_KEY = "/upgrade/bookies"
 RESTORED_KEY = "/restored"
 RESTORED_BOOKIES_KEY = "/restored/bookies"
 
@@ -224,6 +228,10 @@ def repair_lock_key(ledger_id: int) -> str:
 
 def draining_bookie_key(bookie_id: str) -> str:
     return f"{DRAINING_BOOKIES_KEY}/{encode_name(bookie_id)}"
+
+
+def known_format_key(bookie_id: str) -> str:
+    return f"{KNOWN_FORMATS_KEY}/{encode_name(bookie_id)}"
 
 
 def repair_request_key(bookie_id: str) -> str:

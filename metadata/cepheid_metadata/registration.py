@@ -73,7 +73,8 @@ class Registration(Generic[R]):
         self._is_past = is_past
         self._patience_s = patience_s
         self._tasks = TaskOwner(f"registration {name}", on_failed)
-        self._wanted = self._taken = 0
+        self._wanted: int | None = 0
+        self._taken: int | None = 0
         self._due = asyncio.Event()
         self._unsubscribe: Callable[[], None] | None = None
         self._watch: Watch | None = None
@@ -81,12 +82,12 @@ class Registration(Generic[R]):
 
     def __repr__(self) -> str:
         state = "registered" if self.registered else "not registered"
-        return f"<Registration {self._places[self._wanted].key_of(self._name)}: {state}>"
+        return f"<Registration {self.key}: {state}>"
 
     @property
     def key(self) -> str:
-        """Where it is, or wants to be."""
-        return self._places[self._wanted].key_of(self._name)
+        """Where it is, or wants to be; where it first registers while it wants to be nowhere."""
+        return self._places[self._wanted or 0].key_of(self._name)
 
     async def start(self, place: int = 0) -> None:
         """Returns when registered, through any outage of the store. Raises RegistrationTakenError."""
@@ -96,8 +97,8 @@ class Registration(Generic[R]):
             await asyncio.sleep(_RETRY_S)
         self._tasks.start(self._keep(), name="keep")
 
-    def move(self, place: int) -> None:
-        """Asks for another place; it is taken as soon as the store answers."""
+    def move(self, place: int | None) -> None:
+        """Ask for another place, or to be registered nowhere (None). It is done as soon as the store answers."""
         if place != self._wanted:
             self._wanted = place
             self._due.set()
@@ -155,6 +156,9 @@ class Registration(Generic[R]):
 
     async def _register(self) -> None:
         wanted, record = self._wanted, self._record
+        if wanted is None:
+            await self._withdraw()
+            return
         place = self._places[wanted]
         await self._take(place)
         for other in self._places:
@@ -166,6 +170,16 @@ class Registration(Generic[R]):
         if record is self._record:
             self._outdated.clear()
         if wanted != self._wanted:
+            self._due.set()
+
+    async def _withdraw(self) -> None:
+        self._disarm()
+        if self.registered:
+            log.info("registration.withdrawn", extra={"key": self.key})
+        self.registered = False
+        for place in self._places:
+            await self._leave(place)
+        if self._wanted is not None:
             self._due.set()
 
     async def _take(self, place: Records[str, R]) -> None:

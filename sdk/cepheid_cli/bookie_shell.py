@@ -261,9 +261,13 @@ def why_not_freed(
 
     Example: cepheid bookie-shell why-not-freed 0000002a --data /var/lib/bookie --metadata zk://zk1:2181
 
-    An entry log is deleted when the index refers to nothing in it. The logs with the smallest live share come first.
+    An entry log is deleted when the index refers to nothing in it. The logs with the smallest live share come first. The column
+    compaction says when a running bookie with default settings copies the live rest of a log and deletes the log.
     """
-    from cepheid_bookie.directory_report import report_kept_logs
+    from cepheid_bookie.directory_report import compaction_of, report_kept_logs
+    from cepheid_bookie.settings import StorageSettings
+
+    settings = StorageSettings()
 
     with _stopped(data, journal) as bookie:
         kept = report_kept_logs(bookie, None if log_id is None else _log_id(log_id))
@@ -271,17 +275,17 @@ def why_not_freed(
         owners = _owners(metadata)
     kept.sort(key=lambda one: (one.live_share, one.log_id))
     if as_json:
-        print_json([_kept_view(one, owners, bookie_id) for one in kept])
+        print_json([_kept_view(one, owners, bookie_id) | {"compaction": compaction_of(one, settings)} for one in kept])
         return
     rows = []
     for one in kept:
-        share = f"{one.live_share:.1%}"
+        log = [one.file, shown_bytes(one.size_bytes), f"{one.live_share:.1%}", compaction_of(one, settings)]
         if not one.ledgers:
-            rows.append([one.file, shown_bytes(one.size_bytes), share, "-", "-", "nothing: deleted at the next collection"])
+            rows.append([*log, "-", "-", "nothing: deleted at the next collection"])
         for ledger_id, live_bytes in sorted(one.ledgers.items(), key=lambda item: -item[1]):
             why = "not known without --metadata" if owners is None else owners.why_kept(ledger_id, bookie_id)
-            rows.append([one.file, shown_bytes(one.size_bytes), share, str(ledger_id), shown_bytes(live_bytes), why])
-    print_table(("log", "size", "live", "ledger", "live bytes", "kept by"), rows)
+            rows.append([*log, str(ledger_id), shown_bytes(live_bytes), why])
+    print_table(("log", "size", "live", "compaction", "ledger", "live bytes", "kept by"), rows)
 
 
 @app.command()

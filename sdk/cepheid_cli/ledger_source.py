@@ -35,6 +35,9 @@ class LedgerSource(Protocol):
     async def undelete(self, ledger_id: int) -> None:
         """Raises NoSuchLedgerHereError."""
 
+    async def purge(self, ledger_id: int) -> None:
+        """Give up a deleted ledger. Raises NoSuchLedgerHereError."""
+
     async def bookies(self) -> list[dict[str, Any]]: ...
 
     async def repair(self, ledger_id: int, bookies: list[str]) -> None:
@@ -60,6 +63,9 @@ class AdminSource:
 
     async def undelete(self, ledger_id: int) -> None:
         self._ask("POST", f"/cepheid/v1/ledgers/{ledger_id}/undelete")
+
+    async def purge(self, ledger_id: int) -> None:
+        self._ask("POST", f"/cepheid/v1/ledgers/{ledger_id}/purge")
 
     async def bookies(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self._admin.get("/cepheid/v1/bookies")["bookies"]
@@ -112,6 +118,12 @@ class StoreSource:
             raise NoSuchLedgerHereError(
                 f"ledger {ledger_id} cannot be brought back: it was not deleted, or its time of grace is over"
             )
+
+    async def purge(self, ledger_id: int) -> None:
+        from cepheid_metadata import DeletedLedgers
+
+        if not await DeletedLedgers(self._store).give_up(ledger_id):
+            raise NoSuchLedgerHereError(f"ledger {ledger_id} cannot be purged: it was not deleted, or its time of grace is over")
 
     async def bookies(self) -> list[dict[str, Any]]:
         from cepheid_metadata.ledger_views import bookie_views

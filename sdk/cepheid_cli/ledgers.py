@@ -10,7 +10,7 @@ import typer
 
 from cepheid_cli.admin.common import DEFAULT_URL, AdminClient, AdminUrl, Json, done, print_json, print_lines, print_table, sub_app
 from cepheid_cli.admin.units import shown_bytes, shown_time
-from cepheid_cli.ledger_source import LedgerSource, ledger_source
+from cepheid_cli.ledger_source import LedgerSource, NoSuchLedgerHereError, ledger_source
 
 app = sub_app("ledgers", "Ledgers: what topics are stored in (docs/operations.md).")
 bookies_app = sub_app("bookies", "Bookies: where ledgers are stored.")
@@ -191,6 +191,51 @@ def undelete(ledger: Ledger, admin_url: AdminUrl = DEFAULT_URL, metadata: Metada
 
     asyncio.run(main())
     done(f"ledger {ledger} is back, and stays until it is deleted again")
+
+
+@app.command()
+def purge(
+    ledger: Annotated[int | None, typer.Argument(min=0, max=MAX_ID, help="Ledger id.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="All deleted ledgers.")] = False,
+    topic: Annotated[str | None, typer.Option(help="All deleted ledgers of this topic.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    admin_url: AdminUrl = DEFAULT_URL,
+    metadata: Metadata = None,
+) -> None:
+    """Give up deleted ledgers before their time of grace is over, so that bookies delete their entries now.
+
+    They cannot be brought back then. Bookies with a full disk delete the entries within two minutes, others within
+    `storage.gc_interval_s` and `storage.gc_confirm_s`.
+    """
+    if [ledger is not None, every, topic is not None].count(True) != 1:
+        raise typer.BadParameter("name one ledger, or a topic with --topic, or say --all")
+
+    async def find() -> list[dict[str, Any]]:
+        async with ledger_source(admin_url, metadata) as source:
+            listed, _ = await _all(source, deleted=True)
+            return [view for view in listed if ledger in (None, view["ledger"]["ledger_id"])]
+
+    found = [view["ledger"] for view in asyncio.run(find()) if _is_wanted(view["ledger"], topic, None, None)]
+    if not found:
+        done("there is no such deleted ledger")
+        raise typer.Exit(1)
+    size = sum((record["length_bytes"] or 0) * record["write_quorum"] for record in found)
+    what = f"{len(found)} deleted {'ledger' if len(found) == 1 else 'ledgers'} with {shown_bytes(size)} on bookies"
+    if not yes:
+        typer.confirm(f"Give up {what}? What was in them cannot be brought back then.", abort=True)
+
+    async def give_up() -> int:
+        async with ledger_source(admin_url, metadata) as source:
+            gone = 0
+            for record in found:
+                try:
+                    await source.purge(record["ledger_id"])
+                except NoSuchLedgerHereError:  # brought back, or purged, since it was listed
+                    gone += 1
+            return gone
+
+    gone = asyncio.run(give_up())
+    done(f"gave up {what}" + (f"; {gone} of them were brought back or purged meanwhile" if gone else ""))
 
 
 @bookies_app.command("list")

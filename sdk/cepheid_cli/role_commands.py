@@ -65,10 +65,10 @@ def standalone(
 def bookie(
     metadata: Metadata = None,
     data_dir: Annotated[
-        Path | None, typer.Option("--data", help="Data directory; made when it does not exist. Default: bookie-data")
+        Path | None, typer.Option("--data-dir", "--data", help="Data directory; made when it does not exist. Default: bookie-data")
     ] = None,
     journal_dir: Annotated[
-        Path | None, typer.Option("--journal", help="Directory of the journal. Default: the data directory")
+        Path | None, typer.Option("--journal-dir", "--journal", help="Directory of the journal. Default: the data directory")
     ] = None,
     bookie_id: Annotated[str | None, typer.Option("--id", help="Name in metadata; must never change. Default: host:port")] = None,
     host: Host = None,

@@ -55,13 +55,19 @@ given in up to three ways. A flag wins over the environment, the environment ove
 A name that does not exist and a value that is not allowed are errors when the process starts. Nothing can be changed while it runs.
 `GET /admin/v2/brokers/configuration/runtime` shows the settings with which a broker runs.
 
-A name that ends in `_bytes` is a size in bytes, in `_s` a time in seconds, in `_min` minutes, in `_mb` megabytes (2^20 bytes). The
-units in the tables below are for reading: a file has `tail_cache_bytes = 134217728` for 128 MiB.
+A name that ends in `_bytes` is a size in bytes, in `_bytes_s` a rate in bytes per second, in `_s` a time in seconds, in `_min`
+minutes, in `_mb` megabytes (2^20 bytes). The units in the tables below are for reading: a file has `tail_cache_bytes = 134217728`
+for 128 MiB.
 """
 
 _HEAD = ("| setting | default | allowed | meaning |", "|---|---|---|---|")
 _HEAD_WITH_FLAGS = ("| setting | default | allowed | flag | meaning |", "|---|---|---|---|---|")
-_UNITS = {"_bytes": ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B")), "_s": ((86400, "d"), (3600, "h"), (1, "s"))}
+_BYTES = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
+_UNITS = {
+    "_bytes_s": tuple((size, f"{unit}/s") for size, unit in _BYTES),
+    "_bytes": _BYTES,
+    "_s": ((86400, "d"), (3600, "h"), (1, "s")),
+}
 
 
 def settings_page() -> str:

@@ -146,3 +146,4 @@ def test_what_makes_no_sense_is_refused_with_a_reason(admin: AdminWorld) -> None
         assert answer.status_code == status, path
         assert answer.json()["reason"]
     assert admin.post(f"{LEDGERS}/77777/undelete").status_code == 404
+    assert admin.post(f"{LEDGERS}/77777/purge").status_code == 404

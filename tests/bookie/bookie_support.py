@@ -45,6 +45,8 @@ def small_settings(**changes: Any) -> StorageSettings:
         "checkpoint_interval_s": 3600.0,
         "min_free_journal_bytes": 0,
         "min_free_data_bytes": 0,
+        "warn_free_journal_bytes": 0,
+        "warn_free_data_bytes": 0,
         "retry_s": 0.01,
         "disk_check_interval_s": 0.01,
         "waiting_s": 5.0,

@@ -5,19 +5,23 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from cepheid_bookie import bookie_role
 from cepheid_bookie.bookie_role import BookieRole, is_worth_reporting
 from cepheid_bookie.bookie_role_settings import BookieNameError, BookieRoleSettings
+from cepheid_bookie.disk import RealFile
 from cepheid_bookie.errors import CookieError, DiskTooSmallError, PortInUseError
 from cepheid_bookie.scans import accept_every_ticket
 from cepheid_metadata import (
     BookieRegistration,
+    ClusterIdentity,
     ClusterNotFoundedError,
     MemoryStore,
     MemoryTree,
@@ -25,13 +29,15 @@ from cepheid_metadata import (
     RestoredMetadata,
     available_bookies,
     bookie_reports,
+    cluster_identity,
     found_cluster,
     readonly_bookies,
     restored_record,
 )
+from cepheid_metadata.upgrade import NewerStorageFormatError, StorageFormat, finish_upgrade, storage_format_record
 from cepheid_ports import Ports, ProcessFailedError
 from cepheid_rpc import ReadRequest, Status
-from tests.bookie.bookie_support import added, group_of
+from tests.bookie.bookie_support import add, added, entries_of, group_of, read_all
 from tests.support import wait_until
 
 
@@ -135,14 +141,71 @@ async def test_the_journal_may_have_a_disk_of_its_own(world: World, tmp_path: Pa
         assert role.ready
 
 
+async def test_a_journal_directory_of_its_own_is_used_and_the_data_directory_may_be_named_twice(world: World) -> None:
+    await world.found()
+    for data, journal, has_journal in (("data", "journal", "journal"), ("both", "both/.", "both")):
+        name = f"bookie-{data}"
+        async with world.running(bookie_id=name, data_dir=world.directory / data, journal_dir=world.directory / journal) as role:
+            await added(role.bookie, group_of(7, 0))
+            assert list((world.directory / has_journal / "journal").glob("*.journal"))
+            assert list((world.directory / data).glob("entrylog"))
+
+
+async def test_the_old_journal_format_is_written_until_the_upgrade_is_finished_and_a_restart(world: World) -> None:
+    store = MemoryStore(world.tree)
+    await cluster_identity(store).create(None, ClusterIdentity(cluster_id="1", name="old", created_at_ms=1))
+
+    def formats() -> list[int]:
+        return [path.read_bytes()[8] for path in sorted((world.directory / "b1" / "journal").glob("*.journal"))]
+
+    async with world.running() as role:
+        await added(role.bookie, group_of(7, 0))
+        assert formats() == [1]
+        await finish_upgrade(store)
+        await added(role.bookie, group_of(7, 1))
+        assert formats() == [1]
+    async with world.running() as role:
+        await added(role.bookie, group_of(7, 2))
+        assert formats()[-1] == 2
+        assert await read_all(role.bookie, 7, 0, 2) == (entries_of([group_of(7, 0), group_of(7, 1), group_of(7, 2)]), {})
+    await storage_format_record(store).replace(None, StorageFormat(storage_format=3), None)
+    with pytest.raises(NewerStorageFormatError, match="start a newer release"):
+        await world.role().start()
+
+
 async def test_a_full_bookie_is_registered_as_readonly_until_there_is_room(world: World) -> None:
     await world.found()
     async with world.running() as role:
         for full, expected in ((True, (False, True)), (False, (True, False))):
-            role.bookie._space.full = full
-            role.bookie._on_space(full)
+            role.bookie._space.on_flush_full(full)
             await wait_until(lambda expected=expected: world.places() == expected, what=f"{expected}")
             assert role.ready
+
+
+async def test_a_bookie_whose_disk_hangs_is_not_registered_until_the_write_ends(world: World) -> None:
+    """So that other bookies take its place, and repair its ledgers if it stays so."""
+    await world.found()
+    storage = {"stalled_disk_s": 0.1, "slow_disk_for_s": 0.2, "disk_check_interval_s": 0.05}
+    async with world.running(storage=storage) as role:
+        hanging, sync = threading.Event(), RealFile.sync
+
+        def hang(file: RealFile) -> None:
+            hanging.wait(20)
+            sync(file)
+
+        with mock.patch.object(RealFile, "sync", hang):
+            adding = asyncio.ensure_future(add(role.bookie, group_of(7, 0)))
+            await wait_until(lambda: world.places() == (False, False), what="not registered")
+            status, text = await page(role, "/health")
+            assert (status, text) == (
+                200,
+                "serving, its journal disk hangs: a write has not finished for storage.stalled_disk_s (0.1 s)\n",
+            )
+            assert (await page(role, "/ready"))[0] == 503
+            hanging.set()
+        await adding
+        await wait_until(lambda: world.places() == (True, False), what="registered again")
+        assert role.ready
 
 
 async def test_a_disk_that_is_full_at_the_start_takes_no_ledgers(world: World) -> None:

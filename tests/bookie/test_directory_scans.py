@@ -202,5 +202,5 @@ def test_a_segment_of_a_newer_release_is_named(tmp_path: Path) -> None:
     segment = Segment(tmp_path)
     segment.damage(8, b"\x07")
     file = RealDisk(tmp_path).open(segment_path(1))
-    assert SegmentScan(file, 1).problem == "journal segment 0000000000000001 has format 7, this bookie reads 1"
+    assert SegmentScan(file, 1).problem == "journal segment 0000000000000001 has format 7, this bookie reads 1 and 2"
     file.close()

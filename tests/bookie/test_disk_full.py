@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cepheid_bookie import Bookie, BookieState, RealDisk, StorageSettings
-from cepheid_bookie.disk_space import check_disk_size
+from cepheid_bookie.disk_space import DiskLevel, check_disk_size
 from cepheid_bookie.errors import DiskTooSmallError
 from cepheid_bookie.settings import MiB
 from cepheid_rpc import LacRequest, Status
@@ -27,6 +27,71 @@ from tests.bookie.bookie_support import (
 from tests.bookie.promises import Promises
 from tests.simulation.world.sim_disk import SimDisk
 from tests.support import wait_until
+
+
+@pytest.mark.parametrize(
+    ("free", "short", "low"),
+    [
+        ((400,), False, False),
+        ((299,), False, True),
+        ((299, 349), False, True),  # the margin holds for the warning as well
+        ((299, 350), False, False),
+        ((99,), True, True),
+        ((99, 149), True, True),  # above the minimum again, and not by the margin
+        ((99, 150), False, True),
+        ((100,), False, True),
+    ],
+)
+def test_a_disk_is_short_below_its_minimum_until_it_is_above_by_the_margin(free: tuple[int, ...], short: bool, low: bool) -> None:
+    level = DiskLevel("data", minimum_bytes=100, margin_bytes=50, warn_bytes=300)
+    for free_bytes in free:
+        level.take(free_bytes)
+    assert (level.short, level.low) == (short, low)
+
+
+async def test_a_bookie_that_has_started_on_a_full_disk_becomes_writable_without_any_traffic() -> None:
+    machine = Machine(settings=small_settings(min_free_data_bytes=512 * KiB, space_margin_bytes=512 * KiB))
+    machine.disk.capacity_bytes = machine.disk.used_bytes() + 400 * KiB
+    async with machine.bookie() as bookie:
+        assert not bookie.writable
+        machine.disk.capacity_bytes += 400 * KiB
+        await wait_until(lambda: "must have 1,048,576 again" in bookie.read_only_reason)
+        machine.disk.capacity_bytes += 1024 * KiB
+        await wait_until(lambda: bookie.writable)
+
+
+async def test_a_low_disk_is_warned_of_before_it_is_full() -> None:
+    machine = Machine(settings=small_settings(warn_free_data_bytes=512 * KiB))
+    async with machine.bookie() as bookie:
+        assert bookie.space_warning == ""
+        machine.disk.capacity_bytes = machine.disk.used_bytes() + 400 * KiB
+        await added(bookie, group_of(7, 0))
+        await wait_until(lambda: "fewer than storage.warn_free_data_bytes (524,288)" in bookie.space_warning)
+        assert bookie.writable
+
+
+async def test_a_full_journal_disk_gets_its_space_back_without_any_traffic() -> None:
+    """Two marks are saved, and files are kept from the older one on: no add comes that would move both."""
+    settings = {"min_free_journal_bytes": 100 * KiB, "space_margin_bytes": 64 * KiB, "write_cache_bytes": MiB}
+    machine = Machine(settings=small_settings(**settings))
+    journal_disk = SimDisk(machine.random)
+    journal_disk.capacity_bytes = 400 * KiB
+    bookie = await open_with_journal(machine, journal_disk)
+    refused, first = False, 0
+    while not refused:
+        answers = await add(bookie, group_of(7, first, size=3 * KiB))
+        refused, first = answers[0].status is Status.NO_SPACE, first + 1
+    await wait_until(lambda: bookie.writable)
+    assert len(journal_disk.listdir("journal")) == 1
+    await bookie.aclose()
+
+
+async def test_much_that_is_admitted_at_once_is_noticed_before_the_next_look() -> None:
+    machine = Machine(settings=small_settings(min_free_data_bytes=256 * KiB, disk_check_interval_s=3600.0))
+    machine.disk.capacity_bytes = machine.disk.used_bytes() + 1024 * KiB
+    async with machine.bookie() as bookie:
+        await wait_until_refused(bookie, Status.NO_SPACE, size=8 * KiB)
+        assert machine.disk.free_bytes() > 64 * KiB
 
 
 async def test_below_the_minimum_regular_adds_are_refused_and_everything_else_goes_on() -> None:
@@ -73,12 +138,12 @@ def test_a_disk_that_could_not_take_one_entry_is_refused_with_the_settings_that_
     check_disk_size(journal, data, settings)
 
 
-async def wait_until_refused(bookie: Bookie, status: Status) -> None:
+async def wait_until_refused(bookie: Bookie, status: Status, *, size: int = 10) -> None:
     """Adds to ever new ledgers until one is refused with `status`; all before are OK."""
     ledger_id, answers = 1_000, [Status.OK]
     while answers == [Status.OK]:
         ledger_id += 1
-        answers = [answer.status for answer in await add(bookie, group_of(ledger_id, 0))]
+        answers = [answer.status for answer in await add(bookie, group_of(ledger_id, 0, size=size))]
     assert answers == [status]
 
 

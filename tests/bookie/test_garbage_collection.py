@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import pytest
 
-from cepheid_bookie import Bookie, GarbageCollector, MetadataLedgers
+from cepheid_bookie import Bookie, GarbageCollector, MetadataLedgers, StorageSettings
 from cepheid_bookie import bookie as bookie_module
 from cepheid_bookie.entry_log import list_logs
-from cepheid_metadata import DeletedLedgers, Found, Fragment, LedgerMetadata, LedgerState, MemoryStore, MemoryTree, ledger_records
+from cepheid_metadata import (
+    DeletedLedgers,
+    Found,
+    Fragment,
+    InGrace,
+    LedgerMetadata,
+    LedgerState,
+    MemoryStore,
+    MemoryTree,
+    ledger_records,
+)
 from cepheid_ports import Ports
 from cepheid_rpc import ExplicitLac, LacRequest, Status
 from tests.bookie.bookie_support import KEY, KiB, Machine, add, added, entries_of, group_of, read_all, settle, small_settings
@@ -24,7 +35,10 @@ class Metadata:
     def __init__(self, *ledgers: int) -> None:
         self.ledgers = set(ledgers)
         self.hidden: set[int] = set()  # a follower that lags does not list these
+        self.in_grace: dict[int, InGrace] = {}
+        self.given_up: list[int] = []
         self.failing = False
+        self.failing_reads = False
         self.during_listing: Callable[[], Awaitable[None]] | None = None
 
         self.restored = False
@@ -32,19 +46,24 @@ class Metadata:
     async def report_if_restored(self, bookie: Bookie) -> bool:
         return self.restored
 
-    async def purge(self) -> None:
-        pass
+    async def purge(self, give_up: Collection[int] = ()) -> Mapping[int, InGrace]:
+        self.given_up += give_up
+        for ledger_id in give_up:
+            del self.in_grace[ledger_id]
+        return dict(self.in_grace)
 
     async def listing(self) -> Collection[int]:
-        listed = self.ledgers - self.hidden
+        listed = (self.ledgers - self.hidden).union(self.in_grace)
         if self.during_listing is not None:
             await self.during_listing()
         if self.failing:
             raise ConnectionError("the listing ended early")
         return listed
 
-    async def exists(self, ledger_id: int) -> bool:
-        return ledger_id in self.ledgers
+    async def absent(self, ledger_ids: Sequence[int]) -> list[int]:
+        if self.failing_reads:
+            raise ConnectionError("the session is lost")
+        return [ledger_id for ledger_id in ledger_ids if ledger_id not in self.ledgers and ledger_id not in self.in_grace]
 
     async def record(self, ledger_id: int) -> None:
         return None
@@ -141,16 +160,17 @@ async def test_after_a_restore_of_metadata_nothing_is_deleted_and_what_was_suspe
         assert (await collector.collect()).deleted == (2,)
 
 
-async def test_an_error_in_the_listing_deletes_nothing_and_forgets_what_was_suspected() -> None:
+@pytest.mark.parametrize("what", ["failing", "failing_reads"])
+async def test_metadata_that_goes_away_during_a_pass_deletes_nothing_and_forgets_what_was_suspected(what: str) -> None:
     async with Machine().bookie() as bookie:
         await filled(bookie, 1, 2)
         metadata = Metadata(1)
         collector = GarbageCollector(bookie, metadata)
         await collector.collect()
-        metadata.failing = True
+        setattr(metadata, what, True)
         with pytest.raises(ConnectionError):
             await collector.collect()
-        metadata.failing = False
+        setattr(metadata, what, False)
         assert (await collector.collect()).deleted == ()
         assert bookie.ledgers() == [1, 2]
 
@@ -196,6 +216,103 @@ async def test_mass_absence_stops_everything() -> None:
         collector = GarbageCollector(bookie, Metadata(*range(1, 8)))
         await collector.collect()
         assert (await collector.collect()).deleted == (8, 9, 10, 11, 12)
+
+
+async def test_a_mass_of_ledgers_that_metadata_showed_as_deleted_is_collected() -> None:
+    """Nine of ten topics were deleted, and their time of grace ends at once."""
+    machine = Machine(settings=small_settings(gc_mass_ledgers=10, gc_mass_ratio=0.5))
+    async with machine.bookie() as bookie:
+        await filled(bookie, *range(1, 21))
+        metadata = Metadata(1, 2)
+        metadata.in_grace = {ledger_id: InGrace(0, 50) for ledger_id in range(3, 21)}
+        collector = GarbageCollector(bookie, metadata)
+        await collector.collect()
+        assert bookie.statistics().bytes_in_grace == 18 * 50
+        metadata.in_grace.clear()
+        await collector.collect()
+        assert (await collector.collect()).deleted == tuple(range(3, 21))
+        metadata.ledgers.clear()
+        await filled(bookie, *range(21, 31))
+        assert (await collector.collect()).refused_mass, "of these metadata never said that they are deleted"
+
+
+@pytest.mark.virtual_time
+@pytest.mark.deadline(2000)
+async def test_what_is_deleted_is_gone_after_an_interval_and_a_confirmation() -> None:
+    machine = Machine()
+    assert StorageSettings().gc_interval_s + StorageSettings().gc_confirm_s <= 6 * 60
+    async with machine.bookie() as bookie:
+        await filled(bookie, 1, *range(100, 1100))
+        metadata = Metadata(1, *range(100, 1100))
+        collector = GarbageCollector(bookie, metadata)
+        collector.start()
+        await asyncio.sleep(310)
+        metadata.in_grace = {ledger_id: InGrace(0, 50) for ledger_id in range(100, 1100)}
+        metadata.ledgers = {1}
+        await asyncio.sleep(310)
+        assert len(bookie.ledgers()) == 1001
+        metadata.in_grace.clear()
+        passes = collector.passes
+        await asyncio.sleep(6 * 60)
+        assert bookie.ledgers() == [1]
+        assert collector.passes - passes == 2
+        await collector.aclose()
+
+
+def full_machine(**changes: Any) -> Machine:
+    return Machine(settings=small_settings(min_free_data_bytes=128 * KiB, space_margin_bytes=32 * KiB, **changes))
+
+
+async def fill(machine: Machine, bookie: Bookie, *ledgers: int) -> None:
+    """Write 160 KiB to each ledger, in logs of its own, and let the disk have less than the minimum left."""
+    for ledger_id in ledgers:
+        for first in range(0, 160, 10):
+            await added(bookie, group_of(ledger_id, first, 10, size=KiB))
+        await bookie.checkpoint()
+    await bookie.checkpoint()
+    machine.disk.capacity_bytes = machine.disk.used_bytes() + 100 * KiB
+    await asyncio.sleep(2 * bookie.settings.disk_check_interval_s)
+    await add(bookie, group_of(999, 0))
+    await wait_until(lambda: not bookie.writable)
+
+
+@pytest.mark.virtual_time
+@pytest.mark.deadline(2000)
+async def test_a_full_disk_is_collected_at_once_and_the_bookie_becomes_writable_by_itself() -> None:
+    loop, machine = asyncio.get_running_loop(), full_machine(disk_check_interval_s=2.0)
+    async with machine.bookie() as bookie:
+        metadata = Metadata(1, 999)  # ledger 2 was deleted
+        collector = GarbageCollector(bookie, metadata)
+        collector.start()
+        await fill(machine, bookie, 1, 2)
+        full_at = loop.time()
+        await wait_until(lambda: bookie.writable, timeout_s=200)
+        assert loop.time() - full_at < 60, "not after storage.gc_interval_s"
+        assert bookie.ledgers() in ([1], [1, 999])
+        entries, missing = await read_all(bookie, 1, 0, 159)
+        assert (len(entries), missing) == (160, {})
+        await collector.aclose()
+
+
+@pytest.mark.virtual_time
+@pytest.mark.deadline(2000)
+@pytest.mark.parametrize("shorten", [False, True])
+async def test_a_full_disk_shortens_the_time_of_grace_only_when_told_to_and_only_as_far_as_it_must(
+    shorten: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine = full_machine(shorten_undelete_on_full_disk=shorten)
+    async with machine.bookie() as bookie:
+        metadata = Metadata(1, 999)
+        metadata.in_grace = {2: InGrace(9_000, 160 * KiB), 3: InGrace(8_000, 160 * KiB)}
+        collector = GarbageCollector(bookie, metadata)
+        collector.start()
+        await fill(machine, bookie, 1, 2, 3)
+        await asyncio.sleep(200)
+        assert metadata.given_up == ([3] if shorten else [])
+        assert bookie.writable is shorten
+        waits = [record for record in caplog.records if record.msg == "gc.deleted_ledgers_wait"]
+        assert [(record.ledgers, record.bytes) for record in waits] == ([] if shorten else [(2, 320 * KiB)])  # type: ignore[attr-defined]
+        await collector.aclose()
 
 
 async def test_logs_go_when_the_last_of_their_ledgers_has_gone() -> None:
@@ -280,10 +397,10 @@ async def test_a_clock_that_is_set_ahead_does_not_cut_the_time_in_which_a_ledger
     ledgers = MetadataLedgers(store, machine.ports())
     machine.now_ms += 365 * 86_400_000
     await ledgers.purge()
-    assert await ledgers.exists(2)
+    assert await ledgers.absent([2]) == []
     later = MetadataLedgers(store, machine.ports())  # of a process that was started with that clock
     await later.purge()
-    assert not await later.exists(2)
+    assert await later.absent([2]) == [2]
 
 
 async def test_collects_against_the_real_metadata_package_by_itself() -> None:

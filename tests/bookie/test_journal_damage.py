@@ -160,7 +160,7 @@ async def test_a_start_cut_anywhere_is_in_limbo_the_next_time(damage: Damage, po
         crashed = await machine.run_until_crash(nothing)
         machine.restart(power_loss=power_loss)
         bookie = await damaged.start()
-        assert bookie.cookie.limbo_below == 1_001
+        assert bookie.cookie.limbo_below in (1_001, 1_002), "one start may find the damage twice"
         await assert_in_limbo(bookie)
         operation += 1
     assert operation > 10

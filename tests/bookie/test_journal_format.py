@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from crc32c import crc32c
 
 from cepheid_bookie.errors import FormatVersionError
 from cepheid_bookie.journal_format import (
-    FORMAT_VERSION,
+    SIZED_FORMAT_VERSION,
     LedgerStateRecord,
     SegmentHeader,
     decode_records,
@@ -64,8 +66,8 @@ def test_a_segment_of_a_newer_format_is_refused_and_not_taken_for_a_torn_one() -
     data = bytearray(encode_segment_header(HEADER))
     assert decode_segment_header(bytes(data)) == HEADER
     assert decode_segment_header(bytes(data[:-1])) is None
-    data[8] = FORMAT_VERSION + 1
-    with pytest.raises(FormatVersionError, match=f"format {FORMAT_VERSION + 1}"):
+    data[8] = SIZED_FORMAT_VERSION + 1
+    with pytest.raises(FormatVersionError, match=f"format {SIZED_FORMAT_VERSION + 1}"):
         decode_segment_header(bytes(data))
 
 
@@ -81,3 +83,10 @@ def test_a_segment_of_an_older_release_does_not_tell_its_size() -> None:
     data = encode_segment_header(HEADER)
     assert decode_segment_header(data[:48] + bytes(12)) == SegmentHeader(5, 12, b"n" * 16, size_bytes=0)
     assert data[8:12] == (1).to_bytes(4, "little"), "an older release refuses any other version"
+
+
+def test_a_segment_of_format_2_tells_its_size_or_is_damaged() -> None:
+    header = replace(HEADER, version=SIZED_FORMAT_VERSION)
+    data = encode_segment_header(header)
+    assert decode_segment_header(data) == header
+    assert decode_segment_header(data[:48] + bytes(12)) is None

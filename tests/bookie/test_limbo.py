@@ -226,6 +226,14 @@ async def test_garbage_collection_goes_on_in_limbo() -> None:
         await assert_in_limbo(bookie)
 
 
+def test_each_loss_has_a_name_of_its_own() -> None:
+    """Also when no ledger id was given out in between: an auditor refills the bookie after each."""
+    once = Cookie("b", "c", "disks").reborn(1_001)
+    twice = once.reborn(1_001)
+    assert once.registered_as != twice.registered_as
+    assert twice.limbo_below >= once.limbo_below
+
+
 FIRST, SECOND = Cookie("b", "c", "first"), Cookie("b", "c", "second").reborn(9)
 BLANK, HOLDS = Found(None, False), Found(None, True)
 

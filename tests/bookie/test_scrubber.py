@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from cepheid_bookie import Bookie
+from cepheid_bookie import Bookie, damaged_blocks
 from cepheid_bookie.block_check import Run
 from cepheid_bookie.block_index import BlockRef
 from cepheid_bookie.damaged_blocks import DamageReport, Outlook
 from cepheid_bookie.entry_block import HEADER_BYTES
 from cepheid_bookie.entry_log import log_path
+from cepheid_bookie.scrubber import PIECE_BYTES
 from cepheid_metadata import StoreUnavailableError
 from cepheid_rpc import Status
 from tests.bookie.bookie_support import Machine, added, entries_of, group_of, read_all, settle, small_settings
@@ -94,6 +95,38 @@ async def test_every_part_of_a_block_is_compared(place: int) -> None:
         machine.disk.flip_bit(log_path(block.log_id), block.offset + place)
         await bookie.scrubber.scrub_all()
         assert list(bookie.scrubber.damaged.blocks) == [block]
+
+
+@pytest.mark.parametrize("from_end", [900_000, 300_000, 10, None])
+async def test_a_block_larger_than_a_piece_is_compared_to_its_end(from_end: int | None) -> None:
+    machine = Machine(settings=small_settings(block_bytes=1 << 20, write_cache_bytes=4 << 20))
+    async with machine.bookie() as bookie:
+        await added(bookie, group_of(7, 0, 125, size=8000))
+        await bookie.checkpoint()
+        (block,) = machine.index.blocks()
+        assert block.length > 3 * PIECE_BYTES
+        if from_end is not None:
+            machine.disk.flip_bit(log_path(block.log_id), block.offset + block.length - from_end)
+        await bookie.scrubber.scrub_all()
+        figures = bookie.statistics().scrub
+        assert (figures.blocks, figures.bytes) == (1, block.length)
+        assert list(bookie.scrubber.damaged.blocks) == ([] if from_end is None else [block])
+
+
+async def test_a_log_that_is_gone_while_the_index_needs_it_is_damage() -> None:
+    machine = Machine()
+    async with machine.bookie() as bookie:
+        await filled(bookie)
+    for path in machine.disk.durable_paths("entrylog"):
+        machine.disk.take_away(path)
+    machine.restart()
+    async with machine.bookie() as bookie:
+        bookie.scrubber.damaged.reports = reports = Reports()
+        await bookie.scrubber.scrub_all()
+        assert sorted(run for _, runs in reports.seen for run in runs) == [
+            (block.first_entry_id, block.last_entry_id) for block in machine.index.blocks()
+        ]
+        assert set((await read_all(bookie, 7, 0, 19))[1].values()) == {Status.IO_ERROR}
 
 
 async def test_a_block_is_mended_once_its_entries_were_copied_again() -> None:
@@ -236,6 +269,20 @@ async def test_a_copy_that_is_damaged_too_does_not_count() -> None:
         await mend(bookie)
         assert set(bookie.scrubber.damaged.blocks) == {first, copy}
         assert (await read_all(bookie, 7, 0, 19))[1] == {7: Status.BAD_DIGEST}
+
+
+async def test_the_number_of_remembered_blocks_is_bounded(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(damaged_blocks, "MOST_DAMAGED", 2)
+    machine = Machine()
+    async with machine.bookie() as bookie:
+        await filled(bookie)
+        for entry_id in (0, 7, 13, 19):
+            flip(machine, entry_id)
+        await bookie.scrubber.scrub_all()
+        assert (damaged(bookie), bookie.statistics().scrub.found) == (2, 4)
+        assert caplog.text.count("block.too_many_damaged") == 1
 
 
 async def test_a_read_that_failed_once_is_no_damage() -> None:

@@ -14,8 +14,10 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from cepheid_bookie.cookie import BookieIdentity
+from cepheid_bookie.directory_report import KeptLog, compaction_of
 from cepheid_bookie.disk import DirectoryInUseError, RealDisk
 from cepheid_bookie.journal_format import BATCH_HEADER_BYTES
+from cepheid_bookie.settings import StorageSettings
 from cepheid_cli.bookie_shell import app
 from cepheid_metadata import DeletedLedgers, Fragment, LedgerMetadata, LedgerState, found_cluster, ledger_records
 from cepheid_metadata.open_store import open_store
@@ -164,8 +166,15 @@ def test_why_not_freed_names_the_ledger_its_topic_and_until_when(original: Shell
     assert why[2].startswith(f"{TOPIC} (cursors): deleted, can be brought back until 2023-11-14 2")
     (_, table) = original.says("why-not-freed", "2", "--metadata", original.metadata).split("\n", 1)
     assert "entrylog/00000002.log" in table
-    (first, *_) = original.shows("why-not-freed", "--metadata", original.metadata)
-    assert first["live_share"] <= 1
+    assert [log["compaction"] for log in original.shows("why-not-freed")] == ["not worth it"] * 2
+
+
+@pytest.mark.parametrize(
+    ("live_bytes", "said"), [(0, "deleted"), (1_000, "next collection"), (50_000, "next major one"), (90_000, "not worth it")]
+)
+def test_why_not_freed_says_what_compaction_will_do(live_bytes: int, said: str) -> None:
+    log = KeptLog(1, "entrylog/00000001.log", 4096 + 100_000, live_bytes, {7: live_bytes} if live_bytes else {})
+    assert compaction_of(log, StorageSettings()) == said
 
 
 def test_cookie_compares_directories_and_metadata(original: Shell, shell: Shell) -> None:

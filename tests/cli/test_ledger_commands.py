@@ -109,6 +109,21 @@ def test_a_deleted_ledger_is_brought_back_with_its_entries(cepheid: Commands) ->
         cepheid("ledgers", "undelete", ledger)
 
 
+def test_a_deleted_ledger_is_given_up_before_its_time(cepheid: Commands) -> None:
+    publish(cepheid.cluster, "given-up", "gone")
+    ledger = str(cepheid.ledger_of("given-up"))
+    cepheid("topics", "delete", "given-up", "--force")
+    cepheid("ledgers", "purge", "--topic", "given-up", "--yes")
+    assert cepheid.exit_code == 0
+    assert cepheid.json("ledgers", "list", "--topic", "given-up", "--deleted") == []
+    with pytest.raises(CepheidError, match="cannot be brought back"):
+        cepheid("ledgers", "undelete", ledger)
+    cepheid("ledgers", "purge", ledger, "--yes")
+    assert cepheid.exit_code == 1  # there is no such deleted ledger
+    cepheid("ledgers", "purge", ledger, "--all")
+    assert cepheid.exit_code == 2
+
+
 def test_what_is_not_there_is_named(cepheid: Commands) -> None:
     for command in ("show", "read", "verify"):
         with pytest.raises(CepheidError, match="Ledger 123456 does not exist, or was deleted for good"):

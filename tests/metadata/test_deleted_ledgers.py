@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from unittest import mock
 
 import pytest
 
@@ -11,6 +12,7 @@ from cepheid_metadata import (
     DeletedLedgers,
     Found,
     Fragment,
+    InGrace,
     LedgerMetadata,
     LedgerState,
     MemoryStore,
@@ -62,6 +64,30 @@ async def test_a_deleted_ledger_can_be_brought_back_until_it_is_purged(harness: 
         assert not await deleted.is_kept(IDS[1])
         assert await deleted.undelete(IDS[1], 3000) is None
         assert await deleted.listing() == {IDS[0]}
+
+
+async def test_a_deleted_ledger_is_read_when_it_is_first_seen_and_when_its_time_is_over() -> None:
+    store = MemoryStore(MemoryTree())
+    deleted = DeletedLedgers(store)
+    await deleted.delete(await made(store, closed(7)), 1000, HOUR_MS)
+    with mock.patch.object(store, "get", wraps=store.get) as get:
+        for now_ms in (2000, 3000, 4000):
+            assert await deleted.purge(now_ms) == []
+        assert get.call_count == 1
+        assert deleted.in_grace == {7: InGrace(1000 + HOUR_MS, 100)}
+        assert await deleted.purge(1000 + HOUR_MS) == [7]
+        assert get.call_count == 2
+    assert deleted.in_grace == {}
+
+
+async def test_a_ledger_that_is_given_up_is_purged_before_its_time() -> None:
+    store = MemoryStore(MemoryTree())
+    deleted = DeletedLedgers(store)
+    for ledger_id in (7, 8):
+        await deleted.delete(await made(store, closed(ledger_id)), 1000, HOUR_MS)
+    assert await deleted.purge(2000) == []
+    assert await deleted.purge(2000, give_up=[8, 9]) == [8]
+    assert await deleted.listing() == {7}
 
 
 async def test_who_held_a_version_from_before_the_deletion_cannot_change_what_came_back(harness: Harness) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -122,6 +123,22 @@ async def test_a_move_while_the_session_is_lost_holds_afterwards() -> None:
         world.store.renew_session()
         await wait_until(lambda: registration.registered, what="registered again")
         assert await world.found() == (None, "p1")
+
+
+@pytest.mark.parametrize("place", [AVAILABLE, READONLY])
+async def test_it_can_be_nowhere_for_a_while_also_across_sessions(place: int) -> None:
+    world = World()
+    async with started(world, place) as registration:
+        registration.move(None)
+        await wait_until(lambda: not registration.registered, what="nowhere")
+        assert await world.found() == (None, None)
+        world.store.expire_session()
+        world.store.renew_session()
+        await asyncio.sleep(0.05)
+        assert await world.found() == (None, None)
+        registration.move(AVAILABLE)
+        await wait_until(lambda: registration.registered, what="registered again")
+        assert await world.found() == ("p1", None)
 
 
 async def test_what_somebody_deleted_is_made_again() -> None:

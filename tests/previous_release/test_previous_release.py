@@ -150,6 +150,28 @@ def test_a_topic_with_old_ledgers_can_be_deleted(cluster: ProcessCluster, found:
     assert deleted["ledger"]["custom"]["topic"] == TERMINATED
 
 
+def test_the_old_journal_format_is_written_until_the_upgrade_is_finished(cluster: ProcessCluster, found: Observed) -> None:
+    """Last: there is no way back."""
+    journals = sorted((cluster.data_dir / "bookie-1" / "journal").glob("*.journal"))
+    assert {journal.read_bytes()[8] for journal in journals} == {1}
+
+    def ran(*words: str) -> str:
+        done = CliRunner().invoke(app, [*words, "--admin-url", cluster.admin_url])
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    assert ran("cluster", "upgrade-status").startswith("storage format  1; this release knows 2\nevery bookie that runs knows it")
+    ran("cluster", "finish-upgrade", "--yes")
+    assert ran("cluster", "upgrade-status") == "storage format  2; this release knows 2\n"
+    cluster.stop()
+    cluster.start()
+    with client_of(cluster.service_url) as client:
+        client.create_producer("after-the-upgrade").send(b"new")
+    newest = max((cluster.data_dir / "bookie-1" / "journal").glob("*.journal"))
+    assert newest.read_bytes()[8] == 2
+    ran("ledgers", "verify", "--all")
+
+
 # The metadata of a cluster on ZooKeeper
 
 

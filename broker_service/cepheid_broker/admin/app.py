@@ -51,6 +51,7 @@ from cepheid_broker.admin.topic_properties import topic_properties
 from cepheid_broker.admin.topics import topics
 from cepheid_broker.admin.unserved import non_persistent_refusal, unserved
 from cepheid_broker.admin.unset_policies import unset_namespace_policies, unset_topic_policies
+from cepheid_broker.admin.upgrade import upgrade
 from cepheid_broker.admin.why import why
 from cepheid_broker.ownership import NotOwnerError
 from cepheid_ports import CepheidError
@@ -81,6 +82,7 @@ ROUTERS = (
     ledgers,
     metadata,
     repair,
+    upgrade,
     why,
     brokers,  # after health: {cluster} would take its names
     bookies,

@@ -41,6 +41,7 @@ from cepheid_metadata import (
     RestoreNotReportedError,
     SessionLostError,
 )
+from cepheid_metadata.upgrade import UpgradeNotPossibleError
 from cepheid_ports import CepheidError
 from cepheid_wire import InvalidTopicNameError
 
@@ -108,6 +109,7 @@ class HealthCheckError(AdminError):
 
 
 HTTP_STATUSES: dict[type[CepheidError], HTTPStatus] = {
+    UpgradeNotPossibleError: HTTPStatus.CONFLICT,
     BrokerError: HTTPStatus.INTERNAL_SERVER_ERROR,
     TopicNotFoundError: HTTPStatus.NOT_FOUND,
     NamespaceNotFoundError: HTTPStatus.NOT_FOUND,

@@ -53,6 +53,15 @@ def ledgers(context: AdminContext) -> APIRouter:
             raise NotFoundError(f"Ledger {ledger} cannot be brought back: it was not deleted, or its time of grace is over")
         return {"ledger": back.model_dump(mode="json")}
 
+    @router.post("/ledgers/{ledger}/purge")
+    async def purge(ledger: LedgerPath, request: Request) -> dict[str, Any]:
+        """Gives up a deleted ledger before its time of grace is over: bookies delete its entries. It cannot be brought back"""
+        asker = "" if request.client is None else request.client.host
+        log.warning("admin.ledger_purged", extra={"ledger_id": ledger, "asked_by": asker})
+        if not await DeletedLedgers(context.store).give_up(ledger):
+            raise NotFoundError(f"Ledger {ledger} cannot be purged: it was not deleted, or its time of grace is over")
+        return {"ledger_id": ledger}
+
     @router.get("/ledgers/{ledger}/recover_from/{bookie}")
     async def preview_recovery(ledger: LedgerPath, bookie: str) -> dict[str, Any]:
         """What closing it by the word of this bookie alone would keep, and what its bookies say now. Changes nothing"""

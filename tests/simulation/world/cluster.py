@@ -72,6 +72,8 @@ def bookie_settings() -> StorageSettings:
         scrub_period_s=1.0,
         gc_mass_ledgers=10_000,
         disk_check_interval_s=0.2,
+        slow_disk_s=0.0,
+        stalled_disk_s=0.0,
     )
 
 
