@@ -148,6 +148,10 @@ class LedgerTable:
         """Living ledgers; those found so far until `all_listed`."""
         return list(self._known - self._tombstones)
 
+    def tombstones(self) -> list[int]:
+        """Deleted ledgers that are not forgotten; those found so far until `all_listed`."""
+        return list(self._tombstones)
+
     def may_know(self, ledger_id: int) -> bool:
         """False: it was never seen here, for certain. True: it was, or `load` finds out."""
         if ledger_id in self._known:

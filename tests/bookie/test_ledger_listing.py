@@ -135,7 +135,7 @@ async def test_a_ledger_that_is_forgotten_meanwhile_does_not_come_back(monkeypat
         await bookie.delete_ledgers([16])
         read_before = machine.index.ledger_ids(1, 100)
         assert (16, True) in read_before
-        assert await bookie._deletion.forget_tombstones(1 << 62) == 2
+        assert await bookie._deletion.forget_tombstones(1 << 62) == 1, "17 is not listed yet"
         machine.index.ledger_ids = lambda above, limit: [found for found in read_before if found[0] > above]  # type: ignore[method-assign]
         await bookie.wait_listed()
         assert not {16, 17} & set(bookie.ledgers())
