@@ -1,0 +1,241 @@
+"""The client: `connect` makes one, and producers, consumers and readers are opened from it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeVar, Unpack, overload
+
+from cepheid.arguments import ProducerArguments, ProducerPlan, plan_producer
+from cepheid.connection import ConnectionPool
+from cepheid.errors import ClosedError, Error, UsageError
+from cepheid.lookup import Lookup
+from cepheid.opening import Opening
+from cepheid.producer import Producer
+from cepheid.routing import PartitionChooser
+from cepheid.schemas import Schema, schema_of
+from cepheid.service_url import parse_service_url
+from cepheid.topic_producer import TopicProducer
+from cepheid_ports import TaskOwner
+from cepheid_wire import InvalidTopicNameError, TopicName
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class _Closeable(Protocol):
+    async def close(self) -> None: ...
+
+
+def connect(
+    url: str,
+    *,
+    request_timeout_s: float = 30.0,
+    connect_timeout_s: float = 10.0,
+    keep_alive_s: float = 30.0,
+    partition_refresh_s: float = 60.0,
+    token: str | Callable[[], str] | None = None,
+) -> Client:
+    """Return a client for the brokers at `url`: pulsar://HOST:PORT[,HOST:PORT…]. Nothing is connected until something is opened.
+
+    `request_timeout_s` bounds each of: opening a producer, consumer or reader, a seek, a lookup, closing.
+    `partition_refresh_s`: how often partitioned topics and patterns are looked at again for new partitions and topics.
+    `token` (text, or a function that returns it) is sent when a connection is opened. Raises UsageError.
+    """
+    return Client(
+        url,
+        request_timeout_s=request_timeout_s,
+        connect_timeout_s=connect_timeout_s,
+        keep_alive_s=keep_alive_s,
+        partition_refresh_s=partition_refresh_s,
+        token=token,
+    )
+
+
+class Client:
+    """Connections to the brokers of one cluster, and what was opened with it. Belongs to one event loop and one process.
+
+    Use it with `async with`, or call `close`.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        request_timeout_s: float,
+        connect_timeout_s: float,
+        keep_alive_s: float,
+        partition_refresh_s: float,
+        token: str | Callable[[], str] | None,
+    ) -> None:
+        for name, value in (
+            ("request_timeout_s", request_timeout_s),
+            ("connect_timeout_s", connect_timeout_s),
+            ("keep_alive_s", keep_alive_s),
+            ("partition_refresh_s", partition_refresh_s),
+        ):
+            if value <= 0:
+                raise UsageError(f"{name} must be more than 0 seconds, got {value}")
+        self._url = url
+        self._addresses = parse_service_url(url)
+        self._request_timeout_s = request_timeout_s
+        self._connect_timeout_s = connect_timeout_s
+        self._keep_alive_s = keep_alive_s
+        self._partition_refresh_s = partition_refresh_s
+        self._token = token
+        self._pool: ConnectionPool | None = None
+        self._lookup: Lookup
+        self._loop: asyncio.AbstractEventLoop
+        self._tasks = TaskOwner("cepheid/client")
+        self._process_id = os.getpid()
+        self._producer_ids = itertools.count()
+        self._consumer_ids = itertools.count()
+        self._opened: dict[_Closeable, None] = {}
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<Client {self._url}, {'closed' if self._closed else f'{len(self._opened)} open'}>"
+
+    async def __aenter__(self) -> Self:
+        self._use()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close all producers (they flush), consumers, readers and connections. A second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        opened = list(self._opened)
+        results = await asyncio.gather(*(each.close() for each in opened), return_exceptions=True)
+        await self._tasks.aclose()
+        if self._pool is not None:
+            await self._pool.aclose()
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
+    @overload
+    def producer(
+        self, topic: str, *, schema: type[T] | Schema[T], **options: Unpack[ProducerArguments]
+    ) -> Opening[Producer[T]]: ...
+
+    @overload
+    def producer(self, topic: str, **options: Unpack[ProducerArguments]) -> Opening[Producer[bytes]]: ...
+
+    def producer(self, topic: str, *, schema: Any = bytes, **options: Unpack[ProducerArguments]) -> Opening[Producer[Any]]:
+        """Open a producer: `async with client.producer("orders") as producer`, or `await client.producer("orders")`.
+
+        `schema`: bytes, str, a dataclass, TypedDict, pydantic model, or a Schema.
+        `name`: for deduplication; a name may be used once at a time. By default the broker gives one.
+        `access`: "shared", "exclusive" (refused while another producer is there), "wait_for_exclusive" (opening waits, without a
+        time limit), "exclusive_with_fencing" (others are closed).
+        `batching`, `batch_messages` (1000), `batch_bytes` (128 KiB), `batch_delay_s` (0.01): how long messages wait for company
+        while earlier ones are unanswered; a lone message does not wait.
+        `batch_by_key`: a batch has messages of one key only, as consumers of type "key_shared" need it.
+        `compression`: "none", "zlib", "lz4", "zstd", "snappy". `chunking`: cut what is larger than the broker's largest message.
+        `routing`: the partition of messages without key: "round_robin", "single", or a function (key, partitions) -> index for all.
+        `window_messages` (50,000), `window_bytes` (64 MiB): how much may be unanswered before `send` waits and `send_nowait`
+        refuses.
+        `send_timeout_s` (30): 0 means that messages wait for their receipt without a limit.
+        `initial_subscription`: created at the start of the topic, if it is not there.
+
+        Raises, when it is opened: UsageError, MissingExtraError, TimedOutError, and RefusedError with what derives from it.
+        """
+        plan = plan_producer(schema_of(schema), **options)
+        return Opening(lambda: self._open_producer(full_name(topic), plan))
+
+    async def partitions(self, topic: str) -> int:
+        """Return the number of partitions of a topic, 0 for a topic without."""
+        self._use()
+        return await self._lookup.partitions(full_name(topic))
+
+    async def _open_producer(self, topic: str, plan: ProducerPlan) -> Producer[Any]:
+        self._use()
+        count = await self._lookup.partitions(topic)
+        chooser = PartitionChooser(max(count, 1), plan.routing, plan.key_hash)
+
+        def new_link(name: str, partition: int) -> TopicProducer:
+            return TopicProducer(
+                name, partition, next(self._producer_ids), plan.options, plan.window, self._lookup, self._request_timeout_s,
+                chooser.on_batch_ended,
+            )  # fmt: skip
+
+        links = [new_link(topic, -1)] if count == 0 else [new_link(f"{topic}-partition-{i}", i) for i in range(count)]
+        await open_all(links)
+        producer: Producer[Any] = Producer(topic, plan.schema, plan.window, chooser, links, self._forget)
+        if self._closed:
+            await producer.close()
+            raise ClosedError("the client was closed while a producer was opened")
+        self._opened[producer] = None
+        if count > 0:
+
+            async def grow(known: int, now: int) -> None:
+                new = [new_link(f"{topic}-partition-{index}", index) for index in range(known, now)]
+                await open_all(new)
+                producer.add_partitions(new)
+
+            self._tasks.start(self._watch_partitions(producer, topic, count, grow), name=f"partitions of {topic}")
+        return producer
+
+    async def _watch_partitions(
+        self, owner: _Closeable, topic: str, known: int, grow: Callable[[int, int], Awaitable[None]]
+    ) -> None:
+        while owner in self._opened:
+            await asyncio.sleep(self._partition_refresh_s)
+            try:
+                now = await self._lookup.partitions(topic)
+                if now > known and owner in self._opened:
+                    await grow(known, now)
+                    known = now
+            except Error as error:
+                log.warning("client.partitions_unknown", extra={"topic": topic, "error": str(error)})
+
+    def _forget(self, closed: _Closeable) -> None:
+        self._opened.pop(closed, None)
+
+    def _use(self) -> None:
+        """Check that the client may be used here. Raises ClosedError, UsageError."""
+        if self._closed:
+            raise ClosedError("the client is closed")
+        if os.getpid() != self._process_id:
+            raise UsageError("the client was made before this process was forked: call cepheid.connect in each process")
+        loop = asyncio.get_running_loop()
+        if self._pool is None:
+            self._loop = loop
+            self._pool = ConnectionPool(
+                connect_timeout_s=self._connect_timeout_s, keep_alive_s=self._keep_alive_s, token=self._token
+            )
+            self._lookup = Lookup(self._addresses, self._pool, self._request_timeout_s)
+        elif self._loop is not loop:
+            raise UsageError("the client is used by another event loop: call cepheid.connect in each loop")
+
+
+class _Link(Protocol):
+    async def open(self) -> None: ...
+    async def close(self) -> None: ...
+
+
+async def open_all(links: list[Any]) -> None:
+    """Open all, or close those that were opened and raise the first error."""
+    each: list[_Link] = links
+    results = await asyncio.gather(*(link.open() for link in each), return_exceptions=True)
+    failure = next((result for result in results if isinstance(result, BaseException)), None)
+    if failure is not None:
+        await asyncio.gather(*(link.close() for link in each), return_exceptions=True)
+        raise failure
+
+
+def full_name(topic: str) -> str:
+    """Return the full name of a topic. Raises UsageError."""
+    try:
+        return str(TopicName.parse(topic))
+    except InvalidTopicNameError as error:
+        raise UsageError(str(error)) from None
