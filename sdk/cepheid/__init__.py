@@ -6,6 +6,7 @@ async with cepheid.connect("pulsar://localhost:6650") as client:
 """
 
 from cepheid.client import Client, connect
+from cepheid.consumer import Consumer, DeadLetters
 from cepheid.errors import (
     BusyError,
     ClosedError,
@@ -26,10 +27,13 @@ from cepheid.errors import (
     UsageError,
     WindowFullError,
 )
+from cepheid.message import Message
 from cepheid.message_id import EARLIEST, LATEST, MessageId
 from cepheid.producer import Producer
+from cepheid.reader import Reader
 from cepheid.record_types import Float32, Int32
 from cepheid.schemas import AvroSchema, BytesSchema, JsonSchema, Schema, StringSchema
+from cepheid.topic_consumer import NackBackoff
 
 __all__ = [
     "EARLIEST",
@@ -40,18 +44,23 @@ __all__ = [
     "Client",
     "ClosedError",
     "ConnectError",
+    "Consumer",
+    "DeadLetters",
     "Error",
     "FencedError",
     "Float32",
     "Int32",
     "JsonSchema",
+    "Message",
     "MessageId",
     "MessageTooLargeError",
     "MissingExtraError",
+    "NackBackoff",
     "NotAllowedError",
     "NotFoundError",
     "Producer",
     "QuotaError",
+    "Reader",
     "RefusedError",
     "Schema",
     "SchemaError",

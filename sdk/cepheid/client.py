@@ -6,19 +6,32 @@ import asyncio
 import itertools
 import logging
 import os
-from collections.abc import Awaitable, Callable
+import re
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar, Unpack, overload
 
-from cepheid.arguments import ProducerArguments, ProducerPlan, plan_producer
+from cepheid.arguments import (
+    ConsumerArguments,
+    ConsumerPlan,
+    ProducerArguments,
+    ProducerPlan,
+    plan_consumer,
+    plan_producer,
+)
 from cepheid.connection import ConnectionPool
+from cepheid.consumer import Consumer, SeekTarget, retry_topic_of, seek_target
 from cepheid.errors import ClosedError, Error, UsageError
 from cepheid.lookup import Lookup
+from cepheid.message_id import EARLIEST
 from cepheid.opening import Opening
 from cepheid.producer import Producer
+from cepheid.reader import Reader
 from cepheid.routing import PartitionChooser
-from cepheid.schemas import Schema, schema_of
+from cepheid.schemas import BYTES, Schema, schema_of
 from cepheid.service_url import parse_service_url
+from cepheid.topic_consumer import ConsumerOptions, TopicConsumer
 from cepheid.topic_producer import TopicProducer
 from cepheid_ports import TaskOwner
 from cepheid_wire import InvalidTopicNameError, TopicName
@@ -26,6 +39,8 @@ from cepheid_wire import InvalidTopicNameError, TopicName
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Topics = str | Sequence[str] | re.Pattern[str]
+MAX_QUEUED_OVER_PARTITIONS = 50_000
 
 
 class _Closeable(Protocol):
@@ -152,6 +167,72 @@ class Client:
         plan = plan_producer(schema_of(schema), **options)
         return Opening(lambda: self._open_producer(full_name(topic), plan))
 
+    @overload
+    def consumer(
+        self, topics: Topics, subscription: str, *, schema: type[T] | Schema[T], **options: Unpack[ConsumerArguments]
+    ) -> Opening[Consumer[T]]: ...
+
+    @overload
+    def consumer(self, topics: Topics, subscription: str, **options: Unpack[ConsumerArguments]) -> Opening[Consumer[bytes]]: ...
+
+    def consumer(
+        self, topics: Topics, subscription: str, *, schema: Any = bytes, **options: Unpack[ConsumerArguments]
+    ) -> Opening[Consumer[Any]]:
+        """Open a consumer: `async with client.consumer("orders", "billing") as consumer`, or `await client.consumer(…)`.
+
+        `topics`: a topic, several, or a compiled pattern for the topics of one namespace, such as
+        `re.compile("public/default/orders-.*")`; topics that are created later are found at the next refresh.
+        `type`: "exclusive" (the default), "failover", "shared" or "key_shared".
+        `start`: where a subscription begins that does not exist yet: "latest" (the default) or "earliest".
+        `receiver_queue` (1000): how many messages are fetched before they are asked for.
+        `nack_backoff`: how long messages that were given back wait.
+        `dead_letters`: what becomes of messages that fail again and again.
+        `retry`: also consume the subscription's retry topic, for `retry_later`.
+        `batch_index_acks`: tell the broker which messages of a batch are acknowledged, not only when all are.
+
+        Raises, when it is opened: UsageError, BusyError, NotFoundError, SchemaError, TimedOutError and others of RefusedError.
+        """
+        plan = plan_consumer(subscription, schema_of(schema), **options)
+        return Opening(lambda: self._open_consumer(topics, plan))
+
+    @overload
+    def reader(
+        self, topic: str, *, schema: type[T] | Schema[T], start: SeekTarget = ..., inclusive: bool = ..., receiver_queue: int = ...
+    ) -> Opening[Reader[T]]: ...
+
+    @overload
+    def reader(
+        self, topic: str, *, start: SeekTarget = ..., inclusive: bool = ..., receiver_queue: int = ...
+    ) -> Opening[Reader[bytes]]: ...
+
+    def reader(
+        self,
+        topic: str,
+        *,
+        schema: Any = bytes,
+        start: SeekTarget = "earliest",
+        inclusive: bool = False,
+        receiver_queue: int = 1000,
+    ) -> Opening[Reader[Any]]:
+        """Open a reader: `async with client.reader("orders", start="earliest") as reader: async for message in reader`.
+
+        `start`: "earliest" (the default), "latest", a datetime, or a message id: then the message after it is the first one,
+        or with `inclusive` that message. Raises as `consumer` does.
+        """
+        made = schema_of(schema)
+        message_id, _ = seek_target(start)
+        options = ConsumerOptions(
+            subscription=f"reader-{uuid.uuid4().hex[:10]}",
+            type="exclusive",
+            schema=made,
+            name="",
+            durable=False,
+            start=EARLIEST if message_id is None else message_id,
+            start_inclusive=inclusive,
+            receiver_queue=receiver_queue,
+        )
+        return Opening(lambda: self._open_reader(topic, ConsumerPlan(options, None, False), start))
+
     async def partitions(self, topic: str) -> int:
         """Return the number of partitions of a topic, 0 for a topic without."""
         self._use()
@@ -184,6 +265,103 @@ class Client:
 
             self._tasks.start(self._watch_partitions(producer, topic, count, grow), name=f"partitions of {topic}")
         return producer
+
+    async def _open_reader(self, topic: str, plan: ConsumerPlan, start: SeekTarget) -> Reader[Any]:
+        consumer = await self._open_consumer(topic, plan)
+        try:
+            if seek_target(start)[0] is None:
+                await consumer.seek(start)
+        except BaseException:
+            await consumer.close()
+            raise
+        return Reader(consumer)
+
+    async def _open_consumer(self, topics: Topics, plan: ConsumerPlan) -> Consumer[Any]:
+        self._use()
+        consumer: Consumer[Any] = Consumer(
+            plan.options.subscription,
+            dead_letters=plan.dead_letters,
+            open_producer=self._open_raw_producer,
+            survives_lost_topics=isinstance(topics, re.Pattern),
+            on_closed=self._forget,
+        )
+        known: dict[str, int] = {}  # topics with the number of their partitions
+        pattern = None
+        if isinstance(topics, re.Pattern):
+            pattern = topics
+            names = await self._matching(pattern)
+        else:
+            names = [full_name(topic) for topic in ([topics] if isinstance(topics, str) else topics)]
+            if not names:
+                raise UsageError("a consumer needs a topic at least")
+        if plan.retry:
+            names += [retry_topic_of(name, plan.options.subscription) for name in names]
+        try:
+            for name in dict.fromkeys(names):
+                known[name] = await self._lookup.partitions(name)
+                await self._add_topic(consumer, plan, name, 0, known[name])
+            if self._closed:
+                raise ClosedError("the client was closed while a consumer was opened")
+        except BaseException:
+            await consumer.close()
+            raise
+        self._opened[consumer] = None
+        if pattern is not None or any(known.values()):
+            self._tasks.start(self._watch_topics(consumer, plan, known, pattern), name=f"topics of {consumer.subscription}")
+        return consumer
+
+    async def _add_topic(
+        self, consumer: Consumer[Any], plan: ConsumerPlan, topic: str, first: int, partitions: int, *, from_start: bool = False
+    ) -> None:
+        """Attach the partitions from `first` on, or the topic itself if it has none."""
+        places = [(f"{topic}-partition-{index}", index) for index in range(first, partitions)] or [(topic, -1)]
+        queue = plan.options.receiver_queue
+        share = max(1, min(queue, MAX_QUEUED_OVER_PARTITIONS // max(partitions, 1)))
+        links = [
+            TopicConsumer(
+                name, index, next(self._consumer_ids), plan.options, consumer, self._lookup, self._request_timeout_s,
+                receiver_queue=share, from_start=from_start,
+            )
+            for name, index in places
+        ]  # fmt: skip
+        consumer.links.update((link.topic, link) for link in links)
+        try:
+            await open_all(links)
+        except BaseException:
+            for link in links:
+                consumer.links.pop(link.topic, None)
+            raise
+
+    async def _watch_topics(
+        self, consumer: Consumer[Any], plan: ConsumerPlan, known: dict[str, int], pattern: re.Pattern[str] | None
+    ) -> None:
+        """Find new partitions, and new topics of a pattern. Both are read from their start: nothing of them was missed."""
+        while consumer in self._opened:
+            await asyncio.sleep(self._partition_refresh_s)
+            try:
+                names = list(known) if pattern is None else await self._matching(pattern)
+                for name in names:
+                    before = known.get(name)
+                    now = await self._lookup.partitions(name)
+                    if before is None or now > before > 0 or (pattern is not None and now == 0 and name not in consumer.links):
+                        await self._add_topic(consumer, plan, name, before or 0, now, from_start=True)
+                    known[name] = max(now, before or 0)
+            except Error as error:
+                log.warning("client.topics_unknown", extra={"subscription": consumer.subscription, "error": str(error)})
+
+    async def _matching(self, pattern: re.Pattern[str]) -> list[str]:
+        """Return the topics of a pattern, partitioned ones once. Raises UsageError when it does not begin with a namespace."""
+        text = pattern.pattern.removeprefix("persistent://")
+        namespace, _, _ = text.rpartition("/")
+        if namespace.count("/") != 1 or not re.fullmatch(r"[-=:.\w]+/[-=:.\w]+", namespace):
+            raise UsageError(f"pattern {pattern.pattern!r} must begin with a namespace, for example 'public/default/orders-.*'")
+        whole = re.compile(text, pattern.flags)
+        bases = dict.fromkeys(str(TopicName.parse(name).base) for name in await self._lookup.topics(namespace))
+        return [name for name in bases if whole.fullmatch(name.removeprefix("persistent://"))]
+
+    async def _open_raw_producer(self, topic: str, subscription: str | None) -> Producer[bytes]:
+        plan = plan_producer(BYTES, initial_subscription=subscription)
+        return await self._open_producer(full_name(topic), plan)
 
     async def _watch_partitions(
         self, owner: _Closeable, topic: str, known: int, grow: Callable[[int, int], Awaitable[None]]

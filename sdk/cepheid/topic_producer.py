@@ -5,7 +5,7 @@
 
 Rules
  1. Sequence ids are given when a batch is sealed; entries are sent and answered in this order. A receipt for anything but the
-    first unanswered entry is either late (ignored) or shows that the broker lost one (the connection is closed, all are sent again).
+    first unanswered entry is late (ignored), or shows that the broker lost one (the connection is closed, all are sent again).
  2. A batch is sealed when it is full, when its time is up, and at the end of the loop's turn if nothing is unanswered: a lone
     message does not wait for company, and under load batches fill while receipts are under way.
  3. What leaves the window has ended: stored, or failed with an error that reached the future or the count of failures.
