@@ -157,6 +157,7 @@ class Client:
         `batch_by_key`: a batch has messages of one key only, as consumers of type "key_shared" need it.
         `compression`: "none", "zlib", "lz4", "zstd", "snappy". `chunking`: cut what is larger than the broker's largest message.
         `routing`: the partition of messages without key: "round_robin", "single", or a function (key, partitions) -> index for all.
+        `key_hash`: how keys choose a partition: "java_string" as in Java and Go, "boost" as in C++, Python and Node, "murmur3".
         `window_messages` (50,000), `window_bytes` (64 MiB): how much may be unanswered before `send` waits and `send_nowait`
         refuses.
         `send_timeout_s` (30): 0 means that messages wait for their receipt without a limit.

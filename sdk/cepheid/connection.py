@@ -173,7 +173,7 @@ class Connection(asyncio.Protocol):
                 self._on_frame(frame)
         except WireError as error:
             log.warning("connection.broken", extra={"peer": str(self.address), "error": str(error)})
-            self.abort(str(error))
+            self.abort(str(error.args[0]))
 
     def connection_lost(self, error: Exception | None) -> None:
         if error is not None and self.is_open:

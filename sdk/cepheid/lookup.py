@@ -39,7 +39,7 @@ async def retrying(work: Callable[[], Awaitable[T]], what: str, timeout_s: float
     except TimeoutError as error:
         if isinstance(error, Error) or not limit.expired():
             raise
-        why = f"the last attempt failed: {last}" if last else "no answer came"
+        why = f"the last attempt failed: {last.args[0]}" if last else "no answer came"
         raise TimedOutError(f"{what}: gave up after {timeout_s} s; {why}") from None
 
 

@@ -16,7 +16,7 @@ from cepheid.errors import UsageError
 
 Router = Callable[[str | None, int], int]
 Routing = Literal["round_robin", "single"] | Router
-KeyHash = Literal["java_string", "murmur3"]
+KeyHash = Literal["java_string", "boost", "murmur3"]
 
 _MASK_32 = 0xFFFF_FFFF
 _MASK_31 = 0x7FFF_FFFF
@@ -52,17 +52,56 @@ def _murmur3_mix(block: int) -> int:
     return block * 0x1B873593 & _MASK_32
 
 
+_MASK_64 = (1 << 64) - 1
+
+
+def boost_hash(key: bytes) -> int:
+    """Return the 64-bit hash of text that Boost has computed since version 1.81 (`hash_range` of container_hash), cut to 31 bits.
+
+    The official Python client 3.13 uses it: the tests compare.
+    """
+    step, factor = 0x9E3779B97F4A7C15, 0xDF442D22CE4859B9
+    weight = _boost_mix(step, factor)
+    value = weight ^ len(key)
+    whole = len(key) & ~7
+    for start in range(0, whole, 8):
+        weight = (weight + step) & _MASK_64
+        value ^= _boost_mix(int.from_bytes(key[start : start + 8], "little") + weight & _MASK_64, factor)
+    rest = key[whole:]
+    size, block = len(rest), 0
+    if size >= 4:
+        block = int.from_bytes(rest[-4:], "little") << 8 * (size - 4) & _MASK_64 | int.from_bytes(rest[:4], "little")
+    elif size:
+        middle, last = size - 1 & 2, size >> 1
+        block = rest[middle] << 8 * middle | rest[last] << 8 * last | rest[0]
+    weight = (weight + step) & _MASK_64
+    value ^= _boost_mix(block + weight & _MASK_64, factor)
+    return _boost_mix(value + weight & _MASK_64, factor) & _MASK_31
+
+
+def _boost_mix(one: int, other: int) -> int:
+    product = one * other
+    return (product & _MASK_64) ^ (product >> 64)
+
+
+_HASHES: dict[str, Callable[[str], int]] = {
+    "java_string": java_string_hash,
+    "boost": lambda key: boost_hash(key.encode()),
+    "murmur3": lambda key: murmur3_hash(key.encode()),
+}
+
+
 class PartitionChooser:
     """Chooses among `partitions`, which may grow."""
 
     def __init__(self, partitions: int, routing: Routing, key_hash: KeyHash) -> None:
         if not callable(routing) and routing not in ("round_robin", "single"):
             raise UsageError(f"routing must be 'round_robin', 'single' or a function, got {routing!r}")
-        if key_hash not in ("java_string", "murmur3"):
-            raise UsageError(f"key_hash must be 'java_string' or 'murmur3', got {key_hash!r}")
+        if key_hash not in _HASHES:
+            raise UsageError(f"key_hash must be one of {', '.join(_HASHES)}, got {key_hash!r}")
         self.partitions = partitions
         self._routing = routing
-        self._key_hash = key_hash
+        self._hash = _HASHES[key_hash]
         self._turn = random.randrange(partitions)
 
     def choose(self, key: str | None) -> int:
@@ -74,8 +113,7 @@ class PartitionChooser:
             return index
         if key is None:
             return self._turn % self.partitions
-        value = java_string_hash(key) if self._key_hash == "java_string" else murmur3_hash(key.encode())
-        return value % self.partitions
+        return self._hash(key) % self.partitions
 
     def on_batch_ended(self) -> None:
         """The batch of messages without key is full or was sent: the next one is for the next partition."""
