@@ -17,6 +17,7 @@ from typing import Any
 import crc32c
 
 from cepheid.compression import Compressor
+from cepheid.errors import MessageTooLargeError
 from cepheid_wire import pulsar_api_pb2 as pb
 
 _size = Struct(">I").pack
@@ -39,6 +40,9 @@ class Attributes:
     is_null: bool = False
 
 
+NO_ATTRIBUTES = Attributes()
+
+
 @lru_cache(maxsize=4096)
 def plain_header(payload_bytes: int) -> bytes:
     """Return the header in a batch of a message that has a payload only."""
@@ -57,12 +61,12 @@ def header_of(payload_bytes: int, attributes: Attributes) -> bytes:
 class OpenBatch:
     """The messages of one batch in their order."""
 
-    __slots__ = ("_headers", "_payloads", "first", "payload_bytes")
+    __slots__ = ("_headers", "_payloads", "first", "size_bytes")
 
     def __init__(self) -> None:
         self._payloads: list[bytes] = []
         self._headers: list[bytes] | None = None  # None as long as every message has a payload only
-        self.payload_bytes = 0
+        self.size_bytes = 0  # of payloads, and of the headers that have attributes
         self.first: Attributes | None = None  # the entry repeats the key of its first message: brokers look at that one alone
 
     def __len__(self) -> int:
@@ -72,20 +76,20 @@ class OpenBatch:
         """Add a message without attributes; return how many the batch has now."""
         payloads = self._payloads
         payloads.append(payload)
-        self.payload_bytes += len(payload)
+        self.size_bytes += len(payload)
         if self._headers is not None:
             self._headers.append(plain_header(len(payload)))
         return len(payloads)
 
-    def add(self, payload: bytes, attributes: Attributes) -> int:
-        """Add a message with attributes; return how many the batch has now."""
+    def add(self, payload: bytes, header: bytes, attributes: Attributes) -> int:
+        """Add a message with attributes and its header (`header_of`); return how many the batch has now."""
         if self._headers is None:
             self._headers = [plain_header(len(earlier)) for earlier in self._payloads]
         if not self._payloads:
             self.first = attributes
         self._payloads.append(payload)
-        self._headers.append(header_of(len(payload), attributes))
-        self.payload_bytes += len(payload)
+        self._headers.append(header)
+        self.size_bytes += len(payload) + len(header)
         return len(self._payloads)
 
     def encode_payload(self) -> bytes:
@@ -154,7 +158,11 @@ class SendFrames:
         metadata.total_chunk_msg_size = len(packed)
         metadata.num_chunks_from_msg = metadata.chunk_id = 0x7FFF_FFFF  # as large as they get: the size must hold for all chunks
         room_bytes = max_message_bytes - metadata.ByteSize()
-        assert room_bytes > 0, "the metadata alone is larger than the largest message: checked by the producer"
+        if room_bytes < max_message_bytes // 2:
+            raise MessageTooLargeError(
+                f"the key and properties of a message have {metadata.ByteSize():,} bytes; the broker takes messages of up to "
+                f"{max_message_bytes:,} bytes, and half of that for them if the payload is cut into chunks"
+            )
         pieces = [packed[start : start + room_bytes] for start in range(0, len(packed), room_bytes)]
         metadata.num_chunks_from_msg = len(pieces)
         frames = []

@@ -134,9 +134,11 @@ class Consumer(Generic[T]):
         """Return when the queue is not empty. The caller takes the message without a pause."""
         try:
             async with asyncio.timeout(timeout):
+                for link in self.links.values():
+                    link.on_starved()
                 while not self._queue:
                     if self._failure is not None:
-                        raise self._failure
+                        raise self._failure.with_traceback(None)
                     if self._closed:
                         raise ClosedError(f"the consumer of {self.subscription} is closed")
                     waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -299,14 +301,13 @@ class Consumer(Generic[T]):
         self._tasks.start(self._bury(source, message), name="dead letter")
 
     async def _bury(self, source: TopicConsumer, message: Message[Any]) -> None:
-        try:
-            await self._publish_dead(message)
-        except Error as error:
-            log.warning("client.dead_letter_failed", extra={"message_id": str(message.message_id), "error": str(error)})
-            delay_s = source.options.nack_backoff.limit_s
-            await asyncio.sleep(delay_s)
-            await self._bury(source, message)
-            return
+        while True:
+            try:
+                await self._publish_dead(message)
+                break
+            except Error as error:
+                log.warning("client.dead_letter_failed", extra={"message_id": str(message.message_id), "error": str(error)})
+                await asyncio.sleep(source.options.nack_backoff.limit_s)
         source.ack_nowait(message)
 
     async def _publish_dead(self, message: Message[Any]) -> None:

@@ -19,10 +19,10 @@ MAX_REDIRECTS = 20
 _NO_SCHEMA = ServerError.TOPIC_NOT_FOUND
 
 
-async def retrying(work: Callable[[], Awaitable[T]], what: str, timeout_s: float) -> T:
+async def retrying(work: Callable[[], Awaitable[T]], what: str, timeout_s: float | None) -> T:
     """Return what `work` returns; repeat it with back-off while it fails in a way that may pass.
 
-    Raises TimedOutError, which names the last failure, after `timeout_s`.
+    Raises TimedOutError, which names the last failure, after `timeout_s`; None: no limit.
     """
     backoff = Backoff(limit_s=2.0)
     last: Error | None = None

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Generic, TypeVar
 
-from cepheid.batching import Attributes
-from cepheid.errors import UsageError, WindowFullError
+from cepheid.batching import NO_ATTRIBUTES, Attributes
+from cepheid.errors import TimedOutError, UsageError, WindowFullError
 from cepheid.message_id import MessageId
 from cepheid.routing import PartitionChooser
 from cepheid.schemas import Schema
@@ -29,6 +29,8 @@ class Producer(Generic[T]):
         chooser: PartitionChooser,
         partitions: list[TopicProducer],
         on_closed: Callable[[Producer[T]], None],
+        *,
+        flush_limit_s: float | None,
     ) -> None:
         self.topic = topic
         self._schema = schema
@@ -38,6 +40,7 @@ class Producer(Generic[T]):
         self._partitions = partitions
         self._only = partitions[0] if len(partitions) == 1 else None
         self._on_closed = on_closed
+        self._flush_limit_s = flush_limit_s
         self._closed = False
 
     def __repr__(self) -> str:
@@ -78,7 +81,13 @@ class Producer(Generic[T]):
         message is sent all the same.
         """
         payload = self._encode(value)
-        attributes = _attributes(key, ordering_key, properties, event_time, deliver_at, deliver_after)
+        if (
+            key is None and properties is None and deliver_after is None and deliver_at is None and event_time is None
+            and ordering_key is None
+        ):  # fmt: skip
+            attributes = NO_ATTRIBUTES
+        else:
+            attributes = _attributes(key, ordering_key, properties, event_time, deliver_at, deliver_after)
         while self._window.is_full:
             await self.drain()
         waiter: asyncio.Future[MessageId] = asyncio.get_running_loop().create_future()
@@ -140,12 +149,22 @@ class Producer(Generic[T]):
         self._window.raise_failures()
 
     async def close(self) -> None:
-        """Flush, and leave the topic. A second call does nothing. Raises as `flush` does, after it has closed."""
+        """Flush, and leave the topic. A second call does nothing. Raises as `flush` does, after it has closed.
+
+        Without a send timeout it waits for receipts as long as for the answer to any request, and then raises TimedOutError.
+        """
         if self._closed:
             return
         self._closed = True
         try:
-            await self.flush()
+            async with asyncio.timeout(self._flush_limit_s):
+                await self.flush()
+        except TimeoutError as error:
+            if isinstance(error, TimedOutError):
+                raise
+            raise TimedOutError(
+                f"{self.topic}: {self._window.messages} messages had no receipt when the producer was closed"
+            ) from None
         finally:
             await _all(partition.close() for partition in self._partitions)
             self._on_closed(self)

@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 ACK_GROUP_S = 0.1
 ACK_GROUP_ENTRIES = 1000
 NACK_GROUP_S = 0.01
+QUEUE_GROWTH = 8
 _TYPES = {
     "exclusive": pb.CommandSubscribe.Exclusive,
     "shared": pb.CommandSubscribe.Shared,
@@ -121,7 +122,9 @@ class TopicConsumer(TopicLink):
         self._consumer_id = consumer_id
         self._owner = owner
         self._permits = receiver_queue
+        self._permits_limit = QUEUE_GROWTH * receiver_queue
         self._permits_back = 0
+        self._flowed = 0
         self._start = EARLIEST if from_start else options.start
         self._skip_to: tuple[int, int, int] | None = None  # after a seek, or for a reader: what comes before it is not delivered
         self._acks = AckTracker(batch_index=options.batch_index_acks)
@@ -276,6 +279,15 @@ class TopicConsumer(TopicLink):
 
     # Permits
 
+    def on_starved(self) -> None:
+        """The application emptied the queue. If it has done so for a while, the round trip to the broker is what it waits for, and
+        more messages under way help. Not for shared types: what one consumer holds in advance the others cannot have."""
+        if self._flowed >= 2 * self._permits and self._permits < self._permits_limit and not self.options.is_shared:
+            self._flowed = 0
+            more = min(self._permits, self._permits_limit - self._permits)
+            self._permits += more
+            self._give_back_permits(more)
+
     def _give_back_permits(self, count: int) -> None:
         self._permits_back += count
         if self._permits_back >= (self._permits + 1) // 2:
@@ -284,6 +296,7 @@ class TopicConsumer(TopicLink):
     def _flow(self) -> None:
         if self.connection is not None:
             count, self._permits_back = self._permits_back, 0
+            self._flowed += count
             self.connection.write(encode_body(pb.CommandFlow(consumer_id=self._consumer_id, messagePermits=count)))
 
     def _drop_queue(self) -> int:

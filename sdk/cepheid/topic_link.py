@@ -48,9 +48,13 @@ class TopicLink(ABC):
     def _on_failed(self, error: Error) -> None:
         """It cannot be attached again."""
 
+    @property
+    def _opening_limit_s(self) -> float | None:
+        return self._timeout_s
+
     async def open(self) -> None:
         """Attach for the first time. Raises Error."""
-        await retrying(self._attach_to_owner, f"opening {self.what}", self._timeout_s)
+        await retrying(self._attach_to_owner, f"opening {self.what}", self._opening_limit_s)
         self._opened = True
         if self.connection is None:
             self._reattach_soon("")  # lost between the answer and this line
@@ -63,7 +67,7 @@ class TopicLink(ABC):
     def check_usable(self) -> None:
         """Raises ClosedError, or why it failed."""
         if self.failure is not None:
-            raise self.failure
+            raise self.failure.with_traceback(None)  # the same object each time: tracebacks must not pile up
         if self.is_closed:
             raise ClosedError(f"{self.what} is closed")
 

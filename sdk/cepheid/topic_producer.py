@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from cepheid.batching import Attributes, FrameParts, OpenBatch, SendFrames
+from cepheid.batching import NO_ATTRIBUTES, Attributes, FrameParts, OpenBatch, SendFrames, header_of
 from cepheid.compression import Compressor
 from cepheid.connection import Connection
 from cepheid.errors import (
@@ -39,7 +39,8 @@ from cepheid_wire import ServerError, signed64
 from cepheid_wire import pulsar_api_pb2 as pb
 
 SendWaiter = asyncio.Future[MessageId]
-_NO_ATTRIBUTES = Attributes()
+_HEADER_BYTES = 16
+"""More than the header of a message that has a payload only."""
 _ACCESS_MODES = {
     "shared": pb.Shared,
     "exclusive": pb.Exclusive,
@@ -194,7 +195,7 @@ class TopicProducer(TopicLink):
         size_bytes = len(payload)
         filling = self._plain
         if filling is None or self._open_bytes + size_bytes > self._batch_limit_bytes:
-            self.add(payload, _NO_ATTRIBUTES, None, None)
+            self.add(payload, NO_ATTRIBUTES, None, None)
             return
         self._window.messages += 1
         self._window.bytes += size_bytes
@@ -207,13 +208,16 @@ class TopicProducer(TopicLink):
     def add(self, payload: bytes, attributes: Attributes, sequence_id: int | None, waiter: SendWaiter | None) -> None:
         """Take a message. Raises MessageTooLargeError, UsageError; then nothing has changed."""
         self.check_usable()
-        size_bytes = len(payload)
+        header = b"" if attributes is NO_ATTRIBUTES else header_of(len(payload), attributes)
+        size_bytes = len(payload) + len(header)
         options = self._options
         if sequence_id is not None:
-            self._take_sequence_id(sequence_id)
+            self._expect_sequence_id(sequence_id)
         alone = not options.batching or size_bytes > self._batch_limit_bytes or attributes.deliver_at_ms is not None
         if alone:
             self._add_alone(payload, attributes, waiter)
+            if sequence_id is not None:
+                self._last_given_id = sequence_id
             return
         if self._open_bytes + size_bytes > self._batch_limit_bytes:
             self.seal()
@@ -224,12 +228,14 @@ class TopicProducer(TopicLink):
             if key is None:
                 self._plain = filling
         index = len(filling.batch)
-        if attributes is _NO_ATTRIBUTES:
+        if attributes is NO_ATTRIBUTES:
             filling.batch.add_plain(payload)
         else:
-            filling.batch.add(payload, attributes)
+            filling.batch.add(payload, header, attributes)
         if waiter is not None:
             filling.waiters.append((index, waiter))
+        if sequence_id is not None:
+            self._last_given_id = sequence_id
         self._window.messages += 1
         self._window.bytes += size_bytes
         self._open_messages += 1
@@ -255,9 +261,9 @@ class TopicProducer(TopicLink):
         self._open_messages = self._open_bytes = 0
         now_ms = time.time_ns() // 1_000_000
         for filling in filled.values():
-            count, payload_bytes = len(filling.batch), filling.batch.payload_bytes
+            count, size_bytes = len(filling.batch), filling.batch.size_bytes
             parts, _ = self._frames.batch(filling.batch, self._next_sequence_id, now_ms)
-            self._push(parts, count, count, payload_bytes, filling.waiters, is_batch=True)
+            self._push(parts, count, count, size_bytes, filling.waiters, is_batch=True)
         self._on_batch_ended()
 
     async def wait_answered(self) -> None:
@@ -305,7 +311,7 @@ class TopicProducer(TopicLink):
         self._push(frames[-1], 1, 1, len(payload), waiters, is_batch=False)
         self._on_batch_ended()
 
-    def _take_sequence_id(self, sequence_id: int) -> None:
+    def _expect_sequence_id(self, sequence_id: int) -> None:
         """The application numbers its messages: within a batch they follow each other without gaps."""
         if self._options.batch_by_key:
             raise UsageError("sequence_id cannot be given with batch_by_key: batches by key are sent in another order")
@@ -314,7 +320,6 @@ class TopicProducer(TopicLink):
         if sequence_id != self._next_sequence_id + self._open_messages:
             self.seal()
             self._next_sequence_id = sequence_id
-        self._last_given_id = sequence_id
 
     def _push(
         self,
@@ -367,8 +372,7 @@ class TopicProducer(TopicLink):
             self._fail(reason)
             return
         if reason.code in (ServerError.CHECKSUM_ERROR, ServerError.NOT_ALLOWED_ERROR):  # of this entry alone
-            self._unanswered.popleft()
-            self._fail_entry(entry, reason)
+            self._fail_first(reason)
         if reason.code is not ServerError.CHECKSUM_ERROR:
             self._broken = True  # the broker takes nothing more from this incarnation
             self._reopen()
@@ -376,6 +380,10 @@ class TopicProducer(TopicLink):
     def _reopen(self) -> None:
         self._to_leave = self.connection
         self._detach("")
+
+    @property
+    def _opening_limit_s(self) -> float | None:
+        return None if self._options.access == "wait_for_exclusive" else self._timeout_s
 
     async def _before_reattach(self) -> None:
         if (connection := self._to_leave) is not None:
@@ -419,7 +427,10 @@ class TopicProducer(TopicLink):
             self._next_sequence_id = answer.last_sequence_id + 1
         self.name = answer.producer_name
         self._max_message_bytes = connection.max_message_bytes
+        # An entry must not be larger than what the broker takes, or it would close the connection and get the entry again for ever.
         self._batch_limit_bytes = min(options.batch_bytes, connection.max_message_bytes // 2)
+        if options.batching:
+            self._batch_limit_messages = min(options.batch_messages, connection.max_message_bytes // 2 // _HEADER_BYTES)
         self._frames = SendFrames(self._producer_id, self.name, answer.schema_version, options.compression, options.compress)
 
     def _on_attached(self, connection: Connection) -> None:
@@ -441,16 +452,20 @@ class TopicProducer(TopicLink):
         self._expiry = None
         loop = asyncio.get_running_loop()
         while self._unanswered and self._unanswered[0].deadline <= loop.time():
-            entry = self._unanswered.popleft()
             where = "attached" if self.connection is not None else "looking for the topic's broker"
-            self._fail_entry(
-                entry,
+            self._fail_first(
                 TimedOutError(
                     f"{self.topic}: no receipt within {self._options.send_timeout_s} s ({where}); the message may be stored or not"
                 ),
             )
         if self._unanswered:
             self._expiry = loop.call_at(self._unanswered[0].deadline, self._expire)
+
+    def _fail_first(self, error: Error) -> None:
+        """Fail the first unanswered entry; of a message in chunks, all chunks that are left: without one of them it is nothing."""
+        sequence_id = self._unanswered[0].sequence_id
+        while self._unanswered and self._unanswered[0].sequence_id == sequence_id:
+            self._fail_entry(self._unanswered.popleft(), error)
 
     def _fail_all(self, error: Error) -> None:
         lost, self._filling = self._filling, {}
@@ -459,7 +474,7 @@ class TopicProducer(TopicLink):
         while self._unanswered:
             self._fail_entry(self._unanswered.popleft(), error)
         for filling in lost.values():
-            size_bytes = filling.batch.payload_bytes
+            size_bytes = filling.batch.size_bytes
             self._fail_entry(_Entry(-1, (), len(filling.batch), size_bytes, True, 0.0, filling.waiters), error)
 
     def _fail_entry(self, entry: _Entry, error: Error) -> None:

@@ -13,7 +13,7 @@ import pytest
 import cepheid
 from cepheid.acks import AckTracker, bits_of, words_of
 from cepheid.backoff import Backoff
-from cepheid.batching import Attributes, OpenBatch
+from cepheid.batching import Attributes, OpenBatch, header_of
 from cepheid.entry_reader import ChunkBuffer, split_batch
 from cepheid.record_types import RecordCodec
 from cepheid.routing import PartitionChooser, java_string_hash, murmur3_hash
@@ -92,7 +92,8 @@ def test_a_batch_of_plain_messages_reads_as_any_batch(sizes: tuple[int, ...]) ->
 def test_a_batch_keeps_the_attributes_of_each_message() -> None:
     batch = OpenBatch()
     batch.add_plain(b"a")
-    batch.add(b"b", Attributes(key="k", properties={"p": "v"}, event_time_ms=7))
+    attributes = Attributes(key="k", properties={"p": "v"}, event_time_ms=7)
+    batch.add(b"b", header_of(1, attributes), attributes)
     batch.add_plain(b"c")
     singles = split_batch(batch.encode_payload(), 3)
     assert [single is None for _, single, _ in singles] == [True, False, True]
