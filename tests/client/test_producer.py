@@ -212,3 +212,29 @@ async def test_partitions_that_are_added_are_used(cluster: ClusterThread, topic:
             received: set[int] = set()
             while received != {0, 1, 2}:
                 received.add((await consumer.receive(RECEIVE_S)).message_id.partition)
+
+
+async def test_properties_count_towards_the_size_of_a_batch(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client, client.producer(topic) as producer:
+        properties = {"large": "ä" * 40_000}
+        ids = await asyncio.gather(*(producer.send(b"", properties=properties) for _ in range(100)))
+        assert len({message_id[:2] for message_id in ids}) >= 100 * 80_000 // (128 << 10)
+        with pytest.raises(cepheid.MessageTooLargeError):
+            await producer.send(b"", properties={"large": "x" * (6 << 20)})
+        await producer.send(b"after")
+        async with client.producer(topic, chunking=True) as chunking:
+            with pytest.raises(cepheid.MessageTooLargeError, match="the key and properties of a message have 6,291,"):
+                await chunking.send(b"", properties={"large": "x" * (6 << 20)})
+
+
+async def test_a_topic_that_takes_smaller_messages_than_the_broker_fails_those_alone(cluster: ClusterThread, topic: str) -> None:
+    cluster.admin("PUT", f"persistent/public/default/{topic}")
+    cluster.admin("POST", f"persistent/public/default/{topic}/maxMessageSize", 1000)
+    async with cepheid.connect(cluster.url) as client:
+        async with client.producer(topic, batching=False) as producer:
+            sends = [producer.send(b"x" * size) for size in (10, 2000, 20)]
+            first, refused, last = await asyncio.gather(*sends, return_exceptions=True)
+            assert isinstance(refused, cepheid.NotAllowedError)
+            assert isinstance(first, cepheid.MessageId)
+            assert isinstance(last, cepheid.MessageId)
+            assert [message.data for message in await read_all(client, topic, 2)] == [b"x" * 10, b"x" * 20]
