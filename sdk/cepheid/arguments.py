@@ -1,0 +1,164 @@
+"""The keyword arguments with which producers and consumers are opened; for type checkers, and their defaults."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict
+
+from cepheid.compression import Compression, compressor_of
+from cepheid.consumer import DeadLetters
+from cepheid.errors import UsageError
+from cepheid.message_id import EARLIEST, LATEST
+from cepheid.routing import KeyHash, Routing
+from cepheid.schemas import Schema
+from cepheid.topic_consumer import ConsumerOptions, NackBackoff
+from cepheid.topic_producer import ProducerOptions, SendWindow
+
+SubscriptionType = Literal["exclusive", "shared", "failover", "key_shared"]
+AccessMode = Literal["shared", "exclusive", "wait_for_exclusive", "exclusive_with_fencing"]
+
+
+class ProducerArguments(TypedDict, total=False):
+    """Keyword arguments of `client.producer`."""
+
+    name: str | None
+    access: AccessMode
+    properties: Mapping[str, str] | None
+    batching: bool
+    batch_by_key: bool
+    batch_messages: int
+    batch_bytes: int
+    batch_delay_s: float
+    compression: Compression
+    chunking: bool
+    routing: Routing
+    key_hash: KeyHash
+    window_messages: int
+    window_bytes: int
+    send_timeout_s: float
+    initial_subscription: str | None
+
+
+class ConsumerArguments(TypedDict, total=False):
+    """Keyword arguments of `client.consumer`."""
+
+    type: SubscriptionType
+    start: Literal["latest", "earliest"]
+    name: str | None
+    receiver_queue: int
+    priority: int
+    properties: Mapping[str, str] | None
+    nack_backoff: NackBackoff
+    dead_letters: DeadLetters | None
+    retry: bool
+    batch_index_acks: bool
+    read_compacted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerPlan:
+    """A producer as it was asked for, checked."""
+
+    schema: Schema[Any]
+    options: ProducerOptions
+    window: SendWindow
+    routing: Routing
+    key_hash: KeyHash
+
+
+def plan_producer(
+    schema: Schema[Any],
+    *,
+    name: str | None = None,
+    access: AccessMode = "shared",
+    properties: Mapping[str, str] | None = None,
+    batching: bool = True,
+    batch_by_key: bool = False,
+    batch_messages: int = 1000,
+    batch_bytes: int = 128 * 1024,
+    batch_delay_s: float = 0.01,
+    compression: Compression = "none",
+    chunking: bool = False,
+    routing: Routing = "round_robin",
+    key_hash: KeyHash = "java_string",
+    window_messages: int = 50_000,
+    window_bytes: int = 64 * 1024 * 1024,
+    send_timeout_s: float = 30.0,
+    initial_subscription: str | None = None,
+) -> ProducerPlan:
+    """Raises UsageError, MissingExtraError."""
+    if batch_messages < 1 or batch_bytes < 1 or batch_delay_s < 0 or send_timeout_s < 0:
+        raise UsageError(
+            "batch_messages and batch_bytes must be 1 or more, batch_delay_s and send_timeout_s 0 or more, got "
+            f"{batch_messages}, {batch_bytes}, {batch_delay_s} and {send_timeout_s}"
+        )
+    code, compress = compressor_of(compression)
+    options = ProducerOptions(
+        name=name,
+        access=access,
+        properties=dict(properties or {}),
+        schema=schema.describe(),
+        batching=batching,
+        batch_by_key=batch_by_key,
+        batch_messages=batch_messages,
+        batch_bytes=batch_bytes,
+        batch_delay_s=batch_delay_s,
+        compression=code,
+        compress=compress,
+        chunking=chunking,
+        send_timeout_s=send_timeout_s,
+        initial_subscription=initial_subscription,
+    )
+    return ProducerPlan(schema, options, SendWindow(window_messages, window_bytes), routing, key_hash)
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerPlan:
+    """A consumer as it was asked for, checked."""
+
+    options: ConsumerOptions
+    dead_letters: DeadLetters | None
+    retry: bool
+
+
+def plan_consumer(
+    subscription: str,
+    schema: Schema[Any],
+    *,
+    type: SubscriptionType = "exclusive",
+    start: Literal["latest", "earliest"] = "latest",
+    name: str | None = None,
+    receiver_queue: int = 1000,
+    priority: int = 0,
+    properties: Mapping[str, str] | None = None,
+    nack_backoff: NackBackoff | None = None,
+    dead_letters: DeadLetters | None = None,
+    retry: bool = False,
+    batch_index_acks: bool = True,
+    read_compacted: bool = False,
+) -> ConsumerPlan:
+    """Raises UsageError."""
+    if start not in ("latest", "earliest"):
+        raise UsageError(f"start must be 'latest' or 'earliest', got {start!r}; to begin elsewhere, seek or open a reader")
+    options = ConsumerOptions(
+        subscription=subscription,
+        type=type,
+        schema=schema,
+        name=name if name is not None else uuid.uuid4().hex[:10],
+        start=EARLIEST if start == "earliest" else LATEST,
+        receiver_queue=receiver_queue,
+        priority=priority,
+        properties=dict(properties or {}),
+        batch_index_acks=batch_index_acks,
+        read_compacted=read_compacted,
+        nack_backoff=nack_backoff or NackBackoff(),
+        dead_letters_after=None if dead_letters is None else dead_letters.after,
+    )
+    if not options.is_shared and (dead_letters is not None or retry):
+        raise UsageError(
+            f"dead_letters and retry need type='shared' or 'key_shared', got {type!r}: for the others the broker does not count "
+            "deliveries"
+        )
+    return ConsumerPlan(options, dead_letters, retry)

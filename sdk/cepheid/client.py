@@ -1,0 +1,429 @@
+"""The client: `connect` makes one, and producers, consumers and readers are opened from it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import re
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeVar, Unpack, overload
+
+from cepheid.arguments import (
+    ConsumerArguments,
+    ConsumerPlan,
+    ProducerArguments,
+    ProducerPlan,
+    plan_consumer,
+    plan_producer,
+)
+from cepheid.connection import ConnectionPool
+from cepheid.consumer import Consumer, SeekTarget, retry_topic_of, seek_target
+from cepheid.errors import ClosedError, Error, UsageError
+from cepheid.lookup import Lookup
+from cepheid.message_id import EARLIEST
+from cepheid.opening import Opening
+from cepheid.producer import Producer
+from cepheid.reader import Reader
+from cepheid.routing import PartitionChooser
+from cepheid.schemas import BYTES, Schema, schema_of
+from cepheid.service_url import parse_service_url
+from cepheid.topic_consumer import ConsumerOptions, TopicConsumer
+from cepheid.topic_producer import TopicProducer
+from cepheid_ports import TaskOwner
+from cepheid_wire import InvalidTopicNameError, TopicName
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Topics = str | Sequence[str] | re.Pattern[str]
+MAX_QUEUED_OVER_PARTITIONS = 50_000
+
+
+class _Closeable(Protocol):
+    async def close(self) -> None: ...
+
+
+def connect(
+    url: str,
+    *,
+    request_timeout_s: float = 30.0,
+    connect_timeout_s: float = 10.0,
+    keep_alive_s: float = 30.0,
+    partition_refresh_s: float = 60.0,
+    token: str | Callable[[], str] | None = None,
+) -> Client:
+    """Return a client for the brokers at `url`: pulsar://HOST:PORT[,HOST:PORT…]. Nothing is connected until something is opened.
+
+    `request_timeout_s` bounds each of: opening a producer, consumer or reader, a seek, a lookup, closing.
+    `partition_refresh_s`: how often partitioned topics and patterns are looked at again for new partitions and topics.
+    `token` (text, or a function that returns it) is sent when a connection is opened. Raises UsageError.
+    """
+    return Client(
+        url,
+        request_timeout_s=request_timeout_s,
+        connect_timeout_s=connect_timeout_s,
+        keep_alive_s=keep_alive_s,
+        partition_refresh_s=partition_refresh_s,
+        token=token,
+    )
+
+
+class Client:
+    """Connections to the brokers of one cluster, and what was opened with it. Belongs to one event loop and one process.
+
+    Use it with `async with`, or call `close`.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        request_timeout_s: float,
+        connect_timeout_s: float,
+        keep_alive_s: float,
+        partition_refresh_s: float,
+        token: str | Callable[[], str] | None,
+    ) -> None:
+        for name, value in (
+            ("request_timeout_s", request_timeout_s),
+            ("connect_timeout_s", connect_timeout_s),
+            ("keep_alive_s", keep_alive_s),
+            ("partition_refresh_s", partition_refresh_s),
+        ):
+            if value <= 0:
+                raise UsageError(f"{name} must be more than 0 seconds, got {value}")
+        self._url = url
+        self._addresses = parse_service_url(url)
+        self._request_timeout_s = request_timeout_s
+        self._connect_timeout_s = connect_timeout_s
+        self._keep_alive_s = keep_alive_s
+        self._partition_refresh_s = partition_refresh_s
+        self._token = token
+        self._pool: ConnectionPool | None = None
+        self._lookup: Lookup
+        self._loop: asyncio.AbstractEventLoop
+        self._tasks = TaskOwner("cepheid/client")
+        self._process_id = os.getpid()
+        self._producer_ids = itertools.count()
+        self._consumer_ids = itertools.count()
+        self._opened: dict[_Closeable, None] = {}
+        self._watchers: dict[_Closeable, asyncio.Task[None]] = {}
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<Client {self._url}, {'closed' if self._closed else f'{len(self._opened)} open'}>"
+
+    async def __aenter__(self) -> Self:
+        self._use()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close all producers (they flush), consumers, readers and connections. A second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        opened = list(self._opened)
+        results = await asyncio.gather(*(each.close() for each in opened), return_exceptions=True)
+        await self._tasks.aclose()
+        if self._pool is not None:
+            await self._pool.aclose()
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
+    @overload
+    def producer(
+        self, topic: str, *, schema: type[T] | Schema[T], **options: Unpack[ProducerArguments]
+    ) -> Opening[Producer[T]]: ...
+
+    @overload
+    def producer(self, topic: str, **options: Unpack[ProducerArguments]) -> Opening[Producer[bytes]]: ...
+
+    def producer(self, topic: str, *, schema: Any = bytes, **options: Unpack[ProducerArguments]) -> Opening[Producer[Any]]:
+        """Open a producer: `async with client.producer("orders") as producer`, or `await client.producer("orders")`.
+
+        `schema`: bytes, str, a dataclass, TypedDict, pydantic model, or a Schema.
+        `name`: for deduplication; a name may be used once at a time. By default the broker gives one.
+        `access`: "shared", "exclusive" (refused while another producer is there), "wait_for_exclusive" (opening waits, without a
+        time limit), "exclusive_with_fencing" (others are closed).
+        `batching`, `batch_messages` (1000), `batch_bytes` (128 KiB), `batch_delay_s` (0.01): how long messages wait for company
+        while earlier ones are unanswered; a lone message does not wait.
+        `batch_by_key`: a batch has messages of one key only, as consumers of type "key_shared" need it.
+        `compression`: "none", "zlib", "lz4", "zstd", "snappy". `chunking`: cut what is larger than the broker's largest message.
+        `routing`: the partition of messages without key: "round_robin", "single", or a function (key, partitions) -> index for all.
+        `key_hash`: how keys choose a partition: "java_string" as in Java and Go, "boost" as in C++, Python and Node, "murmur3".
+        `window_messages` (50,000), `window_bytes` (64 MiB): how much may be unanswered before `send` waits and `send_nowait`
+        refuses.
+        `send_timeout_s` (30): 0 means that messages wait for their receipt without a limit.
+        `initial_subscription`: created at the start of the topic, if it is not there.
+
+        Raises, when it is opened: UsageError, MissingExtraError, TimedOutError, and RefusedError with what derives from it.
+        """
+        plan = plan_producer(schema_of(schema), **options)
+        return Opening(lambda: self._open_producer(full_name(topic), plan))
+
+    @overload
+    def consumer(
+        self, topics: Topics, subscription: str, *, schema: type[T] | Schema[T], **options: Unpack[ConsumerArguments]
+    ) -> Opening[Consumer[T]]: ...
+
+    @overload
+    def consumer(self, topics: Topics, subscription: str, **options: Unpack[ConsumerArguments]) -> Opening[Consumer[bytes]]: ...
+
+    def consumer(
+        self, topics: Topics, subscription: str, *, schema: Any = bytes, **options: Unpack[ConsumerArguments]
+    ) -> Opening[Consumer[Any]]:
+        """Open a consumer: `async with client.consumer("orders", "billing") as consumer`, or `await client.consumer(…)`.
+
+        `topics`: a topic, several, or a compiled pattern for the topics of one namespace, such as
+        `re.compile("public/default/orders-.*")`; topics that are created later are found at the next refresh.
+        `type`: "exclusive" (the default), "failover", "shared" or "key_shared".
+        `start`: where a subscription begins that does not exist yet: "latest" (the default) or "earliest".
+        `receiver_queue` (1000): how many messages are fetched before they are asked for. Exclusive and failover consumers that keep
+        it empty get up to eight times as many.
+        `nack_backoff`: how long messages that were given back wait.
+        `dead_letters`: what becomes of messages that fail again and again.
+        `retry`: also consume the subscription's retry topic, for `retry_later`.
+        `batch_index_acks`: tell the broker which messages of a batch are acknowledged, not only when all are.
+
+        Raises, when it is opened: UsageError, BusyError, NotFoundError, SchemaError, TimedOutError and others of RefusedError.
+        """
+        plan = plan_consumer(subscription, schema_of(schema), **options)
+        return Opening(lambda: self._open_consumer(topics, plan))
+
+    @overload
+    def reader(
+        self, topic: str, *, schema: type[T] | Schema[T], start: SeekTarget = ..., inclusive: bool = ..., receiver_queue: int = ...
+    ) -> Opening[Reader[T]]: ...
+
+    @overload
+    def reader(
+        self, topic: str, *, start: SeekTarget = ..., inclusive: bool = ..., receiver_queue: int = ...
+    ) -> Opening[Reader[bytes]]: ...
+
+    def reader(
+        self,
+        topic: str,
+        *,
+        schema: Any = bytes,
+        start: SeekTarget = "earliest",
+        inclusive: bool = False,
+        receiver_queue: int = 1000,
+    ) -> Opening[Reader[Any]]:
+        """Open a reader: `async with client.reader("orders", start="earliest") as reader: async for message in reader`.
+
+        `start`: "earliest" (the default), "latest", a datetime, or a message id: then the message after it is the first one,
+        or with `inclusive` that message. Raises as `consumer` does.
+        """
+        made = schema_of(schema)
+        message_id, _ = seek_target(start)
+        options = ConsumerOptions(
+            subscription=f"reader-{uuid.uuid4().hex[:10]}",
+            type="exclusive",
+            schema=made,
+            name="",
+            durable=False,
+            start=EARLIEST if message_id is None else message_id,
+            start_inclusive=inclusive,
+            receiver_queue=receiver_queue,
+        )
+        return Opening(lambda: self._open_reader(topic, ConsumerPlan(options, None, False), start))
+
+    async def partitions(self, topic: str) -> int:
+        """Return the number of partitions of a topic, 0 for a topic without."""
+        self._use()
+        return await self._lookup.partitions(full_name(topic))
+
+    async def _open_producer(self, topic: str, plan: ProducerPlan) -> Producer[Any]:
+        self._use()
+        count = await self._lookup.partitions(topic)
+        chooser = PartitionChooser(max(count, 1), plan.routing, plan.key_hash)
+
+        def new_link(name: str, partition: int) -> TopicProducer:
+            return TopicProducer(
+                name, partition, next(self._producer_ids), plan.options, plan.window, self._lookup, self._request_timeout_s,
+                chooser.on_batch_ended,
+            )  # fmt: skip
+
+        links = [new_link(topic, -1)] if count == 0 else [new_link(f"{topic}-partition-{i}", i) for i in range(count)]
+        await open_all(links)
+        producer: Producer[Any] = Producer(
+            topic, plan.schema, plan.window, chooser, links, self._forget,
+            flush_limit_s=None if plan.options.send_timeout_s else self._request_timeout_s,
+        )  # fmt: skip
+        if self._closed:
+            await producer.close()
+            raise ClosedError("the client was closed while a producer was opened")
+        self._opened[producer] = None
+        if count > 0:
+
+            async def grow(known: int, now: int) -> None:
+                new = [new_link(f"{topic}-partition-{index}", index) for index in range(known, now)]
+                await open_all(new)
+                producer.add_partitions(new)
+
+            watching = self._watch_partitions(producer, topic, count, grow)
+            self._watchers[producer] = self._tasks.start(watching, name=f"partitions of {topic}")
+        return producer
+
+    async def _open_reader(self, topic: str, plan: ConsumerPlan, start: SeekTarget) -> Reader[Any]:
+        consumer = await self._open_consumer(topic, plan)
+        try:
+            if seek_target(start)[0] is None:
+                await consumer.seek(start)
+        except BaseException:
+            await consumer.close()
+            raise
+        return Reader(consumer)
+
+    async def _open_consumer(self, topics: Topics, plan: ConsumerPlan) -> Consumer[Any]:
+        self._use()
+        consumer: Consumer[Any] = Consumer(
+            plan.options.subscription,
+            dead_letters=plan.dead_letters,
+            open_producer=self._open_raw_producer,
+            survives_lost_topics=isinstance(topics, re.Pattern),
+            on_closed=self._forget,
+        )
+        known: dict[str, int] = {}  # topics with the number of their partitions
+        pattern = None
+        if isinstance(topics, re.Pattern):
+            pattern = topics
+            names = await self._matching(pattern)
+        else:
+            names = [full_name(topic) for topic in ([topics] if isinstance(topics, str) else topics)]
+            if not names:
+                raise UsageError("a consumer needs a topic at least")
+        if plan.retry:
+            names += [retry_topic_of(name, plan.options.subscription) for name in names]
+        try:
+            for name in dict.fromkeys(names):
+                known[name] = await self._lookup.partitions(name)
+                await self._add_topic(consumer, plan, name, 0, known[name])
+            if self._closed:
+                raise ClosedError("the client was closed while a consumer was opened")
+        except BaseException:
+            await consumer.close()
+            raise
+        self._opened[consumer] = None
+        if pattern is not None or any(known.values()):
+            watching = self._watch_topics(consumer, plan, known, pattern)
+            self._watchers[consumer] = self._tasks.start(watching, name=f"topics of {consumer.subscription}")
+        return consumer
+
+    async def _add_topic(
+        self, consumer: Consumer[Any], plan: ConsumerPlan, topic: str, first: int, partitions: int, *, from_start: bool = False
+    ) -> None:
+        """Attach the partitions from `first` on, or the topic itself if it has none."""
+        places = [(f"{topic}-partition-{index}", index) for index in range(first, partitions)] or [(topic, -1)]
+        queue = plan.options.receiver_queue
+        share = max(1, min(queue, MAX_QUEUED_OVER_PARTITIONS // max(partitions, 1)))
+        links = [
+            TopicConsumer(
+                name, index, next(self._consumer_ids), plan.options, consumer, self._lookup, self._request_timeout_s,
+                receiver_queue=share, from_start=from_start,
+            )
+            for name, index in places
+        ]  # fmt: skip
+        consumer.links.update((link.topic, link) for link in links)
+        try:
+            await open_all(links)
+        except BaseException:
+            for link in links:
+                consumer.links.pop(link.topic, None)
+            raise
+
+    async def _watch_topics(
+        self, consumer: Consumer[Any], plan: ConsumerPlan, known: dict[str, int], pattern: re.Pattern[str] | None
+    ) -> None:
+        """Find new partitions, and new topics of a pattern. Both are read from their start: nothing of them was missed."""
+        while consumer in self._opened:
+            await asyncio.sleep(self._partition_refresh_s)
+            try:
+                names = list(known) if pattern is None else await self._matching(pattern)
+                for name in names:
+                    before = known.get(name)
+                    now = await self._lookup.partitions(name)
+                    if before is None or now > before > 0 or (pattern is not None and now == 0 and name not in consumer.links):
+                        await self._add_topic(consumer, plan, name, before or 0, now, from_start=True)
+                    known[name] = max(now, before or 0)
+            except Error as error:
+                log.warning("client.topics_unknown", extra={"subscription": consumer.subscription, "error": str(error)})
+
+    async def _matching(self, pattern: re.Pattern[str]) -> list[str]:
+        """Return the topics of a pattern, partitioned ones once. Raises UsageError when it does not begin with a namespace."""
+        text = pattern.pattern.removeprefix("persistent://")
+        namespace, _, _ = text.rpartition("/")
+        if namespace.count("/") != 1 or not re.fullmatch(r"[-=:.\w]+/[-=:.\w]+", namespace):
+            raise UsageError(f"pattern {pattern.pattern!r} must begin with a namespace, for example 'public/default/orders-.*'")
+        whole = re.compile(text, pattern.flags)
+        bases = dict.fromkeys(str(TopicName.parse(name).base) for name in await self._lookup.topics(namespace))
+        return [name for name in bases if whole.fullmatch(name.removeprefix("persistent://"))]
+
+    async def _open_raw_producer(self, topic: str, subscription: str | None) -> Producer[bytes]:
+        plan = plan_producer(BYTES, initial_subscription=subscription)
+        return await self._open_producer(full_name(topic), plan)
+
+    async def _watch_partitions(
+        self, owner: _Closeable, topic: str, known: int, grow: Callable[[int, int], Awaitable[None]]
+    ) -> None:
+        while owner in self._opened:
+            await asyncio.sleep(self._partition_refresh_s)
+            try:
+                now = await self._lookup.partitions(topic)
+                if now > known and owner in self._opened:
+                    await grow(known, now)
+                    known = now
+            except Error as error:
+                log.warning("client.partitions_unknown", extra={"topic": topic, "error": str(error)})
+
+    def _forget(self, closed: _Closeable) -> None:
+        self._opened.pop(closed, None)
+        if (watcher := self._watchers.pop(closed, None)) is not None:
+            watcher.cancel()
+
+    def _use(self) -> None:
+        """Check that the client may be used here. Raises ClosedError, UsageError."""
+        if self._closed:
+            raise ClosedError("the client is closed")
+        if os.getpid() != self._process_id:
+            raise UsageError("the client was made before this process was forked: call cepheid.connect in each process")
+        loop = asyncio.get_running_loop()
+        if self._pool is None:
+            self._loop = loop
+            self._pool = ConnectionPool(
+                connect_timeout_s=self._connect_timeout_s, keep_alive_s=self._keep_alive_s, token=self._token
+            )
+            self._lookup = Lookup(self._addresses, self._pool, self._request_timeout_s)
+        elif self._loop is not loop:
+            raise UsageError("the client is used by another event loop: call cepheid.connect in each loop")
+
+
+class _Link(Protocol):
+    async def open(self) -> None: ...
+    async def close(self) -> None: ...
+
+
+async def open_all(links: list[Any]) -> None:
+    """Open all, or close those that were opened and raise the first error."""
+    each: list[_Link] = links
+    results = await asyncio.gather(*(link.open() for link in each), return_exceptions=True)
+    failure = next((result for result in results if isinstance(result, BaseException)), None)
+    if failure is not None:
+        await asyncio.gather(*(link.close() for link in each), return_exceptions=True)
+        raise failure
+
+
+def full_name(topic: str) -> str:
+    """Return the full name of a topic. Raises UsageError."""
+    try:
+        return str(TopicName.parse(topic))
+    except InvalidTopicNameError as error:
+        raise UsageError(str(error)) from None

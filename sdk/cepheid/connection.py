@@ -1,0 +1,345 @@
+"""One connection to a broker, shared by all producers and consumers of a client that use this broker.
+
+    received bytes ──► frames ──┬─ answers of requests ──► the future of the request id
+                                ├─ receipts, errors, closes of producers ──► ProducerEnd by producer id
+                                ├─ messages, closes of consumers ──────────► ConsumerEnd by consumer id
+                                └─ PING ──► PONG
+
+Rules
+ 1. Everything that arrives is handled in order, synchronously. Producers and consumers never wait inside a callback.
+ 2. When the connection ends, all requests fail with ConnectError, and every producer and consumer is notified once.
+ 3. A peer that sends nothing for two keep-alive intervals, although it was asked, is taken for dead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol, cast
+
+from cepheid.errors import ClosedError, ConnectError, Error, NotAllowedError, TimedOutError, refused
+from cepheid.service_url import Address
+from cepheid_wire import (
+    BODY_FIELDS,
+    PING_FRAME,
+    PONG_FRAME,
+    CommandType,
+    Frame,
+    FrameSplitter,
+    WireError,
+    encode_body,
+    parse_command,
+)
+from cepheid_wire import pulsar_api_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+CLIENT_VERSION = "cepheid-python"
+PROTOCOL_VERSION = 20
+DEFAULT_MAX_MESSAGE_BYTES = 5 * 1024 * 1024
+FRAME_PADDING_BYTES = 64 * 1024
+"""What a frame may be larger than the largest message: its command and metadata. Pulsar's own allowance is 10 KiB."""
+WRITE_BUFFER_BYTES = 4 << 20
+
+_MESSAGE, _RECEIPT = int(CommandType.MESSAGE), int(CommandType.SEND_RECEIPT)
+
+
+class ProducerEnd(Protocol):
+    """What a connection tells a producer."""
+
+    def on_receipt(self, receipt: pb.CommandSendReceipt) -> None: ...
+    def on_send_error(self, error: pb.CommandSendError) -> None: ...
+    def on_closed_by_broker(self, broker_url: str) -> None: ...
+    def on_connection_lost(self) -> None: ...
+
+
+class ConsumerEnd(Protocol):
+    """What a connection tells a consumer."""
+
+    def on_message(self, message: pb.CommandMessage, tail: memoryview) -> None: ...
+    def on_active_change(self, is_active: bool) -> None: ...
+    def on_closed_by_broker(self, broker_url: str) -> None: ...
+    def on_connection_lost(self) -> None: ...
+
+
+class Connection(asyncio.Protocol):
+    """Make it with `dial`."""
+
+    def __init__(self, address: Address, *, keep_alive_s: float, on_closed: Callable[[Connection], None]) -> None:
+        self.address = address
+        self.max_message_bytes = DEFAULT_MAX_MESSAGE_BYTES
+        self.producers: dict[int, ProducerEnd] = {}
+        self.consumers: dict[int, ConsumerEnd] = {}
+        self.is_open = False
+        self._keep_alive_s = keep_alive_s
+        self._on_closed = on_closed
+        self._transport: asyncio.Transport | None = None
+        self._splitter = FrameSplitter(DEFAULT_MAX_MESSAGE_BYTES + FRAME_PADDING_BYTES)
+        self._requests: dict[int, asyncio.Future[Any]] = {}
+        self._last_request_id = 0
+        self._handshake: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._heard = True
+        self._pinged = False
+        self._keep_alive: asyncio.TimerHandle | None = None
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._reason = "the connection was closed"
+
+    def __repr__(self) -> str:
+        state = "open" if self.is_open else "closed"
+        return f"<Connection {self.address} {state}, {len(self._requests)} requests>"
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's has the same methods and another base class
+        self._transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)
+
+    async def shake_hands(self, *, proxy_to: Address | None, token: str | None) -> None:
+        """Introduce ourselves. Raises ConnectError, NotAllowedError."""
+        connect = pb.CommandConnect(client_version=CLIENT_VERSION, protocol_version=PROTOCOL_VERSION, auth_method_name="none")
+        if token is not None:
+            connect.auth_method_name, connect.auth_data = "token", token.encode()
+        if proxy_to is not None:
+            connect.proxy_to_broker_url = str(proxy_to)
+        self.write(encode_body(connect))
+        connected = await self._handshake
+        if connected.max_message_size > 0:
+            self.max_message_bytes = connected.max_message_size
+            self._splitter.max_frame_bytes = connected.max_message_size + FRAME_PADDING_BYTES
+        self.is_open = True
+        self._keep_alive = asyncio.get_running_loop().call_later(self._keep_alive_s, self._check_alive)
+
+    async def request(self, body: Any, what: str, timeout_s: float | None) -> Any:
+        """Send a command and return the body of its answer. Gives it a request id; `what` names it in errors.
+
+        Raises RefusedError (or what it derives), ConnectError, TimedOutError. Cancelled: the answer is ignored.
+        """
+        self._last_request_id += 1
+        request_id = body.request_id = self._last_request_id
+        if not self.is_open:
+            raise ConnectError(f"{what}: {self._reason}")
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._requests[request_id] = answer
+        self.write(encode_body(body))
+        try:
+            async with asyncio.timeout(timeout_s):
+                result = await answer
+        except TimeoutError:
+            raise TimedOutError(f"{what}: {self.address} did not answer within {timeout_s} s") from None
+        finally:
+            self._requests.pop(request_id, None)
+        if isinstance(result, pb.CommandError):
+            raise refused(result.error, result.message, what)
+        return result
+
+    def tell(self, body: Any) -> None:
+        """Send a command whose answer is of no interest."""
+        self._last_request_id += 1
+        body.request_id = self._last_request_id
+        self.write(encode_body(body))
+
+    def write(self, data: bytes) -> None:
+        """Send whole frames. Nothing happens when the connection is closed: its users are notified of that apart."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(data)
+
+    def write_parts(self, parts: Iterable[bytes | memoryview]) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.writelines(parts)
+
+    def abort(self, reason: str) -> None:
+        """Close at once. Users are notified as if the broker had closed it."""
+        self._reason = f"the connection to {self.address} was closed: {reason}"
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def aclose(self) -> None:
+        """Close after everything written was handed to the system, and wait for the end."""
+        self._reason = f"the connection to {self.address} was closed by its client"
+        if self._transport is None:
+            return
+        self._transport.close()
+        try:
+            async with asyncio.timeout(1.0):
+                await asyncio.shield(self._ended)
+        except TimeoutError:
+            self._transport.abort()
+            await self._ended
+
+    def data_received(self, data: bytes) -> None:
+        self._heard = True
+        try:
+            frames = self._splitter.feed(data)
+            for frame in frames:
+                self._on_frame(frame)
+        except WireError as error:
+            log.warning("connection.broken", extra={"peer": str(self.address), "error": str(error)})
+            self.abort(str(error.args[0]))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if error is not None and self.is_open:
+            self._reason = f"the connection to {self.address} broke: {error}"
+        elif self.is_open and self._reason == "the connection was closed":
+            self._reason = f"{self.address} closed the connection"
+        self.is_open = False
+        if self._keep_alive is not None:
+            self._keep_alive.cancel()
+        for answer in (self._handshake, *self._requests.values()):
+            if not answer.done():
+                answer.set_exception(ConnectError(self._reason))
+        if self._handshake.done() and not self._handshake.cancelled():
+            self._handshake.exception()  # seen: an unused handshake must not be reported as an error that nobody retrieved
+        self._requests.clear()
+        if not self._ended.done():
+            self._ended.set_result(None)
+        self._on_closed(self)
+        users: tuple[ProducerEnd | ConsumerEnd, ...] = (*self.producers.values(), *self.consumers.values())
+        self.producers.clear()
+        self.consumers.clear()
+        for user in users:
+            user.on_connection_lost()
+
+    def _on_frame(self, frame: Frame) -> None:
+        command = parse_command(frame.command)
+        body = getattr(command, BODY_FIELDS[command.type])
+        match command.type:
+            case CommandType.MESSAGE:
+                if consumer := self.consumers.get(body.consumer_id):
+                    consumer.on_message(body, frame.tail)
+            case CommandType.SEND_RECEIPT:
+                if producer := self.producers.get(body.producer_id):
+                    producer.on_receipt(body)
+            case CommandType.SEND_ERROR:
+                if producer := self.producers.get(body.producer_id):
+                    producer.on_send_error(body)
+            case CommandType.CLOSE_PRODUCER:
+                if producer := self.producers.pop(body.producer_id, None):
+                    producer.on_closed_by_broker(body.assignedBrokerServiceUrl)
+            case CommandType.CLOSE_CONSUMER:
+                if consumer := self.consumers.pop(body.consumer_id, None):
+                    consumer.on_closed_by_broker(body.assignedBrokerServiceUrl)
+            case CommandType.ACTIVE_CONSUMER_CHANGE:
+                if consumer := self.consumers.get(body.consumer_id):
+                    consumer.on_active_change(body.is_active)
+            case CommandType.PING:
+                self.write(PONG_FRAME)
+            case CommandType.CONNECTED:
+                _set_result(self._handshake, body)
+            case CommandType.PRODUCER_SUCCESS if not body.producer_ready:
+                pass  # queued for exclusive access: a second answer to the same request follows
+            case CommandType.ERROR if not self._handshake.done():
+                _set_exception(self._handshake, refused(body.error, body.message, f"the connection to {self.address}"))
+            case CommandType.AUTH_CHALLENGE:
+                challenge = NotAllowedError(f"{self.address} asks for an authentication that this client does not have")
+                _set_exception(self._handshake, challenge)
+                self.abort("the broker asked for authentication again")
+            case _:
+                if answer := self._requests.get(getattr(body, "request_id", 0)):
+                    _set_result(answer, body)
+
+    def _check_alive(self) -> None:
+        if self._pinged and not self._heard:
+            self.abort(f"nothing came for {2 * self._keep_alive_s:g} s")
+            return
+        self._heard, self._pinged = False, True
+        self.write(PING_FRAME)
+        self._keep_alive = asyncio.get_running_loop().call_later(self._keep_alive_s, self._check_alive)
+
+
+async def dial(
+    address: Address,
+    *,
+    timeout_s: float,
+    keep_alive_s: float,
+    on_closed: Callable[[Connection], None],
+    proxy_to: Address | None = None,
+    token: str | None = None,
+) -> Connection:
+    """Connect to a broker and shake hands. Raises ConnectError, NotAllowedError."""
+    loop = asyncio.get_running_loop()
+    connection = Connection(address, keep_alive_s=keep_alive_s, on_closed=on_closed)
+    try:
+        async with asyncio.timeout(timeout_s):
+            await loop.create_connection(lambda: connection, address.host, address.port)
+            await connection.shake_hands(proxy_to=proxy_to, token=token)
+    except TimeoutError:
+        connection.abort("no answer")
+        raise ConnectError(f"{address} did not answer within {timeout_s} s") from None
+    except OSError as error:
+        raise ConnectError(f"cannot connect to {address}: {error}") from None
+    except BaseException:
+        connection.abort("the handshake failed")
+        raise
+    return connection
+
+
+class ConnectionPool:
+    """The connections of one client, one per broker."""
+
+    def __init__(self, *, connect_timeout_s: float, keep_alive_s: float, token: str | Callable[[], str] | None) -> None:
+        self._connect_timeout_s = connect_timeout_s
+        self._keep_alive_s = keep_alive_s
+        self._token = token
+        self._open: dict[tuple[Address, Address | None], Connection] = {}
+        self._dialing: dict[tuple[Address, Address | None], asyncio.Task[Connection]] = {}
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<ConnectionPool {len(self._open)} open, {len(self._dialing)} being opened>"
+
+    async def get(self, address: Address, *, proxy_to: Address | None = None) -> Connection:
+        """Return the connection to a broker; open it if there is none. Callers that come meanwhile share the attempt."""
+        key = (address, proxy_to)
+        if self._closed:
+            raise ClosedError("the client is closed")
+        if (connection := self._open.get(key)) is not None and connection.is_open:
+            return connection
+        if (task := self._dialing.get(key)) is None:
+            task = asyncio.get_running_loop().create_task(self._dial(key), name=f"cepheid/dial {address}")
+            self._dialing[key] = task
+            task.add_done_callback(lambda done: self._on_dialed(key, done))
+        try:
+            return await asyncio.shield(task)  # one caller that is cancelled does not end the attempt of the others
+        except asyncio.CancelledError:
+            if task.cancelled():
+                raise ClosedError("the client was closed while it connected") from None
+            raise
+
+    async def aclose(self) -> None:
+        self._closed = True
+        dialing = list(self._dialing.values())
+        for task in dialing:
+            task.cancel()
+        await asyncio.gather(*dialing, return_exceptions=True)
+        await asyncio.gather(*(connection.aclose() for connection in list(self._open.values())))
+
+    async def _dial(self, key: tuple[Address, Address | None]) -> Connection:
+        token = self._token() if callable(self._token) else self._token
+        connection = await dial(
+            key[0],
+            timeout_s=self._connect_timeout_s,
+            keep_alive_s=self._keep_alive_s,
+            on_closed=lambda closed: self._forget(key, closed),
+            proxy_to=key[1],
+            token=token,
+        )
+        self._open[key] = connection
+        return connection
+
+    def _on_dialed(self, key: tuple[Address, Address | None], task: asyncio.Task[Connection]) -> None:
+        del self._dialing[key]
+        if not task.cancelled():
+            task.exception()  # seen: every caller may have been cancelled
+
+    def _forget(self, key: tuple[Address, Address | None], connection: Connection) -> None:
+        if self._open.get(key) is connection:
+            del self._open[key]
+
+
+def _set_result(future: asyncio.Future[Any], result: Any) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+def _set_exception(future: asyncio.Future[Any], error: Error) -> None:
+    if not future.done():
+        future.set_exception(error)

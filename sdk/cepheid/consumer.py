@@ -1,0 +1,387 @@
+"""The consumer that applications use: one queue for the messages of all its topics and partitions."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Generic, Self, TypeVar
+
+from cepheid.errors import ClosedError, Error, NotFoundError, TimedOutError, UnreadableMessageError, UsageError
+from cepheid.message import Message
+from cepheid.message_id import EARLIEST, LATEST, MessageId
+from cepheid.producer import Producer, to_ms
+from cepheid.topic_consumer import TopicConsumer
+from cepheid_ports import TaskOwner
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+SeekTarget = MessageId | datetime | str
+_ATTEMPTS = "RECONSUMETIMES"  # the names that Java and Go clients use (RetryMessageUtil)
+_REAL_TOPIC = "REAL_TOPIC"
+_ORIGIN_ID = "ORIGIN_MESSAGE_ID"
+_DELAY = "DELAY_TIME"
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetters:
+    """What becomes of messages that fail again and again, for shared and key_shared subscriptions.
+
+    A message that was given back after it had been delivered `after` times more than once is published to `topic` and
+    acknowledged. `topic`: by default `<topic>-<subscription>-DLQ`. `subscription`: created there, so that the topic keeps them.
+    """
+
+    after: int = 3
+    topic: str | None = None
+    subscription: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.after < 1:
+            raise UsageError(f"DeadLetters.after must be 1 or more redeliveries, got {self.after}")
+
+
+OpenRawProducer = Callable[[str, str | None], Awaitable[Producer[bytes]]]
+"""Opens a producer of bytes: topic, subscription to create."""
+
+
+class Consumer(Generic[T]):
+    """Made by `client.consumer(…)`. `async for message in consumer` ends when the consumer is closed."""
+
+    def __init__(
+        self,
+        subscription: str,
+        *,
+        dead_letters: DeadLetters | None,
+        open_producer: OpenRawProducer,
+        survives_lost_topics: bool,
+        on_closed: Callable[[Any], None],
+    ) -> None:
+        self.subscription = subscription
+        self.links: dict[str, TopicConsumer] = {}  # by the full name of the topic or partition
+        self._queue: deque[Message[T]] = deque()
+        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._failure: Error | None = None
+        self._closed = False
+        self._dead_letters = dead_letters
+        self._open_producer = open_producer
+        self._producers: dict[str, asyncio.Task[Producer[bytes]]] = {}
+        self._survives_lost_topics = survives_lost_topics
+        self._on_closed = on_closed
+        self._tasks = TaskOwner(f"cepheid/consumer {subscription}")
+
+    def __repr__(self) -> str:
+        return f"<Consumer {self.subscription} of {len(self.links)} topics, {len(self._queue)} messages queued>"
+
+    @property
+    def topics(self) -> list[str]:
+        """Full names of the topics and partitions that it consumes now."""
+        return list(self.links)
+
+    @property
+    def queued_messages(self) -> int:
+        """Messages that `receive` returns without waiting."""
+        return len(self._queue)
+
+    @property
+    def is_active(self) -> bool:
+        """Whether a failover subscription delivers to this consumer, for one topic at least. True for other types."""
+        return any(link.is_active for link in self.links.values())
+
+    # Receiving
+
+    async def receive(self, timeout: float | None = None) -> Message[T]:
+        """Return the next message. Raises TimedOutError after `timeout` seconds, ClosedError, and why the consumer was lost.
+
+        Cancelled: no message is lost, the next call returns it.
+        """
+        queue = self._queue
+        if not queue:
+            await self._wait_for_message(timeout)
+        message = queue.popleft()
+        message._source.on_taken(message)
+        return message
+
+    async def receive_many(self, max_messages: int = 100, timeout: float | None = None) -> list[Message[T]]:
+        """Return the messages that are there, at most `max_messages`; wait for the first one.
+
+        Raises as `receive`. Cancelled: no message is lost.
+        """
+        if max_messages < 1:
+            raise UsageError(f"max_messages must be 1 or more, got {max_messages}")
+        messages = [await self.receive(timeout)]
+        while self._queue and len(messages) < max_messages:
+            message = self._queue.popleft()
+            message._source.on_taken(message)
+            messages.append(message)
+        return messages
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Message[T]:
+        try:
+            return await self.receive()
+        except ClosedError:
+            raise StopAsyncIteration from None
+
+    async def _wait_for_message(self, timeout: float | None) -> None:
+        """Return when the queue is not empty. The caller takes the message without a pause."""
+        try:
+            async with asyncio.timeout(timeout):
+                for link in self.links.values():
+                    link.on_starved()
+                while not self._queue:
+                    if self._failure is not None:
+                        raise self._failure.with_traceback(None)
+                    if self._closed:
+                        raise ClosedError(f"the consumer of {self.subscription} is closed")
+                    waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                    self._waiters.append(waiter)
+                    try:
+                        await waiter
+                    except asyncio.CancelledError:
+                        if waiter.done() and not waiter.cancelled():
+                            self._wake(1)  # it was woken for a message that another one can have
+                        else:
+                            self._waiters.remove(waiter)
+                        raise
+        except TimeoutError as error:
+            if isinstance(error, Error):
+                raise
+            if not self._queue:
+                raise TimedOutError(f"no message of {self.subscription} came within {timeout} s") from None
+
+    def _wake(self, count: int) -> None:
+        while count and self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                count -= 1
+
+    # Acknowledging
+
+    async def ack(self, message: Message[T] | MessageId) -> None:
+        """Acknowledge a message, and return when the broker has confirmed it. Concurrent calls share a command.
+
+        Raises ConnectError when the connection breaks meanwhile: the message may be delivered again. Cancelled: it is
+        acknowledged all the same.
+        """
+        self.ack_nowait(message)
+        await self._source_of(message).acks_confirmed()
+
+    def ack_nowait(self, message: Message[T] | MessageId) -> None:
+        """Acknowledge a message. It is sent with others, after a tenth of a second at most, and before the consumer is closed."""
+        source = self._source_of(message)
+        source.check_usable()
+        if isinstance(message, Message):
+            source.ack_nowait(message)
+        else:
+            source.ack_id_nowait(message)
+
+    def ack_cumulative_nowait(self, message: Message[T] | MessageId) -> None:
+        """Acknowledge a message and all before it in its topic or partition. Not for shared and key_shared subscriptions."""
+        source = self._source_of(message)
+        source.check_usable()
+        source.ack_cumulative_nowait(message.message_id if isinstance(message, Message) else message)
+
+    async def ack_cumulative(self, message: Message[T] | MessageId) -> None:
+        """As `ack_cumulative_nowait`, and wait for the broker's confirmation, as `ack` does."""
+        self.ack_cumulative_nowait(message)
+        await self._source_of(message).acks_confirmed()
+
+    def nack(self, message: Message[T], delay: timedelta | float | None = None) -> None:
+        """Give a message back. It is delivered again after `delay`, by default after the back-off for its redelivery count.
+
+        Of a batch, all messages that are not acknowledged come again. On exclusive and failover subscriptions everything that
+        is not acknowledged comes again from the first such message on: order is kept.
+        """
+        source = self._source_of(message)
+        source.check_usable()
+        source.nack(message, delay.total_seconds() if isinstance(delay, timedelta) else delay)
+
+    async def retry_later(self, message: Message[T], delay: timedelta | float) -> None:
+        """Publish the message again to this subscription's retry topic, to be delivered after `delay`, and acknowledge it.
+
+        The consumer must have been opened with `retry=True`. When this raises, the message is not acknowledged.
+        """
+        topic = retry_topic_of(str(message.topic), self.subscription)
+        if topic not in self.links and not any(name.startswith(f"{topic}-partition-") for name in self.links):
+            base = message.properties.get(_REAL_TOPIC)
+            topic = retry_topic_of(base, self.subscription) if base else topic
+            if topic not in self.links:
+                raise UsageError("open the consumer with retry=True to use retry_later")
+        delay_s = delay.total_seconds() if isinstance(delay, timedelta) else delay
+        attempts = int(message.properties.get(_ATTEMPTS, "0")) + 1
+        more = {_ATTEMPTS: str(attempts), _DELAY: str(int(delay_s * 1000))}
+        if self._dead_letters is not None and attempts > self._dead_letters.after:
+            await self._publish_dead(message)
+        else:
+            await self._republish(message, topic, None, more, int(time.time() * 1000 + delay_s * 1000))
+        self.ack_nowait(message)
+
+    # Moving
+
+    async def seek(self, to: SeekTarget, *, inclusive: bool = False) -> None:
+        """Move the subscription, for all its consumers: to "earliest", "latest", a time, or a message id.
+
+        By id, the next message is the one after it; with `inclusive`, that message. By time, the first one published then or
+        later. What was received and not acknowledged may come again. Raises UsageError, TimedOutError, RefusedError, ConnectError;
+        after the last two the subscription may have been moved or not.
+        """
+        message_id, at_ms = seek_target(to)
+        if message_id is not None and message_id not in (EARLIEST, LATEST):
+            if len(self.links) > 1:
+                links = [link for link in self.links.values() if link.partition == message_id.partition and link.partition >= 0]
+                if len(links) != 1:
+                    raise UsageError(
+                        f"message id {message_id} does not say which of {len(self.links)} topics it is of: seek by time, or "
+                        "consume one topic"
+                    )
+            else:
+                links = list(self.links.values())
+        else:
+            links = list(self.links.values())
+        await asyncio.gather(*(link.seek(message_id, at_ms, inclusive=inclusive) for link in links))
+
+    async def unsubscribe(self) -> None:
+        """Delete the subscription with its position, and close. Refused while a shared one has other consumers."""
+        for link in self.links.values():
+            await link.unsubscribe()
+        await self.close()
+
+    async def close(self) -> None:
+        """Send the acknowledgements that wait, and leave. What was not acknowledged goes to other consumers, or comes again."""
+        if self._closed:
+            return
+        self._closed = True
+        await self._tasks.aclose()
+        producers = [
+            task.result() for task in self._producers.values() if task.done() and not task.cancelled() and not task.exception()
+        ]
+        await asyncio.gather(*(link.close() for link in self.links.values()))
+        await asyncio.gather(*(producer.close() for producer in producers), return_exceptions=True)
+        self._queue.clear()
+        self._wake(len(self._waiters))
+        self._on_closed(self)
+
+    # What its topics say
+
+    def on_messages(self, messages: list[Message[Any]]) -> None:
+        if self._closed:
+            return
+        self._queue.extend(messages)
+        if self._waiters:
+            self._wake(len(messages))
+
+    def drop_messages_of(self, source: TopicConsumer) -> int:
+        """Remove what is queued of one topic; return how many messages."""
+        before = len(self._queue)
+        if before:
+            kept = [message for message in self._queue if message._source is not source]
+            self._queue.clear()
+            self._queue.extend(kept)
+        return before - len(self._queue)
+
+    def on_link_failed(self, source: TopicConsumer, error: Error) -> None:
+        if self._survives_lost_topics and isinstance(error, NotFoundError):
+            self.links.pop(source.topic, None)  # a topic of a pattern was deleted
+            self._tasks.start(source.close(), name="lost topic")
+            return
+        if self._failure is None:
+            self._failure = error
+        self._wake(len(self._waiters))
+
+    def on_dead_letter(self, source: TopicConsumer, message: Message[Any]) -> None:
+        self._tasks.start(self._bury(source, message), name="dead letter")
+
+    async def _bury(self, source: TopicConsumer, message: Message[Any]) -> None:
+        while True:
+            try:
+                await self._publish_dead(message)
+                break
+            except Error as error:
+                log.warning("client.dead_letter_failed", extra={"message_id": str(message.message_id), "error": str(error)})
+                await asyncio.sleep(source.options.nack_backoff.limit_s)
+        source.ack_nowait(message)
+
+    async def _publish_dead(self, message: Message[Any]) -> None:
+        policy = self._dead_letters
+        assert policy is not None, "messages are buried only with a policy"
+        base = message.properties.get(_REAL_TOPIC, _without_partition(message.topic))
+        topic = policy.topic or f"{base}-{self.subscription}-DLQ"
+        await self._republish(message, topic, policy.subscription, {}, None)
+
+    async def _republish(
+        self, message: Message[Any], topic: str, subscription: str | None, more: dict[str, str], deliver_at_ms: int | None
+    ) -> None:
+        properties = {
+            _REAL_TOPIC: _without_partition(message.topic),
+            _ORIGIN_ID: f"{message.message_id.ledger_id}:{message.message_id.entry_id}:{message.message_id.partition}",
+            **message.properties,
+            **more,
+        }
+        task = self._producers.get(topic)
+        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
+            task = self._producers[topic] = self._tasks.start(self._raw_producer(topic, subscription), name=f"producer {topic}")
+        producer = await asyncio.shield(task)
+        try:
+            data = message.data
+        except UnreadableMessageError:
+            data = message._data
+        await producer.send(
+            data,
+            key=message.key,
+            ordering_key=message.ordering_key,
+            properties=properties,
+            event_time=int(message.event_time.timestamp() * 1000) if message.event_time else None,
+            deliver_at=deliver_at_ms,
+        )
+
+    async def _raw_producer(self, topic: str, subscription: str | None) -> Producer[bytes]:
+        return await self._open_producer(topic, subscription)
+
+    def _source_of(self, message: Message[T] | MessageId) -> TopicConsumer:
+        """Return the link of a message. Raises UsageError."""
+        if isinstance(message, Message):
+            source = message._source
+            assert isinstance(source, TopicConsumer)
+            return source
+        if len(self.links) == 1:
+            return next(iter(self.links.values()))
+        for link in self.links.values():
+            if (
+                link.partition == message.partition
+                and len({one.topic.rpartition("-partition-")[0] for one in self.links.values()}) == 1
+            ):
+                return link
+        raise UsageError(f"message id {message} does not say which topic it is of: acknowledge with the message")
+
+
+def retry_topic_of(topic: str, subscription: str) -> str:
+    """Return the name of a subscription's retry topic, as Java and Go clients name it."""
+    return f"{_without_partition(topic)}-{subscription}-RETRY"
+
+
+def _without_partition(topic: str) -> str:
+    base, mark, index = topic.rpartition("-partition-")
+    return base if mark and index.isdigit() else topic
+
+
+def seek_target(to: SeekTarget) -> tuple[MessageId | None, int | None]:
+    """Return a message id, or None and milliseconds. Raises UsageError."""
+    match to:
+        case "earliest":
+            return EARLIEST, None
+        case "latest":
+            return LATEST, None
+        case MessageId():
+            return to, None
+        case datetime():
+            return None, to_ms("the time to seek to", to)
+    raise UsageError(f"expected 'earliest', 'latest', a MessageId or a datetime, got {to!r}")

@@ -1,0 +1,99 @@
+"""The messages in a received entry. No I/O.
+
+Most messages of a batch have a payload only, and headers of equal sizes are equal bytes: they are parsed once.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+
+from google.protobuf.message import DecodeError
+
+from cepheid.compression import HOW_TO_INSTALL
+from cepheid.errors import UnreadableMessageError
+from cepheid_wire import BadTailError, WireError, decompress
+from cepheid_wire import pulsar_api_pb2 as pb
+
+Single = tuple[int, pb.SingleMessageMetadata | None, bytes]
+"""Index in the batch, own metadata (None: it has none), payload."""
+
+_size_at = Struct(">I").unpack_from
+_known_headers: dict[bytes, int] = {}
+_MAX_KNOWN_HEADERS = 4096
+_PLAIN_HEADER_BYTES = 4  # tag and size of a payload below 2 MiB: what is longer has more than that
+
+
+def unpack(metadata: pb.MessageMetadata, payload: bytes | memoryview) -> bytes:
+    """Return the payload of an entry, or of all chunks of a message, decompressed. Raises UnreadableMessageError."""
+    if metadata.encryption_keys:
+        raise UnreadableMessageError("the message is encrypted, and this client cannot decrypt yet")
+    try:
+        return decompress(metadata.compression, payload, metadata.uncompressed_size)
+    except ImportError as error:
+        codec = pb.CompressionType.Name(metadata.compression)
+        raise UnreadableMessageError(f"{codec} needs the library {error.name}: {HOW_TO_INSTALL}") from None
+    except WireError as error:
+        raise UnreadableMessageError(str(error.args[0])) from None
+
+
+def split_batch(payload: bytes, count: int) -> list[Single]:
+    """Return the messages of a batch; those that compaction removed are left out. Raises UnreadableMessageError."""
+    singles: list[Single] = []
+    known, start, end = _known_headers, 0, len(payload)
+    try:
+        for index in range(count):
+            header_start = start + 4
+            body_start = header_start + _size_at(payload, start)[0]
+            header = payload[header_start:body_start]
+            size_bytes = known.get(header)
+            single = None
+            if size_bytes is None:
+                single = pb.SingleMessageMetadata.FromString(header)
+                size_bytes = single.payload_size
+                if len(header) <= _PLAIN_HEADER_BYTES and len(single.ListFields()) == 1:
+                    single = None
+                    if len(known) < _MAX_KNOWN_HEADERS:
+                        known[header] = size_bytes
+            start = body_start + size_bytes
+            if size_bytes < 0 or start > end:
+                raise BadTailError(f"message {index} of a batch of {count} reaches beyond its end")
+            if single is None or not single.compacted_out:
+                singles.append((index, single, payload[body_start:start]))
+    except (DecodeError, BadTailError, ValueError, OverflowError) as error:
+        raise UnreadableMessageError(f"a batch of {count} messages is damaged: {error}") from None
+    except Exception as error:  # struct.error has no common base with the others
+        raise UnreadableMessageError(f"a batch of {count} messages ends too early: {error}") from None
+    return singles
+
+
+class ChunkBuffer:
+    """Chunks of messages that have not come completely. Bounded: the oldest message is given up for a new one."""
+
+    def __init__(self, limit_messages: int = 10) -> None:
+        self._limit_messages = limit_messages
+        self._pending: dict[str, tuple[list[bytes], list[tuple[int, int]]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def clear(self) -> None:
+        self._pending.clear()
+
+    def add(
+        self, metadata: pb.MessageMetadata, at: tuple[int, int], payload: bytes | memoryview
+    ) -> tuple[bytes, tuple[tuple[int, int], ...]] | None:
+        """Return the whole payload and the places of all chunks with the last chunk, else None."""
+        if metadata.chunk_id == 0:
+            self._pending.pop(metadata.uuid, None)
+            while len(self._pending) >= self._limit_messages:
+                del self._pending[next(iter(self._pending))]
+            self._pending[metadata.uuid] = ([], [])
+        pieces, places = self._pending.get(metadata.uuid, (None, []))
+        if pieces is None or metadata.chunk_id != len(pieces):
+            return None  # its beginning was not seen, or it is a repetition
+        pieces.append(bytes(payload))
+        places.append(at)
+        if len(pieces) < metadata.num_chunks_from_msg:
+            return None
+        del self._pending[metadata.uuid]
+        return b"".join(pieces), tuple(places)

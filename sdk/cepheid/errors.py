@@ -1,0 +1,179 @@
+"""The errors of the client. All derive from `Error`; each message says what is wrong, and the hint says what to do.
+
+Error ── ConnectError            no broker could be reached, or the connection broke
+      ├─ TimedOutError           no answer within the time limit (also a TimeoutError)
+      ├─ ClosedError             the client, producer, consumer or reader is closed
+      ├─ UsageError              an argument or a call that cannot work (also a ValueError)
+      ├─ WindowFullError         `send_nowait` found the producer's window full
+      ├─ MessageTooLargeError    the broker would not take a message of this size
+      ├─ SendFailedError         messages that `send_nowait` accepted were not stored
+      ├─ UnreadableMessageError  the payload cannot be unpacked or decoded
+      ├─ MissingExtraError       a library is not installed (also an ImportError)
+      └─ RefusedError            the broker refused; `code` is its ServerError
+           ├─ NotFoundError      no such topic or subscription, and the broker does not create it
+           ├─ BusyError          the subscription or the producer name is in use
+           ├─ FencedError        another producer with exclusive access replaced this one
+           ├─ SchemaError        the schema does not go with the topic's
+           ├─ TerminatedError    the topic takes no more messages
+           ├─ QuotaError         the backlog quota of the topic is reached
+           └─ NotAllowedError    not permitted, or not served by this broker
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from cepheid_ports import CepheidError
+from cepheid_wire import ServerError
+
+
+class Error(CepheidError):
+    """The base of everything that the client raises on purpose."""
+
+
+class ConnectError(Error):
+    """No broker could be reached, or a connection broke before the answer came."""
+
+    retriable: ClassVar[bool] = True
+    hint: ClassVar[str] = "check the address and that a broker runs there; the call may be repeated"
+
+
+class TimedOutError(Error, TimeoutError):
+    """No answer came within the time limit. The broker may have done what was asked."""
+
+    retriable: ClassVar[bool] = True
+
+
+class ClosedError(Error):
+    """The object was closed, by the application or because its client was closed."""
+
+    hint: ClassVar[str] = "open a new one"
+
+
+class UsageError(Error, ValueError):
+    """An argument, or a combination of calls, that cannot work."""
+
+
+class WindowFullError(Error):
+    """So many messages wait for their receipts that `send_nowait` takes no more."""
+
+    retriable: ClassVar[bool] = True
+    hint: ClassVar[str] = "await producer.drain(), or raise window_messages or window_bytes"
+
+
+class MessageTooLargeError(Error):
+    """The broker takes no message of this size."""
+
+    hint: ClassVar[str] = "open the producer with chunking=True, or raise the broker's max_message_bytes"
+
+
+class SendFailedError(Error):
+    """Messages that `send_nowait` accepted were not stored. `count` says how many, `first` is the first failure."""
+
+    def __init__(self, message: str, *, count: int, first: Error) -> None:
+        super().__init__(message, count=count)
+        self.count = count
+        self.first = first
+
+
+class UnreadableMessageError(Error):
+    """A received payload cannot be unpacked or decoded. The message is not acknowledged by that."""
+
+    hint: ClassVar[str] = "acknowledge it to skip it, or nack it so that a dead-letter topic can take it"
+
+
+class MissingExtraError(Error, ImportError):
+    """A library that this needs is not installed."""
+
+
+class RefusedError(Error):
+    """The broker refused. `code` is the number that it gave as the reason."""
+
+    def __init__(self, message: str, *, code: ServerError = ServerError.UNKNOWN_ERROR, **facts: Any) -> None:
+        super().__init__(message, code=code.name, **facts)
+        self.code = code
+
+
+class NotFoundError(RefusedError):
+    """There is no such topic or subscription, and the broker does not create it."""
+
+    hint: ClassVar[str] = "check the name, create the topic, or let the broker create topics"
+
+
+class BusyError(RefusedError):
+    """The subscription has another consumer or another type, or the producer name is in use."""
+
+    retriable: ClassVar[bool] = True
+    hint: ClassVar[str] = "close the other one, use another name, or choose a type that can be shared"
+
+
+class FencedError(RefusedError):
+    """Another producer has exclusive access to the topic. This one is closed for good."""
+
+    hint: ClassVar[str] = "open a new producer if this one should take over"
+
+
+class SchemaError(RefusedError):
+    """The schema does not go with the one that the topic has."""
+
+    hint: ClassVar[str] = "change the type so that both fit, or the topic's compatibility strategy"
+
+
+class TerminatedError(RefusedError):
+    """The topic was terminated and takes no more messages."""
+
+
+class QuotaError(RefusedError):
+    """The topic's backlog quota is reached."""
+
+    retriable: ClassVar[bool] = True
+    hint: ClassVar[str] = "let consumers acknowledge, delete unused subscriptions, or raise the quota"
+
+
+class NotAllowedError(RefusedError):
+    """The broker does not permit this, or does not offer it."""
+
+
+_BY_CODE: dict[ServerError, type[RefusedError]] = {
+    ServerError.AUTHENTICATION_ERROR: NotAllowedError,
+    ServerError.AUTHORIZATION_ERROR: NotAllowedError,
+    ServerError.CONSUMER_BUSY: BusyError,
+    ServerError.PRODUCER_BLOCKED_QUOTA_EXCEEDED_ERROR: QuotaError,
+    ServerError.PRODUCER_BLOCKED_QUOTA_EXCEEDED_EXCEPTION: QuotaError,
+    ServerError.TOPIC_NOT_FOUND: NotFoundError,
+    ServerError.SUBSCRIPTION_NOT_FOUND: NotFoundError,
+    ServerError.TOPIC_TERMINATED_ERROR: TerminatedError,
+    ServerError.PRODUCER_BUSY: BusyError,
+    ServerError.INVALID_TOPIC_NAME: NotAllowedError,
+    ServerError.INCOMPATIBLE_SCHEMA: SchemaError,
+    ServerError.CONSUMER_ASSIGN_ERROR: BusyError,
+    ServerError.NOT_ALLOWED_ERROR: NotAllowedError,
+    ServerError.PRODUCER_FENCED: FencedError,
+}
+TRANSIENT_CODES = frozenset(
+    {
+        ServerError.UNKNOWN_ERROR,
+        ServerError.METADATA_ERROR,
+        ServerError.PERSISTENCE_ERROR,
+        ServerError.SERVICE_NOT_READY,
+        ServerError.TOO_MANY_REQUESTS,
+    }
+)
+"""The same request may succeed later: lookups, producers and consumers are opened again until their time limit."""
+
+
+def refused(code: int, message: str, what: str) -> RefusedError:
+    """Return the error for the broker's answer `code` and `message` to `what`."""
+    try:
+        known = ServerError(code)
+    except ValueError:
+        known = ServerError.UNKNOWN_ERROR
+    kind = _BY_CODE.get(known, RefusedError)
+    return kind(f"{what} was refused with {known.name}: {message or 'no reason given'}", code=known)
+
+
+def is_transient(error: Error) -> bool:
+    """Return whether the same request may succeed if it is simply repeated."""
+    if isinstance(error, RefusedError):
+        return error.code in TRANSIENT_CODES
+    return isinstance(error, ConnectError)

@@ -1,0 +1,136 @@
+"""Finds the broker that serves a topic, how many partitions a topic has, which topics a namespace has, and schemas."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+from cepheid.backoff import Backoff
+from cepheid.connection import Connection, ConnectionPool
+from cepheid.errors import ConnectError, Error, RefusedError, TimedOutError, is_transient, refused
+from cepheid.service_url import Address, parse_service_url
+from cepheid_wire import ServerError
+from cepheid_wire import pulsar_api_pb2 as pb
+
+T = TypeVar("T")
+
+MAX_REDIRECTS = 20
+_NO_SCHEMA = ServerError.TOPIC_NOT_FOUND
+
+
+async def retrying(work: Callable[[], Awaitable[T]], what: str, timeout_s: float | None) -> T:
+    """Return what `work` returns; repeat it with back-off while it fails in a way that may pass.
+
+    Raises TimedOutError, which names the last failure, after `timeout_s`; None: no limit.
+    """
+    backoff = Backoff(limit_s=2.0)
+    last: Error | None = None
+    try:
+        async with asyncio.timeout(timeout_s) as limit:
+            while True:
+                try:
+                    return await work()
+                except (ConnectError, RefusedError) as error:
+                    if not is_transient(error):
+                        raise
+                    last = error
+                await asyncio.sleep(backoff.next_s())
+    except TimeoutError as error:
+        if isinstance(error, Error) or not limit.expired():
+            raise
+        why = f"the last attempt failed: {last.args[0]}" if last else "no answer came"
+        raise TimedOutError(f"{what}: gave up after {timeout_s} s; {why}") from None
+
+
+class Lookup:
+    """Asks the brokers of the service URL, in turn: the next one after a failure."""
+
+    def __init__(self, addresses: Sequence[Address], pool: ConnectionPool, timeout_s: float) -> None:
+        self._addresses = addresses
+        self._pool = pool
+        self._timeout_s = timeout_s
+        self._turn = 0
+
+    def __repr__(self) -> str:
+        return f"<Lookup {', '.join(map(str, self._addresses))}>"
+
+    async def any_broker(self) -> Connection:
+        """Return a connection to the first address that answers. Raises ConnectError when none does."""
+        failures: list[ConnectError] = []
+        for _ in self._addresses:
+            address = self._addresses[self._turn % len(self._addresses)]
+            try:
+                return await self._pool.get(address)
+            except ConnectError as error:
+                failures.append(error)
+                self._turn += 1
+        if len(failures) == 1:
+            raise failures[0]
+        raise ConnectError(f"none of {len(failures)} addresses answers: " + "; ".join(str(e.args[0]) for e in failures))
+
+    async def broker_of(self, topic: str) -> Connection:
+        """Return a connection to the broker that serves the topic: one attempt, redirects followed."""
+        connection = await self.any_broker()
+        authoritative = False
+        for _ in range(MAX_REDIRECTS):
+            what = f"lookup of {topic}"
+            ask = pb.CommandLookupTopic(topic=topic, authoritative=authoritative)
+            answer = await self._ask(connection, ask, what)
+            if answer.response == pb.CommandLookupTopicResponse.Failed:
+                raise refused(answer.error, answer.message, what)
+            if not answer.brokerServiceUrl:
+                raise ConnectError(f"{what}: {connection.address} named a broker without an address for clients without TLS")
+            (broker, *_) = parse_service_url(answer.brokerServiceUrl)
+            if answer.proxy_through_service_url:
+                connection = await self._pool.get(connection.address, proxy_to=broker)
+            else:
+                connection = await self._pool.get(broker)
+            if answer.response == pb.CommandLookupTopicResponse.Connect:
+                return connection
+            authoritative = answer.authoritative
+        raise ConnectError(f"lookup of {topic}: more than {MAX_REDIRECTS} redirects; the brokers do not agree who serves it")
+
+    async def at(self, broker_url: str) -> Connection:
+        """Return a connection to the broker of a URL that another broker gave."""
+        (address, *_) = parse_service_url(broker_url)
+        return await self._pool.get(address)
+
+    async def partitions(self, topic: str) -> int:
+        """Return the number of partitions, 0 for a topic without. Creates the topic if the broker's policy says so."""
+        what = f"partitions of {topic}"
+
+        async def ask() -> int:
+            answer = await self._ask(await self.any_broker(), pb.CommandPartitionedTopicMetadata(topic=topic), what)
+            if answer.response == pb.CommandPartitionedTopicMetadataResponse.Failed:
+                raise refused(answer.error, answer.message, what)
+            return int(answer.partitions)
+
+        return await retrying(ask, what, self._timeout_s)
+
+    async def topics(self, namespace: str) -> list[str]:
+        """Return the full names of the persistent topics of `tenant/namespace`; partitions one by one."""
+        what = f"topics of {namespace}"
+
+        async def ask() -> list[str]:
+            answer = await self._ask(await self.any_broker(), pb.CommandGetTopicsOfNamespace(namespace=namespace), what)
+            return list(answer.topics)
+
+        return await retrying(ask, what, self._timeout_s)
+
+    async def schema(self, topic: str, version: bytes | None = None) -> pb.Schema | None:
+        """Return a schema of the topic, the latest without `version`; None when there is none."""
+        what = f"schema of {topic}"
+
+        async def ask() -> pb.Schema | None:
+            answer = await self._ask(await self.any_broker(), pb.CommandGetSchema(topic=topic, schema_version=version), what)
+            if answer.HasField("error_code"):
+                if answer.error_code == _NO_SCHEMA:
+                    return None
+                raise refused(answer.error_code, answer.error_message, what)
+            return pb.Schema.FromString(answer.schema.SerializeToString())
+
+        return await retrying(ask, what, self._timeout_s)
+
+    async def _ask(self, connection: Connection, body: Any, what: str) -> Any:
+        return await connection.request(body, what, self._timeout_s)

@@ -1,0 +1,185 @@
+"""A received message."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any, Generic, Protocol, TypeVar
+
+from cepheid.errors import UnreadableMessageError
+from cepheid.message_id import MessageId
+from cepheid.schemas import Schema
+from cepheid_wire import pulsar_api_pb2 as pb
+
+T = TypeVar("T")
+
+
+class MessageSource(Protocol):
+    """The consumer of one topic, as its messages see it."""
+
+    def ack_nowait(self, message: Message[Any]) -> None: ...
+    def nack(self, message: Message[Any], delay_s: float | None) -> None: ...
+    def on_taken(self, message: Message[Any]) -> None: ...
+
+
+class EntryFacts:
+    """What the messages of one entry have in common."""
+
+    __slots__ = (
+        "batch_size", "chunk_ids", "entry_id", "ledger_id", "metadata", "partition", "problem", "redelivery_count", "schema",
+        "topic", "writer",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        topic: str,
+        partition: int,
+        ledger_id: int,
+        entry_id: int,
+        redelivery_count: int,
+        metadata: pb.MessageMetadata,
+        schema: Schema[Any],
+    ) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.ledger_id = ledger_id
+        self.entry_id = entry_id
+        self.redelivery_count = redelivery_count
+        self.metadata = metadata
+        self.schema = schema
+        self.batch_size = 0  # 0: not a batch
+        self.chunk_ids: tuple[tuple[int, int], ...] = ()  # all entries of a message that came in chunks
+        self.writer: bytes | None = None  # definition of the schema it was written with, if the schema needs it
+        self.problem: UnreadableMessageError | None = None
+
+
+class Message(Generic[T]):
+    """One message. `value` decodes it; `data` is the payload as bytes."""
+
+    __slots__ = ("_data", "_facts", "_index", "_single", "_source")
+
+    def __init__(
+        self, source: MessageSource, facts: EntryFacts, index: int, single: pb.SingleMessageMetadata | None, data: bytes
+    ) -> None:
+        self._source = source
+        self._facts = facts
+        self._index = index
+        self._single = single
+        self._data = data
+
+    def __repr__(self) -> str:
+        return f"<Message {self.message_id} of {self.topic}, {len(self._data)} bytes>"
+
+    @property
+    def value(self) -> T:
+        """The decoded payload; None for a message without value (a deletion, to compaction). Raises UnreadableMessageError."""
+        facts = self._facts
+        if facts.problem is not None:
+            raise facts.problem
+        if self.is_null:
+            return None  # type: ignore[return-value]  # rare, and a T | None would burden every use
+        try:
+            return facts.schema.decode(self._data, facts.writer)  # type: ignore[no-any-return]  # the consumer's schema is of T
+        except UnreadableMessageError as error:
+            raise UnreadableMessageError(f"message {self.message_id} of {self.topic}: {error.args[0]}") from None
+
+    @property
+    def data(self) -> bytes:
+        """The payload. Raises UnreadableMessageError when it cannot be unpacked."""
+        if self._facts.problem is not None:
+            raise self._facts.problem
+        return self._data
+
+    @property
+    def message_id(self) -> MessageId:
+        facts = self._facts
+        return MessageId(facts.ledger_id, facts.entry_id, self._index, facts.partition, facts.batch_size)
+
+    @property
+    def topic(self) -> str:
+        """Full name of the topic; of the partition, for a partitioned one."""
+        return self._facts.topic
+
+    @property
+    def key(self) -> str | None:
+        metadata = self._own
+        return metadata.partition_key if metadata.HasField("partition_key") else None
+
+    @property
+    def ordering_key(self) -> bytes | None:
+        metadata = self._own
+        return metadata.ordering_key if metadata.HasField("ordering_key") else None
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        return {each.key: each.value for each in self._own.properties}
+
+    @property
+    def event_time(self) -> datetime | None:
+        """The time that the application gave; None if it gave none."""
+        metadata = self._own
+        return _as_datetime(metadata.event_time) if metadata.HasField("event_time") else None
+
+    @property
+    def publish_time(self) -> datetime:
+        """When the producer sent it, by the producer's clock."""
+        return _as_datetime(self._facts.metadata.publish_time)
+
+    @property
+    def producer_name(self) -> str:
+        return self._facts.metadata.producer_name
+
+    @property
+    def sequence_id(self) -> int:
+        """What the producer numbered it with."""
+        if self._single is not None and self._single.HasField("sequence_id"):
+            return self._single.sequence_id
+        return self._facts.metadata.sequence_id + max(self._index, 0)
+
+    @property
+    def redelivery_count(self) -> int:
+        """How many times it was delivered before. The broker counts for shared and key_shared subscriptions only."""
+        return self._facts.redelivery_count
+
+    @property
+    def is_null(self) -> bool:
+        """Whether it was published without a value."""
+        return self._own.null_value
+
+    def processing(self) -> Processing[T]:
+        """`async with message.processing():` acknowledges the message if the block ends, and gives it back with back-off if the
+        block raises. A block that is cancelled gives it back at once."""
+        return Processing(self)
+
+    @property
+    def _own(self) -> pb.MessageMetadata | pb.SingleMessageMetadata:
+        """What has the attributes of this message alone. In a batch it is never the entry's metadata: those repeat the key of the
+        first message."""
+        if self._single is not None:
+            return self._single
+        return _PLAIN if self._index >= 0 else self._facts.metadata
+
+
+class Processing(Generic[T]):
+    """See `Message.processing`."""
+
+    def __init__(self, message: Message[T]) -> None:
+        self._message = message
+
+    async def __aenter__(self) -> Message[T]:
+        return self._message
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        source = self._message._source
+        if error is None:
+            source.ack_nowait(self._message)
+        else:
+            source.nack(self._message, None if isinstance(error, Exception) else 0.0)
+
+
+_PLAIN = pb.SingleMessageMetadata(payload_size=0)
+
+
+def _as_datetime(at_ms: int) -> datetime:
+    return datetime.fromtimestamp(at_ms / 1000, UTC)

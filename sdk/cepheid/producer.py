@@ -1,0 +1,228 @@
+"""The producer that applications use: it encodes values, chooses partitions and keeps the window."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import Generic, TypeVar
+
+from cepheid.batching import NO_ATTRIBUTES, Attributes
+from cepheid.errors import TimedOutError, UsageError, WindowFullError
+from cepheid.message_id import MessageId
+from cepheid.routing import PartitionChooser
+from cepheid.schemas import Schema
+from cepheid.topic_producer import SendWindow, TopicProducer
+
+T = TypeVar("T")
+
+
+class Producer(Generic[T]):
+    """Made by `client.producer(…)`."""
+
+    def __init__(
+        self,
+        topic: str,
+        schema: Schema[T],
+        window: SendWindow,
+        chooser: PartitionChooser,
+        partitions: list[TopicProducer],
+        on_closed: Callable[[Producer[T]], None],
+        *,
+        flush_limit_s: float | None,
+    ) -> None:
+        self.topic = topic
+        self._schema = schema
+        self._encode = schema.encode
+        self._window = window
+        self._chooser = chooser
+        self._partitions = partitions
+        self._only = partitions[0] if len(partitions) == 1 else None
+        self._on_closed = on_closed
+        self._flush_limit_s = flush_limit_s
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<Producer {self.topic}, {len(self._partitions)} partitions, {self._window.messages} messages unanswered>"
+
+    @property
+    def name(self) -> str:
+        """The producer's name: given by the application, or by the broker."""
+        return self._partitions[0].name
+
+    @property
+    def last_sequence_id(self) -> int:
+        """Sequence id of the last message that was stored, of the first partition; -1 if there is none."""
+        return self._partitions[0].last_sequence_id
+
+    @property
+    def unanswered_messages(self) -> int:
+        """Messages whose receipt has not come yet."""
+        return self._window.messages
+
+    async def send(
+        self,
+        value: T,
+        *,
+        key: str | None = None,
+        ordering_key: bytes | None = None,
+        properties: Mapping[str, str] | None = None,
+        event_time: datetime | int | None = None,
+        deliver_at: datetime | int | None = None,
+        deliver_after: timedelta | float | None = None,
+        sequence_id: int | None = None,
+    ) -> MessageId:
+        """Publish a message and return its id once it is stored. Times are datetimes or milliseconds since 1970, `deliver_after`
+        a timedelta or seconds. While the window is full this waits for room.
+
+        Raises TimedOutError after the send timeout (the message may be stored or not), MessageTooLargeError, UsageError,
+        ClosedError, and why the producer was lost. Cancelled while it waits for room: nothing is sent. Cancelled after that: the
+        message is sent all the same.
+        """
+        payload = self._encode(value)
+        if (
+            key is None and properties is None and deliver_after is None and deliver_at is None and event_time is None
+            and ordering_key is None
+        ):  # fmt: skip
+            attributes = NO_ATTRIBUTES
+        else:
+            attributes = _attributes(key, ordering_key, properties, event_time, deliver_at, deliver_after)
+        while self._window.is_full:
+            await self.drain()
+        waiter: asyncio.Future[MessageId] = asyncio.get_running_loop().create_future()
+        self._choose(key).add(payload, attributes, sequence_id, waiter)
+        return await waiter
+
+    def send_nowait(
+        self,
+        value: T,
+        *,
+        key: str | None = None,
+        ordering_key: bytes | None = None,
+        properties: Mapping[str, str] | None = None,
+        event_time: datetime | int | None = None,
+        deliver_at: datetime | int | None = None,
+        deliver_after: timedelta | float | None = None,
+        sequence_id: int | None = None,
+    ) -> None:
+        """Take a message for publishing and return at once. `flush` says whether all of them were stored.
+
+        Raises WindowFullError (await `drain()` and call again), MessageTooLargeError, UsageError, ClosedError, and why the
+        producer was lost; then the message was not taken.
+        """
+        payload = self._encode(value)
+        window = self._window
+        if window.messages >= window.limit_messages or window.bytes >= window.limit_bytes:
+            raise WindowFullError(
+                f"{self.topic}: {window.messages:,} messages with {window.bytes:,} bytes wait for their receipts "
+                f"(window_messages {window.limit_messages:,}, window_bytes {window.limit_bytes:,})"
+            )
+        producer = self._only
+        if producer is None:
+            producer = self._choose(key)
+        if (
+            key is None and properties is None and sequence_id is None and deliver_after is None
+            and deliver_at is None and event_time is None and ordering_key is None
+        ):  # fmt: skip
+            producer.add_plain(payload)
+        else:
+            attributes = _attributes(key, ordering_key, properties, event_time, deliver_at, deliver_after)
+            producer.add(payload, attributes, sequence_id, None)
+
+    async def drain(self) -> None:
+        """Wait until the window has room for at least one message. Cancelling it changes nothing."""
+        self._check_usable()
+        if self._window.is_full:
+            for partition in self._partitions:
+                partition.seal()
+        await self._window.wait_for_room()
+        self._check_usable()
+
+    async def flush(self) -> None:
+        """Send what waits for a batch, and wait until everything taken so far is stored.
+
+        Raises SendFailedError if messages of `send_nowait` were not stored since the last `flush`. Cancelling it changes nothing:
+        the messages are sent all the same.
+        """
+        await _all(partition.wait_answered() for partition in self._partitions)
+        self._window.raise_failures()
+
+    async def close(self) -> None:
+        """Flush, and leave the topic. A second call does nothing. Raises as `flush` does, after it has closed.
+
+        Without a send timeout it waits for receipts as long as for the answer to any request, and then raises TimedOutError.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            async with asyncio.timeout(self._flush_limit_s):
+                await self.flush()
+        except TimeoutError as error:
+            if isinstance(error, TimedOutError):
+                raise
+            raise TimedOutError(
+                f"{self.topic}: {self._window.messages} messages had no receipt when the producer was closed"
+            ) from None
+        finally:
+            await _all(partition.close() for partition in self._partitions)
+            self._on_closed(self)
+
+    def add_partitions(self, partitions: list[TopicProducer]) -> None:
+        """The topic has grown. Keys may now belong to another partition, as with the official clients."""
+        self._partitions.extend(partitions)
+        self._only = self._partitions[0] if len(self._partitions) == 1 else None
+        self._chooser.partitions = len(self._partitions)
+
+    def _choose(self, key: str | None) -> TopicProducer:
+        return self._only or self._partitions[self._chooser.choose(key)]
+
+    def _check_usable(self) -> None:
+        for partition in self._partitions:
+            partition.check_usable()
+
+
+def _attributes(
+    key: str | None,
+    ordering_key: bytes | None,
+    properties: Mapping[str, str] | None,
+    event_time: datetime | int | None,
+    deliver_at: datetime | int | None,
+    deliver_after: timedelta | float | None,
+) -> Attributes:
+    if key is not None and not isinstance(key, str):
+        raise UsageError(f"key must be a str, got {type(key).__name__}; bytes can be the ordering_key")
+    if properties is not None:
+        for name, text in properties.items():
+            if not isinstance(name, str) or not isinstance(text, str):
+                raise UsageError(f"properties must map str to str, got {name!r}: {text!r}")
+    if deliver_at is not None and deliver_after is not None:
+        raise UsageError("give deliver_at or deliver_after, not both")
+    deliver_at_ms = None if deliver_at is None else to_ms("deliver_at", deliver_at)
+    if deliver_after is not None:
+        after_s = deliver_after.total_seconds() if isinstance(deliver_after, timedelta) else float(deliver_after)
+        if after_s < 0:
+            raise UsageError(f"deliver_after must be 0 or more seconds, got {after_s:g}")
+        deliver_at_ms = time.time_ns() // 1_000_000 + int(after_s * 1000)
+    event_time_ms = None if event_time is None else to_ms("event_time", event_time)
+    return Attributes(key, ordering_key, properties, event_time_ms, deliver_at_ms)
+
+
+def to_ms(name: str, when: datetime | int) -> int:
+    """Return milliseconds since 1970. Raises UsageError."""
+    if isinstance(when, datetime):
+        if when.tzinfo is None:
+            raise UsageError(f"{name}: the datetime {when} has no time zone: use datetime.now(UTC) or add one")
+        return int(when.timestamp() * 1000)
+    if isinstance(when, bool) or not isinstance(when, int) or when < 0:
+        raise UsageError(f"{name} must be a datetime, or 0 or more milliseconds since 1970, got {when!r}")
+    return when
+
+
+async def _all(works: Iterable[Awaitable[None]]) -> None:
+    """Wait for all, then raise the first error."""
+    results = await asyncio.gather(*works, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result

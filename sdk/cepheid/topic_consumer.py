@@ -1,0 +1,615 @@
+"""The consumer of one topic without partitions, or of one partition.
+
+    MESSAGE ──► unpack ──► messages ──► queue of the whole consumer ──receive──► application
+                              └── permits go back to the broker as messages are taken, half a queue at a time
+
+Rules
+ 1. What waits in the queue when the topic moves or the connection breaks is dropped: the broker delivers it again. What the
+    application has can still be acknowledged.
+ 2. A message of a batch that was acknowledged here is not delivered again, also if the broker sends the whole batch again.
+ 3. Every message that comes costs a permit, and gives it back: when it is taken, or at once if it is not for the application.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import logging
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from cepheid.acks import AckTracker, bits_of
+from cepheid.connection import Connection
+from cepheid.entry_reader import ChunkBuffer, Single, split_batch, unpack
+from cepheid.errors import ClosedError, ConnectError, Error, TimedOutError, UnreadableMessageError, UsageError, refused
+from cepheid.lookup import Lookup
+from cepheid.message import EntryFacts, Message
+from cepheid.message_id import EARLIEST, LATEST, MessageId, as_protobuf
+from cepheid.schemas import Schema
+from cepheid.topic_link import TopicLink
+from cepheid_wire import TopicName, WireError, encode_body, parse_metadata, signed64, split_tail, verify_tail
+from cepheid_wire import pulsar_api_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+ACK_GROUP_S = 0.1
+ACK_GROUP_ENTRIES = 1000
+NACK_GROUP_S = 0.01
+QUEUE_GROWTH = 8
+_TYPES = {
+    "exclusive": pb.CommandSubscribe.Exclusive,
+    "shared": pb.CommandSubscribe.Shared,
+    "failover": pb.CommandSubscribe.Failover,
+    "key_shared": pb.CommandSubscribe.Key_Shared,
+}
+_NO_EPOCH = -1
+
+
+@dataclass(frozen=True, slots=True)
+class NackBackoff:
+    """How long a message that was given back waits: `first_s`, twice as long after each delivery, at most `limit_s`."""
+
+    first_s: float = 1.0
+    limit_s: float = 60.0
+
+    def delay_s(self, redelivery_count: int) -> float:
+        return min(self.limit_s, self.first_s * 2.0 ** min(redelivery_count, 60))
+
+
+@dataclass(slots=True)
+class ConsumerOptions:
+    """What the topics of one consumer have in common."""
+
+    subscription: str
+    type: str
+    schema: Schema[Any]
+    name: str
+    durable: bool = True
+    start: MessageId = LATEST
+    start_inclusive: bool = False
+    receiver_queue: int = 1000
+    priority: int = 0
+    properties: dict[str, str] = field(default_factory=dict)
+    batch_index_acks: bool = True
+    read_compacted: bool = False
+    nack_backoff: NackBackoff = field(default_factory=NackBackoff)
+    dead_letters_after: int | None = None  # deliveries, beyond the first
+
+    def __post_init__(self) -> None:
+        if self.type not in _TYPES:
+            raise UsageError(f"type must be one of {', '.join(_TYPES)}, got {self.type!r}")
+        if self.receiver_queue < 1:
+            raise UsageError(f"receiver_queue must be 1 or more messages, got {self.receiver_queue}")
+        if not self.subscription:
+            raise UsageError("the subscription must have a name")
+
+    @property
+    def is_shared(self) -> bool:
+        return self.type in ("shared", "key_shared")
+
+
+class Owner(Protocol):
+    """The consumer that an application uses."""
+
+    def on_messages(self, messages: list[Message[Any]]) -> None: ...
+    def drop_messages_of(self, source: TopicConsumer) -> int: ...
+    def on_link_failed(self, source: TopicConsumer, error: Error) -> None: ...
+    def on_dead_letter(self, source: TopicConsumer, message: Message[Any]) -> None: ...
+
+
+class TopicConsumer(TopicLink):
+    """See the module."""
+
+    def __init__(
+        self,
+        topic: str,
+        partition: int,
+        consumer_id: int,
+        options: ConsumerOptions,
+        owner: Owner,
+        lookup: Lookup,
+        timeout_s: float,
+        *,
+        receiver_queue: int,
+        from_start: bool = False,
+    ) -> None:
+        super().__init__(topic, f"the consumer of {topic} ({options.subscription})", lookup, timeout_s)
+        self.partition = partition
+        self.options = options
+        self.is_active = options.type != "failover"
+        self.last_taken: Message[Any] | None = None
+        self._consumer_id = consumer_id
+        self._owner = owner
+        self._permits = receiver_queue
+        self._permits_limit = QUEUE_GROWTH * receiver_queue
+        self._permits_back = 0
+        self._flowed = 0
+        self._start = EARLIEST if from_start else options.start
+        self._skip_to: tuple[int, int, int] | None = None  # after a seek, or for a reader: what comes before it is not delivered
+        self._acks = AckTracker(batch_index=options.batch_index_acks)
+        self._ack_timer: asyncio.Handle | None = None
+        self._ack_waiters: list[asyncio.Future[None]] = []
+        self._nacks: list[tuple[float, int, tuple[int, int]]] = []
+        self._nack_order = itertools.count()
+        self._nack_timer: asyncio.TimerHandle | None = None
+        self._epoch = 0 if not options.is_shared else _NO_EPOCH
+        self._chunks = ChunkBuffer()
+        self._held: list[list[Message[Any]]] | None = None  # waits for the schema that it was written with
+        self._writers: dict[bytes, bytes | Error | None] = {}
+        self._seek_ended: asyncio.Event | None = None
+        self._attached: list[asyncio.Future[None]] = []
+        self._started_by_time = False
+        if not options.durable:
+            self._set_start(self._start, options.start_inclusive)
+
+    # Receiving
+
+    def on_message(self, message: pb.CommandMessage, tail: memoryview) -> None:
+        epoch = signed64(message.consumer_epoch) if message.HasField("consumer_epoch") else _NO_EPOCH
+        place = (message.message_id.ledgerId, message.message_id.entryId)
+        try:
+            verify_tail(tail)
+            metadata = parse_metadata(tail)
+            payload = split_tail(tail)[1]
+        except WireError as error:
+            metadata, payload = pb.MessageMetadata(), memoryview(b"")
+            messages = [self._unreadable(place, message.redelivery_count, metadata, str(error))]
+            self._deliver(messages, 1)
+            return
+        count = max(metadata.num_messages_in_batch, 1)
+        if epoch < self._epoch and message.HasField("consumer_epoch"):
+            self._give_back_permits(count)  # sent before the broker had our demand for redelivery: it comes again
+            return
+        if metadata.num_chunks_from_msg > 1:
+            self._on_chunk(message, place, metadata, payload)
+            return
+        try:
+            unpacked = unpack(metadata, payload)
+            is_batch = metadata.HasField("num_messages_in_batch")
+            singles: list[Single] = split_batch(unpacked, count) if is_batch else [(-1, None, unpacked)]
+        except UnreadableMessageError as error:
+            self._deliver([self._unreadable(place, message.redelivery_count, metadata, str(error.args[0]))], count)
+            return
+        facts = self._facts(place, message.redelivery_count, metadata)
+        facts.batch_size = count if is_batch else 0
+        if is_batch:
+            left = -1 if not message.ack_set else bits_of(list(message.ack_set))
+            if (here := self._acks.left_of(place)) is not None:
+                left &= here  # rule 2
+            if left != -1:
+                singles = [single for single in singles if left >> single[0] & 1]
+        if (skip := self._skip_to) is not None:
+            singles = [single for single in singles if (*place, single[0]) >= skip]
+        self._deliver([Message(self, facts, index, single, body) for index, single, body in singles], count)
+
+    def on_taken(self, message: Message[Any]) -> None:
+        """The application took a message out of the queue."""
+        self.last_taken = message
+        self._permits_back += 1
+        if self._permits_back >= (self._permits + 1) // 2:
+            self._flow()
+
+    def on_active_change(self, is_active: bool) -> None:
+        self.is_active = is_active
+
+    def on_connection_lost(self) -> None:
+        self._drop_queue()
+        super().on_connection_lost()
+
+    def on_closed_by_broker(self, broker_url: str) -> None:
+        self._drop_queue()
+        super().on_closed_by_broker(broker_url)
+
+    def _on_chunk(
+        self, message: pb.CommandMessage, place: tuple[int, int], metadata: pb.MessageMetadata, payload: memoryview
+    ) -> None:
+        whole = self._chunks.add(metadata, place, payload)
+        if whole is None:
+            self._give_back_permits(1)
+            return
+        facts = self._facts(place, message.redelivery_count, metadata)
+        facts.chunk_ids = whole[1]
+        if self._skip_to is not None and (*place, -1) < self._skip_to:
+            self._give_back_permits(1)
+            return
+        try:
+            data = unpack(metadata, whole[0])
+        except UnreadableMessageError as error:
+            facts.problem, data = error, b""
+        self._deliver([Message(self, facts, -1, None, data)], 1)
+
+    def _facts(self, place: tuple[int, int], redelivery_count: int, metadata: pb.MessageMetadata) -> EntryFacts:
+        return EntryFacts(self.topic, self.partition, *place, redelivery_count, metadata, self.options.schema)
+
+    def _unreadable(self, place: tuple[int, int], redelivery_count: int, metadata: pb.MessageMetadata, why: str) -> Message[Any]:
+        """An entry that cannot be unpacked comes as one message, which raises when its data is asked for."""
+        facts = self._facts(place, redelivery_count, metadata)
+        facts.problem = UnreadableMessageError(f"entry {place[0]}:{place[1]} of {self.topic}: {why}")
+        return Message(self, facts, -1, None, b"")
+
+    def _deliver(self, messages: list[Message[Any]], permits: int) -> None:
+        """Hand messages on that took `permits` in all."""
+        limit = self.options.dead_letters_after
+        if limit is not None and messages and messages[0].redelivery_count > limit:
+            for message in messages:  # its consumers were lost before they could give it back
+                self._owner.on_dead_letter(self, message)
+            messages = []
+        if len(messages) < permits:
+            self._give_back_permits(permits - len(messages))
+        if not messages:
+            return
+        if self._held is not None:
+            self._held.append(messages)
+        elif self._lacks_writer(messages):
+            self._held = [messages]
+            self._tasks.start(self._fetch_writers(), name="schemas")
+        else:
+            self._owner.on_messages(messages)
+
+    def _lacks_writer(self, messages: list[Message[Any]]) -> bool:
+        """Return whether the schema must be fetched with which these were written; give it to them if it is known."""
+        facts = messages[0]._facts
+        version = facts.metadata.schema_version
+        if not self.options.schema.needs_writer_schema or not version:
+            return False
+        if version not in self._writers:
+            return True
+        writer = self._writers[version]
+        if isinstance(writer, Error):
+            facts.problem = UnreadableMessageError(f"{self.topic}: the schema of a message cannot be had: {writer}")
+        else:
+            facts.writer = writer
+        return False
+
+    async def _fetch_writers(self) -> None:
+        """Release what is held, in order; fetch each schema that is missing for it."""
+        while self._held:
+            held = self._held
+            if not self._lacks_writer(held[0]):
+                self._owner.on_messages(held.pop(0))
+                continue
+            version = held[0][0]._facts.metadata.schema_version
+            try:
+                schema = await self._lookup.schema(str(TopicName.parse(self.topic).base), version)
+                self._writers[version] = None if schema is None else schema.schema_data
+            except Error as error:
+                self._writers[version] = error
+        self._held = None
+
+    # Permits
+
+    def on_starved(self) -> None:
+        """The application emptied the queue. If it has done so for a while, the round trip to the broker is what it waits for, and
+        more messages under way help. Not for shared types: what one consumer holds in advance the others cannot have."""
+        if self._flowed >= 2 * self._permits and self._permits < self._permits_limit and not self.options.is_shared:
+            self._flowed = 0
+            more = min(self._permits, self._permits_limit - self._permits)
+            self._permits += more
+            self._give_back_permits(more)
+
+    def _give_back_permits(self, count: int) -> None:
+        self._permits_back += count
+        if self._permits_back >= (self._permits + 1) // 2:
+            self._flow()
+
+    def _flow(self) -> None:
+        if self.connection is not None:
+            count, self._permits_back = self._permits_back, 0
+            self._flowed += count
+            self.connection.write(encode_body(pb.CommandFlow(consumer_id=self._consumer_id, messagePermits=count)))
+
+    def _drop_queue(self) -> int:
+        """Rule 1."""
+        self._chunks.clear()
+        held, self._held = self._held, None if self._held is None else []
+        return self._owner.drop_messages_of(self) + sum(map(len, held or ()))
+
+    # Acknowledging
+
+    def ack_nowait(self, message: Message[Any]) -> None:
+        facts = message._facts
+        if facts.chunk_ids:
+            for place in facts.chunk_ids:
+                self._acks.ack(place, -1, 0)
+        else:
+            self._acks.ack((facts.ledger_id, facts.entry_id), message._index, facts.batch_size)
+        self._send_acks_later()
+
+    def ack_id_nowait(self, message_id: MessageId) -> None:
+        self._acks.ack(message_id[:2], message_id.batch_index, _batch_size(message_id))
+        self._send_acks_later()
+
+    def ack_cumulative_nowait(self, message_id: MessageId) -> None:
+        if self.options.is_shared:
+            raise UsageError(f"{self.what}: a {self.options.type} subscription has no cumulative acknowledgement: use ack")
+        self._acks.ack_cumulative(message_id[:2], message_id.batch_index, _batch_size(message_id))
+        self._send_acks_later()
+
+    async def acks_confirmed(self) -> None:
+        """Send the acknowledgements that wait, and return when the broker has confirmed them.
+
+        Raises ConnectError when the connection breaks meanwhile: what was acknowledged may come again.
+        """
+        self.check_usable()
+        await self._wait_attached()
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._ack_waiters.append(waiter)
+        if len(self._ack_waiters) == 1:
+            if self._ack_timer is not None:
+                self._ack_timer.cancel()
+            self._ack_timer = asyncio.get_running_loop().call_soon(self._send_acks)  # with those of the same turn
+        await waiter
+
+    def _send_acks_later(self) -> None:
+        if len(self._acks) >= ACK_GROUP_ENTRIES:
+            self._send_acks()
+        elif self._ack_timer is None:
+            self._ack_timer = asyncio.get_running_loop().call_later(ACK_GROUP_S, self._send_acks)
+
+    def _send_acks(self) -> None:
+        if self._ack_timer is not None:
+            self._ack_timer.cancel()
+            self._ack_timer = None
+        waiters, self._ack_waiters = self._ack_waiters, []
+        if self.connection is None:
+            _fail(waiters, ConnectError(f"{self.what} lost its connection: acknowledgements are sent when it is back"))
+            return  # they are kept, and sent when it is attached again
+        bodies = self._ack_bodies()
+        if waiters:
+            self._tasks.start(self._confirm(self.connection, bodies, waiters), name="ack")
+        else:
+            for body in bodies:
+                self.connection.write(encode_body(body))
+
+    def _ack_bodies(self) -> list[pb.CommandAck]:
+        bodies = []
+        if (cumulative := self._acks.take_cumulative()) is not None:
+            bodies.append(pb.CommandAck(consumer_id=self._consumer_id, ack_type=pb.CommandAck.Cumulative, message_id=[cumulative]))
+        if ids := self._acks.take_individual():
+            bodies.append(pb.CommandAck(consumer_id=self._consumer_id, ack_type=pb.CommandAck.Individual, message_id=ids))
+        return bodies
+
+    async def _confirm(self, connection: Connection, bodies: list[pb.CommandAck], waiters: list[asyncio.Future[None]]) -> None:
+        try:
+            what = f"acknowledging to {self.what}"
+            for answer in await asyncio.gather(*(self._request(connection, body, what) for body in bodies)):
+                if answer.HasField("error"):
+                    raise refused(answer.error, answer.message, what)
+        except asyncio.CancelledError:
+            _fail(waiters, ClosedError(f"{self.what} was closed before its acknowledgements were confirmed"))
+            raise
+        except Error as error:
+            _fail(waiters, error)
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    # Giving back
+
+    def nack(self, message: Message[Any], delay_s: float | None) -> None:
+        """Give a message back: it comes again after `delay_s`, by default after the back-off for its count of deliveries."""
+        limit = self.options.dead_letters_after
+        if limit is not None and message.redelivery_count >= limit:
+            self._owner.on_dead_letter(self, message)
+            return
+        facts = message._facts
+        if delay_s is None:
+            delay_s = self.options.nack_backoff.delay_s(facts.redelivery_count)
+        loop = asyncio.get_running_loop()
+        at = loop.time() + delay_s
+        for place in facts.chunk_ids or ((facts.ledger_id, facts.entry_id),):
+            heapq.heappush(self._nacks, (at, next(self._nack_order), place))
+        if self._nack_timer is None or at < self._nack_timer.when():
+            if self._nack_timer is not None:
+                self._nack_timer.cancel()
+            self._nack_timer = loop.call_at(at + NACK_GROUP_S, self._ask_for_redelivery)
+
+    def _ask_for_redelivery(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._nack_timer = None
+        due: dict[tuple[int, int], None] = {}
+        while self._nacks and self._nacks[0][0] <= loop.time():
+            due[heapq.heappop(self._nacks)[2]] = None
+        if self._nacks:
+            self._nack_timer = loop.call_at(self._nacks[0][0] + NACK_GROUP_S, self._ask_for_redelivery)
+        if self.connection is None or not due:
+            return  # whatever is not acknowledged comes again when it is attached
+        ask = pb.CommandRedeliverUnacknowledgedMessages(consumer_id=self._consumer_id)
+        if self.options.is_shared:
+            for ledger_id, entry_id in due:
+                ask.message_ids.add(ledgerId=ledger_id, entryId=entry_id)
+        else:  # the broker starts again at the first message that is not acknowledged: what is queued here would come twice
+            self._send_acks()
+            self._epoch += 1
+            ask.consumer_epoch = self._epoch
+            self._permits_back += self._drop_queue()
+            self._nacks.clear()
+        self.connection.write(encode_body(ask))
+        if self._permits_back:
+            self._flow()
+
+    # Moving
+
+    async def seek(self, message_id: MessageId | None, at_ms: int | None, *, inclusive: bool) -> None:
+        """Move the subscription, and return when messages come from the new place."""
+        self.check_usable()
+        if self._seek_ended is not None:
+            raise UsageError(f"{self.what} is seeking already: await the first seek")
+        await self._wait_attached()
+        connection = self.connection
+        if connection is None or self._seek_ended is not None:
+            raise ConnectError(f"{self.what} lost its connection before the seek")
+        ended = self._seek_ended = asyncio.Event()
+        try:
+            ask = pb.CommandSeek(consumer_id=self._consumer_id)
+            if message_id is not None:
+                place = MessageId(message_id.ledger_id, message_id.entry_id)
+                ask.message_id.CopyFrom(as_protobuf(place))
+            else:
+                ask.message_publish_time = at_ms or 0
+            await self._request(connection, ask, f"seek of {self.what}")
+            self._acks.clear()
+            self._nacks.clear()
+            self.last_taken = None
+            self._started_by_time = message_id is None
+            self._set_start(message_id, inclusive)
+            if self.connection is connection:  # the broker left it open: what is on its way belongs to the old place
+                connection.consumers.pop(self._consumer_id, None)
+                await self._request(connection, pb.CommandCloseConsumer(consumer_id=self._consumer_id), f"seek of {self.what}")
+                self.on_closed_by_broker("")
+        finally:
+            self._seek_ended = None
+            ended.set()
+        await self._wait_attached()
+
+    def _set_start(self, start: MessageId | None, inclusive: bool) -> None:
+        """Where messages begin to be delivered: the broker begins at the entry, here its first messages are left out."""
+        self._start = start if start is not None else EARLIEST
+        if start is None or start in (EARLIEST, LATEST):
+            self._skip_to = None
+        elif inclusive:
+            self._skip_to = (start.ledger_id, start.entry_id, start.batch_index)
+        elif start.batch_index < 0:
+            self._skip_to = (start.ledger_id, start.entry_id + 1, -1)
+        else:
+            self._skip_to = (start.ledger_id, start.entry_id, start.batch_index + 1)
+
+    async def has_message_available(self) -> bool:
+        """Return whether the topic has a message after the last one that was taken, or after the start."""
+        self.check_usable()
+        await self._wait_attached()
+        connection = self.connection
+        if connection is None:
+            raise ConnectError(f"{self.what} lost its connection")
+        ask = pb.CommandGetLastMessageId(consumer_id=self._consumer_id)
+        answer = await self._request(connection, ask, f"last message of {self.topic}")
+        last = answer.last_message_id
+        at = (signed64(last.ledgerId), signed64(last.entryId), last.batch_index)
+        if at[0] < 0:
+            return False
+        if self.last_taken is not None:
+            return at > self.last_taken.message_id[:3]
+        if self._started_by_time or self._start == LATEST:
+            mark = answer.consumer_mark_delete_position
+            known = answer.HasField("consumer_mark_delete_position")
+            return known and (signed64(mark.ledgerId), signed64(mark.entryId)) < at[:2]
+        return self._skip_to is None or at >= self._skip_to
+
+    async def unsubscribe(self) -> None:
+        """Delete the subscription."""
+        self.check_usable()
+        await self._wait_attached()
+        if (connection := self.connection) is None:
+            raise ConnectError(f"{self.what} lost its connection")
+        ask = pb.CommandUnsubscribe(consumer_id=self._consumer_id)
+        await self._request(connection, ask, f"unsubscribing {self.what}")
+
+    async def close(self) -> None:
+        """Send the acknowledgements that wait, and leave the subscription. The broker has them when this returns."""
+        if self.is_closed:
+            return
+        self._send_acks()
+        connection = self.connection
+        await self.stop()
+        for timer in (self._ack_timer, self._nack_timer):
+            if timer is not None:
+                timer.cancel()
+        _fail(self._attached, ClosedError(f"{self.what} was closed"))
+        if connection is not None:
+            try:
+                ask = pb.CommandCloseConsumer(consumer_id=self._consumer_id)
+                await self._request(connection, ask, f"closing {self.what}")
+            except Error:
+                pass  # a broker that does not answer has lost us anyway
+            connection.consumers.pop(self._consumer_id, None)
+        self.connection = None
+
+    # Being attached
+
+    async def _attach(self, connection: Connection) -> None:
+        options = self.options
+        ask = pb.CommandSubscribe(
+            topic=self.topic,
+            subscription=options.subscription,
+            subType=_TYPES[options.type],
+            consumer_id=self._consumer_id,
+            consumer_name=options.name,
+            priority_level=options.priority,
+            durable=options.durable,
+            read_compacted=options.read_compacted,
+            initialPosition=pb.CommandSubscribe.Earliest if self._start == EARLIEST else pb.CommandSubscribe.Latest,
+        )
+        if self._epoch != _NO_EPOCH:
+            ask.consumer_epoch = self._epoch
+        for key, value in options.properties.items():
+            ask.metadata.add(key=key, value=value)
+        if not options.durable and (start := self._restart()) is not None:
+            ask.start_message_id.CopyFrom(as_protobuf(start))
+        if options.type == "key_shared":
+            ask.keySharedMeta.keySharedMode = pb.AUTO_SPLIT
+        if (schema := options.schema.describe()) is not None:
+            ask.schema.CopyFrom(schema)
+        connection.consumers[self._consumer_id] = self
+        try:
+            await self._request(connection, ask, f"opening {self.what}")
+        except BaseException:
+            connection.consumers.pop(self._consumer_id, None)
+            connection.tell(pb.CommandCloseConsumer(consumer_id=self._consumer_id))
+            raise
+
+    def _restart(self) -> MessageId | None:
+        """Where a subscription that the broker does not keep starts: after what was taken, or where it was told to."""
+        if self.last_taken is not None:
+            self._set_start(self.last_taken.message_id, inclusive=False)
+            self.last_taken = None
+            self._started_by_time = False
+        return None if self._started_by_time else MessageId(self._start.ledger_id, self._start.entry_id)
+
+    def _on_attached(self, connection: Connection) -> None:
+        self._permits_back = self._permits
+        self._flow()
+        if len(self._acks):
+            self._send_acks()
+        attached, self._attached = self._attached, []
+        for waiter in attached:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def _before_reattach(self) -> None:
+        if (ended := self._seek_ended) is not None:
+            await ended.wait()
+            return
+        await super()._before_reattach()
+
+    async def _wait_attached(self) -> None:
+        """Raises TimedOutError, or why it cannot be attached."""
+        if self.connection is not None:
+            return
+        if self.failure is not None:
+            raise self.failure
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._attached.append(waiter)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await waiter
+        except TimeoutError:
+            raise TimedOutError(f"{self.what} was not back at a broker within {self._timeout_s} s") from None
+
+    def _on_failed(self, error: Error) -> None:
+        _fail(self._attached, error)
+        _fail(self._ack_waiters, error)
+        self._owner.on_link_failed(self, error)
+
+
+def _batch_size(message_id: MessageId) -> int:
+    if message_id.batch_index >= 0 and message_id.batch_size <= message_id.batch_index:
+        raise UsageError(f"message id {message_id} lacks the size of its batch: acknowledge with the message, or its whole id")
+    return message_id.batch_size
+
+
+def _fail(waiters: list[asyncio.Future[None]], error: Error) -> None:
+    for waiter in waiters:
+        if not waiter.done():
+            waiter.set_exception(error)
+    waiters.clear()

@@ -1,0 +1,140 @@
+"""Keeps one producer or consumer attached to the broker that serves its topic.
+
+open ──► attached ──on_connection_lost, on_closed_by_broker──► detached ──lookup, attach again──► attached
+            └── close                                              └── an error that repeating does not cure ──► failed
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from typing import Any
+
+from cepheid.backoff import Backoff
+from cepheid.connection import Connection
+from cepheid.errors import BusyError, ClosedError, ConnectError, Error, QuotaError, RefusedError, is_transient
+from cepheid.lookup import Lookup, retrying
+from cepheid_ports import TaskOwner
+
+log = logging.getLogger(__name__)
+
+
+class TopicLink(ABC):
+    """`what` names it in errors. Subclasses say how to attach, and what a failure means."""
+
+    def __init__(self, topic: str, what: str, lookup: Lookup, timeout_s: float) -> None:
+        self.topic = topic
+        self.what = what
+        self.connection: Connection | None = None  # set while attached
+        self.failure: Error | None = None
+        self.is_closed = False
+        self._lookup = lookup
+        self._timeout_s = timeout_s
+        self._incarnation = 0  # one more whenever the broker or the connection ended what was attached
+        self._opened = False
+        self._tasks = TaskOwner(f"cepheid/{what}", on_error=self._on_bug)
+        self._reattaching = False
+
+    def __repr__(self) -> str:
+        state = "closed" if self.is_closed else "failed" if self.failure else "attached" if self.connection else "detached"
+        return f"<{type(self).__name__} {self.what}, {state}>"
+
+    @abstractmethod
+    async def _attach(self, connection: Connection) -> None:
+        """Open it at this broker. Raises Error; then the broker must not keep it."""
+
+    @abstractmethod
+    def _on_failed(self, error: Error) -> None:
+        """It cannot be attached again."""
+
+    @property
+    def _opening_limit_s(self) -> float | None:
+        return self._timeout_s
+
+    async def open(self) -> None:
+        """Attach for the first time. Raises Error."""
+        await retrying(self._attach_to_owner, f"opening {self.what}", self._opening_limit_s)
+        self._opened = True
+        if self.connection is None:
+            self._reattach_soon("")  # lost between the answer and this line
+
+    async def stop(self) -> None:
+        """End everything that runs by itself. The broker is not told."""
+        self.is_closed = True
+        await self._tasks.aclose()
+
+    def check_usable(self) -> None:
+        """Raises ClosedError, or why it failed."""
+        if self.failure is not None:
+            raise self.failure.with_traceback(None)  # the same object each time: tracebacks must not pile up
+        if self.is_closed:
+            raise ClosedError(f"{self.what} is closed")
+
+    def on_connection_lost(self) -> None:
+        self._detach("")
+
+    def on_closed_by_broker(self, broker_url: str) -> None:
+        self._detach(broker_url)
+
+    def _detach(self, broker_url: str) -> None:
+        self._incarnation += 1
+        self.connection = None
+        if self._opened and not self.is_closed and self.failure is None:
+            self._reattach_soon(broker_url)
+
+    def _reattach_soon(self, broker_url: str) -> None:
+        if not self._reattaching:
+            self._reattaching = True
+            self._tasks.start(self._reattach(broker_url), name="reattach")
+
+    async def _reattach(self, broker_url: str) -> None:
+        backoff = Backoff()
+        try:
+            await self._before_reattach()
+            while self.connection is None:
+                try:
+                    await self._attach_to_owner(broker_url)
+                except Error as error:
+                    if not _may_pass(error):
+                        self._fail(error)
+                        return
+                    log.info("client.reattach_failed", extra={"what": self.what, "error": str(error)})
+                    broker_url = ""
+                    await asyncio.sleep(backoff.next_s())
+        finally:
+            self._reattaching = False
+
+    async def _before_reattach(self) -> None:
+        """A pause that lets the topic find its new broker."""
+        await asyncio.sleep(Backoff(0.05).next_s())
+
+    async def _attach_to_owner(self, broker_url: str = "") -> None:
+        connection = await (self._lookup.at(broker_url) if broker_url else self._lookup.broker_of(self.topic))
+        incarnation = self._incarnation
+        await self._attach(connection)
+        if incarnation != self._incarnation or not connection.is_open:
+            raise ConnectError(f"{self.what}: the broker closed it right after it was opened")
+        self.connection = connection
+        self._on_attached(connection)
+
+    @abstractmethod
+    def _on_attached(self, connection: Connection) -> None:
+        """It is attached. Called without a pause after the check that it still is."""
+
+    def _fail(self, error: Error) -> None:
+        self.failure = error
+        self._on_failed(error)
+
+    def _on_bug(self, error: BaseException) -> None:
+        self._fail(Error(f"{self.what}: unexpected error of the client: {error!r}"))
+
+    async def _request(self, connection: Connection, body: Any, what: str) -> Any:
+        return await connection.request(body, what, self._timeout_s)
+
+
+def _may_pass(error: Error) -> bool:
+    """Return whether attaching again may succeed later. The broker may not have noticed yet that the old connection is gone."""
+    if isinstance(error, RefusedError):
+        return is_transient(error) or isinstance(error, BusyError | QuotaError)
+    return error.retriable

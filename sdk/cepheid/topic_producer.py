@@ -1,0 +1,498 @@
+"""The producer of one topic without partitions, or of one partition.
+
+    add ──► open batch ──seal──► unanswered entries ──► SEND ──receipt──► futures of its messages
+                                      └── all of them again, in order, after the topic moved or the connection broke
+
+Rules
+ 1. Sequence ids are given when a batch is sealed; entries are sent and answered in this order. A receipt for anything but the
+    first unanswered entry is late (ignored), or shows that the broker lost one (the connection is closed, all are sent again).
+ 2. A batch is sealed when it is full, when its time is up, and at the end of the loop's turn if nothing is unanswered: a lone
+    message does not wait for company, and under load batches fill while receipts are under way.
+ 3. What leaves the window has ended: stored, or failed with an error that reached the future or the count of failures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from cepheid.batching import NO_ATTRIBUTES, Attributes, FrameParts, OpenBatch, SendFrames, header_of
+from cepheid.compression import Compressor
+from cepheid.connection import Connection
+from cepheid.errors import (
+    Error,
+    FencedError,
+    MessageTooLargeError,
+    SendFailedError,
+    TerminatedError,
+    TimedOutError,
+    UsageError,
+    refused,
+)
+from cepheid.lookup import Lookup
+from cepheid.message_id import MessageId
+from cepheid.topic_link import TopicLink
+from cepheid_wire import ServerError, signed64
+from cepheid_wire import pulsar_api_pb2 as pb
+
+SendWaiter = asyncio.Future[MessageId]
+_HEADER_BYTES = 16
+"""More than the header of a message that has a payload only."""
+_ACCESS_MODES = {
+    "shared": pb.Shared,
+    "exclusive": pb.Exclusive,
+    "wait_for_exclusive": pb.WaitForExclusive,
+    "exclusive_with_fencing": pb.ExclusiveWithFencing,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerOptions:
+    """What the partitions of one producer have in common."""
+
+    name: str | None
+    access: str
+    properties: dict[str, str]
+    schema: pb.Schema | None
+    batching: bool
+    batch_by_key: bool
+    batch_messages: int
+    batch_bytes: int
+    batch_delay_s: float
+    compression: int
+    compress: Compressor | None
+    chunking: bool
+    send_timeout_s: float
+    initial_subscription: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.access not in _ACCESS_MODES:
+            raise UsageError(f"access must be one of {', '.join(_ACCESS_MODES)}, got {self.access!r}")
+
+
+class SendWindow:
+    """Messages and bytes accepted and not answered yet, over all partitions of a producer."""
+
+    def __init__(self, limit_messages: int, limit_bytes: int) -> None:
+        if limit_messages < 1 or limit_bytes < 1:
+            raise UsageError(f"window_messages and window_bytes must be 1 or more, got {limit_messages} and {limit_bytes}")
+        self.limit_messages = limit_messages
+        self.limit_bytes = limit_bytes
+        self.messages = 0
+        self.bytes = 0
+        self.failed = 0
+        self.first_failure: Error | None = None
+        self._waiters: deque[asyncio.Future[None]] = deque()
+
+    def __repr__(self) -> str:
+        return f"<SendWindow {self.messages} messages, {self.bytes} bytes>"
+
+    @property
+    def is_full(self) -> bool:
+        """Soft by one message: what is there already is never refused for its size."""
+        return self.messages >= self.limit_messages or self.bytes >= self.limit_bytes
+
+    def give_back(self, messages: int, size_bytes: int) -> None:
+        self.messages -= messages
+        self.bytes -= size_bytes
+        while self._waiters and not self.is_full:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def add_failures(self, count: int, error: Error) -> None:
+        self.failed += count
+        if self.first_failure is None:
+            self.first_failure = error
+
+    def raise_failures(self) -> None:
+        """Raises SendFailedError if messages failed since the last call, and forgets them."""
+        count, first = self.failed, self.first_failure
+        self.failed, self.first_failure = 0, None
+        if count and first is not None:
+            raise SendFailedError(f"{count} messages were not stored; the first because: {first}", count=count, first=first)
+
+    async def wait_for_room(self) -> None:
+        while self.is_full:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            await waiter
+
+
+@dataclass(slots=True)
+class _Filling:
+    """A batch that is being filled, and who waits for messages of it."""
+
+    batch: OpenBatch = field(default_factory=OpenBatch)
+    waiters: list[tuple[int, SendWaiter]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A sealed entry. `messages` is 0 for all chunks of a message but the last."""
+
+    sequence_id: int
+    parts: FrameParts
+    messages: int
+    size_bytes: int
+    is_batch: bool
+    deadline: float
+    waiters: list[tuple[int, SendWaiter]]
+    on_ended: list[asyncio.Future[None]] = field(default_factory=list)
+
+
+class TopicProducer(TopicLink):
+    """See the module."""
+
+    def __init__(
+        self,
+        topic: str,
+        partition: int,
+        producer_id: int,
+        options: ProducerOptions,
+        window: SendWindow,
+        lookup: Lookup,
+        timeout_s: float,
+        on_batch_ended: Callable[[], None],
+    ) -> None:
+        super().__init__(topic, f"the producer of {topic}", lookup, timeout_s)
+        self.name = options.name or ""
+        self.last_sequence_id = -1
+        self._partition = partition
+        self._producer_id = producer_id
+        self._options = options
+        self._window = window
+        self._on_batch_ended = on_batch_ended
+        self._batch_limit_messages = options.batch_messages if options.batching else 1
+        self._batch_limit_bytes = options.batch_bytes
+        self._max_message_bytes = 0
+        self._filling: dict[str | None, _Filling] = {}  # one batch, or with batch_by_key one for each key
+        self._plain: _Filling | None = None  # the batch that messages without attributes may join
+        self._open_messages = 0
+        self._open_bytes = 0
+        self._unanswered: deque[_Entry] = deque()
+        self._next_sequence_id = 0
+        self._last_given_id = -1
+        self._frames: SendFrames
+        self._seal_soon: asyncio.Handle | None = None
+        self._expiry: asyncio.TimerHandle | None = None
+        self._epoch = 0
+        self._topic_epoch: int | None = None
+        self._broken = False  # the broker refused an entry: it takes nothing more until the producer is opened again
+        self._to_leave: Connection | None = None  # where the refused incarnation is closed before the next one is opened
+
+    @property
+    def unanswered_entries(self) -> int:
+        return len(self._unanswered)
+
+    # Sending
+
+    def add_plain(self, payload: bytes) -> None:
+        """Take a message without attributes. The caller has looked at the window and that this can be used."""
+        size_bytes = len(payload)
+        filling = self._plain
+        if filling is None or self._open_bytes + size_bytes > self._batch_limit_bytes:
+            self.add(payload, NO_ATTRIBUTES, None, None)
+            return
+        self._window.messages += 1
+        self._window.bytes += size_bytes
+        filling.batch.add_plain(payload)
+        self._open_messages += 1
+        self._open_bytes += size_bytes
+        if self._open_messages >= self._batch_limit_messages:
+            self.seal()
+
+    def add(self, payload: bytes, attributes: Attributes, sequence_id: int | None, waiter: SendWaiter | None) -> None:
+        """Take a message. Raises MessageTooLargeError, UsageError; then nothing has changed."""
+        self.check_usable()
+        header = b"" if attributes is NO_ATTRIBUTES else header_of(len(payload), attributes)
+        size_bytes = len(payload) + len(header)
+        options = self._options
+        if sequence_id is not None:
+            self._expect_sequence_id(sequence_id)
+        alone = not options.batching or size_bytes > self._batch_limit_bytes or attributes.deliver_at_ms is not None
+        if alone:
+            self._add_alone(payload, attributes, waiter)
+            if sequence_id is not None:
+                self._last_given_id = sequence_id
+            return
+        if self._open_bytes + size_bytes > self._batch_limit_bytes:
+            self.seal()
+        key = attributes.key if options.batch_by_key else None
+        filling = self._filling.get(key)
+        if filling is None:
+            filling = self._filling[key] = _Filling()
+            if key is None:
+                self._plain = filling
+        index = len(filling.batch)
+        if attributes is NO_ATTRIBUTES:
+            filling.batch.add_plain(payload)
+        else:
+            filling.batch.add(payload, header, attributes)
+        if waiter is not None:
+            filling.waiters.append((index, waiter))
+        if sequence_id is not None:
+            self._last_given_id = sequence_id
+        self._window.messages += 1
+        self._window.bytes += size_bytes
+        self._open_messages += 1
+        self._open_bytes += size_bytes
+        if self._open_messages >= self._batch_limit_messages:
+            self.seal()
+        elif self._seal_soon is None:
+            loop = asyncio.get_running_loop()
+            if self._unanswered:
+                self._seal_soon = loop.call_later(options.batch_delay_s, self.seal)
+            else:
+                self._seal_soon = loop.call_soon(self.seal)
+
+    def seal(self) -> None:
+        """Make entries of what is open, and send them."""
+        if self._seal_soon is not None:
+            self._seal_soon.cancel()
+            self._seal_soon = None
+        if not self._open_messages:
+            return
+        filled, self._filling = self._filling, {}
+        self._plain = None
+        self._open_messages = self._open_bytes = 0
+        now_ms = time.time_ns() // 1_000_000
+        for filling in filled.values():
+            count, size_bytes = len(filling.batch), filling.batch.size_bytes
+            parts, _ = self._frames.batch(filling.batch, self._next_sequence_id, now_ms)
+            self._push(parts, count, count, size_bytes, filling.waiters, is_batch=True)
+        self._on_batch_ended()
+
+    async def wait_answered(self) -> None:
+        """Return when everything taken so far has ended."""
+        self.seal()
+        if self._unanswered:
+            ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._unanswered[-1].on_ended.append(ended)
+            await ended
+
+    async def close(self) -> None:
+        """Leave the topic. What is not answered yet fails."""
+        connection = self.connection
+        await self.stop()
+        if connection is not None:
+            try:
+                ask = pb.CommandCloseProducer(producer_id=self._producer_id)
+                await self._request(connection, ask, f"closing {self.what}")
+            except Error:
+                pass  # a broker that does not answer has lost us anyway
+            connection.producers.pop(self._producer_id, None)
+        self.connection = None
+        self._end_timers()
+        self._fail_all(Error(f"{self.what} was closed before the receipt came: the message may be stored or not"))
+
+    def _add_alone(self, payload: bytes, attributes: Attributes, waiter: SendWaiter | None) -> None:
+        self.seal()  # order
+        now_ms = time.time_ns() // 1_000_000
+        frames: list[FrameParts]
+        parts, packed_bytes = self._frames.single(payload, attributes, self._next_sequence_id, now_ms)
+        if packed_bytes <= self._max_message_bytes:
+            frames = [parts]
+        elif self._options.chunking:
+            frames = self._frames.chunks(payload, attributes, self._next_sequence_id, now_ms, self._max_message_bytes)
+        else:
+            raise MessageTooLargeError(
+                f"{self.topic}: the broker takes messages of up to {self._max_message_bytes:,} bytes; "
+                f"this one has {packed_bytes:,} with its metadata"
+            )
+        self._window.messages += 1
+        self._window.bytes += len(payload)
+        waiters = [] if waiter is None else [(-1, waiter)]
+        for parts in frames[:-1]:
+            self._push(parts, 0, 0, 0, [], is_batch=False)
+        self._push(frames[-1], 1, 1, len(payload), waiters, is_batch=False)
+        self._on_batch_ended()
+
+    def _expect_sequence_id(self, sequence_id: int) -> None:
+        """The application numbers its messages: within a batch they follow each other without gaps."""
+        if self._options.batch_by_key:
+            raise UsageError("sequence_id cannot be given with batch_by_key: batches by key are sent in another order")
+        if sequence_id <= self._last_given_id:
+            raise UsageError(f"sequence_id must grow: got {sequence_id} after {self._last_given_id}")
+        if sequence_id != self._next_sequence_id + self._open_messages:
+            self.seal()
+            self._next_sequence_id = sequence_id
+
+    def _push(
+        self,
+        parts: FrameParts,
+        sequence_ids: int,
+        messages: int,
+        size_bytes: int,
+        waiters: list[tuple[int, SendWaiter]],
+        *,
+        is_batch: bool,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._options.send_timeout_s
+        entry = _Entry(self._next_sequence_id, parts, messages, size_bytes, is_batch, deadline, waiters)
+        self._next_sequence_id += sequence_ids
+        self._unanswered.append(entry)
+        if self._expiry is None and self._options.send_timeout_s > 0:
+            self._expiry = loop.call_at(deadline, self._expire)
+        if self.connection is not None and not self._broken:
+            self.connection.write_parts(parts)
+
+    # What the broker says
+
+    def on_receipt(self, receipt: pb.CommandSendReceipt) -> None:
+        if not self._unanswered or receipt.sequence_id < self._unanswered[0].sequence_id:
+            return  # rule 1: late, for an entry that is no longer waited for
+        entry = self._unanswered[0]
+        if receipt.sequence_id > entry.sequence_id:
+            if self.connection is not None:
+                self.connection.abort(f"a receipt for {receipt.sequence_id} came while {entry.sequence_id} is the next")
+            return
+        self._unanswered.popleft()
+        self.last_sequence_id = entry.sequence_id + max(entry.messages, 1) - 1
+        if entry.waiters:
+            ledger_id, entry_id = signed64(receipt.message_id.ledgerId), signed64(receipt.message_id.entryId)
+            size = entry.messages if entry.is_batch else 0
+            for index, waiter in entry.waiters:
+                if not waiter.done():
+                    waiter.set_result(MessageId(ledger_id, entry_id, index if entry.is_batch else -1, self._partition, size))
+        self._end(entry)
+        if not self._unanswered and self._open_messages:
+            self.seal()  # rule 2
+
+    def on_send_error(self, error: pb.CommandSendError) -> None:
+        entry = self._unanswered[0] if self._unanswered else None
+        if entry is None or error.sequence_id != entry.sequence_id:
+            return
+        reason = refused(error.error, error.message, f"a message to {self.topic}")
+        if isinstance(reason, TerminatedError | FencedError):
+            self._fail(reason)
+            return
+        if reason.code in (ServerError.CHECKSUM_ERROR, ServerError.NOT_ALLOWED_ERROR):  # of this entry alone
+            self._fail_first(reason)
+        if reason.code is not ServerError.CHECKSUM_ERROR:
+            self._broken = True  # the broker takes nothing more from this incarnation
+            self._reopen()
+
+    def _reopen(self) -> None:
+        self._to_leave = self.connection
+        self._detach("")
+
+    @property
+    def _opening_limit_s(self) -> float | None:
+        return None if self._options.access == "wait_for_exclusive" else self._timeout_s
+
+    async def _before_reattach(self) -> None:
+        if (connection := self._to_leave) is not None:
+            self._to_leave = None
+            try:
+                ask = pb.CommandCloseProducer(producer_id=self._producer_id)
+                await self._request(connection, ask, f"closing {self.what}")
+            except Error:
+                pass  # it has lost us: it is opened again in any case
+            connection.producers.pop(self._producer_id, None)
+        await super()._before_reattach()
+
+    async def _attach(self, connection: Connection) -> None:
+        options = self._options
+        ask = pb.CommandProducer(topic=self.topic, producer_id=self._producer_id, epoch=self._epoch)
+        self._epoch += 1
+        if self.name:
+            ask.producer_name = self.name
+        ask.user_provided_producer_name = options.name is not None
+        ask.producer_access_mode = _ACCESS_MODES[options.access]
+        if self._topic_epoch is not None:
+            ask.topic_epoch = self._topic_epoch
+        if options.initial_subscription is not None:
+            ask.initial_subscription_name = options.initial_subscription
+        for key, value in options.properties.items():
+            ask.metadata.add(key=key, value=value)
+        if options.schema is not None:
+            ask.schema.CopyFrom(options.schema)
+        connection.producers[self._producer_id] = self
+        timeout_s = None if options.access == "wait_for_exclusive" else self._timeout_s
+        try:
+            answer = await connection.request(ask, f"opening {self.what}", timeout_s)
+        except BaseException:
+            connection.producers.pop(self._producer_id, None)
+            connection.tell(pb.CommandCloseProducer(producer_id=self._producer_id))
+            raise
+        if answer.HasField("topic_epoch"):
+            self._topic_epoch = answer.topic_epoch
+        if not self._opened and not self._unanswered:
+            self.last_sequence_id = answer.last_sequence_id
+            self._next_sequence_id = answer.last_sequence_id + 1
+        self.name = answer.producer_name
+        self._max_message_bytes = connection.max_message_bytes
+        # An entry must not be larger than what the broker takes, or it would close the connection and get the entry again for ever.
+        self._batch_limit_bytes = min(options.batch_bytes, connection.max_message_bytes // 2)
+        if options.batching:
+            self._batch_limit_messages = min(options.batch_messages, connection.max_message_bytes // 2 // _HEADER_BYTES)
+        self._frames = SendFrames(self._producer_id, self.name, answer.schema_version, options.compression, options.compress)
+
+    def _on_attached(self, connection: Connection) -> None:
+        self._broken = False
+        for entry in self._unanswered:
+            connection.write_parts(entry.parts)
+
+    def _on_failed(self, error: Error) -> None:
+        if self.connection is not None:
+            self.connection.producers.pop(self._producer_id, None)
+            self.connection = None
+        self._end_timers()
+        self._fail_all(error)
+
+    # The end of entries
+
+    def _expire(self) -> None:
+        """Fail the entries whose time is up. They are not sent again, but the broker may have them."""
+        self._expiry = None
+        loop = asyncio.get_running_loop()
+        while self._unanswered and self._unanswered[0].deadline <= loop.time():
+            where = "attached" if self.connection is not None else "looking for the topic's broker"
+            self._fail_first(
+                TimedOutError(
+                    f"{self.topic}: no receipt within {self._options.send_timeout_s} s ({where}); the message may be stored or not"
+                ),
+            )
+        if self._unanswered:
+            self._expiry = loop.call_at(self._unanswered[0].deadline, self._expire)
+
+    def _fail_first(self, error: Error) -> None:
+        """Fail the first unanswered entry; of a message in chunks, all chunks that are left: without one of them it is nothing."""
+        sequence_id = self._unanswered[0].sequence_id
+        while self._unanswered and self._unanswered[0].sequence_id == sequence_id:
+            self._fail_entry(self._unanswered.popleft(), error)
+
+    def _fail_all(self, error: Error) -> None:
+        lost, self._filling = self._filling, {}
+        self._plain = None
+        self._open_messages = self._open_bytes = 0
+        while self._unanswered:
+            self._fail_entry(self._unanswered.popleft(), error)
+        for filling in lost.values():
+            size_bytes = filling.batch.size_bytes
+            self._fail_entry(_Entry(-1, (), len(filling.batch), size_bytes, True, 0.0, filling.waiters), error)
+
+    def _fail_entry(self, entry: _Entry, error: Error) -> None:
+        for _, waiter in entry.waiters:
+            if not waiter.done():
+                waiter.set_exception(error)
+        if silent := entry.messages - len(entry.waiters):
+            self._window.add_failures(silent, error)
+        self._end(entry)
+
+    def _end(self, entry: _Entry) -> None:
+        self._window.give_back(entry.messages, entry.size_bytes)
+        for ended in entry.on_ended:
+            if not ended.done():
+                ended.set_result(None)
+
+    def _end_timers(self) -> None:
+        for timer in (self._seal_soon, self._expiry):
+            if timer is not None:
+                timer.cancel()
+        self._seal_soon = self._expiry = None

@@ -1,0 +1,299 @@
+"""Brokers that restart, topics that move, dead addresses, wrong loops, and clients used after they were closed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cepheid
+from cepheid_testkit import StandaloneCluster
+from cepheid_wire import PING_FRAME, CommandType, FrameSplitter, encode_body, parse_command
+from cepheid_wire import pulsar_api_pb2 as pb
+from tests.client.conftest import ClusterThread
+from tests.support import free_port, wait_until
+
+RECEIVE_S = 30.0
+
+
+async def in_thread(work: Callable[[], Any]) -> None:
+    await asyncio.get_running_loop().run_in_executor(None, work)
+
+
+async def test_publishing_goes_on_while_the_topic_is_unloaded(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client:
+        async with client.producer(topic, batch_messages=7) as producer, client.consumer(topic, "s") as consumer:
+            unloading = asyncio.ensure_future(_unload_again_and_again(cluster, topic, 3))
+            sent = 0
+            while not unloading.done():
+                await producer.send(b"%d" % sent)
+                sent += 1
+            await unloading
+            seen: dict[bytes, None] = {}
+            while len(seen) < sent:  # without deduplication a batch may be stored twice; nothing is lost and nothing out of order
+                message = await consumer.receive(RECEIVE_S)
+                seen[message.data] = None
+                consumer.ack_nowait(message)
+            assert list(seen) == [b"%d" % number for number in range(sent)]
+
+
+async def _unload_again_and_again(cluster: ClusterThread, topic: str, times: int) -> None:
+    for _ in range(times):
+        await asyncio.sleep(0.1)
+        await in_thread(lambda: cluster.unload(topic))
+
+
+async def test_a_broker_that_restarts_loses_nothing(tmp_path: Path, topic: str) -> None:
+    port = free_port()
+    got: list[bytes] = []
+    async with cepheid.connect(f"pulsar://127.0.0.1:{port}") as client:
+        async with StandaloneCluster(data_dir=tmp_path, port=port):
+            producer = await client.producer(topic)
+            consumer = await client.consumer(topic, "s")
+            for number in range(3):
+                await producer.send(b"%d" % number)
+            first = await consumer.receive(RECEIVE_S)
+            await consumer.ack(first)
+        for number in range(3, 6):
+            producer.send_nowait(b"%d" % number)
+        async with StandaloneCluster(data_dir=tmp_path, port=port):
+            await producer.flush()
+            while len(got) < 5:
+                got.append((await consumer.receive(RECEIVE_S)).data)
+            assert got == [b"%d" % number for number in range(1, 6)]
+            async with client.reader(topic) as reader:
+                assert [(await reader.read(RECEIVE_S)).data for _ in range(6)] == [b"%d" % number for number in range(6)]
+            await client.close()
+
+
+async def test_no_receipt_within_the_send_timeout(tmp_path: Path, topic: str) -> None:
+    port = free_port()
+    async with cepheid.connect(f"pulsar://127.0.0.1:{port}", request_timeout_s=5) as client:
+        async with StandaloneCluster(data_dir=tmp_path, port=port):
+            producer = await client.producer(topic, send_timeout_s=0.3)
+        producer.send_nowait(b"1")
+        producer.send_nowait(b"2")
+        with pytest.raises(cepheid.TimedOutError, match=r"no receipt within 0.3 s .* may be stored or not"):
+            await producer.send(b"3")
+        with pytest.raises(cepheid.SendFailedError, match="2 messages were not stored") as failed:
+            await producer.flush()
+        assert isinstance(failed.value.first, cepheid.TimedOutError)
+        assert failed.value.count == 2
+
+
+async def test_some_addresses_may_be_dead(cluster: ClusterThread, topic: str) -> None:
+    alive = cluster.url.removeprefix("pulsar://")
+    async with cepheid.connect(f"pulsar://127.0.0.1:{free_port()},{alive}") as client:
+        async with client.producer(topic) as producer:
+            await producer.send(b"")
+    nowhere = f"pulsar://127.0.0.1:{free_port()},127.0.0.1:{free_port()}"
+    async with cepheid.connect(nowhere, request_timeout_s=0.3) as client:
+        with pytest.raises(cepheid.TimedOutError, match="none of 2 addresses answers"):
+            await client.producer(topic)
+
+
+async def test_what_is_closed_says_so(cluster: ClusterThread, topic: str) -> None:
+    client = cepheid.connect(cluster.url)
+    producer = await client.producer(topic)
+    consumer = await client.consumer(topic, "s")
+    await producer.send(b"")
+    message = await consumer.receive(RECEIVE_S)
+    waiting = asyncio.ensure_future(consumer.receive())
+    await asyncio.sleep(0)
+    await client.close()
+    await client.close()
+    uses: list[Callable[[], Coroutine[Any, Any, Any]]] = [
+        lambda: producer.send(b""),
+        lambda: consumer.receive(),
+        lambda: consumer.ack(message),
+        lambda: client.partitions(topic),
+        lambda: _opened(client, topic),
+        lambda: _waited(waiting),
+    ]
+    for use in uses:
+        with pytest.raises(cepheid.ClosedError, match="is closed"):
+            await use()
+    with pytest.raises(cepheid.ClosedError):
+        producer.send_nowait(b"")
+    with pytest.raises(cepheid.ClosedError):
+        consumer.nack(message)
+
+
+async def _opened(client: cepheid.Client, topic: str) -> None:
+    await client.producer(topic)
+
+
+async def _waited(task: asyncio.Future[Any]) -> None:
+    await task
+
+
+async def test_closing_sends_what_was_taken(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client:
+        producer = await client.producer(topic)
+        for number in range(100):
+            producer.send_nowait(b"%d" % number)
+    async with cepheid.connect(cluster.url) as client, client.reader(topic) as reader:
+        assert [(await reader.read(RECEIVE_S)).data for _ in range(100)] == [b"%d" % number for number in range(100)]
+
+
+def test_a_client_belongs_to_one_loop(cluster: ClusterThread) -> None:
+    client = cepheid.connect(cluster.url)
+
+    async def use() -> None:
+        assert await client.partitions("any-topic") == 0
+
+    with asyncio.Runner() as first:
+        first.run(use())
+        with (
+            asyncio.Runner() as second,
+            pytest.raises(cepheid.UsageError, match=r"another event loop: call cepheid.connect in each"),
+        ):
+            second.run(use())
+        first.run(client.close())
+
+
+async def test_a_client_belongs_to_one_process(cluster: ClusterThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with cepheid.connect(cluster.url) as client:
+        with monkeypatch.context() as context:
+            context.setattr(os, "getpid", lambda: -1)
+            with pytest.raises(cepheid.UsageError, match="before this process was forked"):
+                await client.partitions("any-topic")
+
+
+async def test_a_topic_that_is_not_there_and_may_not_be_created(cluster: ClusterThread) -> None:
+    cluster.admin("PUT", "namespaces/public/fixed")
+    cluster.admin("POST", "namespaces/public/fixed/autoTopicCreation", {"allowAutoTopicCreation": False})
+    async with cepheid.connect(cluster.url) as client:
+        for opening in (
+            client.producer("public/fixed/none"),
+            client.consumer("public/fixed/none", "s"),
+            client.reader("public/fixed/none"),
+        ):
+            with pytest.raises(cepheid.NotFoundError, match="check the name"):
+                await _open(opening)
+        with pytest.raises(cepheid.UsageError, match="not tenant/namespace/topic"):
+            await client.producer("a/b")
+
+
+async def _open(opening: Any) -> None:
+    await opening
+
+
+@dataclass
+class Order:
+    id: int
+
+
+@dataclass
+class Renamed:
+    number: str
+
+
+async def test_a_schema_that_does_not_fit_names_the_field(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client, client.producer(topic, schema=Order) as producer:
+        await producer.send(Order(1))
+        with pytest.raises(cepheid.SchemaError, match=r"field 'number'.*change the type"):
+            await client.producer(topic, schema=Renamed)
+        with pytest.raises(cepheid.UsageError, match="expected a Order, got Renamed"):
+            await producer.send(Renamed("1"))  # type: ignore[arg-type]
+        async with client.producer(topic) as raw:  # bytes fit every topic
+            await raw.send(b'{"id": "no number"}')
+        async with client.consumer(topic, "s", schema=Order, start="earliest") as consumer:
+            assert (await consumer.receive(RECEIVE_S)).value == Order(1)
+            message = await consumer.receive(RECEIVE_S)
+            with pytest.raises(
+                cepheid.UnreadableMessageError, match=r"message \S+ of .*: field 'id': expected int, got 'no number'"
+            ):
+                _ = message.value
+            assert message.data == b'{"id": "no number"}'
+
+
+@asynccontextmanager
+async def scripted_broker(answer: Callable[[Any], list[bytes]]) -> AsyncIterator[tuple[str, list[Any]]]:
+    """A broker that says what the test wants; yields its URL and the commands that came."""
+    commands: list[Any] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        splitter = FrameSplitter(1 << 20)
+        while data := await reader.read(1 << 16):
+            for frame in splitter.feed(data):
+                command = parse_command(frame.command)
+                commands.append(command)
+                for reply in answer(command):
+                    writer.write(reply)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield f"pulsar://127.0.0.1:{server.sockets[0].getsockname()[1]}", commands
+    finally:
+        server.close()
+
+
+CONNECTED = encode_body(pb.CommandConnected(server_version="scripted", protocol_version=20))
+
+
+async def test_a_broker_that_never_answers() -> None:
+    async with scripted_broker(lambda command: []) as (url, _):
+        async with cepheid.connect(url, connect_timeout_s=0.2, request_timeout_s=0.3) as client:
+            with pytest.raises(cepheid.TimedOutError, match="did not answer within"):
+                await client.producer("topic")
+
+
+async def test_keep_alive_both_ways() -> None:
+    def answer(command: Any) -> list[bytes]:
+        return [CONNECTED, PING_FRAME] if command.type == CommandType.CONNECT else []
+
+    async with scripted_broker(answer) as (url, commands):
+        async with cepheid.connect(url, keep_alive_s=0.1, request_timeout_s=0.5) as client:
+            with pytest.raises(cepheid.TimedOutError):
+                await client.producer("topic")
+            types = [command.type for command in commands]
+            assert CommandType.PONG in types, "the broker's ping is answered"
+            assert CommandType.PING in types
+            await wait_until(lambda: types.count(CommandType.CONNECT) > 0)
+            assert len([kind for kind in types if kind == CommandType.CONNECT]) >= 2, "a silent broker is given up, and tried again"
+
+
+async def test_a_redirect_is_followed_and_a_token_is_sent(cluster: ClusterThread, topic: str) -> None:
+    def answer(command: Any) -> list[bytes]:
+        if command.type == CommandType.CONNECT:
+            return [CONNECTED]
+        if command.type == CommandType.PARTITIONED_METADATA:
+            request_id = command.partitionMetadata.request_id
+            success = pb.CommandPartitionedTopicMetadataResponse.Success
+            return [encode_body(pb.CommandPartitionedTopicMetadataResponse(request_id=request_id, partitions=0, response=success))]
+        if command.type == CommandType.LOOKUP:
+            redirect = pb.CommandLookupTopicResponse.Redirect
+            request_id = command.lookupTopic.request_id
+            return [
+                encode_body(pb.CommandLookupTopicResponse(request_id=request_id, response=redirect, brokerServiceUrl=cluster.url))
+            ]
+        return []
+
+    async with scripted_broker(answer) as (url, commands):
+        async with cepheid.connect(url, token=lambda: "secret") as client, client.producer(topic) as producer:
+            await producer.send(b"")
+    assert (commands[0].connect.auth_method_name, commands[0].connect.auth_data) == ("token", b"secret")
+
+
+async def test_a_peer_that_speaks_another_protocol() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    try:
+        async with cepheid.connect(f"pulsar://127.0.0.1:{port}", request_timeout_s=0.3) as client:
+            with pytest.raises(cepheid.TimedOutError, match="frame at byte 0 of the connection"):
+                await client.producer("topic")
+    finally:
+        server.close()

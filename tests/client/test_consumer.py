@@ -1,0 +1,283 @@
+"""Receiving: acknowledgements, giving back, dead letters, seeks, patterns, and what a cancelled call leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+import cepheid
+from tests.client.conftest import ClusterThread
+from tests.support import wait_until
+
+RECEIVE_S = 30.0
+SOON = cepheid.NackBackoff(first_s=0.05, limit_s=0.1)
+
+
+async def publish(client: cepheid.Client, topic: str, count: int, **options: Any) -> list[cepheid.MessageId]:
+    async with client.producer(topic, **options) as producer:
+        return list(await asyncio.gather(*(producer.send(b"%d" % number) for number in range(count))))
+
+
+async def data_of(consumer: cepheid.Consumer[bytes], count: int) -> list[bytes]:
+    return [(await consumer.receive(RECEIVE_S)).data for _ in range(count)]
+
+
+def numbers(first: int, end: int) -> list[bytes]:
+    return [b"%d" % number for number in range(first, end)]
+
+
+async def assert_silent(consumer: cepheid.Consumer[bytes]) -> None:
+    with pytest.raises(cepheid.TimedOutError, match="no message of"):
+        await consumer.receive(timeout=0.2)
+
+
+@pytest.mark.parametrize("kind", ["exclusive", "shared", "failover", "key_shared"])
+@pytest.mark.parametrize("batching", [True, False])
+async def test_what_is_acknowledged_does_not_come_again(cluster: ClusterThread, topic: str, kind: Any, batching: bool) -> None:
+    async with cepheid.connect(cluster.url) as client:
+        await publish(client, topic, 10, batching=batching)
+        async with client.consumer(topic, "s", type=kind, start="earliest") as consumer:
+            messages = [await consumer.receive(RECEIVE_S) for _ in range(10)]
+            await asyncio.gather(*(consumer.ack(message) for message in messages[:3]))
+            for message in messages[5:]:
+                consumer.ack_nowait(message)
+        async with client.consumer(topic, "s", type=kind) as consumer:
+            assert await data_of(consumer, 2) == numbers(3, 5)
+            await assert_silent(consumer)
+
+
+async def test_cumulative_acknowledgement_inside_a_batch(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client:
+        await publish(client, topic, 10)
+        async with client.consumer(topic, "s", start="earliest") as consumer:
+            messages = [await consumer.receive(RECEIVE_S) for _ in range(10)]
+            await consumer.ack_cumulative(messages[6])
+        async with client.consumer(topic, "s") as consumer:
+            assert await data_of(consumer, 3) == numbers(7, 10)
+            await consumer.ack(messages[9].message_id)
+        async with client.consumer(topic, "s", type="shared") as consumer:
+            assert await data_of(consumer, 2) == numbers(7, 9)
+            with pytest.raises(cepheid.UsageError, match="a shared subscription has no cumulative"):
+                await consumer.ack_cumulative(messages[0].message_id)
+
+
+async def test_a_message_given_back_comes_again_and_counts(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client:
+        await publish(client, topic, 3, batching=False)
+        async with client.consumer(topic, "s", type="shared", start="earliest", nack_backoff=SOON) as consumer:
+            first = await consumer.receive(RECEIVE_S)
+            with pytest.raises(ZeroDivisionError):
+                async with first.processing():
+                    _ = 1 / 0
+            async with (await consumer.receive(RECEIVE_S)).processing() as message:
+                assert message.data == b"1"
+            third = await consumer.receive(RECEIVE_S)
+            task = asyncio.ensure_future(_process_for_ever(third))
+            await asyncio.sleep(0)
+            task.cancel()
+            again = [await consumer.receive(RECEIVE_S) for _ in range(2)]
+            assert sorted((message.data, message.redelivery_count) for message in again) == [(b"0", 1), (b"2", 1)]
+
+
+async def _process_for_ever(message: cepheid.Message[bytes]) -> None:
+    async with message.processing():
+        await asyncio.sleep(3600)
+
+
+async def test_of_a_batch_only_what_is_not_acknowledged_comes_again(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client:
+        await publish(client, topic, 4)
+        async with client.consumer(
+            topic, "s", type="shared", start="earliest", nack_backoff=SOON, batch_index_acks=False
+        ) as consumer:
+            messages = [await consumer.receive(RECEIVE_S) for _ in range(4)]
+            for message in messages[:2]:
+                consumer.ack_nowait(message)
+            consumer.nack(messages[2])
+            assert await data_of(consumer, 2) == numbers(2, 4)
+
+
+async def test_an_exclusive_consumer_that_gives_back_keeps_the_order(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client:
+        await publish(client, topic, 50, batching=False)
+        async with client.consumer(topic, "s", start="earliest", nack_backoff=SOON, receiver_queue=10) as consumer:
+            for number in range(20):
+                message = await consumer.receive(RECEIVE_S)
+                assert message.data == b"%d" % number
+                if number < 10:
+                    consumer.ack_nowait(message)
+            consumer.nack(message, delay=0)
+            await asyncio.sleep(0.5)
+            assert await data_of(consumer, 40) == numbers(10, 50)
+
+
+async def test_messages_that_fail_again_and_again_become_dead_letters(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client:
+        async with client.producer(topic) as producer:
+            await producer.send(b"poison", key="k", properties={"p": "v"})
+        dead = cepheid.DeadLetters(after=2, subscription="buried")
+        async with client.consumer(topic, "s", type="shared", start="earliest", nack_backoff=SOON, dead_letters=dead) as consumer:
+            for delivery in range(3):
+                message = await consumer.receive(RECEIVE_S)
+                assert message.redelivery_count == delivery
+                consumer.nack(message)
+            await assert_silent(consumer)
+            async with client.consumer(f"{topic}-s-DLQ", "buried") as undertaker:
+                letter = await undertaker.receive(RECEIVE_S)
+                assert (letter.data, letter.key, letter.properties["p"]) == (b"poison", "k", "v")
+                assert letter.properties["REAL_TOPIC"].endswith(topic)
+        async with client.consumer(topic, "s", type="shared") as consumer:
+            await assert_silent(consumer)
+
+
+async def test_retry_later_goes_through_the_retry_topic(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client:
+        await publish(client, topic, 1)
+        dead = cepheid.DeadLetters(after=2, subscription="buried")
+        async with client.consumer(topic, "s", type="shared", start="earliest", retry=True, dead_letters=dead) as consumer:
+            attempts = []
+            for _ in range(3):
+                message = await consumer.receive(RECEIVE_S)
+                attempts.append(message.properties.get("RECONSUMETIMES"))
+                await consumer.retry_later(message, 0.05)
+            assert attempts == [None, "1", "2"]
+            async with client.consumer(f"{topic}-s-DLQ", "buried") as undertaker:
+                assert await data_of(undertaker, 1) == [b"0"]
+
+
+async def test_seeks(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client:
+        ids = await publish(client, topic, 5)
+        await asyncio.sleep(0.05)
+        between = datetime.now(UTC)
+        await asyncio.sleep(0.05)
+        await publish(client, topic, 3)
+        async with client.consumer(topic, "s", start="earliest") as consumer:
+            await data_of(consumer, 8)
+            for to, inclusive, expected in (
+                ("earliest", False, numbers(0, 5) + numbers(0, 3)),
+                (ids[1], False, numbers(2, 5) + numbers(0, 3)),
+                (ids[1], True, numbers(1, 5) + numbers(0, 3)),
+                (between, False, numbers(0, 3)),
+                ("latest", False, []),
+            ):
+                await consumer.seek(to, inclusive=inclusive)
+                assert await data_of(consumer, len(expected)) == expected, to
+                await assert_silent(consumer)
+            with pytest.raises(cepheid.UsageError, match="expected 'earliest', 'latest'"):
+                await consumer.seek("soon")
+
+
+async def test_readers_start_where_they_are_told(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client:
+        ids = await publish(client, topic, 5)
+        await asyncio.sleep(0.05)
+        between = datetime.now(UTC)
+        await asyncio.sleep(0.05)
+        await publish(client, topic, 2, batching=False)
+        for start, inclusive, expected in (
+            (ids[2], False, numbers(3, 5) + numbers(0, 2)),
+            (ids[2], True, numbers(2, 5) + numbers(0, 2)),
+            (between, False, numbers(0, 2)),
+            ("latest", False, []),
+        ):
+            got = []
+            async with client.reader(topic, start=start, inclusive=inclusive) as reader:
+                while await reader.has_message_available():
+                    got.append((await reader.read(RECEIVE_S)).data)
+            assert got == expected, start
+
+
+async def test_a_cancelled_receive_loses_nothing(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client, client.consumer(topic, "s") as consumer:
+        waiting = [asyncio.ensure_future(consumer.receive()) for _ in range(3)]
+        await asyncio.sleep(0)
+        waiting[0].cancel()
+        async with client.producer(topic) as producer:
+            await asyncio.gather(*(producer.send(b"%d" % number) for number in range(3)))
+        first = await waiting[1]
+        waiting[2].cancel()
+        done = await asyncio.gather(waiting[2], return_exceptions=True)
+        got = [first.data, *(each.data for each in done if isinstance(each, cepheid.Message))]
+        got += await data_of(consumer, 3 - len(got))
+        assert got == numbers(0, 3)
+
+
+async def test_receive_many_takes_what_is_there(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client, client.consumer(topic, "s") as consumer:
+        await publish(client, topic, 10)
+        first = await consumer.receive_many(4, timeout=RECEIVE_S)
+        assert [message.data for message in first] == numbers(0, 4)
+        assert [message.data for message in await consumer.receive_many(timeout=RECEIVE_S)] == numbers(4, 10)
+
+
+async def test_iterating_ends_when_the_consumer_is_closed(cluster: ClusterThread, topic: str) -> None:
+    closing: list[asyncio.Future[None]] = []
+    async with cepheid.connect(cluster.url) as client:
+        consumer = await client.consumer(topic, "s")
+        await publish(client, topic, 3)
+        got = []
+        async for message in consumer:
+            got.append(message.data)
+            if len(got) == 3:
+                asyncio.get_running_loop().call_later(0.05, lambda: closing.append(asyncio.ensure_future(consumer.close())))
+        assert got == numbers(0, 3)
+        await closing[0]
+        with pytest.raises(cepheid.ClosedError):
+            await consumer.receive()
+
+
+async def test_a_subscription_has_one_exclusive_consumer(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client, client.consumer(topic, "s"):
+        with pytest.raises(cepheid.BusyError, match="use another name, or choose a type that can be shared"):
+            await client.consumer(topic, "s")
+        async with client.consumer(topic, "other") as other:
+            await other.unsubscribe()
+    stats = cluster.admin("GET", f"persistent/public/default/{topic}/stats")
+    assert list(stats["subscriptions"]) == ["s"]
+
+
+async def test_failover_has_one_active_consumer(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client:
+        async with client.consumer(topic, "s", type="failover", name="a") as first:
+            async with client.consumer(topic, "s", type="failover", name="b") as second:
+                await wait_until(lambda: first.is_active and not second.is_active)
+                await first.close()
+                await wait_until(lambda: second.is_active)
+
+
+async def test_several_topics_and_patterns(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url, partition_refresh_s=0.05) as client:
+        await publish(client, f"{topic}-a", 1)
+        cluster.create_partitions(f"{topic}-b", 2)
+        async with client.consumer([f"{topic}-a", f"{topic}-b"], "several", start="earliest") as consumer:
+            assert len(consumer.topics) == 3
+            await publish(client, f"{topic}-b", 1)
+            assert await data_of(consumer, 2) == [b"0", b"0"]
+        pattern = re.compile(f"public/default/{topic}-.*")
+        async with client.consumer(pattern, "matching", start="earliest") as consumer:
+            assert len(consumer.topics) == 3
+            await data_of(consumer, 2)
+            await publish(client, f"{topic}-c", 1)  # a topic that is not there yet: read from its start
+            message = await consumer.receive(RECEIVE_S)
+            assert message.topic == f"persistent://public/default/{topic}-c"
+        with pytest.raises(cepheid.UsageError, match="must begin with a namespace"):
+            await client.consumer(re.compile(".*"), "matching")
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"type": "queue"}, "type must be one of exclusive"),
+        ({"start": "middle"}, "start must be 'latest' or 'earliest'"),
+        ({"receiver_queue": 0}, "receiver_queue must be 1 or more"),
+        ({"dead_letters": cepheid.DeadLetters()}, "need type='shared' or 'key_shared'"),
+    ],
+)
+def test_bad_options_are_named(options: dict[str, Any], why: str) -> None:
+    with pytest.raises(cepheid.UsageError, match=why):
+        cepheid.connect("pulsar://127.0.0.1:1").consumer("topic", "s", **options)

@@ -1,0 +1,240 @@
+"""Publishing: ids, order, batches, compression, partitions, windows, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+import cepheid
+from tests.client.conftest import ClusterThread
+
+RECEIVE_S = 30.0
+
+
+async def read_all(client: cepheid.Client, topic: str, count: int) -> list[cepheid.Message[bytes]]:
+    async with client.reader(topic) as reader:
+        messages = [await reader.read(RECEIVE_S) for _ in range(count)]
+        assert not await reader.has_message_available()
+    return messages
+
+
+async def test_send_returns_the_id_under_which_the_message_is_read(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client, client.producer(topic) as producer:
+        message_id = await producer.send(
+            b"one", key="k", ordering_key=b"o", properties={"a": "b"}, event_time=datetime(2026, 1, 2, tzinfo=UTC)
+        )
+        (message,) = await read_all(client, topic, 1)
+        assert message.message_id == message_id
+        assert (message.data, message.value, message.key, message.ordering_key) == (b"one", b"one", "k", b"o")
+        assert (message.properties, message.event_time) == ({"a": "b"}, datetime(2026, 1, 2, tzinfo=UTC))
+        assert (message.producer_name, message.sequence_id) == (producer.name, 0)
+        assert abs(message.publish_time - datetime.now(UTC)) < timedelta(minutes=1)
+
+
+async def test_concurrent_sends_share_batches_and_keep_their_order(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client, client.producer(topic, batch_messages=50) as producer:
+        sent = await asyncio.gather(*(producer.send(b"%d" % number) for number in range(200)))
+        assert sent == sorted(sent)
+        assert len({message_id[:2] for message_id in sent}) == 4
+        messages = await read_all(client, topic, 200)
+        assert [message.data for message in messages] == [b"%d" % number for number in range(200)]
+        assert [message.message_id for message in messages] == sent
+
+
+@pytest.mark.parametrize("compression", ["none", "zlib", "lz4", "zstd", "snappy"])
+@pytest.mark.parametrize("batching", [True, False])
+async def test_compressed_messages_are_read_as_they_were(
+    cluster: ClusterThread, topic: str, compression: Any, batching: bool
+) -> None:
+    payloads = [b"", b"x" * 5000, bytes(range(256))]
+    async with cepheid.connect(cluster.url) as client:
+        async with client.producer(topic, compression=compression, batching=batching) as producer:
+            for payload in payloads:
+                producer.send_nowait(payload)
+        assert [message.data for message in await read_all(client, topic, 3)] == payloads
+
+
+async def test_a_full_window_refuses_and_drain_waits_for_room(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client, client.producer(topic, window_messages=10) as producer:
+        for number in range(10):
+            producer.send_nowait(b"%d" % number)
+        with pytest.raises(cepheid.WindowFullError, match=r"10 messages .*window_messages 10.*drain"):
+            producer.send_nowait(b"too many")
+        await producer.drain()
+        producer.send_nowait(b"10")
+        await asyncio.gather(*(producer.send(b"%d" % number) for number in range(11, 60)))
+        await producer.flush()
+        assert producer.unanswered_messages == 0
+        assert [message.data for message in await read_all(client, topic, 60)] == [b"%d" % number for number in range(60)]
+
+
+async def test_keys_choose_the_partition_and_batches_by_key_hold_one_key(cluster: ClusterThread, topic: str) -> None:
+    cluster.create_partitions(topic, 3)
+    async with cepheid.connect(cluster.url) as client:
+        assert await client.partitions(topic) == 3
+        async with client.producer(topic, batch_by_key=True) as producer:
+            ids = await asyncio.gather(*(producer.send(b"%d" % n, key=f"key-{n % 4}") for n in range(40)))
+            no_key = await asyncio.gather(*(producer.send(b"") for _ in range(3)))
+        by_key = [{message_id.partition for message_id in ids[key::4]} for key in range(4)]
+        assert all(len(partitions) == 1 for partitions in by_key)
+        entries = [{(message_id.partition, *message_id[:2]) for message_id in ids[key::4]} for key in range(4)]
+        assert len(set().union(*entries)) == sum(map(len, entries)), "no entry has messages of two keys"
+        assert {message_id.partition for message_id in no_key} <= {0, 1, 2}
+        async with client.consumer(topic, "s", start="earliest") as consumer:
+            got = [await consumer.receive(RECEIVE_S) for _ in range(43)]
+        of_a_key = [message.data for message in got if message.key == "key-1"]
+        assert of_a_key == [b"%d" % n for n in range(1, 40, 4)]
+
+
+async def test_a_message_too_large_is_refused_or_sent_in_chunks(cluster: ClusterThread, topic: str) -> None:
+    large = bytes(range(256)) * (6 << 12)  # 6 MiB
+    async with cepheid.connect(cluster.url) as client:
+        async with client.producer(topic) as producer:
+            with pytest.raises(cepheid.MessageTooLargeError, match=r"up to 5,242,880 bytes; this one has 6,291,4.*chunking"):
+                await producer.send(large)
+            await producer.send(b"small")
+        async with client.producer(topic, chunking=True) as producer:
+            await producer.send(large, key="k")
+            await producer.send(b"after")
+        async with client.consumer(topic, "s", start="earliest") as consumer:
+            messages = [await consumer.receive(RECEIVE_S) for _ in range(3)]
+            assert [message.data for message in messages] == [b"small", large, b"after"]
+            assert messages[1].key == "k"
+            await asyncio.gather(*(consumer.ack(message) for message in messages))
+        stats = cluster.admin("GET", f"persistent/public/default/{topic}/stats")
+        assert stats["subscriptions"]["s"]["msgBacklog"] == 0, "every chunk is acknowledged"
+
+
+async def test_delayed_messages_come_later(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client:
+        async with client.consumer(topic, "s", type="shared") as consumer, client.producer(topic) as producer:
+            await producer.send(b"later", deliver_after=0.5)
+            await producer.send(b"now")
+            assert [(await consumer.receive(RECEIVE_S)).data for _ in range(2)] == [b"now", b"later"]
+
+
+async def test_access_modes(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client:
+        holder = await client.producer(topic, access="exclusive")
+        with pytest.raises(cepheid.FencedError):
+            await client.producer(topic, access="exclusive")
+        with pytest.raises(cepheid.BusyError):
+            await client.producer(topic)
+        waiting = asyncio.ensure_future(_open(client, topic))
+        await asyncio.sleep(0.2)
+        assert not waiting.done()
+        await holder.close()
+        successor = await waiting
+        await successor.send(b"mine")
+        async with client.producer(topic, access="exclusive_with_fencing") as winner:
+            await winner.send(b"ours")
+            with pytest.raises(cepheid.FencedError, match="open a new producer"):
+                await successor.send(b"lost")
+
+
+async def _open(client: cepheid.Client, topic: str) -> cepheid.Producer[bytes]:
+    return await client.producer(topic, access="wait_for_exclusive")
+
+
+async def test_a_named_producer_goes_on_after_its_last_sequence_id(cluster: ClusterThread, topic: str) -> None:
+    cluster.admin("PUT", f"persistent/public/default/{topic}")
+    cluster.admin("POST", f"persistent/public/default/{topic}/deduplicationEnabled", True)
+    async with cepheid.connect(cluster.url) as client:
+        async with client.producer(topic, name="p") as producer:
+            await asyncio.gather(*(producer.send(b"%d" % n, sequence_id=n) for n in (0, 1, 5)))
+            assert producer.last_sequence_id == 5
+        async with client.producer(topic, name="p") as producer:
+            assert producer.last_sequence_id == 5
+            repeated = await producer.send(b"5", sequence_id=5)
+            assert repeated[:2] == (-1, -1), "stored before"
+            await producer.send(b"6")
+            with pytest.raises(cepheid.UsageError, match="must grow: got 5 after 5"):
+                await producer.send(b"again", sequence_id=5)
+        assert [message.data for message in await read_all(client, topic, 4)] == [b"0", b"1", b"5", b"6"]
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"schema": 7}, "schema must be bytes, str, a dataclass"),
+        ({"compression": "gzip"}, "compression must be one of none, zlib"),
+        ({"access": "mine"}, "access must be one of shared"),
+        ({"batch_messages": 0}, "batch_messages and batch_bytes must be 1 or more"),
+        ({"window_bytes": 0}, "window_messages and window_bytes must be 1 or more"),
+    ],
+)
+async def test_bad_options_are_named(options: dict[str, Any], why: str) -> None:
+    with pytest.raises(cepheid.UsageError, match=why):
+        cepheid.connect("pulsar://127.0.0.1:1").producer("topic", **options)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ({"value": "text"}, "must be bytes, got str"),
+        ({"key": b"k"}, "key must be a str"),
+        ({"properties": {"a": 1}}, "properties must map str to str"),
+        ({"deliver_at": 1, "deliver_after": 1}, "not both"),
+        ({"event_time": datetime(2026, 1, 1)}, "no time zone"),  # noqa: DTZ001
+        ({"deliver_after": -1}, "0 or more seconds"),
+    ],
+)
+async def test_bad_messages_are_refused_and_the_producer_stays_usable(
+    cluster: ClusterThread, arguments: dict[str, Any], why: str
+) -> None:
+    async with cepheid.connect(cluster.url) as client, client.producer("bad-messages") as producer:
+        sends: tuple[Any, ...] = (producer.send_nowait, producer.send)
+        for send in sends:
+            with pytest.raises(cepheid.UsageError, match=why):
+                await _call(send, {"value": b"", **arguments})
+        await producer.send(b"good")
+
+
+async def _call(send: Any, arguments: dict[str, Any]) -> None:
+    result = send(**arguments)
+    if result is not None:
+        await result
+
+
+async def test_partitions_that_are_added_are_used(cluster: ClusterThread, topic: str) -> None:
+    cluster.create_partitions(topic, 1)
+    async with cepheid.connect(cluster.url, partition_refresh_s=0.05) as client:
+        async with client.producer(topic) as producer, client.consumer(topic, "s") as consumer:
+            await producer.send(b"0")
+            await asyncio.get_running_loop().run_in_executor(None, lambda: cluster.create_partitions(topic, 3, method="POST"))
+            seen: set[int] = set()
+            while seen != {0, 1, 2}:
+                message_id = await producer.send(b"")
+                seen.add(message_id.partition)
+            received: set[int] = set()
+            while received != {0, 1, 2}:
+                received.add((await consumer.receive(RECEIVE_S)).message_id.partition)
+
+
+async def test_properties_count_towards_the_size_of_a_batch(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client, client.producer(topic) as producer:
+        properties = {"large": "ä" * 40_000}
+        ids = await asyncio.gather(*(producer.send(b"", properties=properties) for _ in range(100)))
+        assert len({message_id[:2] for message_id in ids}) >= 100 * 80_000 // (128 << 10)
+        with pytest.raises(cepheid.MessageTooLargeError):
+            await producer.send(b"", properties={"large": "x" * (6 << 20)})
+        await producer.send(b"after")
+        async with client.producer(topic, chunking=True) as chunking:
+            with pytest.raises(cepheid.MessageTooLargeError, match="the key and properties of a message have 6,291,"):
+                await chunking.send(b"", properties={"large": "x" * (6 << 20)})
+
+
+async def test_a_topic_that_takes_smaller_messages_than_the_broker_fails_those_alone(cluster: ClusterThread, topic: str) -> None:
+    cluster.admin("PUT", f"persistent/public/default/{topic}")
+    cluster.admin("POST", f"persistent/public/default/{topic}/maxMessageSize", 1000)
+    async with cepheid.connect(cluster.url) as client:
+        async with client.producer(topic, batching=False) as producer:
+            sends = [producer.send(b"x" * size) for size in (10, 2000, 20)]
+            first, refused, last = await asyncio.gather(*sends, return_exceptions=True)
+            assert isinstance(refused, cepheid.NotAllowedError)
+            assert isinstance(first, cepheid.MessageId)
+            assert isinstance(last, cepheid.MessageId)
+            assert [message.data for message in await read_all(client, topic, 2)] == [b"x" * 10, b"x" * 20]

@@ -1,0 +1,299 @@
+"""The parts of the client that decide without I/O: addresses, routing, batches, acknowledgements, record types."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from datetime import UTC, date, datetime
+from typing import Any, TypedDict
+
+import pydantic
+import pytest
+
+import cepheid
+from cepheid.acks import AckTracker, bits_of, words_of
+from cepheid.backoff import Backoff
+from cepheid.batching import Attributes, OpenBatch, header_of
+from cepheid.entry_reader import ChunkBuffer, split_batch
+from cepheid.record_types import RecordCodec
+from cepheid.routing import PartitionChooser, java_string_hash, murmur3_hash
+from cepheid.service_url import Address, parse_service_url
+from cepheid_wire import decode_batch
+from cepheid_wire import pulsar_api_pb2 as pb
+
+
+@pytest.mark.parametrize(
+    ("url", "addresses"),
+    [
+        ("pulsar://a", [("a", 6650)]),
+        ("pulsar://a:1,b:2/", [("a", 1), ("b", 2)]),
+        ("pulsar://[::1]:7", [("::1", 7)]),
+    ],
+)
+def test_a_service_url_has_one_or_more_addresses(url: str, addresses: list[tuple[str, int]]) -> None:
+    assert parse_service_url(url) == tuple(Address(*address) for address in addresses)
+
+
+@pytest.mark.parametrize(
+    "url", ["", "a:1", "http://a:1", "pulsar://", "pulsar://a:x", "pulsar://a,,b", "pulsar+ssl://a", "pulsar://a/b"]
+)
+def test_other_urls_are_refused_with_what_is_expected(url: str) -> None:
+    with pytest.raises(cepheid.UsageError, match="pulsar://"):
+        parse_service_url(url)
+
+
+def test_back_off_doubles_up_to_its_limit() -> None:
+    backoff = Backoff(0.1, 1.0)
+    delays = [backoff.next_s() for _ in range(6)]
+    for delay, full in zip(delays, (0.1, 0.2, 0.4, 0.8, 1.0, 1.0), strict=True):
+        assert 0.8 * full <= delay <= full
+    backoff.reset()
+    assert backoff.next_s() <= 0.1
+
+
+@pytest.mark.parametrize(
+    ("key", "java", "murmur3"),
+    [("", 0, 0), ("a", 97, 0x3C2569B2), ("hello", 99162322, 0x248BFA47)],
+)
+def test_key_hashes_are_those_of_the_official_clients(key: str, java: int, murmur3: int) -> None:
+    assert (java_string_hash(key), murmur3_hash(key.encode())) == (java, murmur3)
+
+
+def test_keys_keep_their_partition_and_messages_without_key_go_round() -> None:
+    chooser = PartitionChooser(3, "round_robin", "java_string")
+    assert {chooser.choose("hello") for _ in range(5)} == {99162322 % 3}
+    turns = []
+    for _ in range(6):
+        turns += [chooser.choose(None), chooser.choose(None)]
+        chooser.on_batch_ended()
+    assert turns[0::2] == turns[1::2], "a batch keeps its partition"
+    assert sorted(turns[0:6:2]) == [0, 1, 2]
+    single = PartitionChooser(3, "single", "murmur3")
+    first = single.choose(None)
+    single.on_batch_ended()
+    assert single.choose(None) == first
+    with pytest.raises(cepheid.UsageError, match="returned 3; the topic has 3 partitions"):
+        PartitionChooser(3, lambda key, partitions: 3, "java_string").choose(None)
+
+
+@pytest.mark.parametrize("sizes", [(5,), (5, 5, 5), (0, 1, 200, 70_000), (3, 3, 4)])
+def test_a_batch_of_plain_messages_reads_as_any_batch(sizes: tuple[int, ...]) -> None:
+    payloads = [bytes([index]) * size for index, size in enumerate(sizes)]
+    batch = OpenBatch()
+    for payload in payloads:
+        batch.add_plain(payload)
+    encoded = batch.encode_payload()
+    assert [bytes(body) for _, body in decode_batch(encoded, len(sizes))] == payloads
+    assert [(index, single, body) for index, single, body in split_batch(encoded, len(sizes))] == [
+        (index, None, payload) for index, payload in enumerate(payloads) if len(payload) < 1 << 21
+    ]
+
+
+def test_a_batch_keeps_the_attributes_of_each_message() -> None:
+    batch = OpenBatch()
+    batch.add_plain(b"a")
+    attributes = Attributes(key="k", properties={"p": "v"}, event_time_ms=7)
+    batch.add(b"b", header_of(1, attributes), attributes)
+    batch.add_plain(b"c")
+    singles = split_batch(batch.encode_payload(), 3)
+    assert [single is None for _, single, _ in singles] == [True, False, True]
+    second = singles[1][1]
+    assert second is not None
+    assert (second.partition_key, second.properties[0].value, second.event_time) == ("k", "v", 7)
+    assert batch.first is None, "the key of the second message is not that of the entry"
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: data[:3], lambda data: b"\xff" * len(data)])
+def test_a_damaged_batch_is_unreadable(damage: Any) -> None:
+    batch = OpenBatch()
+    batch.add_plain(b"abc")
+    with pytest.raises(cepheid.UnreadableMessageError):
+        split_batch(damage(batch.encode_payload()), 1)
+
+
+def test_an_entry_is_acknowledged_when_all_its_messages_are() -> None:
+    acks = AckTracker(batch_index=False)
+    for index in (0, 2, 2):
+        acks.ack((5, 1), index, 3)
+    assert acks.take_individual() == []
+    assert acks.left_of((5, 1)) == 0b010
+    acks.ack((5, 1), 1, 3)
+    assert acks.take_individual() == [pb.MessageIdData(ledgerId=5, entryId=1)]
+    assert acks.left_of((5, 1)) is None
+
+
+def test_parts_of_a_batch_are_told_as_bits_that_are_left() -> None:
+    acks = AckTracker(batch_index=True)
+    acks.ack((5, 1), 0, 70)
+    (told,) = acks.take_individual()
+    assert bits_of(list(told.ack_set)) == (1 << 70) - 2
+    acks.ack((5, 2), -1, 0)
+    assert [list(each.ack_set) for each in acks.take_individual()] == [[]]
+
+
+@pytest.mark.parametrize(
+    ("batch_index", "index", "place", "left"),
+    [
+        (True, 1, (5, 7), 0b1100),
+        (True, 3, (5, 7), 0),
+        (False, 1, (5, 6), 0),  # the rest of the batch comes again
+        (False, 3, (5, 7), 0),
+    ],
+)
+def test_cumulative_acknowledgement_inside_a_batch(batch_index: bool, index: int, place: tuple[int, int], left: int) -> None:
+    acks = AckTracker(batch_index=batch_index)
+    acks.ack((5, 3), 0, 2)
+    acks.ack_cumulative((5, 7), index, 4)
+    acks.ack_cumulative((5, 4), -1, 0)  # an earlier place changes nothing
+    told = acks.take_cumulative()
+    assert told is not None
+    assert ((told.ledgerId, told.entryId), bits_of(list(told.ack_set))) == (place, left)
+    assert acks.left_of((5, 3)) is None
+
+
+@pytest.mark.parametrize("bits", [0, 1, 1 << 63, (1 << 64) - 1, 1 << 64, (1 << 130) - 2])
+def test_ack_sets_are_signed_words(bits: int) -> None:
+    words = words_of(bits)
+    assert all(-(1 << 63) <= word < 1 << 63 for word in words)
+    assert bits_of(words) == bits
+
+
+def test_chunks_are_put_together_and_repetitions_ignored() -> None:
+    def chunk(chunk_id: int) -> pb.MessageMetadata:
+        return pb.MessageMetadata(
+            producer_name="p", sequence_id=0, publish_time=0, uuid="u", num_chunks_from_msg=3, chunk_id=chunk_id
+        )
+
+    buffer = ChunkBuffer()
+    assert buffer.add(chunk(1), (1, 0), b"?") is None, "the beginning was not seen"
+    assert [buffer.add(chunk(index), (1, place), data) for index, place, data in ((0, 1, b"a"), (1, 2, b"b"), (1, 3, b"b"))] == [
+        None
+    ] * 3
+    assert buffer.add(chunk(2), (1, 4), b"c") == (b"abc", ((1, 1), (1, 2), (1, 4)))
+    assert len(buffer) == 0
+
+
+def test_message_ids_compare_and_survive_serializing() -> None:
+    first, second = cepheid.MessageId(5, 1, 0, 2, 10), cepheid.MessageId(5, 1, 3, 2, 10)
+    assert cepheid.EARLIEST < first < second < cepheid.MessageId(6, 0) < cepheid.LATEST
+    for message_id in (first, cepheid.EARLIEST, cepheid.LATEST):
+        assert cepheid.MessageId.from_bytes(message_id.to_bytes()) == message_id
+    with pytest.raises(cepheid.UsageError, match="not a serialized message id"):
+        cepheid.MessageId.from_bytes(b"nonsense")
+
+
+class Color(enum.Enum):
+    RED = "RED"
+
+
+@dataclasses.dataclass
+class Item:
+    sku: str
+    price: float = 1.5
+
+
+@dataclasses.dataclass
+class Order:
+    id: int
+    items: list[Item]
+    tags: dict[str, int]
+    color: Color
+    at: datetime
+    day: date
+    small: cepheid.Int32
+    other: Item | None = None
+    first: Order | None = None
+
+
+class Person(TypedDict):
+    name: str
+    age: int | None
+
+
+class Model(pydantic.BaseModel):
+    id: int
+    item: Item | None = None
+
+
+ORDER = Order(
+    1, [Item("a")], {"x": 2}, Color.RED, datetime(2026, 1, 2, 3, 4, 5, 6000, tzinfo=UTC), date(2026, 1, 2), 7, Item("b", 2)
+)
+
+
+@pytest.mark.parametrize("value", [ORDER, Model(id=3), Model(id=3, item=Item("a"))])
+@pytest.mark.parametrize("schema", [cepheid.JsonSchema, cepheid.AvroSchema])
+def test_records_survive_encoding(schema: Any, value: Any) -> None:
+    made = schema(type(value))
+    assert made.decode(made.encode(value)) == value
+
+
+def test_a_typed_dict_is_a_record() -> None:
+    schema = cepheid.JsonSchema(Person)
+    assert schema.decode(schema.encode({"name": "Ann", "age": None})) == {"name": "Ann", "age": None}
+    assert schema.definition == {
+        "type": "record",
+        "name": "Person",
+        "fields": [{"name": "name", "type": "string"}, {"name": "age", "type": ["null", "long"]}],
+    }
+
+
+def test_the_definition_of_a_dataclass() -> None:
+    fields = {field["name"]: field for field in RecordCodec(Order, binary=True).definition["fields"]}
+    item = {
+        "type": "record",
+        "name": "Item",
+        "fields": [{"name": "sku", "type": "string"}, {"name": "price", "type": "double", "default": 1.5}],
+    }
+    assert {name: field["type"] for name, field in fields.items()} == {
+        "id": "long",
+        "items": {"type": "array", "items": item},
+        "tags": {"type": "map", "values": "long"},
+        "color": {"type": "enum", "name": "Color", "symbols": ["RED"]},
+        "at": {"type": "long", "logicalType": "timestamp-millis"},
+        "day": {"type": "int", "logicalType": "date"},
+        "small": "int",
+        "other": ["null", "Item"],
+        "first": ["null", "Order"],
+    }
+    assert fields["other"]["default"] is None
+
+
+@dataclasses.dataclass
+class WithBytes:
+    data: bytes
+
+
+@dataclasses.dataclass
+class WithUnion:
+    item: Item
+    either: int | str
+
+
+@pytest.mark.parametrize(
+    ("record", "why"), [(WithBytes, "'WithBytes.data': JSON has no bytes"), (WithUnion, r"'WithUnion.either': .* has no Avro type")]
+)
+def test_a_type_that_cannot_be_a_schema_names_the_field(record: Any, why: str) -> None:
+    with pytest.raises(cepheid.UsageError, match=why):
+        cepheid.JsonSchema(record)
+
+
+@pytest.mark.parametrize(
+    ("payload", "why"),
+    [
+        (b"{", "not JSON"),
+        (b"[]", "expected an object"),
+        (b'{"sku": 1}', "field 'sku': expected str, got 1"),
+        (b'{"price": 1.0}', "field 'sku': it is missing"),
+    ],
+)
+def test_a_payload_that_does_not_fit_names_the_field(payload: bytes, why: str) -> None:
+    with pytest.raises(cepheid.UnreadableMessageError, match=why):
+        cepheid.JsonSchema(Item).decode(payload)
+
+
+def test_a_value_that_does_not_fit_names_the_field() -> None:
+    wrong = dataclasses.replace(ORDER, items=[Item("a"), Item(7)])  # type: ignore[arg-type]
+    with pytest.raises(cepheid.UsageError, match=r"schema of Order: field 'items\[1\].sku': expected str, got 7"):
+        cepheid.JsonSchema(Order).encode(wrong)
+    with pytest.raises(cepheid.UsageError, match="does not fit into Avro's int"):
+        cepheid.JsonSchema(Order).encode(dataclasses.replace(ORDER, small=1 << 40))

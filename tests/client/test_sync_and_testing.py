@@ -1,0 +1,103 @@
+"""The blocking client, and the cluster for tests."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+
+import pytest
+
+import cepheid
+import cepheid.sync
+from cepheid.testing import Cluster
+from tests.client.conftest import ClusterThread
+
+RECEIVE_S = 30.0
+
+
+def test_publish_and_consume_without_asyncio(cluster: ClusterThread, topic: str) -> None:
+    with cepheid.sync.connect(cluster.url) as client:
+        with client.producer(topic, schema=str) as producer, client.consumer(topic, "s", type="shared", schema=str) as consumer:
+            first = producer.send("one", key="k")
+            assert producer.send_all(str(number) for number in range(2500)) == 2500
+            message = consumer.receive(RECEIVE_S)
+            assert (message.value, message.key, message.message_id) == ("one", "k", first)
+            with consumer.processing(message):
+                pass
+            for number, each in zip(range(2500), consumer, strict=False):
+                assert each.value == str(number)
+                consumer.ack_nowait(each)
+        with client.reader(topic, schema=str, start=first) as reader:
+            assert reader.has_message_available()
+            assert reader.read(RECEIVE_S).value == "0"
+        with client.consumer(topic, "s", type="shared") as raw:
+            with pytest.raises(cepheid.TimedOutError):
+                raw.receive(0.2)
+            raw.seek("earliest")
+            with pytest.raises(ZeroDivisionError), raw.processing(raw.receive(RECEIVE_S)):
+                _ = 1 / 0
+    with pytest.raises(cepheid.ClosedError, match="the client is closed"):
+        client.producer(topic)
+    client.close()
+
+
+def test_closing_wakes_a_thread_that_receives(cluster: ClusterThread, topic: str) -> None:
+    with cepheid.sync.connect(cluster.url) as client:
+        consumer = client.consumer(topic, "s")
+        got: list[object] = []
+        thread = threading.Thread(target=lambda: got.extend(consumer))
+        thread.start()
+        consumer.close()
+        thread.join(RECEIVE_S)
+        assert not thread.is_alive()
+        assert got == []
+
+
+def test_a_program_that_closes_nothing_ends(cluster: ClusterThread, topic: str) -> None:
+    code = f"import cepheid.sync; cepheid.sync.connect({cluster.url!r}).producer({topic!r}).send(b'hello'); print('end')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "end\n"), done.stderr
+
+
+async def test_a_cluster_for_tests() -> None:
+    cluster = Cluster()
+    with pytest.raises(cepheid.ClosedError, match="async with Cluster"):
+        _ = cluster.url
+    async with cluster, cepheid.connect(cluster.url) as client:
+        async with client.producer("topic") as producer, client.reader("topic") as reader:
+            await producer.send(b"hello")
+            assert (await reader.read(RECEIVE_S)).data == b"hello"
+
+
+def test_a_cluster_for_tests_without_asyncio() -> None:
+    with Cluster(bookies=2) as cluster, cepheid.sync.connect(cluster.url) as client:
+        assert client.partitions("topic") == 0
+
+
+async def test_a_cluster_names_the_extra_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cepheid_testkit", None)
+    with pytest.raises(cepheid.MissingExtraError, match=r"pip install 'cepheid\[server\]'"):
+        async with Cluster():
+            pass
+
+
+BARE = """
+import sys
+for name in ("cramjam", "fastavro", "pydantic", "fastapi", "uvloop", "fcntl", "resource"): sys.modules[name] = None
+import cepheid, cepheid.sync, cepheid.testing
+for use in (lambda: cepheid.AvroSchema(dict), lambda: cepheid.connect("pulsar://a").producer("t", compression="zstd")):
+    try:
+        use()
+    except cepheid.MissingExtraError as error:
+        print(error)
+loaded = [name for name in sys.modules if name.startswith(("cepheid_broker", "cepheid_bookie", "cepheid_cli", "cepheid_testkit"))]
+assert not loaded, loaded
+"""
+
+
+def test_the_bare_install_is_enough_and_names_the_extras() -> None:
+    done = subprocess.run([sys.executable, "-c", BARE], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "cepheid[avro]" in done.stdout
+    assert "cepheid[compression]" in done.stdout
