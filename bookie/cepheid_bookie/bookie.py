@@ -297,8 +297,7 @@ class Bookie:
     @property
     def lacking_data_bytes(self) -> int:
         """Return how many bytes the data disk must get back before the bookie is writable; at least 1 while it is full."""
-        data = self._space.data
-        return max(1, data.resume_bytes - data.free_bytes) if self._space.data_short else 0
+        return self._space.lacking_data_bytes
 
     @property
     def space_warning(self) -> str:

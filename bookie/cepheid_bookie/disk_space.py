@@ -81,6 +81,7 @@ class DiskSpace:
         on_look: Callable[[], None],
     ) -> None:
         self._disks = (journal, data)
+        self._shared = journal is data
         self._worker = worker
         self._settings = settings
         self._on_change = on_change
@@ -109,7 +110,15 @@ class DiskSpace:
     @property
     def data_short(self) -> bool:
         """Return whether it is the data disk that has no room: collecting deleted ledgers helps then."""
-        return self.data.short or self._flush_full
+        return self.data.short or self._flush_full or (self._shared and self.journal.short)
+
+    @property
+    def lacking_data_bytes(self) -> int:
+        """Return how many bytes the data disk must get back before adds are taken; at least 1 while it has no room."""
+        if not self.data_short:
+            return 0
+        resume_bytes = max(self.data.resume_bytes, self.journal.resume_bytes if self._shared else 0)
+        return max(1, resume_bytes - self.data.free_bytes)
 
     @property
     def reason(self) -> str:
@@ -117,7 +126,7 @@ class DiskSpace:
         if not self.full:
             return self._unfit
         low = [level.reason for level in (self.journal, self.data) if level.short]
-        if self._disks[0] is self._disks[1]:
+        if self._shared:
             del low[1:]  # one disk: once is enough
         return " and ".join(low) or "a write found its data disk full"
 
@@ -127,7 +136,7 @@ class DiskSpace:
         if self.full:
             return ""
         low = [warning for level in (self.journal, self.data) if (warning := level.warning)]
-        if self._disks[0] is self._disks[1]:
+        if self._shared:
             del low[1:]
         return " and ".join(low)
 

@@ -60,6 +60,19 @@ async def test_a_bookie_that_has_started_on_a_full_disk_becomes_writable_without
         await wait_until(lambda: bookie.writable)
 
 
+async def test_a_disk_that_both_share_is_full_for_the_data_too_when_the_journal_wants_more() -> None:
+    """So that what was deleted is collected, whichever minimum is the higher one."""
+    machine = Machine(settings=small_settings(min_free_journal_bytes=512 * KiB, space_margin_bytes=64 * KiB))
+    machine.disk.capacity_bytes = machine.disk.used_bytes() + 400 * KiB
+    async with machine.bookie() as bookie:
+        assert bookie.data_full.is_set()
+        assert 100 * KiB < bookie.lacking_data_bytes <= 576 * KiB
+        machine.disk.capacity_bytes = 1 << 30
+        await wait_until(lambda: bookie.writable)
+        assert not bookie.data_full.is_set()
+        assert bookie.lacking_data_bytes == 0
+
+
 async def test_a_low_disk_is_warned_of_before_it_is_full() -> None:
     machine = Machine(settings=small_settings(warn_free_data_bytes=512 * KiB))
     async with machine.bookie() as bookie:
