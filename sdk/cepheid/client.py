@@ -414,7 +414,11 @@ class _Link(Protocol):
 async def open_all(links: list[Any]) -> None:
     """Open all, or close those that were opened and raise the first error."""
     each: list[_Link] = links
-    results = await asyncio.gather(*(link.open() for link in each), return_exceptions=True)
+    try:
+        results = await asyncio.gather(*(link.open() for link in each), return_exceptions=True)
+    except asyncio.CancelledError:
+        await asyncio.gather(*(link.close() for link in each), return_exceptions=True)
+        raise
     failure = next((result for result in results if isinstance(result, BaseException)), None)
     if failure is not None:
         await asyncio.gather(*(link.close() for link in each), return_exceptions=True)

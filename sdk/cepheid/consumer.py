@@ -148,7 +148,7 @@ class Consumer(Generic[T]):
                     except asyncio.CancelledError:
                         if waiter.done() and not waiter.cancelled():
                             self._wake(1)  # it was woken for a message that another one can have
-                        else:
+                        elif waiter in self._waiters:
                             self._waiters.remove(waiter)
                         raise
         except TimeoutError as error:
@@ -169,8 +169,8 @@ class Consumer(Generic[T]):
     async def ack(self, message: Message[T] | MessageId) -> None:
         """Acknowledge a message, and return when the broker has confirmed it. Concurrent calls share a command.
 
-        Raises ConnectError when the connection breaks meanwhile: the message may be delivered again. Cancelled: it is
-        acknowledged all the same.
+        Of a message in a batch the broker knows only with `batch_index_acks`, which is the default. Raises ConnectError when the
+        connection breaks meanwhile: the message may be delivered again. Cancelled: it is acknowledged all the same.
         """
         self.ack_nowait(message)
         await self._source_of(message).acks_confirmed()

@@ -5,6 +5,7 @@ Most messages of a batch have a payload only, and headers of equal sizes are equ
 
 from __future__ import annotations
 
+import struct
 from struct import Struct
 
 from google.protobuf.message import DecodeError
@@ -59,10 +60,8 @@ def split_batch(payload: bytes, count: int) -> list[Single]:
                 raise BadTailError(f"message {index} of a batch of {count} reaches beyond its end")
             if single is None or not single.compacted_out:
                 singles.append((index, single, payload[body_start:start]))
-    except (DecodeError, BadTailError, ValueError, OverflowError) as error:
+    except (DecodeError, BadTailError, struct.error) as error:
         raise UnreadableMessageError(f"a batch of {count} messages is damaged: {error}") from None
-    except Exception as error:  # struct.error has no common base with the others
-        raise UnreadableMessageError(f"a batch of {count} messages ends too early: {error}") from None
     return singles
 
 

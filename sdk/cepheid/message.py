@@ -21,6 +21,7 @@ class MessageSource(Protocol):
     def ack_nowait(self, message: Message[Any]) -> None: ...
     def nack(self, message: Message[Any], delay_s: float | None) -> None: ...
     def on_taken(self, message: Message[Any]) -> None: ...
+    def check_usable(self) -> None: ...
 
 
 class EntryFacts:
@@ -149,7 +150,7 @@ class Message(Generic[T]):
 
     def processing(self) -> Processing[T]:
         """`async with message.processing():` acknowledges the message if the block ends, and gives it back with back-off if the
-        block raises. A block that is cancelled gives it back at once."""
+        block raises. A block that is cancelled gives it back at once. Raises ClosedError when the consumer was closed meanwhile."""
         return Processing(self)
 
     @property
@@ -173,6 +174,7 @@ class Processing(Generic[T]):
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         source = self._message._source
         if error is None:
+            source.check_usable()  # a consumer that was closed meanwhile cannot acknowledge: the message comes again
             source.ack_nowait(self._message)
         else:
             source.nack(self._message, None if isinstance(error, Exception) else 0.0)

@@ -28,7 +28,7 @@ from cepheid.message import EntryFacts, Message
 from cepheid.message_id import EARLIEST, LATEST, MessageId, as_protobuf
 from cepheid.schemas import Schema
 from cepheid.topic_link import TopicLink
-from cepheid_wire import TopicName, WireError, encode_body, parse_metadata, signed64, split_tail, verify_tail
+from cepheid_wire import TopicName, WireError, encode_body, messages_in, parse_metadata, signed64, split_tail, verify_tail
 from cepheid_wire import pulsar_api_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -152,12 +152,12 @@ class TopicConsumer(TopicLink):
             verify_tail(tail)
             metadata = parse_metadata(tail)
             payload = split_tail(tail)[1]
-        except WireError as error:
-            metadata, payload = pb.MessageMetadata(), memoryview(b"")
+            count = messages_in(metadata, len(tail))
+        except WireError as error:  # such an entry costs one permit, whatever count it claims
+            metadata = pb.MessageMetadata()
             messages = [self._unreadable(place, message.redelivery_count, metadata, str(error))]
             self._deliver(messages, 1)
             return
-        count = max(metadata.num_messages_in_batch, 1)
         if epoch < self._epoch and message.HasField("consumer_epoch"):
             self._give_back_permits(count)  # sent before the broker had our demand for redelivery: it comes again
             return

@@ -30,7 +30,7 @@ class ClusterThread:
         self._thread.start()
         self._run(self._cluster.__aenter__())
         self.url = self._cluster.service_url
-        # FastAPI builds its routes in a thread and silences a warning there, for the whole process; so does pytest between two tests.
+        # FastAPI builds its routes in a thread and silences a warning for the whole process; so does pytest between tests.
         self.admin("GET", "clusters")
         return self
 

@@ -281,3 +281,37 @@ async def test_several_topics_and_patterns(cluster: ClusterThread, topic: str) -
 def test_bad_options_are_named(options: dict[str, Any], why: str) -> None:
     with pytest.raises(cepheid.UsageError, match=why):
         cepheid.connect("pulsar://127.0.0.1:1").consumer("topic", "s", **options)
+
+
+async def test_a_receive_that_is_cancelled_as_a_message_comes(cluster: ClusterThread, topic: str) -> None:
+    """The waiter is cancelled and the message arrives before its task has run again."""
+    async with cepheid.connect(cluster.url) as client, client.consumer(topic, "s") as consumer:
+        waiting = [asyncio.ensure_future(consumer.receive()) for _ in range(2)]
+        await asyncio.sleep(0)
+        waiting[0].cancel()
+        consumer.on_messages([])
+        consumer._wake(1)
+        with pytest.raises(asyncio.CancelledError):
+            await waiting[0]
+        await publish(client, topic, 1)
+        assert (await waiting[1]).data == b"0"
+
+
+async def test_opening_may_be_cancelled(cluster: ClusterThread, topic: str) -> None:
+    cluster.create_partitions(topic, 4)
+    async with cepheid.connect(cluster.url) as client:
+        for _ in range(5):
+            for turns in range(0, 40, 4):
+                opening = asyncio.ensure_future(_consumer(client, topic))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                opening.cancel()
+                result = (await asyncio.gather(opening, return_exceptions=True))[0]
+                if isinstance(result, cepheid.Consumer):
+                    await result.close()
+        async with client.consumer(topic, "s") as consumer:  # exclusive: nothing of the cancelled ones is left
+            assert len(consumer.topics) == 4
+
+
+async def _consumer(client: cepheid.Client, topic: str) -> cepheid.Consumer[bytes]:
+    return await client.consumer(topic, "s")
