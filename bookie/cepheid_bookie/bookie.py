@@ -146,6 +146,7 @@ class Bookie:
             read_ahead_bytes=settings.read_ahead_bytes,
             on_damaged=damaged.suspect,
         )
+        damaged.forget_cached = self._reader.forget
         self._scans = Scans(
             EntryReader(
                 cache,

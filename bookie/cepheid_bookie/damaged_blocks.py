@@ -107,6 +107,8 @@ class DamagedBlocks:
         self._suspects: dict[BlockRef, None] = {}
         self._ranges: dict[tuple[int, int, int], None] = {}
         self.reports: DamageReports = UnreportedDamage()
+        self.forget_cached: Callable[[Collection[int]], None] = lambda ledger_ids: None
+        """Makes readers drop the blocks of these ledgers that they keep: those may be sound, and would hide the damage from repair."""
         self.wakeup = asyncio.Event()  # something is suspected
         self.is_changed = False  # since `blocks` was saved last; whoever saves it resets this
         self._said_full = False
@@ -199,6 +201,7 @@ class DamagedBlocks:
         return await self._worker.run(lambda: assess(self._index, self._logs, block))
 
     async def _act(self, block: BlockRef, damaged: _Damaged, assessment: Assessment, *, is_new: bool) -> None:
+        self.forget_cached([block.ledger_id])
         missing = [run for missed in assessment.missing for run in self._not_cached(block.ledger_id, *missed)]
         topic = ""
         if missing:

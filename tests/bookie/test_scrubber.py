@@ -86,6 +86,18 @@ async def test_a_flipped_bit_is_found_named_and_reported_once(caplog: pytest.Log
         assert facts["place"] == f"{log_path(block.log_id)} at offset {block.offset}"
 
 
+async def test_a_sound_block_that_readers_have_in_memory_does_not_hide_the_damage() -> None:
+    """Repair reads what this bookie has before it copies."""
+    machine = Machine()
+    async with machine.bookie() as bookie:
+        await filled(bookie)
+        assert (await read_all(bookie, 7, 0, 19))[1] == {}
+        flip(machine, 7)
+        assert (await read_all(bookie, 7, 7, 7))[1] == {}, "it is in memory"
+        await bookie.scrubber.scrub_all()
+        assert (await read_all(bookie, 7, 0, 19))[1] == {7: Status.BAD_DIGEST}
+
+
 @pytest.mark.parametrize("place", [0, 4, 8, 16, 24, 28, HEADER_BYTES])  # magic, checksum, ledger, entry, count, bytes, table
 async def test_every_part_of_a_block_is_compared(place: int) -> None:
     machine = Machine()

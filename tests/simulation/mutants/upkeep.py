@@ -249,8 +249,8 @@ def ask_any_follower_what_to_collect() -> Iterator[None]:
 def collect_what_one_listing_lacks() -> Iterator[None]:
     """No second pass, and no direct read of what it is about to delete."""
 
-    async def collect(self: GarbageCollector) -> None:
-        await self._ledgers.purge()
+    async def collect(self: GarbageCollector, *, surplus: bool = True) -> None:
+        await self._ledgers.purge(())
         held = self._bookie.ledgers()
         listed = await self._ledgers.listing()
         await self._bookie.delete_ledgers(sorted(frozenset(held).difference(listed)))

@@ -186,7 +186,8 @@ async def has_let_go(scene: Scene, bookie: SimBookie) -> None:
 
 @step("a bit of {payload} flips in the entry log of {bookie}")
 def decays(scene: Scene, payload: bytes, bookie: SimBookie) -> None:
-    """On the medium, unnoticed until it is read."""
+    """On the medium, unnoticed until it is read. No reader has the block in memory."""
+    forget_cached_blocks(bookie)
     bookie.disk.flip_bit(*_find_in(bookie.disk, "entrylog", payload, f"{payload!r} is in no entry log of {bookie.id}"))
 
 
@@ -198,8 +199,14 @@ def references_lead_somewhere(scene: Scene, bookie: SimBookie) -> None:
 
 @step("{bookie} fails to read its entry log once")
 def entry_log_fails_once(scene: Scene, bookie: SimBookie) -> None:
-    """EIO, the next time."""
+    """EIO, the next time. No reader has blocks in memory."""
+    forget_cached_blocks(bookie)
     bookie.disk.fail("pread", "entrylog/")
+
+
+def forget_cached_blocks(bookie: SimBookie) -> None:
+    if bookie.bookie is not None:
+        bookie.bookie._reader.forget(bookie.bookie.ledgers())
 
 
 @step("{bookies} (scrubs|scrub)")
