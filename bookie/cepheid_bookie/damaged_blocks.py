@@ -108,7 +108,7 @@ class DamagedBlocks:
         self._ranges: dict[tuple[int, int, int], None] = {}
         self.reports: DamageReports = UnreportedDamage()
         self.forget_cached: Callable[[Collection[int]], None] = lambda ledger_ids: None
-        """Makes readers drop the blocks of these ledgers that they keep: those may be sound, and would hide the damage from repair."""
+        """Makes readers drop the blocks of these ledgers that they keep. Sound ones would hide the damage from repair."""
         self.wakeup = asyncio.Event()  # something is suspected
         self.is_changed = False  # since `blocks` was saved last; whoever saves it resets this
         self._said_full = False
