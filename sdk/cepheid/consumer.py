@@ -177,11 +177,11 @@ class Consumer(Generic[T]):
 
     def ack_nowait(self, message: Message[T] | MessageId) -> None:
         """Acknowledge a message. It is sent with others, after a tenth of a second at most, and before the consumer is closed."""
-        source = self._source_of(message)
-        source.check_usable()
         if isinstance(message, Message):
-            source.ack_nowait(message)
+            message._source.ack_nowait(message)
         else:
+            source = self._source_of(message)
+            source.check_usable()
             source.ack_id_nowait(message)
 
     def ack_cumulative_nowait(self, message: Message[T] | MessageId) -> None:

@@ -21,7 +21,6 @@ class MessageSource(Protocol):
     def ack_nowait(self, message: Message[Any]) -> None: ...
     def nack(self, message: Message[Any], delay_s: float | None) -> None: ...
     def on_taken(self, message: Message[Any]) -> None: ...
-    def check_usable(self) -> None: ...
 
 
 class EntryFacts:
@@ -174,7 +173,6 @@ class Processing(Generic[T]):
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         source = self._message._source
         if error is None:
-            source.check_usable()  # a consumer that was closed meanwhile cannot acknowledge: the message comes again
             source.ack_nowait(self._message)
         else:
             source.nack(self._message, None if isinstance(error, Exception) else 0.0)

@@ -315,3 +315,17 @@ async def test_opening_may_be_cancelled(cluster: ClusterThread, topic: str) -> N
 
 async def _consumer(client: cepheid.Client, topic: str) -> cepheid.Consumer[bytes]:
     return await client.consumer(topic, "s")
+
+
+@pytest.mark.parametrize(("size_bytes", "kind", "grown"), [(10, "exclusive", 8), (10, "shared", 1), (1 << 21, "exclusive", 1)])
+async def test_a_queue_that_is_kept_empty_grows(cluster: ClusterThread, topic: str, size_bytes: int, kind: Any, grown: int) -> None:
+    count = 400 if size_bytes < 1000 else 40
+    async with cepheid.connect(cluster.url) as client:
+        async with client.consumer(topic, "s", type=kind, receiver_queue=10) as consumer:
+            async with client.producer(topic, batch_messages=10) as producer:
+                await asyncio.gather(*(producer.send(bytes(size_bytes)) for _ in range(count)))
+            for _ in range(count):
+                await consumer.receive(RECEIVE_S)
+            (link,) = consumer.links.values()
+            assert link.receiver_queue <= 10 * grown
+            assert grown == 1 or link.receiver_queue > 10
