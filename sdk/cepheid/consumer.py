@@ -251,7 +251,7 @@ class Consumer(Generic[T]):
 
     async def unsubscribe(self) -> None:
         """Delete the subscription with its position, and close. Refused while a shared one has other consumers."""
-        for link in self.links.values():
+        for link in list(self.links.values()):
             await link.unsubscribe()
         await self.close()
 

@@ -297,3 +297,48 @@ async def test_a_peer_that_speaks_another_protocol() -> None:
                 await client.producer("topic")
     finally:
         server.close()
+
+
+@pytest.mark.parametrize("batching", [True, False])
+async def test_connections_that_break_again_and_again(cluster: ClusterThread, topic: str, batching: bool) -> None:
+    """With deduplication every message is stored once and in order; the consumer misses nothing of it."""
+    cluster.admin("PUT", f"persistent/public/default/{topic}")
+    cluster.admin("POST", f"persistent/public/default/{topic}/deduplicationEnabled", True)
+    count = 3000
+    async with cepheid.connect(cluster.url) as client:
+        consumer = await client.consumer(topic, "s", start="earliest")
+        producer = await client.producer(topic, name="p", batching=batching, batch_messages=20, window_messages=300)
+
+        async def publish() -> None:
+            for number in range(count):
+                while True:
+                    try:
+                        producer.send_nowait(b"%d" % number)
+                        break
+                    except cepheid.WindowFullError:
+                        await producer.drain()
+            await producer.flush()
+
+        async def consume() -> dict[bytes, None]:
+            seen: dict[bytes, None] = {}
+            while len(seen) < count:
+                message = await consumer.receive(RECEIVE_S)
+                seen[message.data] = None
+                consumer.ack_nowait(message)
+            return seen
+
+        publishing, consuming = asyncio.ensure_future(publish()), asyncio.ensure_future(consume())
+        cuts = 0
+        while not (publishing.done() and consuming.done()):
+            await asyncio.sleep(0.15)
+            assert client._pool is not None
+            if cuts < 8:
+                cuts += 1
+                for connection in list(client._pool._open.values()):
+                    connection.abort("cut by the test")
+        await publishing
+        assert list(await consuming) == [b"%d" % number for number in range(count)]
+        async with client.reader(topic) as reader:
+            stored = [(await reader.read(RECEIVE_S)).data for _ in range(count)]
+            assert stored == [b"%d" % number for number in range(count)]
+            assert not await reader.has_message_available()
