@@ -251,7 +251,7 @@ async def test_keep_alive_both_ways() -> None:
         return [CONNECTED, PING_FRAME] if command.type == CommandType.CONNECT else []
 
     async with scripted_broker(answer) as (url, commands):
-        async with cepheid.connect(url, keep_alive_s=0.1, request_timeout_s=0.5) as client:
+        async with cepheid.connect(url, keep_alive_s=0.1, request_timeout_s=1.5) as client:
             with pytest.raises(cepheid.TimedOutError):
                 await client.producer("topic")
             types = [command.type for command in commands]
