@@ -135,6 +135,7 @@ class Consumer(Generic[T]):
         try:
             async with asyncio.timeout(timeout):
                 for link in self.links.values():
+                    link.check_process()
                     link.on_starved()
                 while not self._queue:
                     if self._failure is not None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -158,12 +160,39 @@ def test_a_client_belongs_to_one_loop(cluster: ClusterThread) -> None:
         first.run(client.close())
 
 
-async def test_a_client_belongs_to_one_process(cluster: ClusterThread, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with cepheid.connect(cluster.url) as client:
-        with monkeypatch.context() as context:
-            context.setattr(os, "getpid", lambda: -1)
-            with pytest.raises(cepheid.UsageError, match="before this process was forked"):
-                await client.partitions("any-topic")
+FORKED = """
+import asyncio, os, cepheid
+
+async def main():
+    async with cepheid.connect({url!r}) as client:
+        producer = await client.producer({topic!r})
+        consumer = await client.consumer({topic!r}, "s")
+        producer.send_nowait(b"0")
+        if os.fork() == 0:
+            for use in (lambda: producer.send_nowait(b"child"), lambda: client._use()):
+                try:
+                    use()
+                except cepheid.UsageError as error:
+                    print(error, flush=True)
+            os._exit(0)
+        os.wait()
+        for number in range(1, 100):
+            await producer.send(b"%d" % number)
+        assert [(await consumer.receive(30)).data for _ in range(100)] == [b"%d" % number for number in range(100)]
+        print("parent done")
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_child_leaves_its_parents_connections_alone(cluster: ClusterThread, topic: str) -> None:
+    code = FORKED.format(url=cluster.url, topic=topic)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    child = [line for line in done.stdout.splitlines() if "before this process was forked: call cepheid.connect" in line]
+    assert len(child) == 2, done.stdout + done.stderr
+    assert done.stdout.endswith("parent done\n")
 
 
 async def test_a_topic_that_is_not_there_and_may_not_be_created(cluster: ClusterThread) -> None:
