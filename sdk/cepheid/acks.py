@@ -27,6 +27,10 @@ class AckTracker:
     def __len__(self) -> int:
         return len(self._waiting) + (self._cumulative is not None)
 
+    @property
+    def waiting_entries(self) -> int:
+        return len(self._waiting)
+
     def ack(self, place: Place, index: int, batch_size: int) -> None:
         """Acknowledge one message. `index` -1: the whole entry."""
         if index < 0 or batch_size <= 1:

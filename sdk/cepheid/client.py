@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import os
 import re
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
@@ -23,6 +22,7 @@ from cepheid.arguments import (
 from cepheid.connection import ConnectionPool
 from cepheid.consumer import Consumer, SeekTarget, retry_topic_of, seek_target
 from cepheid.errors import ClosedError, Error, UsageError
+from cepheid.forks import generation
 from cepheid.lookup import Lookup
 from cepheid.message_id import EARLIEST
 from cepheid.opening import Opening
@@ -107,7 +107,7 @@ class Client:
         self._lookup: Lookup
         self._loop: asyncio.AbstractEventLoop
         self._tasks = TaskOwner("cepheid/client")
-        self._process_id = os.getpid()
+        self._generation = generation()
         self._producer_ids = itertools.count()
         self._consumer_ids = itertools.count()
         self._opened: dict[_Closeable, None] = {}
@@ -393,7 +393,7 @@ class Client:
         """Check that the client may be used here. Raises ClosedError, UsageError."""
         if self._closed:
             raise ClosedError("the client is closed")
-        if os.getpid() != self._process_id:
+        if self._generation != generation():
             raise UsageError("the client was made before this process was forked: call cepheid.connect in each process")
         loop = asyncio.get_running_loop()
         if self._pool is None:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol, cast
 
 from cepheid.errors import ClosedError, ConnectError, Error, NotAllowedError, TimedOutError, refused
+from cepheid.forks import sever_in_children
 from cepheid.service_url import Address
 from cepheid_wire import (
     BODY_FIELDS,
@@ -92,6 +93,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's has the same methods and another base class
         self._transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)
+        sever_in_children(self)
 
     async def shake_hands(self, *, proxy_to: Address | None, token: str | None) -> None:
         """Introduce ourselves. Raises ConnectError, NotAllowedError."""
@@ -145,6 +147,12 @@ class Connection(asyncio.Protocol):
     def write_parts(self, parts: Iterable[bytes | memoryview]) -> None:
         if self._transport is not None and not self._transport.is_closing():
             self._transport.writelines(parts)
+
+    def sever(self) -> None:
+        """In a forked child: never touch the socket again. It is the parent's."""
+        self.is_open = False
+        self._transport = None
+        self._reason = f"the connection to {self.address} belongs to the process that this one was forked from"
 
     def abort(self, reason: str) -> None:
         """Close at once. Users are notified as if the broker had closed it."""

@@ -135,6 +135,7 @@ class Consumer(Generic[T]):
         try:
             async with asyncio.timeout(timeout):
                 for link in self.links.values():
+                    link.check_process()
                     link.on_starved()
                 while not self._queue:
                     if self._failure is not None:
@@ -177,11 +178,11 @@ class Consumer(Generic[T]):
 
     def ack_nowait(self, message: Message[T] | MessageId) -> None:
         """Acknowledge a message. It is sent with others, after a tenth of a second at most, and before the consumer is closed."""
-        source = self._source_of(message)
-        source.check_usable()
         if isinstance(message, Message):
-            source.ack_nowait(message)
+            message._source.ack_nowait(message)
         else:
+            source = self._source_of(message)
+            source.check_usable()
             source.ack_id_nowait(message)
 
     def ack_cumulative_nowait(self, message: Message[T] | MessageId) -> None:
@@ -251,7 +252,7 @@ class Consumer(Generic[T]):
 
     async def unsubscribe(self) -> None:
         """Delete the subscription with its position, and close. Refused while a shared one has other consumers."""
-        for link in self.links.values():
+        for link in list(self.links.values()):
             await link.unsubscribe()
         await self.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from types import TracebackType
@@ -21,7 +22,6 @@ class MessageSource(Protocol):
     def ack_nowait(self, message: Message[Any]) -> None: ...
     def nack(self, message: Message[Any], delay_s: float | None) -> None: ...
     def on_taken(self, message: Message[Any]) -> None: ...
-    def check_usable(self) -> None: ...
 
 
 class EntryFacts:
@@ -104,8 +104,21 @@ class Message(Generic[T]):
 
     @property
     def key(self) -> str | None:
+        """The key as text. Java clients can give bytes as the key: then this is base64, and `key_bytes` has them."""
         metadata = self._own
         return metadata.partition_key if metadata.HasField("partition_key") else None
+
+    @property
+    def key_bytes(self) -> bytes | None:
+        """The key as bytes. Raises UnreadableMessageError when it says that it is base64 and is not."""
+        if (key := self.key) is None:
+            return None
+        if not self._own.partition_key_b64_encoded:
+            return key.encode()
+        try:
+            return base64.b64decode(key, validate=True)
+        except ValueError:
+            raise UnreadableMessageError(f"message {self.message_id} of {self.topic}: its key {key!r} is not base64") from None
 
     @property
     def ordering_key(self) -> bytes | None:
@@ -174,7 +187,6 @@ class Processing(Generic[T]):
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         source = self._message._source
         if error is None:
-            source.check_usable()  # a consumer that was closed meanwhile cannot acknowledge: the message comes again
             source.ack_nowait(self._message)
         else:
             source.nack(self._message, None if isinstance(error, Exception) else 0.0)

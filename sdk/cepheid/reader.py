@@ -33,7 +33,7 @@ class Reader(Generic[T]):
         """Return whether `read` would return a message that the topic has now. Raises TimedOutError, ConnectError."""
         if self._consumer.queued_messages:
             return True
-        for link in self._consumer.links.values():
+        for link in list(self._consumer.links.values()):
             if await link.has_message_available():
                 return True
         return False

@@ -37,6 +37,8 @@ ACK_GROUP_S = 0.1
 ACK_GROUP_ENTRIES = 1000
 NACK_GROUP_S = 0.01
 QUEUE_GROWTH = 8
+QUEUE_GROWTH_BYTES = 32 << 20
+"""A queue does not grow beyond this, going by the average size of what came."""
 _TYPES = {
     "exclusive": pb.CommandSubscribe.Exclusive,
     "shared": pb.CommandSubscribe.Shared,
@@ -125,6 +127,8 @@ class TopicConsumer(TopicLink):
         self._permits_limit = QUEUE_GROWTH * receiver_queue
         self._permits_back = 0
         self._flowed = 0
+        self._received_messages = 0
+        self._received_bytes = 0
         self._start = EARLIEST if from_start else options.start
         self._skip_to: tuple[int, int, int] | None = None  # after a seek, or for a reader: what comes before it is not delivered
         self._acks = AckTracker(batch_index=options.batch_index_acks)
@@ -143,6 +147,11 @@ class TopicConsumer(TopicLink):
         if not options.durable:
             self._set_start(self._start, options.start_inclusive)
 
+    @property
+    def receiver_queue(self) -> int:
+        """How many messages the broker may send in advance."""
+        return self._permits
+
     # Receiving
 
     def on_message(self, message: pb.CommandMessage, tail: memoryview) -> None:
@@ -158,6 +167,8 @@ class TopicConsumer(TopicLink):
             messages = [self._unreadable(place, message.redelivery_count, metadata, str(error))]
             self._deliver(messages, 1)
             return
+        self._received_messages += count
+        self._received_bytes += len(tail)
         if epoch < self._epoch and message.HasField("consumer_epoch"):
             self._give_back_permits(count)  # sent before the broker had our demand for redelivery: it comes again
             return
@@ -282,9 +293,12 @@ class TopicConsumer(TopicLink):
     def on_starved(self) -> None:
         """The application emptied the queue. If it has done so for a while, the round trip to the broker is what it waits for, and
         more messages under way help. Not for shared types: what one consumer holds in advance the others cannot have."""
-        if self._flowed >= 2 * self._permits and self._permits < self._permits_limit and not self.options.is_shared:
-            self._flowed = 0
-            more = min(self._permits, self._permits_limit - self._permits)
+        if self._flowed < 2 * self._permits or self.options.is_shared:
+            return
+        self._flowed = 0
+        more = min(self._permits, self._permits_limit - self._permits)
+        average_bytes = self._received_bytes / max(self._received_messages, 1)
+        if more > 0 and (self._permits + more) * average_bytes <= QUEUE_GROWTH_BYTES:
             self._permits += more
             self._give_back_permits(more)
 
@@ -308,13 +322,17 @@ class TopicConsumer(TopicLink):
     # Acknowledging
 
     def ack_nowait(self, message: Message[Any]) -> None:
+        """Raises ClosedError, or why the consumer failed: then the message comes again."""
+        if self.is_closed or self.failure is not None:
+            self.check_usable()
         facts = message._facts
         if facts.chunk_ids:
             for place in facts.chunk_ids:
                 self._acks.ack(place, -1, 0)
         else:
             self._acks.ack((facts.ledger_id, facts.entry_id), message._index, facts.batch_size)
-        self._send_acks_later()
+        if self._ack_timer is None or self._acks.waiting_entries >= ACK_GROUP_ENTRIES:
+            self._send_acks_later()
 
     def ack_id_nowait(self, message_id: MessageId) -> None:
         self._acks.ack(message_id[:2], message_id.batch_index, _batch_size(message_id))
@@ -342,7 +360,7 @@ class TopicConsumer(TopicLink):
         await waiter
 
     def _send_acks_later(self) -> None:
-        if len(self._acks) >= ACK_GROUP_ENTRIES:
+        if self._acks.waiting_entries >= ACK_GROUP_ENTRIES:
             self._send_acks()
         elif self._ack_timer is None:
             self._ack_timer = asyncio.get_running_loop().call_later(ACK_GROUP_S, self._send_acks)

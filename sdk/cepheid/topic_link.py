@@ -13,7 +13,8 @@ from typing import Any
 
 from cepheid.backoff import Backoff
 from cepheid.connection import Connection
-from cepheid.errors import BusyError, ClosedError, ConnectError, Error, QuotaError, RefusedError, is_transient
+from cepheid.errors import BusyError, ClosedError, ConnectError, Error, QuotaError, RefusedError, UsageError, is_transient
+from cepheid.forks import generation
 from cepheid.lookup import Lookup, retrying
 from cepheid_ports import TaskOwner
 
@@ -33,6 +34,7 @@ class TopicLink(ABC):
         self._timeout_s = timeout_s
         self._incarnation = 0  # one more whenever the broker or the connection ended what was attached
         self._opened = False
+        self._generation = generation()
         self._tasks = TaskOwner(f"cepheid/{what}", on_error=self._on_bug)
         self._reattaching = False
 
@@ -70,6 +72,12 @@ class TopicLink(ABC):
             raise self.failure.with_traceback(None)  # the same object each time: tracebacks must not pile up
         if self.is_closed:
             raise ClosedError(f"{self.what} is closed")
+        self.check_process()
+
+    def check_process(self) -> None:
+        """Raises UsageError in a forked child."""
+        if self._generation != generation():
+            raise UsageError(f"{self.what} was opened before this process was forked: call cepheid.connect in each process")
 
     def on_connection_lost(self) -> None:
         self._detach("")

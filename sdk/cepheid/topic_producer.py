@@ -32,6 +32,7 @@ from cepheid.errors import (
     UsageError,
     refused,
 )
+from cepheid.forks import sever_in_children
 from cepheid.lookup import Lookup
 from cepheid.message_id import MessageId
 from cepheid.topic_link import TopicLink
@@ -180,6 +181,7 @@ class TopicProducer(TopicLink):
         self._seal_soon: asyncio.Handle | None = None
         self._expiry: asyncio.TimerHandle | None = None
         self._epoch = 0
+        sever_in_children(self)
         self._topic_epoch: int | None = None
         self._broken = False  # the broker refused an entry: it takes nothing more until the producer is opened again
         self._to_leave: Connection | None = None  # where the refused incarnation is closed before the next one is opened
@@ -187,6 +189,10 @@ class TopicProducer(TopicLink):
     @property
     def unanswered_entries(self) -> int:
         return len(self._unanswered)
+
+    def sever(self) -> None:
+        """In a forked child: what is open is the parent's to send, and the next message meets the check in `add`."""
+        self._plain = None
 
     # Sending
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -158,12 +160,39 @@ def test_a_client_belongs_to_one_loop(cluster: ClusterThread) -> None:
         first.run(client.close())
 
 
-async def test_a_client_belongs_to_one_process(cluster: ClusterThread, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with cepheid.connect(cluster.url) as client:
-        with monkeypatch.context() as context:
-            context.setattr(os, "getpid", lambda: -1)
-            with pytest.raises(cepheid.UsageError, match="before this process was forked"):
-                await client.partitions("any-topic")
+FORKED = """
+import asyncio, os, cepheid
+
+async def main():
+    async with cepheid.connect({url!r}) as client:
+        producer = await client.producer({topic!r})
+        consumer = await client.consumer({topic!r}, "s")
+        producer.send_nowait(b"0")
+        if os.fork() == 0:
+            for use in (lambda: producer.send_nowait(b"child"), lambda: client._use()):
+                try:
+                    use()
+                except cepheid.UsageError as error:
+                    print(error, flush=True)
+            os._exit(0)
+        os.wait()
+        for number in range(1, 100):
+            await producer.send(b"%d" % number)
+        assert [(await consumer.receive(30)).data for _ in range(100)] == [b"%d" % number for number in range(100)]
+        print("parent done")
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_child_leaves_its_parents_connections_alone(cluster: ClusterThread, topic: str) -> None:
+    code = FORKED.format(url=cluster.url, topic=topic)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    child = [line for line in done.stdout.splitlines() if "before this process was forked: call cepheid.connect" in line]
+    assert len(child) == 2, done.stdout + done.stderr
+    assert done.stdout.endswith("parent done\n")
 
 
 async def test_a_topic_that_is_not_there_and_may_not_be_created(cluster: ClusterThread) -> None:
@@ -251,7 +280,7 @@ async def test_keep_alive_both_ways() -> None:
         return [CONNECTED, PING_FRAME] if command.type == CommandType.CONNECT else []
 
     async with scripted_broker(answer) as (url, commands):
-        async with cepheid.connect(url, keep_alive_s=0.1, request_timeout_s=0.5) as client:
+        async with cepheid.connect(url, keep_alive_s=0.1, request_timeout_s=1.5) as client:
             with pytest.raises(cepheid.TimedOutError):
                 await client.producer("topic")
             types = [command.type for command in commands]
@@ -297,3 +326,48 @@ async def test_a_peer_that_speaks_another_protocol() -> None:
                 await client.producer("topic")
     finally:
         server.close()
+
+
+@pytest.mark.parametrize("batching", [True, False])
+async def test_connections_that_break_again_and_again(cluster: ClusterThread, topic: str, batching: bool) -> None:
+    """With deduplication every message is stored once and in order; the consumer misses nothing of it."""
+    cluster.admin("PUT", f"persistent/public/default/{topic}")
+    cluster.admin("POST", f"persistent/public/default/{topic}/deduplicationEnabled", True)
+    count = 3000
+    async with cepheid.connect(cluster.url) as client:
+        consumer = await client.consumer(topic, "s", start="earliest")
+        producer = await client.producer(topic, name="p", batching=batching, batch_messages=20, window_messages=300)
+
+        async def publish() -> None:
+            for number in range(count):
+                while True:
+                    try:
+                        producer.send_nowait(b"%d" % number)
+                        break
+                    except cepheid.WindowFullError:
+                        await producer.drain()
+            await producer.flush()
+
+        async def consume() -> dict[bytes, None]:
+            seen: dict[bytes, None] = {}
+            while len(seen) < count:
+                message = await consumer.receive(RECEIVE_S)
+                seen[message.data] = None
+                consumer.ack_nowait(message)
+            return seen
+
+        publishing, consuming = asyncio.ensure_future(publish()), asyncio.ensure_future(consume())
+        cuts = 0
+        while not (publishing.done() and consuming.done()):
+            await asyncio.sleep(0.15)
+            assert client._pool is not None
+            if cuts < 8:
+                cuts += 1
+                for connection in list(client._pool._open.values()):
+                    connection.abort("cut by the test")
+        await publishing
+        assert list(await consuming) == [b"%d" % number for number in range(count)]
+        async with client.reader(topic) as reader:
+            stored = [(await reader.read(RECEIVE_S)).data for _ in range(count)]
+            assert stored == [b"%d" % number for number in range(count)]
+            assert not await reader.has_message_available()

@@ -315,3 +315,36 @@ async def test_opening_may_be_cancelled(cluster: ClusterThread, topic: str) -> N
 
 async def _consumer(client: cepheid.Client, topic: str) -> cepheid.Consumer[bytes]:
     return await client.consumer(topic, "s")
+
+
+@pytest.mark.parametrize(("size_bytes", "kind", "grown"), [(10, "exclusive", 8), (10, "shared", 1), (1 << 21, "exclusive", 1)])
+async def test_a_queue_that_is_kept_empty_grows(cluster: ClusterThread, topic: str, size_bytes: int, kind: Any, grown: int) -> None:
+    count = 400 if size_bytes < 1000 else 40
+    async with cepheid.connect(cluster.url) as client:
+        async with client.consumer(topic, "s", type=kind, receiver_queue=10) as consumer:
+            async with client.producer(topic, batch_messages=10) as producer:
+                await asyncio.gather(*(producer.send(bytes(size_bytes)) for _ in range(count)))
+            for _ in range(count):
+                await consumer.receive(RECEIVE_S)
+            (link,) = consumer.links.values()
+            assert link.receiver_queue <= 10 * grown
+            assert grown == 1 or link.receiver_queue > 10
+
+
+async def test_consumers_of_a_key_shared_subscription_have_their_own_keys(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client:
+        consumers = [await client.consumer(topic, "s", type="key_shared") for _ in range(2)]
+        async with client.producer(topic, batch_by_key=True) as producer:
+            await asyncio.gather(*(producer.send(b"%d" % number, key=f"key-{number % 10}") for number in range(200)))
+        seen: list[list[cepheid.Message[bytes]]] = [[], []]
+        while sum(map(len, seen)) < 200:
+            for consumer, messages in zip(consumers, seen, strict=True):
+                if consumer.queued_messages:
+                    messages += await consumer.receive_many(1000)
+            await asyncio.sleep(0.01)
+        keys = [{message.key for message in messages} for messages in seen]
+        assert keys[0].isdisjoint(keys[1])
+        assert len(keys[0] | keys[1]) == 10
+        for key in keys[0] | keys[1]:
+            numbers_of_key = [int(message.data) for messages in seen for message in messages if message.key == key]
+            assert numbers_of_key == sorted(numbers_of_key)

@@ -111,7 +111,7 @@ async def test_a_message_too_large_is_refused_or_sent_in_chunks(cluster: Cluster
 async def test_delayed_messages_come_later(cluster: ClusterThread, topic: str) -> None:
     async with cepheid.connect(cluster.url) as client:
         async with client.consumer(topic, "s", type="shared") as consumer, client.producer(topic) as producer:
-            await producer.send(b"later", deliver_after=0.5)
+            await producer.send(b"later", deliver_after=1.5)
             await producer.send(b"now")
             assert [(await consumer.receive(RECEIVE_S)).data for _ in range(2)] == [b"now", b"later"]
 

@@ -15,8 +15,10 @@ from cepheid.acks import AckTracker, bits_of, words_of
 from cepheid.backoff import Backoff
 from cepheid.batching import Attributes, OpenBatch, header_of
 from cepheid.entry_reader import ChunkBuffer, split_batch
+from cepheid.message import EntryFacts
 from cepheid.record_types import RecordCodec
 from cepheid.routing import PartitionChooser, java_string_hash, murmur3_hash
+from cepheid.schemas import BYTES
 from cepheid.service_url import Address, parse_service_url
 from cepheid_wire import decode_batch
 from cepheid_wire import pulsar_api_pb2 as pb
@@ -297,3 +299,20 @@ def test_a_value_that_does_not_fit_names_the_field() -> None:
         cepheid.JsonSchema(Order).encode(wrong)
     with pytest.raises(cepheid.UsageError, match="does not fit into Avro's int"):
         cepheid.JsonSchema(Order).encode(dataclasses.replace(ORDER, small=1 << 40))
+
+
+@pytest.mark.parametrize(
+    ("key", "is_base64", "expected"),
+    [(None, False, None), ("ä", False, "ä".encode()), ("AP8=", True, b"\x00\xff"), ("?", True, None)],
+)
+def test_keys_as_bytes(key: str | None, is_base64: bool, expected: bytes | None) -> None:
+    metadata = pb.MessageMetadata(producer_name="p", sequence_id=0, publish_time=0, partition_key_b64_encoded=is_base64)
+    if key is not None:
+        metadata.partition_key = key
+    facts = EntryFacts("topic", -1, 1, 2, 0, metadata, BYTES)
+    message: cepheid.Message[bytes] = cepheid.Message(None, facts, -1, None, b"")  # type: ignore[arg-type]  # without a consumer
+    if key == "?":
+        with pytest.raises(cepheid.UnreadableMessageError, match="message 1:2 of topic: its key '\\?' is not base64"):
+            _ = message.key_bytes
+    else:
+        assert message.key_bytes == expected
