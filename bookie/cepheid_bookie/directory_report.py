@@ -30,6 +30,8 @@ _ROOT_NAMES = ("VERSION", "LIFE", "SCRUB", "LOCK", "mark", "journal", "entrylog"
 class NoSuchEntryHereError(BookieError):
     """The bookie does not hold this ledger or entry, as far as its files can be read."""
 
+    hint = "`cepheid bookie-shell ledgers` lists what it holds, `cepheid ledgers list` which bookies should hold the ledger"
+
 
 @dataclass(frozen=True, slots=True)
 class SegmentReport:

@@ -34,9 +34,9 @@ async def pieces(count: int | None = None) -> AsyncIterator[bytes]:
 async def test_a_file_gets_its_name_when_it_is_complete_and_only_its_owner_reads_it(tmp_path: Path) -> None:
     file = tmp_path / "metadata.backup"
     summary = await save_backup(file, pieces())
-    assert (summary.cluster, summary.keys) == ("test", 1)
+    assert (summary.cluster, summary.keys) == ("test", 2)
     assert check_file(file) == summary
-    assert [entry.key for entry in entries_of(file)] == ["/cluster"]
+    assert [entry.key for entry in entries_of(file)] == ["/cluster", "/upgrade/format"]
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     before = file.read_bytes()
     with pytest.raises(BackupDamagedError, match="is cut off after line 2"):
@@ -66,7 +66,7 @@ def test_a_backup_is_restored_into_an_embedded_store_once(tmp_path: Path) -> Non
     with pytest.raises(CepheidError, match="the store holds the cluster 'test'"):
         cepheid("restore", str(file))
     cepheid("backup", str(tmp_path / "second"))
-    assert [entry.key for entry in entries_of(tmp_path / "second")] == ["/cluster", "/ledgers/ids"]
+    assert {entry.key for entry in entries_of(tmp_path / "second")} == {"/cluster", "/ledgers/ids", "/upgrade/format"}
     assert "0 ledgers not in metadata" in cepheid("confirm", "--yes")
     with pytest.raises(CepheidError, match="metadata was not restored from a backup, or that is confirmed already"):
         cepheid("confirm", "--yes")
