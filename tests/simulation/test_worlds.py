@@ -30,7 +30,7 @@ FRESH_SEEDS = int(os.environ.get("CEPHEID_FRESH_SEEDS", "100"))
 
 def seeds() -> list[Any]:
     of_the_code = seeds_of_the_code(max(FRESH_SEEDS, OF_THE_CODE))
-    kept = kept_seeds()
+    kept = list(kept_seeds())
     always = dict.fromkeys([*range(FIXED), *kept[::2], *of_the_code[:OF_THE_CODE]])  # a kept one may be a fixed one
     later = dict.fromkeys([*kept[1::2], *of_the_code[OF_THE_CODE:]])
     slow = [pytest.param(seed, marks=pytest.mark.slow) for seed in later if seed not in always]
