@@ -175,9 +175,9 @@ def _others(index: BlockIndex, block: BlockRef, first: int, last: int) -> Iterat
     ):
         if other == block:
             continue
-        size += other.length
-        if size > _SEARCHED_BYTES:
+        if size and size + other.length > _SEARCHED_BYTES:
             return
+        size += other.length
         yield other
 
 

@@ -221,6 +221,8 @@ class Bookie:
             settings,
             compaction_pace,
             lambda: self._space.data.free_bytes,
+            self.data_full.is_set,
+            lambda: self._cache.used_bytes,
         )
         self.collection.on_damaged = self.on_damaged
         self.scrubber = Scrubber(

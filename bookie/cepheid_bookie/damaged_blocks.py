@@ -219,7 +219,8 @@ class DamagedBlocks:
                 self._forget(block, "block.mended")
         elif assessment.only_here and not assessment.missing and not damaged.added_again:
             damaged.added_again = await self._add_again(assessment)
-            damaged.pause_s = _FIRST_PAUSE_S  # the next checkpoint brings them into a block
+            if damaged.added_again:
+                damaged.pause_s = _FIRST_PAUSE_S  # the next checkpoint brings them into a block
 
     def _not_cached(self, ledger_id: int, first: int, last: int) -> list[Run]:
         """Return which of these entries are not on their way to a block either."""

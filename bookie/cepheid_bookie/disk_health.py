@@ -188,6 +188,7 @@ class TimedWorker:
         self._health.on_finished(now)
         if self._submitted:
             self._health.on_started(now)
+            self._arm(self._limits.stalled_s)
         elif self._health.state is not HealthState.HEALTHY:
             self._disarm()
             self._arm(self._probe_interval_s)

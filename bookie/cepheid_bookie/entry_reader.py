@@ -25,7 +25,7 @@ import logging
 from bisect import bisect_left
 from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -123,7 +123,8 @@ class ReadingBudget:
             if turn.done() and not turn.cancelled():
                 self.give_back(size_bytes)  # granted in the very turn in which the wait was cancelled
             else:
-                self._waiting.remove(waiter)
+                with suppress(ValueError):  # `_grant` took it out in this very turn, as its wait had ended
+                    self._waiting.remove(waiter)
                 self._grant()
             raise
         return size_bytes

@@ -30,6 +30,9 @@ from cepheid_ports import TaskOwner
 
 log = logging.getLogger(__name__)
 
+_LISTING_S = 60.0
+"""Longest wait of a pass for the list of the ledgers held here, which a bookie makes after its start."""
+
 
 class LedgersInMetadata(LedgersToTouch, Protocol):
     """Metadata's side. All raise when they cannot tell: a short answer is not an answer."""
@@ -37,8 +40,11 @@ class LedgersInMetadata(LedgersToTouch, Protocol):
     async def report_if_restored(self, bookie: Bookie) -> bool:
         """Return whether metadata was restored from a backup, without confirmation so far; report the bookie's ledger ids then."""
 
-    async def purge(self, give_up: Collection[int] = ()) -> Mapping[int, InGrace]:
-        """Forget deleted ledgers whose time of grace is over, and those to give up; return those that can still be brought back."""
+    async def purge(self, give_up: Collection[int] = ()) -> tuple[Mapping[int, InGrace], Collection[int]]:
+        """Forget deleted ledgers whose time of grace is over, and those to give up.
+
+        Return those that can still be brought back, and the ids of those that were forgotten now.
+        """
 
     async def listing(self) -> Collection[int]:
         """All ledger ids, read to the end."""
@@ -96,16 +102,22 @@ class GarbageCollector:
             log.warning("gc.metadata_restored", extra={"bookie": self._bookie.bookie_id, "hint": hint})
             return GcPass(refused_restored=True)
         urgent = self._bookie.data_full.is_set()
-        in_grace = await self._ledgers.purge(self._to_give_up() if urgent else ())
-        await self._bookie.wait_listed()
+        in_grace, purged = await self._ledgers.purge(self._to_give_up() if urgent else ())
+        try:
+            async with asyncio.timeout(_LISTING_S):
+                await self._bookie.wait_listed()
+        except TimeoutError:  # a record in the index cannot be read, for example; space is reclaimed without the list
+            await self._bookie.reclaim(urgent=urgent)
+            raise
         held = self._bookie.ledgers()
         listed = await self._ledgers.listing()
         absent = frozenset(held).difference(listed)
-        self._take_grace(held, absent, in_grace)
+        self._take_grace(held, absent, in_grace, purged)
         unexpected = len(absent - self._seen_deleted)
         if len(held) >= self._settings.gc_mass_ledgers and unexpected > len(held) * self._settings.gc_mass_ratio:
             hint = "check that this is the right cluster; if so much was really deleted, raise storage.gc_mass_ratio and restart"
             log.error("gc.mass_absence", extra={"held": len(held), "absent": unexpected, "hint": hint})
+            await self._bookie.reclaim(urgent=urgent)  # of ledgers that were deleted before
             return GcPass(len(held), len(absent), refused_mass=True)
         condemned = await self._ledgers.absent(sorted(absent & suspects))
         try:
@@ -121,9 +133,11 @@ class GarbageCollector:
         self.deleted_ledgers += len(condemned)
         return GcPass(len(held), len(absent), tuple(condemned), tuple(dropped), tuple(logs))
 
-    def _take_grace(self, held: Collection[int], absent: frozenset[int], in_grace: Mapping[int, InGrace]) -> None:
+    def _take_grace(
+        self, held: Collection[int], absent: frozenset[int], in_grace: Mapping[int, InGrace], purged: Collection[int]
+    ) -> None:
         self._in_grace = {ledger_id: in_grace[ledger_id] for ledger_id in held if ledger_id in in_grace}
-        self._seen_deleted = (self._seen_deleted & absent).union(self._in_grace)
+        self._seen_deleted = (self._seen_deleted & absent).union(self._in_grace, absent.intersection(purged))
         self._bookie.bytes_in_grace = waiting = sum(ledger.copy_bytes for ledger in self._in_grace.values())
         urgent = self._bookie.data_full.is_set() and not self._settings.shorten_undelete_on_full_disk
         if urgent and waiting and waiting != self._warned_of_bytes:

@@ -15,8 +15,9 @@ Rule 3: a move asks whether the old place is still in the index: the ledger may 
 Rule 4: an old log is deleted only after the move is synced, and only if each reference that the walk found was copied.
 Rule 5: a crash at any step needs no repair. Before the first batch is synced nothing refers to the new log; after the last one
 nothing refers to the old ones: dead logs, which the next pass deletes. In between each block is in one of them, and both stay.
-Rule 6: a new log for which there is no space is given up and its file deleted. Compaction may use the space that adds leave free
-(`storage.min_free_data_bytes`) down to `storage.compaction_reserve_bytes`: it is what ends a full disk.
+Rule 6: a new log for which there is no space is given up and its file deleted. While the disk is full, compaction may use the space
+that adds leave free (`storage.min_free_data_bytes`), except `storage.compaction_reserve_bytes` and what a flush may need: that is
+what ends a full disk. Otherwise it leaves that space, or compaction itself would make the bookie read-only.
 Rule 7: a pass that is not urgent begins no other new log after `storage.gc_interval_s`: the collector, whose deletions make logs
 dead, waits for its end. The next pass goes on, with the sparsest logs.
 
@@ -97,6 +98,8 @@ class LogCollection:
         settings: StorageSettings,
         pace: BackgroundPace,
         free_data_bytes: Callable[[], int],
+        is_full: Callable[[], bool],
+        cached_bytes: Callable[[], int],
     ) -> None:
         self._index = index
         self._disk = disk
@@ -108,8 +111,11 @@ class LogCollection:
         self._settings = settings
         self._pace = pace
         self._free_data_bytes = free_data_bytes
+        self._is_full = is_full
+        self._cached_bytes = cached_bytes
         self._lock = asyncio.Lock()
         self._urgent = 0
+        self._began_urgent = False  # this pass
         self._stopped = False
         self._runs_before = 0  # this pass
         self._began_at = self._major_at = asyncio.get_running_loop().time()  # this pass; the last major one that was completed
@@ -153,6 +159,7 @@ class LogCollection:
 
     async def _collect(self) -> None:
         self._began_at, self._runs_before = asyncio.get_running_loop().time(), self.counters.runs
+        self._began_urgent = self._is_urgent()
         closed, usage = await self._measure()
         is_major = self._is_major_due(usage)
         share = self._settings.compaction_major_share if is_major else self._settings.compaction_minor_share
@@ -176,7 +183,7 @@ class LogCollection:
         return is_major_due(
             self._began_at - self._major_at,
             self._settings.compaction_major_interval_s,
-            low_space=bool(self._urgent) or self._free_data_bytes() < 2 * self._settings.min_free_data_bytes,
+            low_space=self._is_urgent() or self._free_data_bytes() < 2 * self._settings.min_free_data_bytes,
             live_bytes=sum(usage.live_bytes.values()),
             log_bytes=self.counters.log_bytes,
         )
@@ -220,7 +227,7 @@ class LogCollection:
 
     def _is_urgent(self) -> bool:
         self._check_running()  # between two slices
-        return self._urgent > 0
+        return self._urgent > 0 or self._is_full()
 
     def _sizes_of(self, log_ids: Sequence[int]) -> dict[int, int]:
         """Return the sizes of those logs that are there: one that a cancelled pass had begun may be gone by now."""
@@ -246,29 +253,42 @@ class LogCollection:
         """Copy the logs into as many new ones as it takes. Return False when there is no room on the disk, or no time, for more."""
         contents = LogContents([log.log_id for log in logs])
         await self._walk(contents.visit)
-        found = [
-            log._replace(live_bytes=sum(block.length for block in blocks), blocks=len(blocks))
-            for log in logs
-            for blocks in [contents.by_log[log.log_id]]
-        ]
+
+        def count() -> list[LogFigures]:
+            return [
+                log._replace(live_bytes=sum(block.length for block in blocks), blocks=len(blocks))
+                for log in logs
+                for blocks in [contents.by_log[log.log_id]]
+            ]
+
+        found = await self._run(self._worker, count)
         await self._delete([log.log_id for log in found if not log.blocks], copied_bytes=0)
         left = [log for log in found if log.blocks]
         while left:
-            if self._runs_before < self.counters.runs and not self._urgent and self._is_late():
+            if self._runs_before < self.counters.runs and not self._is_urgent() and self._is_late():
                 return False  # rule 7
+            if self._is_urgent() and not self._began_urgent:
+                return False  # the pass that follows at once does more for a full disk
             free_bytes = await self._run(self._worker, self._disk.free_bytes)
-            room_bytes = free_bytes - self._settings.compaction_reserve_bytes
-            chosen = logs_of_output(left, self._settings.log_bytes, room_bytes)
+            chosen = logs_of_output(left, self._settings.log_bytes, free_bytes - self._kept_free_bytes())
             if not chosen:
                 self._warn_of_no_room(left, free_bytes)
                 return False
-            # Sorted: what a reader of one ledger wants next is beside what it has.
-            blocks = sorted(block for log in chosen for block in contents.by_log.pop(log.log_id))
+            unsorted = [block for log in chosen for block in contents.by_log.pop(log.log_id)]
+            # What a reader of one ledger wants next is beside what it has.
+            blocks = await self._run(self._worker, partial(sorted, unsorted))
             if not await self._merge(blocks, [log.log_id for log in chosen]):
                 self._warn_of_no_room(left, free_bytes)
                 return False
             left = [log for log in left if log not in chosen]
         return True
+
+    def _kept_free_bytes(self) -> int:
+        """Return the free space that compaction leaves (rule 6)."""
+        settings = self._settings
+        if self._is_urgent():
+            return settings.compaction_reserve_bytes + self._cached_bytes()  # a flush may need that meanwhile
+        return settings.min_free_data_bytes + settings.space_margin_bytes
 
     def _is_late(self) -> bool:
         return asyncio.get_running_loop().time() - self._began_at > self._settings.gc_interval_s
@@ -358,7 +378,7 @@ class LogCollection:
 
     # -- what people are told -------------------------------------------------------------------------------------------
 
-    def _note_damage(self, log_ids: Sequence[int], damaged: Sequence[tuple[BlockRef, Exception]]) -> None:
+    def _note_damage(self, log_ids: Sequence[int], damaged: Sequence[tuple[BlockRef, str]]) -> None:
         for log_id in log_ids:
             known = self.quarantined.pop(log_id, frozenset())
             here = [(block, error) for block, error in damaged if block.log_id == log_id]
@@ -380,7 +400,7 @@ class LogCollection:
                         "offset": block.offset,
                         "damaged_blocks_of_file": len(here),
                     }
-                    log.error("compaction.block_damaged", extra={**facts, "error": str(error), "hint": hint})
+                    log.error("compaction.block_damaged", extra={**facts, "error": error, "hint": hint})
 
     def _warn_of_no_room(self, logs: Sequence[LogFigures], free_bytes: int) -> None:
         smallest = min(log.live_bytes for log in logs) + LOG_HEADER_BYTES
@@ -402,7 +422,7 @@ class _Merge:
         self._source = source
         self._output: CopiedLog | None = None
         self.moves: list[tuple[BlockRef, BlockRef]] = []
-        self.damaged: list[tuple[BlockRef, Exception]] = []
+        self.damaged: list[tuple[BlockRef, str]] = []  # with what is wrong: an exception would keep the block in memory
 
     @property
     def size_bytes(self) -> int:
@@ -416,11 +436,11 @@ class _Merge:
             try:
                 good.append((block, self._source.read_checked(block)))
             except BlockCorruptError as error:
-                self.damaged.append((block, error))
+                self.damaged.append((block, str(error)))
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE):
                     raise  # says nothing of the disk
-                self.damaged.append((block, error))
+                self.damaged.append((block, str(error)))
         if good:
             if self._output is None:
                 self._output = CopiedLog(self._disk, self._logs.ids.take())

@@ -138,13 +138,13 @@ class MetadataLedgers:
     async def report_if_restored(self, bookie: Bookie) -> bool:
         return await report_bookie(self._store, bookie, self._ports)
 
-    async def purge(self, give_up: Collection[int] = ()) -> Mapping[int, InGrace]:
+    async def purge(self, give_up: Collection[int] = ()) -> tuple[Mapping[int, InGrace], Collection[int]]:
         purged = await self._deleted.purge(self._clock.now_ms(), give_up)
         if purged:
             given_up = len(set(purged).intersection(give_up))
             facts = {"ledgers": len(purged), "first": purged[0], "last": purged[-1], "before_their_time": given_up}
             log.info("gc.purged", extra=facts)
-        return self._deleted.in_grace
+        return self._deleted.in_grace, purged
 
     async def listing(self) -> Collection[int]:
         await self._sync()

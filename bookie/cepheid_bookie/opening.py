@@ -13,6 +13,7 @@ the next start does not find it.
 
 from __future__ import annotations
 
+import errno
 import logging
 from dataclasses import dataclass
 from itertools import islice
@@ -377,7 +378,16 @@ def replay(
     def flush() -> None:
         if not logs.written_bytes:
             _delete_dead_logs(directories)  # rule 2
-        store.flush(cache.swap(), ledgers.take_dirty())
+        half, records = cache.swap(), ledgers.take_dirty()
+        try:
+            store.flush(half, records)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            for log_id in dead_logs(directories.data, directories.index):  # a compaction may have been cut off
+                if not logs.is_needed(log_id):
+                    directories.data.unlink(log_path(log_id))
+            store.flush(half, records)
         cache.release()
         ledgers.on_flushed()
 

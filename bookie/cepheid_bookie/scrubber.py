@@ -174,7 +174,7 @@ class Scrubber:
             self._progress = replace(progress, began_at_ms=self._clock.now_ms(), pass_bytes=0)
         self._total_bytes = await self._worker.run(self._bytes_in_logs)
         while await self._scrub_slice():
-            await self._save_sometimes()
+            pass
         if self._progress.pass_bytes == 0:
             await asyncio.sleep(min(period_s, _LONGEST_PAUSE_S))  # a new bookie: its first entries come soon
         await self._end_pass()
@@ -200,6 +200,7 @@ class Scrubber:
             read_bytes, done = await self._worker.run(lambda: self._check_piece(checks))
             self._note(read_bytes, done)
             if not in_haste:
+                await self._save_sometimes()
                 pause_s = min(read_bytes / self._rate_bytes_s(), _LONGEST_PAUSE_S)
                 await asyncio.sleep(max(0.0, began + pause_s - self._loop.time()))
         return bool(blocks)

@@ -165,7 +165,11 @@ class StorageSettings(BaseModel, frozen=True, extra="forbid"):
         "then.",
     )
     min_free_data_bytes: int = Field(
-        128 * MiB, ge=0, description="Free space on the data disk below which the bookie becomes read-only."
+        320 * MiB,
+        ge=0,
+        description="Free space on the data disk below which the bookie becomes read-only. Compaction frees a full disk with it: "
+        "keep it at `storage.compaction_major_share` of `storage.log_bytes`, `storage.write_cache_bytes`, "
+        "`storage.compaction_reserve_bytes`, and with the journal on the same disk `storage.journal_segment_bytes`, together.",
     )
     space_margin_bytes: int = Field(
         64 * MiB,

@@ -135,7 +135,7 @@ def test_a_disk_that_could_not_take_one_entry_is_refused_with_the_settings_that_
 ) -> None:
     small, large = RealDisk(tmp_path / "small"), RealDisk(tmp_path / "large")
     settings = StorageSettings()
-    needed = 128 * MiB + getattr(settings, setting)
+    needed = getattr(settings, f"min_free_{use}_bytes") + getattr(settings, setting)
     sizes = {small: needed - 1, large: 1 << 40}
     monkeypatch.setattr(RealDisk, "size_bytes", lambda disk: sizes[disk])
     journal, data = (small, large) if use == "journal" else (large, small)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import errno
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from cepheid_bookie import BookieState
-from cepheid_bookie.disk_health import DiskHealth, HealthLimits, HealthState
+from cepheid_bookie.disk_health import DiskHealth, HealthLimits, HealthState, TimedWorker
+from cepheid_ports import OnDone
 from cepheid_rpc import LacRequest, Status
 from tests.bookie.bookie_support import KEY, Machine, add, added, group_of, settle
 from tests.bookie.promises import Promises
@@ -105,6 +108,31 @@ async def test_a_disk_that_hangs_is_seen_without_any_answer_from_it() -> None:
         assert not bookie.writable, "not yet: it must have been quick for a while"
         await asyncio.sleep(40)
         assert bookie.writable
+
+
+class HangingWorker:
+    """Finishes a work only when it is told to."""
+
+    def __init__(self) -> None:
+        self.waiting: list[OnDone] = []
+
+    def submit(self, work: Callable[[], Any], on_done: OnDone) -> None:
+        self.waiting.append(on_done)
+
+
+@pytest.mark.virtual_time
+@pytest.mark.deadline(600)
+async def test_a_write_that_hangs_behind_another_is_seen_too() -> None:
+    health, worker, seen = DiskHealth("data", LIMITS), HangingWorker(), list[HealthState]()
+    watch: dict[str, Any] = {"probe_interval_s": 2.0, "on_failed": lambda error: None}
+    timed = TimedWorker(worker, Machine().disk, health, LIMITS, on_change=lambda: seen.append(health.state), **watch)  # type: ignore[arg-type]
+    for _ in range(2):
+        timed.submit(lambda: None, lambda result, error: None)
+    await asyncio.sleep(25)
+    worker.waiting.pop(0)(None, None)
+    await asyncio.sleep(25)
+    assert seen == [HealthState.STALLED, HealthState.SLOW, HealthState.STALLED]
+    timed.stop()
 
 
 @pytest.mark.virtual_time

@@ -55,13 +55,13 @@ async def test_a_disk_that_fills(caplog: pytest.LogCaptureFixture) -> None:
     journal, data = DiskOf(540_000_000), DiskOf(1_070_000_000)
     space = DiskSpace(journal, data, None, StorageSettings(), lambda: None, lambda: None)  # type: ignore[arg-type]
     space.look_now()
-    data.free = 134_000_000
+    data.free = 335_000_000
     space.look_now()
     assert on_page(f"read-only: {space.reason}")
-    data.free = 140_000_000
+    data.free = 350_000_000
     space.look_now()
     assert on_page(f"read-only: {space.reason}")
-    data.free = 300_000_000
+    data.free = 500_000_000
     space.look_now()
     space.stop()
     for line in lines(caplog, "bookie.disk_low", "bookie.read_only", "bookie.writable"):

@@ -165,6 +165,18 @@ async def test_catch_up_reads_queue_for_their_budget_and_recovery_does_not() -> 
         assert (budget.used_bytes, "0 waiting" in repr(budget)) == (0, True)
 
 
+async def test_a_wait_that_ends_in_the_turn_in_which_room_comes_takes_nothing() -> None:
+    budget = ReadingBudget(10)
+    await budget.take(10)
+    waiting = asyncio.ensure_future(budget.take(5))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    budget.give_back(10)
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert budget.used_bytes == 0
+
+
 async def test_a_cancelled_wait_gives_its_turn_on_whenever_it_is_cancelled() -> None:
     budget = ReadingBudget(10)
     assert await budget.take(99) == 10  # a wish beyond the limit gets the limit

@@ -37,6 +37,7 @@ class Metadata:
         self.hidden: set[int] = set()  # a follower that lags does not list these
         self.in_grace: dict[int, InGrace] = {}
         self.given_up: list[int] = []
+        self.expired: list[int] = []  # their time of grace ended before the first pass
         self.failing = False
         self.failing_reads = False
         self.during_listing: Callable[[], Awaitable[None]] | None = None
@@ -46,11 +47,12 @@ class Metadata:
     async def report_if_restored(self, bookie: Bookie) -> bool:
         return self.restored
 
-    async def purge(self, give_up: Collection[int] = ()) -> Mapping[int, InGrace]:
+    async def purge(self, give_up: Collection[int] = ()) -> tuple[Mapping[int, InGrace], Collection[int]]:
         self.given_up += give_up
         for ledger_id in give_up:
             del self.in_grace[ledger_id]
-        return dict(self.in_grace)
+        expired, self.expired = self.expired, []
+        return dict(self.in_grace), [*give_up, *expired]
 
     async def listing(self) -> Collection[int]:
         listed = (self.ledgers - self.hidden).union(self.in_grace)
@@ -216,6 +218,17 @@ async def test_mass_absence_stops_everything() -> None:
         collector = GarbageCollector(bookie, Metadata(*range(1, 8)))
         await collector.collect()
         assert (await collector.collect()).deleted == (8, 9, 10, 11, 12)
+
+
+async def test_a_mass_of_ledgers_whose_time_of_grace_ended_while_no_bookie_ran_is_collected() -> None:
+    machine = Machine(settings=small_settings(gc_mass_ledgers=10, gc_mass_ratio=0.5))
+    async with machine.bookie() as bookie:
+        await filled(bookie, *range(1, 21))
+        metadata = Metadata(1, 2)
+        metadata.expired = list(range(3, 21))
+        collector = GarbageCollector(bookie, metadata)
+        await collector.collect()
+        assert (await collector.collect()).deleted == tuple(range(3, 21))
 
 
 async def test_a_mass_of_ledgers_that_metadata_showed_as_deleted_is_collected() -> None:

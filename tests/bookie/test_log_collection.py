@@ -290,9 +290,24 @@ async def test_compaction_uses_the_space_that_adds_leave_but_not_its_reserve(cap
     await bookie.aclose()
 
 
+async def test_compaction_does_not_make_the_bookie_read_only() -> None:
+    """While the disk is not full, it leaves what adds must leave, and the margin above it."""
+    machine = Machine()
+    bookie = await sparse(machine, min_free_data_bytes=1 << 20, space_margin_bytes=100 * KiB)
+    logs = list_logs(machine.disk)
+    machine.disk.capacity_bytes = machine.disk.used_bytes() + (1 << 20) + 100 * KiB
+    assert await bookie.reclaim() == []
+    assert bookie.writable
+    machine.disk.capacity_bytes += 100 * KiB
+    assert await bookie.reclaim() == logs
+    await check_kept(bookie)
+    await bookie.aclose()
+
+
 # -- pace, pauses, stops --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.virtual_time
 async def test_the_rate_is_limited_until_the_pass_becomes_urgent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_collection, "_PIECE_BYTES", 4 * KiB)
     bookie = await sparse(Machine(), compaction_bytes_s=64 * KiB)
