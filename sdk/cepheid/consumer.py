@@ -7,11 +7,12 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Generic, Self, TypeVar
 
-from cepheid.errors import ClosedError, Error, NotFoundError, TimedOutError, UnreadableMessageError, UsageError
+from cepheid.errors import ClosedError, Error, NotFoundError, TimedOutError, UsageError
 from cepheid.message import Message
 from cepheid.message_id import EARLIEST, LATEST, MessageId
 from cepheid.producer import Producer, to_ms
@@ -34,7 +35,8 @@ class DeadLetters:
     """What becomes of messages that fail again and again, for shared and key_shared subscriptions.
 
     A message that was given back after it had been delivered `after` times more than once is published to `topic` and
-    acknowledged. `topic`: by default `<topic>-<subscription>-DLQ`. `subscription`: created there, so that the topic keeps them.
+    acknowledged. One whose payload cannot be unpacked is not: it is delivered again.
+    `topic`: by default `<topic>-<subscription>-DLQ`. `subscription`: created there, so that the topic keeps them.
     """
 
     after: int = 3
@@ -209,7 +211,8 @@ class Consumer(Generic[T]):
     async def retry_later(self, message: Message[T], delay: timedelta | float) -> None:
         """Publish the message again to this subscription's retry topic, to be delivered after `delay`, and acknowledge it.
 
-        The consumer must have been opened with `retry=True`. When this raises, the message is not acknowledged.
+        The consumer must have been opened with `retry=True`. Raises UnreadableMessageError for a payload that cannot be unpacked.
+        When this raises, the message is not acknowledged.
         """
         topic = retry_topic_of(str(message.topic), self.subscription)
         if topic not in self.links and not any(name.startswith(f"{topic}-partition-") for name in self.links):
@@ -321,6 +324,8 @@ class Consumer(Generic[T]):
     async def _republish(
         self, message: Message[Any], topic: str, subscription: str | None, more: dict[str, str], deliver_at_ms: int | None
     ) -> None:
+        if not message._facts.unpacked and message._facts.problem is not None:
+            raise message._facts.problem
         properties = {
             _REAL_TOPIC: _without_partition(message.topic),
             _ORIGIN_ID: f"{message.message_id.ledger_id}:{message.message_id.entry_id}:{message.message_id.partition}",
@@ -328,15 +333,14 @@ class Consumer(Generic[T]):
             **more,
         }
         task = self._producers.get(topic)
+        if task is not None and task.done() and not task.cancelled() and not task.exception() and task.result().has_failed:
+            self._tasks.start(_close_failed(task.result()), name=f"failed producer {topic}")
+            task = None
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
             task = self._producers[topic] = self._tasks.start(self._raw_producer(topic, subscription), name=f"producer {topic}")
         producer = await asyncio.shield(task)
-        try:
-            data = message.data
-        except UnreadableMessageError:
-            data = message._data
         await producer.send(
-            data,
+            message._data,  # also where its schema cannot be had: `data` would raise
             key=message.key,
             ordering_key=message.ordering_key,
             properties=properties,
@@ -362,6 +366,11 @@ class Consumer(Generic[T]):
             ):
                 return link
         raise UsageError(f"message id {message} does not say which topic it is of: acknowledge with the message")
+
+
+async def _close_failed(producer: Producer[bytes]) -> None:
+    with suppress(Error):
+        await producer.close()
 
 
 def retry_topic_of(topic: str, subscription: str) -> str:

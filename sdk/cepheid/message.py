@@ -29,7 +29,7 @@ class EntryFacts:
 
     __slots__ = (
         "batch_size", "chunk_ids", "entry_id", "ledger_id", "metadata", "partition", "problem", "redelivery_count", "schema",
-        "topic", "writer",
+        "topic", "unpacked", "writer",
     )  # fmt: skip
 
     def __init__(
@@ -53,6 +53,7 @@ class EntryFacts:
         self.chunk_ids: tuple[tuple[int, int], ...] = ()  # all entries of a message that came in chunks
         self.writer: bytes | None = None  # definition of the schema it was written with, if the schema needs it
         self.problem: UnreadableMessageError | None = None
+        self.unpacked = True  # False: the payload is not known, so the message must not be published again in its name
 
 
 class Message(Generic[T]):

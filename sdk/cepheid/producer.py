@@ -57,6 +57,11 @@ class Producer(Generic[T]):
         return self._partitions[0].last_sequence_id
 
     @property
+    def has_failed(self) -> bool:
+        """Whether it was lost for good, on one partition at least."""
+        return any(partition.failure is not None for partition in self._partitions)
+
+    @property
     def unanswered_messages(self) -> int:
         """Messages whose receipt has not come yet."""
         return self._window.messages

@@ -227,7 +227,7 @@ class TopicConsumer(TopicLink):
         try:
             data = unpack(metadata, whole[0])
         except UnreadableMessageError as error:
-            facts.problem, data = error, b""
+            facts.problem, facts.unpacked, data = error, False, b""
         self._deliver([Message(self, facts, -1, None, data)], 1)
 
     def _facts(self, place: tuple[int, int], redelivery_count: int, metadata: pb.MessageMetadata) -> EntryFacts:
@@ -237,12 +237,13 @@ class TopicConsumer(TopicLink):
         """An entry that cannot be unpacked comes as one message, which raises when its data is asked for."""
         facts = self._facts(place, redelivery_count, metadata)
         facts.problem = UnreadableMessageError(f"entry {place[0]}:{place[1]} of {self.topic}: {why}")
+        facts.unpacked = False
         return Message(self, facts, -1, None, b"")
 
     def _deliver(self, messages: list[Message[Any]], permits: int) -> None:
         """Hand messages on that took `permits` in all."""
         limit = self.options.dead_letters_after
-        if limit is not None and messages and messages[0].redelivery_count > limit:
+        if limit is not None and messages and messages[0].redelivery_count > limit and messages[0]._facts.unpacked:
             for message in messages:  # its consumers were lost before they could give it back
                 self._owner.on_dead_letter(self, message)
             messages = []
@@ -408,10 +409,16 @@ class TopicConsumer(TopicLink):
     def nack(self, message: Message[Any], delay_s: float | None) -> None:
         """Give a message back: it comes again after `delay_s`, by default after the back-off for its count of deliveries."""
         limit = self.options.dead_letters_after
-        if limit is not None and message.redelivery_count >= limit:
-            self._owner.on_dead_letter(self, message)
-            return
         facts = message._facts
+        if limit is not None and message.redelivery_count >= limit:
+            if facts.unpacked:
+                self._owner.on_dead_letter(self, message)
+                return
+            # A dead letter would hold nothing, and the only copy would be acknowledged: it waits for a consumer that can read it.
+            log.warning(
+                "client.unreadable_not_dead_lettered",
+                extra={"message_id": str(message.message_id), "topic": self.topic, "error": str(facts.problem)},
+            )
         if delay_s is None:
             delay_s = self.options.nack_backoff.delay_s(facts.redelivery_count)
         loop = asyncio.get_running_loop()

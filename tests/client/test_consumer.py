@@ -134,6 +134,40 @@ async def test_messages_that_fail_again_and_again_become_dead_letters(cluster: C
             await assert_silent(consumer)
 
 
+async def test_what_cannot_be_unpacked_is_never_a_dead_letter(
+    cluster: ClusterThread, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> bytes:
+        raise cepheid.UnreadableMessageError("the codec is missing")
+
+    async with cepheid.connect(cluster.url) as client:
+        await publish(client, topic, 1)
+        dead = cepheid.DeadLetters(after=1, topic=f"{topic}-dead", subscription="buried")
+        monkeypatch.setattr("cepheid.topic_consumer.unpack", refuse)
+        async with client.consumer(
+            topic, "s", type="shared", start="earliest", nack_backoff=SOON, dead_letters=dead, retry=True
+        ) as consumer:
+            for delivery in range(4):
+                message = await consumer.receive(RECEIVE_S)
+                assert message.redelivery_count == delivery
+                with pytest.raises(cepheid.UnreadableMessageError):
+                    await consumer.retry_later(message, 0.01)
+                consumer.nack(message)
+            monkeypatch.undo()
+            async with client.consumer(f"{topic}-dead", "buried") as undertaker:
+                assert await data_of(undertaker, 1) == [b"0"]
+
+
+async def test_a_dead_letter_producer_that_failed_is_replaced(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client:
+        await publish(client, topic, 2)
+        async with client.consumer(topic, "s", type="shared", start="earliest", retry=True) as consumer:
+            await consumer.retry_later(await consumer.receive(RECEIVE_S), 0)
+            (task,) = consumer._producers.values()
+            task.result()._partitions[0]._fail(cepheid.TerminatedError("terminated by the test"))
+            await consumer.retry_later(await consumer.receive(RECEIVE_S), 0)
+
+
 async def test_retry_later_goes_through_the_retry_topic(cluster: ClusterThread, topic: str) -> None:
     async with cepheid.connect(cluster.url) as client:
         await publish(client, topic, 1)
