@@ -175,8 +175,7 @@ class Consumer(Generic[T]):
         Of a message in a batch the broker knows only with `batch_index_acks`, which is the default. Raises ConnectError when the
         connection breaks meanwhile: the message may be delivered again. Cancelled: it is acknowledged all the same.
         """
-        self.ack_nowait(message)
-        await self._source_of(message).acks_confirmed()
+        await self._source_of(message).acks_confirmed(lambda: self.ack_nowait(message))
 
     def ack_nowait(self, message: Message[T] | MessageId) -> None:
         """Acknowledge a message. It is sent with others, after a tenth of a second at most, and before the consumer is closed."""
@@ -195,8 +194,7 @@ class Consumer(Generic[T]):
 
     async def ack_cumulative(self, message: Message[T] | MessageId) -> None:
         """As `ack_cumulative_nowait`, and wait for the broker's confirmation, as `ack` does."""
-        self.ack_cumulative_nowait(message)
-        await self._source_of(message).acks_confirmed()
+        await self._source_of(message).acks_confirmed(lambda: self.ack_cumulative_nowait(message))
 
     def nack(self, message: Message[T], delay: timedelta | float | None = None) -> None:
         """Give a message back. It is delivered again after `delay`, by default after the back-off for its redelivery count.

@@ -16,11 +16,12 @@ import asyncio
 import heapq
 import itertools
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from cepheid.acks import AckTracker, bits_of
-from cepheid.connection import Connection
+from cepheid.connection import Connection, Request
 from cepheid.entry_reader import ChunkBuffer, Single, split_batch, unpack
 from cepheid.errors import ClosedError, ConnectError, Error, TimedOutError, UnreadableMessageError, UsageError, refused
 from cepheid.lookup import Lookup
@@ -134,6 +135,8 @@ class TopicConsumer(TopicLink):
         self._acks = AckTracker(batch_index=options.batch_index_acks)
         self._ack_timer: asyncio.Handle | None = None
         self._ack_waiters: list[asyncio.Future[None]] = []
+        self._acks_soon = False  # they are sent at the end of the loop's turn
+        self._confirming: set[asyncio.Task[None]] = set()
         self._nacks: list[tuple[float, int, tuple[int, int]]] = []
         self._nack_order = itertools.count()
         self._nack_timer: asyncio.TimerHandle | None = None
@@ -206,11 +209,18 @@ class TopicConsumer(TopicLink):
 
     def on_connection_lost(self) -> None:
         self._drop_queue()
+        self._fail_ack_waiters()
         super().on_connection_lost()
 
     def on_closed_by_broker(self, broker_url: str) -> None:
         self._drop_queue()
+        self._fail_ack_waiters()
         super().on_closed_by_broker(broker_url)
+
+    def _fail_ack_waiters(self) -> None:
+        """Those whose acknowledgement was about to be sent."""
+        if self.connection is not None:
+            _fail(self._ack_waiters, ConnectError(f"{self.what} lost its connection: acknowledgements are sent when it is back"))
 
     def _on_chunk(
         self, message: pb.CommandMessage, place: tuple[int, int], metadata: pb.MessageMetadata, payload: memoryview
@@ -345,20 +355,31 @@ class TopicConsumer(TopicLink):
         self._acks.ack_cumulative(message_id[:2], message_id.batch_index, _batch_size(message_id))
         self._send_acks_later()
 
-    async def acks_confirmed(self) -> None:
-        """Send the acknowledgements that wait, and return when the broker has confirmed them.
+    async def acks_confirmed(self, acknowledge: Callable[[], None]) -> None:
+        """Call `acknowledge`, which calls the methods above, and return when the broker has confirmed what it acknowledged.
 
-        Raises ConnectError when the connection breaks meanwhile: what was acknowledged may come again.
+        Raises ConnectError when the connection breaks meanwhile: what was acknowledged may come again. While there is no connection
+        this waits for the next one, or raises TimedOutError; what was acknowledged is then sent later.
         """
         self.check_usable()
-        await self._wait_attached()
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._ack_waiters.append(waiter)
-        if len(self._ack_waiters) == 1:
-            if self._ack_timer is not None:
-                self._ack_timer.cancel()
-            self._ack_timer = asyncio.get_running_loop().call_soon(self._send_acks)  # with those of the same turn
-        await waiter
+        self._ack_waiters.append(waiter)  # before anything is sent: a full group is sent at once
+        try:
+            acknowledge()
+            if self._ack_waiters and not self._acks_soon:
+                if self._ack_timer is not None:
+                    self._ack_timer.cancel()
+                self._acks_soon = True
+                self._ack_timer = asyncio.get_running_loop().call_soon(self._send_acks)  # with those of the same turn
+            if self.connection is None:
+                await self._wait_attached()
+            await waiter
+        except BaseException:
+            if waiter in self._ack_waiters:
+                self._ack_waiters.remove(waiter)
+            if waiter.done() and not waiter.cancelled():
+                waiter.exception()  # seen
+            raise
 
     def _send_acks_later(self) -> None:
         if self._acks.waiting_entries >= ACK_GROUP_ENTRIES:
@@ -370,16 +391,27 @@ class TopicConsumer(TopicLink):
         if self._ack_timer is not None:
             self._ack_timer.cancel()
             self._ack_timer = None
+        self._acks_soon = False
+        connection = self.connection
+        if connection is None:
+            return  # all is kept, and sent when it is attached again
         waiters, self._ack_waiters = self._ack_waiters, []
-        if self.connection is None:
-            _fail(waiters, ConnectError(f"{self.what} lost its connection: acknowledgements are sent when it is back"))
-            return  # they are kept, and sent when it is attached again
         bodies = self._ack_bodies()
-        if waiters:
-            self._tasks.start(self._confirm(self.connection, bodies, waiters), name="ack")
-        else:
+        if not waiters:
             for body in bodies:
-                self.connection.write(encode_body(body))
+                connection.write(encode_body(body))
+            return
+        what = f"acknowledging to {self.what}"
+        try:
+            requests = [connection.begin_request(body, what) for body in bodies]
+        except ConnectError as error:
+            _fail(waiters, error)
+            return
+        confirming = self._tasks.start(self._confirm(connection, requests, what, waiters), name="ack")
+        self._confirming.add(confirming)
+        confirming.add_done_callback(self._confirming.discard)
+        unconfirmed = ClosedError(f"{self.what} was closed before its acknowledgements were confirmed")
+        confirming.add_done_callback(lambda _: _fail(waiters, unconfirmed))  # also when it was cancelled before its first step
 
     def _ack_bodies(self) -> list[pb.CommandAck]:
         bodies = []
@@ -389,15 +421,14 @@ class TopicConsumer(TopicLink):
             bodies.append(pb.CommandAck(consumer_id=self._consumer_id, ack_type=pb.CommandAck.Individual, message_id=ids))
         return bodies
 
-    async def _confirm(self, connection: Connection, bodies: list[pb.CommandAck], waiters: list[asyncio.Future[None]]) -> None:
+    async def _confirm(
+        self, connection: Connection, requests: list[Request], what: str, waiters: list[asyncio.Future[None]]
+    ) -> None:
         try:
-            what = f"acknowledging to {self.what}"
-            for answer in await asyncio.gather(*(self._request(connection, body, what) for body in bodies)):
+            answers = (connection.answer_to(request, what, self._timeout_s) for request in requests)
+            for answer in await asyncio.gather(*answers):
                 if answer.HasField("error"):
                     raise refused(answer.error, answer.message, what)
-        except asyncio.CancelledError:
-            _fail(waiters, ClosedError(f"{self.what} was closed before its acknowledgements were confirmed"))
-            raise
         except Error as error:
             _fail(waiters, error)
         for waiter in waiters:
@@ -535,8 +566,14 @@ class TopicConsumer(TopicLink):
         if self.is_closed:
             return
         self._send_acks()
+        self.is_closed = True  # nothing more is acknowledged
+        _fail(self._ack_waiters, ClosedError(f"{self.what} was closed before its acknowledgements could be sent"))
         connection = self.connection
-        await self.stop()
+        try:
+            if self._confirming:
+                await asyncio.wait(self._confirming)  # each has its time limit
+        finally:
+            await self.stop()
         for timer in (self._ack_timer, self._nack_timer):
             if timer is not None:
                 timer.cancel()
@@ -594,7 +631,7 @@ class TopicConsumer(TopicLink):
     def _on_attached(self, connection: Connection) -> None:
         self._permits_back = self._permits
         self._flow()
-        if len(self._acks):
+        if len(self._acks) or self._ack_waiters:
             self._send_acks()
         attached, self._attached = self._attached, []
         for waiter in attached:

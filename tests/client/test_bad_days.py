@@ -312,6 +312,23 @@ async def test_a_redirect_is_followed_and_a_token_is_sent(cluster: ClusterThread
     assert (commands[0].connect.auth_method_name, commands[0].connect.auth_data) == ("token", b"secret")
 
 
+async def test_a_token_function_that_raises_is_asked_again(cluster: ClusterThread, topic: str) -> None:
+    calls: list[int] = []
+
+    def token() -> str:
+        calls.append(0)
+        if len(calls) in (1, 3):
+            raise OSError("the secret store does not answer")
+        return "secret"
+
+    async with cepheid.connect(cluster.url, token=token) as client, client.producer(topic) as producer:
+        assert client._pool is not None
+        for connection in list(client._pool._open.values()):
+            connection.abort("cut by the test")
+        await producer.send(b"")
+        assert len(calls) == 4
+
+
 async def test_a_peer_that_speaks_another_protocol() -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")

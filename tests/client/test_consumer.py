@@ -50,6 +50,37 @@ async def test_what_is_acknowledged_does_not_come_again(cluster: ClusterThread, 
             await assert_silent(consumer)
 
 
+async def test_an_acknowledgement_beside_close_is_sent_and_confirmed(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client:
+        for turns in range(4):
+            await publish(client, topic, 1)
+            consumer = await client.consumer(topic, "s", start="earliest")
+            acknowledging = asyncio.ensure_future(consumer.ack(await consumer.receive(RECEIVE_S)))
+            for _ in range(turns + 1):
+                await asyncio.sleep(0)
+            await consumer.close()
+            await asyncio.wait_for(acknowledging, RECEIVE_S)
+        async with client.consumer(topic, "s") as consumer:
+            await assert_silent(consumer)
+
+
+@pytest.mark.parametrize("is_detached", [False, True])
+async def test_ack_returns_after_the_broker_has_it(
+    cluster: ClusterThread, topic: str, is_detached: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cepheid.topic_consumer.ACK_GROUP_ENTRIES", 1)  # every acknowledgement is sent at once
+    async with cepheid.connect(cluster.url) as client:
+        await publish(client, topic, 3, batching=False)
+        async with client.consumer(topic, "s", start="earliest", receiver_queue=3) as consumer:
+            messages = [await consumer.receive(RECEIVE_S) for _ in range(3)]
+            if is_detached:
+                (link,) = consumer.links.values()
+                link.on_closed_by_broker("")
+            await asyncio.gather(*map(consumer.ack, messages))
+            stats = cluster.admin("GET", f"persistent/public/default/{topic}/stats")
+            assert stats["subscriptions"]["s"]["msgBacklog"] == 0
+
+
 async def test_cumulative_acknowledgement_inside_a_batch(cluster: ClusterThread, topic: str) -> None:
     async with cepheid.connect(cluster.url) as client:
         await publish(client, topic, 10)
