@@ -21,6 +21,7 @@ from cepheid.arguments import (
 )
 from cepheid.connection import ConnectionPool
 from cepheid.consumer import Consumer, SeekTarget, retry_topic_of, seek_target
+from cepheid.ending import Ending
 from cepheid.errors import ClosedError, Error, UsageError
 from cepheid.forks import generation
 from cepheid.lookup import Lookup
@@ -113,6 +114,7 @@ class Client:
         self._opened: dict[_Closeable, None] = {}
         self._watchers: dict[_Closeable, asyncio.Task[None]] = {}
         self._closed = False
+        self._ending = Ending(self._close)
 
     def __repr__(self) -> str:
         return f"<Client {self._url}, {'closed' if self._closed else f'{len(self._opened)} open'}>"
@@ -125,10 +127,14 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """Close all producers (they flush), consumers, readers and connections. A second call does nothing."""
-        if self._closed:
-            return
+        """Close all producers (they flush), consumers, readers and connections. A second call does nothing.
+
+        Cancelled: closing goes on, and another call waits for its end.
+        """
         self._closed = True
+        await self._ending.reach()
+
+    async def _close(self) -> None:
         opened = list(self._opened)
         results = await asyncio.gather(*(each.close() for each in opened), return_exceptions=True)
         await self._tasks.aclose()

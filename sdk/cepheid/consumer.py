@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Generic, Self, TypeVar
 
+from cepheid.ending import Ending
 from cepheid.errors import ClosedError, Error, NotFoundError, TimedOutError, UsageError
 from cepheid.message import Message
 from cepheid.message_id import EARLIEST, LATEST, MessageId
@@ -70,6 +71,7 @@ class Consumer(Generic[T]):
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._failure: Error | None = None
         self._closed = False
+        self._ending = Ending(self._close)
         self._dead_letters = dead_letters
         self._open_producer = open_producer
         self._producers: dict[str, asyncio.Task[Producer[bytes]]] = {}
@@ -258,10 +260,14 @@ class Consumer(Generic[T]):
         await self.close()
 
     async def close(self) -> None:
-        """Send the acknowledgements that wait, and leave. What was not acknowledged goes to other consumers, or comes again."""
-        if self._closed:
-            return
+        """Send the acknowledgements that wait, and leave. What was not acknowledged goes to other consumers, or comes again.
+
+        Cancelled: closing goes on, and another call waits for its end.
+        """
         self._closed = True
+        await self._ending.reach()
+
+    async def _close(self) -> None:
         await self._tasks.aclose()
         producers = [
             task.result() for task in self._producers.values() if task.done() and not task.cancelled() and not task.exception()

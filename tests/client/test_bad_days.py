@@ -135,6 +135,19 @@ async def _waited(task: asyncio.Future[Any]) -> None:
     await task
 
 
+async def test_a_cancelled_close_can_be_repeated(cluster: ClusterThread, topic: str) -> None:
+    client = cepheid.connect(cluster.url)
+    consumer = await client.consumer(topic, "s")
+    for each in (consumer, client):
+        closing = asyncio.ensure_future(each.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.wait([closing])
+        await each.close()
+    async with cepheid.connect(cluster.url) as other, other.consumer(topic, "s"):
+        pass  # it is exclusive: the first one has left
+
+
 async def test_closing_sends_what_was_taken(cluster: ClusterThread, topic: str) -> None:
     async with cepheid.connect(cluster.url) as client:
         producer = await client.producer(topic)
