@@ -25,7 +25,7 @@ from cepheid.ending import Ending
 from cepheid.errors import ClosedError, Error, UsageError
 from cepheid.forks import generation
 from cepheid.lookup import Lookup
-from cepheid.message_id import EARLIEST
+from cepheid.message_id import EARLIEST, LATEST
 from cepheid.opening import Opening
 from cepheid.producer import Producer
 from cepheid.reader import Reader
@@ -226,7 +226,7 @@ class Client:
         """Open a reader: `async with client.reader("orders", start="earliest") as reader: async for message in reader`.
 
         `start`: "earliest" (the default), "latest", a datetime, or a message id: then the message after it is the first one,
-        or with `inclusive` that message. Raises as `consumer` does.
+        or with `inclusive` that message. A partitioned topic cannot be started at a message id. Raises as `consumer` does.
         """
         made = schema_of(schema)
         message_id, _ = seek_target(start)
@@ -280,9 +280,16 @@ class Client:
         return producer
 
     async def _open_reader(self, topic: str, plan: ConsumerPlan, start: SeekTarget) -> Reader[Any]:
+        self._use()
+        message_id, at_ms = seek_target(start)
+        if message_id not in (None, EARLIEST, LATEST) and await self._lookup.partitions(full_name(topic)):
+            raise UsageError(
+                f"message id {message_id} does not say where to start in every partition of {topic}: start at a time, or read one "
+                f"partition, such as {topic}-partition-0"
+            )
         consumer = await self._open_consumer(topic, plan)
         try:
-            if seek_target(start)[0] is None:
+            if at_ms is not None:
                 await consumer.seek(start)
         except BaseException:
             await consumer.close()

@@ -6,7 +6,8 @@
 Rules
  1. What waits in the queue when the topic moves or the connection breaks is dropped: the broker delivers it again. What the
     application has can still be acknowledged.
- 2. A message of a batch that was acknowledged here is not delivered again, also if the broker sends the whole batch again.
+ 2. A message of a batch that was acknowledged here is not delivered again, also if the broker sends the whole batch again. This
+    ends when the broker closes the consumer: the subscription may have been moved back.
  3. Every message that comes costs a permit, and gives it back: when it is taken, or at once if it is not for the application.
 """
 
@@ -193,9 +194,29 @@ class TopicConsumer(TopicLink):
                 left &= here  # rule 2
             if left != -1:
                 singles = [single for single in singles if left >> single[0] & 1]
+        kept = singles
         if (skip := self._skip_to) is not None:
-            singles = [single for single in singles if (*place, single[0]) >= skip]
+            kept = [single for single in singles if (*place, single[0]) >= skip]
+            self._on_place(place)
+        if self.options.durable and len(kept) < count:
+            self._acknowledge_left_out(place, singles, kept, skip)
+        singles = kept
         self._deliver([Message(self, facts, index, single, body) for index, single, body in singles], count)
+
+    def _on_place(self, place: tuple[int, int]) -> None:
+        """Forget what a seek leaves out once it is passed. A reader keeps it: it may begin there again."""
+        if self.options.durable and self._skip_to is not None and (*place, -1) >= self._skip_to:
+            self._skip_to = None
+
+    def _acknowledge_left_out(
+        self, place: tuple[int, int], singles: list[Single], kept: list[Single], skip: tuple[int, int, int] | None
+    ) -> None:
+        """Messages of a batch that compaction removed, that are acknowledged, or that a seek passed, do not hold the entry back."""
+        if kept:
+            self._acks.deliver(place, sum(1 << index for index, _, _ in kept))
+        elif not singles or (skip is not None and place in ((skip[0], skip[1]), (skip[0], skip[1] - 1))):
+            self._acks.ack(place, -1, 0)
+            self._send_acks_later()
 
     def on_taken(self, message: Message[Any]) -> None:
         """The application took a message out of the queue."""
@@ -214,6 +235,9 @@ class TopicConsumer(TopicLink):
 
     def on_closed_by_broker(self, broker_url: str) -> None:
         self._drop_queue()
+        if self.options.durable and self._seek_ended is None:  # perhaps because the subscription was moved, to an earlier place
+            self._skip_to = None
+            self._acks.forget_parts()
         self._fail_ack_waiters()
         super().on_closed_by_broker(broker_url)
 
@@ -231,9 +255,11 @@ class TopicConsumer(TopicLink):
             return
         facts = self._facts(place, message.redelivery_count, metadata)
         facts.chunk_ids = whole[1]
-        if self._skip_to is not None and (*place, -1) < self._skip_to:
-            self._give_back_permits(1)
-            return
+        if self._skip_to is not None:
+            if (*place, -1) < self._skip_to:
+                self._give_back_permits(1)
+                return
+            self._on_place(place)
         try:
             data = unpack(metadata, whole[0])
         except UnreadableMessageError as error:
@@ -279,10 +305,13 @@ class TopicConsumer(TopicLink):
             return True
         writer = self._writers[version]
         if isinstance(writer, Error):
-            facts.problem = UnreadableMessageError(f"{self.topic}: the schema of a message cannot be had: {writer}")
+            facts.problem = self._without_schema(writer)
         else:
             facts.writer = writer
         return False
+
+    def _without_schema(self, error: Error) -> UnreadableMessageError:
+        return UnreadableMessageError(f"{self.topic}: the schema of a message cannot be had: {error}")
 
     async def _fetch_writers(self) -> None:
         """Release what is held, in order; fetch each schema that is missing for it."""
@@ -296,7 +325,12 @@ class TopicConsumer(TopicLink):
                 schema = await self._lookup.schema(str(TopicName.parse(self.topic).base), version)
                 self._writers[version] = None if schema is None else schema.schema_data
             except Error as error:
-                self._writers[version] = error
+                if not error.retriable:
+                    self._writers[version] = error
+                    continue
+                lost = held.pop(0)  # the next message asks again
+                lost[0]._facts.problem = self._without_schema(error)
+                self._owner.on_messages(lost)
         self._held = None
 
     # Permits
@@ -489,6 +523,11 @@ class TopicConsumer(TopicLink):
 
     async def seek(self, message_id: MessageId | None, at_ms: int | None, *, inclusive: bool) -> None:
         """Move the subscription, and return when messages come from the new place."""
+        while not await self._seek_once(message_id, at_ms, inclusive):
+            pass  # the broker forgot a reader's place with its connection
+
+    async def _seek_once(self, message_id: MessageId | None, at_ms: int | None, inclusive: bool) -> bool:
+        """Return whether it was moved, and a reader's new place is known here too."""
         self.check_usable()
         if self._seek_ended is not None:
             raise UsageError(f"{self.what} is seeking already: await the first seek")
@@ -512,12 +551,33 @@ class TopicConsumer(TopicLink):
             self._set_start(message_id, inclusive)
             if self.connection is connection:  # the broker left it open: what is on its way belongs to the old place
                 connection.consumers.pop(self._consumer_id, None)
-                await self._request(connection, pb.CommandCloseConsumer(consumer_id=self._consumer_id), f"seek of {self.what}")
+                try:
+                    await self._request(connection, pb.CommandCloseConsumer(consumer_id=self._consumer_id), f"seek of {self.what}")
+                except ConnectError:
+                    pass  # it is closed all the more
                 self.on_closed_by_broker("")
         finally:
             self._seek_ended = None
             ended.set()
+        incarnation = self._incarnation
         await self._wait_attached()
+        return self.options.durable or message_id is not None or await self._learn_place(incarnation)
+
+    async def _learn_place(self, incarnation: int) -> bool:
+        """Ask where a seek by time led. A subscription that the broker does not keep begins there again after a lost connection."""
+        connection = self.connection
+        if connection is None or self._incarnation != incarnation:
+            return False
+        try:
+            ask = pb.CommandGetLastMessageId(consumer_id=self._consumer_id)
+            answer = await self._request(connection, ask, f"seek of {self.what}")
+        except ConnectError:
+            return False
+        if answer.HasField("consumer_mark_delete_position"):
+            mark = answer.consumer_mark_delete_position
+            self._started_by_time = False
+            self._set_start(MessageId(signed64(mark.ledgerId), signed64(mark.entryId)), inclusive=False)
+        return True
 
     def _set_start(self, start: MessageId | None, inclusive: bool) -> None:
         """Where messages begin to be delivered: the broker begins at the entry, here its first messages are left out."""

@@ -413,3 +413,66 @@ async def test_consumers_of_a_key_shared_subscription_have_their_own_keys(cluste
         for key in keys[0] | keys[1]:
             numbers_of_key = [int(message.data) for messages in seen for message in messages if message.key == key]
             assert numbers_of_key == sorted(numbers_of_key)
+
+
+async def test_a_seek_inside_a_batch_leaves_no_backlog(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client:
+        ids = await publish(client, topic, 4)
+        async with client.consumer(topic, "s", start="earliest") as consumer:
+            for to, expected in ((ids[1], numbers(2, 4)), (ids[3], [])):
+                await consumer.seek(to)
+                for data in expected:
+                    message = await consumer.receive(RECEIVE_S)
+                    assert message.data == data
+                    await consumer.ack(message)
+                await assert_silent(consumer)
+                stats = cluster.admin("GET", f"persistent/public/default/{topic}/stats")
+                assert stats["subscriptions"]["s"]["msgBacklog"] == 0, to
+
+
+@pytest.mark.parametrize("is_read_on", [False, True])
+async def test_a_seek_ends_with_one_of_another_client(cluster: ClusterThread, topic: str, is_read_on: bool) -> None:
+    async with cepheid.connect(cluster.url) as client:
+        ids = await publish(client, topic, 6, batch_messages=2)
+        async with client.consumer(topic, "s", type="shared", start="earliest") as consumer:
+            await consumer.seek(ids[2])
+            if is_read_on:
+                for message in [await consumer.receive(RECEIVE_S) for _ in range(2)]:
+                    await consumer.ack(message)
+            async with client.consumer(topic, "s", type="shared", receiver_queue=1) as other:
+                await other.seek("earliest")
+            got: set[bytes] = set()
+            while len(got) < 6:
+                got.add((await consumer.receive(RECEIVE_S)).data)
+
+
+async def test_a_reader_that_started_at_a_time_starts_there_again(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client:
+        await publish(client, topic, 3)
+        await asyncio.sleep(0.05)
+        between = datetime.now(UTC)
+        await asyncio.sleep(0.05)
+        await publish(client, topic, 2, batching=False)
+        for start in (between, datetime(2020, 1, 1, tzinfo=UTC)):
+            async with client.reader(topic, start=start) as reader:
+                assert client._pool is not None
+                for connection in list(client._pool._open.values()):
+                    connection.abort("cut by the test")
+                (link,) = reader._consumer.links.values()
+                await asyncio.sleep(0)
+                assert link.connection is None
+                assert not reader._consumer.queued_messages
+                got = [(await reader.read(RECEIVE_S)).data]
+                while await reader.has_message_available():
+                    got.append((await reader.read(RECEIVE_S)).data)
+                assert got == (numbers(0, 2) if start is between else numbers(0, 3) + numbers(0, 2))
+
+
+async def test_a_message_id_does_not_start_a_reader_of_partitions(cluster: ClusterThread, topic: str) -> None:
+    cluster.create_partitions(topic, 2)
+    async with cepheid.connect(cluster.url) as client:
+        (message_id,) = await publish(client, topic, 1)
+        with pytest.raises(cepheid.UsageError, match="start at a time, or read one partition"):
+            await client.reader(topic, start=message_id)
+        async with client.reader(f"{topic}-partition-{message_id.partition}", start=message_id, inclusive=True) as reader:
+            assert (await reader.read(RECEIVE_S)).data == b"0"
