@@ -689,6 +689,7 @@ class TopicConsumer(TopicLink):
         return None if self._started_by_time else MessageId(self._start.ledger_id, self._start.entry_id)
 
     def _on_attached(self, connection: Connection) -> None:
+        self._reattach_backoff.reset()
         self._permits_back = self._permits
         self._flow()
         if len(self._acks) or self._ack_waiters:
