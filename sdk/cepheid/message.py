@@ -21,6 +21,7 @@ class MessageSource(Protocol):
 
     def ack_nowait(self, message: Message[Any]) -> None: ...
     def nack(self, message: Message[Any], delay_s: float | None) -> None: ...
+    def give_back(self, message: Message[Any]) -> None: ...
     def on_taken(self, message: Message[Any]) -> None: ...
 
 
@@ -189,8 +190,10 @@ class Processing(Generic[T]):
         source = self._message._source
         if error is None:
             source.ack_nowait(self._message)
+        elif isinstance(error, Exception):
+            source.nack(self._message, None)
         else:
-            source.nack(self._message, None if isinstance(error, Exception) else 0.0)
+            source.give_back(self._message)
 
 
 _PLAIN = pb.SingleMessageMetadata(payload_size=0)

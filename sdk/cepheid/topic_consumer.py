@@ -48,6 +48,8 @@ _TYPES = {
     "key_shared": pb.CommandSubscribe.Key_Shared,
 }
 _NO_EPOCH = -1
+MAX_UNCOUNTED = 10_000
+"""Entries whose cancelled deliveries are remembered, for consumers with dead letters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +142,7 @@ class TopicConsumer(TopicLink):
         self._confirming: set[asyncio.Task[None]] = set()
         self._nacks: list[tuple[float, int, tuple[int, int]]] = []
         self._nack_order = itertools.count()
+        self._uncounted: dict[tuple[int, int], tuple[int, int]] = {}  # by entry: the last cancelled delivery, how many were
         self._nack_timer: asyncio.TimerHandle | None = None
         self._epoch = 0 if not options.is_shared else _NO_EPOCH
         self._chunks = ChunkBuffer()
@@ -279,7 +282,7 @@ class TopicConsumer(TopicLink):
     def _deliver(self, messages: list[Message[Any]], permits: int) -> None:
         """Hand messages on that took `permits` in all."""
         limit = self.options.dead_letters_after
-        if limit is not None and messages and messages[0].redelivery_count > limit and messages[0]._facts.unpacked:
+        if limit is not None and messages and self._failures_of(messages[0]) > limit and messages[0]._facts.unpacked:
             for message in messages:  # its consumers were lost before they could give it back
                 self._owner.on_dead_letter(self, message)
             messages = []
@@ -475,7 +478,7 @@ class TopicConsumer(TopicLink):
         """Give a message back: it comes again after `delay_s`, by default after the back-off for its count of deliveries."""
         limit = self.options.dead_letters_after
         facts = message._facts
-        if limit is not None and message.redelivery_count >= limit:
+        if limit is not None and self._failures_of(message) >= limit:
             if facts.unpacked:
                 self._owner.on_dead_letter(self, message)
                 return
@@ -484,6 +487,25 @@ class TopicConsumer(TopicLink):
                 "client.unreadable_not_dead_lettered",
                 extra={"message_id": str(message.message_id), "topic": self.topic, "error": str(facts.problem)},
             )
+        self._nack(facts, delay_s)
+
+    def give_back(self, message: Message[Any]) -> None:
+        """Give a message back at once: its handler was cancelled and did not fail, so it is not a step towards a dead letter."""
+        facts = message._facts
+        if self.options.dead_letters_after is not None:
+            place = (facts.ledger_id, facts.entry_id)
+            last, count = self._uncounted.pop(place, (-1, 0))
+            self._uncounted[place] = facts.redelivery_count, count + (last != facts.redelivery_count)
+            if len(self._uncounted) > MAX_UNCOUNTED:
+                del self._uncounted[next(iter(self._uncounted))]
+        self._nack(facts, 0.0)
+
+    def _failures_of(self, message: Message[Any]) -> int:
+        """Return how many deliveries before this one count."""
+        facts = message._facts
+        return facts.redelivery_count - self._uncounted.get((facts.ledger_id, facts.entry_id), (0, 0))[1]
+
+    def _nack(self, facts: EntryFacts, delay_s: float | None) -> None:
         if delay_s is None:
             delay_s = self.options.nack_backoff.delay_s(facts.redelivery_count)
         loop = asyncio.get_running_loop()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import cepheid
+from cepheid_wire import ServerError
 from tests.client.conftest import ClusterThread
 from tests.support import wait_until
 
@@ -476,3 +477,44 @@ async def test_a_message_id_does_not_start_a_reader_of_partitions(cluster: Clust
             await client.reader(topic, start=message_id)
         async with client.reader(f"{topic}-partition-{message_id.partition}", start=message_id, inclusive=True) as reader:
             assert (await reader.read(RECEIVE_S)).data == b"0"
+
+
+async def test_a_pattern_leaves_out_its_own_dead_letter_and_retry_topics(
+    cluster: ClusterThread, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = {kind: f"persistent://public/default/{topic}-{kind}" for kind in ("a", "a-s-DLQ", "a-s-RETRY", "b", "b-s-RETRY", "c")}
+    add_topic = cepheid.Client._add_topic
+
+    async def add_all_but_b(self: Any, consumer: Any, plan: Any, name: str, *args: Any, **more: Any) -> None:
+        if name == names["b"]:
+            raise cepheid.NotAllowedError("refused by the test", code=ServerError.NOT_ALLOWED_ERROR)
+        await add_topic(self, consumer, plan, name, *args, **more)
+
+    async with cepheid.connect(cluster.url, partition_refresh_s=0.05) as client:
+        for kind in ("a", "a-s-DLQ"):
+            await publish(client, names[kind], 1)
+        pattern = re.compile(f"public/default/{topic}-.*")
+        async with client.consumer(pattern, "s", type="shared", start="earliest", retry=True) as consumer:
+            assert set(consumer.topics) == {names["a"], names["a-s-RETRY"]}
+            monkeypatch.setattr(cepheid.Client, "_add_topic", add_all_but_b)
+            await publish(client, names["b"], 1)
+            await publish(client, names["c"], 1)
+            await wait_until(lambda: names["c"] in consumer.topics and names["b-s-RETRY"] in consumer.topics)
+            assert names["b"] not in consumer.topics, "it cannot be opened, and the others are"
+            monkeypatch.undo()
+            await wait_until(lambda: names["b"] in consumer.topics)
+
+
+async def test_a_cancelled_handler_is_no_step_towards_a_dead_letter(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client:
+        await publish(client, topic, 1)
+        dead = cepheid.DeadLetters(after=1, subscription="buried")
+        async with client.consumer(topic, "s", type="shared", start="earliest", nack_backoff=SOON, dead_letters=dead) as consumer:
+            consumer.nack(await consumer.receive(RECEIVE_S))
+            for _ in range(3):  # the last attempt, cancelled three times
+                task = asyncio.ensure_future(_process_for_ever(await consumer.receive(RECEIVE_S)))
+                await asyncio.sleep(0)
+                task.cancel()
+            consumer.nack(await consumer.receive(RECEIVE_S))
+            async with client.consumer(f"{topic}-s-DLQ", "buried") as undertaker:
+                assert await data_of(undertaker, 1) == [b"0"]

@@ -111,6 +111,17 @@ async def test_a_message_too_large_is_refused_or_sent_in_chunks(cluster: Cluster
         assert stats["subscriptions"]["s"]["msgBacklog"] == 0, "every chunk is acknowledged"
 
 
+async def test_what_consumers_would_not_decompress_is_refused(
+    cluster: ClusterThread, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cepheid.batching.MAX_UNCOMPRESSED_BYTES", 1000)
+    async with cepheid.connect(cluster.url) as client:
+        async with client.producer(topic, chunking=True, batching=False, compression="zlib") as producer:
+            with pytest.raises(cepheid.MessageTooLargeError, match="decompress up to 1,000 bytes; this message has 1,001"):
+                await producer.send(bytes(1001))
+            await producer.send(bytes(1000))
+
+
 async def test_delayed_messages_come_later(cluster: ClusterThread, topic: str) -> None:
     async with cepheid.connect(cluster.url) as client:
         async with client.consumer(topic, "s", type="shared") as consumer, client.producer(topic) as producer:
