@@ -84,7 +84,7 @@ class AckTracker:
 
     def forget_parts(self) -> None:
         """Batches may come again whole: another client may have moved the subscription back."""
-        self._left.clear()
+        self._left = {place: left for place, left in self._left.items() if place in self._waiting}  # the broker will have these
 
     def clear(self) -> None:
         """Forget everything: the subscription was moved to another place."""

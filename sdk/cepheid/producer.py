@@ -101,6 +101,8 @@ class Producer(Generic[T]):
             await self.drain()
         waiter: asyncio.Future[MessageId] = asyncio.get_running_loop().create_future()
         self._choose(key).add(payload, attributes, sequence_id, waiter)
+        if self._window.has_waiters and self._window.is_full:
+            self._seal_all()  # others wait for receipts: what is open must not wait for company
         return await waiter
 
     def send_nowait(
@@ -143,8 +145,7 @@ class Producer(Generic[T]):
         """Wait until the window has room for at least one message. Cancelling it changes nothing."""
         self._check_usable()
         if self._window.is_full:
-            for partition in self._partitions:
-                partition.seal()
+            self._seal_all()
         await self._window.wait_for_room()
         self._check_usable()
 
@@ -200,6 +201,10 @@ class Producer(Generic[T]):
                 if chosen.failure is None:
                     break
         return chosen
+
+    def _seal_all(self) -> None:
+        for partition in self._partitions:
+            partition.seal()
 
     def _check_usable(self) -> None:
         """Raises ClosedError, and why the producer was lost if no partition can be used. The chosen one is checked apart."""

@@ -217,7 +217,7 @@ class TopicConsumer(TopicLink):
         """Messages of a batch that compaction removed, that are acknowledged, or that a seek passed, do not hold the entry back."""
         if kept:
             self._acks.deliver(place, sum(1 << index for index, _, _ in kept))
-        elif not singles or (skip is not None and place in ((skip[0], skip[1]), (skip[0], skip[1] - 1))):
+        elif not singles or (skip is not None and _begins_at(place, skip)):
             self._acks.ack(place, -1, 0)
             self._send_acks_later()
 
@@ -254,6 +254,9 @@ class TopicConsumer(TopicLink):
     ) -> None:
         whole = self._chunks.add(metadata, place, payload)
         if whole is None:
+            if self.options.durable and self._skip_to is not None and _begins_at(place, self._skip_to):
+                self._acks.ack(place, -1, 0)  # the last chunk of the message that a seek named: the ones before do not come
+                self._send_acks_later()
             self._give_back_permits(1)
             return
         facts = self._facts(place, message.redelivery_count, metadata)
@@ -712,10 +715,10 @@ class TopicConsumer(TopicLink):
 
     def _on_attached(self, connection: Connection) -> None:
         self._reattach_backoff.reset()
+        if len(self._acks) or self._ack_waiters:
+            self._send_acks()  # before it asks for messages, so that those acknowledged do not come again
         self._permits_back = self._permits
         self._flow()
-        if len(self._acks) or self._ack_waiters:
-            self._send_acks()
         attached, self._attached = self._attached, []
         for waiter in attached:
             if not waiter.done():
@@ -745,6 +748,11 @@ class TopicConsumer(TopicLink):
         _fail(self._attached, error)
         _fail(self._ack_waiters, error)
         self._owner.on_link_failed(self, error)
+
+
+def _begins_at(place: tuple[int, int], skip: tuple[int, int, int]) -> bool:
+    """Return whether the broker begins at this entry after the seek that leaves out what is before `skip`."""
+    return place == (skip[:2] if skip[2] >= 0 else (skip[0], skip[1] - 1))
 
 
 def _batch_size(message_id: MessageId) -> int:

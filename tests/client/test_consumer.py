@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import re
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 import cepheid
+from cepheid.lookup import Lookup
 from cepheid_wire import ServerError
 from tests.client.conftest import ClusterThread
 from tests.support import wait_until
 
 RECEIVE_S = 30.0
 SOON = cepheid.NackBackoff(first_s=0.05, limit_s=0.1)
+
+
+@dataclass
+class Point:
+    x: int
 
 
 async def publish(client: cepheid.Client, topic: str, count: int, **options: Any) -> list[cepheid.MessageId]:
@@ -518,3 +525,28 @@ async def test_a_cancelled_handler_is_no_step_towards_a_dead_letter(cluster: Clu
             consumer.nack(await consumer.receive(RECEIVE_S))
             async with client.consumer(f"{topic}-s-DLQ", "buried") as undertaker:
                 assert await data_of(undertaker, 1) == [b"0"]
+
+
+async def test_a_schema_that_could_not_be_fetched_is_fetched_again(
+    cluster: ClusterThread, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schema = cepheid.AvroSchema(Point)
+    fetch = Lookup.schema
+    fetched: list[bytes | None] = []
+
+    async def fail_once(self: Lookup, name: str, version: bytes | None = None) -> Any:
+        fetched.append(version)
+        if len(fetched) == 1:
+            raise cepheid.TimedOutError("no answer")
+        return await fetch(self, name, version)
+
+    async with cepheid.connect(cluster.url) as client:
+        async with client.producer(topic, schema=schema) as producer:
+            for number in range(2):
+                await producer.send(Point(number))
+        monkeypatch.setattr(Lookup, "schema", fail_once)
+        async with client.consumer(topic, "s", schema=schema, start="earliest") as consumer:
+            first = await consumer.receive(RECEIVE_S)
+            with pytest.raises(cepheid.UnreadableMessageError, match="the schema of a message cannot be had: no answer"):
+                _ = first.value
+            assert (await consumer.receive(RECEIVE_S)).value == Point(1)
