@@ -72,19 +72,22 @@ async def test_an_acknowledgement_beside_close_is_sent_and_confirmed(cluster: Cl
             await assert_silent(consumer)
 
 
-@pytest.mark.parametrize("is_detached", [False, True])
-async def test_ack_returns_after_the_broker_has_it(
-    cluster: ClusterThread, topic: str, is_detached: bool, monkeypatch: pytest.MonkeyPatch
+async def test_ack_waits_for_the_broker_also_if_it_fills_a_group(
+    cluster: ClusterThread, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cepheid.topic_consumer.ACK_GROUP_ENTRIES", 1)  # every acknowledgement is sent at once
     async with cepheid.connect(cluster.url) as client:
         await publish(client, topic, 3, batching=False)
         async with client.consumer(topic, "s", start="earliest", receiver_queue=3) as consumer:
             messages = [await consumer.receive(RECEIVE_S) for _ in range(3)]
-            if is_detached:
-                (link,) = consumer.links.values()
-                link.on_closed_by_broker("")
-            await asyncio.gather(*map(consumer.ack, messages))
+            (link,) = consumer.links.values()
+            acknowledging = asyncio.ensure_future(consumer.ack(messages[0]))
+            await asyncio.sleep(0)
+            assert link.connection is not None
+            link.connection.abort("cut by the test")
+            with pytest.raises(cepheid.ConnectError):
+                await acknowledging
+            await asyncio.gather(*map(consumer.ack, messages))  # while it is not attached: when it is again
             stats = cluster.admin("GET", f"persistent/public/default/{topic}/stats")
             assert stats["subscriptions"]["s"]["msgBacklog"] == 0
 

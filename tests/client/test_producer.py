@@ -313,15 +313,23 @@ async def test_sends_that_wait_for_room_keep_their_order(cluster: ClusterThread,
         assert ids == sorted(ids)
 
 
-async def test_room_that_one_call_does_not_take_is_for_the_next() -> None:
+async def test_room_is_given_in_the_order_of_the_calls() -> None:
     window = SendWindow(1, 100)
     window.messages = 1
-    waiting = [asyncio.ensure_future(window.wait_for_room()) for _ in range(3)]
+    order: list[int] = []
+
+    async def wait(number: int) -> None:
+        await window.wait_for_room()
+        order.append(number)
+
+    waiting = [asyncio.ensure_future(wait(number)) for number in range(3)]
     await asyncio.sleep(0)
     waiting[1].cancel()
     window.give_back(1, 0)
     async with asyncio.timeout(RECEIVE_S):
-        await asyncio.gather(waiting[0], waiting[2])
+        await wait(3)  # there is room, and a call before it
+        await asyncio.gather(waiting[0], waiting[2])  # what one does not take is for the next
+    assert order == [0, 2, 3]
     assert not window.has_waiters
 
 
