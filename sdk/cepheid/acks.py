@@ -60,11 +60,16 @@ class AckTracker:
                 place, left = (place[0], place[1] - 1), 0  # entry -1 means: before the first entry of the ledger
         if self._cumulative is None or (place, -left) > (self._cumulative[0], -self._cumulative[1]):
             self._cumulative = (place, left)
-        for earlier in [each for each in self._left if each < place]:
+        for earlier in [each for each in self._left if each < place or (each == place and not left)]:
             del self._left[earlier]
 
+    def deliver(self, place: Place, delivered: int) -> None:
+        """Of this batch only the messages of these bits are delivered: with them the whole entry is acknowledged."""
+        if self._waiting.get(place) != 0:
+            self._left[place] = delivered
+
     def left_of(self, place: Place) -> int | None:
-        """Return the bits of messages not acknowledged; None: nothing of the entry is acknowledged here."""
+        """Return the bits of messages not acknowledged; None: all of them, or the entry is acknowledged."""
         return self._left.get(place)
 
     def take_individual(self) -> list[pb.MessageIdData]:
@@ -76,6 +81,10 @@ class AckTracker:
     def take_cumulative(self) -> pb.MessageIdData | None:
         cumulative, self._cumulative = self._cumulative, None
         return None if cumulative is None else _id_of(*cumulative)
+
+    def forget_parts(self) -> None:
+        """Batches may come again whole: another client may have moved the subscription back."""
+        self._left = {place: left for place, left in self._left.items() if place in self._waiting}  # the broker will have these
 
     def clear(self) -> None:
         """Forget everything: the subscription was moved to another place."""

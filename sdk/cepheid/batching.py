@@ -19,6 +19,7 @@ import crc32c
 from cepheid.compression import Compressor
 from cepheid.errors import MessageTooLargeError
 from cepheid_wire import pulsar_api_pb2 as pb
+from cepheid_wire.compression import MAX_UNCOMPRESSED_BYTES
 
 _size = Struct(">I").pack
 _sizes = Struct(">II").pack
@@ -181,6 +182,11 @@ class SendFrames:
     def _packed(self, metadata: pb.MessageMetadata, payload: bytes) -> bytes:
         if self._compress is None:
             return payload
+        if len(payload) > MAX_UNCOMPRESSED_BYTES:
+            raise MessageTooLargeError(
+                f"consumers decompress up to {MAX_UNCOMPRESSED_BYTES:,} bytes; this message has {len(payload):,}: send it without "
+                "compression"
+            )
         metadata.compression = self._compression  # type: ignore[assignment]  # to protobuf an enum is an int
         metadata.uncompressed_size = len(payload)
         return self._compress(payload)

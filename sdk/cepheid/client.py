@@ -21,10 +21,11 @@ from cepheid.arguments import (
 )
 from cepheid.connection import ConnectionPool
 from cepheid.consumer import Consumer, SeekTarget, retry_topic_of, seek_target
+from cepheid.ending import Ending
 from cepheid.errors import ClosedError, Error, UsageError
 from cepheid.forks import generation
 from cepheid.lookup import Lookup
-from cepheid.message_id import EARLIEST
+from cepheid.message_id import EARLIEST, LATEST
 from cepheid.opening import Opening
 from cepheid.producer import Producer
 from cepheid.reader import Reader
@@ -113,6 +114,7 @@ class Client:
         self._opened: dict[_Closeable, None] = {}
         self._watchers: dict[_Closeable, asyncio.Task[None]] = {}
         self._closed = False
+        self._ending = Ending(self._close)
 
     def __repr__(self) -> str:
         return f"<Client {self._url}, {'closed' if self._closed else f'{len(self._opened)} open'}>"
@@ -125,10 +127,14 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """Close all producers (they flush), consumers, readers and connections. A second call does nothing."""
-        if self._closed:
-            return
+        """Close all producers (they flush), consumers, readers and connections. A second call does nothing.
+
+        Cancelled: closing goes on, and another call waits for its end.
+        """
         self._closed = True
+        await self._ending.reach()
+
+    async def _close(self) -> None:
         opened = list(self._opened)
         results = await asyncio.gather(*(each.close() for each in opened), return_exceptions=True)
         await self._tasks.aclose()
@@ -184,6 +190,7 @@ class Client:
 
         `topics`: a topic, several, or a compiled pattern for the topics of one namespace, such as
         `re.compile("public/default/orders-.*")`; topics that are created later are found at the next refresh.
+        The subscription's own dead-letter and retry topics do not match.
         `type`: "exclusive" (the default), "failover", "shared" or "key_shared".
         `start`: where a subscription begins that does not exist yet: "latest" (the default) or "earliest".
         `receiver_queue` (1000): how many messages are fetched before they are asked for. Exclusive and failover consumers that keep
@@ -220,7 +227,7 @@ class Client:
         """Open a reader: `async with client.reader("orders", start="earliest") as reader: async for message in reader`.
 
         `start`: "earliest" (the default), "latest", a datetime, or a message id: then the message after it is the first one,
-        or with `inclusive` that message. Raises as `consumer` does.
+        or with `inclusive` that message. A partitioned topic cannot be started at a message id. Raises as `consumer` does.
         """
         made = schema_of(schema)
         message_id, _ = seek_target(start)
@@ -274,9 +281,16 @@ class Client:
         return producer
 
     async def _open_reader(self, topic: str, plan: ConsumerPlan, start: SeekTarget) -> Reader[Any]:
+        self._use()
+        message_id, at_ms = seek_target(start)
+        if message_id not in (None, EARLIEST, LATEST) and await self._lookup.partitions(full_name(topic)):
+            raise UsageError(
+                f"message id {message_id} does not say where to start in every partition of {topic}: start at a time, or read one "
+                f"partition, such as {topic}-partition-0"
+            )
         consumer = await self._open_consumer(topic, plan)
         try:
-            if seek_target(start)[0] is None:
+            if at_ms is not None:
                 await consumer.seek(start)
         except BaseException:
             await consumer.close()
@@ -296,13 +310,13 @@ class Client:
         pattern = None
         if isinstance(topics, re.Pattern):
             pattern = topics
-            names = await self._matching(pattern)
+            names = await self._matching(pattern, plan)
         else:
             names = [full_name(topic) for topic in ([topics] if isinstance(topics, str) else topics)]
             if not names:
                 raise UsageError("a consumer needs a topic at least")
         if plan.retry:
-            names += [retry_topic_of(name, plan.options.subscription) for name in names]
+            names = _with_retry_topics(names, plan)
         try:
             for name in dict.fromkeys(names):
                 known[name] = await self._lookup.partitions(name)
@@ -347,25 +361,51 @@ class Client:
         while consumer in self._opened:
             await asyncio.sleep(self._partition_refresh_s)
             try:
-                names = list(known) if pattern is None else await self._matching(pattern)
-                for name in names:
-                    before = known.get(name)
-                    now = await self._lookup.partitions(name)
-                    if before is None or now > before > 0 or (pattern is not None and now == 0 and name not in consumer.links):
-                        await self._add_topic(consumer, plan, name, before or 0, now, from_start=True)
-                    known[name] = max(now, before or 0)
+                names = list(known) if pattern is None else await self._matching(pattern, plan)
             except Error as error:
                 log.warning("client.topics_unknown", extra={"subscription": consumer.subscription, "error": str(error)})
+                continue
+            if pattern is not None:
+                if plan.retry:
+                    names = _with_retry_topics(names, plan)
+                for gone in known.keys() - set(names):
+                    if not any(link == gone or link.startswith(f"{gone}-partition-") for link in consumer.links):
+                        del known[gone]  # if it is created again, it is new
+            for name in names:
+                try:
+                    await self._look_again(consumer, plan, known, name, is_pattern=pattern is not None)
+                except Error as error:  # the other topics are looked at all the same
+                    extra = {"subscription": consumer.subscription, "topic": name, "error": str(error)}
+                    log.warning("client.topic_not_added", extra=extra)
 
-    async def _matching(self, pattern: re.Pattern[str]) -> list[str]:
-        """Return the topics of a pattern, partitioned ones once. Raises UsageError when it does not begin with a namespace."""
+    async def _look_again(
+        self, consumer: Consumer[Any], plan: ConsumerPlan, known: dict[str, int], name: str, *, is_pattern: bool
+    ) -> None:
+        before = known.get(name)
+        now = await self._lookup.partitions(name)
+        if before is None or now > before > 0 or (is_pattern and now == 0 and name not in consumer.links):
+            await self._add_topic(consumer, plan, name, before or 0, now, from_start=True)
+        known[name] = max(now, before or 0)
+
+    async def _matching(self, pattern: re.Pattern[str], plan: ConsumerPlan) -> list[str]:
+        """Return the topics of a pattern, partitioned ones once; without the subscription's own dead-letter and retry topics.
+
+        Raises UsageError when the pattern does not begin with a namespace.
+        """
         text = pattern.pattern.removeprefix("persistent://")
         namespace, _, _ = text.rpartition("/")
         if namespace.count("/") != 1 or not re.fullmatch(r"[-=:.\w]+/[-=:.\w]+", namespace):
             raise UsageError(f"pattern {pattern.pattern!r} must begin with a namespace, for example 'public/default/orders-.*'")
         whole = re.compile(text, pattern.flags)
         bases = dict.fromkeys(str(TopicName.parse(name).base) for name in await self._lookup.topics(namespace))
-        return [name for name in bases if whole.fullmatch(name.removeprefix("persistent://"))]
+        own = (f"-{plan.options.subscription}-DLQ", f"-{plan.options.subscription}-RETRY")
+        dead = plan.dead_letters.topic if plan.dead_letters is not None else None
+        dead = None if dead is None else full_name(dead)
+        return [
+            name
+            for name in bases
+            if whole.fullmatch(name.removeprefix("persistent://")) and not name.endswith(own) and name != dead
+        ]
 
     async def _open_raw_producer(self, topic: str, subscription: str | None) -> Producer[bytes]:
         plan = plan_producer(BYTES, initial_subscription=subscription)
@@ -423,6 +463,10 @@ async def open_all(links: list[Any]) -> None:
     if failure is not None:
         await asyncio.gather(*(link.close() for link in each), return_exceptions=True)
         raise failure
+
+
+def _with_retry_topics(names: list[str], plan: ConsumerPlan) -> list[str]:
+    return names + [retry_topic_of(name, plan.options.subscription) for name in names]
 
 
 def full_name(topic: str) -> str:

@@ -45,6 +45,9 @@ WRITE_BUFFER_BYTES = 4 << 20
 
 _MESSAGE, _RECEIPT = int(CommandType.MESSAGE), int(CommandType.SEND_RECEIPT)
 
+Request = tuple[int, asyncio.Future[Any]]
+"""Request id and the answer to come."""
+
 
 class ProducerEnd(Protocol):
     """What a connection tells a producer."""
@@ -115,6 +118,10 @@ class Connection(asyncio.Protocol):
 
         Raises RefusedError (or what it derives), ConnectError, TimedOutError. Cancelled: the answer is ignored.
         """
+        return await self.answer_to(self.begin_request(body, what), what, timeout_s)
+
+    def begin_request(self, body: Any, what: str) -> Request:
+        """Send a command now; `answer_to` waits for its answer. Raises ConnectError."""
         self._last_request_id += 1
         request_id = body.request_id = self._last_request_id
         if not self.is_open:
@@ -122,6 +129,11 @@ class Connection(asyncio.Protocol):
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._requests[request_id] = answer
         self.write(encode_body(body))
+        return request_id, answer
+
+    async def answer_to(self, request: Request, what: str, timeout_s: float | None) -> Any:
+        """Return the body of the answer to a request that was sent. Raises as `request`."""
+        request_id, answer = request
         try:
             async with asyncio.timeout(timeout_s):
                 result = await answer
@@ -321,7 +333,10 @@ class ConnectionPool:
         await asyncio.gather(*(connection.aclose() for connection in list(self._open.values())))
 
     async def _dial(self, key: tuple[Address, Address | None]) -> Connection:
-        token = self._token() if callable(self._token) else self._token
+        try:
+            token = self._token() if callable(self._token) else self._token
+        except Exception as error:  # the application's function: links that attach again must survive its bad moments
+            raise ConnectError(f"{key[0]}: the token function raised {error!r}") from error
         connection = await dial(
             key[0],
             timeout_s=self._connect_timeout_s,

@@ -7,11 +7,13 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Generic, Self, TypeVar
 
-from cepheid.errors import ClosedError, Error, NotFoundError, TimedOutError, UnreadableMessageError, UsageError
+from cepheid.ending import Ending
+from cepheid.errors import ClosedError, Error, NotFoundError, TimedOutError, UsageError
 from cepheid.message import Message
 from cepheid.message_id import EARLIEST, LATEST, MessageId
 from cepheid.producer import Producer, to_ms
@@ -34,7 +36,8 @@ class DeadLetters:
     """What becomes of messages that fail again and again, for shared and key_shared subscriptions.
 
     A message that was given back after it had been delivered `after` times more than once is published to `topic` and
-    acknowledged. `topic`: by default `<topic>-<subscription>-DLQ`. `subscription`: created there, so that the topic keeps them.
+    acknowledged. One whose payload cannot be unpacked is not: it is delivered again.
+    `topic`: by default `<topic>-<subscription>-DLQ`. `subscription`: created there, so that the topic keeps them.
     """
 
     after: int = 3
@@ -68,6 +71,7 @@ class Consumer(Generic[T]):
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._failure: Error | None = None
         self._closed = False
+        self._ending = Ending(self._close)
         self._dead_letters = dead_letters
         self._open_producer = open_producer
         self._producers: dict[str, asyncio.Task[Producer[bytes]]] = {}
@@ -173,8 +177,7 @@ class Consumer(Generic[T]):
         Of a message in a batch the broker knows only with `batch_index_acks`, which is the default. Raises ConnectError when the
         connection breaks meanwhile: the message may be delivered again. Cancelled: it is acknowledged all the same.
         """
-        self.ack_nowait(message)
-        await self._source_of(message).acks_confirmed()
+        await self._source_of(message).acks_confirmed(lambda: self.ack_nowait(message))
 
     def ack_nowait(self, message: Message[T] | MessageId) -> None:
         """Acknowledge a message. It is sent with others, after a tenth of a second at most, and before the consumer is closed."""
@@ -193,8 +196,7 @@ class Consumer(Generic[T]):
 
     async def ack_cumulative(self, message: Message[T] | MessageId) -> None:
         """As `ack_cumulative_nowait`, and wait for the broker's confirmation, as `ack` does."""
-        self.ack_cumulative_nowait(message)
-        await self._source_of(message).acks_confirmed()
+        await self._source_of(message).acks_confirmed(lambda: self.ack_cumulative_nowait(message))
 
     def nack(self, message: Message[T], delay: timedelta | float | None = None) -> None:
         """Give a message back. It is delivered again after `delay`, by default after the back-off for its redelivery count.
@@ -209,7 +211,8 @@ class Consumer(Generic[T]):
     async def retry_later(self, message: Message[T], delay: timedelta | float) -> None:
         """Publish the message again to this subscription's retry topic, to be delivered after `delay`, and acknowledge it.
 
-        The consumer must have been opened with `retry=True`. When this raises, the message is not acknowledged.
+        The consumer must have been opened with `retry=True`. Raises UnreadableMessageError for a payload that cannot be unpacked.
+        When this raises, the message is not acknowledged.
         """
         topic = retry_topic_of(str(message.topic), self.subscription)
         if topic not in self.links and not any(name.startswith(f"{topic}-partition-") for name in self.links):
@@ -257,10 +260,14 @@ class Consumer(Generic[T]):
         await self.close()
 
     async def close(self) -> None:
-        """Send the acknowledgements that wait, and leave. What was not acknowledged goes to other consumers, or comes again."""
-        if self._closed:
-            return
+        """Send the acknowledgements that wait, and leave. What was not acknowledged goes to other consumers, or comes again.
+
+        Cancelled: closing goes on, and another call waits for its end.
+        """
         self._closed = True
+        await self._ending.reach()
+
+    async def _close(self) -> None:
         await self._tasks.aclose()
         producers = [
             task.result() for task in self._producers.values() if task.done() and not task.cancelled() and not task.exception()
@@ -321,6 +328,8 @@ class Consumer(Generic[T]):
     async def _republish(
         self, message: Message[Any], topic: str, subscription: str | None, more: dict[str, str], deliver_at_ms: int | None
     ) -> None:
+        if not message._facts.unpacked and message._facts.problem is not None:
+            raise message._facts.problem
         properties = {
             _REAL_TOPIC: _without_partition(message.topic),
             _ORIGIN_ID: f"{message.message_id.ledger_id}:{message.message_id.entry_id}:{message.message_id.partition}",
@@ -328,15 +337,14 @@ class Consumer(Generic[T]):
             **more,
         }
         task = self._producers.get(topic)
+        if task is not None and task.done() and not task.cancelled() and not task.exception() and task.result().has_failed:
+            self._tasks.start(_close_failed(task.result()), name=f"failed producer {topic}")
+            task = None
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
             task = self._producers[topic] = self._tasks.start(self._raw_producer(topic, subscription), name=f"producer {topic}")
         producer = await asyncio.shield(task)
-        try:
-            data = message.data
-        except UnreadableMessageError:
-            data = message._data
         await producer.send(
-            data,
+            message._data,  # also where its schema cannot be had: `data` would raise
             key=message.key,
             ordering_key=message.ordering_key,
             properties=properties,
@@ -362,6 +370,11 @@ class Consumer(Generic[T]):
             ):
                 return link
         raise UsageError(f"message id {message} does not say which topic it is of: acknowledge with the message")
+
+
+async def _close_failed(producer: Producer[bytes]) -> None:
+    with suppress(Error):
+        await producer.close()
 
 
 def retry_topic_of(topic: str, subscription: str) -> str:

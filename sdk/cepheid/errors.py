@@ -79,7 +79,9 @@ class SendFailedError(Error):
 class UnreadableMessageError(Error):
     """A received payload cannot be unpacked or decoded. The message is not acknowledged by that."""
 
-    hint: ClassVar[str] = "acknowledge it to skip it, or nack it so that a dead-letter topic can take it"
+    hint: ClassVar[str] = (
+        "acknowledge it to skip it, or nack it to get it again; a payload that cannot be unpacked is never a dead letter"
+    )
 
 
 class MissingExtraError(Error, ImportError):

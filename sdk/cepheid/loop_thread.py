@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 from cepheid.errors import ClosedError, UsageError
 
 R = TypeVar("R")
+STOP_LIMIT_S = 5.0
+"""How long calls may take to end after they were cancelled."""
 
 
 class LoopThread:
@@ -19,6 +21,8 @@ class LoopThread:
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._lock = threading.Lock()  # no work is taken once `_is_stopping` is set
+        self._is_stopping = False
         self._thread.start()
 
     def __repr__(self) -> str:
@@ -26,15 +30,23 @@ class LoopThread:
 
     def run(self, work: Coroutine[Any, Any, R]) -> R:
         """Return what `work` returns. When the caller is interrupted (Ctrl-C), the work is cancelled first."""
-        if not self._thread.is_alive():
-            work.close()
-            raise ClosedError("the client is closed")
         if threading.current_thread() is self._thread:
             work.close()
             raise UsageError("a blocking call inside the client's own thread would wait for itself")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        if not self._thread.is_alive():
+            work.close()
+            raise ClosedError("the client is closed")
+        with self._lock:
+            if self._is_stopping:
+                work.close()
+                raise ClosedError("the client is closed")
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
+        except concurrent.futures.CancelledError:
+            if self._is_stopping:
+                raise ClosedError("the client was closed during the call") from None
+            raise
         except BaseException:
             if not future.done():
                 future.cancel()
@@ -50,8 +62,24 @@ class LoopThread:
         return self.run(run())
 
     def stop(self) -> None:
-        """End the loop and the thread. A second call does nothing."""
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
+        """Cancel what still runs, and end the loop and the thread. A second call does nothing."""
+        if not self._thread.is_alive():
+            return
+        with self._lock:
+            if not self._is_stopping:
+                self._is_stopping = True
+                asyncio.run_coroutine_threadsafe(self._end(), self._loop)
+        self._thread.join()
+        with self._lock:
             self._loop.close()
+
+    async def _end(self) -> None:
+        """Let every call of another thread end before the loop does: it waits for its result."""
+        try:
+            running = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in running:
+                task.cancel()
+            if running:
+                await asyncio.wait(running, timeout=STOP_LIMIT_S)
+        finally:
+            self._loop.stop()

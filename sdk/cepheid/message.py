@@ -21,6 +21,7 @@ class MessageSource(Protocol):
 
     def ack_nowait(self, message: Message[Any]) -> None: ...
     def nack(self, message: Message[Any], delay_s: float | None) -> None: ...
+    def give_back(self, message: Message[Any]) -> None: ...
     def on_taken(self, message: Message[Any]) -> None: ...
 
 
@@ -29,7 +30,7 @@ class EntryFacts:
 
     __slots__ = (
         "batch_size", "chunk_ids", "entry_id", "ledger_id", "metadata", "partition", "problem", "redelivery_count", "schema",
-        "topic", "writer",
+        "topic", "unpacked", "writer",
     )  # fmt: skip
 
     def __init__(
@@ -53,6 +54,7 @@ class EntryFacts:
         self.chunk_ids: tuple[tuple[int, int], ...] = ()  # all entries of a message that came in chunks
         self.writer: bytes | None = None  # definition of the schema it was written with, if the schema needs it
         self.problem: UnreadableMessageError | None = None
+        self.unpacked = True  # False: the payload is not known, so the message must not be published again in its name
 
 
 class Message(Generic[T]):
@@ -188,8 +190,10 @@ class Processing(Generic[T]):
         source = self._message._source
         if error is None:
             source.ack_nowait(self._message)
+        elif isinstance(error, Exception):
+            source.nack(self._message, None)
         else:
-            source.nack(self._message, None if isinstance(error, Exception) else 0.0)
+            source.give_back(self._message)
 
 
 _PLAIN = pb.SingleMessageMetadata(payload_size=0)

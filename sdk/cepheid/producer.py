@@ -53,8 +53,17 @@ class Producer(Generic[T]):
 
     @property
     def last_sequence_id(self) -> int:
-        """Sequence id of the last message that was stored, of the first partition; -1 if there is none."""
-        return self._partitions[0].last_sequence_id
+        """Sequence id of the last message that was stored; -1 if there is none.
+
+        Of a partitioned topic it is the lowest of all partitions. An application that sends everything after it again loses
+        nothing; with deduplication nothing is stored twice if each message has its partition again: route by key, or by a function.
+        """
+        return min(partition.last_sequence_id for partition in self._partitions)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it was lost for good, on one partition at least."""
+        return any(partition.failure is not None for partition in self._partitions)
 
     @property
     def unanswered_messages(self) -> int:
@@ -74,7 +83,7 @@ class Producer(Generic[T]):
         sequence_id: int | None = None,
     ) -> MessageId:
         """Publish a message and return its id once it is stored. Times are datetimes or milliseconds since 1970, `deliver_after`
-        a timedelta or seconds. While the window is full this waits for room.
+        a timedelta or seconds. While the window is full this waits for room, after the calls that wait already.
 
         Raises TimedOutError after the send timeout (the message may be stored or not), MessageTooLargeError, UsageError,
         ClosedError, and why the producer was lost. Cancelled while it waits for room: nothing is sent. Cancelled after that: the
@@ -88,10 +97,12 @@ class Producer(Generic[T]):
             attributes = NO_ATTRIBUTES
         else:
             attributes = _attributes(key, ordering_key, properties, event_time, deliver_at, deliver_after)
-        while self._window.is_full:
+        if self._window.is_full or self._window.has_waiters:
             await self.drain()
         waiter: asyncio.Future[MessageId] = asyncio.get_running_loop().create_future()
         self._choose(key).add(payload, attributes, sequence_id, waiter)
+        if self._window.has_waiters and self._window.is_full:
+            self._seal_all()  # others wait for receipts: what is open must not wait for company
         return await waiter
 
     def send_nowait(
@@ -134,8 +145,7 @@ class Producer(Generic[T]):
         """Wait until the window has room for at least one message. Cancelling it changes nothing."""
         self._check_usable()
         if self._window.is_full:
-            for partition in self._partitions:
-                partition.seal()
+            self._seal_all()
         await self._window.wait_for_room()
         self._check_usable()
 
@@ -149,13 +159,16 @@ class Producer(Generic[T]):
         self._window.raise_failures()
 
     async def close(self) -> None:
-        """Flush, and leave the topic. A second call does nothing. Raises as `flush` does, after it has closed.
+        """Flush, and leave the topic. Messages are refused from now on. A second call does nothing.
 
+        Raises as `flush` does, after it has closed.
         Without a send timeout it waits for receipts as long as for the answer to any request, and then raises TimedOutError.
         """
         if self._closed:
             return
         self._closed = True
+        for partition in self._partitions:
+            partition.refuse_more()
         try:
             async with asyncio.timeout(self._flush_limit_s):
                 await self.flush()
@@ -171,16 +184,35 @@ class Producer(Generic[T]):
 
     def add_partitions(self, partitions: list[TopicProducer]) -> None:
         """The topic has grown. Keys may now belong to another partition, as with the official clients."""
+        if self._closed:
+            for partition in partitions:
+                partition.refuse_more()
         self._partitions.extend(partitions)
         self._only = self._partitions[0] if len(self._partitions) == 1 else None
         self._chooser.partitions = len(self._partitions)
 
     def _choose(self, key: str | None) -> TopicProducer:
-        return self._only or self._partitions[self._chooser.choose(key)]
+        if self._only is not None:
+            return self._only
+        chosen = self._partitions[self._chooser.choose(key)]
+        if chosen.failure is not None and self._chooser.goes_by_turn(key):
+            for _ in self._partitions:
+                chosen = self._partitions[self._chooser.skip()]
+                if chosen.failure is None:
+                    break
+        return chosen
+
+    def _seal_all(self) -> None:
+        for partition in self._partitions:
+            partition.seal()
 
     def _check_usable(self) -> None:
+        """Raises ClosedError, and why the producer was lost if no partition can be used. The chosen one is checked apart."""
         for partition in self._partitions:
-            partition.check_usable()
+            if partition.failure is None:
+                partition.check_usable()
+                return
+        self._partitions[0].check_usable()
 
 
 def _attributes(

@@ -115,6 +115,15 @@ class PartitionChooser:
             return self._turn % self.partitions
         return self._hash(key) % self.partitions
 
+    def goes_by_turn(self, key: str | None) -> bool:
+        """Return whether such a message may be sent to any partition."""
+        return key is None and not callable(self._routing)
+
+    def skip(self) -> int:
+        """The partition of this turn cannot be used: return the index of the next one."""
+        self._turn = (self._turn + 1) % self.partitions
+        return self._turn
+
     def on_batch_ended(self) -> None:
         """The batch of messages without key is full or was sent: the next one is for the next partition."""
         if self._routing == "round_robin":

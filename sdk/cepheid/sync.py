@@ -143,7 +143,10 @@ class Consumer(_Blocking, Generic[T]):
         try:
             yield message
         except BaseException as error:
-            self.nack(message, None if isinstance(error, Exception) else 0.0)
+            if isinstance(error, Exception):
+                self.nack(message)
+            else:
+                self._thread.call(lambda: message._source.give_back(message))
             raise
         self.ack_nowait(message)
 

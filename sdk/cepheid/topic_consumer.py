@@ -6,7 +6,8 @@
 Rules
  1. What waits in the queue when the topic moves or the connection breaks is dropped: the broker delivers it again. What the
     application has can still be acknowledged.
- 2. A message of a batch that was acknowledged here is not delivered again, also if the broker sends the whole batch again.
+ 2. A message of a batch that was acknowledged here is not delivered again, also if the broker sends the whole batch again. This
+    ends when the broker closes the consumer: the subscription may have been moved back.
  3. Every message that comes costs a permit, and gives it back: when it is taken, or at once if it is not for the application.
 """
 
@@ -16,11 +17,12 @@ import asyncio
 import heapq
 import itertools
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from cepheid.acks import AckTracker, bits_of
-from cepheid.connection import Connection
+from cepheid.connection import Connection, Request
 from cepheid.entry_reader import ChunkBuffer, Single, split_batch, unpack
 from cepheid.errors import ClosedError, ConnectError, Error, TimedOutError, UnreadableMessageError, UsageError, refused
 from cepheid.lookup import Lookup
@@ -46,6 +48,8 @@ _TYPES = {
     "key_shared": pb.CommandSubscribe.Key_Shared,
 }
 _NO_EPOCH = -1
+MAX_UNCOUNTED = 10_000
+"""Entries whose cancelled deliveries are remembered, for consumers with dead letters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +138,11 @@ class TopicConsumer(TopicLink):
         self._acks = AckTracker(batch_index=options.batch_index_acks)
         self._ack_timer: asyncio.Handle | None = None
         self._ack_waiters: list[asyncio.Future[None]] = []
+        self._acks_soon = False  # they are sent at the end of the loop's turn
+        self._confirming: set[asyncio.Task[None]] = set()
         self._nacks: list[tuple[float, int, tuple[int, int]]] = []
         self._nack_order = itertools.count()
+        self._uncounted: dict[tuple[int, int], tuple[int, int]] = {}  # by entry: the last cancelled delivery, how many were
         self._nack_timer: asyncio.TimerHandle | None = None
         self._epoch = 0 if not options.is_shared else _NO_EPOCH
         self._chunks = ChunkBuffer()
@@ -190,9 +197,29 @@ class TopicConsumer(TopicLink):
                 left &= here  # rule 2
             if left != -1:
                 singles = [single for single in singles if left >> single[0] & 1]
+        kept = singles
         if (skip := self._skip_to) is not None:
-            singles = [single for single in singles if (*place, single[0]) >= skip]
+            kept = [single for single in singles if (*place, single[0]) >= skip]
+            self._on_place(place)
+        if self.options.durable and len(kept) < count:
+            self._acknowledge_left_out(place, singles, kept, skip)
+        singles = kept
         self._deliver([Message(self, facts, index, single, body) for index, single, body in singles], count)
+
+    def _on_place(self, place: tuple[int, int]) -> None:
+        """Forget what a seek leaves out once it is passed. A reader keeps it: it may begin there again."""
+        if self.options.durable and self._skip_to is not None and (*place, -1) >= self._skip_to:
+            self._skip_to = None
+
+    def _acknowledge_left_out(
+        self, place: tuple[int, int], singles: list[Single], kept: list[Single], skip: tuple[int, int, int] | None
+    ) -> None:
+        """Messages of a batch that compaction removed, that are acknowledged, or that a seek passed, do not hold the entry back."""
+        if kept:
+            self._acks.deliver(place, sum(1 << index for index, _, _ in kept))
+        elif not singles or (skip is not None and _begins_at(place, skip)):
+            self._acks.ack(place, -1, 0)
+            self._send_acks_later()
 
     def on_taken(self, message: Message[Any]) -> None:
         """The application took a message out of the queue."""
@@ -206,28 +233,43 @@ class TopicConsumer(TopicLink):
 
     def on_connection_lost(self) -> None:
         self._drop_queue()
+        self._fail_ack_waiters()
         super().on_connection_lost()
 
     def on_closed_by_broker(self, broker_url: str) -> None:
         self._drop_queue()
+        if self.options.durable and self._seek_ended is None:  # perhaps because the subscription was moved, to an earlier place
+            self._skip_to = None
+            self._acks.forget_parts()
+        self._fail_ack_waiters()
         super().on_closed_by_broker(broker_url)
+
+    def _fail_ack_waiters(self) -> None:
+        """Those whose acknowledgement was about to be sent."""
+        if self.connection is not None:
+            _fail(self._ack_waiters, ConnectError(f"{self.what} lost its connection: acknowledgements are sent when it is back"))
 
     def _on_chunk(
         self, message: pb.CommandMessage, place: tuple[int, int], metadata: pb.MessageMetadata, payload: memoryview
     ) -> None:
         whole = self._chunks.add(metadata, place, payload)
         if whole is None:
+            if self.options.durable and self._skip_to is not None and _begins_at(place, self._skip_to):
+                self._acks.ack(place, -1, 0)  # the last chunk of the message that a seek named: the ones before do not come
+                self._send_acks_later()
             self._give_back_permits(1)
             return
         facts = self._facts(place, message.redelivery_count, metadata)
         facts.chunk_ids = whole[1]
-        if self._skip_to is not None and (*place, -1) < self._skip_to:
-            self._give_back_permits(1)
-            return
+        if self._skip_to is not None:
+            if (*place, -1) < self._skip_to:
+                self._give_back_permits(1)
+                return
+            self._on_place(place)
         try:
             data = unpack(metadata, whole[0])
         except UnreadableMessageError as error:
-            facts.problem, data = error, b""
+            facts.problem, facts.unpacked, data = error, False, b""
         self._deliver([Message(self, facts, -1, None, data)], 1)
 
     def _facts(self, place: tuple[int, int], redelivery_count: int, metadata: pb.MessageMetadata) -> EntryFacts:
@@ -237,12 +279,13 @@ class TopicConsumer(TopicLink):
         """An entry that cannot be unpacked comes as one message, which raises when its data is asked for."""
         facts = self._facts(place, redelivery_count, metadata)
         facts.problem = UnreadableMessageError(f"entry {place[0]}:{place[1]} of {self.topic}: {why}")
+        facts.unpacked = False
         return Message(self, facts, -1, None, b"")
 
     def _deliver(self, messages: list[Message[Any]], permits: int) -> None:
         """Hand messages on that took `permits` in all."""
         limit = self.options.dead_letters_after
-        if limit is not None and messages and messages[0].redelivery_count > limit:
+        if limit is not None and messages and self._failures_of(messages[0]) > limit and messages[0]._facts.unpacked:
             for message in messages:  # its consumers were lost before they could give it back
                 self._owner.on_dead_letter(self, message)
             messages = []
@@ -268,10 +311,13 @@ class TopicConsumer(TopicLink):
             return True
         writer = self._writers[version]
         if isinstance(writer, Error):
-            facts.problem = UnreadableMessageError(f"{self.topic}: the schema of a message cannot be had: {writer}")
+            facts.problem = self._without_schema(writer)
         else:
             facts.writer = writer
         return False
+
+    def _without_schema(self, error: Error) -> UnreadableMessageError:
+        return UnreadableMessageError(f"{self.topic}: the schema of a message cannot be had: {error}")
 
     async def _fetch_writers(self) -> None:
         """Release what is held, in order; fetch each schema that is missing for it."""
@@ -285,7 +331,12 @@ class TopicConsumer(TopicLink):
                 schema = await self._lookup.schema(str(TopicName.parse(self.topic).base), version)
                 self._writers[version] = None if schema is None else schema.schema_data
             except Error as error:
-                self._writers[version] = error
+                if not error.retriable:
+                    self._writers[version] = error
+                    continue
+                lost = held.pop(0)  # the next message asks again
+                lost[0]._facts.problem = self._without_schema(error)
+                self._owner.on_messages(lost)
         self._held = None
 
     # Permits
@@ -344,20 +395,31 @@ class TopicConsumer(TopicLink):
         self._acks.ack_cumulative(message_id[:2], message_id.batch_index, _batch_size(message_id))
         self._send_acks_later()
 
-    async def acks_confirmed(self) -> None:
-        """Send the acknowledgements that wait, and return when the broker has confirmed them.
+    async def acks_confirmed(self, acknowledge: Callable[[], None]) -> None:
+        """Call `acknowledge`, which calls the methods above, and return when the broker has confirmed what it acknowledged.
 
-        Raises ConnectError when the connection breaks meanwhile: what was acknowledged may come again.
+        Raises ConnectError when the connection breaks meanwhile: what was acknowledged may come again. While there is no connection
+        this waits for the next one, or raises TimedOutError; what was acknowledged is then sent later.
         """
         self.check_usable()
-        await self._wait_attached()
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._ack_waiters.append(waiter)
-        if len(self._ack_waiters) == 1:
-            if self._ack_timer is not None:
-                self._ack_timer.cancel()
-            self._ack_timer = asyncio.get_running_loop().call_soon(self._send_acks)  # with those of the same turn
-        await waiter
+        self._ack_waiters.append(waiter)  # before anything is sent: a full group is sent at once
+        try:
+            acknowledge()
+            if self._ack_waiters and not self._acks_soon:
+                if self._ack_timer is not None:
+                    self._ack_timer.cancel()
+                self._acks_soon = True
+                self._ack_timer = asyncio.get_running_loop().call_soon(self._send_acks)  # with those of the same turn
+            if self.connection is None:
+                await self._wait_attached()
+            await waiter
+        except BaseException:
+            if waiter in self._ack_waiters:
+                self._ack_waiters.remove(waiter)
+            if waiter.done() and not waiter.cancelled():
+                waiter.exception()  # seen
+            raise
 
     def _send_acks_later(self) -> None:
         if self._acks.waiting_entries >= ACK_GROUP_ENTRIES:
@@ -369,16 +431,27 @@ class TopicConsumer(TopicLink):
         if self._ack_timer is not None:
             self._ack_timer.cancel()
             self._ack_timer = None
+        self._acks_soon = False
+        connection = self.connection
+        if connection is None:
+            return  # all is kept, and sent when it is attached again
         waiters, self._ack_waiters = self._ack_waiters, []
-        if self.connection is None:
-            _fail(waiters, ConnectError(f"{self.what} lost its connection: acknowledgements are sent when it is back"))
-            return  # they are kept, and sent when it is attached again
         bodies = self._ack_bodies()
-        if waiters:
-            self._tasks.start(self._confirm(self.connection, bodies, waiters), name="ack")
-        else:
+        if not waiters:
             for body in bodies:
-                self.connection.write(encode_body(body))
+                connection.write(encode_body(body))
+            return
+        what = f"acknowledging to {self.what}"
+        try:
+            requests = [connection.begin_request(body, what) for body in bodies]
+        except ConnectError as error:
+            _fail(waiters, error)
+            return
+        confirming = self._tasks.start(self._confirm(connection, requests, what, waiters), name="ack")
+        self._confirming.add(confirming)
+        confirming.add_done_callback(self._confirming.discard)
+        unconfirmed = ClosedError(f"{self.what} was closed before its acknowledgements were confirmed")
+        confirming.add_done_callback(lambda _: _fail(waiters, unconfirmed))  # also when it was cancelled before its first step
 
     def _ack_bodies(self) -> list[pb.CommandAck]:
         bodies = []
@@ -388,15 +461,14 @@ class TopicConsumer(TopicLink):
             bodies.append(pb.CommandAck(consumer_id=self._consumer_id, ack_type=pb.CommandAck.Individual, message_id=ids))
         return bodies
 
-    async def _confirm(self, connection: Connection, bodies: list[pb.CommandAck], waiters: list[asyncio.Future[None]]) -> None:
+    async def _confirm(
+        self, connection: Connection, requests: list[Request], what: str, waiters: list[asyncio.Future[None]]
+    ) -> None:
         try:
-            what = f"acknowledging to {self.what}"
-            for answer in await asyncio.gather(*(self._request(connection, body, what) for body in bodies)):
+            answers = (connection.answer_to(request, what, self._timeout_s) for request in requests)
+            for answer in await asyncio.gather(*answers):
                 if answer.HasField("error"):
                     raise refused(answer.error, answer.message, what)
-        except asyncio.CancelledError:
-            _fail(waiters, ClosedError(f"{self.what} was closed before its acknowledgements were confirmed"))
-            raise
         except Error as error:
             _fail(waiters, error)
         for waiter in waiters:
@@ -408,10 +480,35 @@ class TopicConsumer(TopicLink):
     def nack(self, message: Message[Any], delay_s: float | None) -> None:
         """Give a message back: it comes again after `delay_s`, by default after the back-off for its count of deliveries."""
         limit = self.options.dead_letters_after
-        if limit is not None and message.redelivery_count >= limit:
-            self._owner.on_dead_letter(self, message)
-            return
         facts = message._facts
+        if limit is not None and self._failures_of(message) >= limit:
+            if facts.unpacked:
+                self._owner.on_dead_letter(self, message)
+                return
+            # A dead letter would hold nothing, and the only copy would be acknowledged: it waits for a consumer that can read it.
+            log.warning(
+                "client.unreadable_not_dead_lettered",
+                extra={"message_id": str(message.message_id), "topic": self.topic, "error": str(facts.problem)},
+            )
+        self._nack(facts, delay_s)
+
+    def give_back(self, message: Message[Any]) -> None:
+        """Give a message back at once: its handler was cancelled and did not fail, so it is not a step towards a dead letter."""
+        facts = message._facts
+        if self.options.dead_letters_after is not None:
+            place = (facts.ledger_id, facts.entry_id)
+            last, count = self._uncounted.pop(place, (-1, 0))
+            self._uncounted[place] = facts.redelivery_count, count + (last != facts.redelivery_count)
+            if len(self._uncounted) > MAX_UNCOUNTED:
+                del self._uncounted[next(iter(self._uncounted))]
+        self._nack(facts, 0.0)
+
+    def _failures_of(self, message: Message[Any]) -> int:
+        """Return how many deliveries before this one count."""
+        facts = message._facts
+        return facts.redelivery_count - self._uncounted.get((facts.ledger_id, facts.entry_id), (0, 0))[1]
+
+    def _nack(self, facts: EntryFacts, delay_s: float | None) -> None:
         if delay_s is None:
             delay_s = self.options.nack_backoff.delay_s(facts.redelivery_count)
         loop = asyncio.get_running_loop()
@@ -451,6 +548,11 @@ class TopicConsumer(TopicLink):
 
     async def seek(self, message_id: MessageId | None, at_ms: int | None, *, inclusive: bool) -> None:
         """Move the subscription, and return when messages come from the new place."""
+        while not await self._seek_once(message_id, at_ms, inclusive):
+            pass  # the broker forgot a reader's place with its connection
+
+    async def _seek_once(self, message_id: MessageId | None, at_ms: int | None, inclusive: bool) -> bool:
+        """Return whether it was moved, and a reader's new place is known here too."""
         self.check_usable()
         if self._seek_ended is not None:
             raise UsageError(f"{self.what} is seeking already: await the first seek")
@@ -474,12 +576,33 @@ class TopicConsumer(TopicLink):
             self._set_start(message_id, inclusive)
             if self.connection is connection:  # the broker left it open: what is on its way belongs to the old place
                 connection.consumers.pop(self._consumer_id, None)
-                await self._request(connection, pb.CommandCloseConsumer(consumer_id=self._consumer_id), f"seek of {self.what}")
+                try:
+                    await self._request(connection, pb.CommandCloseConsumer(consumer_id=self._consumer_id), f"seek of {self.what}")
+                except ConnectError:
+                    pass  # it is closed all the more
                 self.on_closed_by_broker("")
         finally:
             self._seek_ended = None
             ended.set()
+        incarnation = self._incarnation
         await self._wait_attached()
+        return self.options.durable or message_id is not None or await self._learn_place(incarnation)
+
+    async def _learn_place(self, incarnation: int) -> bool:
+        """Ask where a seek by time led. A subscription that the broker does not keep begins there again after a lost connection."""
+        connection = self.connection
+        if connection is None or self._incarnation != incarnation:
+            return False
+        try:
+            ask = pb.CommandGetLastMessageId(consumer_id=self._consumer_id)
+            answer = await self._request(connection, ask, f"seek of {self.what}")
+        except ConnectError:
+            return False
+        if answer.HasField("consumer_mark_delete_position"):
+            mark = answer.consumer_mark_delete_position
+            self._started_by_time = False
+            self._set_start(MessageId(signed64(mark.ledgerId), signed64(mark.entryId)), inclusive=False)
+        return True
 
     def _set_start(self, start: MessageId | None, inclusive: bool) -> None:
         """Where messages begin to be delivered: the broker begins at the entry, here its first messages are left out."""
@@ -528,8 +651,14 @@ class TopicConsumer(TopicLink):
         if self.is_closed:
             return
         self._send_acks()
+        self.is_closed = True  # nothing more is acknowledged
+        _fail(self._ack_waiters, ClosedError(f"{self.what} was closed before its acknowledgements could be sent"))
         connection = self.connection
-        await self.stop()
+        try:
+            if self._confirming:
+                await asyncio.wait(self._confirming)  # each has its time limit
+        finally:
+            await self.stop()
         for timer in (self._ack_timer, self._nack_timer):
             if timer is not None:
                 timer.cancel()
@@ -585,10 +714,11 @@ class TopicConsumer(TopicLink):
         return None if self._started_by_time else MessageId(self._start.ledger_id, self._start.entry_id)
 
     def _on_attached(self, connection: Connection) -> None:
+        self._reattach_backoff.reset()
+        if len(self._acks) or self._ack_waiters:
+            self._send_acks()  # before it asks for messages, so that those acknowledged do not come again
         self._permits_back = self._permits
         self._flow()
-        if len(self._acks):
-            self._send_acks()
         attached, self._attached = self._attached, []
         for waiter in attached:
             if not waiter.done():
@@ -618,6 +748,11 @@ class TopicConsumer(TopicLink):
         _fail(self._attached, error)
         _fail(self._ack_waiters, error)
         self._owner.on_link_failed(self, error)
+
+
+def _begins_at(place: tuple[int, int], skip: tuple[int, int, int]) -> bool:
+    """Return whether the broker begins at this entry after the seek that leaves out what is before `skip`."""
+    return place == (skip[:2] if skip[2] >= 0 else (skip[0], skip[1] - 1))
 
 
 def _batch_size(message_id: MessageId) -> int:

@@ -37,6 +37,7 @@ class TopicLink(ABC):
         self._generation = generation()
         self._tasks = TaskOwner(f"cepheid/{what}", on_error=self._on_bug)
         self._reattaching = False
+        self._reattach_backoff = Backoff(0.05)  # reset by the subclass, when what it is for works
 
     def __repr__(self) -> str:
         state = "closed" if self.is_closed else "failed" if self.failure else "attached" if self.connection else "detached"
@@ -115,7 +116,7 @@ class TopicLink(ABC):
 
     async def _before_reattach(self) -> None:
         """A pause that lets the topic find its new broker."""
-        await asyncio.sleep(Backoff(0.05).next_s())
+        await asyncio.sleep(self._reattach_backoff.next_s())
 
     async def _attach_to_owner(self, broker_url: str = "") -> None:
         connection = await (self._lookup.at(broker_url) if broker_url else self._lookup.broker_of(self.topic))

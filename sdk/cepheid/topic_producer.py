@@ -14,6 +14,7 @@ Rules
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections import deque
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from cepheid.batching import NO_ATTRIBUTES, Attributes, FrameParts, OpenBatch, S
 from cepheid.compression import Compressor
 from cepheid.connection import Connection
 from cepheid.errors import (
+    ClosedError,
     Error,
     FencedError,
     MessageTooLargeError,
@@ -86,7 +88,9 @@ class SendWindow:
         self.bytes = 0
         self.failed = 0
         self.first_failure: Error | None = None
-        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._waiters: dict[int, asyncio.Future[None]] = {}  # by ticket, in the order of the calls
+        self._tickets = itertools.count()
+        self._is_waking = False
 
     def __repr__(self) -> str:
         return f"<SendWindow {self.messages} messages, {self.bytes} bytes>"
@@ -96,13 +100,16 @@ class SendWindow:
         """Soft by one message: what is there already is never refused for its size."""
         return self.messages >= self.limit_messages or self.bytes >= self.limit_bytes
 
+    @property
+    def has_waiters(self) -> bool:
+        """Whether calls wait for room, or are about to take the room that they were given."""
+        return bool(self._waiters)
+
     def give_back(self, messages: int, size_bytes: int) -> None:
         self.messages -= messages
         self.bytes -= size_bytes
-        while self._waiters and not self.is_full:
-            waiter = self._waiters.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
+        if self._waiters:
+            self._wake()
 
     def add_failures(self, count: int, error: Error) -> None:
         self.failed += count
@@ -117,10 +124,34 @@ class SendWindow:
             raise SendFailedError(f"{count} messages were not stored; the first because: {first}", count=count, first=first)
 
     async def wait_for_room(self) -> None:
-        while self.is_full:
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiters.append(waiter)
-            await waiter
+        """Return when there is room and earlier calls have had theirs. The caller takes the room without a pause."""
+        if not self.is_full and not self._waiters:
+            return
+        loop = asyncio.get_running_loop()
+        ticket = next(self._tickets)
+        self._waiters[ticket] = loop.create_future()
+        try:
+            self._wake_soon(loop)  # the calls before this one may not need all the room
+            await self._waiters[ticket]
+            while self.is_full:
+                self._waiters[ticket] = loop.create_future()  # the place in the order stays
+                await self._waiters[ticket]
+        finally:
+            del self._waiters[ticket]
+            self._wake_soon(loop)
+
+    def _wake_soon(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._waiters and not self._is_waking:
+            self._is_waking = True
+            loop.call_soon(self._wake)
+
+    def _wake(self) -> None:
+        """Wake as many as there is room for, in order. They stay in the queue until they run: a newcomer is never before them."""
+        self._is_waking = False
+        if self.bytes < self.limit_bytes:
+            for waiter in itertools.islice(self._waiters.values(), max(self.limit_messages - self.messages, 0)):
+                if not waiter.done():
+                    waiter.set_result(None)
 
 
 @dataclass(slots=True)
@@ -170,17 +201,18 @@ class TopicProducer(TopicLink):
         self._batch_limit_messages = options.batch_messages if options.batching else 1
         self._batch_limit_bytes = options.batch_bytes
         self._max_message_bytes = 0
-        self._filling: dict[str | None, _Filling] = {}  # one batch, or with batch_by_key one for each key
+        self._filling: dict[str | bytes | None, _Filling] = {}  # one batch, or with batch_by_key one for each key
         self._plain: _Filling | None = None  # the batch that messages without attributes may join
         self._open_messages = 0
         self._open_bytes = 0
         self._unanswered: deque[_Entry] = deque()
         self._next_sequence_id = 0
-        self._last_given_id = -1
+        self._last_id = -1  # of the messages that this object sealed, numbered by the application or here
         self._frames: SendFrames
         self._seal_soon: asyncio.Handle | None = None
         self._expiry: asyncio.TimerHandle | None = None
         self._epoch = 0
+        self._is_closing = False
         sever_in_children(self)
         self._topic_epoch: int | None = None
         self._broken = False  # the broker refused an entry: it takes nothing more until the producer is opened again
@@ -189,6 +221,16 @@ class TopicProducer(TopicLink):
     @property
     def unanswered_entries(self) -> int:
         return len(self._unanswered)
+
+    def refuse_more(self) -> None:
+        """Take no more messages: the producer is being closed. What was taken is sent."""
+        self._is_closing = True
+        self.seal()
+
+    def check_usable(self) -> None:
+        super().check_usable()
+        if self._is_closing:
+            raise ClosedError(f"{self.what} is closed")
 
     def sever(self) -> None:
         """In a forked child: what is open is the parent's to send, and the next message meets the check in `add`."""
@@ -222,12 +264,12 @@ class TopicProducer(TopicLink):
         alone = not options.batching or size_bytes > self._batch_limit_bytes or attributes.deliver_at_ms is not None
         if alone:
             self._add_alone(payload, attributes, waiter)
-            if sequence_id is not None:
-                self._last_given_id = sequence_id
             return
         if self._open_bytes + size_bytes > self._batch_limit_bytes:
             self.seal()
-        key = attributes.key if options.batch_by_key else None
+        key: str | bytes | None = None
+        if options.batch_by_key:  # brokers dispatch by the ordering key where there is one
+            key = attributes.key if attributes.ordering_key is None else attributes.ordering_key
         filling = self._filling.get(key)
         if filling is None:
             filling = self._filling[key] = _Filling()
@@ -240,8 +282,6 @@ class TopicProducer(TopicLink):
             filling.batch.add(payload, header, attributes)
         if waiter is not None:
             filling.waiters.append((index, waiter))
-        if sequence_id is not None:
-            self._last_given_id = sequence_id
         self._window.messages += 1
         self._window.bytes += size_bytes
         self._open_messages += 1
@@ -321,8 +361,9 @@ class TopicProducer(TopicLink):
         """The application numbers its messages: within a batch they follow each other without gaps."""
         if self._options.batch_by_key:
             raise UsageError("sequence_id cannot be given with batch_by_key: batches by key are sent in another order")
-        if sequence_id <= self._last_given_id:
-            raise UsageError(f"sequence_id must grow: got {sequence_id} after {self._last_given_id}")
+        last_id = self._next_sequence_id + self._open_messages - 1 if self._open_messages else self._last_id
+        if sequence_id <= last_id:  # with deduplication it would be dropped, and reported as stored
+            raise UsageError(f"sequence_id must grow: got {sequence_id} after {last_id}")
         if sequence_id != self._next_sequence_id + self._open_messages:
             self.seal()
             self._next_sequence_id = sequence_id
@@ -341,6 +382,7 @@ class TopicProducer(TopicLink):
         deadline = loop.time() + self._options.send_timeout_s
         entry = _Entry(self._next_sequence_id, parts, messages, size_bytes, is_batch, deadline, waiters)
         self._next_sequence_id += sequence_ids
+        self._last_id = self._next_sequence_id - 1 if sequence_ids else self._last_id
         self._unanswered.append(entry)
         if self._expiry is None and self._options.send_timeout_s > 0:
             self._expiry = loop.call_at(deadline, self._expire)
@@ -358,6 +400,7 @@ class TopicProducer(TopicLink):
                 self.connection.abort(f"a receipt for {receipt.sequence_id} came while {entry.sequence_id} is the next")
             return
         self._unanswered.popleft()
+        self._reattach_backoff.reset()
         self.last_sequence_id = entry.sequence_id + max(entry.messages, 1) - 1
         if entry.waiters:
             ledger_id, entry_id = signed64(receipt.message_id.ledgerId), signed64(receipt.message_id.entryId)
@@ -441,6 +484,8 @@ class TopicProducer(TopicLink):
 
     def _on_attached(self, connection: Connection) -> None:
         self._broken = False
+        if not self._unanswered:
+            self._reattach_backoff.reset()  # else with a receipt: what is sent again may be refused again
         for entry in self._unanswered:
             connection.write_parts(entry.parts)
 
@@ -484,10 +529,12 @@ class TopicProducer(TopicLink):
             self._fail_entry(_Entry(-1, (), len(filling.batch), size_bytes, True, 0.0, filling.waiters), error)
 
     def _fail_entry(self, entry: _Entry, error: Error) -> None:
+        silent = entry.messages
         for _, waiter in entry.waiters:
-            if not waiter.done():
+            if not waiter.done():  # done: its `send` was cancelled, so `flush` reports it
                 waiter.set_exception(error)
-        if silent := entry.messages - len(entry.waiters):
+                silent -= 1
+        if silent:
             self._window.add_failures(silent, error)
         self._end(entry)
 

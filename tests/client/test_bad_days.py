@@ -135,6 +135,19 @@ async def _waited(task: asyncio.Future[Any]) -> None:
     await task
 
 
+async def test_a_cancelled_close_can_be_repeated(cluster: ClusterThread, topic: str) -> None:
+    client = cepheid.connect(cluster.url)
+    consumer = await client.consumer(topic, "s")
+    for each in (consumer, client):
+        closing = asyncio.ensure_future(each.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.wait([closing])
+        await each.close()
+    async with cepheid.connect(cluster.url) as other, other.consumer(topic, "s"):
+        pass  # it is exclusive: the first one has left
+
+
 async def test_closing_sends_what_was_taken(cluster: ClusterThread, topic: str) -> None:
     async with cepheid.connect(cluster.url) as client:
         producer = await client.producer(topic)
@@ -310,6 +323,23 @@ async def test_a_redirect_is_followed_and_a_token_is_sent(cluster: ClusterThread
         async with cepheid.connect(url, token=lambda: "secret") as client, client.producer(topic) as producer:
             await producer.send(b"")
     assert (commands[0].connect.auth_method_name, commands[0].connect.auth_data) == ("token", b"secret")
+
+
+async def test_a_token_function_that_raises_is_asked_again(cluster: ClusterThread, topic: str) -> None:
+    calls: list[int] = []
+
+    def token() -> str:
+        calls.append(0)
+        if len(calls) in (1, 3):
+            raise OSError("the secret store does not answer")
+        return "secret"
+
+    async with cepheid.connect(cluster.url, token=token) as client, client.producer(topic) as producer:
+        assert client._pool is not None
+        for connection in list(client._pool._open.values()):
+            connection.abort("cut by the test")
+        await producer.send(b"")
+        assert len(calls) == 4
 
 
 async def test_a_peer_that_speaks_another_protocol() -> None:

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import re
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 import cepheid
+from cepheid.lookup import Lookup
+from cepheid_wire import ServerError
 from tests.client.conftest import ClusterThread
 from tests.support import wait_until
 
 RECEIVE_S = 30.0
 SOON = cepheid.NackBackoff(first_s=0.05, limit_s=0.1)
+
+
+@dataclass
+class Point:
+    x: int
 
 
 async def publish(client: cepheid.Client, topic: str, count: int, **options: Any) -> list[cepheid.MessageId]:
@@ -48,6 +56,40 @@ async def test_what_is_acknowledged_does_not_come_again(cluster: ClusterThread, 
         async with client.consumer(topic, "s", type=kind) as consumer:
             assert await data_of(consumer, 2) == numbers(3, 5)
             await assert_silent(consumer)
+
+
+async def test_an_acknowledgement_beside_close_is_sent_and_confirmed(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client:
+        for turns in range(4):
+            await publish(client, topic, 1)
+            consumer = await client.consumer(topic, "s", start="earliest")
+            acknowledging = asyncio.ensure_future(consumer.ack(await consumer.receive(RECEIVE_S)))
+            for _ in range(turns + 1):
+                await asyncio.sleep(0)
+            await consumer.close()
+            await asyncio.wait_for(acknowledging, RECEIVE_S)
+        async with client.consumer(topic, "s") as consumer:
+            await assert_silent(consumer)
+
+
+async def test_ack_waits_for_the_broker_also_if_it_fills_a_group(
+    cluster: ClusterThread, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cepheid.topic_consumer.ACK_GROUP_ENTRIES", 1)  # every acknowledgement is sent at once
+    async with cepheid.connect(cluster.url) as client:
+        await publish(client, topic, 3, batching=False)
+        async with client.consumer(topic, "s", start="earliest", receiver_queue=3) as consumer:
+            messages = [await consumer.receive(RECEIVE_S) for _ in range(3)]
+            (link,) = consumer.links.values()
+            acknowledging = asyncio.ensure_future(consumer.ack(messages[0]))
+            await asyncio.sleep(0)
+            assert link.connection is not None
+            link.connection.abort("cut by the test")
+            with pytest.raises(cepheid.ConnectError):
+                await acknowledging
+            await asyncio.gather(*map(consumer.ack, messages))  # while it is not attached: when it is again
+            stats = cluster.admin("GET", f"persistent/public/default/{topic}/stats")
+            assert stats["subscriptions"]["s"]["msgBacklog"] == 0
 
 
 async def test_cumulative_acknowledgement_inside_a_batch(cluster: ClusterThread, topic: str) -> None:
@@ -132,6 +174,40 @@ async def test_messages_that_fail_again_and_again_become_dead_letters(cluster: C
                 assert letter.properties["REAL_TOPIC"].endswith(topic)
         async with client.consumer(topic, "s", type="shared") as consumer:
             await assert_silent(consumer)
+
+
+async def test_what_cannot_be_unpacked_is_never_a_dead_letter(
+    cluster: ClusterThread, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> bytes:
+        raise cepheid.UnreadableMessageError("the codec is missing")
+
+    async with cepheid.connect(cluster.url) as client:
+        await publish(client, topic, 1)
+        dead = cepheid.DeadLetters(after=1, topic=f"{topic}-dead", subscription="buried")
+        monkeypatch.setattr("cepheid.topic_consumer.unpack", refuse)
+        async with client.consumer(
+            topic, "s", type="shared", start="earliest", nack_backoff=SOON, dead_letters=dead, retry=True
+        ) as consumer:
+            for delivery in range(4):
+                message = await consumer.receive(RECEIVE_S)
+                assert message.redelivery_count == delivery
+                with pytest.raises(cepheid.UnreadableMessageError):
+                    await consumer.retry_later(message, 0.01)
+                consumer.nack(message)
+            monkeypatch.undo()
+            async with client.consumer(f"{topic}-dead", "buried") as undertaker:
+                assert await data_of(undertaker, 1) == [b"0"]
+
+
+async def test_a_dead_letter_producer_that_failed_is_replaced(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client:
+        await publish(client, topic, 2)
+        async with client.consumer(topic, "s", type="shared", start="earliest", retry=True) as consumer:
+            await consumer.retry_later(await consumer.receive(RECEIVE_S), 0)
+            (task,) = consumer._producers.values()
+            task.result()._partitions[0]._fail(cepheid.TerminatedError("terminated by the test"))
+            await consumer.retry_later(await consumer.receive(RECEIVE_S), 0)
 
 
 async def test_retry_later_goes_through_the_retry_topic(cluster: ClusterThread, topic: str) -> None:
@@ -348,3 +424,132 @@ async def test_consumers_of_a_key_shared_subscription_have_their_own_keys(cluste
         for key in keys[0] | keys[1]:
             numbers_of_key = [int(message.data) for messages in seen for message in messages if message.key == key]
             assert numbers_of_key == sorted(numbers_of_key)
+
+
+async def test_a_seek_inside_a_batch_leaves_no_backlog(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client:
+        ids = await publish(client, topic, 4)
+        async with client.consumer(topic, "s", start="earliest") as consumer:
+            for to, expected in ((ids[1], numbers(2, 4)), (ids[3], [])):
+                await consumer.seek(to)
+                for data in expected:
+                    message = await consumer.receive(RECEIVE_S)
+                    assert message.data == data
+                    await consumer.ack(message)
+                await assert_silent(consumer)
+                stats = cluster.admin("GET", f"persistent/public/default/{topic}/stats")
+                assert stats["subscriptions"]["s"]["msgBacklog"] == 0, to
+
+
+@pytest.mark.parametrize("is_read_on", [False, True])
+async def test_a_seek_ends_with_one_of_another_client(cluster: ClusterThread, topic: str, is_read_on: bool) -> None:
+    async with cepheid.connect(cluster.url) as client:
+        ids = await publish(client, topic, 6, batch_messages=2)
+        async with client.consumer(topic, "s", type="shared", start="earliest") as consumer:
+            await consumer.seek(ids[2])
+            if is_read_on:
+                for message in [await consumer.receive(RECEIVE_S) for _ in range(2)]:
+                    await consumer.ack(message)
+            async with client.consumer(topic, "s", type="shared", receiver_queue=1) as other:
+                await other.seek("earliest")
+            got: set[bytes] = set()
+            while len(got) < 6:
+                got.add((await consumer.receive(RECEIVE_S)).data)
+
+
+async def test_a_reader_that_started_at_a_time_starts_there_again(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client:
+        await publish(client, topic, 3)
+        await asyncio.sleep(0.05)
+        between = datetime.now(UTC)
+        await asyncio.sleep(0.05)
+        await publish(client, topic, 2, batching=False)
+        for start in (between, datetime(2020, 1, 1, tzinfo=UTC)):
+            async with client.reader(topic, start=start) as reader:
+                assert client._pool is not None
+                for connection in list(client._pool._open.values()):
+                    connection.abort("cut by the test")
+                (link,) = reader._consumer.links.values()
+                await asyncio.sleep(0)
+                assert link.connection is None
+                assert not reader._consumer.queued_messages
+                got = [(await reader.read(RECEIVE_S)).data]
+                while await reader.has_message_available():
+                    got.append((await reader.read(RECEIVE_S)).data)
+                assert got == (numbers(0, 2) if start is between else numbers(0, 3) + numbers(0, 2))
+
+
+async def test_a_message_id_does_not_start_a_reader_of_partitions(cluster: ClusterThread, topic: str) -> None:
+    cluster.create_partitions(topic, 2)
+    async with cepheid.connect(cluster.url) as client:
+        (message_id,) = await publish(client, topic, 1)
+        with pytest.raises(cepheid.UsageError, match="start at a time, or read one partition"):
+            await client.reader(topic, start=message_id)
+        async with client.reader(f"{topic}-partition-{message_id.partition}", start=message_id, inclusive=True) as reader:
+            assert (await reader.read(RECEIVE_S)).data == b"0"
+
+
+async def test_a_pattern_leaves_out_its_own_dead_letter_and_retry_topics(
+    cluster: ClusterThread, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = {kind: f"persistent://public/default/{topic}-{kind}" for kind in ("a", "a-s-DLQ", "a-s-RETRY", "b", "b-s-RETRY", "c")}
+    add_topic = cepheid.Client._add_topic
+
+    async def add_all_but_b(self: Any, consumer: Any, plan: Any, name: str, *args: Any, **more: Any) -> None:
+        if name == names["b"]:
+            raise cepheid.NotAllowedError("refused by the test", code=ServerError.NOT_ALLOWED_ERROR)
+        await add_topic(self, consumer, plan, name, *args, **more)
+
+    async with cepheid.connect(cluster.url, partition_refresh_s=0.05) as client:
+        for kind in ("a", "a-s-DLQ"):
+            await publish(client, names[kind], 1)
+        pattern = re.compile(f"public/default/{topic}-.*")
+        async with client.consumer(pattern, "s", type="shared", start="earliest", retry=True) as consumer:
+            assert set(consumer.topics) == {names["a"], names["a-s-RETRY"]}
+            monkeypatch.setattr(cepheid.Client, "_add_topic", add_all_but_b)
+            await publish(client, names["b"], 1)
+            await publish(client, names["c"], 1)
+            await wait_until(lambda: names["c"] in consumer.topics and names["b-s-RETRY"] in consumer.topics)
+            assert names["b"] not in consumer.topics, "it cannot be opened, and the others are"
+            monkeypatch.undo()
+            await wait_until(lambda: names["b"] in consumer.topics)
+
+
+async def test_a_cancelled_handler_is_no_step_towards_a_dead_letter(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client:
+        await publish(client, topic, 1)
+        dead = cepheid.DeadLetters(after=1, subscription="buried")
+        async with client.consumer(topic, "s", type="shared", start="earliest", nack_backoff=SOON, dead_letters=dead) as consumer:
+            consumer.nack(await consumer.receive(RECEIVE_S))
+            for _ in range(3):  # the last attempt, cancelled three times
+                task = asyncio.ensure_future(_process_for_ever(await consumer.receive(RECEIVE_S)))
+                await asyncio.sleep(0)
+                task.cancel()
+            consumer.nack(await consumer.receive(RECEIVE_S))
+            async with client.consumer(f"{topic}-s-DLQ", "buried") as undertaker:
+                assert await data_of(undertaker, 1) == [b"0"]
+
+
+async def test_a_schema_that_could_not_be_fetched_is_fetched_again(
+    cluster: ClusterThread, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schema = cepheid.AvroSchema(Point)
+    fetch = Lookup.schema
+    fetched: list[bytes | None] = []
+
+    async def fail_once(self: Lookup, name: str, version: bytes | None = None) -> Any:
+        fetched.append(version)
+        if len(fetched) == 1:
+            raise cepheid.TimedOutError("no answer")
+        return await fetch(self, name, version)
+
+    async with cepheid.connect(cluster.url) as client:
+        async with client.producer(topic, schema=schema) as producer:
+            for number in range(2):
+                await producer.send(Point(number))
+        monkeypatch.setattr(Lookup, "schema", fail_once)
+        async with client.consumer(topic, "s", schema=schema, start="earliest") as consumer:
+            first = await consumer.receive(RECEIVE_S)
+            with pytest.raises(cepheid.UnreadableMessageError, match="the schema of a message cannot be had: no answer"):
+                _ = first.value
+            assert (await consumer.receive(RECEIVE_S)).value == Point(1)

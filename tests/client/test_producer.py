@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 import cepheid
+from cepheid.topic_producer import SendWindow
+from cepheid_wire import pulsar_api_pb2 as pb
 from tests.client.conftest import ClusterThread
+from tests.support import wait_until
 
 RECEIVE_S = 30.0
 
@@ -108,6 +111,17 @@ async def test_a_message_too_large_is_refused_or_sent_in_chunks(cluster: Cluster
         assert stats["subscriptions"]["s"]["msgBacklog"] == 0, "every chunk is acknowledged"
 
 
+async def test_what_consumers_would_not_decompress_is_refused(
+    cluster: ClusterThread, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cepheid.batching.MAX_UNCOMPRESSED_BYTES", 1000)
+    async with cepheid.connect(cluster.url) as client:
+        async with client.producer(topic, chunking=True, batching=False, compression="zlib") as producer:
+            with pytest.raises(cepheid.MessageTooLargeError, match="decompress up to 1,000 bytes; this message has 1,001"):
+                await producer.send(bytes(1001))
+            await producer.send(bytes(1000))
+
+
 async def test_delayed_messages_come_later(cluster: ClusterThread, topic: str) -> None:
     async with cepheid.connect(cluster.url) as client:
         async with client.consumer(topic, "s", type="shared") as consumer, client.producer(topic) as producer:
@@ -151,7 +165,7 @@ async def test_a_named_producer_goes_on_after_its_last_sequence_id(cluster: Clus
             repeated = await producer.send(b"5", sequence_id=5)
             assert repeated[:2] == (-1, -1), "stored before"
             await producer.send(b"6")
-            with pytest.raises(cepheid.UsageError, match="must grow: got 5 after 5"):
+            with pytest.raises(cepheid.UsageError, match="must grow: got 5 after 6"):
                 await producer.send(b"again", sequence_id=5)
         assert [message.data for message in await read_all(client, topic, 4)] == [b"0", b"1", b"5", b"6"]
 
@@ -238,3 +252,122 @@ async def test_a_topic_that_takes_smaller_messages_than_the_broker_fails_those_a
             assert isinstance(first, cepheid.MessageId)
             assert isinstance(last, cepheid.MessageId)
             assert [message.data for message in await read_all(client, topic, 2)] == [b"x" * 10, b"x" * 20]
+
+
+async def test_a_partition_that_failed_is_left_out(cluster: ClusterThread, topic: str) -> None:
+    cluster.create_partitions(topic, 3)
+    async with cepheid.connect(cluster.url) as client, client.producer(topic, window_messages=2) as producer:
+        producer._partitions[1]._fail(cepheid.TerminatedError("terminated by the test"))
+        ids = await asyncio.gather(*(producer.send(b"") for _ in range(20)))
+        assert {message_id.partition for message_id in ids} <= {0, 2}
+        refused = 0
+        for number in range(20):
+            try:
+                await producer.send(b"", key=f"key-{number}")
+            except cepheid.TerminatedError:
+                refused += 1
+        assert 0 < refused < 20, "keys keep their partition"
+
+
+async def test_nothing_is_taken_once_the_producer_closes(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client:
+        producer = await client.producer(topic)
+        producer.send_nowait(b"before")
+        closing = asyncio.ensure_future(producer.close())
+        await asyncio.sleep(0)
+        with pytest.raises(cepheid.ClosedError):
+            producer.send_nowait(b"after")
+        with pytest.raises(cepheid.ClosedError):
+            await producer.send(b"after")
+        await closing
+        assert [message.data for message in await read_all(client, topic, 1)] == [b"before"]
+
+
+async def test_batches_by_key_go_by_the_ordering_key(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client, client.producer(topic, batch_by_key=True) as producer:
+        orders = [b"a", b"b", b"a", b"b"]
+        ids = await asyncio.gather(*(producer.send(b"", key=f"{n}", ordering_key=order) for n, order in enumerate(orders)))
+        entries = [message_id[:2] for message_id in ids]
+        assert (entries[0], entries[1]) == (entries[2], entries[3])
+        assert entries[0] != entries[1]
+
+
+async def test_the_last_sequence_id_of_partitions_is_the_lowest(cluster: ClusterThread, topic: str) -> None:
+    cluster.create_partitions(topic, 2)
+    async with cepheid.connect(cluster.url) as client, client.producer(topic, routing=lambda key, _: int(key or 0)) as producer:
+        await producer.send(b"", key="0")
+        assert producer.last_sequence_id == -1
+        await asyncio.gather(*(producer.send(b"", key=key) for key in "0011"))
+        assert producer.last_sequence_id == 1
+
+
+async def test_sends_that_wait_for_room_keep_their_order(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client, client.producer(topic, window_messages=3) as producer:
+        sends = []
+        for number in range(100):
+            sends.append(asyncio.ensure_future(producer.send(b"%d" % number)))
+            if number % 3 == 0:
+                await asyncio.sleep(0.001)
+        sends[-1].cancel()
+        ids = await asyncio.gather(*sends[:-1])
+        assert ids == sorted(ids)
+
+
+async def test_room_is_given_in_the_order_of_the_calls() -> None:
+    window = SendWindow(1, 100)
+    window.messages = 1
+    order: list[int] = []
+
+    async def wait(number: int) -> None:
+        await window.wait_for_room()
+        order.append(number)
+
+    waiting = [asyncio.ensure_future(wait(number)) for number in range(3)]
+    await asyncio.sleep(0)
+    waiting[1].cancel()
+    window.give_back(1, 0)
+    async with asyncio.timeout(RECEIVE_S):
+        await wait(3)  # there is room, and a call before it
+        await asyncio.gather(waiting[0], waiting[2])  # what one does not take is for the next
+    assert order == [0, 2, 3]
+    assert not window.has_waiters
+
+
+async def test_a_cancelled_send_that_fails_is_counted(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client:
+        producer = await client.producer(topic)
+        sending = asyncio.ensure_future(producer.send(b""))
+        await asyncio.sleep(0)
+        sending.cancel()
+        await asyncio.wait([sending])
+        producer._partitions[0]._fail(cepheid.TerminatedError("terminated by the test"))
+        with pytest.raises(cepheid.SendFailedError, match="1 messages were not stored"):
+            await producer.flush()
+
+
+async def test_a_sequence_id_below_the_automatic_ones_is_refused(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client, client.producer(topic) as producer:
+        for number in range(3):
+            await producer.send(b"%d" % number)
+        producer.send_nowait(b"3")
+        with pytest.raises(cepheid.UsageError, match="must grow: got 3 after 3"):
+            await producer.send(b"", sequence_id=3)
+        await producer.send(b"", sequence_id=4)
+
+
+async def test_errors_that_repeat_are_answered_more_and_more_slowly(
+    cluster: ClusterThread, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cepheid.connect(cluster.url) as client, client.producer(topic) as producer:
+        (link,) = producer._partitions
+        with monkeypatch.context() as patched:
+            patched.setattr(link, "on_receipt", lambda receipt: None)
+            producer.send_nowait(b"")
+            link.seal()
+            for _ in range(3):
+                await wait_until(lambda: link.connection is not None)
+                link.on_send_error(pb.CommandSendError(producer_id=0, sequence_id=0, error=pb.PersistenceError, message=""))
+            await wait_until(lambda: link.connection is not None)
+            assert link._reattach_backoff.next_s() >= 0.8 * 0.4
+        await producer.send(b"")
+        assert link._reattach_backoff.next_s() <= 0.05, "a receipt ends it"

@@ -124,6 +124,21 @@ def test_an_entry_is_acknowledged_when_all_its_messages_are() -> None:
     assert acks.left_of((5, 1)) is None
 
 
+def test_messages_of_a_batch_that_are_not_delivered_do_not_hold_it_back() -> None:
+    acks = AckTracker(batch_index=True)
+    acks.deliver((5, 1), 0b1010)
+    acks.ack((5, 1), 1, 4)
+    assert acks.left_of((5, 1)) == 0b1000
+    acks.ack((5, 1), 3, 4)
+    assert acks.take_individual() == [pb.MessageIdData(ledgerId=5, entryId=1)]
+    acks.ack((5, 2), 0, 2)
+    acks.forget_parts()
+    assert acks.left_of((5, 2)) == 0b10, "it is still to be sent"
+    acks.take_individual()
+    acks.forget_parts()
+    assert acks.left_of((5, 2)) is None
+
+
 def test_parts_of_a_batch_are_told_as_bits_that_are_left() -> None:
     acks = AckTracker(batch_index=True)
     acks.ack((5, 1), 0, 70)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 import threading
@@ -10,6 +11,7 @@ import pytest
 
 import cepheid
 import cepheid.sync
+from cepheid.loop_thread import LoopThread
 from cepheid.testing import Cluster
 from tests.client.conftest import ClusterThread
 
@@ -52,6 +54,32 @@ def test_closing_wakes_a_thread_that_receives(cluster: ClusterThread, topic: str
         thread.join(RECEIVE_S)
         assert not thread.is_alive()
         assert got == []
+
+
+def test_closing_the_client_ends_the_calls_of_other_threads() -> None:
+    thread = LoopThread("test")
+    caught: list[type[BaseException]] = []
+    started = threading.Event()
+
+    async def never() -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    def call() -> None:
+        try:
+            thread.run(never())
+        except cepheid.ClosedError as error:
+            caught.append(type(error))
+
+    caller = threading.Thread(target=call)
+    caller.start()
+    started.wait(RECEIVE_S)
+    thread.stop()
+    thread.stop()
+    caller.join(RECEIVE_S)
+    assert caught == [cepheid.ClosedError]
+    with pytest.raises(cepheid.ClosedError):
+        thread.run(never())
 
 
 def test_a_program_that_closes_nothing_ends(cluster: ClusterThread, topic: str) -> None:
