@@ -284,7 +284,7 @@ def take_a_change_in_doubt_for_refused() -> Iterator[None]:
         yield
 
 
-@mutant("L2")
+@mutant("L2", "R1")  # R1: repair recovers ledgers, too, and never edits a fragment that is open
 @contextlib.contextmanager
 def publish_a_recoverys_ensemble_change_early() -> Iterator[None]:
     """Whoever recovers next asks bookies that never had the entries (BOOKKEEPER-355)."""
