@@ -20,7 +20,7 @@ SLICE_BYTES = 128 << 10
 """Most bytes of one background add while there are foreground adds: one slice delays a foreground sync by little."""
 
 FREE_SLICE_BYTES = 1 << 20
-"""The same while there are none. Each slice costs about as much CPU time as its bytes do, so they are not cut then."""
+"""Most bytes of one background add while there are no foreground adds: each slice has a CPU cost of its own."""
 
 PACED_BYTES = 2 * SLICE_BYTES
 """Most bytes of background adds in the journal while there are foreground adds and the rate is above the floor."""

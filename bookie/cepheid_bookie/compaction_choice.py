@@ -26,7 +26,7 @@ class LogFigures(NamedTuple):
     log_id: int
     size_bytes: int
     live_bytes: int
-    """Of blocks to which the index refers."""
+    """Bytes of the blocks that the index still refers to."""
     blocks: int
 
     @property
@@ -36,7 +36,7 @@ class LogFigures(NamedTuple):
 
 
 def is_major_due(since_last_s: float, interval_s: float, *, low_space: bool, live_bytes: int, log_bytes: int) -> bool:
-    """Return whether this pass also compacts logs of which more is live. `live_bytes` and `log_bytes` are of all logs."""
+    """Return whether this pass should be a major one. `live_bytes` and `log_bytes` are sums over all logs."""
     return low_space or since_last_s >= interval_s or live_bytes < _MAJOR_BELOW * log_bytes
 
 

@@ -124,7 +124,7 @@ class DamagedBlocks:
         return self._damaged.keys()
 
     def count(self, outlook: Outlook) -> int:
-        """Return how many damaged blocks there are of which this can become."""
+        """Return the number of damaged blocks with this outlook."""
         return sum(damaged.outlook is outlook for damaged in self._damaged.values())
 
     def remember(self, blocks: Sequence[BlockRef]) -> None:
@@ -140,7 +140,7 @@ class DamagedBlocks:
             self.wakeup.set()
 
     def suspect_entries(self, ledger_id: int, first_entry_id: int, last_entry_id: int) -> None:
-        """As `suspect`, where the blocks are not known: those that have one of these entries are read."""
+        """Like `suspect`, for callers that know the entries and not the block: every block with one of them is read again."""
         if len(self._ranges) < _MOST_SUSPECTS:
             self._ranges[ledger_id, first_entry_id, last_entry_id] = None
             self.wakeup.set()

@@ -120,7 +120,7 @@ class DiskHealth:
             self.state = HealthState.HEALTHY
 
 
-class TimedWorker:
+class TimedWorker(Worker):
     """A worker thread whose works are all writes to one disk. `on_change()` is called when the disk's state has changed,
     `on_failed(error)` when a probe has failed for another reason than a full disk."""
 
@@ -158,20 +158,6 @@ class TimedWorker:
             on_done(result, error)
 
         self._worker.submit(work, on_finished)
-
-    async def run(self, work: Callable[[], T]) -> T:
-        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-
-        def on_done(result: T, error: BaseException | None) -> None:
-            if done.done():
-                return
-            if error is not None:
-                done.set_exception(error)
-            else:
-                done.set_result(result)
-
-        self.submit(work, on_done)
-        return await done
 
     async def aclose(self) -> None:
         self.stop()

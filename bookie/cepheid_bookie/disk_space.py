@@ -38,9 +38,9 @@ class DiskLevel:
         self.warn_bytes = warn_bytes
         self.free_bytes = 0
         self.short = False
-        """Less than the minimum was free, and less than the mark for the way back has been free since."""
+        """Less than the minimum was free, and not enough above it has been free since."""
         self.low = False
-        """As `short`, with the mark of the warning."""
+        """Less than the warning threshold was free, and not enough above it has been free since."""
 
     def take(self, free_bytes: int) -> None:
         self.free_bytes = free_bytes

@@ -104,7 +104,7 @@ class BlockHeader(NamedTuple):
 
     @classmethod
     def decode(cls, data: Buffer) -> Self:
-        """Read it from bytes of which there are at least `HEADER_BYTES`."""
+        """Parse the header at the start of `data`, which must have at least `HEADER_BYTES` bytes."""
         return cls(*_HEADER.unpack_from(data))
 
 

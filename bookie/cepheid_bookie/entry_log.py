@@ -300,7 +300,7 @@ class EntryLogReader:
         return group
 
     def read_bytes(self, log_id: int, size_bytes: int, offset: int) -> bytes:
-        """Of blocks, as they lie there: unlike `read_block` it checks nothing. Raises OSError, for a log that is too short too."""
+        """Return raw bytes of blocks. Unlike `read_block` it checks nothing. Raises OSError, also for a log that is too short."""
         log = self._take(log_id)
         try:
             data = log.file.pread(size_bytes, offset)
@@ -311,7 +311,7 @@ class EntryLogReader:
         return data
 
     def read_once(self, log_id: int, size_bytes: int, offset: int) -> bytes:
-        """As `read_bytes`, for bytes that nobody asked for: the system need not keep them in memory."""
+        """Like `read_bytes`, for data that nobody will read again soon: it is dropped from the page cache. Raises OSError."""
         log = self._take(log_id)
         try:
             data = log.file.pread(size_bytes, offset)

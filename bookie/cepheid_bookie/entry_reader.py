@@ -104,7 +104,7 @@ class ReadingBudget:
         return bool(self._waiting)
 
     def take_nowait(self, size_bytes: int) -> bool:
-        """Take the bytes if they are free and nobody waits; they are given back as after `take`."""
+        """Take the bytes if they are free and nobody waits, and return whether that was so. `give_back` returns them."""
         if self._waiting or self.used_bytes + size_bytes > self.limit_bytes:
             return False
         self.used_bytes += size_bytes

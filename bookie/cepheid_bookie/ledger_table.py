@@ -393,10 +393,10 @@ class LedgerTable:
 
 
 class _Loading:
-    """A look into the index that is under way, and whoever waits for it."""
+    """An index lookup in progress, and the future that its callers wait for."""
 
     __slots__ = ("for_add", "future")
 
     def __init__(self, future: asyncio.Future[LedgerState | None]) -> None:
         self.future = future
-        self.for_add = False  # whether the adds' thread looks, too
+        self.for_add = False  # whether the thread of the adds is looking it up as well

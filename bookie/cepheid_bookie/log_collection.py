@@ -376,7 +376,7 @@ class LogCollection:
         if self._stopped:
             raise _StoppedError
 
-    # -- what people are told -------------------------------------------------------------------------------------------
+    # -- logging --------------------------------------------------------------------------------------------------------
 
     def _note_damage(self, log_ids: Sequence[int], damaged: Sequence[tuple[BlockRef, str]]) -> None:
         for log_id in log_ids:

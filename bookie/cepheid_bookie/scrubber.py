@@ -153,7 +153,7 @@ class Scrubber:
             await self._save()
 
     async def _keep_trying(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Rule 4."""
+        """Repeat the work after a pause until it succeeds (rule 4)."""
         while True:
             try:
                 await work()

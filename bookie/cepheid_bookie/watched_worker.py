@@ -51,20 +51,6 @@ class WatchedWorker(Worker):
             self._waiting.setdefault(self._reads, []).append(self._loop.time())
         self._worker.submit(work, on_done)
 
-    async def run(self, work: Callable[[], T]) -> T:
-        done: asyncio.Future[T] = self._loop.create_future()
-
-        def on_done(result: T, error: BaseException | None) -> None:
-            if done.done():
-                return
-            if error is not None:
-                done.set_exception(error)
-            else:
-                done.set_result(result)
-
-        self.submit(work, on_done)
-        return await done
-
     async def aclose(self) -> None:
         await self._worker.aclose()
 

@@ -27,13 +27,25 @@ class Worker(Protocol):
         for work that returns None. `on_done` must not raise."""
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Queues `work` and waits. Cancelling the wait does not stop the work."""
+        """Queues `work` and waits. Cancelling the wait does not stop the work. Workers inherit this; they only have to `submit`."""
+        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+        def on_done(result: T, error: BaseException | None) -> None:
+            if done.done():
+                return
+            if error is not None:
+                done.set_exception(error)
+            else:
+                done.set_result(result)
+
+        self.submit(work, on_done)
+        return await done
 
     async def aclose(self) -> None:
         """Waits for everything submitted, then ends the threads. Later calls of `submit` are bugs."""
 
 
-class ThreadWorker:
+class ThreadWorker(Worker):
     """Named threads with one queue. The bound is the caller's: it submits groups and knows how many it has outstanding."""
 
     def __init__(self, name: str, threads: int = 1) -> None:
@@ -57,20 +69,6 @@ class ThreadWorker:
     def submit(self, work: Callable[[], Any], on_done: OnDone) -> None:
         assert not self._closing, f"{self._name} is closed"
         self._work.put((work, on_done))
-
-    async def run(self, work: Callable[[], T]) -> T:
-        done: asyncio.Future[T] = self._loop.create_future()
-
-        def on_done(result: T, error: BaseException | None) -> None:
-            if done.cancelled():
-                return
-            if error is not None:
-                done.set_exception(error)
-            else:
-                done.set_result(result)
-
-        self.submit(work, on_done)
-        return await done
 
     async def aclose(self) -> None:
         if not self._closing:

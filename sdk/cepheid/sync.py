@@ -9,6 +9,7 @@ Arguments, results and errors are those of the calls of the same name in `cephei
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timedelta
@@ -40,9 +41,9 @@ class SendArguments(TypedDict, total=False):
     sequence_id: int | None
 
 
-class _Blocking:
-    def close(self) -> None:
-        raise NotImplementedError
+class _Blocking(ABC):
+    @abstractmethod
+    def close(self) -> None: ...
 
     def __enter__(self) -> Self:
         return self

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from cepheid_bookie import Bookie, BookieIdentity, StorageSettings
 from cepheid_bookie.ledger_table import LISTED_AT_START
 from cepheid_bookie.memory_index import MemoryBlockIndex
-from cepheid_ports import OnDone, Ports
+from cepheid_ports import OnDone, Ports, Worker
 from cepheid_rpc import AddAnswer, AddRequest, EntryGroup, ReadRequest, Status, encode_group
 from tests.simulation.world.node import NodeCrashed
 from tests.simulation.world.sim_disk import SimDisk
@@ -54,7 +54,7 @@ def small_settings(**changes: Any) -> StorageSettings:
     return StorageSettings(**(values | changes))
 
 
-class InlineWorker:
+class InlineWorker(Worker):
     """Runs work in the loop, one turn after it was submitted. A crash inside the work is told to `on_crash`, never reported."""
 
     def __init__(self, on_crash: Callable[[], None]) -> None:
@@ -73,20 +73,6 @@ class InlineWorker:
             self._loop.call_later(self.takes_s, self._do, work, on_done)
         else:
             self._loop.call_soon(self._do, work, on_done)
-
-    async def run(self, work: Callable[[], T]) -> T:
-        done: asyncio.Future[T] = self._loop.create_future()
-
-        def on_done(result: T, error: BaseException | None) -> None:
-            if done.done():
-                return
-            if error is not None:
-                done.set_exception(error)
-            else:
-                done.set_result(result)
-
-        self.submit(work, on_done)
-        return await done
 
     async def aclose(self) -> None:
         self.release()

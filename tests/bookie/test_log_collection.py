@@ -458,7 +458,7 @@ async def test_a_compaction_cut_at_each_step(operation: str, path: str, moved: b
 
 
 async def test_a_compaction_cut_at_every_operation() -> None:
-    """Beside adds, a flush, a deletion of what is copied; with a damaged block."""
+    """Power is lost while adds, a flush and a deletion of what is being copied run beside the compaction."""
 
     async def life(bookie: Bookie, machine: Machine, promises: Promises, operation: int) -> None:
         machine.disk.on_operation = None

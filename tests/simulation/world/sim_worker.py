@@ -14,14 +14,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from cepheid_ports import OnDone, Ports
+from cepheid_ports import OnDone, Ports, Worker
 from tests.simulation.world.node import Node, NodeCrashed, current_node
 from tests.simulation.world.sim_clock import MachineClock
 
 T = TypeVar("T")
 
 
-class SimWorker:
+class SimWorker(Worker):
     """Implements `cepheid_ports.Worker`. `delay_s` draws how long one work, or one report, takes."""
 
     def __init__(self, name: str, threads: int, delay_s: Callable[[], float]) -> None:
@@ -43,20 +43,6 @@ class SimWorker:
         self._queue.append((work, on_done))
         self._unreported += 1
         self._take_next()
-
-    async def run(self, work: Callable[[], T]) -> T:
-        done: asyncio.Future[T] = self._loop.create_future()
-
-        def on_done(result: T, error: BaseException | None) -> None:
-            if done.done():
-                return
-            if error is not None:
-                done.set_exception(error)
-            else:
-                done.set_result(result)
-
-        self.submit(work, on_done)
-        return await done
 
     async def aclose(self) -> None:
         if self._closing is None:
