@@ -304,6 +304,45 @@ async def test_compaction_does_not_make_the_bookie_read_only() -> None:
     await bookie.aclose()
 
 
+async def test_a_start_without_room_deletes_what_a_killed_compaction_left() -> None:
+    """Its log is not the newest one: the log of the flushes was rolled after it."""
+    machine = Machine()
+    bookie = await machine.open()
+    left = CopiedLog(machine.disk, bookie._logs.ids.take())
+    left.append([(BlockRef(1, 0, 0, 1, 0, 64 * KiB), bytes(64 * KiB))])
+    left.finish()
+    await added(bookie, group_of(7, 0, 3, size=KiB))
+    await bookie.checkpoint()  # into a newer log
+    await added(bookie, group_of(7, 3, 20, size=KiB))  # in the journal alone
+    machine.restart()
+    machine.disk.capacity_bytes = machine.disk.used_bytes() + 4 * KiB
+    bookie = await machine.open()
+    assert left.log_id not in list_logs(machine.disk)
+    assert set((await read_all(bookie, 7, 0, 22))[0]) == set(range(23))
+    await bookie.aclose()
+
+
+async def test_a_pass_makes_way_for_an_urgent_one_when_the_disk_fills(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The urgent one purges, deletes and compacts more."""
+    machine = Machine()
+    bookie = await machine.open(compaction_minor_share=0.9, compaction_major_share=0.9)
+    await fill(bookie)
+    await bookie.delete_ledgers(LEDGERS[:3])
+    merge = log_collection.LogCollection._merge
+
+    async def fills(self: log_collection.LogCollection, *args: Any) -> bool:
+        bookie.data_full.set()
+        return await merge(self, *args)
+
+    monkeypatch.setattr(log_collection.LogCollection, "_merge", fills)
+    await bookie.reclaim()
+    assert bookie.statistics().compactions == 1
+    await bookie.reclaim(urgent=True)
+    assert bookie.statistics().compactions > 2
+    await check_kept(bookie)
+    await bookie.aclose()
+
+
 # -- pace, pauses, stops --------------------------------------------------------------------------------------------------
 
 
