@@ -17,7 +17,7 @@ from tests.import_graph import cycles, imports_of
 pytestmark = pytest.mark.page
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("core", "metadata", "bookie", "broker_service", "sdk", "spark_connector")
+FOLDERS = ("core", "metadata", "bookie", "tiered_storage", "broker_service", "sdk", "spark_connector")
 SIMULATED = {
     "cepheid_ports": "core",
     "cepheid_wire": "core",

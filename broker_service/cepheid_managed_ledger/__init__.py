@@ -26,7 +26,7 @@ from cepheid_managed_ledger.finish import finish
 from cepheid_managed_ledger.ledger_list import LedgerList
 from cepheid_managed_ledger.managed_ledger import ManagedLedger, State
 from cepheid_managed_ledger.managed_ledgers import ManagedLedgers
-from cepheid_managed_ledger.settings import ManagedLedgerConfig, ManagedLedgerSettings
+from cepheid_managed_ledger.settings import ManagedLedgerConfig, ManagedLedgerSettings, OffloadConfig
 from cepheid_managed_ledger.statistics import CursorStatistics, ManagedLedgerStatistics
 from cepheid_managed_ledger.tail_cache import TailCache, TailCacheStatistics
 from cepheid_managed_ledger.trim import Retention
@@ -58,6 +58,7 @@ __all__ = [
     "ManagedLedgers",
     "NoOpenLedgerError",
     "NoSuchCursorError",
+    "OffloadConfig",
     "Retention",
     "SplitPosition",
     "State",

@@ -103,6 +103,23 @@ class ManagedLedgerSettings(BaseModel, frozen=True, extra="forbid"):
 
 
 @dataclass(frozen=True, slots=True)
+class OffloadConfig:
+    """When ended ledgers of a topic are copied to an object store (`OffloadPolicy`, resolved).
+
+    A ledger is due when `after_bytes` of newer ledgers lie on the bookies, or when it ended `after_ms` ago. -1: never for this
+    reason.
+    `keep_ms` after that, the bookies' copies are deleted. Until then `reads_objects` says which copy is read.
+    """
+
+    url: str | None = None
+    """Object store and prefix; None: nothing is offloaded."""
+    after_bytes: int = -1
+    after_ms: int = -1
+    keep_ms: int = 4 * 3_600_000
+    reads_objects: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ManagedLedgerConfig:
     """What may differ per topic."""
 
@@ -110,3 +127,4 @@ class ManagedLedgerConfig:
     write_quorum: int = 1
     ack_quorum: int = 1
     retention: Retention = field(default_factory=Retention)
+    offload: OffloadConfig = field(default_factory=OffloadConfig)

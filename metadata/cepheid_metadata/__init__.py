@@ -67,6 +67,7 @@ from cepheid_metadata.policy_records import (
     AutoTopicCreation,
     DelayedDeliveryPolicy,
     InactiveTopicsPolicy,
+    OffloadPolicy,
     PersistencePolicy,
     QuotaPolicy,
     RetentionPolicy,
@@ -133,7 +134,7 @@ from cepheid_metadata.store import (
     SessionState,
     Versioned,
 )
-from cepheid_metadata.topic_records import Chain, ChainLedger, CursorRecord, TopicRecord
+from cepheid_metadata.topic_records import Chain, ChainLedger, CursorRecord, OffloadedLedger, TopicRecord
 from cepheid_metadata.watch import Watch
 from cepheid_metadata.watched_records import WatchedRecord, WatchedRecords
 
@@ -193,6 +194,8 @@ __all__ = [
     "NewerFormatError",
     "NoSuchKeyError",
     "NotEmptyError",
+    "OffloadPolicy",
+    "OffloadedLedger",
     "Op",
     "OpResult",
     "OtherClusterError",

@@ -43,11 +43,14 @@ class NamespaceRecord(TopicPolicyFields, GrownRecord):
     """Policies; None: the broker's default holds."""
 
     NAME: ClassVar[str] = "namespace"
-    FORMAT: ClassVar[int] = 2
+    FORMAT: ClassVar[int] = 3
     ADDED: ClassVar[Mapping[str, int]] = {
-        name: 2
-        for name in (*TOPIC_POLICIES, "schema_auto_update", "encryption_required", "max_topics")
-        if name not in ("retention", "persistence")
+        **{
+            name: 2
+            for name in (*TOPIC_POLICIES, "schema_auto_update", "encryption_required", "max_topics")
+            if name not in ("retention", "persistence")
+        },
+        "offload": 3,
     }
 
     bundles: PositiveInt = 4

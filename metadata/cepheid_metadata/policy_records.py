@@ -81,6 +81,22 @@ class InactiveTopicsPolicy(RecordPart):
     after_s: PositiveInt
 
 
+class OffloadPolicy(RecordPart):
+    """When ended ledgers are copied to an object store, and how long the bookies keep them after that.
+
+    Each field that is None is taken from the level above (topic, namespace, broker). Without a `url` nothing is offloaded.
+    """
+
+    url: str | None = Field(
+        None,
+        description="Object store and prefix: s3://bucket/prefix?region=eu-west-1, gs://, abfs://, file:///path. No secrets.",
+    )
+    after_bytes: int | None = Field(None, ge=-1, description="Bytes of the newest ledgers that are not offloaded. -1: no size.")
+    after_s: int | None = Field(None, ge=-1, description="Age of a ledger's end from which it is offloaded. -1: no age.")
+    keep_s: NonNegativeInt | None = Field(None, description="Time for which bookies keep a ledger after it was offloaded.")
+    read_from: Literal["bookies", "objects"] | None = Field(None, description="Which copy is read while there are both.")
+
+
 class TopicPolicyFields(RecordPart):
     """What a namespace and a topic can say alike. A number of 0: no limit, off."""
 
@@ -103,6 +119,7 @@ class TopicPolicyFields(RecordPart):
     schema_compatibility: SchemaCompatibilityName | None = None
     schema_validation_enforced: bool | None = None
     inactive_topics: InactiveTopicsPolicy | None = None
+    offload: OffloadPolicy | None = None
 
 
 TOPIC_POLICIES = tuple(TopicPolicyFields.model_fields)

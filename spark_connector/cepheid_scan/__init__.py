@@ -1,42 +1,39 @@
 """The history of topics as Arrow tables, read straight from the bookies. Cheap to import: pyarrow and grpc come with first use."""
 
-from cepheid_scan.counters import ScanCounters
-from cepheid_scan.errors import (
+from cepheid_decode import (
+    EARLIEST,
+    LATEST,
+    NO_PARTITION,
+    WHOLE_ENTRY,
     AdminRefusedError,
     BadOptionError,
     BadRecordError,
     DamagedEntryError,
     DataLossError,
+    Edge,
     EntriesUnreadableError,
-    NoSuchTopicError,
-    PlanUnavailableError,
-    ScanError,
-)
-from cepheid_scan.history import (
-    NO_PARTITION,
     Fragment,
     HistoryPlan,
     LedgerHistory,
-    Piece,
-    ScanTask,
-    SchemaVersion,
-    TopicHistory,
-)
-from cepheid_scan.positions import WHOLE_ENTRY, MessagePosition
-from cepheid_scan.scan import scan
-from cepheid_scan.scan_request import (
-    EARLIEST,
-    LATEST,
-    Edge,
+    MessagePosition,
+    NoSuchTopicError,
     OnBadRecord,
+    Piece,
     PlanSource,
+    PlanUnavailableError,
     ReadMode,
     ReadSettings,
     RowFilter,
+    ScanCounters,
+    ScanError,
     ScanRequest,
     ScanSpec,
+    ScanTask,
+    SchemaVersion,
+    TopicHistory,
     TopicSelection,
 )
+from cepheid_scan.scan import scan
 
 __all__ = [
     "EARLIEST",

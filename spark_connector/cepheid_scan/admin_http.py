@@ -20,8 +20,8 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnec
 from typing import Any
 from urllib.parse import SplitResult, urlencode, urlsplit
 
-from cepheid_scan.errors import AdminRefusedError, BadOptionError, PlanUnavailableError
-from cepheid_scan.scan_request import PlanSource
+from cepheid_decode.errors import AdminRefusedError, BadOptionError, PlanUnavailableError
+from cepheid_decode.scan_request import PlanSource
 
 _MOST_REDIRECTS = 8
 _MOST_IDLE = 16  # kept connections, over all addresses

@@ -16,13 +16,11 @@ from collections.abc import Mapping
 from datetime import UTC, date, datetime, timedelta
 from typing import SupportsIndex, TypeAlias
 
-from cepheid_scan.errors import BadOptionError
-from cepheid_scan.positions import MessagePosition
-from cepheid_scan.scan_request import EARLIEST, LATEST, Edge
+from cepheid_decode.errors import BadOptionError
+from cepheid_decode.positions import MessagePosition
+from cepheid_decode.scan_request import EARLIEST, LATEST, MAX_TIME_MS, Edge
 
 EdgeWord: TypeAlias = "str | SupportsIndex | date | MessagePosition | Mapping[str, str | MessagePosition] | Edge"
-
-MAX_TIME_MS = 253_402_300_799_999  # the year 9999: beyond it there is no timestamp in Spark or Python
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MOST_DIGITS = 15  # of a time

@@ -17,11 +17,11 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 from typing import Protocol, TypeVar
 
-from cepheid_scan.errors import BadOptionError, BadRecordError, DamagedEntryError
-from cepheid_scan.history import HistoryPlan, LedgerHistory, TopicHistory
+from cepheid_decode.errors import BadOptionError, BadRecordError, DamagedEntryError
+from cepheid_decode.history import HistoryPlan, LedgerHistory, TopicHistory
+from cepheid_decode.positions import MessagePosition
+from cepheid_decode.scan_request import Edge
 from cepheid_scan.planner import parse_topic
-from cepheid_scan.positions import MessagePosition
-from cepheid_scan.scan_request import Edge
 
 R = TypeVar("R")
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from cepheid_scan.counters import ScanCounters
+from cepheid_decode.counters import ScanCounters
+from cepheid_decode.errors import BadRecordError, DataLossError
+from cepheid_decode.history import HistoryPlan, LedgerHistory, Piece, TopicHistory
+from cepheid_decode.scan_request import ReadSettings
 from cepheid_scan.entry_source import EntrySource
-from cepheid_scan.errors import BadRecordError, DataLossError
-from cepheid_scan.history import HistoryPlan, LedgerHistory, Piece, TopicHistory
 from cepheid_scan.plan_lookup import Replan
-from cepheid_scan.scan_request import ReadSettings
 from cepheid_scan.splits import fragments_of
 from cepheid_wire import WireError, split_tail
 from cepheid_wire import pulsar_api_pb2 as pb

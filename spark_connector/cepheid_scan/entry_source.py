@@ -20,13 +20,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from cepheid_decode.counters import ScanCounters
+from cepheid_decode.errors import DamagedEntryError, DataLossError, EntriesUnreadableError, PlanUnavailableError
+from cepheid_decode.history import Fragment, LedgerHistory, Piece
+from cepheid_decode.scan_request import ReadSettings
 from cepheid_rpc import SCAN_CHUNK_BYTES, EntryGroup, ReadRequest, Status, encode_group
-from cepheid_scan.counters import ScanCounters
-from cepheid_scan.errors import DamagedEntryError, DataLossError, EntriesUnreadableError, PlanUnavailableError
-from cepheid_scan.history import Fragment, LedgerHistory, Piece
 from cepheid_scan.read_rounds import GivenUpError, ReadRounds
 from cepheid_scan.replica_order import Suspects, last_reachable, plan_cover, positions_by_liking, write_set
-from cepheid_scan.scan_request import ReadSettings
 from cepheid_scan.stop_signal import StopSignal
 from cepheid_scan.striped_source import MergedReads, ReplicaFailure
 

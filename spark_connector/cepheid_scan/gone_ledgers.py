@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from cepheid_scan.errors import AdminRefusedError
+from cepheid_decode.errors import AdminRefusedError
 
 _RECORDS_PER_PAGE, _MOST_PAGES = 1000, 20  # of ids that are read together
 _BLOCK = 200  # of ids

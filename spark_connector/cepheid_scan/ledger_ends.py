@@ -23,6 +23,8 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from cepheid_decode.errors import PlanUnavailableError
+from cepheid_decode.history import HistoryPlan, LedgerHistory
 from cepheid_rpc import (
     NO_ENTRY_ID,
     READ_LAC,
@@ -36,8 +38,6 @@ from cepheid_rpc import (
     encode_lac_request,
     method_path,
 )
-from cepheid_scan.errors import PlanUnavailableError
-from cepheid_scan.history import HistoryPlan, LedgerHistory
 
 log = logging.getLogger(__name__)
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from cepheid_scan.errors import BadOptionError
+from cepheid_decode.errors import BadOptionError
+from cepheid_decode.scan_request import PlanSource
 from cepheid_scan.plan_service import PlanServicePlanner
 from cepheid_scan.planner import Planner
-from cepheid_scan.scan_request import PlanSource
 
 
 def open_planner(source: PlanSource) -> Planner:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from typing import TypeAlias
 
-from cepheid_scan.errors import NoSuchTopicError
-from cepheid_scan.history import LedgerHistory, Piece
+from cepheid_decode.errors import NoSuchTopicError
+from cepheid_decode.history import LedgerHistory, Piece
+from cepheid_decode.scan_request import PlanSource
 from cepheid_scan.open_planner import open_planner
-from cepheid_scan.scan_request import PlanSource
 
 Replan: TypeAlias = Callable[[Piece], LedgerHistory | None]
 

@@ -14,15 +14,15 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 
+from cepheid_decode.errors import BadOptionError, DataLossError
+from cepheid_decode.history import HistoryPlan, LedgerHistory, Piece, ScanTask, TopicHistory
+from cepheid_decode.positions import MessagePosition
+from cepheid_decode.scan_request import ReadMode, RowFilter, ScanRequest, ScanSpec
 from cepheid_scan.edges import EntryProbe, end_of, first_of, resolve_edge
 from cepheid_scan.entry_probe import BookieProbe
-from cepheid_scan.errors import BadOptionError, DataLossError
-from cepheid_scan.history import HistoryPlan, LedgerHistory, Piece, ScanTask, TopicHistory
 from cepheid_scan.open_planner import open_planner
 from cepheid_scan.plan_lookup import find_ledger, find_ledger_and_bookies
 from cepheid_scan.planner import Planner
-from cepheid_scan.positions import MessagePosition
-from cepheid_scan.scan_request import ReadMode, RowFilter, ScanRequest, ScanSpec
 from cepheid_scan.splits import TopicRange, cut_ranges
 
 __all__ = ["find_ledger", "find_ledger_and_bookies", "plan_ranges", "plan_scan"]
@@ -91,8 +91,8 @@ def plan_ranges(
 
 def with_schemas(spec: ScanSpec, plan: HistoryPlan, tasks: Sequence[ScanTask]) -> ScanSpec:
     """Of a typed read: what its tasks decode with. Raises BadOptionError for a topic of theirs that the rows cannot show."""
-    from cepheid_scan.shared_schema import check_shown, histories_of, rows_history  # imports the schema libraries
-    from cepheid_scan.typed.typed_columns import shown_schema
+    from cepheid_decode.shared_schema import check_shown, histories_of, rows_history  # imports the schema libraries
+    from cepheid_decode.typed.typed_columns import shown_schema
 
     schemas = spec.schemas or rows_history(plan, spec.reader_version)
     histories = histories_of(plan, dict.fromkeys(piece.topic for task in tasks for piece in task.pieces))

@@ -16,13 +16,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 from urllib.parse import quote
 
+from cepheid_decode.errors import AdminRefusedError, BadOptionError, NoSuchTopicError, PlanUnavailableError
+from cepheid_decode.history import Fragment, HistoryPlan, LedgerHistory, SchemaVersion, TopicHistory
+from cepheid_decode.positions import MessagePosition
+from cepheid_decode.scan_request import PlanSource, TopicSelection
 from cepheid_scan.admin_http import AdminHttp
-from cepheid_scan.errors import AdminRefusedError, BadOptionError, NoSuchTopicError, PlanUnavailableError
 from cepheid_scan.gone_ledgers import GoneLedgers
-from cepheid_scan.history import Fragment, HistoryPlan, LedgerHistory, SchemaVersion, TopicHistory
 from cepheid_scan.planner import expand_checked, namespace_of_pattern, no_such_topics, parse_topic
-from cepheid_scan.positions import MessagePosition
-from cepheid_scan.scan_request import PlanSource, TopicSelection
 
 _FORMAT = 1
 _AT_ONCE = 8  # requests

@@ -10,10 +10,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
-from cepheid_scan.errors import BadOptionError, NoSuchTopicError
-from cepheid_scan.history import HistoryPlan
-from cepheid_scan.positions import MessagePosition
-from cepheid_scan.scan_request import TopicSelection
+from cepheid_decode.errors import BadOptionError, NoSuchTopicError
+from cepheid_decode.history import HistoryPlan
+from cepheid_decode.positions import MessagePosition
+from cepheid_decode.scan_request import TopicSelection
 from cepheid_wire import InvalidTopicNameError, NamespaceName, TopicName
 
 _PATTERN_PREFIX = re.compile(r"(?:(?P<domain>[a-z-]+)://)?(?:(?P<tenant>[^/]+)/(?P<namespace>[^/]+)/)?(?P<local>[^/]+)")

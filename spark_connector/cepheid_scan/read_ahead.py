@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
-from cepheid_scan.history import ScanTask
+from cepheid_decode.history import ScanTask
 from cepheid_scan.stop_signal import StopSignal
 
 BATCHES_AHEAD = 2  # of each task; a batch has the values of about 4 MB, or `decode_bytes`

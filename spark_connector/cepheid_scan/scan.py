@@ -19,9 +19,10 @@ from dataclasses import replace
 from datetime import date
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
-from cepheid_scan.counters import ScanCounters
+from cepheid_decode.counters import ScanCounters
+from cepheid_decode.history import ScanTask
+from cepheid_decode.scan_request import OnBadRecord, ReadMode, ReadSettings, RowFilter, ScanRequest, ScanSpec, TopicSelection
 from cepheid_scan.edge_words import EdgeWord, parse_edge, time_ms
-from cepheid_scan.history import ScanTask
 from cepheid_scan.read_ahead import read_in_order
 from cepheid_scan.scan_arguments import (
     checked_counters,
@@ -35,7 +36,6 @@ from cepheid_scan.scan_arguments import (
     true_or_false,
     whole_number,
 )
-from cepheid_scan.scan_request import OnBadRecord, ReadMode, ReadSettings, RowFilter, ScanRequest, ScanSpec, TopicSelection
 
 if TYPE_CHECKING:
     from cepheid_scan.scan_reader import ScanReader
@@ -108,7 +108,7 @@ def scan(
 
 
 def _open_reader(tasks: Sequence[ScanTask], spec: ScanSpec, threads: int, counters: ScanCounters) -> ScanReader:
-    from cepheid_scan.columns import arrow_schema
+    from cepheid_decode.columns import arrow_schema
     from cepheid_scan.scan_reader import ScanReader
     from cepheid_scan.scan_task import scan_task
     from cepheid_scan.stop_signal import StopSignal
@@ -129,7 +129,7 @@ def _open_reader(tasks: Sequence[ScanTask], spec: ScanSpec, threads: int, counte
 
 def _default_columns(spec: ScanSpec) -> tuple[str, ...]:
     """As Spark shows them: of typed rows the schema's, then the usual ones of messages."""
-    from cepheid_scan.columns import DEFAULT_ENTRY_COLUMNS, DEFAULT_MESSAGE_COLUMNS, TYPED_PREFIX, schema_columns
+    from cepheid_decode.columns import DEFAULT_ENTRY_COLUMNS, DEFAULT_MESSAGE_COLUMNS, TYPED_PREFIX, schema_columns
 
     if spec.mode is ReadMode.ENTRIES:
         return DEFAULT_ENTRY_COLUMNS

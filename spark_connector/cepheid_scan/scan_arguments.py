@@ -10,10 +10,10 @@ from collections.abc import Iterable, Sequence
 from numbers import Real
 from typing import Any, SupportsIndex
 
-from cepheid_scan.counters import ScanCounters
+from cepheid_decode.counters import ScanCounters
+from cepheid_decode.errors import BadOptionError
+from cepheid_decode.scan_request import PlanSource, ReadSettings
 from cepheid_scan.edge_words import full_name
-from cepheid_scan.errors import BadOptionError
-from cepheid_scan.scan_request import PlanSource, ReadSettings
 
 
 def plan_source(service_url: Any, admin_url: Any, metadata: Any, token: Any, retry_s: Any) -> PlanSource:

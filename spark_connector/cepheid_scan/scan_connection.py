@@ -20,6 +20,7 @@ from typing import Self
 
 import numpy as np
 
+from cepheid_decode.decode_fields import PADDING_BYTES
 from cepheid_rpc import (
     FRAME_HEAD,
     REQUEST_LENGTH,
@@ -32,7 +33,6 @@ from cepheid_rpc import (
     scan_proof,
 )
 from cepheid_scan.bookie_channels import CONNECT_TIMEOUT_S, ScanDoor
-from cepheid_scan.decode_fields import PADDING_BYTES
 
 _MAX_FRAME_BYTES = 32 << 20  # a chunk has 8 MiB, and then the largest entry
 _PIECE_BYTES = 1 << 20  # of a log, read in one go: then `end` is looked at

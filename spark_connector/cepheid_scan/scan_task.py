@@ -18,12 +18,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
+from cepheid_decode.counters import ScanCounters
+from cepheid_decode.errors import DataLossError
+from cepheid_decode.history import LedgerHistory, Piece, ScanTask
+from cepheid_decode.scan_request import OnBadRecord, PlanSource, ReadMode, ScanSpec
 from cepheid_rpc import EntryGroup
-from cepheid_scan.counters import ScanCounters
 from cepheid_scan.entry_source import EntrySource
-from cepheid_scan.errors import DataLossError
-from cepheid_scan.history import LedgerHistory, Piece, ScanTask
-from cepheid_scan.scan_request import OnBadRecord, PlanSource, ReadMode, ScanSpec
 from cepheid_scan.stop_signal import StopSignal
 
 if TYPE_CHECKING:
@@ -161,14 +161,14 @@ def _timed(batches: Iterator[pa.RecordBatch], counters: ScanCounters) -> Iterato
 
 def _decoder(spec: ScanSpec, counters: ScanCounters, look_back: Callable[[Piece, int], Iterator[EntryGroup]]) -> Decoder:
     if spec.mode is ReadMode.ENTRIES:
-        from cepheid_scan.entries_decoder import EntriesDecoder
+        from cepheid_decode.entries_decoder import EntriesDecoder
 
         return EntriesDecoder(spec, counters, look_back)
     if spec.mode is ReadMode.TYPED:
-        from cepheid_scan.typed_rows import TypedRows
+        from cepheid_decode.typed_rows import TypedRows
 
         return TypedRows(spec, counters, look_back)
-    from cepheid_scan.message_decoder import MessageDecoder
+    from cepheid_decode.message_decoder import MessageDecoder
 
     return MessageDecoder(spec, counters, look_back)
 

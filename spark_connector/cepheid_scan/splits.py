@@ -21,9 +21,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from cepheid_scan.errors import BadOptionError
-from cepheid_scan.history import Fragment, HistoryPlan, LedgerHistory, Piece, ScanTask, TopicHistory
-from cepheid_scan.positions import MessagePosition
+from cepheid_decode.errors import BadOptionError
+from cepheid_decode.history import Fragment, HistoryPlan, LedgerHistory, Piece, ScanTask, TopicHistory
+from cepheid_decode.positions import MessagePosition
 
 MAX_TASK_BYTES = 4096
 BEFORE_ENTRIES = 1000

@@ -16,10 +16,10 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from cepheid_decode.counters import ScanCounters
+from cepheid_decode.scan_request import ReadSettings
 from cepheid_rpc import BookieUnavailableError, EntryGroup, MalformedGroupError, MissingEntries, ReadRequest, Status
 from cepheid_scan.bookie_reads import BookieRead
-from cepheid_scan.counters import ScanCounters
-from cepheid_scan.scan_request import ReadSettings
 
 
 @dataclass(frozen=True, slots=True)

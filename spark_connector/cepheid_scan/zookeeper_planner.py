@@ -12,6 +12,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from cepheid_decode.errors import BadOptionError, NoSuchTopicError, PlanUnavailableError
+from cepheid_decode.history import Fragment, HistoryPlan, LedgerHistory, SchemaVersion, TopicHistory
+from cepheid_decode.positions import MessagePosition
+from cepheid_decode.scan_request import PlanSource, TopicSelection
 from cepheid_ledger import master_key_of, readable_end
 from cepheid_metadata import (
     BookieRegistration,
@@ -25,12 +29,8 @@ from cepheid_metadata import (
     TopicRecord,
     keys,
 )
-from cepheid_scan.errors import BadOptionError, NoSuchTopicError, PlanUnavailableError
-from cepheid_scan.history import Fragment, HistoryPlan, LedgerHistory, SchemaVersion, TopicHistory
 from cepheid_scan.ledger_ends import LacCalls, LedgerEnd, newest_ends
 from cepheid_scan.planner import expand_checked, is_entries_of, namespace_of_pattern, no_such_topics, parse_topic
-from cepheid_scan.positions import MessagePosition
-from cepheid_scan.scan_request import PlanSource, TopicSelection
 from cepheid_scan.zookeeper_reads import ZooKeeperReads
 from cepheid_wire import PERSISTENT, NamespaceName, TopicName
 

@@ -24,10 +24,10 @@ from kazoo.exceptions import (
 )
 from kazoo.handlers.threading import KazooTimeoutError
 
+from cepheid_decode.errors import BadOptionError, PlanUnavailableError
+from cepheid_decode.scan_request import PlanSource
 from cepheid_metadata import MetadataError, Record
 from cepheid_metadata.open_store import AUTH_VARIABLE, parse_zookeeper
-from cepheid_scan.errors import BadOptionError, PlanUnavailableError
-from cepheid_scan.scan_request import PlanSource
 
 _AT_ONCE = 500
 _SESSION_TIMEOUT_S = 10.0

@@ -78,7 +78,7 @@ def styled_types(scan_types: Mapping[str, pa.DataType], mode: ReadMode, style: s
         raise BadOptionError("columnStyle=pulsar-spark has no entries: leave it out, or read with readMode=messages")
     import pyarrow as pa
 
-    from cepheid_scan.columns import metadata_columns
+    from cepheid_decode.columns import metadata_columns
 
     prefix = "__" if mode is ReadMode.TYPED else ""
     values = [name for name in scan_types if name not in metadata_columns()] if mode is ReadMode.TYPED else ["value"]

@@ -14,8 +14,8 @@ import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from cepheid_decode.scan_request import MAX_TIME_MS
 from cepheid_scan import BadOptionError
-from cepheid_scan.edge_words import MAX_TIME_MS
 
 T = TypeVar("T")
 Parse = Callable[[str, str], T]

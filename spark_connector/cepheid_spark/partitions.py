@@ -87,7 +87,7 @@ def _topics_of(task: ScanTask, packed: Mapping[str, PackedHistory]) -> tuple[str
     """Those of the task that have a history of their own."""
     if not packed:
         return ()
-    from cepheid_scan.shared_schema import base_of
+    from cepheid_decode.shared_schema import base_of
 
     return tuple(sorted(packed.keys() & {base_of(piece.topic) for piece in task.pieces}))
 

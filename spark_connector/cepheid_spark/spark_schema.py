@@ -51,7 +51,7 @@ def choose_columns(schema: StructType, options: SourceOptions, schemas: Sequence
 
 
 def _available_types(options: SourceOptions, schemas: Sequence[SchemaVersion]) -> dict[str, pa.DataType]:
-    from cepheid_scan.columns import ENTRY_COLUMNS, ERROR_COLUMN, MESSAGE_COLUMNS, metadata_columns, schema_columns
+    from cepheid_decode.columns import ENTRY_COLUMNS, ERROR_COLUMN, MESSAGE_COLUMNS, metadata_columns, schema_columns
 
     match options.mode:
         case ReadMode.ENTRIES:
@@ -64,7 +64,7 @@ def _available_types(options: SourceOptions, schemas: Sequence[SchemaVersion]) -
 
 
 def _default_columns(options: SourceOptions, types: Mapping[str, pa.DataType]) -> Sequence[str]:
-    from cepheid_scan.columns import DEFAULT_ENTRY_COLUMNS, DEFAULT_MESSAGE_COLUMNS, ERROR_COLUMN, metadata_columns
+    from cepheid_decode.columns import DEFAULT_ENTRY_COLUMNS, DEFAULT_MESSAGE_COLUMNS, ERROR_COLUMN, metadata_columns
 
     if options.column_style != PLAIN:
         return [name for name in types if name != ERROR_COLUMN]

@@ -152,8 +152,8 @@ class StreamQuery:
         By a look of now: what a message names may be younger than the snapshot, and what that has may be gone."""
         if self._options.mode is not ReadMode.TYPED or not self._schemas:
             return
-        from cepheid_scan.shared_schema import check_shown, histories_of
-        from cepheid_scan.typed.typed_columns import shown_schema
+        from cepheid_decode.shared_schema import check_shown, histories_of
+        from cepheid_decode.typed.typed_columns import shown_schema
 
         shown, now = shown_schema(self._schemas, self._options.reader_version), self._state.look()
         check_shown(shown, histories_of(now.plan, [topic for topic in topics if topic in now.views]))

@@ -16,8 +16,8 @@ def load_topic_schemas(options: SourceOptions) -> tuple[SchemaVersion, ...]:
     Raises BadOptionError, NoSuchTopicError, PlanUnavailableError."""
     if options.mode is not ReadMode.TYPED:
         return ()
+    from cepheid_decode.shared_schema import rows_history
     from cepheid_scan.open_planner import open_planner
-    from cepheid_scan.shared_schema import rows_history
 
     with closing(open_planner(options.source)) as planner:
         return rows_history(planner.plan(planner.topics(options.topics), schemas=True), options.reader_version)

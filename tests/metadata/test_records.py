@@ -38,6 +38,8 @@ from cepheid_metadata import (
     MemoryTree,
     NamespaceRecord,
     NewerFormatError,
+    OffloadedLedger,
+    OffloadPolicy,
     PersistencePolicy,
     Position,
     QuotaPolicy,
@@ -75,6 +77,7 @@ CHAIN = Chain(
     deletions=(2, 3),
     properties={"k": "v"},
 )
+UPLOADED = OffloadedLedger(url="s3://b/5.parquet", started_at_ms=9, complete=True, completed_at_ms=10, object_bytes=20)
 CURSOR = CursorRecord(
     chain_incarnation="c0ffee",
     chain_epoch=3,
@@ -103,6 +106,7 @@ EVERY_POLICY: dict[str, Any] = {
     "schema_compatibility": "FORWARD",
     "schema_validation_enforced": True,
     "inactive_topics": InactiveTopicsPolicy(active=True, when="delete_when_no_subscriptions", after_s=60),
+    "offload": OffloadPolicy(url="s3://bucket/prefix", after_bytes=1 << 30, after_s=-1, keep_s=3600, read_from="objects"),
 }
 RECORDS: list[Record] = [
     LEDGER,
@@ -111,6 +115,7 @@ RECORDS: list[Record] = [
     LedgerIdCounter(next_ledger_id=1_001, restored=True),
     CHAIN,
     CHAIN.replace(terminated_at=Position(8, -1)),
+    CHAIN.replace(offloaded={5: UPLOADED.replace(on_bookies=False)}, object_deletions=("file:///o/4.parquet",)),
     CURSOR,
     CURSOR.replace(state=None, cursor_ledger_id=12),
     TopicRecord(partitions=4, created_at_ms=1),
@@ -288,6 +293,8 @@ def test_a_cursor_comes_back(mark_delete: Position, state: bytes | None, numbers
         (CHAIN, {"ledgers": (CHAIN.ledgers[0], CHAIN.ledgers[0])}, "twice"),
         (CHAIN, {"deletions": (5,)}, "twice"),
         (CHAIN, {"deletions": (2, 2)}, "twice"),
+        (CHAIN, {"deletions": (5,), "offloaded": {5: UPLOADED}}, "twice"),
+        (CHAIN.replace(offloaded={5: UPLOADED}), {"offloaded": {7: UPLOADED}}, "ledger 7 is offloaded and not in the chain"),
         (CURSOR, {"cursor_ledger_id": 3}, "not both"),
     ],
 )
@@ -297,6 +304,14 @@ def test_impossible_records_cannot_be_made_or_read(record: Record, changes: dict
     fields = record.model_copy(update=changes).encode()
     with pytest.raises(CorruptRecordError, match=problem):
         type(record).decode(fields, "/k")
+
+
+def test_a_ledger_leaves_the_bookies_only_when_its_upload_is_complete() -> None:
+    with pytest.raises(ValidationError, match="is kept on the bookies"):
+        UPLOADED.replace(complete=False, on_bookies=False)
+    waiting = CHAIN.replace(offloaded={5: UPLOADED.replace(on_bookies=False)}, deletions=(5,))
+    assert waiting.offload_of(5) is not None
+    assert not waiting.is_on_bookies(5)
 
 
 def test_records_are_frozen() -> None:

@@ -28,8 +28,8 @@ from cepheid_scan.bookie_channels import close_channels
 from cepheid_scan.replica_order import Suspects
 from cepheid_scan.scan_task import scan_task
 from cepheid_scan.splits import TopicRange, cut_ranges
+from tests.decode.test_chunked import chunks
 from tests.scan.scan_bookies import LEDGER, TOPIC, ScanBookies
-from tests.scan.test_chunked import chunks
 
 PAYLOAD = bytes(range(256)) * 12
 NEXT = LEDGER + 1

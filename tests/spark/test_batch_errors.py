@@ -11,9 +11,9 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+from cepheid_decode.history import Fragment, Piece
+from cepheid_decode.scan_request import PlanSource, ReadMode
 from cepheid_scan import EntriesUnreadableError, ScanSpec, ScanTask
-from cepheid_scan.history import Fragment, Piece
-from cepheid_scan.scan_request import PlanSource, ReadMode
 from cepheid_spark.options import parse_options
 from cepheid_spark.partitions import TaskPartition, read_partition
 from cepheid_spark.spark_schema import choose_columns, rows_schema

@@ -11,8 +11,8 @@ import pulsar
 import pytest
 from pyspark.sql import DataFrame
 
+from cepheid_decode.history import Fragment, Piece
 from cepheid_scan import AdminRefusedError, MessagePosition, PlanSource, ScanTask
-from cepheid_scan.history import Fragment, Piece
 from cepheid_spark import batch_reader
 from cepheid_spark.batch_lease import BatchLease, prolonging
 from cepheid_spark.batch_reader import LEASE_BYTES, first_positions, hold_lease

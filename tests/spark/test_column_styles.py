@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import ArrayType, BinaryType, LongType, StringType, StructField, StructType
 
+from cepheid_decode.columns import DEFAULT_MESSAGE_COLUMNS, ENTRY_COLUMNS, MESSAGE_COLUMNS, arrow_schema
 from cepheid_scan import BadOptionError, ReadMode, SchemaVersion
-from cepheid_scan.columns import DEFAULT_MESSAGE_COLUMNS, ENTRY_COLUMNS, MESSAGE_COLUMNS, arrow_schema
 from cepheid_spark.message_id_bytes import encode_message_ids
 from cepheid_spark.options import SourceOptions, parse_options
 from cepheid_spark.spark_schema import choose_columns, rows_schema

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from cepheid_cli.app import app
-from cepheid_scan.columns import ENTRY_COLUMNS, MESSAGE_COLUMNS
+from cepheid_decode.columns import ENTRY_COLUMNS, MESSAGE_COLUMNS
 from cepheid_spark.option_values import duration, parse_bool, size
 from cepheid_spark.options import OPTIONS, OTHER_NAMES, SourceOptions, parse_options
 from cepheid_testkit import ProcessCluster

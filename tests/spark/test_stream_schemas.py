@@ -11,8 +11,8 @@ from unittest import mock
 import pyarrow as pa
 import pytest
 
+from cepheid_decode.shared_schema import rows_history
 from cepheid_scan import BadOptionError, ScanSpec, ScanTask, SchemaVersion
-from cepheid_scan.shared_schema import rows_history
 from cepheid_spark.offsets import StreamOffset
 from cepheid_spark.options import parse_options
 from cepheid_spark.spark_schema import rows_schema
@@ -20,7 +20,7 @@ from cepheid_spark.stream_query import StreamQuery
 from cepheid_spark.stream_reader import CepheidStreamReader
 from cepheid_spark.stream_state import StreamState
 from cepheid_spark.topic_schemas import with_reader_version
-from tests.scan.typed.typed_support import record, schema_version
+from tests.decode.typed.typed_support import record, schema_version
 from tests.spark.test_stream_query import A, B, Bench, at, ledger
 
 OLD = record(("a", "int"))

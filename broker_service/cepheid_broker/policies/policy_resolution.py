@@ -1,6 +1,7 @@
 """Who says what holds: the topic's record before its namespace's before the broker's settings, each policy by itself.
 
-A policy is taken whole: a topic that sets retention sets both limits of it. Quotas of size and of age are two policies.
+A policy is taken whole: a topic that sets retention sets both limits of it. Quotas of size and of age are two policies. Only the
+offload policy is taken field by field, as Pulsar does it: a topic can have an age of its own and the namespace's object store.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from cepheid_broker.policies.topic_policies import (
     TopicPolicies,
 )
 from cepheid_broker.settings import BrokerSettings
-from cepheid_managed_ledger import ManagedLedgerConfig, Retention
+from cepheid_managed_ledger import ManagedLedgerConfig, OffloadConfig, Retention
 from cepheid_metadata import (
     TOPIC_POLICIES,
     DelayedDeliveryPolicy,
     InactiveTopicsPolicy,
     NamespaceRecord,
+    OffloadPolicy,
     PersistencePolicy,
     QuotaPolicy,
     RetentionPolicy,
@@ -35,6 +37,8 @@ def resolve(topic: TopicRecord | None, namespace: NamespaceRecord, broker: Topic
     """What holds for a topic; without `topic`: what holds in the namespace for topics that say nothing themselves."""
     changes: dict[str, Any] = {}
     for name in TOPIC_POLICIES:
+        if name == "offload":
+            continue
         value = getattr(topic, name, None)
         if value is None:
             value = getattr(namespace, name)
@@ -42,6 +46,7 @@ def resolve(topic: TopicRecord | None, namespace: NamespaceRecord, broker: Topic
             changes.update(_VALUES[name](value) if name in _VALUES else {name: value})
     if topic is not None and topic.max_message_bytes is not None:
         changes["max_message_bytes"] = topic.max_message_bytes
+    changes["offload"] = _offload(getattr(topic, "offload", None), _offload(namespace.offload, broker.offload))
     for name in ("schema_auto_update", "encryption_required"):
         if (value := getattr(namespace, name)) is not None:
             changes[name] = value
@@ -84,7 +89,9 @@ def broker_policies(settings: BrokerSettings, ledgers: ManagedLedgerConfig) -> T
 
 
 def ledger_config(policies: TopicPolicies) -> ManagedLedgerConfig:
-    return ManagedLedgerConfig(policies.ensemble_size, policies.write_quorum, policies.ack_quorum, policies.retention)
+    return ManagedLedgerConfig(
+        policies.ensemble_size, policies.write_quorum, policies.ack_quorum, policies.retention, policies.offload
+    )
 
 
 def _retention(time_min: int, size_mb: int) -> Retention:
@@ -93,6 +100,18 @@ def _retention(time_min: int, size_mb: int) -> Retention:
 
 def _quota(limit: int, action: QuotaAction) -> BacklogQuota | None:
     return None if limit < 0 else BacklogQuota(limit, action)
+
+
+def _offload(policy: OffloadPolicy | None, above: OffloadConfig) -> OffloadConfig:
+    if policy is None:
+        return above
+    return OffloadConfig(
+        url=above.url if policy.url is None else policy.url,
+        after_bytes=above.after_bytes if policy.after_bytes is None else policy.after_bytes,
+        after_ms=above.after_ms if policy.after_s is None else policy.after_s if policy.after_s < 0 else policy.after_s * 1000,
+        keep_ms=above.keep_ms if policy.keep_s is None else policy.keep_s * 1000,
+        reads_objects=above.reads_objects if policy.read_from is None else policy.read_from == "objects",
+    )
 
 
 def _retention_of(policy: RetentionPolicy) -> dict[str, Any]:

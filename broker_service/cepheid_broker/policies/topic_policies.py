@@ -12,7 +12,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from cepheid_managed_ledger import Retention
+from cepheid_managed_ledger import OffloadConfig, Retention
 
 
 class QuotaAction(enum.Enum):
@@ -97,5 +97,6 @@ class TopicPolicies:
     """On: producers without a schema are refused on topics that have one."""
     encryption_required: bool = False
     inactive_topics: InactiveTopics | None = None
+    offload: OffloadConfig = field(default_factory=OffloadConfig)
     max_message_bytes: int = 0
     """Of one topic; the broker's own bound holds besides."""

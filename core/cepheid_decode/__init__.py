@@ -1,0 +1,72 @@
+"""Stored entries to Arrow columns, without I/O, and the words that all readers of history share. pyarrow comes with first use."""
+
+from cepheid_decode.counters import ScanCounters
+from cepheid_decode.errors import (
+    AdminRefusedError,
+    BadOptionError,
+    BadRecordError,
+    DamagedEntryError,
+    DataLossError,
+    EntriesUnreadableError,
+    NoSuchTopicError,
+    PlanUnavailableError,
+    ScanError,
+)
+from cepheid_decode.history import (
+    NO_PARTITION,
+    Fragment,
+    HistoryPlan,
+    LedgerHistory,
+    Piece,
+    ScanTask,
+    SchemaVersion,
+    TopicHistory,
+)
+from cepheid_decode.positions import WHOLE_ENTRY, MessagePosition
+from cepheid_decode.scan_request import (
+    EARLIEST,
+    LATEST,
+    Edge,
+    OnBadRecord,
+    PlanSource,
+    ReadMode,
+    ReadSettings,
+    RowFilter,
+    ScanRequest,
+    ScanSpec,
+    TopicSelection,
+)
+
+__all__ = [
+    "EARLIEST",
+    "LATEST",
+    "NO_PARTITION",
+    "WHOLE_ENTRY",
+    "AdminRefusedError",
+    "BadOptionError",
+    "BadRecordError",
+    "DamagedEntryError",
+    "DataLossError",
+    "Edge",
+    "EntriesUnreadableError",
+    "Fragment",
+    "HistoryPlan",
+    "LedgerHistory",
+    "MessagePosition",
+    "NoSuchTopicError",
+    "OnBadRecord",
+    "Piece",
+    "PlanSource",
+    "PlanUnavailableError",
+    "ReadMode",
+    "ReadSettings",
+    "RowFilter",
+    "ScanCounters",
+    "ScanError",
+    "ScanRequest",
+    "ScanSpec",
+    "ScanTask",
+    "SchemaVersion",
+    "TopicHistory",
+    "TopicSelection",
+]

@@ -1,0 +1,115 @@
+"""The messages of many batches at once. `decode_framing` guesses where they begin; here the guess is parsed and judged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from cepheid_decode.decode_fields import PADDING_BYTES, Bools, Bytes, FieldTable, Ints, big_endian_32
+from cepheid_decode.decode_framing import MIN_MESSAGE_BYTES, SIZE_BYTES, guess_starts, plain_batch
+from cepheid_decode.decode_payloads import joined
+from cepheid_decode.decode_records import SINGLE_MESSAGE_METADATA, Properties, parse_in_lockstep
+
+PAYLOAD_SIZE = 3
+
+
+@dataclass(slots=True)
+class BatchMessages:
+    """All messages of all batches that hold, in order. `refused`: why, of the batches that do not."""
+
+    data: Bytes  # what spans and payloads point into: the bytes given, or those and batches in plain form behind them
+    batch: Ints
+    index: Ints
+    fields: FieldTable
+    properties: Properties
+    payload_starts: Ints
+    payload_ends: Ints
+    refused: dict[int, str]
+
+
+def parse_batches(data: Bytes, starts: Ints, ends: Ints, counts: Ints) -> BatchMessages:
+    """Batch i lies at `data[starts[i]:ends[i]]`, not compressed, and says that it has `counts[i]` ≥ 1 messages. They do not
+    overlap; `data` ends with `PADDING_BYTES` that belong to nobody."""
+    refused: dict[int, str] = {}
+    lying = counts * MIN_MESSAGE_BYTES > ends - starts  # before memory is taken for what they say
+    if lying.any():
+        counts = counts.copy()
+        for batch in np.flatnonzero(lying).tolist():
+            refused[batch] = f"a batch of {counts[batch]} messages in {ends[batch] - starts[batch]} bytes"
+        counts[lying] = 0
+    ordered = bool((starts[1:] >= ends[:-1]).all())
+    places = guess_starts(data, starts, ends, counts) if ordered else _guess_unordered(data, starts, ends, counts)
+    messages, wrong = _parse_at(data, starts, ends, counts, places)
+    if wrong.any():
+        data, starts, ends, counts, places = _judge(data, starts, ends, counts, places, wrong, refused)
+        messages, wrong = _parse_at(data, starts, ends, counts, places)
+        assert not wrong.any(), f"batches {np.flatnonzero(wrong)} in plain form are not understood"
+    messages.refused = refused
+    return messages
+
+
+def _guess_unordered(data: Bytes, starts: Ints, ends: Ints, counts: Ints) -> Ints:
+    order = np.argsort(starts, kind="stable")
+    places = guess_starts(data, starts[order], ends[order], counts[order])
+    offsets = np.cumsum(counts) - counts
+    sorted_counts = counts[order]
+    within = np.arange(len(places)) - np.repeat(np.cumsum(sorted_counts) - sorted_counts, sorted_counts)
+    result = np.empty_like(places)
+    result[np.repeat(offsets[order], sorted_counts) + within] = places
+    return result
+
+
+def _parse_at(data: Bytes, starts: Ints, ends: Ints, counts: Ints, places: Ints) -> tuple[BatchMessages, Bools]:
+    """The messages at `places`, and the batches that these are not the messages of."""
+    batch = np.repeat(np.arange(len(counts)), counts)
+    limit = ends[batch]
+    known = (places >= 0) & (places + SIZE_BYTES <= limit)
+    where = places if known.all() else np.where(known, places, 0)
+    begins = where + SIZE_BYTES
+    body = begins + big_endian_32(data, where)
+    known &= body <= limit
+    if not known.all():
+        begins, body = np.where(known, begins, 0), np.where(known, body, 0)
+    fields, properties = parse_in_lockstep(data, begins, body, SINGLE_MESSAGE_METADATA)
+    sizes = fields.number(PAYLOAD_SIZE)
+    following = body + sizes
+    last = np.cumsum(counts) - 1
+    expected = np.empty_like(places)
+    expected[:-1] = places[1:]
+    has_some = counts > 0
+    expected[last[has_some]] = ends[has_some]
+    stands = known & ~fields.odd & (sizes >= 0) & (following == expected)
+    wrong = np.zeros(len(counts), bool)
+    wrong[has_some] = places[(last + 1 - counts)[has_some]] != starts[has_some]
+    if not stands.all():
+        wrong[batch[~stands]] = True
+    index = np.arange(len(batch)) - np.repeat(last + 1 - counts, counts)
+    return BatchMessages(data, batch, index, fields, properties, body, following, {}), wrong
+
+
+def _judge(
+    data: Bytes, starts: Ints, ends: Ints, counts: Ints, places: Ints, wrong: Bools, refused: dict[int, str]
+) -> tuple[Bytes, Ints, Ints, Ints, Ints]:
+    """The same batches, those that were wrong in plain form behind the others, or refused and then without messages."""
+    starts, ends, kept_counts = starts.copy(), ends.copy(), counts.copy()
+    offsets = np.cumsum(counts) - counts
+    parts: list[bytes] = []
+    size = len(data) - PADDING_BYTES
+    keep = np.ones(len(places), bool)
+    places = places.copy()
+    for batch in np.flatnonzero(wrong).tolist():
+        count, offset = int(counts[batch]), int(offsets[batch])
+        plain = plain_batch(data[starts[batch] : ends[batch]].tobytes(), count, SINGLE_MESSAGE_METADATA)
+        if isinstance(plain, str):
+            refused[batch], kept_counts[batch] = plain, 0
+            keep[offset : offset + count] = False
+            continue
+        form, message_starts = plain
+        places[offset : offset + count] = np.asarray(message_starts) + size
+        starts[batch], ends[batch] = size, size + len(form)
+        parts.append(form)
+        size += len(form)
+    if parts:
+        data = joined((data[:-PADDING_BYTES], *parts))
+    return data, starts, ends, kept_counts, places[keep]

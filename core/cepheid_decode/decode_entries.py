@@ -1,0 +1,135 @@
+"""What is to be done with each entry, by its metadata alone: left out, joined, unpacked, split into messages, or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cepheid_decode import entry_metadata as entry_fields
+from cepheid_decode.chunked import Chunk
+from cepheid_decode.decode_fields import PADDING_BYTES, Bools, Bytes, Ints
+from cepheid_decode.decode_payloads import MAX_CHUNKED_BYTES, MAX_COMPRESSION, MAX_PAYLOAD_BYTES, NOT_COMPRESSED, extended, refusal
+from cepheid_decode.entry_metadata import EntryTable
+from cepheid_decode.row_pruning import entries_wanted
+from cepheid_decode.scan_request import RowFilter
+
+MAX_BATCH_MESSAGES = 1 << 21  # two thousand times what clients put into a batch by default: a reader keeps numbers of each
+_TRANSACTION = "it belongs to a transaction, and whether that was committed is not written in the entries"
+
+
+@dataclass(slots=True)
+class EntryPlan:
+    """By row of the entry table. `counts`: messages of a batch, 0: a message alone. `sizes`: of the payload when it is unpacked.
+    `moves`: payloads that do not stay where they are stored. `bad`: why, of entries that are refused (`alive` all the same)."""
+
+    alive: Bools
+    counts: Ints
+    sizes: Ints
+    compressions: Ints
+    moves: Bools
+    chunks: list[int]
+    encrypted: set[int]  # of the bad ones, those whose payload is whole: it can be shown as it is stored
+    data_bytes: int  # of the buffer with the stored entries, before anything is unpacked behind them
+    markers: int
+    bad: dict[int, str] = field(default_factory=dict)
+    joined: dict[int, bytes] = field(default_factory=dict)
+    room: Bytes | None = None  # the stored entries, and behind them what is unpacked of some of them, by turns
+
+    def slices(self, limit_bytes: int, limit_messages: int) -> Iterator[Ints]:
+        """The entries that are alive, in order, up to so many bytes and messages at a time, and at least one."""
+        rows = np.flatnonzero(self.alive)
+        bytes_to, messages_to = np.cumsum(self.sizes[rows]), np.cumsum(np.maximum(self.counts[rows], 1))
+        start = bytes_done = messages_done = 0
+        while start < len(rows):
+            by_bytes = int(np.searchsorted(bytes_to, bytes_done + limit_bytes, side="right"))
+            by_messages = int(np.searchsorted(messages_to, messages_done + limit_messages, side="right"))
+            end = max(min(by_bytes, by_messages), start + 1)
+            yield rows[start:end]
+            start, bytes_done, messages_done = end, int(bytes_to[end - 1]), int(messages_to[end - 1])
+
+    def room_for(self, size_bytes: int, data: Bytes, usual_bytes: int) -> tuple[Bytes, int]:
+        """A buffer with the stored entries of `data` and so many bytes behind them, and where these begin. The same one each time,
+        as long as it is large enough: the stored entries are copied once, and what was unpacked before is overwritten."""
+        if self.room is None or len(self.room) - self.data_bytes < size_bytes:
+            room_bytes = min(int(self.sizes[self.moves & self.alive].sum()), usual_bytes)
+            self.room = extended(data[: self.data_bytes], max(room_bytes, size_bytes))
+        return self.room, self.data_bytes - PADDING_BYTES
+
+    def chunk(self, entries: EntryTable, row: int) -> Chunk | str:
+        """The chunk that this entry is; or why it is none."""
+        fields = entries.fields
+        uuid_start, uuid_end = (int(bound[row]) for bound in fields.span(entry_fields.UUID))
+        number = {name: int(fields.number(name)[row]) for name in (entry_fields.CHUNK_ID, entry_fields.NUM_CHUNKS)}
+        total_bytes = int(fields.number(entry_fields.CHUNKED_BYTES)[row])
+        chunk_id, num_chunks = number[entry_fields.CHUNK_ID], number[entry_fields.NUM_CHUNKS]
+        if not fields.present(entry_fields.UUID)[row] or not 0 <= chunk_id < num_chunks:
+            return f"it is chunk {chunk_id} of {num_chunks} of a message" + ("" if uuid_end > uuid_start else " without uuid")
+        if not 0 <= total_bytes <= MAX_CHUNKED_BYTES:
+            return f"its chunks have {total_bytes} bytes, {MAX_CHUNKED_BYTES} are joined at most"
+        payload = entries.data[entries.payload_starts[row] : entries.payload_ends[row]].tobytes()
+        return Chunk(entries.data[uuid_start:uuid_end].tobytes(), chunk_id, num_chunks, total_bytes, payload)
+
+    def refuse(self, row: int, reason: str) -> None:
+        """Of a chunk: what is there of its message is no payload."""
+        self.bad[row] = reason
+        self.encrypted.discard(row)
+        self.sizes[row] = 0
+
+    def join(self, row: int, whole: bytes) -> None:
+        """The payload of a chunked message, in place of its last chunk's."""
+        self.joined[row] = whole
+        self.moves[row] = True
+        if self.compressions[row] == NOT_COMPRESSED:
+            self.sizes[row] = len(whole)
+
+
+def plan_entries(entries: EntryTable, row_filter: RowFilter) -> EntryPlan:
+    fields = entries.fields
+    readable = entries.readable
+    bad = dict(entries.refused)
+    marker = fields.present(entry_fields.MARKER_TYPE) & readable
+    is_chunk = (fields.number(entry_fields.NUM_CHUNKS) > 1) & readable & ~marker
+    encrypted = fields.present(entry_fields.ENCRYPTION_KEYS) & readable & ~marker
+    compressions = np.where(encrypted, NOT_COMPRESSED, fields.number(entry_fields.COMPRESSION))
+    stored = entries.payload_ends - entries.payload_starts
+    compressed = compressions != NOT_COMPRESSED
+    sizes = np.where(compressed, fields.number(entry_fields.UNCOMPRESSED_SIZE), stored)
+    is_batch = fields.present(entry_fields.NUM_MESSAGES) & readable
+    counts = np.where(is_batch, fields.number(entry_fields.NUM_MESSAGES), 0)
+    alive = entries_wanted(entries, row_filter) & ~marker
+    plan = EntryPlan(
+        alive=alive,
+        counts=counts,
+        sizes=sizes,
+        compressions=compressions,
+        moves=compressed & readable,
+        chunks=np.flatnonzero(is_chunk).tolist(),
+        encrypted=set(np.flatnonzero(encrypted & alive).tolist()),
+        data_bytes=len(entries.data),
+        markers=int(np.count_nonzero(marker)),
+        bad=bad,
+    )
+    _refuse_some(entries, plan, alive & readable, is_chunk)
+    return plan
+
+
+def _refuse_some(entries: EntryTable, plan: EntryPlan, judged: Bools, is_chunk: Bools) -> None:
+    """What the metadata alone says against an entry. Python looks only at those that are special."""
+    fields = entries.fields
+    unfit = fields.present(entry_fields.NUM_MESSAGES) & ((plan.counts < 1) | (plan.counts > MAX_BATCH_MESSAGES))
+    for row in np.flatnonzero(judged & unfit).tolist():
+        plan.bad[row] = f"a batch of {plan.counts[row]} messages: 1 to {MAX_BATCH_MESSAGES} are read"
+        plan.counts[row] = 1  # a batch, for who asks
+    limits = np.where(is_chunk, MAX_CHUNKED_BYTES, MAX_PAYLOAD_BYTES)
+    unpacked = (plan.compressions > 0) & (plan.compressions <= MAX_COMPRESSION) & (plan.sizes <= limits)
+    for row in np.flatnonzero(judged & plan.moves & ~unpacked).tolist():
+        plan.bad[row] = refusal(int(plan.compressions[row]), int(plan.sizes[row]), int(limits[row]))
+    if entry_fields.TRANSACTION in fields.numbers:
+        for row in np.flatnonzero(judged & fields.present(entry_fields.TRANSACTION)).tolist():
+            plan.bad[row] = _TRANSACTION
+    for row in plan.encrypted:
+        plan.bad[row] = "its payload is encrypted"
+    for row in plan.bad:
+        plan.sizes[row] = 0 if row not in plan.encrypted else plan.sizes[row]

@@ -1,0 +1,12 @@
+"""Ended ledgers as Parquet in object storage. Cheap to import: the object store's library and pyarrow come with first use."""
+
+from cepheid_tiered.segment import (
+    DamagedSegmentError,
+    NoSuchSegmentError,
+    SegmentError,
+    SegmentReader,
+    SegmentStore,
+    SegmentSummary,
+)
+
+__all__ = ["DamagedSegmentError", "NoSuchSegmentError", "SegmentError", "SegmentReader", "SegmentStore", "SegmentSummary"]
