@@ -33,6 +33,8 @@ from cepheid_broker.traffic import TrafficFigures
 from cepheid_managed_ledger import ManagedLedgerConfig, ManagedLedgers
 from cepheid_metadata import MetadataStore
 from cepheid_ports import Ports, RefusalLog, TaskOwner
+from cepheid_security import ServerTls
+from cepheid_security.authenticator import Authenticator
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +67,9 @@ class Broker:
         *,
         ledger_config: ManagedLedgerConfig | None = None,
         ownership: Ownership | None = None,
+        tls: ServerTls | None = None,
+        authenticator: Authenticator | None = None,
+        peers: PeerCalls | None = None,
     ) -> None:
         self.ownership: Ownership = ownership or SoleOwnership()
         self.settings = settings
@@ -78,7 +83,7 @@ class Broker:
         self._tasks = TaskOwner("broker")
         self.policies = PolicyFollower(store, policies, self._tasks)
         self.topics = Topics(self.catalog, managed_ledgers, self.policies, settings, cluster, self._tasks, ports, self.ownership)
-        self.peers = PeerCalls(settings.request_timeout_s)
+        self.peers = peers or PeerCalls(settings.request_timeout_s)
         remote = RemoteParts(self.ownership, self.peers)
         self.partitioned = PartitionedTopics(store, self.catalog, self.topics, remote, self._tasks, settings.request_timeout_s)
         self.catalog.on_marked_found.append(self.partitioned.finish_deleting)
@@ -109,8 +114,10 @@ class Broker:
             ports=ports,
             listening_port=lambda: self._listener.port,
             admin_url=self._admin_url,
+            tls_port=lambda: self._listener.tls_port,
+            authenticator=authenticator,
         )
-        self._listener = Listener(services)
+        self._listener = Listener(services, tls)
         self.backlog_checks = BacklogChecks(self.topics.loaded, settings.backlog_check_s, settings.request_timeout_s)
         self._tick: asyncio.TimerHandle | None = None
         self.admin_port: Callable[[], int] | None = None
@@ -121,8 +128,13 @@ class Broker:
 
     @property
     def port(self) -> int:
-        """Of the binary protocol; known once started."""
+        """Of the binary protocol; known once started. 0: not open, only the one with TLS is."""
         return self._listener.port
+
+    @property
+    def tls_port(self) -> int:
+        """0: not open."""
+        return self._listener.tls_port
 
     def _admin_url(self, reached_host: str) -> str:
         registered = self.ownership.brokers.get(self.ownership.broker_id, {}).get("http")

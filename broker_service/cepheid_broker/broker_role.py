@@ -12,7 +12,7 @@ Rule 3: what fails for good ends the process with its reason; whatever was ackno
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
@@ -54,24 +54,29 @@ class BrokerRole(Role):
 
     @property
     def broker_id(self) -> str:
-        return self.settings.broker_id or self.addresses["http"]
+        addresses = self.addresses
+        return self.settings.broker_id or addresses.get("http") or addresses["https"]
 
     @property
     def addresses(self) -> dict[str, str]:
         """Where clients and other brokers reach it, by scheme."""
         settings, host = self.settings, self.settings.shown_host
-        return {
-            "pulsar": host_port(host, settings.advertised_port or self.broker.port),
-            "http": host_port(host, settings.advertised_admin_port or self._serving.admin_port),
-        }
+        ports = {}
+        if settings.has_plain_ports:
+            ports["pulsar"] = settings.advertised_port or self.broker.port
+            ports["http"] = settings.advertised_admin_port or self._serving.admin_port
+        if settings.tls.enabled:
+            ports["pulsar+ssl"] = settings.advertised_tls_port or self.broker.tls_port
+            ports["https"] = settings.advertised_tls_admin_port or self._serving.tls_admin_port
+        return {scheme: host_port(host, port) for scheme, port in ports.items()}
 
     @property
     def service_url(self) -> str:
-        return f"pulsar://{self.addresses['pulsar']}"
+        return _first_url(self.addresses, "pulsar", "pulsar+ssl")
 
     @property
     def admin_url(self) -> str:
-        return f"http://{self.addresses['http']}"
+        return _first_url(self.addresses, "http", "https")
 
     @property
     def ready(self) -> bool:
@@ -139,3 +144,7 @@ class BrokerRole(Role):
         connected = self._store.session_state is SessionState.CONNECTED
         yield gauge("cepheid_broker_ready", "1: serving and registered.", self.ready)
         yield gauge("cepheid_metadata_connected", "1: the metadata store answers.", connected)
+
+
+def _first_url(addresses: Mapping[str, str], plain: str, over_tls: str) -> str:
+    return f"{plain}://{addresses[plain]}" if plain in addresses else f"{over_tls}://{addresses[over_tls]}"

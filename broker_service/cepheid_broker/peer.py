@@ -44,6 +44,9 @@ class Peer(Protocol):
     def window(self) -> PublishWindow: ...
 
     @property
+    def over_tls(self) -> bool: ...
+
+    @property
     def reached_host(self) -> str:
         """The local address that the client connected to."""
 

@@ -8,22 +8,29 @@ Rule: the protocol port opens before the web framework is imported: that takes l
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cepheid_broker.admin import AdminContext, AdminServer
 from cepheid_broker.broker import Broker
-from cepheid_broker.ownership import Ownership
+from cepheid_broker.ownership import Ownership, PeerCalls
 from cepheid_broker.settings import BrokerSettings
 from cepheid_ledger import BookieConnections, BookieStates, LedgerClient, RackAwarePlacement
 from cepheid_managed_ledger import ManagedLedgerConfig, ManagedLedgers, TailCache
 from cepheid_metadata import LedgerIds, MetadataStore, SessionState, ledger_records
-from cepheid_ports import Ports, rack_distance
+from cepheid_ports import Ports, TaskOwner, rack_distance
 from cepheid_recovery import AuditFollower
+from cepheid_security import Principal, SecurityConfigurationError, ServerTls, client_context
+from cepheid_security.authenticator import Authenticator
 
 if TYPE_CHECKING:
     from cepheid_ports.prometheus import Family
+
+log = logging.getLogger(__name__)
 
 
 class Bookies(BookieConnections, BookieStates, Protocol):
@@ -49,6 +56,7 @@ class Serving:
         on_failed: Callable[[BaseException], None],
     ) -> None:
         opened = self._opened = AsyncExitStack()
+        self._settings = settings
         self._bookies, self._store = bookies, store
         self._more_families = families
         self._ledger_ids = LedgerIds(store)
@@ -80,8 +88,26 @@ class Serving:
             self.ledger_client, store, self._tail_cache, settings.managed_ledger, ports, bookies=bookies
         )
         opened.push_async_callback(self.managed_ledgers.aclose)
+        self._tasks = TaskOwner("serving")
+        opened.push_async_callback(self._tasks.aclose)
+        self._tls = tls = _server_tls(settings)
+        authenticator = self._authenticator(ports)
+        own_token = settings.authentication.own_token_file
         self.broker = Broker(
-            settings, cluster, store, self.managed_ledgers, ports, ledger_config=ledger_config, ownership=ownership
+            settings,
+            cluster,
+            store,
+            self.managed_ledgers,
+            ports,
+            ledger_config=ledger_config,
+            ownership=ownership,
+            tls=tls,
+            authenticator=authenticator,
+            peers=PeerCalls(
+                settings.request_timeout_s,
+                tls=client_context(ca_file=settings.tls.ca_file) if settings.tls.enabled else None,
+                token=lambda: "" if own_token is None else _read_token(own_token),
+            ),
         )
         context = AdminContext(
             self.broker,
@@ -92,7 +118,16 @@ class Serving:
             problems=self.problems,
             held_ledgers=held_ledgers,
         )
-        self._admin = AdminServer(context, settings.host, settings.admin_port, on_failed=on_failed)
+        self._admin = AdminServer(
+            context,
+            settings.host,
+            settings.admin_port,
+            tls_port=settings.tls.admin_port,
+            tls=tls,
+            has_plain_port=settings.has_plain_ports,
+            authenticator=authenticator,
+            on_failed=on_failed,
+        )
         self.broker.admin_port = lambda: self._admin.port
         opened.push_async_callback(self._admin.aclose)
 
@@ -101,7 +136,42 @@ class Serving:
 
     @property
     def admin_port(self) -> int:
+        """Without TLS; 0: not open."""
         return self._admin.port
+
+    @property
+    def tls_admin_port(self) -> int:
+        """0: not open."""
+        return self._admin.tls_port
+
+    def _authenticator(self, ports: Ports) -> Authenticator | None:
+        """Raises SecurityConfigurationError."""
+        settings = self._settings.authentication
+        if not settings.enabled:
+            if settings.anonymous_role is not None or settings.secret_keys or settings.public_keys or settings.passwords_file:
+                raise SecurityConfigurationError("authentication is set up, but authentication.methods names no method")
+            return None
+        worker = ports.new_worker("passwords", 1)
+        self._opened.push_async_callback(worker.aclose)
+
+        async def run(check: Callable[[], Principal]) -> Principal:
+            return await worker.run(check)
+
+        return Authenticator(settings, ports.wall_ms, run)
+
+    async def _reload_certificates(self, tls: ServerTls) -> None:
+        """New files are used for new connections. Files that cannot be used leave the old ones in use, and are named once."""
+        named = ""
+        while True:
+            await asyncio.sleep(self._settings.tls.reload_s)
+            try:
+                if tls.reload_if_changed():
+                    log.info("tls.reloaded", extra={"certificate": self._settings.tls.certificate_file})
+                named = ""
+            except SecurityConfigurationError as error:
+                if str(error) != named:
+                    log.warning("tls.not_reloaded", extra={"error": str(error), "hint": "the old certificate stays in use"})
+                named = str(error)
 
     def problems(self) -> list[str]:
         """Sentences for people about what is wrong while clients are served."""
@@ -126,6 +196,8 @@ class Serving:
     async def start(self) -> None:
         """Returns when clients are served. Raises PortInUseError, LedgerIdsRolledBackError, and what the store raises."""
         await self._ledger_ids.check()
+        if self._tls is not None:
+            self._tasks.start(self._reload_certificates(self._tls), name="reload-certificates")
         await self.broker.start()
         self._opened.push_async_callback(self.broker.aclose)
         self._audit.start()
@@ -156,6 +228,27 @@ class Serving:
         yield from under_replicated_families(self.managed_ledgers.under_replicated())
         yield from self._audit.families()
         yield from self._more_families()
+
+
+def _server_tls(settings: BrokerSettings) -> ServerTls | None:
+    """Raises SecurityConfigurationError."""
+    tls = settings.tls
+    if (tls.certificate_file is None) != (tls.key_file is None):
+        raise SecurityConfigurationError("tls.certificate_file and tls.key_file are set together, or neither of them")
+    if tls.certificate_file is None or tls.key_file is None:
+        return None
+    return ServerTls(
+        tls.certificate_file,
+        tls.key_file,
+        client_ca_file=tls.client_ca_file,
+        client_certificates=tls.client_certificates,
+        minimum_version=tls.minimum_version,
+    )
+
+
+def _read_token(path: str) -> str:
+    """Read anew at each call: a token that expires is replaced in its file. Raises OSError."""
+    return Path(path).read_text(encoding="ascii").strip()
 
 
 def distance_from(rack: str | None, bookies: BookieStates) -> Callable[[str], int] | None:

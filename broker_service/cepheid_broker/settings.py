@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveIn
 from cepheid_ledger import LedgerSettings
 from cepheid_managed_ledger import ManagedLedgerConfig, ManagedLedgerSettings
 from cepheid_ports import HOST_PATTERN, RACK_PATTERN
+from cepheid_security.settings import AuthenticationSettings, TlsSettings
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -227,6 +228,9 @@ class BrokerSettings(BaseModel, frozen=True, extra="forbid"):
     advertised_port: NonNegativeInt | None = Field(
         None, le=65535, description="Port that clients are told to connect to. Unset: the port that is listened on."
     )
+    advertised_tls_port: NonNegativeInt | None = Field(
+        None, le=65535, description="Port with TLS that clients are told to connect to. Unset: the port that is listened on."
+    )
     rack: str | None = Field(
         None,
         pattern=RACK_PATTERN,
@@ -313,6 +317,13 @@ class BrokerSettings(BaseModel, frozen=True, extra="forbid"):
     )
     ledger: LedgerSettings = Field(LedgerSettings(), description="Writing, reading and recovering ledgers.")
     admin: AdminSettings = Field(AdminSettings(), description="Bounds of the admin API.")
+    tls: TlsSettings = Field(TlsSettings(), description="Encrypted ports.")
+    authentication: AuthenticationSettings = Field(AuthenticationSettings(), description="Who may connect.")
+
+    @property
+    def has_plain_ports(self) -> bool:
+        """Whether the ports without TLS are open."""
+        return not self.tls.enabled or self.tls.plain_ports
 
     @property
     def max_frame_bytes(self) -> int:
@@ -345,6 +356,11 @@ class BrokerRoleSettings(BrokerSettings):
         None,
         le=65535,
         description="Port of the admin API that other brokers and clients are told. Unset: the port that is listened on.",
+    )
+    advertised_tls_admin_port: NonNegativeInt | None = Field(
+        None,
+        le=65535,
+        description="Port of the admin API with TLS that other brokers and clients are told. Unset: the port that is listened on.",
     )
     ensemble_size: PositiveInt = Field(
         3,

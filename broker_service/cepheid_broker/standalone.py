@@ -22,6 +22,7 @@ from cepheid_bookie.settings import BookieServerSettings, StorageSettings
 from cepheid_broker.broker import Broker
 from cepheid_broker.first_objects import create_first_objects
 from cepheid_broker.local_bookies import LocalBookies, bookies_with_data
+from cepheid_broker.protocol import service_urls
 from cepheid_broker.serving import Serving
 from cepheid_broker.settings import BrokerSettings
 from cepheid_managed_ledger import ManagedLedgerConfig
@@ -97,12 +98,20 @@ class Standalone(Role):
         return self._serving.broker
 
     @property
+    def service_urls(self) -> list[str]:
+        """Of the ports that are open, without TLS and with it."""
+        return self._service_urls(self.broker.port, self.broker.tls_port)
+
+    @property
     def service_url(self) -> str:
-        return self._service_url(self.broker.port)
+        """Without TLS, if that port is open."""
+        return self.service_urls[0]
 
     @property
     def admin_url(self) -> str:
-        return f"http://{host_port(self._shown_host, self._serving.admin_port)}"
+        serving = self._serving
+        scheme, port = ("http", serving.admin_port) if self.settings.has_plain_ports else ("https", serving.tls_admin_port)
+        return f"{scheme}://{host_port(self._shown_host, port)}"
 
     @property
     def _shown_host(self) -> str:
@@ -113,8 +122,8 @@ class Standalone(Role):
         """Sentences for people about what is wrong while it serves."""
         return self._serving.problems()
 
-    def _service_url(self, port: int) -> str:
-        return f"pulsar://{host_port(self._shown_host, self.settings.advertised_port or port)}"
+    def _service_urls(self, port: int, tls_port: int) -> list[str]:
+        return list(service_urls(self.settings, port, tls_port, self._shown_host).values())
 
     async def _start(self) -> None:
         """Returns when clients are served; the admin API follows within a second."""
@@ -153,7 +162,10 @@ class Standalone(Role):
         opened.push_async_callback(self._serving.aclose)
         self._serving.listen()
         # Before the port opens: a client that finds no namespace gives up. And again, in case the system chose the port.
-        await create_first_objects(store, CLUSTER, admin_url=self.admin_url, service_url=self._service_url(settings.port))
+        expected, *_ = self._service_urls(
+            settings.port if settings.has_plain_ports else 0, settings.tls.port if settings.tls.enabled else 0
+        ) or [""]
+        await create_first_objects(store, CLUSTER, admin_url=self.admin_url, service_url=expected)
         await self._serving.start()
         await create_first_objects(store, CLUSTER, admin_url=self.admin_url, service_url=self.service_url)
         self._recovery = AutoRecovery(

@@ -21,6 +21,7 @@ from cepheid.arguments import (
 )
 from cepheid.connection import ConnectionPool
 from cepheid.consumer import Consumer, SeekTarget, retry_topic_of, seek_target
+from cepheid.credentials import Security
 from cepheid.ending import Ending
 from cepheid.errors import ClosedError, Error, UsageError
 from cepheid.forks import generation
@@ -56,12 +57,20 @@ def connect(
     keep_alive_s: float = 30.0,
     partition_refresh_s: float = 60.0,
     token: str | Callable[[], str] | None = None,
+    password: tuple[str, str] | None = None,
+    tls_ca_file: str | None = None,
+    tls_certificate_file: str | None = None,
+    tls_key_file: str | None = None,
+    tls_check_hostname: bool = True,
 ) -> Client:
-    """Return a client for the brokers at `url`: pulsar://HOST:PORT[,HOST:PORT…]. Nothing is connected until something is opened.
+    """Return a client for the brokers at `url`: pulsar://HOST:PORT[,HOST:PORT…], or pulsar+ssl:// with TLS. Nothing is connected
+    until something is opened.
 
     `request_timeout_s` bounds each of: opening a producer, consumer or reader, a seek, a lookup, closing.
     `partition_refresh_s`: how often partitioned topics and patterns are looked at again for new partitions and topics.
-    `token` (text, or a function that returns it) is sent when a connection is opened. Raises UsageError.
+    `token` (text, or a function that returns it) or `password` (user name, password) is shown when a connection is opened, and when
+    the broker asks again because it expires. `tls_ca_file` has the CAs that sign brokers' certificates (PEM; None: those of the
+    system); `tls_certificate_file` and `tls_key_file` are the client's own certificate. Raises UsageError.
     """
     return Client(
         url,
@@ -69,7 +78,7 @@ def connect(
         connect_timeout_s=connect_timeout_s,
         keep_alive_s=keep_alive_s,
         partition_refresh_s=partition_refresh_s,
-        token=token,
+        security=Security(token, password, tls_ca_file, tls_certificate_file, tls_key_file, tls_check_hostname),
     )
 
 
@@ -87,7 +96,7 @@ class Client:
         connect_timeout_s: float,
         keep_alive_s: float,
         partition_refresh_s: float,
-        token: str | Callable[[], str] | None,
+        security: Security,
     ) -> None:
         for name, value in (
             ("request_timeout_s", request_timeout_s),
@@ -103,7 +112,8 @@ class Client:
         self._connect_timeout_s = connect_timeout_s
         self._keep_alive_s = keep_alive_s
         self._partition_refresh_s = partition_refresh_s
-        self._token = token
+        security.check()
+        self._security = security
         self._pool: ConnectionPool | None = None
         self._lookup: Lookup
         self._loop: asyncio.AbstractEventLoop
@@ -439,7 +449,7 @@ class Client:
         if self._pool is None:
             self._loop = loop
             self._pool = ConnectionPool(
-                connect_timeout_s=self._connect_timeout_s, keep_alive_s=self._keep_alive_s, token=self._token
+                connect_timeout_s=self._connect_timeout_s, keep_alive_s=self._keep_alive_s, security=self._security
             )
             self._lookup = Lookup(self._addresses, self._pool, self._request_timeout_s)
         elif self._loop is not loop:

@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol, cast
 
-from cepheid.errors import ClosedError, ConnectError, Error, NotAllowedError, TimedOutError, refused
+from cepheid.credentials import Security
+from cepheid.errors import ClosedError, ConnectError, Error, TimedOutError, refused
 from cepheid.forks import sever_in_children
 from cepheid.service_url import Address
 from cepheid_wire import (
@@ -70,8 +72,11 @@ class ConsumerEnd(Protocol):
 class Connection(asyncio.Protocol):
     """Make it with `dial`."""
 
-    def __init__(self, address: Address, *, keep_alive_s: float, on_closed: Callable[[Connection], None]) -> None:
+    def __init__(
+        self, address: Address, security: Security, *, keep_alive_s: float, on_closed: Callable[[Connection], None]
+    ) -> None:
         self.address = address
+        self._security = security
         self.max_message_bytes = DEFAULT_MAX_MESSAGE_BYTES
         self.producers: dict[int, ProducerEnd] = {}
         self.consumers: dict[int, ConsumerEnd] = {}
@@ -98,11 +103,11 @@ class Connection(asyncio.Protocol):
         self._transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)
         sever_in_children(self)
 
-    async def shake_hands(self, *, proxy_to: Address | None, token: str | None) -> None:
+    async def shake_hands(self, *, proxy_to: Address | None) -> None:
         """Introduce ourselves. Raises ConnectError, NotAllowedError."""
-        connect = pb.CommandConnect(client_version=CLIENT_VERSION, protocol_version=PROTOCOL_VERSION, auth_method_name="none")
-        if token is not None:
-            connect.auth_method_name, connect.auth_data = "token", token.encode()
+        connect = pb.CommandConnect(client_version=CLIENT_VERSION, protocol_version=PROTOCOL_VERSION)
+        connect.feature_flags.supports_auth_refresh = True
+        connect.auth_method_name, connect.auth_data = self._security.show()
         if proxy_to is not None:
             connect.proxy_to_broker_url = str(proxy_to)
         self.write(encode_body(connect))
@@ -249,12 +254,21 @@ class Connection(asyncio.Protocol):
             case CommandType.ERROR if not self._handshake.done():
                 _set_exception(self._handshake, refused(body.error, body.message, f"the connection to {self.address}"))
             case CommandType.AUTH_CHALLENGE:
-                challenge = NotAllowedError(f"{self.address} asks for an authentication that this client does not have")
-                _set_exception(self._handshake, challenge)
-                self.abort("the broker asked for authentication again")
+                self._answer_challenge()
             case _:
                 if answer := self._requests.get(getattr(body, "request_id", 0)):
                     _set_result(answer, body)
+
+    def _answer_challenge(self) -> None:
+        """The broker asks for credentials again, because those that it knows have expired."""
+        answer = pb.CommandAuthResponse(client_version=CLIENT_VERSION, protocol_version=PROTOCOL_VERSION)
+        try:
+            answer.response.auth_method_name, answer.response.auth_data = self._security.show()
+        except ConnectError as error:
+            log.warning("authentication.not_renewed", extra={"peer": str(self.address), "error": str(error)})
+            self.abort(f"the broker asked for new credentials: {error.args[0]}")
+            return
+        self.write(encode_body(answer))
 
     def _check_alive(self) -> None:
         if self._pinged and not self._heard:
@@ -271,19 +285,23 @@ async def dial(
     timeout_s: float,
     keep_alive_s: float,
     on_closed: Callable[[Connection], None],
+    security: Security,
+    tls: ssl.SSLContext | None,
     proxy_to: Address | None = None,
-    token: str | None = None,
 ) -> Connection:
     """Connect to a broker and shake hands. Raises ConnectError, NotAllowedError."""
     loop = asyncio.get_running_loop()
-    connection = Connection(address, keep_alive_s=keep_alive_s, on_closed=on_closed)
+    connection = Connection(address, security, keep_alive_s=keep_alive_s, on_closed=on_closed)
     try:
         async with asyncio.timeout(timeout_s):
-            await loop.create_connection(lambda: connection, address.host, address.port)
-            await connection.shake_hands(proxy_to=proxy_to, token=token)
+            await loop.create_connection(lambda: connection, address.host, address.port, ssl=tls)
+            await connection.shake_hands(proxy_to=proxy_to)
     except TimeoutError:
         connection.abort("no answer")
         raise ConnectError(f"{address} did not answer within {timeout_s} s") from None
+    except ssl.SSLCertVerificationError as error:
+        why = f"the certificate of {address} is not accepted: {error.verify_message}"
+        raise ConnectError(f"{why}; name the CA that signed it as tls_ca_file") from None
     except OSError as error:
         raise ConnectError(f"cannot connect to {address}: {error}") from None
     except BaseException:
@@ -295,10 +313,11 @@ async def dial(
 class ConnectionPool:
     """The connections of one client, one per broker."""
 
-    def __init__(self, *, connect_timeout_s: float, keep_alive_s: float, token: str | Callable[[], str] | None) -> None:
+    def __init__(self, *, connect_timeout_s: float, keep_alive_s: float, security: Security) -> None:
         self._connect_timeout_s = connect_timeout_s
         self._keep_alive_s = keep_alive_s
-        self._token = token
+        self._security = security
+        self._tls: ssl.SSLContext | None = None
         self._open: dict[tuple[Address, Address | None], Connection] = {}
         self._dialing: dict[tuple[Address, Address | None], asyncio.Task[Connection]] = {}
         self._closed = False
@@ -333,17 +352,16 @@ class ConnectionPool:
         await asyncio.gather(*(connection.aclose() for connection in list(self._open.values())))
 
     async def _dial(self, key: tuple[Address, Address | None]) -> Connection:
-        try:
-            token = self._token() if callable(self._token) else self._token
-        except Exception as error:  # the application's function: links that attach again must survive its bad moments
-            raise ConnectError(f"{key[0]}: the token function raised {error!r}") from error
+        if key[0].over_tls and self._tls is None:
+            self._tls = self._security.tls_context()
         connection = await dial(
             key[0],
             timeout_s=self._connect_timeout_s,
             keep_alive_s=self._keep_alive_s,
             on_closed=lambda closed: self._forget(key, closed),
+            security=self._security,
+            tls=self._tls if key[0].over_tls else None,
             proxy_to=key[1],
-            token=token,
         )
         self._open[key] = connection
         return connection

@@ -79,9 +79,11 @@ class Lookup:
             answer = await self._ask(connection, ask, what)
             if answer.response == pb.CommandLookupTopicResponse.Failed:
                 raise refused(answer.error, answer.message, what)
-            if not answer.brokerServiceUrl:
-                raise ConnectError(f"{what}: {connection.address} named a broker without an address for clients without TLS")
-            (broker, *_) = parse_service_url(answer.brokerServiceUrl)
+            url = answer.brokerServiceUrlTls if connection.address.over_tls else answer.brokerServiceUrl
+            if not url:
+                kind = "with" if connection.address.over_tls else "without"
+                raise ConnectError(f"{what}: {connection.address} named a broker without an address for clients {kind} TLS")
+            (broker, *_) = parse_service_url(url)
             if answer.proxy_through_service_url:
                 connection = await self._pool.get(connection.address, proxy_to=broker)
             else:

@@ -1,4 +1,4 @@
-"""The URL that `connect` takes: pulsar://HOST[:PORT][,HOST[:PORT]…]. Several hosts are tried in turn."""
+"""The URL that `connect` takes: pulsar://HOST[:PORT][,HOST[:PORT]…], or pulsar+ssl:// with TLS. Several hosts are tried in turn."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from cepheid.errors import UsageError
 from cepheid_ports import host_port
 
 DEFAULT_PORT = 6650
+DEFAULT_TLS_PORT = 6651
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +18,7 @@ class Address:
 
     host: str
     port: int
+    over_tls: bool = False
 
     def __str__(self) -> str:
         return host_port(self.host, self.port)
@@ -25,14 +27,12 @@ class Address:
 def parse_service_url(url: str) -> tuple[Address, ...]:
     """Return the addresses of a service URL, at least one. Raises UsageError."""
     scheme, separator, rest = url.partition("://")
-    if scheme == "pulsar+ssl":
-        raise UsageError(f"{url!r}: this client has no TLS yet: use a pulsar:// address")
-    if scheme != "pulsar" or not separator:
-        raise UsageError(f"{url!r} is not a service URL: expected pulsar://HOST:PORT[,HOST:PORT…]")
-    return tuple(_address(part, url) for part in rest.rstrip("/").split(","))
+    if scheme not in ("pulsar", "pulsar+ssl") or not separator:
+        raise UsageError(f"{url!r} is not a service URL: expected pulsar://HOST:PORT[,HOST:PORT…], or pulsar+ssl:// with TLS")
+    return tuple(_address(part, url, over_tls=scheme == "pulsar+ssl") for part in rest.rstrip("/").split(","))
 
 
-def _address(part: str, url: str) -> Address:
+def _address(part: str, url: str, *, over_tls: bool) -> Address:
     try:
         split = urlsplit(f"//{part}")
         host, port = split.hostname, split.port
@@ -40,4 +40,5 @@ def _address(part: str, url: str) -> Address:
         host = port = None
     if not host or split.path:
         raise UsageError(f"{url!r} is not a service URL: {part!r} is not HOST or HOST:PORT")
-    return Address(host, DEFAULT_PORT if port is None else port)
+    default = DEFAULT_TLS_PORT if over_tls else DEFAULT_PORT
+    return Address(host, default if port is None else port, over_tls)

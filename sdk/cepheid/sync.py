@@ -272,6 +272,11 @@ def connect(
     keep_alive_s: float = 30.0,
     partition_refresh_s: float = 60.0,
     token: str | Callable[[], str] | None = None,
+    password: tuple[str, str] | None = None,
+    tls_ca_file: str | None = None,
+    tls_certificate_file: str | None = None,
+    tls_key_file: str | None = None,
+    tls_check_hostname: bool = True,
 ) -> Client:
     """As `cepheid.connect`. Starts the thread of the client."""
     client = cepheid.connect(
@@ -281,6 +286,11 @@ def connect(
         keep_alive_s=keep_alive_s,
         partition_refresh_s=partition_refresh_s,
         token=token,
+        password=password,
+        tls_ca_file=tls_ca_file,
+        tls_certificate_file=tls_certificate_file,
+        tls_key_file=tls_key_file,
+        tls_check_hostname=tls_check_hostname,
     )
     return Client(client)
 

@@ -13,6 +13,7 @@ from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any
 from urllib.parse import SplitResult, quote, urlencode, urlsplit
 
+from cepheid_cli.client_security import own_tls, own_token
 from cepheid_ports import CepheidError
 from cepheid_wire import NamespaceName, TopicName, check_tenant
 
@@ -40,6 +41,8 @@ class AdminClient:
     def __init__(self, url: str = DEFAULT_URL, *, timeout_s: float = 60.0) -> None:
         self.url = url
         self._timeout_s = timeout_s
+        token = own_token()
+        self._authorization = {"Authorization": f"Bearer {token}"} if token else {}
         try:
             parts = urlsplit(url)
             if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -71,7 +74,7 @@ class AdminClient:
         """The same with the answer's headers (names in lower case)."""
         given = {name: _query_value(value) for name, value in query.items() if value is not None}
         target = f"{path}?{urlencode(given)}" if given else path
-        headers = {"Accept": "application/json"}
+        headers = {"Accept": "application/json", **self._authorization}
         data = None
         if body is not None:
             data, headers["Content-Type"] = json.dumps(body).encode(), "application/json"
@@ -92,7 +95,7 @@ class AdminClient:
     def download(self, path: str) -> Iterator[bytes]:
         """Return the body of an answer in pieces, as they arrive. Raises AdminError; AdminUnreachableError, in the middle too."""
         try:
-            self._connection.request("GET", path)
+            self._connection.request("GET", path, headers=self._authorization)
             response = self._connection.getresponse()
             if response.status >= HTTPStatus.MULTIPLE_CHOICES:
                 reason = _reason(response.read()) or HTTPStatus(response.status).phrase
@@ -105,8 +108,9 @@ class AdminClient:
             self._connection.close()
 
     def _connect(self, parts: SplitResult) -> HTTPConnection:
-        kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-        return kind(parts.hostname or "", parts.port, timeout=self._timeout_s)
+        if parts.scheme == "https":
+            return HTTPSConnection(parts.hostname or "", parts.port or 8443, timeout=self._timeout_s, context=own_tls())
+        return HTTPConnection(parts.hostname or "", parts.port, timeout=self._timeout_s)
 
 
 def _ask(

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from cepheid_cli import bookie_shell, cluster, dev, ledgers, metadata, read, repair, role_commands
+from cepheid_cli import bookie_shell, cluster, dev, ledgers, metadata, read, repair, role_commands, secure, tokens
 from cepheid_cli.admin import namespaces, schemas, subscriptions, tenants, topics
 from cepheid_cli.demos import make_examples_importable
 from cepheid_ports import CepheidError
@@ -34,13 +34,15 @@ for sub_app in (
     repair.app,
     cluster.app,
     metadata.app,
+    tokens.app,
+    secure.app,
 ):
     app.add_typer(sub_app)
 
 for command in (role_commands.init, role_commands.bookie, role_commands.autorecovery, role_commands.broker, read.read):
     app.command()(command)
 
-ServiceUrl = Annotated[str, typer.Option("--url", help="Service URL of any broker.")]
+ServiceUrl = Annotated[str, typer.Option("--url", envvar="CEPHEID_URL", help="Service URL of any broker.")]
 
 
 def run() -> None:

@@ -25,7 +25,7 @@ def run_standalone(flags: Mapping[str, Any], config: Path | None) -> None:
     def facts(standalone: Standalone) -> list[str]:
         bookies = f"{settings.bookies} {'bookie' if settings.bookies == 1 else 'bookies'}"
         return [
-            f"clients   {standalone.service_url}",
+            *(f"clients   {url}" for url in standalone.service_urls),
             f"admin     {standalone.admin_url}",
             f"data      {settings.data_dir.resolve()} ({bookies})",
             *(f"problem   {problem}" for problem in standalone.problems),

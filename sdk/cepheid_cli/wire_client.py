@@ -5,7 +5,9 @@ Applications use Apache Pulsar's official clients; this one lets `cepheid produc
 
 from __future__ import annotations
 
+import os
 import socket
+import ssl
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -13,6 +15,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from urllib.parse import urlsplit
 
+from cepheid_cli.client_security import own_tls, own_token
 from cepheid_ports import CepheidError
 from cepheid_wire import (
     PONG_FRAME,
@@ -73,7 +76,7 @@ class WireClient:
         answer = self._ask(lookup).lookupTopicResponse
         if answer.response == pb.CommandLookupTopicResponse.Failed:
             raise ServerRefusedError(f"lookup of {topic} failed: {answer.message}", topic=topic)
-        if (where := _host_port(answer.brokerServiceUrl)) != self._peer:
+        if (where := _place_of(answer.brokerServiceUrlTls if self._peer[2] else answer.brokerServiceUrl)) != self._peer:
             self.close()
             self._open(*where, timeout_s)
 
@@ -83,11 +86,11 @@ class WireClient:
         *others, last = hosts.split(",")
         for host in others:
             try:
-                self._open(*_host_port(f"{scheme}{slashes}{host}"), timeout_s)
+                self._open(*_place_of(f"{scheme}{slashes}{host}"), timeout_s)
                 return
             except ServerUnreachableError:
                 continue
-        self._open(*_host_port(f"{scheme}{slashes}{last}"), timeout_s)
+        self._open(*_place_of(f"{scheme}{slashes}{last}"), timeout_s)
 
     def __enter__(self) -> WireClient:
         return self
@@ -158,10 +161,15 @@ class WireClient:
         command.close_consumer.request_id = self._next_request()
         self._ask(command)
 
-    def _open(self, host: str, port: int, timeout_s: float) -> None:
-        self._peer = (host, port)
+    def _open(self, host: str, port: int, over_tls: bool, timeout_s: float) -> None:
+        self._peer = (host, port, over_tls)
         try:
             self._socket = socket.create_connection((host, port), timeout=timeout_s)
+            if over_tls:
+                self._socket = own_tls().wrap_socket(self._socket, server_hostname=host)
+        except ssl.SSLCertVerificationError as error:
+            why = f"the certificate of {host}:{port} is not accepted: {error.verify_message}"
+            raise ServerUnreachableError(f"{why}; name the CA that signed it in CEPHEID_TLS_CA_FILE") from None
         except OSError as error:
             raise ServerUnreachableError(f"cannot connect to {host}:{port}: {error}", host=host, port=port) from None
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -170,6 +178,10 @@ class WireClient:
         connect = pb.BaseCommand(type=pb.BaseCommand.CONNECT)
         connect.connect.client_version = "cepheid-cli"
         connect.connect.protocol_version = 20
+        if token := own_token():
+            connect.connect.auth_method_name, connect.connect.auth_data = "token", token.encode()
+        elif "CEPHEID_TLS_CERTIFICATE_FILE" in os.environ:
+            connect.connect.auth_method_name = "tls"
         self._ask(connect)
 
     def _next_request(self) -> int:
@@ -261,12 +273,15 @@ def _decompressed(place: str, metadata: pb.MessageMetadata, payload: memoryview)
         raise UnreadableMessageError(message) from None
 
 
-def _host_port(service_url: str) -> tuple[str, int]:
+def _place_of(service_url: str) -> tuple[str, int, bool]:
+    """Host, port, and whether TLS is spoken there."""
     try:
         parts = urlsplit(service_url)
-        host, port = parts.hostname, parts.port or 6650
+        over_tls = parts.scheme == "pulsar+ssl"
+        host, port = parts.hostname, parts.port or (6651 if over_tls else 6650)
     except ValueError:
         host = None
-    if not host or parts.scheme != "pulsar":
-        raise ServerUnreachableError(f"{service_url!r} is no service URL; expected pulsar://HOST:PORT[,HOST:PORT…]")
-    return host, port
+    if not host or parts.scheme not in ("pulsar", "pulsar+ssl"):
+        expected = "pulsar://HOST:PORT[,HOST:PORT…], or pulsar+ssl:// with TLS"
+        raise ServerUnreachableError(f"{service_url!r} is no service URL; expected {expected}")
+    return host, port, over_tls

@@ -21,11 +21,13 @@ T = TypeVar("T")
 
 
 class StandaloneCluster:
-    """Without `data_dir` the data goes with the cluster. `settings`: further fields of StandaloneSettings."""
+    """Without `data_dir` the data goes with the cluster. `ports` gives it another clock, say; `settings` are further fields of
+    StandaloneSettings."""
 
-    def __init__(self, *, bookies: int = 1, data_dir: Path | None = None, **settings: Any) -> None:
+    def __init__(self, *, bookies: int = 1, data_dir: Path | None = None, ports: Ports | None = None, **settings: Any) -> None:
         self._bookies = bookies
         self._data_dir = data_dir
+        self._ports = ports or Ports()
         self._settings = settings
         self._opened = AsyncExitStack()
         self.standalone: Standalone
@@ -49,7 +51,7 @@ class StandaloneCluster:
         if data_dir is None:
             data_dir = Path(self._opened.enter_context(tempfile.TemporaryDirectory(prefix="cepheid-")))
         fields = {"data_dir": data_dir, "bookies": self._bookies, "port": 0, "admin_port": 0, **self._settings}
-        self.standalone = Standalone(StandaloneSettings.model_validate(fields), Ports())
+        self.standalone = Standalone(StandaloneSettings.model_validate(fields), self._ports)
         try:
             await self.standalone.start()
         except BaseException:

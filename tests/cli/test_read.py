@@ -23,6 +23,7 @@ from click.testing import Result
 from pulsar.schema import AvroSchema
 from typer.testing import CliRunner
 
+import cepheid_decode
 import cepheid_scan
 from cepheid_cli import read as read_command
 from cepheid_cli.admin_client import AdminClient
@@ -173,8 +174,9 @@ def test_what_cannot_be_is_said_in_a_line(server: ProcessCluster, words: list[st
 
 
 def test_every_option_that_an_error_advises_has_the_words_of_the_command() -> None:
-    """Those of Spark's options which stand with a value in a text of `cepheid_scan`, and would be foreign here."""
-    sources = [path.read_text() for path in Path(cepheid_scan.__file__).parent.rglob("*.py")]
+    """Those of Spark's options which stand with a value in a text of the readers, and would be foreign here."""
+    packages = (cepheid_decode, cepheid_scan)
+    sources = [path.read_text() for package in packages for path in Path(package.__file__).parent.rglob("*.py")]
     advised = {said for source in sources for said in re.findall(r"\b(?:[a-z]+[A-Z]\w*=[a-z]+|(?:service|admin)\.url)\b", source)}
     assert len(advised) >= 6, "else the pattern is out of date"
     of_several_topics = "failOnMissingTopic=false"

@@ -31,6 +31,10 @@ SAMPLES: dict[str, Any] = {
     "bookie_id": "bookie-1",
     "name": "repair-1",
     "rack": "east",
+    **{f"tls.{name}": "tls.pem" for name in ("certificate_file", "key_file", "ca_file", "client_ca_file")},
+    **{f"authentication.{name}": ["a.key", "b=b.key"] for name in ("secret_keys", "public_keys")},
+    **{f"authentication.{name}": "some" for name in ("role_claim", "audience", "issuer", "passwords_file", "anonymous_role")},
+    "authentication.own_token_file": "broker.token",
 }
 """Text of a certain form, and what has to fit to other settings. All else follows from the type and the bounds."""
 
@@ -142,7 +146,7 @@ def test_old_names_lead_to_settings_and_are_none_themselves() -> None:
 
 def test_every_setting_is_read_by_something() -> None:
     """By its name, at least: a setting that nothing reads cannot do what its description says."""
-    folders = ("bookie", "broker_service")
+    folders = ("core", "bookie", "tiered_storage", "broker_service")
     sources = [path.read_text() for folder in folders for path in (ROOT / folder).rglob("*.py")]
     read = {node.attr for source in sources for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)}
     assert [name for _, name in EVERY_SETTING if name.rpartition(".")[2] not in read] == []

@@ -37,7 +37,7 @@ def test_a_service_url_has_one_or_more_addresses(url: str, addresses: list[tuple
 
 
 @pytest.mark.parametrize(
-    "url", ["", "a:1", "http://a:1", "pulsar://", "pulsar://a:x", "pulsar://a,,b", "pulsar+ssl://a", "pulsar://a/b"]
+    "url", ["", "a:1", "http://a:1", "pulsar://", "pulsar://a:x", "pulsar://a,,b", "pulsar+tls://a", "pulsar://a/b"]
 )
 def test_other_urls_are_refused_with_what_is_expected(url: str) -> None:
     with pytest.raises(cepheid.UsageError, match="pulsar://"):

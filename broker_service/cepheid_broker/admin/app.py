@@ -126,18 +126,20 @@ def _reason(status: int, text: str) -> JSONResponse:
 
 async def _refused(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, CepheidError)
-    if isinstance(error, NotOwnerError) and "http" in error.there.addresses:
-        return _elsewhere(request, error)
+    if isinstance(error, NotOwnerError):
+        admin_url = error.there.admin_url(over_tls=request.scope["scheme"] == "https")
+        if admin_url is not None:
+            return _elsewhere(request, error, admin_url)
     status = http_status_of(error)
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR and status != HTTPStatus.NOT_IMPLEMENTED:
         log.warning("admin.failed", extra={"path": request.url.path, "error": repr(error), **error.facts})
     return _reason(status, str(error))
 
 
-def _elsewhere(request: Request, error: NotOwnerError) -> JSONResponse:
+def _elsewhere(request: Request, error: NotOwnerError, admin_url: str) -> JSONResponse:
     """The same call at the owner: clients keep method and body (docs/reference/behaviours.md §2). Nothing was done here."""
     query = request.scope["query_string"].decode("ascii", errors="replace")
-    target = f"http://{error.there.addresses['http']}{request.scope['path']}{'?' if query else ''}{query}"
+    target = f"{admin_url}{request.scope['path']}{'?' if query else ''}{query}"
     return JSONResponse({"reason": str(error)}, status_code=HTTPStatus.TEMPORARY_REDIRECT, headers={"Location": target})
 
 

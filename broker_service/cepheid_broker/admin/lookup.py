@@ -15,7 +15,7 @@ from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.path_names import AnyTopicPath
 from cepheid_broker.errors import TopicNotFoundError
 from cepheid_broker.ownership import There, bundle_of
-from cepheid_broker.protocol import advertised_url, check_listener
+from cepheid_broker.protocol import check_listener, service_urls
 from cepheid_wire import TopicName
 
 
@@ -31,18 +31,19 @@ def lookup(context: AdminContext) -> APIRouter:
         location = await broker.ownership.locate(topic, authoritative=authoritative == "true")
         if isinstance(location, There):
             given = {"authoritative": json.dumps(location.chosen)} | ({"listenerName": listenerName} if listenerName else {})
-            target = f"http://{location.addresses['http']}{request.scope['path']}?{urlencode(given)}"
+            target = f"{location.admin_url(over_tls=request.scope['scheme'] == 'https')}{request.scope['path']}?{urlencode(given)}"
             return Response(status_code=HTTPStatus.TEMPORARY_REDIRECT, headers={"Location": target})
         reached_host, _ = request.scope["server"]
-        service_url = advertised_url("pulsar", broker.settings, broker.settings.advertised_port or broker.port, reached_host)
-        # C++ breaks when neither TLS key is there: both are strings (docs/reference/shapes.md §6).
+        urls = service_urls(broker.settings, broker.port, broker.tls_port, reached_host)
+        own_url, is_tls = admin_url(context, request), request.scope["scheme"] == "https"
+        # C++ breaks when neither TLS key is there: all are strings (docs/reference/shapes.md §6).
         return {
-            "brokerUrl": service_url,
-            "brokerUrlTls": "",
-            "httpUrl": admin_url(context, request),
-            "httpUrlTls": "",
-            "nativeUrl": service_url,
-            "brokerUrlSsl": "",
+            "brokerUrl": urls.get("pulsar", ""),
+            "brokerUrlTls": urls.get("pulsar+ssl", ""),
+            "httpUrl": "" if is_tls else own_url,
+            "httpUrlTls": own_url if is_tls else "",
+            "nativeUrl": urls.get("pulsar", ""),
+            "brokerUrlSsl": urls.get("pulsar+ssl", ""),
         }
 
     @router.get("/bundle")

@@ -10,16 +10,20 @@ Rules
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import logging
 import socket
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from cepheid_broker.admin.connection_limits import AdminServerStatistics, ConnectionLimits
 from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.protocol import PortInUseError
 from cepheid_ports import TaskOwner
+from cepheid_security import ServerTls
+from cepheid_security.authenticator import Authenticator
 
 if TYPE_CHECKING:
     from uvicorn import Server
@@ -40,75 +44,106 @@ class AdminServer:
         host: str,
         port: int,
         *,
+        tls_port: int = 0,
+        tls: ServerTls | None = None,
+        has_plain_port: bool = True,
+        authenticator: Authenticator | None = None,
         on_failed: Callable[[BaseException], None] | None = None,
     ) -> None:
         self._context = context
         self._host = host
-        self.port = port
+        self.port = port if has_plain_port else 0
+        """Without TLS; 0 while it is not open."""
+        self.tls_port = tls_port if tls is not None else 0
+        self._has_plain_port = has_plain_port
+        self._tls = tls
+        self._authenticator = authenticator
         self._tasks = TaskOwner("admin", on_failed)
         self._server: Server | None = None
         settings = context.settings
         self._limits: ConnectionLimits[AdminProtocol] = ConnectionLimits(
             settings.max_connections, settings.max_connections_per_address
         )
-        self._listening: socket.socket | None = None
+        self._listening: list[socket.socket] | None = None  # the port without TLS, if there is one, and then that with TLS
 
     def __repr__(self) -> str:
-        return f"<AdminServer {self._host}:{self.port}{'' if self._server is None else ', serving'}>"
+        return f"<AdminServer {self._host}:{self.port or self.tls_port}{'' if self._server is None else ', serving'}>"
 
     def statistics(self) -> AdminServerStatistics:
         return self._limits.statistics()
 
     def listen(self) -> None:
-        """Takes the port; requests wait in its backlog. Called by `start` unless it was before. Raises PortInUseError."""
+        """Takes the ports; requests wait in their backlogs. Called by `start` unless it was before. Raises PortInUseError."""
         if self._listening is None:
-            self._listening = self._open_port()
+            self._listening = []
+            try:
+                if self._has_plain_port:
+                    self._listening.append(self._open_port(self.port))
+                    self.port = self._listening[-1].getsockname()[1]
+                if self._tls is not None:
+                    self._listening.append(self._open_port(self.tls_port))
+                    self.tls_port = self._listening[-1].getsockname()[1]
+            except PortInUseError:
+                self._close_ports()
+                raise
 
     async def start(self) -> None:
         """Returns when requests are answered. Raises PortInUseError."""
         self.listen()
-        listening = self._listening
-        assert listening is not None
+        assert self._listening is not None
         try:
             importer = self._context.broker.ports.new_worker("admin-import", 1)
             try:
                 server = await importer.run(self._build)
             finally:
                 await importer.aclose()
-            await server.startup(sockets=[listening])
+            await server.startup(sockets=self._listening[: int(self._has_plain_port)])
+            if self._tls is not None:
+                await self._serve_tls(server, self._tls, self._listening[-1])
         except BaseException:
-            listening.close()
+            self._close_ports()
             raise
         self._listening = None  # uvicorn's now
         self._server = server
         self._tasks.start(server.main_loop(), name="serve")
-        log.info("admin.started", extra={"host": self._host, "port": self.port})
+        log.info("admin.started", extra={"host": self._host, "port": self.port or self.tls_port})
 
     async def aclose(self) -> None:
         """Requests under way are answered, within the grace of the settings."""
         server, self._server = self._server, None
         await self._tasks.aclose()
-        if self._listening is not None:
-            self._listening.close()
+        self._close_ports()
         if server is not None:
             await server.shutdown()
 
-    def _open_port(self) -> socket.socket:
+    async def _serve_tls(self, server: Server, tls: ServerTls, listening: socket.socket) -> None:
+        """Add the port with TLS to what uvicorn serves: it has one context for all of its own sockets."""
+        make: Any = server.config.http_protocol_class
+        protocol = partial(make, config=server.config, server_state=server.server_state, app_state=server.lifespan.state)
+        added = await asyncio.get_running_loop().create_server(
+            protocol, sock=listening, ssl=tls.context, ssl_handshake_timeout=self._context.settings.header_timeout_s
+        )
+        server.servers.append(added)
+
+    def _close_ports(self) -> None:
+        for listening in self._listening or ():
+            listening.close()
+
+    def _open_port(self, port: int) -> socket.socket:
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
         # Named TCP, since asyncio switches Nagle's delay off only for sockets that say so: 40 ms per answer.
         listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         try:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listening.bind((self._host, self.port))
+            listening.bind((self._host, port))
             listening.listen(_BACKLOG)
             listening.setblocking(False)
         except OSError as error:
             listening.close()
             if not isinstance(error, socket.gaierror) and error.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES):
                 raise
-            message = f"cannot listen on {self._host}:{self.port} for the admin API: {error.strerror}"
-            raise PortInUseError(message, host=self._host, port=self.port) from None
-        self.port = listening.getsockname()[1]
+            message = f"cannot listen on {self._host}:{port} for the admin API: {error.strerror}"
+            raise PortInUseError(message, host=self._host, port=port) from None
         return listening
 
     def _build(self) -> Server:
@@ -117,11 +152,15 @@ class AdminServer:
 
         from cepheid_broker.admin.admin_protocol import ProtocolFactory
         from cepheid_broker.admin.app import create_app
+        from cepheid_broker.admin.authentication import AdminAuthentication
         from cepheid_broker.admin.cross_site import AdminHosts, CrossSiteGuard
 
         settings = self._context.settings
+        app = create_app(self._context)
+        if self._authenticator is not None:
+            app = AdminAuthentication(app, self._authenticator)
         config = Config(
-            CrossSiteGuard(create_app(self._context), AdminHosts.of(self._context.broker.settings)),
+            CrossSiteGuard(app, AdminHosts.of(self._context.broker.settings)),
             ws="none",
             lifespan="off",
             log_config=None,

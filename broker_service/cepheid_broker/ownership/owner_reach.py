@@ -62,7 +62,7 @@ class OwnerReach:
     async def _wait(self, bundle: Bundle, there: There, look: Callable[[], Awaitable[Location]]) -> Location:
         loop = asyncio.get_running_loop()
         began = loop.time()
-        facts = {"bundle": str(bundle), "broker": there.broker_id, "address": there.addresses["pulsar"]}
+        facts = {"bundle": str(bundle), "broker": there.broker_id, "address": there.client_address}
         log.warning("owner.unreachable", extra={**facts, "hint": "its bundles go to others when its session ends"})
         location: Location = there
         while loop.time() - began < self._patience_s:
@@ -71,14 +71,14 @@ class OwnerReach:
             if not isinstance(location, There) or location.broker_id != there.broker_id or await self._answers(location):
                 break
         else:
-            self._not_waited_for[there.addresses["pulsar"]] = loop.time() + OUT_OF_REACH_S
+            self._not_waited_for[there.client_address] = loop.time() + OUT_OF_REACH_S
             hint = "it is registered, but this broker cannot connect to it: look at its advertised address, and at networks between"
             log.warning("owner.out_of_reach", extra={**facts, "hint": hint})
         log.info("owner.waited_for", extra={**facts, "duration_ms": round(1000 * (loop.time() - began))})
         return location
 
     async def _answers(self, there: There) -> bool:
-        address, now = there.addresses["pulsar"], asyncio.get_running_loop().time()
+        address, now = there.client_address, asyncio.get_running_loop().time()
         if now - self._answered_at.get(address, float("-inf")) < BELIEVED_S or now < self._not_waited_for.get(address, 0.0):
             return True
         answers = await self._probes.run(address, self._probe)

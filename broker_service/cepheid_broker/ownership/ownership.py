@@ -28,12 +28,24 @@ class Here:
 
 @dataclass(frozen=True, slots=True)
 class There:
-    """`addresses` by scheme: {"pulsar": "host:port", "http": "host:port"}. `chosen`: nobody owns it yet, and that broker is to
-    take it when it is asked."""
+    """`addresses` by scheme: {"pulsar": "host:port", "http": "host:port"}, and "pulsar+ssl" and "https" where those ports are open.
+    `chosen`: nobody owns it yet, and that broker is to take it when it is asked."""
 
     broker_id: str
     addresses: Mapping[str, str] = field(hash=False)
     chosen: bool = False
+
+    @property
+    def client_address(self) -> str:
+        """Where clients connect to it, with or without TLS."""
+        return self.addresses.get("pulsar") or self.addresses["pulsar+ssl"]
+
+    def admin_url(self, *, over_tls: bool) -> str | None:
+        """Of its admin API, with TLS if asked for and possible; None: it has none."""
+        for scheme in ("https", "http") if over_tls else ("http", "https"):
+            if (address := self.addresses.get(scheme)) is not None:
+                return f"{scheme}://{address}"
+        return None
 
 
 Location = Here | There

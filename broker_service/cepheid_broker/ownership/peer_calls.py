@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -37,23 +39,25 @@ class PeerUnreachableError(ServiceNotReadyError):
 
 
 class PeerCalls:
-    """Of one broker."""
+    """Of one broker. `tls` None: other brokers are reached without it. `token` gives what this broker shows to them, "" nothing."""
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float, *, tls: ssl.SSLContext | None = None, token: Callable[[], str] = lambda: "") -> None:
         self.made = 0
         self.failed = 0
         self._timeout_s = timeout_s
+        self._tls = tls
+        self._token = token
 
     def __repr__(self) -> str:
         return f"<PeerCalls {self.made} made, {self.failed} failed>"
 
     async def call(self, there: There, method: str, target: str, body: bytes = b"") -> Any:
         """The answer's JSON, None when it has none. Raises RemoteRefusedError, PeerUnreachableError."""
-        address = there.addresses.get("http", "")
+        address = there.admin_url(over_tls=self._tls is not None) or ""
         self.made += 1
         try:
             async with asyncio.timeout(self._timeout_s):
-                status, content = await _follow(address, method, target, body)
+                status, content = await self._follow(address, method, target, body)
             if status < HTTPStatus.MULTIPLE_CHOICES:
                 return json.loads(content) if content else None
         except (OSError, TimeoutError, EOFError, ValueError) as error:
@@ -64,43 +68,48 @@ class PeerCalls:
         message = f"broker {there.broker_id} answers {method} {target} with {status}: {_reason(content)}"
         raise RemoteRefusedError(message, status=status, broker=there.broker_id)
 
+    async def _follow(self, url: str, method: str, target: str, body: bytes) -> tuple[int, bytes]:
+        """Status and content, where redirects lead to. Raises as `_ask`."""
+        for _ in range(_MAX_REDIRECTS):
+            status, location, content = await self._ask(url, method, target, body)
+            if status != HTTPStatus.TEMPORARY_REDIRECT:
+                return status, content
+            parts = urlsplit(location)  # its bundle has just moved
+            url, target = f"{parts.scheme}://{parts.netloc}", f"{parts.path}?{parts.query}" if parts.query else parts.path
+        raise OSError(f"{_MAX_REDIRECTS} redirects, the last one to {url}: brokers do not agree yet who serves it")
+
+    async def _ask(self, url: str, method: str, target: str, body: bytes) -> tuple[int, str, bytes]:
+        """Status, `Location`, content. Raises OSError, EOFError, ValueError."""
+        scheme, _, address = url.partition("://")
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdecimal():
+            raise OSError(f"{url!r} is no address of an admin API")
+        if scheme == "https" and self._tls is None:
+            raise OSError(f"{url} needs TLS, and this broker has no CA for it: set tls.ca_file")
+        token = self._token()
+        tls = self._tls if scheme == "https" else None
+        reader, writer = await asyncio.open_connection(host.strip("[]"), int(port), ssl=tls)
+        try:
+            head = [f"{method} {target} HTTP/1.1", f"Host: {address}", f"Content-Length: {len(body)}", "Connection: close"]
+            if token:
+                head.append(f"Authorization: Bearer {token}")
+            if body:
+                head.append("Content-Type: application/json")
+            writer.write("\r\n".join([*head, "", ""]).encode("ascii") + body)
+            return await _read_answer(reader)
+        finally:
+            writer.close()
+            try:
+                await writer.wait_closed()
+            except OSError:
+                pass
+
 
 def topic_path(topic: TopicName) -> str:
     """Of the admin API."""
     namespace = topic.namespace
     names = (quote(name, safe="") for name in (namespace.tenant, namespace.local_name, topic.local_name))
     return f"/admin/v2/{topic.domain}/{'/'.join(names)}"
-
-
-async def _follow(address: str, method: str, target: str, body: bytes) -> tuple[int, bytes]:
-    """Status and content, where redirects lead to. Raises as `_ask`."""
-    for _ in range(_MAX_REDIRECTS):
-        status, location, content = await _ask(address, method, target, body)
-        if status != HTTPStatus.TEMPORARY_REDIRECT:
-            return status, content
-        parts = urlsplit(location)  # its bundle has just moved
-        address, target = parts.netloc, f"{parts.path}?{parts.query}" if parts.query else parts.path
-    raise OSError(f"{_MAX_REDIRECTS} redirects, the last one to {address}: brokers do not agree yet who serves it")
-
-
-async def _ask(address: str, method: str, target: str, body: bytes) -> tuple[int, str, bytes]:
-    """Status, `Location`, content. Raises OSError, EOFError, ValueError."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal():
-        raise OSError(f"{address!r} is no address of an admin API")
-    reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
-    try:
-        head = [f"{method} {target} HTTP/1.1", f"Host: {address}", f"Content-Length: {len(body)}", "Connection: close"]
-        if body:
-            head.append("Content-Type: application/json")
-        writer.write("\r\n".join([*head, "", ""]).encode("ascii") + body)
-        return await _read_answer(reader)
-    finally:
-        writer.close()
-        try:
-            await writer.wait_closed()
-        except OSError:
-            pass
 
 
 class _Answer:

@@ -15,6 +15,16 @@ def advertised_url(scheme: str, settings: BrokerSettings, port: int, reached_hos
     return f"{scheme}://{host_port(host, port)}"
 
 
+def service_urls(settings: BrokerSettings, port: int, tls_port: int, reached_host: str) -> dict[str, str]:
+    """Return the URLs of the binary protocol by scheme. A port of 0 is not open."""
+    urls = {}
+    if port:
+        urls["pulsar"] = advertised_url("pulsar", settings, settings.advertised_port or port, reached_host)
+    if tls_port:
+        urls["pulsar+ssl"] = advertised_url("pulsar+ssl", settings, settings.advertised_tls_port or tls_port, reached_host)
+    return urls
+
+
 def check_listener(name: str) -> None:
     """A client that names a listener needs the address of that one; any other may be out of its reach. Raises NotAllowedError."""
     if name:

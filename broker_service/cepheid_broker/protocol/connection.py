@@ -5,7 +5,8 @@
     pause_writing ──► consumers of this connection get nothing until resume_writing; nobody else notices
 
 Rules
-1. CONNECT comes first, once, and in time; anything else before it closes the connection (protocol.md §2.1).
+1. CONNECT comes first, once, and in time; anything else before it closes the connection (protocol.md §2.1). Where the broker asks
+   who its clients are, CONNECT is answered when that is known. Credentials that expire are asked for anew (§3).
 2. Whatever a peer sends, the loop sees no exception: the connection closes with a reason, which is logged once.
 3. A silent peer gets a PING and is closed when it stays silent; so is one that we read no further because it does not read its
    answers, and that goes on not reading them. One timer per connection, moved by nothing but itself.
@@ -38,6 +39,7 @@ from cepheid_broker.protocol.requests import Requests
 from cepheid_broker.protocol.services import Services
 from cepheid_broker.publish_window import PublishWindow
 from cepheid_ports import CepheidError
+from cepheid_security import AuthenticationError, Credentials, Principal, certificate_names
 from cepheid_wire import (
     BODY_FIELDS,
     PING_FRAME,
@@ -70,6 +72,13 @@ GATHER_BYTES = 64 * 1024
 """Beyond, what was gathered is written at once: the socket's own bound must notice."""
 
 
+NO_REQUEST = (1 << 64) - 1
+"""-1, as the reference writes it: an error that answers CONNECT (protocol.md §2.1)."""
+REFRESH_MARK = b"PulsarAuthRefresh"
+"""What the challenge for new credentials carries (protocol.md §3)."""
+_TLS_HELLO = b"\x16\x03"
+
+
 class _Hold(enum.IntFlag):
     """Why reading is stopped."""
 
@@ -79,9 +88,10 @@ class _Hold(enum.IntFlag):
 
 
 class Connection(asyncio.Protocol):
-    def __init__(self, services: Services, on_lost: Callable[[Connection], None]) -> None:
+    def __init__(self, services: Services, on_made: Callable[[Connection], None], on_lost: Callable[[Connection], None]) -> None:
         self._services = services
         self._settings = services.settings.connection
+        self._on_made = on_made
         self._on_lost = on_lost
         self._splitter = FrameSplitter(services.settings.max_frame_bytes)
         self._requests = Requests(services.tasks, self._settings.max_waiting_requests)
@@ -97,6 +107,7 @@ class Connection(asyncio.Protocol):
         self._table: Mapping[int, Callable[[Any], None]] = {
             CommandType.CONNECT: self._on_connect,
             CommandType.PONG: self._on_pong,
+            CommandType.AUTH_RESPONSE: self._on_auth_response,
             **UnservedCommands(self).table,
             **LookupCommands(self, services, self._requests).table,
             **SchemaCommands(self, services, self._requests).table,
@@ -109,6 +120,11 @@ class Connection(asyncio.Protocol):
         self._gathered: list[Buffer] = []  # written at the end of this turn of the loop
         self._gathered_bytes = 0
         self._ready = False
+        self._authenticating = False
+        self._may_refresh = self._challenged = False
+        self.principal: Principal | None = None
+        self.over_tls = False
+        self._certificate_names: tuple[str, ...] = ()
         self._is_first = True  # whatever comes next; later pieces may begin anywhere within a frame
         self._left_to_http = False
         self._heard = False
@@ -139,6 +155,11 @@ class Connection(asyncio.Protocol):
         self._transport.set_write_buffer_limits(self._settings.write_high_bytes, self._settings.write_high_bytes // 4)
         self.address = _host_port(self._transport.get_extra_info("peername"))
         self.reached_host = _host(self._transport.get_extra_info("sockname"))
+        tls = self._transport.get_extra_info("ssl_object")
+        self.over_tls = tls is not None
+        if tls is not None:
+            self._certificate_names = certificate_names(tls.getpeercert())
+        self._on_made(self)
         self._timer = self._loop.call_later(self._settings.handshake_timeout_s, self._on_timer)
 
     def data_received(self, data: bytes) -> None:
@@ -146,6 +167,11 @@ class Connection(asyncio.Protocol):
             self._is_first = False
             if is_http(data):
                 self._leave_to_http(data)
+                return
+            if data.startswith(_TLS_HELLO) and not self.over_tls:
+                port = self._services.tls_port()
+                where = f"TLS is on port {port}" if port else "this broker has no TLS"
+                self.close(f"it speaks TLS to the port without TLS; {where}")
                 return
         self._heard = True
         if self._probe is not None and not self._probe.done():
@@ -242,22 +268,92 @@ class Connection(asyncio.Protocol):
         return []
 
     def _on_connect(self, connect: pb.CommandConnect) -> None:
-        if self._ready:
+        if self._ready or self._authenticating:
             raise ProtocolViolationError("a second CONNECT")
         self.client_version = connect.client_version[:200]
         self.protocol_version = connect.protocol_version
+        if self._services.authenticator is None:
+            self._accept()
+            return
+        self._authenticating = True
+        self._may_refresh = connect.feature_flags.supports_auth_refresh
+        credentials = Credentials(connect.auth_method_name, connect.auth_data, self._certificate_names)
+        self._services.tasks.start(self._admit(credentials, connect.original_principal), name="authenticate")
+
+    async def _admit(self, credentials: Credentials, original_principal: str) -> None:
+        authenticator = self._services.authenticator
+        assert authenticator is not None
+        try:
+            if original_principal:
+                raise AuthenticationError("it speaks for somebody else, which only a proxy may, and this cluster has none")
+            principal = await authenticator.authenticate(credentials)
+        except AuthenticationError as error:
+            self._refuse_credentials(error)
+            return
+        if not self.closed:
+            self._authenticating, self.principal = False, principal
+            self._accept()
+
+    def _refuse_credentials(self, error: AuthenticationError) -> None:
+        if self.closed:
+            return
+        log.warning("authentication.failed", extra={"peer": self.address, "error": str(error)})
+        self.send_error(NO_REQUEST, ServerError.AUTHENTICATION_ERROR, str(error))
+        self.close(f"authentication failed: {error}")
+
+    def _on_auth_response(self, answer: pb.CommandAuthResponse) -> None:
+        if not self._challenged or self._authenticating:
+            raise ProtocolViolationError("AUTH_RESPONSE without a challenge")
+        self._authenticating = True
+        credentials = Credentials(answer.response.auth_method_name, answer.response.auth_data, self._certificate_names)
+        self._services.tasks.start(self._renew(credentials), name="authenticate")
+
+    async def _renew(self, credentials: Credentials) -> None:
+        authenticator, before = self._services.authenticator, self.principal
+        assert authenticator is not None
+        assert before is not None
+        try:
+            principal = await authenticator.authenticate(credentials)
+            if principal.role != before.role:
+                raise AuthenticationError(
+                    f"the new credentials are those of {principal.role!r}, the connection is {before.role!r}'s"
+                )
+        except AuthenticationError as error:
+            self._refuse_credentials(error)
+            return
+        self.principal, self._authenticating, self._challenged = principal, False, False
+
+    def _credentials_hold(self) -> bool:
+        """Whether the client may go on. Asks it for new credentials when those it showed have expired."""
+        expires_at_ms = None if self.principal is None else self.principal.expires_at_ms
+        if expires_at_ms is None or self._services.ports.wall_ms() < expires_at_ms:
+            return True
+        if self._challenged or not self._may_refresh:
+            self.close("its credentials have expired")
+            return False
+        assert self.principal is not None
+        self._challenged = True
+        challenge = pb.CommandAuthChallenge(server_version=SERVER_VERSION, protocol_version=PROTOCOL_VERSION)
+        challenge.challenge.auth_method_name = self.principal.method
+        challenge.challenge.auth_data = REFRESH_MARK
+        self.send(challenge)
+        return True
+
+    def _accept(self) -> None:
         self._ready = True
         self._timer.cancel()
         self._timer = self._loop.call_later(self._settings.keepalive_s, self._on_timer)
         self.send(
             pb.CommandConnected(
                 server_version=SERVER_VERSION,
-                protocol_version=min(PROTOCOL_VERSION, connect.protocol_version),
+                protocol_version=min(PROTOCOL_VERSION, self.protocol_version),
                 max_message_size=self._services.settings.max_message_bytes,
                 feature_flags=FEATURES,
             )
         )
-        extra = {"peer": self.address, "client_version": self.client_version, "protocol_version": connect.protocol_version}
+        extra = {"peer": self.address, "client_version": self.client_version, "protocol_version": self.protocol_version}
+        if self.principal is not None:
+            extra["role"] = self.principal.role
         log.info("connection.opened", extra=extra)
 
     def _on_pong(self, pong: pb.CommandPong) -> None:
@@ -268,6 +364,8 @@ class Connection(asyncio.Protocol):
     def _on_timer(self) -> None:
         if not self._ready:
             self.close(f"no CONNECT within {self._settings.handshake_timeout_s:g} s")
+            return
+        if not self._credentials_hold():
             return
         if self._unread_for_too_long():
             self.close(f"did not read its answers for {2 * self._settings.keepalive_s:g} s", unread_bytes=self._unread_bytes)

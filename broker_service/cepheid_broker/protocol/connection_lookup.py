@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from cepheid_broker.errors import NamespaceNotFoundError, NotAllowedError
 from cepheid_broker.ownership import KEEPS_CONNECTION, Here, There
 from cepheid_broker.peer import Peer
-from cepheid_broker.protocol.advertised import advertised_url, check_listener
+from cepheid_broker.protocol.advertised import check_listener, service_urls
 from cepheid_broker.protocol.requests import Requests
 from cepheid_broker.protocol.services import Services
 from cepheid_broker.protocol.wire_errors import error_text, server_error_of
@@ -86,13 +86,13 @@ class LookupCommands:
                 self._connect_here(answer)
             case There(addresses=addresses, chosen=chosen):
                 answer.response = pb.CommandLookupTopicResponse.Redirect
-                answer.brokerServiceUrl = f"pulsar://{addresses['pulsar']}"
+                self._set_urls(answer, {scheme: f"{scheme}://{address}" for scheme, address in addresses.items()})
                 answer.authoritative = chosen  # that broker takes what nobody has
                 self._peer.send(answer)
 
     def _connect_here(self, answer: pb.CommandLookupTopicResponse) -> None:
         answer.response = pb.CommandLookupTopicResponse.Connect
-        answer.brokerServiceUrl = self.service_url()
+        self._set_urls(answer, self.service_urls())
         answer.authoritative = True
         self._peer.send(answer)
 
@@ -102,10 +102,18 @@ class LookupCommands:
         answer.message = error_text(error)
         self._peer.send(answer)
 
-    def service_url(self) -> str:
-        settings = self._services.settings
-        port = settings.advertised_port or self._services.listening_port()
-        return advertised_url("pulsar", settings, port, self._peer.reached_host)
+    @staticmethod
+    def _set_urls(answer: pb.CommandLookupTopicResponse, urls: Mapping[str, str]) -> None:
+        """A client takes the one of the kind of its own connection."""
+        if (plain := urls.get("pulsar")) is not None:
+            answer.brokerServiceUrl = plain
+        if (over_tls := urls.get("pulsar+ssl")) is not None:
+            answer.brokerServiceUrlTls = over_tls
+
+    def service_urls(self) -> dict[str, str]:
+        """Of this broker, by scheme: those of the ports that are open."""
+        services = self._services
+        return service_urls(services.settings, services.listening_port(), services.tls_port(), self._peer.reached_host)
 
     def _on_get_topics(self, ask: pb.CommandGetTopicsOfNamespace) -> None:
         self._requests.start(self._answer_topics(ask), name="topics-of-namespace")

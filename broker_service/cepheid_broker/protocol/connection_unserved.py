@@ -48,7 +48,6 @@ _REFUSALS: Mapping[CommandType, _Refusal] = {
 }
 # What only follows something that we never start: a challenge, a watch.
 _UNASKED = (
-    CommandType.AUTH_RESPONSE,
     CommandType.SCALABLE_TOPIC_CLOSE,
     CommandType.WATCH_SCALABLE_TOPICS_CLOSE,
     CommandType.WATCH_TC_ASSIGNMENTS_CLOSE,

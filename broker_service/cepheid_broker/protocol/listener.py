@@ -1,4 +1,4 @@
-"""The protocol port: accepts connections, knows them, closes them."""
+"""The protocol ports, without and with TLS: accept connections, know them, close them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import asyncio
 import errno
 import logging
 import socket
+from typing import Any
 
 from cepheid_broker.protocol.connection import Connection
 from cepheid_broker.protocol.services import Services
 from cepheid_ports import CepheidError
+from cepheid_security import ServerTls
 
 log = logging.getLogger(__name__)
 
@@ -30,27 +32,41 @@ class _RefusedConnection(asyncio.Protocol):
 
 
 class Listener:
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, tls: ServerTls | None = None) -> None:
         self._services = services
-        self._server: asyncio.Server | None = None
+        self._tls = tls
+        self._servers: list[asyncio.Server] = []
         self.connections: dict[Connection, None] = {}
         self.accepted = 0
         self.refused = 0
         self.port = 0
+        """0: not open."""
+        self.tls_port = 0
 
     def __repr__(self) -> str:
-        return f"<Listener port {self.port}, {len(self.connections)} connections>"
+        return f"<Listener port {self.port or self.tls_port}, {len(self.connections)} connections>"
 
     async def start(self) -> None:
         """Raises PortInUseError."""
-        host, port = self._services.settings.host, self._services.settings.port
+        settings = self._services.settings
+        if settings.has_plain_ports:
+            self.port = await self._listen(settings.port, None)
+        if self._tls is not None:
+            self.tls_port = await self._listen(settings.tls.port, self._tls)
+
+    async def _listen(self, port: int, tls: ServerTls | None) -> int:
+        host, loop = self._services.settings.host, asyncio.get_running_loop()
+        limits: dict[str, Any] = {}
+        if tls is not None:
+            limits = {"ssl": tls.context, "ssl_handshake_timeout": self._services.settings.connection.handshake_timeout_s}
         try:
-            self._server = await asyncio.get_running_loop().create_server(self._accept, host, port, backlog=BACKLOG)
+            server = await loop.create_server(self._accept, host, port, backlog=BACKLOG, **limits)
         except OSError as error:
             if not isinstance(error, socket.gaierror) and error.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES):
                 raise
             raise PortInUseError(f"cannot listen on {host}:{port}: {error.strerror}", host=host, port=port) from None
-        self.port = self._server.sockets[0].getsockname()[1]
+        self._servers.append(server)
+        return int(server.sockets[0].getsockname()[1])
 
     def _accept(self) -> asyncio.Protocol:
         if len(self.connections) >= self._services.settings.max_connections:
@@ -58,17 +74,19 @@ class Listener:
             if self.refused & (self.refused - 1) == 0:  # the 1st, 2nd, 4th, 8th …
                 log.warning("connection.refused", extra={"connections": len(self.connections), "refused": self.refused})
             return _RefusedConnection()
-        connection = Connection(self._services, self._on_lost)
+        return Connection(self._services, self._on_made, self._on_lost)
+
+    def _on_made(self, connection: Connection) -> None:
+        """With TLS, after the handshake: of one that fails, nobody would hear the end."""
         self.connections[connection] = None
         self.accepted += 1
-        return connection
 
     def _on_lost(self, connection: Connection) -> None:
         self.connections.pop(connection, None)
 
     def stop_accepting(self) -> None:
-        if self._server is not None:
-            self._server.close()
+        for server in self._servers:
+            server.close()
 
     def close_connections(self, reason: str) -> None:
         for connection in list(self.connections):

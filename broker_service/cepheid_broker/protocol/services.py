@@ -11,6 +11,7 @@ from cepheid_broker.schemas import SchemaRegistry
 from cepheid_broker.settings import BrokerSettings
 from cepheid_broker.topics import TopicCatalog, Topics, TopicWatches
 from cepheid_ports import Ports, RefusalLog, TaskOwner
+from cepheid_security.authenticator import Authenticator
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,5 +27,10 @@ class Services:
     tasks: TaskOwner
     ports: Ports
     listening_port: Callable[[], int]
+    """Without TLS; 0: that port is not open."""
     admin_url: Callable[[str], str]
     """Of this broker's admin API, for a client that reached it at this local address; "" when it has none."""
+    tls_port: Callable[[], int] = lambda: 0
+    """0: it is not open."""
+    authenticator: Authenticator | None = None
+    """None: clients are not asked who they are."""

@@ -1,0 +1,53 @@
+"""Users and passwords of a file as `htpasswd -B` writes it: `user:$2y$…` a line, hashed with bcrypt.
+
+Other hashes of htpasswd (MD5, SHA-1, crypt) are refused when the file is read: they are broken, or cut passwords off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from cepheid_security.principal import AuthenticationError, Principal, SecurityConfigurationError
+
+_MAX_PASSWORD_BYTES = 72  # bcrypt reads no more; a longer one would match with any other end
+
+
+def read_passwords(path: str) -> Mapping[str, bytes]:
+    """Return the hash of each user. Raises SecurityConfigurationError, which names the line."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SecurityConfigurationError(f"the password file {path} cannot be read: {error}", path=path) from None
+    found: dict[str, bytes] = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        user, colon, hashed = line.strip().partition(":")
+        if not user or not colon or not hashed.startswith(("$2a$", "$2b$", "$2y$")):
+            raise SecurityConfigurationError(f"{path}, line {number}: expected user:bcrypt-hash, as `htpasswd -B` writes it")
+        found[user] = hashed.encode()
+    return found
+
+
+def check_password(users: Mapping[str, bytes], data: bytes) -> Principal:
+    """`data` is `user:password`. Takes as long for an unknown user as for a wrong password. Blocking: 50 ms and more.
+
+    Raises AuthenticationError, with one text for all that can be wrong.
+    """
+    import bcrypt
+
+    user, colon, password = data.partition(b":")
+    try:
+        name = user.decode()
+    except UnicodeDecodeError:
+        name = ""
+    hashed = users.get(name)
+    # A hash that nothing matches: who is not known must not be answered sooner.
+    matches = bcrypt.checkpw(password[:_MAX_PASSWORD_BYTES], hashed or _NOBODY) and len(password) <= _MAX_PASSWORD_BYTES
+    if not colon or hashed is None or not matches:
+        raise AuthenticationError("the user name or the password is wrong")
+    return Principal(name, "basic")
+
+
+_NOBODY = b"$2b$12$C6UzMDM.H6dfI/f/IKcEeO7ZxK1uDg0pJ0Pq1oJx9sZ8i1pQd1D5y"

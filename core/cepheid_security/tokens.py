@@ -1,0 +1,132 @@
+"""JSON Web Tokens as Pulsar uses them: the claim `sub` is the role. Made, verified, and shown without being verified.
+
+What is refused: `alg` none, an algorithm of another kind of key, an unknown key id, a token that is expired or not yet valid, a
+wrong audience or issuer, no role. Reasons never contain the token. Claims and algorithms: RFC 7519, RFC 7518, RFC 8725.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cepheid_security.principal import AuthenticationError, Principal
+from cepheid_security.token_keys import TokenKey
+
+MAX_TOKEN_BYTES = 16 << 10
+_MAX_ROLE_CHARACTERS = 1000
+
+
+class TokenVerifier:
+    """`now_ms` gives the wall clock; `leeway_s` is how far clocks may be apart."""
+
+    def __init__(
+        self,
+        keys: Sequence[TokenKey],
+        *,
+        role_claim: str = "sub",
+        audience: str | None = None,
+        issuer: str | None = None,
+        leeway_s: float = 0.0,
+    ) -> None:
+        self._keys = tuple(keys)
+        self._role_claim = role_claim
+        self._audience = audience
+        self._issuer = issuer
+        self._leeway_s = leeway_s
+
+    def verify(self, token: bytes, now_ms: int) -> Principal:
+        """Raises AuthenticationError, which says why."""
+        import jwt
+
+        if len(token) > MAX_TOKEN_BYTES:
+            raise AuthenticationError(f"a token has {len(token)} bytes, at most {MAX_TOKEN_BYTES} are read")
+        try:
+            header = jwt.get_unverified_header(token)
+        except jwt.PyJWTError:
+            raise AuthenticationError("that is not a token: it has no readable header") from None
+        algorithm, key_id = header.get("alg"), header.get("kid")
+        claims = self._verified(token, str(algorithm), None if key_id is None else str(key_id))
+        self._check_times(claims, now_ms)
+        role = claims.get(self._role_claim)
+        if not isinstance(role, str) or not role.strip() or len(role) > _MAX_ROLE_CHARACTERS:
+            raise AuthenticationError(f"the token's claim {self._role_claim!r}, the role, is missing or is not a name")
+        expires = claims.get("exp")
+        return Principal(role, "token", None if expires is None else int((float(expires) + self._leeway_s) * 1000))
+
+    def _verified(self, token: bytes, algorithm: str, key_id: str | None) -> Mapping[str, Any]:
+        import jwt
+
+        candidates = [key for key in self._keys if algorithm in key.algorithms]
+        if not candidates:
+            raise AuthenticationError(f"no key of this cluster is for tokens of the algorithm {algorithm[:20]!r}")
+        if key_id is not None and any(key.key_id is not None for key in self._keys):
+            candidates = [key for key in candidates if key.key_id == key_id]
+            if not candidates:
+                raise AuthenticationError(f"the token names the key {key_id[:100]!r}, which this cluster does not have")
+        # Times are checked by our own clock: a test or the simulator must be able to move it.
+        options: Any = {"verify_exp": False, "verify_nbf": False, "verify_iat": False, "verify_aud": self._audience is not None}
+        problem = "its signature does not match"
+        for key in candidates:
+            try:
+                claims: Mapping[str, Any] = jwt.decode(
+                    token,
+                    _verifying(key.key),
+                    algorithms=[algorithm],
+                    audience=self._audience,
+                    issuer=self._issuer,
+                    options=options,
+                )
+                return claims
+            except jwt.InvalidAudienceError:
+                problem = "it is for another audience"
+            except jwt.InvalidIssuerError:
+                problem = "it is from another issuer"
+            except jwt.MissingRequiredClaimError as error:
+                problem = f"its claim {error.claim!r} is missing"
+            except jwt.InvalidSignatureError:
+                continue
+            except jwt.PyJWTError as error:
+                problem = f"it cannot be read ({type(error).__name__})"
+        raise AuthenticationError(f"the token is not valid: {problem}")
+
+    def _check_times(self, claims: Mapping[str, Any], now_ms: int) -> None:
+        now_s = now_ms / 1000
+        for claim in ("exp", "nbf"):
+            value = claims.get(claim)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise AuthenticationError(f"the token's claim {claim!r} is no time")
+            if claim == "exp" and now_s >= value + self._leeway_s:
+                raise AuthenticationError(f"the token expired {now_s - value:.0f} s ago")
+            if claim == "nbf" and now_s < value - self._leeway_s:
+                raise AuthenticationError(f"the token is not valid for another {value - now_s:.0f} s")
+
+
+def create_token(
+    key: TokenKey, role: str, now_ms: int, *, expires_in_s: float | None = None, algorithm: str | None = None, **claims: Any
+) -> str:
+    """Return a signed token for `role`. `algorithm` None: the first one that the key is for."""
+    import jwt
+
+    payload = {"sub": role, "iat": now_ms // 1000, "jti": secrets.token_hex(8), **claims}
+    if expires_in_s is not None:
+        payload["exp"] = int(now_ms / 1000 + expires_in_s)
+    headers = None if key.key_id is None else {"kid": key.key_id}
+    return jwt.encode(payload, key.key, algorithm=algorithm or key.algorithms[0], headers=headers)
+
+
+def read_unverified(token: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return header and claims of a token as they are, for showing them to people. Raises AuthenticationError."""
+    import jwt
+
+    try:
+        return jwt.get_unverified_header(token), jwt.decode(token, options={"verify_signature": False})
+    except jwt.PyJWTError:
+        raise AuthenticationError("that is not a token: three parts of base64 with dots between them are expected") from None
+
+
+def _verifying(key: Any) -> Any:
+    """Of a private key its public half: a file of either kind serves to validate."""
+    return key.public_key() if hasattr(key, "private_bytes") else key

@@ -1,0 +1,56 @@
+"""What a client shows to brokers: a token, a user name with a password, or the certificate of its TLS connection."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from cepheid.errors import ConnectError, UsageError
+from cepheid_security import SecurityConfigurationError, client_context
+
+
+@dataclass(frozen=True, slots=True)
+class Security:
+    """How a client connects. Secrets are kept out of its repr."""
+
+    token: str | Callable[[], str] | None = field(default=None, repr=False)
+    password: tuple[str, str] | None = field(default=None, repr=False)
+    """User name and password."""
+    tls_ca_file: str | None = None
+    tls_certificate_file: str | None = None
+    tls_key_file: str | None = None
+    tls_check_hostname: bool = True
+
+    def check(self) -> None:
+        """Raises UsageError."""
+        if self.token is not None and self.password is not None:
+            raise UsageError("give a token or a password, not both")
+        if self.tls_key_file is not None and self.tls_certificate_file is None:
+            raise UsageError("tls_key_file needs tls_certificate_file")
+        if self.password is not None and ":" in self.password[0]:
+            raise UsageError("a user name has no colon")
+
+    def tls_context(self) -> ssl.SSLContext:
+        """Raises UsageError, which names the file that cannot be used."""
+        try:
+            return client_context(
+                ca_file=self.tls_ca_file,
+                certificate_file=self.tls_certificate_file,
+                key_file=self.tls_key_file,
+                check_hostname=self.tls_check_hostname,
+            )
+        except SecurityConfigurationError as error:
+            raise UsageError(str(error)) from None
+
+    def show(self) -> tuple[str, bytes]:
+        """Return method and data for CONNECT, and for a broker that asks again. Raises ConnectError."""
+        if self.password is not None:
+            return "basic", ":".join(self.password).encode()
+        if self.token is not None:
+            try:
+                token = self.token() if callable(self.token) else self.token
+            except Exception as error:  # the application's function: links that attach again must survive its bad moments
+                raise ConnectError(f"the token function raised {error!r}") from error
+            return "token", token.strip().encode()
+        return ("tls", b"") if self.tls_certificate_file is not None else ("none", b"")

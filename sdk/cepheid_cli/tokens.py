@@ -1,0 +1,130 @@
+"""`cepheid tokens`: keys of tokens, tokens, and what a token says. Works without a server."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cepheid_ports import CepheidError
+
+app = typer.Typer(name="tokens", help="Create and check tokens that clients authenticate with.", no_args_is_help=True)
+
+_SECRET_BYTES = 64  # long enough for HS512
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400, "y": 365 * 86_400}
+
+SecretKey = Annotated[str | None, typer.Option("--secret-key", help="Secret key: path, file: or data:;base64, URL.")]
+PrivateKey = Annotated[str | None, typer.Option("--private-key", help="Private RSA or EC key (PKCS #8, DER or PEM).")]
+PublicKey = Annotated[str | None, typer.Option("--public-key", help="Public RSA or EC key (X.509, DER or PEM).")]
+KeyId = Annotated[str | None, typer.Option("--key-id", help="Name of the key, where a cluster has several.")]
+
+
+class TokenCommandError(CepheidError):
+    """What was asked for makes no sense, or would overwrite something."""
+
+
+@app.command(name="create-secret-key")
+def create_secret_key(path: Annotated[Path, typer.Argument(help="File to write; it must not exist.")]) -> None:
+    """Make a secret key, with which the same cluster signs and checks tokens."""
+    _write(path, secrets.token_bytes(_SECRET_BYTES))
+
+
+@app.command(name="create-key-pair")
+def create_key_pair(
+    private: Annotated[Path, typer.Argument(help="File for the private key, which signs; it must not exist.")],
+    public: Annotated[Path, typer.Argument(help="File for the public key, which brokers check with; it must not exist.")],
+    algorithm: Annotated[str, typer.Option(help="RS256, or ES256, ES384, ES512.")] = "RS256",
+) -> None:
+    """Make a pair of keys: brokers that check tokens cannot make any."""
+    from cryptography.hazmat.primitives.asymmetric import ec, rsa
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+
+    curves: dict[str, ec.EllipticCurve] = {"ES256": ec.SECP256R1(), "ES384": ec.SECP384R1(), "ES512": ec.SECP521R1()}
+    key: Any
+    if algorithm == "RS256":
+        key = rsa.generate_private_key(65537, 2048)
+    elif algorithm in curves:
+        key = ec.generate_private_key(curves[algorithm])
+    else:
+        raise TokenCommandError(f"the algorithm {algorithm!r} is none of RS256, {', '.join(curves)}")
+    _write(private, key.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption()))
+    _write(public, key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo))
+
+
+@app.command()
+def create(
+    role: Annotated[str, typer.Argument(help="Role that the token stands for.")],
+    secret_key: SecretKey = None,
+    private_key: PrivateKey = None,
+    key_id: KeyId = None,
+    expires_in: Annotated[str | None, typer.Option(help="Time until it expires, such as 12h, 30d, 1y. Default: never.")] = None,
+    audience: Annotated[str | None, typer.Option(help="Audience, where brokers ask for one.")] = None,
+    output: Annotated[Path | None, typer.Option(help="File to write, readable by you alone. Default: standard output.")] = None,
+) -> None:
+    """Make a token."""
+    from cepheid_security import token_keys
+    from cepheid_security.tokens import create_token
+
+    if (secret_key is None) == (private_key is None):
+        raise TokenCommandError("give --secret-key or --private-key, one of them")
+    if not role.strip():
+        raise TokenCommandError("a role has a name")
+    key = token_keys.secret_key(secret_key, key_id) if secret_key is not None else token_keys.private_key(private_key or "", key_id)
+    claims = {} if audience is None else {"aud": audience}
+    seconds = None if expires_in is None else _seconds(expires_in)
+    token = create_token(key, role, time.time_ns() // 1_000_000, expires_in_s=seconds, **claims)
+    if output is None:
+        print(token)
+    else:
+        _write(output, token.encode() + b"\n")
+
+
+@app.command()
+def validate(
+    token: Annotated[str | None, typer.Argument(help="Token. Default: standard input, which no process list shows.")] = None,
+    secret_key: SecretKey = None,
+    public_key: PublicKey = None,
+    audience: Annotated[str | None, typer.Option(help="Audience that it must be for.")] = None,
+) -> None:
+    """Check a token with a key, and print its role and when it expires; without a key, print what it says."""
+    from cepheid_security import token_keys
+    from cepheid_security.tokens import TokenVerifier, read_unverified
+
+    text = (token if token is not None else sys.stdin.read()).strip()
+    keys = [token_keys.secret_key(secret_key)] if secret_key is not None else []
+    keys += [token_keys.public_key(public_key)] if public_key is not None else []
+    if not keys:
+        header, claims = read_unverified(text)
+        print(json.dumps({"header": header, "claims": claims, "checked": False}, indent=2))
+        return
+    principal = TokenVerifier(keys, audience=audience).verify(text.encode(), time.time_ns() // 1_000_000)
+    expires = None if principal.expires_at_ms is None else _utc(principal.expires_at_ms)
+    print(json.dumps({"role": principal.role, "expires": expires, "checked": True}, indent=2))
+
+
+def _seconds(text: str) -> float:
+    number, unit = text[:-1], text[-1:]
+    if unit not in _UNITS or not number.isascii() or not number.isdecimal() or int(number) == 0:
+        raise TokenCommandError(f"{text!r} is no time: write a number and one of {', '.join(_UNITS)}, such as 12h or 30d")
+    return float(int(number) * _UNITS[unit])
+
+
+def _utc(at_ms: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at_ms / 1000))
+
+
+def _write(path: Path, data: bytes) -> None:
+    from cepheid_security.authority import write_private
+
+    try:
+        write_private(path, data)
+    except FileExistsError:
+        raise TokenCommandError(f"{path} exists: a key or token is not overwritten; remove it, or choose another name") from None
+    except OSError as error:
+        raise TokenCommandError(f"{path} cannot be written: {error.strerror}") from None
+    print(f"written: {path}", file=sys.stderr)

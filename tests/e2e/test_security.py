@@ -1,0 +1,229 @@
+"""TLS and authentication with real clients: one server, set up by `cepheid secure init`, with both kinds of port."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+import time
+import tomllib
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import bcrypt
+import pulsar
+import pytest
+
+import cepheid
+from cepheid_cli import secure
+from cepheid_ports import Ports
+from cepheid_security import client_context, token_keys
+from cepheid_security.tokens import create_token
+from cepheid_testkit import StandaloneCluster
+from tests.e2e.official_client import EARLIEST, client_of, publish, receive
+
+HOUR_S = 3600
+KEEPALIVE_S = 0.3
+"""Credentials that have expired are noticed within it."""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("secured")
+    secure.init(directory)
+    hashed = bcrypt.hashpw(b"a:secret", bcrypt.gensalt(4)).decode()
+    (directory / "users").write_text(f"ann:{hashed}\n")
+    return directory
+
+
+class Clock:
+    """The server's, which a test may put forward."""
+
+    ahead_s = 0
+
+    def __call__(self) -> int:
+        return time.time_ns() // 1_000_000 + 1000 * self.ahead_s
+
+
+def secured(made: Path, clock: Clock | None = None) -> StandaloneCluster:
+    settings: dict[str, Any] = tomllib.loads((made / "server.toml").read_text())
+    settings["tls"] |= {"port": 0, "admin_port": 0, "plain_ports": True}
+    settings["authentication"] |= {"methods": ["token", "basic", "tls"], "passwords_file": str(made / "users")}
+    settings["connection"] = {"keepalive_s": KEEPALIVE_S}
+    return StandaloneCluster(ports=Ports(wall_ms=clock or Clock()), **settings)
+
+
+def tls_url(cluster: StandaloneCluster) -> str:
+    return cluster.standalone.service_urls[1]
+
+
+def token_of(made: Path, *, expires_in_s: float | None = None) -> str:
+    key = token_keys.secret_key(str(made / "token.key"))
+    return create_token(key, "app", time.time_ns() // 1_000_000, expires_in_s=expires_in_s)
+
+
+OFFICIAL: dict[str, Callable[[Path], Any]] = {
+    "token": lambda made: pulsar.AuthenticationToken(token_of(made)),
+    "basic": lambda made: pulsar.AuthenticationBasic("ann", "a:secret"),
+    "certificate": lambda made: pulsar.AuthenticationTLS(str(made / "client.pem"), str(made / "client-key.pem")),
+}
+
+
+async def test_the_official_client_authenticates_over_tls(made: Path) -> None:
+    async with secured(made) as cluster:
+
+        def work(authentication: Any, topic: str) -> list[bytes]:
+            ca = str(made / "ca.pem")
+            with client_of(tls_url(cluster), authentication=authentication, tls_trust_certs_file_path=ca) as client:
+                publish(client, topic, [b"1", b"2"])
+                consumer = client.subscribe(topic, "s", initial_position=EARLIEST)
+                return [message.data() for message in receive(consumer, 2)]
+
+        for kind, authentication in OFFICIAL.items():
+            assert await cluster.blocking(partial(work, authentication(made), kind)) == [b"1", b"2"]
+
+
+OURS: dict[str, Callable[[Path], dict[str, Any]]] = {
+    "token": lambda made: {"token": token_of(made)},
+    "basic": lambda made: {"password": ("ann", "a:secret")},
+    "certificate": lambda made: {
+        "tls_certificate_file": str(made / "client.pem"),
+        "tls_key_file": str(made / "client-key.pem"),
+    },
+}
+
+
+async def test_our_client_authenticates_over_tls(made: Path) -> None:
+    async with secured(made) as cluster:
+        for credentials in OURS.values():
+            async with cepheid.connect(tls_url(cluster), tls_ca_file=str(made / "ca.pem"), **credentials(made)) as client:
+                async with client.producer("orders") as producer:
+                    await producer.send(b"1")
+
+
+REFUSED: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
+    "nothing": (lambda made: {}, "this cluster asks for credentials: token, basic, tls"),
+    "expired": (lambda made: {"token": token_of(made, expires_in_s=-60)}, "the token expired"),
+    "garbage": (lambda made: {"token": "x"}, "that is not a token"),
+    "wrong password": (lambda made: {"password": ("ann", "guess")}, "the user name or the password is wrong"),
+    "wrong user": (lambda made: {"password": ("eve", "a:secret")}, "the user name or the password is wrong"),
+}
+
+
+async def test_bad_credentials_are_refused_with_the_reason(made: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with secured(made) as cluster:
+        for url in cluster.standalone.service_urls:
+            for credentials, reason in REFUSED.values():
+                async with cepheid.connect(url, tls_ca_file=str(made / "ca.pem"), **credentials(made)) as client:
+                    with pytest.raises(cepheid.Error, match=reason):
+                        await client.producer("orders").__aenter__()
+    refused = [record for record in caplog.records if record.message == "authentication.failed"]
+    assert len(refused) >= 2 * len(REFUSED)
+    assert "a:secret" not in caplog.text
+
+
+async def test_a_token_that_expires_is_renewed_on_the_living_connection(made: Path) -> None:
+    """By our client and by the official one. The broker's clock is put forward, so nothing depends on how long a step takes."""
+    asked: list[str] = []
+    clock = Clock()
+
+    def fresh() -> str:
+        asked.append(token_of(made, expires_in_s=HOUR_S if not asked else 3 * HOUR_S))
+        return asked[-1]
+
+    async with secured(made, clock) as cluster:
+        broker = cluster.standalone.broker
+        async with cepheid.connect(tls_url(cluster), tls_ca_file=str(made / "ca.pem"), token=fresh) as client:
+            async with client.producer("orders") as producer:
+                first = await producer.send(b"before")
+                accepted = broker.statistics().connections_accepted
+                clock.ahead_s = 2 * HOUR_S
+                await until(lambda: len(asked) > 1)
+                await asyncio.sleep(3 * KEEPALIVE_S)  # a refusal would end the connection in this time
+                assert (await producer.send(b"after")).entry_id == first.entry_id + 1
+                assert broker.statistics().connections_accepted == accepted
+        del asked[:]
+        clock.ahead_s = 0
+
+        def official() -> None:
+            authentication = pulsar.AuthenticationToken(fresh)
+            ca = str(made / "ca.pem")
+            with client_of(tls_url(cluster), authentication=authentication, tls_trust_certs_file_path=ca) as client:
+                producer = client.create_producer("official")
+                connections = len(asked)
+                clock.ahead_s = 2 * HOUR_S
+                while len(asked) == connections:
+                    producer.send(b"x")
+                    time.sleep(KEEPALIVE_S / 4)
+                producer.send(b"after")
+
+        await cluster.blocking(official)
+
+
+async def test_a_client_that_does_not_renew_is_cut_off(made: Path) -> None:
+    clock = Clock()
+    async with secured(made, clock) as cluster:
+        token = token_of(made, expires_in_s=HOUR_S)
+        async with cepheid.connect(tls_url(cluster), tls_ca_file=str(made / "ca.pem"), token=token) as client:
+            async with client.producer("orders") as producer:
+                await producer.send(b"before")
+                clock.ahead_s = 2 * HOUR_S
+                await until(lambda: cluster.standalone.broker.statistics().connections == 0)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    while not holds():  # noqa: ASYNC110  the test's own time limit ends it
+        await asyncio.sleep(KEEPALIVE_S / 4)
+
+
+def ask(url: str, context: ssl.SSLContext | None, **headers: str) -> tuple[int, Any]:
+    request = urllib.request.Request(url, headers=headers)
+    try:
+        with urllib.request.urlopen(request, context=context, timeout=30) as answer:
+            return answer.status, json.loads(answer.read() or b"null") if "json" in answer.headers["content-type"] else None
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read() or b"null")
+
+
+async def test_the_admin_api_asks_who_it_is(made: Path) -> None:
+    async with secured(made) as cluster:
+        serving = cluster.standalone._serving
+        await until(lambda: serving.tls_admin_port > 0)
+        context = client_context(ca_file=str(made / "ca.pem"))
+        clusters = "/admin/v2/clusters"
+        urls = (f"http://127.0.0.1:{serving.admin_port}", f"https://127.0.0.1:{serving.tls_admin_port}")
+
+        def work() -> None:
+            for url in urls:
+                assert ask(f"{url}/health", context)[0] == 200, "probes have no credentials"
+                status, body = ask(url + clusters, context)
+                assert (status, body["reason"].partition(":")[0]) == (401, "this cluster asks for credentials")
+                assert ask(f"{url}/metrics", context)[0] == 401
+                assert ask(url + clusters, context, Authorization=f"Bearer {token_of(made)}") == (200, ["standalone"])
+                assert ask(url + clusters, context, Authorization="Basic YW5uOmE6c2VjcmV0") == (200, ["standalone"])
+                for wrong in ("Bearer x", "Basic x", "Digest y", ""):
+                    assert ask(url + clusters, context, Authorization=wrong)[0] == 401, wrong
+
+        await cluster.blocking(work)
+
+
+async def test_who_speaks_the_wrong_language_to_a_port_is_told_why(made: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with secured(made) as cluster:
+        caplog.set_level("INFO")
+        broker = cluster.standalone.broker
+        context = client_context(ca_file=str(made / "ca.pem"))
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            await asyncio.open_connection("127.0.0.1", broker.port, ssl=context, server_hostname="localhost")
+        assert any(f"TLS is on port {broker.tls_port}" in str(getattr(record, "reason", "")) for record in caplog.records)
+        reader, writer = await asyncio.open_connection("127.0.0.1", broker.tls_port)
+        writer.write(b"\0\0\0\x10plain text here!")
+        try:
+            answer = await reader.read(100)
+        except ConnectionError:
+            answer = b""
+        assert not answer.startswith(b"\0\0"), "no frame of the protocol"
+        writer.close()

@@ -1,0 +1,126 @@
+"""Password files, certificates of one's own, and their exchange."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import os
+import ssl
+from pathlib import Path
+
+import bcrypt
+import pytest
+
+from cepheid_security import AuthenticationError, SecurityConfigurationError, ServerTls, certificate_names, client_context
+from cepheid_security.authority import Authority
+from cepheid_security.passwords import check_password, read_passwords
+
+NOW = datetime.datetime.now(datetime.UTC)
+
+
+def hashed(password: bytes) -> str:
+    return bcrypt.hashpw(password, bcrypt.gensalt(4)).decode()
+
+
+def test_users_are_told_by_their_passwords(tmp_path: Path) -> None:
+    file = tmp_path / "users"
+    file.write_text(f"# people\nann:{hashed(b'a:b')}\n\nbob:{hashed(b'x' * 72)}\n")
+    users = read_passwords(str(file))
+    assert check_password(users, b"ann:a:b").role == "ann"
+    assert check_password(users, b"bob:" + b"x" * 72).role == "bob"
+    for wrong in (b"ann:", b"ann", b"", b"eve:a:b", b"\xff:x", b"bob:" + b"x" * 73):
+        with pytest.raises(AuthenticationError, match="the user name or the password is wrong"):
+            check_password(users, wrong)
+
+
+@pytest.mark.parametrize("line", ["ann:$apr1$salt$hash", "ann:{SHA}abc=", "ann", ":x"])
+def test_hashes_that_are_broken_are_refused_by_line(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "users"
+    file.write_text(f"# one\n{line}\n")
+    with pytest.raises(SecurityConfigurationError, match="line 2: expected user:bcrypt-hash"):
+        read_passwords(str(file))
+
+
+async def handshake(server: ssl.SSLContext, client: ssl.SSLContext, name: str = "localhost") -> tuple[str, ...]:
+    """Connect once. Return the names of the client's certificate as the server sees them."""
+    seen: asyncio.Future[tuple[str, ...]] = asyncio.get_running_loop().create_future()
+
+    def on_connected(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.set_result(certificate_names(writer.get_extra_info("ssl_object").getpeercert()))
+        writer.close()
+
+    listening = await asyncio.start_server(on_connected, "127.0.0.1", 0, ssl=server)
+    async with listening:
+        port = listening.sockets[0].getsockname()[1]
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=client, server_hostname=name)
+        await reader.read()
+        writer.close()
+        return await seen
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Path:
+    issuer = Authority(tmp_path, NOW)
+    issuer.issue("server", hosts=("localhost", "127.0.0.1"), for_servers=True)
+    issuer.issue("client", for_servers=False)
+    return tmp_path
+
+
+def server_tls(directory: Path) -> ServerTls:
+    files = (str(directory / "server.pem"), str(directory / "server-key.pem"))
+    return ServerTls(*files, client_ca_file=str(directory / "ca.pem"), client_certificates="optional")
+
+
+async def test_certificates_of_the_own_ca_are_accepted_on_both_sides(authority: Path) -> None:
+    ca = str(authority / "ca.pem")
+    mutual = client_context(ca_file=ca, certificate_file=str(authority / "client.pem"), key_file=str(authority / "client-key.pem"))
+    server = server_tls(authority).context
+    assert await handshake(server, mutual) == ("client",)
+    assert await handshake(server, client_context(ca_file=ca)) == ()
+    for context, name in ((client_context(ca_file=ca), "elsewhere"), (client_context(), "localhost")):
+        with pytest.raises(ssl.SSLCertVerificationError):
+            await handshake(server, context, name)
+    files = (str(authority / "client.pem"), str(authority / "client-key.pem"))
+    with pytest.raises(ssl.SSLCertVerificationError):  # a client's certificate does not serve as a server's
+        await handshake(ServerTls(*files).context, client_context(ca_file=ca, check_hostname=False))
+
+
+async def test_old_versions_of_tls_are_refused(authority: Path) -> None:
+    client = client_context(ca_file=str(authority / "ca.pem"))
+    client.minimum_version = ssl.TLSVersion.MINIMUM_SUPPORTED
+    client.maximum_version = ssl.TLSVersion.TLSv1_2
+    server = server_tls(authority)
+    assert await handshake(server.context, client) == ()
+    files = (str(authority / "server.pem"), str(authority / "server-key.pem"))
+    with pytest.raises((ssl.SSLError, ConnectionError)):
+        await handshake(ServerTls(*files, minimum_version="1.3").context, client)
+
+
+async def test_new_files_are_used_for_new_connections_and_unusable_ones_are_not(authority: Path, tmp_path: Path) -> None:
+    server = server_tls(authority)
+    client = client_context(ca_file=str(authority / "ca.pem"))
+    assert not server.reload_if_changed()
+    key = (authority / "server-key.pem").read_bytes()
+    os.replace(authority / "client-key.pem", authority / "server-key.pem")  # of another certificate
+    with pytest.raises(SecurityConfigurationError, match=r"server\.pem with key .*key values mismatch"):
+        server.reload_if_changed()
+    assert await handshake(server.context, client) == (), "the pair from before is still in use"
+    (authority / "server-key.pem").unlink()
+    (authority / "server-key.pem").write_bytes(key)
+    assert server.reload_if_changed()
+    assert not server.reload_if_changed()
+
+
+def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.pem"
+    empty.touch()
+    with pytest.raises(SecurityConfigurationError, match="certificate /no/such with key /no/key cannot be used: No such file"):
+        ServerTls("/no/such", "/no/key")
+    with pytest.raises(SecurityConfigurationError, match=r"the CA file .*empty\.pem cannot be used"):
+        client_context(ca_file=str(empty))
+    with pytest.raises(SecurityConfigurationError, match="no CA is given"):
+        ServerTls("x", "y", client_certificates="required")
+
+
+def test_private_keys_are_readable_by_their_owner_alone(authority: Path) -> None:
+    assert {path.stat().st_mode & 0o777 for path in authority.glob("*-key.pem")} == {0o600}
