@@ -27,12 +27,13 @@ from cepheid_bookie.block_index import BlockIndex
 from cepheid_bookie.checkpoint import Checkpointer, FlushStore
 from cepheid_bookie.cookie import BookieIdentity
 from cepheid_bookie.damaged_blocks import DamagedBlocks, DamageReports
-from cepheid_bookie.disk import Disk
+from cepheid_bookie.disk import Disk, SyncFailedError
 from cepheid_bookie.disk_health import DiskHealth, HealthLimits, HealthState, TimedWorker
 from cepheid_bookie.disk_space import DiskSpace
 from cepheid_bookie.entry_log import EntryLogReader
 from cepheid_bookie.entry_reader import EntryReader, StoredRun, refuse_range
 from cepheid_bookie.errors import CookieError
+from cepheid_bookie.fail_stop import FailStopWorker
 from cepheid_bookie.journal import Journal
 from cepheid_bookie.journal_format import FORMAT_VERSION
 from cepheid_bookie.journal_writer import JournalSpaceError, JournalWriter
@@ -134,8 +135,9 @@ class Bookie:
         self._ledgers = ledgers
         self._logs = logs
         self._log_reader = EntryLogReader(directories.data, open_logs=settings.open_logs)
+        flush, compact, scrub = map(self._stop_at_failed_sync, (workers.flush, workers.compact, workers.scrub))
         damaged = DamagedBlocks(
-            directories.index, self._log_reader, cache, workers.scrub, workers.flush, self.add, bookie_id=storage.cookie.bookie_id
+            directories.index, self._log_reader, cache, scrub, flush, self.add, bookie_id=storage.cookie.bookie_id
         )
         self._reader = EntryReader(
             cache,
@@ -210,14 +212,14 @@ class Bookie:
         )
         self._lac_waits = LacWaits(settings.lac_waits, ledgers.is_settled)
         self._access = LedgerAccess(ledgers, self._journal, lambda: self.state is BookieState.SERVING, self._lac_waits.wake)
-        self._deletion = LedgerDeletion(ledgers, cache, directories.index, workers.flush, self._reader.forget)
+        self._deletion = LedgerDeletion(ledgers, cache, directories.index, flush, self._reader.forget)
         self.collection = LogCollection(
             directories.index,
             directories.data,
             logs,
             self._log_reader,
-            workers.compact,
-            workers.flush,
+            compact,
+            flush,
             settings,
             compaction_pace,
             lambda: self._space.data.free_bytes,
@@ -229,7 +231,7 @@ class Bookie:
             directories.data,
             directories.index,
             self._log_reader,
-            workers.scrub,
+            scrub,
             damaged,
             settings,
             self._clock,
@@ -250,6 +252,9 @@ class Bookie:
         return TimedWorker(
             worker, disk, health, limits, probe_interval_s=interval_s, on_change=self._on_health, on_failed=self._fail
         )
+
+    def _stop_at_failed_sync(self, worker: Worker) -> FailStopWorker:
+        return FailStopWorker(worker, lambda: self.failure, self._fail)
 
     def _on_health(self) -> None:
         if self.state is BookieState.SERVING:
@@ -540,13 +545,13 @@ class Bookie:
         return await self.collection.collect(urgent=urgent)
 
     async def count_life(self) -> None:
-        """Now and then, so that an old copy of the disks is known as one. Raises what disk and metadata raise: only another process
-        under this id ends this one."""
+        """Now and then, so that an old copy of the disks is known as one. Raises what disk and metadata raise. Another process
+        under this id, or a failed sync, stops this one."""
         if self._life is None or self.state is not BookieState.SERVING:
             return
         try:
             await self._life.count()
-        except CookieError as error:
+        except (CookieError, SyncFailedError) as error:
             self._fail(error)
             raise
 

@@ -11,6 +11,7 @@ import pytest
 
 from cepheid_bookie import Bookie, GarbageCollector, MetadataLedgers, StorageSettings
 from cepheid_bookie import bookie as bookie_module
+from cepheid_bookie.disk import SyncFailedError
 from cepheid_bookie.entry_log import list_logs, log_path
 from cepheid_metadata import (
     DeletedLedgers,
@@ -374,6 +375,23 @@ async def test_a_log_stays_until_the_deletion_of_its_ledgers_is_synced() -> None
         machine.index.crash()
         left = {block.log_id for block in machine.index.blocks()}
         assert left <= set(list_logs(machine.disk))
+
+
+async def test_a_failed_sync_of_a_deletion_stops_the_bookie() -> None:
+    machine = Machine()
+    async with machine.bookie() as bookie:
+        await filled(bookie, 1)
+
+        def refuse() -> None:
+            raise OSError(errno.EIO, "the disk does not answer")
+
+        machine.index.before_sync = refuse
+        with pytest.raises(SyncFailedError, match="does not answer"):
+            await bookie.delete_ledgers([1])
+        machine.index.before_sync = lambda: None
+        assert isinstance(bookie.failure, SyncFailedError)
+        with pytest.raises(OSError, match="the bookie has failed"):
+            await bookie.delete_ledgers([1])
 
 
 async def test_a_deletion_that_failed_leaves_no_blocks_behind_when_a_checkpoint_has_its_tombstone(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from cepheid_bookie import Bookie, damaged_blocks
 from cepheid_bookie.block_check import Run
 from cepheid_bookie.block_index import BlockRef
 from cepheid_bookie.damaged_blocks import DamageReport, Outlook
+from cepheid_bookie.disk import SyncFailedError
 from cepheid_bookie.entry_block import HEADER_BYTES
 from cepheid_bookie.entry_log import log_path
 from cepheid_bookie.scrubber import PIECE_BYTES
@@ -400,10 +402,39 @@ async def test_a_progress_that_cannot_be_saved_stops_nothing() -> None:
     async with machine.bookie() as bookie:
         reports = await filled(bookie)
         flip(machine, 7)
-        machine.disk.fail("sync", "SCRUB")
+        machine.disk.fail("sync", "SCRUB", errno.ENOSPC)
         await bookie.scrubber.scrub_all()
         assert reports.seen
         assert bookie.failure is None
+
+
+async def test_a_failed_sync_of_the_progress_stops_the_bookie() -> None:
+    machine = Machine()
+    async with machine.bookie() as bookie:
+        await filled(bookie)
+        machine.disk.fail("sync", "SCRUB")
+        await bookie.scrubber.scrub_all()
+        assert isinstance(bookie.failure, SyncFailedError)
+
+
+async def test_a_failed_sync_of_a_removal_from_the_index_stops_the_bookie() -> None:
+    machine = Machine()
+    async with machine.bookie() as bookie:
+        await filled(bookie)
+        flip(machine, 7)
+        await bookie.scrubber.scrub_all()
+        await added(bookie, *GROUPS[1:2], recovery=True)
+        await bookie.checkpoint()
+        machine.index.before_sync = fails
+        with pytest.raises(SyncFailedError):
+            await bookie.scrubber.damaged.look_again()
+        machine.index.before_sync = lambda: None
+        assert isinstance(bookie.failure, SyncFailedError)
+        assert bookie.statistics().scrub.mended == 0
+
+
+def fails() -> None:
+    raise OSError(errno.EIO, "the disk does not answer")
 
 
 @pytest.mark.deadline(100_000)
