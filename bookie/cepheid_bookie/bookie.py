@@ -128,6 +128,7 @@ class Bookie:
         self.on_writable: Callable[[bool], None] | None = None
         self.data_full = asyncio.Event()  # the data disk has no room: what was deleted is to be collected now
         self.bytes_in_grace = 0  # of deleted ledgers that can be brought back, as the collector saw them last
+        self.missing_ledgers = 0  # that metadata lacks and that are kept all the same, as of the last pass of the collector
         self._directories = directories
         self._ports = ports
         self._workers = workers
@@ -641,6 +642,7 @@ class Bookie:
             state=self.state.value,
             writable=self.writable,
             bytes_in_grace=self.bytes_in_grace,
+            missing_ledgers=self.missing_ledgers,
             open_reads=self._open_reads,
             admission=self._admission,
             pace=self._pace,

@@ -42,6 +42,12 @@ def bookie_families(bookie: str, figures: BookieStatistics) -> Iterator[Family]:
         figures.bytes_in_grace,
         bookie=bookie,
     )
+    yield gauge(
+        "cepheid_bookie_missing_ledgers",
+        "Ledgers that metadata lacks and that are kept until an operator confirms that they were deleted.",
+        figures.missing_ledgers,
+        bookie=bookie,
+    )
     yield counter("cepheid_bookie_fences_total", "Ledgers fenced.", figures.fences, bookie=bookie)
     yield Family(
         "cepheid_bookie_free_bytes",

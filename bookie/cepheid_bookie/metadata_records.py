@@ -37,7 +37,7 @@ from cepheid_metadata import (
     report_ledgers,
     restored_record,
 )
-from cepheid_metadata.repair_views import RepairRefusedError, UnknownLedgerError, mark_damaged
+from cepheid_metadata.repair_views import RepairRefusedError, UnknownLedgerError, mark_damaged, report_missing, withdraw_missing
 from cepheid_metadata.upgrade import read_storage_format
 from cepheid_ports import Ports, SteadyClock
 
@@ -134,6 +134,7 @@ class MetadataLedgers:
         self._deleted = DeletedLedgers(store)
         self._living = ledger_records(store)
         self._marks = repair_marks(store)
+        self._ids: Records[None, LedgerIdCounter] = Records(store, lambda _: keys.LEDGER_IDS_KEY, LedgerIdCounter)
 
     async def report_if_restored(self, bookie: Bookie) -> bool:
         return await report_bookie(self._store, bookie, self._ports)
@@ -176,6 +177,17 @@ class MetadataLedgers:
         except (BadVersionError, NoSuchKeyError):
             return False
         return True
+
+    async def next_ledger_id(self) -> int:
+        await self._store.sync(keys.LEDGER_IDS_KEY)
+        found = await self._ids.get(None)
+        return 0 if found is None else found.record.next_ledger_id
+
+    async def report_missing(self, bookie_id: str, held: int, missing: Collection[int]) -> bool:
+        return await report_missing(self._store, bookie_id, held, missing, self._ports.wall_ms())
+
+    async def withdraw_missing(self, bookie_id: str) -> None:
+        await withdraw_missing(self._store, bookie_id)
 
     async def _sync(self) -> None:
         """A follower may lag behind a creation whose data we hold."""

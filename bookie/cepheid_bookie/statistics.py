@@ -105,6 +105,7 @@ class BookieStatistics:
     free_journal_bytes: int
     free_data_bytes: int
     bytes_in_grace: int
+    missing_ledgers: int
 
 
 def take_statistics(
@@ -112,6 +113,7 @@ def take_statistics(
     state: str,
     writable: bool,
     bytes_in_grace: int,
+    missing_ledgers: int,
     open_reads: int,
     admission: Admission,
     pace: BackgroundPace,
@@ -203,4 +205,5 @@ def take_statistics(
         free_journal_bytes=space.journal.free_bytes,
         free_data_bytes=space.data.free_bytes,
         bytes_in_grace=bytes_in_grace,
+        missing_ledgers=missing_ledgers,
     )

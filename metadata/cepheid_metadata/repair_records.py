@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Collection
 from typing import ClassVar
 
 from pydantic import Field, NonNegativeInt
@@ -131,6 +132,24 @@ class DrainingBookie(Record):
     since_ms: NonNegativeInt
     ledgers_at_start: NonNegativeInt | None = Field(None, description="Ledgers that named it when the first walk ended.")
     drained_at_ms: NonNegativeInt | None = Field(None, description="When a complete walk found no ledger that names it.")
+
+
+class MissingLedgers(Record):
+    """Ledgers that a bookie holds and metadata lacks, so many that the bookie keeps them until an operator confirms."""
+
+    NAME: ClassVar[str] = "missing ledgers"
+
+    bookie_id: str = Field(min_length=1)
+    held: NonNegativeInt = Field(description="Ledgers that the bookie holds.")
+    missing: NonNegativeInt = Field(description="Of these, ledgers that metadata lacks, and never showed as deleted.")
+    first: NonNegativeInt = Field(description="Smallest id of the missing ledgers.")
+    last: NonNegativeInt = Field(description="Largest id of the missing ledgers.")
+    since_ms: NonNegativeInt = Field(description="Wall clock time when the bookie first missed them.")
+    confirmed: bool = Field(False, description="An operator confirmed that these were really deleted.")
+
+    def covers(self, ledger_ids: Collection[int]) -> bool:
+        """Return whether these are no more ledgers than the operator was shown."""
+        return len(ledger_ids) <= self.missing and self.first <= min(ledger_ids) and max(ledger_ids) <= self.last
 
 
 class RepairRequest(Record):

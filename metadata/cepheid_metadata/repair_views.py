@@ -16,12 +16,13 @@ from cepheid_metadata import keys
 from cepheid_metadata.errors import BadVersionError, KeyExistsError, NoSuchKeyError
 from cepheid_metadata.ledger_records import LedgerMetadata
 from cepheid_metadata.listing import list_names, list_records, list_repair_marks
-from cepheid_metadata.repair_records import DrainingBookie, RepairMark, RepairRequest, RepairSwitch, ShortReason
+from cepheid_metadata.repair_records import DrainingBookie, MissingLedgers, RepairMark, RepairRequest, RepairSwitch, ShortReason
 from cepheid_metadata.repositories import (
     audit_record,
     auditor_record,
     draining_bookies,
     ledger_records,
+    missing_ledgers,
     repair_marks,
     repair_requests,
     repair_switch,
@@ -207,6 +208,61 @@ async def request_recovery(store: MetadataStore, bookie: str, now_ms: int) -> No
         await repair_requests(store).create(bookie, RepairRequest(bookie_id=bookie, since_ms=now_ms))
     except KeyExistsError:
         pass
+
+
+async def missing_views(store: MetadataStore) -> list[View]:
+    """Return the records of bookies that keep ledgers which metadata lacks, by bookie id."""
+    found = await asyncio.gather(*map(missing_ledgers(store).get, await list_names(store, keys.MISSING_LEDGERS_KEY)))
+    return sorted((one.record.model_dump(mode="json") for one in found if one is not None), key=lambda view: str(view["bookie_id"]))
+
+
+async def report_missing(store: MetadataStore, bookie: str, held: int, missing: Collection[int], now_ms: int) -> bool:
+    """Record that metadata lacks these ledgers of a bookie. Return whether an operator confirmed that they are deleted.
+
+    A confirmation is void when other ledgers are missing by now, or more.
+    """
+    records = missing_ledgers(store)
+    found = await records.get(bookie)
+    if found is not None and found.record.confirmed and found.record.covers(missing):
+        return True
+    since_ms = now_ms if found is None else found.record.since_ms
+    record = MissingLedgers(
+        bookie_id=bookie, held=held, missing=len(missing), first=min(missing), last=max(missing), since_ms=since_ms
+    )
+    try:
+        if found is None:
+            await records.create(bookie, record)
+        elif found.record != record:
+            await records.replace(bookie, record, found.version)
+    except (BadVersionError, KeyExistsError, NoSuchKeyError):
+        pass  # an operator confirmed it this moment: the next pass sees that
+    return False
+
+
+async def withdraw_missing(store: MetadataStore, bookie: str) -> None:
+    """Remove the record of a bookie that misses no ledgers any more. Safe to repeat."""
+    try:
+        await missing_ledgers(store).delete(bookie, None)
+    except NoSuchKeyError:
+        pass
+
+
+async def confirm_missing(store: MetadataStore, bookie: str, missing: int) -> None:
+    """Let a bookie delete the ledgers that metadata lacks; `missing` is the number that the operator was shown.
+
+    Raises RepairRefusedError.
+    """
+    records = missing_ledgers(store)
+    found = await records.get(bookie)
+    if found is None:
+        raise RepairRefusedError(f"bookie {bookie} misses no ledgers in metadata: nothing is to be confirmed", bookie=bookie)
+    if found.record.missing != missing:
+        message = f"bookie {bookie} misses {found.record.missing:,} ledgers by now, not {missing:,}: look again, then confirm"
+        raise RepairRefusedError(message, bookie=bookie)
+    try:
+        await records.replace(bookie, found.record.replace(confirmed=True), found.version)
+    except (BadVersionError, NoSuchKeyError):
+        raise RepairRefusedError(f"what bookie {bookie} misses has just changed: look again, then confirm", bookie=bookie) from None
 
 
 async def mark_damaged(
