@@ -346,6 +346,9 @@ class _Target:
 
     def close(self) -> None:
         self._channel.close_lane(self._lane)
+        self._give_back()
+
+    def _give_back(self) -> None:
         while self._chunks:
             self._budget.give(self._bookie, self._chunks.popleft()[1])
 
@@ -363,6 +366,7 @@ class _Target:
 
     def on_add_failed(self, bookie_id: str, reason: str) -> None:
         self._failure = reason
+        self._give_back()  # the next chunk may wait for these very bytes in `send`
         self._synced.set()
 
     def on_refused_for_good(self, bookie_id: str, status: Status) -> None:
