@@ -103,7 +103,7 @@ def short(
         return
     state = admin.get("/cepheid/v1/repair")
     if state["off"] is not None:
-        done("automatic repair is off: cepheid repair on")
+        done(age_of_list(state))
     found.sort(key=lambda mark: (mark["copies_left"], mark["ledger_id"]))
     columns = ("ledger", "copies left", "missing", "bytes", "since", "why")
     print_table(columns, [_short_row(mark) for mark in found])
@@ -111,6 +111,18 @@ def short(
         done(f"there are more than {limit}: --limit shows more")
     if state["audit"] is None:
         done("no walk over all ledgers has ended yet: this list is not complete")
+
+
+def age_of_list(state: dict[str, Any]) -> str:
+    """Return what `cepheid ledgers short` prints while repair is off: nothing has been added to its list since."""
+    since = f"automatic repair is off, and ledgers that lost copies after {shown_time(state['off']['off_since_ms'])} are not listed"
+    audit = state["audit"]
+    if audit is None:
+        return f"{since}: cepheid repair on"
+    found = (
+        f"the walk of {shown_time(audit['finished_at_ms'])} found {counted(audit['short']['ledgers'], 'ledger')} short of copies"
+    )
+    return f"{since}; {found}: cepheid repair on"
 
 
 def _short_row(mark: dict[str, Any]) -> tuple[str, ...]:

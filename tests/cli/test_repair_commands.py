@@ -12,7 +12,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from cepheid_cli.app import app
-from cepheid_cli.repair import decommission_lines, status_lines
+from cepheid_cli.repair import age_of_list, decommission_lines, status_lines
 from cepheid_metadata.repair_views import report_missing
 from cepheid_metadata.rocks_store import RocksStore
 from cepheid_ports import Ports
@@ -115,6 +115,14 @@ def test_the_status_shows_progress_and_dangers() -> None:
     assert "7 entries with one copy left" in text
     assert "b4 is not registered, in its grace period" in text
     assert "cepheid bookies decommission b5 --cancel, then again" in text
+
+
+def test_the_list_of_short_ledgers_says_how_old_it_is_while_repair_is_off() -> None:
+    off = {"off_since_ms": 3_600_000, "reason": ""}
+    text = age_of_list({"off": off, "audit": audit(short={"ledgers": 12}, finished_at_ms=7_200_000)})
+    assert "ledgers that lost copies after 1970-01-01 01:00:00+00:00 are not listed" in text
+    assert "the walk of 1970-01-01 02:00:00+00:00 found 12 ledgers short of copies" in text
+    assert "not listed: cepheid repair on" in age_of_list({"off": off, "audit": None})
 
 
 def test_a_decommissioning_says_what_holds_it_up() -> None:
