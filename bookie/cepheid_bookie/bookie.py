@@ -406,6 +406,7 @@ class Bookie:
                 request.max_bytes,
                 urgent=request.fence,
                 deadline=None if request.fence else self._loop.time() + self.settings.read_wait_s,
+                fresh=request.from_disk,
             )
             async with aclosing(chunks):
                 async for chunk in chunks:

@@ -179,7 +179,7 @@ async def _runs_not_stored(
     try:
         while reached <= last:
             before = reached
-            request = ReadRequest(ledger_id, reached, last, 64 * MAX_MESSAGE_BYTES)
+            request = ReadRequest(ledger_id, reached, last, 64 * MAX_MESSAGE_BYTES, from_disk=True)
             async with answers_of(connection_of(bookie), request) as answers:
                 while True:
                     async with asyncio.timeout(settings.read_timeout_s):
