@@ -58,7 +58,7 @@ from cepheid_metadata import (
     repair_marks,
     repair_requests,
 )
-from cepheid_metadata.repair_views import merged_reasons
+from cepheid_metadata.repair_views import damaged_entries, merged_reasons
 from cepheid_ports import Ports, TaskOwner
 from cepheid_recovery.cluster_state import ClusterState
 from cepheid_recovery.settings import RecoverySettings
@@ -722,7 +722,9 @@ async def mark_ledger(
             if found is None:
                 await marks.create(ledger.ledger_id, _mark_of(ledger.ledger_id, shortage, ports.wall_ms()))
             else:  # also when nothing is new: a worker that is about to remove the mark must look again
-                await marks.replace(ledger.ledger_id, _renewed(found.record, shortage), found.version)
+                found_bad = [bookie for bookie, why in reasons.items() if why is ShortReason.DAMAGED]
+                mark = _renewed(found.record, shortage).replace(damaged=damaged_entries(found.record, found_bad, ()))
+                await marks.replace(ledger.ledger_id, mark, found.version)
             return
         except (KeyExistsError, BadVersionError, NoSuchKeyError):
             continue
