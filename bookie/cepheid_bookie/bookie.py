@@ -45,6 +45,7 @@ from cepheid_bookie.limbo import Limbo
 from cepheid_bookie.local_connection import LocalConnection
 from cepheid_bookie.log_collection import LogCollection
 from cepheid_bookie.opening import Directories, IdentityRecords, Storage, new_nonce, open_storage
+from cepheid_bookie.read_watch import ReadWatch, WatchedReads
 from cepheid_bookie.run_sender import RunSender
 from cepheid_bookie.scans import CACHED_GROUPS, AuthorizeRead, Scans, accept_every_ticket
 from cepheid_bookie.scrubber import Scrubber
@@ -136,7 +137,9 @@ class Bookie:
         self._ledgers = ledgers
         self._logs = logs
         self._log_reader = EntryLogReader(directories.data, open_logs=settings.open_logs)
-        flush, compact, scrub = map(self._stop_at_failed_sync, (workers.flush, workers.compact, workers.scrub))
+        self._read_watch = ReadWatch("data", settings.stalled_disk_s or math.inf)
+        read, scan, scrubs = (WatchedReads(one, self._read_watch) for one in (workers.read, workers.scan, workers.scrub))
+        flush, compact, scrub = map(self._stop_at_failed_sync, (workers.flush, workers.compact, scrubs))
         damaged = DamagedBlocks(
             directories.index, self._log_reader, cache, scrub, flush, self.add, bookie_id=storage.cookie.bookie_id
         )
@@ -144,7 +147,7 @@ class Bookie:
             cache,
             directories.index,
             self._log_reader,
-            workers.read,
+            read,
             reading_bytes=settings.reading_bytes,
             read_ahead_bytes=settings.read_ahead_bytes,
             on_damaged=damaged.suspect,
@@ -155,7 +158,7 @@ class Bookie:
                 cache,
                 directories.index,
                 self._log_reader,
-                workers.scan,
+                scan,
                 reading_bytes=settings.scan_bytes,
                 whole_blocks=True,
                 cached_groups=CACHED_GROUPS,
@@ -165,7 +168,7 @@ class Bookie:
             retry_s=settings.scan_retry_s,
         )
         can_share = settings.share_logs and directories.data.can_share
-        self.runs = RunSender(self._log_reader, workers.scan, can_share=can_share)
+        self.runs = RunSender(self._log_reader, scan, can_share=can_share)
         self._health: dict[str, DiskHealth] = {}
         self._open_reads = 0
         self._connections: dict[LocalConnection, None] = {}
@@ -612,6 +615,7 @@ class Bookie:
 
     def _stop_watching(self) -> None:
         self._space.stop()
+        self._read_watch.stop()
         for worker in self._watched:
             worker.stop()
 
@@ -644,6 +648,7 @@ class Bookie:
             writable=self.writable,
             bytes_in_grace=self.bytes_in_grace,
             missing_ledgers=self.missing_ledgers,
+            oldest_read_s=self._read_watch.oldest_s,
             open_reads=self._open_reads,
             admission=self._admission,
             pace=self._pace,

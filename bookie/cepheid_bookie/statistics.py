@@ -106,6 +106,7 @@ class BookieStatistics:
     free_data_bytes: int
     bytes_in_grace: int
     missing_ledgers: int
+    oldest_read_s: float
 
 
 def take_statistics(
@@ -114,6 +115,7 @@ def take_statistics(
     writable: bool,
     bytes_in_grace: int,
     missing_ledgers: int,
+    oldest_read_s: float,
     open_reads: int,
     admission: Admission,
     pace: BackgroundPace,
@@ -206,4 +208,5 @@ def take_statistics(
         free_data_bytes=space.data.free_bytes,
         bytes_in_grace=bytes_in_grace,
         missing_ledgers=missing_ledgers,
+        oldest_read_s=oldest_read_s,
     )
