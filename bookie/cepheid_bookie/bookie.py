@@ -27,12 +27,13 @@ from cepheid_bookie.block_index import BlockIndex
 from cepheid_bookie.checkpoint import Checkpointer, FlushStore
 from cepheid_bookie.cookie import BookieIdentity
 from cepheid_bookie.damaged_blocks import DamagedBlocks, DamageReports
-from cepheid_bookie.disk import Disk
+from cepheid_bookie.disk import Disk, SyncFailedError
 from cepheid_bookie.disk_health import DiskHealth, HealthLimits, HealthState, TimedWorker
 from cepheid_bookie.disk_space import DiskSpace
 from cepheid_bookie.entry_log import EntryLogReader
 from cepheid_bookie.entry_reader import EntryReader, StoredRun, refuse_range
 from cepheid_bookie.errors import CookieError
+from cepheid_bookie.fail_stop import FailStopWorker
 from cepheid_bookie.journal import Journal
 from cepheid_bookie.journal_format import FORMAT_VERSION
 from cepheid_bookie.journal_writer import JournalSpaceError, JournalWriter
@@ -44,6 +45,7 @@ from cepheid_bookie.limbo import Limbo
 from cepheid_bookie.local_connection import LocalConnection
 from cepheid_bookie.log_collection import LogCollection
 from cepheid_bookie.opening import Directories, IdentityRecords, Storage, new_nonce, open_storage
+from cepheid_bookie.read_watch import ReadWatch, WatchedReads
 from cepheid_bookie.run_sender import RunSender
 from cepheid_bookie.scans import CACHED_GROUPS, AuthorizeRead, Scans, accept_every_ticket
 from cepheid_bookie.scrubber import Scrubber
@@ -127,6 +129,7 @@ class Bookie:
         self.on_writable: Callable[[bool], None] | None = None
         self.data_full = asyncio.Event()  # the data disk has no room: what was deleted is to be collected now
         self.bytes_in_grace = 0  # of deleted ledgers that can be brought back, as the collector saw them last
+        self.missing_ledgers = 0  # that metadata lacks and that are kept all the same, as of the last pass of the collector
         self._directories = directories
         self._ports = ports
         self._workers = workers
@@ -134,14 +137,17 @@ class Bookie:
         self._ledgers = ledgers
         self._logs = logs
         self._log_reader = EntryLogReader(directories.data, open_logs=settings.open_logs)
+        self._read_watch = ReadWatch("data", settings.stalled_disk_s or math.inf)
+        read, scan, scrubs = (WatchedReads(one, self._read_watch) for one in (workers.read, workers.scan, workers.scrub))
+        flush, compact, scrub = map(self._stop_at_failed_sync, (workers.flush, workers.compact, scrubs))
         damaged = DamagedBlocks(
-            directories.index, self._log_reader, cache, workers.scrub, workers.flush, self.add, bookie_id=storage.cookie.bookie_id
+            directories.index, self._log_reader, cache, scrub, flush, self.add, bookie_id=storage.cookie.bookie_id
         )
         self._reader = EntryReader(
             cache,
             directories.index,
             self._log_reader,
-            workers.read,
+            read,
             reading_bytes=settings.reading_bytes,
             read_ahead_bytes=settings.read_ahead_bytes,
             on_damaged=damaged.suspect,
@@ -152,7 +158,7 @@ class Bookie:
                 cache,
                 directories.index,
                 self._log_reader,
-                workers.scan,
+                scan,
                 reading_bytes=settings.scan_bytes,
                 whole_blocks=True,
                 cached_groups=CACHED_GROUPS,
@@ -162,7 +168,7 @@ class Bookie:
             retry_s=settings.scan_retry_s,
         )
         can_share = settings.share_logs and directories.data.can_share
-        self.runs = RunSender(self._log_reader, workers.scan, can_share=can_share)
+        self.runs = RunSender(self._log_reader, scan, can_share=can_share)
         self._health: dict[str, DiskHealth] = {}
         self._open_reads = 0
         self._connections: dict[LocalConnection, None] = {}
@@ -210,14 +216,14 @@ class Bookie:
         )
         self._lac_waits = LacWaits(settings.lac_waits, ledgers.is_settled)
         self._access = LedgerAccess(ledgers, self._journal, lambda: self.state is BookieState.SERVING, self._lac_waits.wake)
-        self._deletion = LedgerDeletion(ledgers, cache, directories.index, workers.flush, self._reader.forget)
+        self._deletion = LedgerDeletion(ledgers, cache, directories.index, flush, self._reader.forget)
         self.collection = LogCollection(
             directories.index,
             directories.data,
             logs,
             self._log_reader,
-            workers.compact,
-            workers.flush,
+            compact,
+            flush,
             settings,
             compaction_pace,
             lambda: self._space.data.free_bytes,
@@ -229,7 +235,7 @@ class Bookie:
             directories.data,
             directories.index,
             self._log_reader,
-            workers.scrub,
+            scrub,
             damaged,
             settings,
             self._clock,
@@ -250,6 +256,9 @@ class Bookie:
         return TimedWorker(
             worker, disk, health, limits, probe_interval_s=interval_s, on_change=self._on_health, on_failed=self._fail
         )
+
+    def _stop_at_failed_sync(self, worker: Worker) -> FailStopWorker:
+        return FailStopWorker(worker, lambda: self.failure, self._fail)
 
     def _on_health(self) -> None:
         if self.state is BookieState.SERVING:
@@ -400,6 +409,7 @@ class Bookie:
                 request.max_bytes,
                 urgent=request.fence,
                 deadline=None if request.fence else self._loop.time() + self.settings.read_wait_s,
+                fresh=request.from_disk,
             )
             async with aclosing(chunks):
                 async for chunk in chunks:
@@ -540,13 +550,13 @@ class Bookie:
         return await self.collection.collect(urgent=urgent)
 
     async def count_life(self) -> None:
-        """Now and then, so that an old copy of the disks is known as one. Raises what disk and metadata raise: only another process
-        under this id ends this one."""
+        """Now and then, so that an old copy of the disks is known as one. Raises what disk and metadata raise. Another process
+        under this id, or a failed sync, stops this one."""
         if self._life is None or self.state is not BookieState.SERVING:
             return
         try:
             await self._life.count()
-        except CookieError as error:
+        except (CookieError, SyncFailedError) as error:
             self._fail(error)
             raise
 
@@ -605,6 +615,7 @@ class Bookie:
 
     def _stop_watching(self) -> None:
         self._space.stop()
+        self._read_watch.stop()
         for worker in self._watched:
             worker.stop()
 
@@ -636,6 +647,8 @@ class Bookie:
             state=self.state.value,
             writable=self.writable,
             bytes_in_grace=self.bytes_in_grace,
+            missing_ledgers=self.missing_ledgers,
+            oldest_read_s=self._read_watch.oldest_s,
             open_reads=self._open_reads,
             admission=self._admission,
             pace=self._pace,

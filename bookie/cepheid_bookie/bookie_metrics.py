@@ -42,6 +42,18 @@ def bookie_families(bookie: str, figures: BookieStatistics) -> Iterator[Family]:
         figures.bytes_in_grace,
         bookie=bookie,
     )
+    yield gauge(
+        "cepheid_bookie_oldest_disk_read_seconds",
+        "Age in seconds of the oldest read that the data disk has not answered; 0: there is none.",
+        figures.oldest_read_s,
+        bookie=bookie,
+    )
+    yield gauge(
+        "cepheid_bookie_missing_ledgers",
+        "Ledgers that metadata lacks and that are kept until an operator confirms that they were deleted.",
+        figures.missing_ledgers,
+        bookie=bookie,
+    )
     yield counter("cepheid_bookie_fences_total", "Ledgers fenced.", figures.fences, bookie=bookie)
     yield Family(
         "cepheid_bookie_free_bytes",

@@ -12,8 +12,8 @@ import errno
 import fcntl
 import os
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -35,10 +35,23 @@ _OURS = (
 )  # names at the root of a disk begin so
 
 
+class SyncFailedError(OSError):
+    """A sync failed. What it should have made durable may be lost, although the next sync succeeds (rule 2)."""
+
+
 class DirectoryInUseError(CepheidError):
     """Another process holds the data directory."""
 
     hint = "stop the other process, or give this one a data directory of its own"
+
+
+@contextmanager
+def sync_failures() -> Iterator[None]:
+    """Raise an OSError of the block as SyncFailedError."""
+    try:
+        yield
+    except OSError as error:
+        raise SyncFailedError(error.errno, error.strerror or str(error)) from error
 
 
 class DiskFile(Protocol):
@@ -62,7 +75,7 @@ class DiskFile(Protocol):
     def truncate(self, size_bytes: int) -> None: ...
 
     def sync(self) -> None:
-        """Makes content and size durable (fdatasync)."""
+        """Make content and size durable (fdatasync). Raises SyncFailedError."""
 
     def close(self) -> None: ...
 
@@ -90,7 +103,8 @@ class Disk(Protocol):
 
     def unlink(self, path: str) -> None: ...
 
-    def sync_dir(self, path: str) -> None: ...
+    def sync_dir(self, path: str) -> None:
+        """Make the names in this directory durable. Raises SyncFailedError."""
 
     def free_bytes(self) -> int: ...
 
@@ -148,10 +162,11 @@ class RealFile:
         os.ftruncate(self._fd, size_bytes)
 
     def sync(self) -> None:
-        if hasattr(fcntl, "F_FULLFSYNC"):  # macOS: fsync stops at the drive's cache
-            fcntl.fcntl(self._fd, fcntl.F_FULLFSYNC)
-        else:
-            os.fdatasync(self._fd)
+        with sync_failures():
+            if hasattr(fcntl, "F_FULLFSYNC"):  # macOS: fsync stops at the drive's cache
+                fcntl.fcntl(self._fd, fcntl.F_FULLFSYNC)
+            else:
+                os.fdatasync(self._fd)
 
     def close(self) -> None:
         os.close(self._fd)
@@ -273,6 +288,7 @@ def _lock(root: Path, flags: int) -> int:
 def _sync_dir(path: Path) -> None:
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(fd)
+        with sync_failures():
+            os.fsync(fd)
     finally:
         os.close(fd)

@@ -264,9 +264,10 @@ class EntryLogReader:
         self._lock = threading.Lock()
         self._files: OrderedDict[int, _OpenLog] = OrderedDict()
 
-    def read_block(self, block: BlockRef, *, check: bool = True) -> EntryGroup:
-        """Raises BlockCorruptError, or OSError. Without `check` for who looks at each entry's digest and wants what is whole."""
-        return self._decode(block, self._read(block), check=check)
+    def read_block(self, block: BlockRef, *, check: bool = True, fresh: bool = False) -> EntryGroup:
+        """Raises BlockCorruptError, or OSError. Without `check` for callers that look at each entry's digest and want what is
+        whole. `fresh`: the system should not give what it has in memory of the file."""
+        return self._decode(block, self._read(block, fresh=fresh), check=check)
 
     def read_checked(self, block: BlockRef) -> bytes:
         """Return the bytes of a block, for a copy of it. Raises BlockCorruptError unless all are as written, and OSError."""
@@ -274,9 +275,11 @@ class EntryLogReader:
         self._decode(block, data, check=True)
         return data
 
-    def _read(self, block: BlockRef) -> bytes:
+    def _read(self, block: BlockRef, *, fresh: bool = False) -> bytes:
         log = self._take(block.log_id)
         try:
+            if fresh:
+                log.file.drop_cached(block.offset, block.length)
             return log.file.pread(block.length, block.offset)
         finally:
             self._give_back(log)

@@ -195,9 +195,11 @@ class EntryReader:
         urgent: bool,
         chunk_bytes: int = MAX_MESSAGE_BYTES,
         deadline: float | None = None,
+        fresh: bool = False,
     ) -> AsyncGenerator[ReadAnswer, None]:
         """Chunks from `first` on, until `last` or `max_bytes` (soft by one entry). `urgent` reads (recovery) skip the queue.
 
+        `fresh`: blocks are read from disk even if they are in memory. What is in no block yet comes from the write cache as ever.
         `deadline`: loop time after which nothing more is read from disk for this request: the rest is OVERLOADED.
         """
         position, left = first, max(max_bytes, 1)
@@ -208,12 +210,14 @@ class EntryReader:
                 await asyncio.sleep(0)  # a long run of cached entries is not read in one turn
             if answer is None:
                 parts = self._stripes(ledger_id, position, last, min(left, chunk_bytes))
-                answer = await self._from_disk(ledger_id, parts, min(left, chunk_bytes), urgent=urgent, deadline=deadline)
+                answer = await self._from_disk(
+                    ledger_id, parts, min(left, chunk_bytes), urgent=urgent, deadline=deadline, fresh=fresh
+                )
                 if answer is None:
                     self.counters.expired += 1
                     yield ReadAnswer((), (MissingEntries(position, last, Status.OVERLOADED),), last + 1)
                     return
-                if answer.groups and not urgent and self._blocks is not _NO_BLOCKS:
+                if answer.groups and not urgent and not fresh and self._blocks is not _NO_BLOCKS:
                     self._on_continuing(ledger_id, position, answer.next_entry_id, ahead=continues or position > first)
             left -= sum(len(group.data) for group in answer.groups)
             position = answer.next_entry_id
@@ -336,23 +340,30 @@ class EntryReader:
         return parts
 
     async def _from_disk(
-        self, ledger_id: int, parts: Sequence[_Part], max_bytes: int, *, urgent: bool, deadline: float | None = None
+        self,
+        ledger_id: int,
+        parts: Sequence[_Part],
+        max_bytes: int,
+        *,
+        urgent: bool,
+        deadline: float | None = None,
+        fresh: bool = False,
     ) -> ReadAnswer | None:
         """None: its turn did not come before the deadline."""
         if urgent:
-            return await self._read_blocks(ledger_id, parts, max_bytes, None)
+            return await self._read_blocks(ledger_id, parts, max_bytes, None, fresh=fresh)
         try:
             async with asyncio.timeout_at(deadline):
                 taken = await self._budget.take(max_bytes if self._whole_blocks else MAX_MESSAGE_BYTES)
         except TimeoutError:
             return None
         try:
-            return await self._read_blocks(ledger_id, parts, max_bytes, deadline)
+            return await self._read_blocks(ledger_id, parts, max_bytes, deadline, fresh=fresh)
         finally:
             self._budget.give_back(taken)
 
     async def _read_blocks(
-        self, ledger_id: int, parts: Sequence[_Part], max_bytes: int, deadline: float | None
+        self, ledger_id: int, parts: Sequence[_Part], max_bytes: int, deadline: float | None, *, fresh: bool
     ) -> ReadAnswer | None:
         """The first of the parts is a gap. None: a thread came to it after the deadline."""
         gaps = [part for part in parts if not isinstance(part, EntryGroup)]
@@ -364,7 +375,7 @@ class EntryReader:
         def work() -> list[_Chunk] | None:
             if given_up or (deadline is not None and self._loop.time() > deadline):
                 return None
-            return self._read_gaps(ledger_id, gaps, max_bytes)
+            return self._read_gaps(ledger_id, gaps, max_bytes, fresh=fresh)
 
         try:
             chunks = await self._worker.run(ReadWork(work))
@@ -388,7 +399,7 @@ class EntryReader:
             counters.entries_missing += any(missing.status.certain_no for missing in chunk.answer.missing)
         return chunks[0].answer if len(parts) == 1 else _joined(parts, chunks, max_bytes)
 
-    def _read_gaps(self, ledger_id: int, gaps: Sequence[tuple[int, int]], max_bytes: int) -> list[_Chunk]:
+    def _read_gaps(self, ledger_id: int, gaps: Sequence[tuple[int, int]], max_bytes: int, *, fresh: bool) -> list[_Chunk]:
         """In a reader thread: one chunk per gap, in order, until `max_bytes`; the last may end before its gap does."""
         chunks: list[_Chunk] = []
         left = max_bytes
@@ -396,12 +407,13 @@ class EntryReader:
             chunk = _read_chunk(
                 self._index,
                 self._logs,
-                self._blocks,
+                _NO_BLOCKS if fresh else self._blocks,
                 ledger_id,
                 first,
                 last,
                 left,
                 whole_blocks=self._whole_blocks,
+                fresh=fresh,
                 now=self._loop.time(),
             )
             chunks.append(chunk)
@@ -465,6 +477,7 @@ def _read_chunk(
     max_bytes: int,
     *,
     whole_blocks: bool,
+    fresh: bool,
     now: float,
 ) -> _Chunk:
     """In a reader thread: whole blocks that hold `first..last`, up to `max_bytes` (at least one entry), cut to what was asked.
@@ -477,7 +490,7 @@ def _read_chunk(
     generation = cache.generation
 
     def read_block(block: BlockRef) -> tuple[Status, EntryGroup | None]:
-        return _read_block(logs, block, check=not whole_blocks)
+        return _read_block(logs, block, check=not whole_blocks, fresh=fresh)
 
     looked_again_at = -1
     lookup = _Lookup(index, ledger_id, first, last)
@@ -592,10 +605,10 @@ class _Lookup:
         self._blocks = _blocks(self._index, self._ledger_id, first, self._last)
 
 
-def _read_block(logs: EntryLogReader, block: BlockRef, *, check: bool) -> tuple[Status, EntryGroup | None]:
+def _read_block(logs: EntryLogReader, block: BlockRef, *, check: bool, fresh: bool = False) -> tuple[Status, EntryGroup | None]:
     """Raises FileNotFoundError where the log was deleted."""
     try:
-        return Status.OK, logs.read_block(block, check=check)
+        return Status.OK, logs.read_block(block, check=check, fresh=fresh)
     except FileNotFoundError:
         raise
     except BlockCorruptError:

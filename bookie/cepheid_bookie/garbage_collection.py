@@ -8,11 +8,14 @@
 
 Rule 1: the local snapshot is taken first: metadata is written before data, so what is held was in metadata by then.
 Rule 2: two passes must miss a ledger, then a direct read must deny it. A failure ends the pass without effect.
-Rule 3: if metadata lacks a large share of our ledgers, it is probably the wrong one: nothing is deleted, and that is an ERROR.
-Ledgers that were seen as deleted before do not count: this very metadata said that they would go.
+Rule 3: if metadata lacks a large share of our ledgers, it is probably the wrong one: nothing is deleted, and that is an ERROR,
+until an operator confirms the number (`cepheid bookies confirm-missing`). Ledgers that were seen as deleted before do not count:
+this very metadata said that they would be deleted.
 Rule 4: metadata that was restored from a backup lacks newer ledgers: nothing is deleted until an operator confirms the restore.
 Rule 5: a ledger that can be brought back is given up before its time only on a full disk, only when a setting says so, and only
 while the disk lacks more bytes than those that were given up have.
+Rule 6: if metadata has not given out yet the largest ledger id that is held here, it is older than our data: nothing is deleted,
+and that is an ERROR. No confirmation helps: brokers would give out ids a second time.
 """
 
 from __future__ import annotations
@@ -52,6 +55,15 @@ class LedgersInMetadata(LedgersToTouch, Protocol):
     async def absent(self, ledger_ids: Sequence[int]) -> list[int]:
         """Return those of the ledgers that certainly do not exist: read one by one, not from a follower that lags."""
 
+    async def next_ledger_id(self) -> int:
+        """Return the id from which on no ledger can exist, as far as metadata knows; not from a follower that lags."""
+
+    async def report_missing(self, bookie_id: str, held: int, missing: Collection[int]) -> bool:
+        """Record that metadata lacks so many ledgers. Return whether an operator has confirmed that these are deleted."""
+
+    async def withdraw_missing(self, bookie_id: str) -> None:
+        """Remove that record, if there is one."""
+
 
 @dataclass(frozen=True, slots=True)
 class GcPass:
@@ -64,6 +76,7 @@ class GcPass:
     deleted_logs: tuple[int, ...] = ()
     refused_mass: bool = False
     refused_restored: bool = False
+    refused_old: bool = False
 
 
 class GarbageCollector:
@@ -80,6 +93,7 @@ class GarbageCollector:
         self._given_up: dict[int, int] = {}  # ledger → about how many bytes of it are here
         self._warned_of_bytes = 0
         self._was_full = False  # at the last pass
+        self._may_be_reported = True  # as missing in metadata; an earlier process may have done it
         self._tasks = TaskOwner(f"{bookie.bookie_id}-gc")
         self.passes = 0
         self.failed_passes = 0
@@ -113,12 +127,10 @@ class GarbageCollector:
         listed = await self._ledgers.listing()
         absent = frozenset(held).difference(listed)
         self._take_grace(held, absent, in_grace, purged)
-        unexpected = len(absent - self._seen_deleted)
-        if len(held) >= self._settings.gc_mass_ledgers and unexpected > len(held) * self._settings.gc_mass_ratio:
-            hint = "check that this is the right cluster; if so much was really deleted, raise storage.gc_mass_ratio and restart"
-            log.error("gc.mass_absence", extra={"held": len(held), "absent": unexpected, "hint": hint})
+        refused = await self._refuse(held, absent)
+        if refused is not None:
             await self._bookie.reclaim(urgent=urgent)  # of ledgers that were deleted before
-            return GcPass(len(held), len(absent), refused_mass=True)
+            return refused
         condemned = await self._ledgers.absent(sorted(absent & suspects))
         try:
             await self._bookie.delete_ledgers(condemned)
@@ -132,6 +144,35 @@ class GarbageCollector:
         self.passes += 1
         self.deleted_ledgers += len(condemned)
         return GcPass(len(held), len(absent), tuple(condemned), tuple(dropped), tuple(logs))
+
+    async def _refuse(self, held: Collection[int], absent: frozenset[int]) -> GcPass | None:
+        """Return the result of a pass that must not delete, because metadata is probably wrong (rules 3 and 6), or None."""
+        bookie, missing = self._bookie, absent - self._seen_deleted
+        largest = bookie.largest_ledger_id
+        next_id = await self._ledgers.next_ledger_id() if absent else largest + 1
+        if next_id <= largest:
+            bookie.missing_ledgers = len(absent)
+            hint = "it is older than this bookie's data: restore the newest backup with cepheid metadata restore before brokers run"
+            facts = {"bookie": bookie.bookie_id, "held": len(held), "absent": len(absent), "largest": largest, "next_id": next_id}
+            log.error("gc.metadata_is_old", extra={**facts, "hint": hint})
+            return GcPass(len(held), len(absent), refused_old=True)
+        settings = self._settings
+        if len(held) < settings.gc_mass_ledgers or len(missing) <= len(held) * settings.gc_mass_ratio:
+            bookie.missing_ledgers = 0
+            if self._may_be_reported:
+                await self._ledgers.withdraw_missing(bookie.bookie_id)
+                self._may_be_reported = False
+            return None
+        self._may_be_reported = True
+        if await self._ledgers.report_missing(bookie.bookie_id, len(held), missing):
+            return None
+        bookie.missing_ledgers = len(missing)
+        hint = (
+            "check that metadata is complete and of this cluster; if these ledgers were really deleted: "
+            f"cepheid bookies confirm-missing {bookie.bookie_id} --metadata URL"
+        )
+        log.error("gc.mass_absence", extra={"bookie": bookie.bookie_id, "held": len(held), "absent": len(missing), "hint": hint})
+        return GcPass(len(held), len(absent), refused_mass=True)
 
     def _take_grace(
         self, held: Collection[int], absent: frozenset[int], in_grace: Mapping[int, InGrace], purged: Collection[int]

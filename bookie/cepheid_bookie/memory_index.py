@@ -7,6 +7,7 @@ from bisect import bisect_right, insort
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from cepheid_bookie.block_index import BlockIndex, BlockRef, Summary
+from cepheid_bookie.disk import sync_failures
 from cepheid_bookie.ledger_record import LedgerRecord
 
 _Order = tuple[int, int, int]
@@ -72,7 +73,8 @@ class MemoryBlockIndex(BlockIndex):
         self._change(lambda content: self._remove(content, blocks))
 
     def sync(self) -> None:
-        self.before_sync()
+        with sync_failures():
+            self.before_sync()
         with self._lock:
             for change in self._unsynced:
                 change(self._synced)

@@ -28,6 +28,7 @@ from cepheid_metadata import (
     NewerFormatError,
     NoSuchKeyError,
     Records,
+    RepairMark,
     ShortReason,
     bookie_cookies,
     bookie_lives,
@@ -37,7 +38,7 @@ from cepheid_metadata import (
     report_ledgers,
     restored_record,
 )
-from cepheid_metadata.repair_views import RepairRefusedError, UnknownLedgerError, mark_damaged
+from cepheid_metadata.repair_views import RepairRefusedError, UnknownLedgerError, mark_damaged, report_missing, withdraw_missing
 from cepheid_metadata.upgrade import read_storage_format
 from cepheid_ports import Ports, SteadyClock
 
@@ -134,6 +135,7 @@ class MetadataLedgers:
         self._deleted = DeletedLedgers(store)
         self._living = ledger_records(store)
         self._marks = repair_marks(store)
+        self._ids: Records[None, LedgerIdCounter] = Records(store, lambda _: keys.LEDGER_IDS_KEY, LedgerIdCounter)
 
     async def report_if_restored(self, bookie: Bookie) -> bool:
         return await report_bookie(self._store, bookie, self._ports)
@@ -177,6 +179,17 @@ class MetadataLedgers:
             return False
         return True
 
+    async def next_ledger_id(self) -> int:
+        await self._store.sync(keys.LEDGER_IDS_KEY)
+        found = await self._ids.get(None)
+        return 0 if found is None else found.record.next_ledger_id
+
+    async def report_missing(self, bookie_id: str, held: int, missing: Collection[int]) -> bool:
+        return await report_missing(self._store, bookie_id, held, missing, self._ports.wall_ms())
+
+    async def withdraw_missing(self, bookie_id: str) -> None:
+        await withdraw_missing(self._store, bookie_id)
+
     async def _sync(self) -> None:
         """A follower may lag behind a creation whose data we hold."""
         await self._store.sync(keys.LEDGERS_KEY)
@@ -207,15 +220,21 @@ class MetadataDamage:
         if not any(self._is_named_for(ledger, run) for run in entries):
             return DamageReport(Outlook.NOT_NEEDED, topic)
         mark = await self._marks.get(ledger_id)
-        if mark is None or mark.record.bookies.get(self._bookie_id) in (None, ShortReason.PLACEMENT, ShortReason.LOST):
+        if mark is None or not self._is_in_work(mark.record, entries):
             try:
-                count = sum(last - first + 1 for first, last in entries)
-                await mark_damaged(self._store, ledger_id, [self._bookie_id], self._ports.wall_ms(), short_entries=count)
+                await mark_damaged(self._store, ledger_id, [self._bookie_id], self._ports.wall_ms(), entries=entries)
             except (UnknownLedgerError, RepairRefusedError):  # it was deleted, or moved away from here, this moment
                 return DamageReport(Outlook.NOT_NEEDED, topic)
         lost = () if mark is None else mark.record.lost
         is_lost = any(run.first <= last and run.last >= first for run in lost for first, last in entries)
         return DamageReport(Outlook.NO_REPLICA if is_lost or ledger.write_quorum == 1 else Outlook.REPAIR, topic)
+
+    def _is_in_work(self, mark: RepairMark, entries: Sequence[Run]) -> bool:
+        """Return whether a worker checks these entries already: a mark that is renewed makes it start over."""
+        if mark.bookies.get(self._bookie_id) in (None, ShortReason.PLACEMENT, ShortReason.LOST):
+            return False
+        checked = mark.entries_to_check(self._bookie_id)
+        return checked is None or all(any(run.first <= first and last <= run.last for run in checked) for first, last in entries)
 
     def _is_named_for(self, ledger: LedgerMetadata, run: Run) -> bool:
         """Return whether the ledger's record says that this bookie has at least one of these entries."""

@@ -10,6 +10,7 @@ key                                                              value (big-endi
 
 from __future__ import annotations
 
+import errno
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 from rocksdict import AccessType, BlockBasedOptions, Cache, DBCompressionType, DBRecoveryMode, Options, Rdict, WriteBatch
 
 from cepheid_bookie.block_index import BlockIndex, BlockRef, Summary, group_by_ledger
+from cepheid_bookie.disk import SyncFailedError
 from cepheid_bookie.errors import FormatVersionError, IndexCorruptError
 from cepheid_bookie.ledger_record import LedgerRecord, decode_record, encode_record, is_deleted_record
 
@@ -125,7 +127,12 @@ class RocksBlockIndex(BlockIndex):
         self._write_synced(batch)
 
     def sync(self) -> None:
-        self._db.flush_wal(True)
+        try:
+            self._db.flush_wal(True)
+        except Exception as error:  # rocksdict has no class of its own for it
+            if "No space left" in str(error):
+                raise
+            raise SyncFailedError(errno.EIO, f"the block index cannot be synced: {error}") from error
 
     def find(self, ledger_id: int, first_entry_id: int, last_entry_id: int, max_blocks: int) -> list[BlockRef]:
         summary = self._summary(ledger_id)
@@ -232,7 +239,7 @@ class RocksBlockIndex(BlockIndex):
         """In two steps: a write with `sync` set keeps the interpreter's lock while it waits for the disk, and the loop stands still
         (measured: up to 12 ms); `flush_wal` gives the lock up."""
         self._db.write(batch)
-        self._db.flush_wal(True)
+        self.sync()
 
     def _summary(self, ledger_id: int) -> Summary:
         value = self._db.get(_LEDGER_KEY.pack(b"S", ledger_id))

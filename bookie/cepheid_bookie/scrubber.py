@@ -9,7 +9,8 @@ bookie that is always busy is still scrubbed, more slowly.
 Rule 2: no cursor stays open: each slice begins after the last block of the slice before. Blocks that are written before that place
 during a pass are read in the next pass.
 Rule 3: progress is saved once a minute, when the set of damaged blocks changes, and at a stop. A restart continues from there.
-Rule 4: a failure of the scrubber itself never stops the bookie. It is logged, and the scrubber continues after a pause.
+Rule 4: a failure of the scrubber is logged, and the scrubber continues after a pause. Only a failed sync stops the bookie
+(`fail_stop.py`).
 With `storage.scrub_period_s` 0 there are no passes; damage that readers find is repaired all the same.
 """
 

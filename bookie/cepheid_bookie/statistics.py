@@ -105,6 +105,8 @@ class BookieStatistics:
     free_journal_bytes: int
     free_data_bytes: int
     bytes_in_grace: int
+    missing_ledgers: int
+    oldest_read_s: float
 
 
 def take_statistics(
@@ -112,6 +114,8 @@ def take_statistics(
     state: str,
     writable: bool,
     bytes_in_grace: int,
+    missing_ledgers: int,
+    oldest_read_s: float,
     open_reads: int,
     admission: Admission,
     pace: BackgroundPace,
@@ -203,4 +207,6 @@ def take_statistics(
         free_journal_bytes=space.journal.free_bytes,
         free_data_bytes=space.data.free_bytes,
         bytes_in_grace=bytes_in_grace,
+        missing_ledgers=missing_ledgers,
+        oldest_read_s=oldest_read_s,
     )

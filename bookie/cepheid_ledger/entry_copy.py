@@ -179,7 +179,7 @@ async def _runs_not_stored(
     try:
         while reached <= last:
             before = reached
-            request = ReadRequest(ledger_id, reached, last, 64 * MAX_MESSAGE_BYTES)
+            request = ReadRequest(ledger_id, reached, last, 64 * MAX_MESSAGE_BYTES, from_disk=True)
             async with answers_of(connection_of(bookie), request) as answers:
                 while True:
                     async with asyncio.timeout(settings.read_timeout_s):
@@ -346,6 +346,9 @@ class _Target:
 
     def close(self) -> None:
         self._channel.close_lane(self._lane)
+        self._give_back()
+
+    def _give_back(self) -> None:
         while self._chunks:
             self._budget.give(self._bookie, self._chunks.popleft()[1])
 
@@ -363,6 +366,7 @@ class _Target:
 
     def on_add_failed(self, bookie_id: str, reason: str) -> None:
         self._failure = reason
+        self._give_back()  # the next chunk may wait for these very bytes in `send`
         self._synced.set()
 
     def on_refused_for_good(self, bookie_id: str, status: Status) -> None:

@@ -142,7 +142,7 @@ class _Replica:
         reached = self.first
         try:
             while reached <= self.last:
-                request = ReadRequest(ledger_id, reached, self.last, _REQUEST_BYTES)
+                request = ReadRequest(ledger_id, reached, self.last, _REQUEST_BYTES, from_disk=True)
                 before = reached
                 async with answers_of(connection_of(self.bookie), request) as answers:
                     while True:

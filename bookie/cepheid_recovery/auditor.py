@@ -13,7 +13,7 @@ Rules:
    entries of fragments in which it may have missed them are read when it is back, and once after a ledger was closed: its writer
    may have had no other bookie for one that took nothing any more. Of all others a sample is read in each regular walk. A restart
    that is faster than the end of a session is noticed as well, also by the next auditor when the first one ends with the bookie.
-5. While repair is switched off, nothing is marked; figures are still updated.
+5. While repair is switched off, nothing is marked. Each walk still counts what lacks copies, and forgets what no longer does.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from cepheid_metadata import (
     repair_marks,
     repair_requests,
 )
-from cepheid_metadata.repair_views import merged_reasons
+from cepheid_metadata.repair_views import damaged_entries, merged_reasons
 from cepheid_ports import Ports, TaskOwner
 from cepheid_recovery.cluster_state import ClusterState
 from cepheid_recovery.settings import RecoverySettings
@@ -123,6 +123,7 @@ class _Walk:
     holdings: dict[str, BookieHoldings] = field(default_factory=dict)
     closed: set[int] = field(default_factory=set)
     new: list[tuple[LedgerMetadata, Shortage]] = field(default_factory=list)
+    counted: set[int] = field(default_factory=set)  # ledgers that lack copies and are not marked, because repair is off
 
 
 class Auditor:
@@ -364,6 +365,8 @@ class Auditor:
                         return None
         await self._walk_slice(walk, part, marked)
         await self._create_marks(walk)
+        if self._state.off is not None:
+            self._marked = {one: figures for one, figures in self._marked.items() if one in walk.counted or one in marked}
         self._closed = walk.closed
         self._checks.extendleft(self._failed_checks)
         self._failed_checks.clear()
@@ -409,7 +412,10 @@ class Auditor:
         if shortage is None and (shortage := self._find_bad_placement(walk, ledger)) is None:
             return
         if self._state.off is not None:
+            walk.counted.add(ledger.ledger_id)
+            before = self._marked.get(ledger.ledger_id)
             self._note(ledger.ledger_id, _mark_of(ledger.ledger_id, shortage, 0))
+            self._marked[ledger.ledger_id].lost_entries = 0 if before is None else before.lost_entries
         elif is_marked:
             await self._renew(ledger, shortage)
         else:
@@ -716,7 +722,9 @@ async def mark_ledger(
             if found is None:
                 await marks.create(ledger.ledger_id, _mark_of(ledger.ledger_id, shortage, ports.wall_ms()))
             else:  # also when nothing is new: a worker that is about to remove the mark must look again
-                await marks.replace(ledger.ledger_id, _renewed(found.record, shortage), found.version)
+                found_bad = [bookie for bookie, why in reasons.items() if why is ShortReason.DAMAGED]
+                mark = _renewed(found.record, shortage).replace(damaged=damaged_entries(found.record, found_bad, ()))
+                await marks.replace(ledger.ledger_id, mark, found.version)
             return
         except (KeyExistsError, BadVersionError, NoSuchKeyError):
             continue

@@ -25,6 +25,7 @@ import asyncio
 import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from cepheid_ledger import (
     CopyFailedError,
@@ -61,6 +62,7 @@ from cepheid_metadata import (
     repair_locks,
     repair_marks,
 )
+from cepheid_metadata.repair_views import merged_runs
 from cepheid_ports import Ports, TaskOwner
 from cepheid_recovery.cluster_state import ClusterState
 from cepheid_recovery.repair_plan import FragmentRepair, RepairPlan, plan_repair
@@ -380,6 +382,8 @@ class ReplicationWorker:
             await copy(part.first_entry_id, part.last_entry_id, part.moves)
         for position in part.checks:
             bookie = fragment.ensemble[position]
+            if not _is_to_check(mark, bookie, part):
+                continue
             bad = await self._bad_copies(ledger, mark, part, position, attempt)
             if not bad and (newest := last_entry_at(position, ledger, part.first_entry_id, part.last_entry_id)) is not None:
                 # A bookie may give entries that are in its memory alone. It writes them in order: once it has synced this one
@@ -404,6 +408,13 @@ class ReplicationWorker:
     ) -> list[tuple[int, int]]:
         """Return the entries of which this position's bookie has no valid copy. Raises CopyFailedError."""
         bookie, first, last = part.fragment.ensemble[position], part.first_entry_id, part.last_entry_id
+        if (runs := mark.entries_to_check(bookie)) is not None:
+            found = [
+                await self._client.runs_not_stored(ledger, position, bookie, max(first, run.first), min(last, run.last))
+                for run in runs
+                if run.first <= last and run.last >= first
+            ]
+            return list(chain.from_iterable(found))
         bad = await self._client.runs_not_stored(ledger, position, bookie, first, last)
         if mark.bookies.get(bookie) is not ShortReason.DAMAGED or not ledger.is_closed:
             return bad
@@ -474,7 +485,7 @@ class ReplicationWorker:
     def _left_mark(self, ledger: LedgerMetadata, mark: RepairMark, attempt: _Attempt) -> RepairMark:
         left: dict[str, ShortReason] = {bookie: mark.bookies[bookie] for bookie in attempt.left}
         shortage = measure(ledger, left, self._state.registered())
-        lost = _merged(attempt.lost)
+        lost = merged_runs(attempt.lost)
         problems = [f"{bookie}: {why}" for bookie, why in sorted(attempt.left.items())]
         if lost:
             problems.insert(0, "entries without any valid copy")
@@ -487,7 +498,14 @@ class ReplicationWorker:
             problem="; ".join(problems),
             lost=tuple(EntryRun(first=first, last=last) for first, last in lost),
             former=tuple(sorted({*mark.former, *attempt.former})) if lost else (),
+            damaged={bookie: runs for bookie, runs in (mark.damaged or {}).items() if bookie in left} or None,
         )
+
+
+def _is_to_check(mark: RepairMark, bookie: str, part: FragmentRepair) -> bool:
+    """Return whether the mark wants this bookie's copies of the fragment checked."""
+    runs = mark.entries_to_check(bookie)
+    return runs is None or any(run.first <= part.last_entry_id and run.last >= part.first_entry_id for run in runs)
 
 
 def last_entry_at(position: int, ledger: LedgerMetadata, first: int, last: int) -> int | None:
@@ -512,13 +530,3 @@ def _not_in(runs: Sequence[tuple[int, int]], known: Sequence[EntryRun]) -> list[
 def _length_of_list(due: int) -> int:
     """Return how many of the ledgers that are due to take before they are listed again."""
     return min(_LISTED, max(2 * _LOCKED_TOGETHER, due // _LISTED_SHARE))
-
-
-def _merged(runs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    merged: list[tuple[int, int]] = []
-    for first, last in sorted(runs):
-        if merged and first <= merged[-1][1] + 1:
-            merged[-1] = (merged[-1][0], max(last, merged[-1][1]))
-        else:
-            merged.append((first, last))
-    return merged

@@ -89,6 +89,8 @@ class ReadRequest:
     `scan` (never with `fence`): of a reader past the brokers, served from a budget of its own, in chunks of `chunk_bytes` (one of
     SCAN_CHUNK_BYTES) that end where blocks do, so soft by a block. `ticket` is its signed permission; bookies accept any until
     security exists. A bookie of an older release serves a scan like any read.
+    `from_disk` (checks of copies): no block is taken from memory, where it may be sound although the disk is not. An older bookie
+    takes it from memory all the same.
     """
 
     ledger_id: int
@@ -100,6 +102,7 @@ class ReadRequest:
     ticket: bytes = b""
     scan: bool = False
     chunk_bytes: int = MAX_MESSAGE_BYTES
+    from_disk: bool = False
 
 
 @dataclass(frozen=True, slots=True)

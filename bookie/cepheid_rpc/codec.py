@@ -71,6 +71,8 @@ _BACKGROUND = 2  # bit 1 of an add request's flags, which older bookies do not l
 _SCAN = 2  # bit 1 of a read request's flags, which older bookies do not look at; bits 2 and 3 then: place in SCAN_CHUNK_BYTES
 _SCAN_CHUNK_SHIFT, _SCAN_CHUNK_MASK = 2, 3
 
+_FROM_DISK = 16  # bit 4 of a read request's flags, which older bookies do not look at
+
 _COUNTED = struct.Struct("<BBI")
 _ADD_REQUEST = struct.Struct(f"<B{MASTER_KEY_BYTES}s")
 _ADD_ANSWER = struct.Struct("<qqqB")
@@ -243,10 +245,13 @@ def decode_lac_answer(data: Buffer) -> LacAnswer:
 
 def encode_read_request(request: ReadRequest) -> bytes:
     """version (1), kind = 5 (1), ledger id (8), first (8), last (8), max bytes (8), flags (1; bit 0: fence; bit 1: scan, and then
-    bits 2..3: place of its chunks' size in SCAN_CHUNK_BYTES), key bytes k (1), ticket bytes t (2), master key (k), ticket (t)."""
+    bits 2..3: place of its chunks' size in SCAN_CHUNK_BYTES; bit 4: blocks are read from disk), key bytes k (1),
+    ticket bytes t (2), master key (k), ticket (t)."""
     flags = _FLAG if request.fence else 0
     if request.scan:
         flags |= _SCAN | SCAN_CHUNK_BYTES.index(request.chunk_bytes) << _SCAN_CHUNK_SHIFT
+    if request.from_disk:
+        flags |= _FROM_DISK
     head = _READ_REQUEST.pack(
         FORMAT_VERSION,
         MessageKind.READ_REQUEST,
@@ -279,6 +284,7 @@ def decode_read_request(data: Buffer) -> ReadRequest:
         ticket=bytes(view[key_end:]),
         scan=scan,
         chunk_bytes=chunk,
+        from_disk=bool(flags & _FROM_DISK),
     )
 
 

@@ -28,6 +28,7 @@
     /repair/off                                switch: automatic repair is off
     /repair/draining/ID                        bookie that is being decommissioned
     /repair/requests/ID                        bookie whose ledgers are to be repaired now
+    /repair/missing/ID                         ledgers that a bookie keeps although metadata lacks them
     /upgrade/format                            storage format of the cluster
     /upgrade/bookies/ID                        storage format that the last process of a bookie knows
     /restored                                  metadata was restored from a backup, and an operator has not confirmed it yet
@@ -79,6 +80,7 @@ AUDIT_KEY = "/repair/audit"
 REPAIR_OFF_KEY = "/repair/off"
 DRAINING_BOOKIES_KEY = "/repair/draining"
 REPAIR_REQUESTS_KEY = "/repair/requests"
+MISSING_LEDGERS_KEY = "/repair/missing"
 STORAGE_FORMAT_KEY = "/upgrade/format"
 KNOWN_FORMATS_KEY = "/upgrade/bookies"
 RESTORED_KEY = "/restored"
@@ -236,6 +238,10 @@ def known_format_key(bookie_id: str) -> str:
 
 def repair_request_key(bookie_id: str) -> str:
     return f"{REPAIR_REQUESTS_KEY}/{encode_name(bookie_id)}"
+
+
+def missing_ledgers_key(bookie_id: str) -> str:
+    return f"{MISSING_LEDGERS_KEY}/{encode_name(bookie_id)}"
 
 
 def restored_bookie_key(bookie_id: str) -> str:

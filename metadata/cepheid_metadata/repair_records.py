@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Collection, Mapping
 from typing import ClassVar
 
 from pydantic import Field, NonNegativeInt
 
-from cepheid_metadata.record import Record, RecordPart
+from cepheid_metadata.record import GrownRecord, Record, RecordPart
 
 
 class ShortReason(enum.StrEnum):
@@ -27,13 +28,16 @@ class EntryRun(RecordPart):
     last: NonNegativeInt
 
 
-class RepairMark(Record):
+class RepairMark(GrownRecord):
     """A ledger that lacks copies. It is removed when every fragment is whole again, or the ledger is deleted.
 
-    Every change raises its version, so that a worker cannot remove a mark that was renewed while it worked.
+    Every change raises its version, so that a worker cannot remove a mark that was renewed while it worked. Format 2 may name
+    damaged entries. It is written only in clusters whose storage format is 2: older releases cannot read it.
     """
 
     NAME: ClassVar[str] = "repair mark"
+    FORMAT: ClassVar[int] = 2
+    ADDED: ClassVar[Mapping[str, int]] = {"damaged": 2}
 
     ledger_id: NonNegativeInt
     bookies: dict[str, ShortReason] = Field(description="Bookies that lack copies of this ledger, and why.")
@@ -48,9 +52,19 @@ class RepairMark(Record):
         (), description="Bookies that its record no longer names and that may have the lost entries: they keep their copies."
     )
 
+    damaged: dict[str, tuple[EntryRun, ...]] | None = Field(
+        None, description="By damaged bookie, the entries to check. All its entries are checked if it is not named here."
+    )
+
     @property
     def lost_entries(self) -> int:
         return sum(run.last - run.first + 1 for run in self.lost)
+
+    def entries_to_check(self, bookie: str) -> tuple[EntryRun, ...] | None:
+        """Return the entries of which this bookie's copies are checked; None: all of them."""
+        if self.bookies.get(bookie) is not ShortReason.DAMAGED or self.damaged is None:
+            return None
+        return self.damaged.get(bookie)
 
 
 class ShortFigures(RecordPart):
@@ -131,6 +145,24 @@ class DrainingBookie(Record):
     since_ms: NonNegativeInt
     ledgers_at_start: NonNegativeInt | None = Field(None, description="Ledgers that named it when the first walk ended.")
     drained_at_ms: NonNegativeInt | None = Field(None, description="When a complete walk found no ledger that names it.")
+
+
+class MissingLedgers(Record):
+    """Ledgers that a bookie holds and metadata lacks, so many that the bookie keeps them until an operator confirms."""
+
+    NAME: ClassVar[str] = "missing ledgers"
+
+    bookie_id: str = Field(min_length=1)
+    held: NonNegativeInt = Field(description="Ledgers that the bookie holds.")
+    missing: NonNegativeInt = Field(description="Of these, ledgers that metadata lacks, and never showed as deleted.")
+    first: NonNegativeInt = Field(description="Smallest id of the missing ledgers.")
+    last: NonNegativeInt = Field(description="Largest id of the missing ledgers.")
+    since_ms: NonNegativeInt = Field(description="Wall clock time when the bookie first missed them.")
+    confirmed: bool = Field(False, description="An operator confirmed that these were really deleted.")
+
+    def covers(self, ledger_ids: Collection[int]) -> bool:
+        """Return whether these are no more ledgers than the operator was shown."""
+        return len(ledger_ids) <= self.missing and self.first <= min(ledger_ids) and max(ledger_ids) <= self.last
 
 
 class RepairRequest(Record):

@@ -8,7 +8,7 @@ short    {"ledgers": [marks], "next"}
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, ClassVar
 
@@ -16,20 +16,34 @@ from cepheid_metadata import keys
 from cepheid_metadata.errors import BadVersionError, KeyExistsError, NoSuchKeyError
 from cepheid_metadata.ledger_records import LedgerMetadata
 from cepheid_metadata.listing import list_names, list_records, list_repair_marks
-from cepheid_metadata.repair_records import DrainingBookie, RepairMark, RepairRequest, RepairSwitch, ShortReason
+from cepheid_metadata.repair_records import (
+    DrainingBookie,
+    EntryRun,
+    MissingLedgers,
+    RepairMark,
+    RepairRequest,
+    RepairSwitch,
+    ShortReason,
+)
 from cepheid_metadata.repositories import (
     audit_record,
     auditor_record,
     draining_bookies,
     ledger_records,
+    missing_ledgers,
     repair_marks,
     repair_requests,
     repair_switch,
 )
 from cepheid_metadata.store import MetadataStore
+from cepheid_metadata.upgrade import read_storage_format
 from cepheid_ports import CepheidError
 
 View = dict[str, Any]
+
+_MARKS_NAME_ENTRIES_SINCE = 2  # storage format of the cluster
+_MOST_RUNS = 100
+"""A bookie with more damaged runs of entries in one ledger has all of its entries checked."""
 
 
 class UnknownBookieError(CepheidError):
@@ -209,12 +223,67 @@ async def request_recovery(store: MetadataStore, bookie: str, now_ms: int) -> No
         pass
 
 
+async def missing_views(store: MetadataStore) -> list[View]:
+    """Return the records of bookies that keep ledgers which metadata lacks, by bookie id."""
+    found = await asyncio.gather(*map(missing_ledgers(store).get, await list_names(store, keys.MISSING_LEDGERS_KEY)))
+    return sorted((one.record.model_dump(mode="json") for one in found if one is not None), key=lambda view: str(view["bookie_id"]))
+
+
+async def report_missing(store: MetadataStore, bookie: str, held: int, missing: Collection[int], now_ms: int) -> bool:
+    """Record that metadata lacks these ledgers of a bookie. Return whether an operator confirmed that they are deleted.
+
+    A confirmation is void when other ledgers are missing by now, or more.
+    """
+    records = missing_ledgers(store)
+    found = await records.get(bookie)
+    if found is not None and found.record.confirmed and found.record.covers(missing):
+        return True
+    since_ms = now_ms if found is None else found.record.since_ms
+    record = MissingLedgers(
+        bookie_id=bookie, held=held, missing=len(missing), first=min(missing), last=max(missing), since_ms=since_ms
+    )
+    try:
+        if found is None:
+            await records.create(bookie, record)
+        elif found.record != record:
+            await records.replace(bookie, record, found.version)
+    except (BadVersionError, KeyExistsError, NoSuchKeyError):
+        pass  # an operator confirmed it this moment: the next pass sees that
+    return False
+
+
+async def withdraw_missing(store: MetadataStore, bookie: str) -> None:
+    """Remove the record of a bookie that misses no ledgers any more. Safe to repeat."""
+    try:
+        await missing_ledgers(store).delete(bookie, None)
+    except NoSuchKeyError:
+        pass
+
+
+async def confirm_missing(store: MetadataStore, bookie: str, missing: int) -> None:
+    """Let a bookie delete the ledgers that metadata lacks; `missing` is the number that the operator was shown.
+
+    Raises RepairRefusedError.
+    """
+    records = missing_ledgers(store)
+    found = await records.get(bookie)
+    if found is None:
+        raise RepairRefusedError(f"bookie {bookie} misses no ledgers in metadata: nothing is to be confirmed", bookie=bookie)
+    if found.record.missing != missing:
+        message = f"bookie {bookie} misses {found.record.missing:,} ledgers by now, not {missing:,}: look again, then confirm"
+        raise RepairRefusedError(message, bookie=bookie)
+    try:
+        await records.replace(bookie, found.record.replace(confirmed=True), found.version)
+    except (BadVersionError, NoSuchKeyError):
+        raise RepairRefusedError(f"what bookie {bookie} misses has just changed: look again, then confirm", bookie=bookie) from None
+
+
 async def mark_damaged(
-    store: MetadataStore, ledger_id: int, bookies: Sequence[str], now_ms: int, *, short_entries: int = 0
+    store: MetadataStore, ledger_id: int, bookies: Sequence[str], now_ms: int, *, entries: Sequence[tuple[int, int]] = ()
 ) -> None:
     """Have a worker check these bookies' copies of a ledger. Raises UnknownLedgerError, RepairRefusedError.
 
-    `short_entries`: copies that are known to be bad, for people; 0: that is not known.
+    `entries`: first and last of the runs of entries that are known to be bad, which alone are checked; none: all are.
     """
     found = await ledger_records(store).get(ledger_id)
     if found is None:
@@ -226,6 +295,9 @@ async def mark_damaged(
     marks = repair_marks(store)
     damaged = dict.fromkeys(bookies, ShortReason.DAMAGED)
     _, running = await _bookies(store)
+    short_entries = sum(last - first + 1 for first, last in entries)
+    if entries and await read_storage_format(store) < _MARKS_NAME_ENTRIES_SINCE:
+        entries = ()
     while True:
         mark = await marks.get(ledger_id)
         try:
@@ -237,11 +309,13 @@ async def mark_damaged(
                     short_entries=short_entries,
                     short_bytes=_bytes_of(found.record, short_entries),
                     since_ms=now_ms,
+                    damaged=damaged_entries(None, bookies, entries),
                 )
                 await marks.create(ledger_id, fresh)
             else:
                 merged = merged_reasons(mark.record.bookies, damaged, running)
-                await marks.replace(ledger_id, mark.record.replace(bookies=merged), mark.version)
+                named_entries = damaged_entries(mark.record, bookies, entries)
+                await marks.replace(ledger_id, mark.record.replace(bookies=merged, damaged=named_entries), mark.version)
             return
         except (KeyExistsError, BadVersionError, NoSuchKeyError):
             continue
@@ -252,6 +326,30 @@ def _bytes_of(ledger: LedgerMetadata, entries: int) -> int:
     if not ledger.length_bytes or ledger.last_entry_id is None:
         return 0
     return ledger.length_bytes * entries // (ledger.last_entry_id + 1)
+
+
+def damaged_entries(
+    mark: RepairMark | None, bookies: Iterable[str], entries: Sequence[tuple[int, int]]
+) -> dict[str, tuple[EntryRun, ...]] | None:
+    """Return `damaged` of a mark after these entries, or all if there are none, were found damaged on these bookies."""
+    known = {} if mark is None or mark.damaged is None else dict(mark.damaged)
+    for bookie in bookies:
+        is_all = mark is not None and mark.bookies.get(bookie) is ShortReason.DAMAGED and bookie not in known
+        runs = merged_runs([*((run.first, run.last) for run in known.pop(bookie, ())), *entries])
+        if entries and not is_all and len(runs) <= _MOST_RUNS:
+            known[bookie] = tuple(EntryRun(first=first, last=last) for first, last in runs)
+    return known or None
+
+
+def merged_runs(runs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return runs of ids, both ends inclusive, in order and with those joined that overlap or adjoin."""
+    merged: list[tuple[int, int]] = []
+    for first, last in sorted(runs):
+        if merged and first <= merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], max(last, merged[-1][1]))
+        else:
+            merged.append((first, last))
+    return merged
 
 
 def merged_reasons(

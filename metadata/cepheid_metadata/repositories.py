@@ -28,6 +28,7 @@ from cepheid_metadata.repair_records import (
     Audit,
     AuditorRecord,
     DrainingBookie,
+    MissingLedgers,
     RepairLock,
     RepairMark,
     RepairRequest,
@@ -213,6 +214,11 @@ def draining_bookies(store: MetadataStore) -> Records[str, DrainingBookie]:
 def repair_requests(store: MetadataStore) -> Records[str, RepairRequest]:
     """By bookie id."""
     return Records(store, keys.repair_request_key, RepairRequest)
+
+
+def missing_ledgers(store: MetadataStore) -> Records[str, MissingLedgers]:
+    """By bookie id."""
+    return Records(store, keys.missing_ledgers_key, MissingLedgers)
 
 
 def restored_record(store: MetadataStore) -> Records[None, RestoredMetadata]:

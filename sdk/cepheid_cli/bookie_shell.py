@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from cepheid_bookie.directory_report import EntryPlace, KeptLog, LedgerUse, LogReport, SegmentReport
     from cepheid_bookie.index_rebuild import RebuildReport
     from cepheid_bookie.journal_scan import FoundRecord, JournalDamage
+    from cepheid_bookie.settings import StorageSettings
     from cepheid_bookie.stopped_bookie import StoppedBookie
     from cepheid_cli.ledger_owners import LedgerOwners
 
@@ -255,6 +256,8 @@ def why_not_freed(
     log_id: Annotated[str | None, typer.Argument(metavar="ID", help="Only this entry log: its file name, or its id.")] = None,
     journal: Journal = None,
     metadata: Metadata = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file with the settings of the bookie, as it is started with.")] = None,
+    standalone: Annotated[bool, typer.Option("--standalone", help="Settings are those of `cepheid standalone`.")] = False,
     as_json: JsonLines = False,
 ) -> None:
     """Say which ledgers keep each entry log on the disk; with --metadata whose they are, and until when.
@@ -262,12 +265,12 @@ def why_not_freed(
     Example: cepheid bookie-shell why-not-freed 0000002a --data /var/lib/bookie --metadata zk://zk1:2181
 
     An entry log is deleted when the index refers to nothing in it. The logs with the smallest live share come first. The column
-    compaction says when a running bookie with default settings copies the live rest of a log and deletes the log.
+    compaction says when the running bookie copies the live rest of a log and deletes the log, with the settings of --config and
+    of the environment (CEPHEID_BOOKIE_STORAGE__...).
     """
     from cepheid_bookie.directory_report import compaction_of, report_kept_logs
-    from cepheid_bookie.settings import StorageSettings
 
-    settings = StorageSettings()
+    settings = _storage_settings(config, standalone=standalone)
 
     with _stopped(data, journal) as bookie:
         kept = report_kept_logs(bookie, None if log_id is None else _log_id(log_id))
@@ -286,6 +289,26 @@ def why_not_freed(
             why = "not known without --metadata" if owners is None else owners.why_kept(ledger_id, bookie_id)
             rows.append([*log, str(ledger_id), shown_bytes(live_bytes), why])
     print_table(("log", "size", "live", "compaction", "ledger", "live bytes", "kept by"), rows)
+
+
+def _storage_settings(config: Path | None, *, standalone: bool) -> StorageSettings:
+    """Return the storage settings with which the bookie would be started now. Raises SettingsError."""
+    from cepheid_cli.settings_loader import load_settings
+
+    if standalone:
+        from cepheid_broker.settings import RENAMED
+        from cepheid_broker.standalone import StandaloneSettings
+
+        return load_settings(
+            StandaloneSettings, flags={}, environment_prefix="CEPHEID_STANDALONE_", file=config, renamed=RENAMED
+        ).storage
+    from cepheid_cli.bookie import NOT_KEPT
+    from cepheid_recovery.roles import BookieNodeSettings
+
+    flags = {"metadata": "not asked"}  # it has no default, and is not used here
+    return load_settings(
+        BookieNodeSettings, flags=flags, environment_prefix="CEPHEID_BOOKIE_", file=config, refused=NOT_KEPT
+    ).storage
 
 
 @app.command()

@@ -57,7 +57,7 @@ def backup(file: File, admin_url: AdminUrl = DEFAULT_URL, metadata: Metadata = N
         from cepheid_metadata.backup import MetadataBackup
         from cepheid_ports import Ports
 
-        async with _opened(metadata) as store:
+        async with opened(metadata) as store:
             return await save_backup(file, MetadataBackup(store, Ports()).lines())
 
     done(f"{file}: {_words(asyncio.run(main()))}")
@@ -83,7 +83,7 @@ def restore(
     summary = check_file(file)
 
     async def main() -> None:
-        async with _opened(metadata) as store:
+        async with opened(metadata) as store:
             await restore_metadata(store, summary, entries_of(file), Ports())
 
     asyncio.run(main())
@@ -166,7 +166,7 @@ def _state(admin_url: str, metadata: str | None) -> dict[str, Any]:
     async def main() -> dict[str, Any]:
         from cepheid_metadata.restored_metadata import restored_view
 
-        async with _opened(metadata) as store:
+        async with opened(metadata) as store:
             return await restored_view(store)
 
     return asyncio.run(main())
@@ -179,7 +179,7 @@ def _change(admin_url: str, metadata: str | None, path: str, change: Callable[[M
         return
 
     async def main() -> None:
-        async with _opened(metadata) as store:
+        async with opened(metadata) as store:
             await change(store)
 
     asyncio.run(main())
@@ -199,7 +199,7 @@ async def _confirm(store: MetadataStore) -> None:
 
 
 @asynccontextmanager
-async def _opened(url: str) -> AsyncIterator[MetadataStore]:
+async def opened(url: str) -> AsyncIterator[MetadataStore]:
     from cepheid_metadata.open_store import open_store
     from cepheid_ports import Ports
 

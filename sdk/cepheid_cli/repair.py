@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import time
 from typing import Annotated, Any
@@ -13,10 +14,12 @@ from cepheid_cli.admin.units import counted, shown_bytes, shown_duration, shown_
 from cepheid_cli.admin_client import quoted
 from cepheid_cli.ledgers import app as ledgers_app
 from cepheid_cli.ledgers import bookies_app
+from cepheid_cli.metadata import STORE_HELP, opened
 
 app = sub_app("repair", "Automatic repair of ledgers that lack copies (docs/operations.md).")
 
 Bookie = Annotated[str, typer.Argument(help="Bookie id.")]
+Metadata = Annotated[str, typer.Option("--metadata", envvar="CEPHEID_METADATA", help=f"The metadata store: {STORE_HELP}.")]
 
 _POLL_S = 1.0
 _PAGE = 1000
@@ -100,7 +103,7 @@ def short(
         return
     state = admin.get("/cepheid/v1/repair")
     if state["off"] is not None:
-        done("automatic repair is off: cepheid repair on")
+        done(age_of_list(state))
     found.sort(key=lambda mark: (mark["copies_left"], mark["ledger_id"]))
     columns = ("ledger", "copies left", "missing", "bytes", "since", "why")
     print_table(columns, [_short_row(mark) for mark in found])
@@ -108,6 +111,18 @@ def short(
         done(f"there are more than {limit}: --limit shows more")
     if state["audit"] is None:
         done("no walk over all ledgers has ended yet: this list is not complete")
+
+
+def age_of_list(state: dict[str, Any]) -> str:
+    """Return what `cepheid ledgers short` prints while repair is off: nothing has been added to its list since."""
+    since = f"automatic repair is off, and ledgers that lost copies after {shown_time(state['off']['off_since_ms'])} are not listed"
+    audit = state["audit"]
+    if audit is None:
+        return f"{since}: cepheid repair on"
+    found = (
+        f"the walk of {shown_time(audit['finished_at_ms'])} found {counted(audit['short']['ledgers'], 'ledger')} short of copies"
+    )
+    return f"{since}; {found}: cepheid repair on"
 
 
 def _short_row(mark: dict[str, Any]) -> tuple[str, ...]:
@@ -133,6 +148,62 @@ def recover(bookie: Bookie, admin_url: AdminUrl = DEFAULT_URL) -> None:
     """Copy what a bookie that is down held to other bookies now, without waiting for its grace period."""
     AdminClient(admin_url).post(f"/cepheid/v1/bookies/{quoted(bookie)}/recover")
     done(f"the ledgers of {bookie} are copied from their other replicas now: cepheid repair status")
+
+
+@bookies_app.command()
+def missing(metadata: Metadata, as_json: Json = False) -> None:
+    """List bookies that keep ledgers which metadata lacks, because these are suspiciously many."""
+    from cepheid_metadata.repair_views import missing_views
+
+    async def main() -> list[dict[str, Any]]:
+        async with opened(metadata) as store:
+            return await missing_views(store)
+
+    found = asyncio.run(main())
+    if as_json:
+        print_json(found)
+    elif not found:
+        done("no bookie misses ledgers in metadata")
+    else:
+        rows = [
+            (
+                one["bookie_id"],
+                str(one["held"]),
+                str(one["missing"]),
+                f"{one['first']}..{one['last']}",
+                shown_time(one["since_ms"]),
+                "yes" if one["confirmed"] else "no",
+            )
+            for one in found
+        ]
+        print_table(("BOOKIE", "LEDGERS", "MISSING", "IDS", "SINCE", "CONFIRMED"), rows)
+
+
+@bookies_app.command("confirm-missing")
+def confirm_missing(
+    bookie: Bookie, metadata: Metadata, yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False
+) -> None:
+    """Let a bookie delete the ledgers that metadata lacks. If more are missing by its next comparison, it asks again.
+
+    Before you confirm, make sure that metadata is complete and of this cluster: what is deleted cannot be brought back.
+    """
+    from cepheid_metadata.repair_views import confirm_missing, missing_views
+
+    async def find() -> int:
+        async with opened(metadata) as store:
+            return next((int(one["missing"]) for one in await missing_views(store) if one["bookie_id"] == bookie), 0)
+
+    async def confirm() -> None:
+        async with opened(metadata) as store:
+            await confirm_missing(store, bookie, count)
+
+    count = asyncio.run(find())
+    if count and not yes:
+        typer.confirm(
+            f"Delete {counted(count, 'ledger')} on {bookie} that metadata lacks? They cannot be brought back.", abort=True
+        )
+    asyncio.run(confirm())
+    done(f"{bookie} deletes {counted(count, 'ledger')} after two more comparisons with metadata (storage.gc_interval_s)")
 
 
 @bookies_app.command()

@@ -9,6 +9,7 @@ import pytest
 
 from cepheid_bookie import Bookie, BookieState, GarbageCollector, MetadataCookies, MetadataLedgers
 from cepheid_bookie.bookie_life import load_life, save_life
+from cepheid_bookie.disk import SyncFailedError
 from cepheid_bookie.errors import CookieError
 from cepheid_metadata import LedgerIds, MemoryStore, MemoryTree, StoreUnavailableError
 from cepheid_ports import Ports
@@ -222,3 +223,13 @@ def test_a_life_that_cannot_be_read_is_not_zero() -> None:
     disk.open("LIFE").pwrite(b"x", 0)
     with pytest.raises(CookieError, match="in here cannot be read"):
         load_life(disk, "here")
+
+
+async def test_a_failed_sync_of_the_life_stops_the_bookie() -> None:
+    world = Snapshots()
+    bookie = await world.start()
+    world.machine.disk.fail("sync", "LIFE")
+    with pytest.raises(SyncFailedError):
+        await bookie.count_life()
+    assert bookie.state is BookieState.FAILED
+    await bookie.aclose()

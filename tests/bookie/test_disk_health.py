@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ from cepheid_bookie import BookieState
 from cepheid_bookie.disk_health import DiskHealth, HealthLimits, HealthState, TimedWorker
 from cepheid_ports import OnDone
 from cepheid_rpc import LacRequest, Status
-from tests.bookie.bookie_support import KEY, Machine, add, added, group_of, settle
+from tests.bookie.bookie_support import KEY, Machine, add, added, group_of, read_all, settle, small_settings
 from tests.bookie.promises import Promises
 
 LIMITS = HealthLimits(slow_s=2.0, stalled_s=20.0, for_s=30.0)
@@ -184,3 +185,26 @@ async def test_a_write_or_sync_that_fails_ends_the_bookie_and_is_not_tried_again
 def fail_once(machine: Machine) -> None:
     machine.index.before_sync = lambda: None
     raise OSError(errno.EIO, "no index")
+
+
+@pytest.mark.virtual_time
+@pytest.mark.deadline(200)
+async def test_reads_that_the_disk_does_not_answer_are_shown(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    machine = Machine(settings=small_settings(stalled_disk_s=20.0, read_ahead_bytes=0))
+    async with machine.bookie() as bookie:
+        await added(bookie, group_of(7, 0, 5))
+        await bookie.checkpoint()
+        assert bookie.statistics().oldest_read_s == 0
+        machine.workers["read"].hold()
+        read = asyncio.ensure_future(read_all(bookie, 7, 0, 4))
+        await asyncio.sleep(15)
+        assert 14 < bookie.statistics().oldest_read_s <= 15
+        assert "disk.reads_hang" not in caplog.text
+        await asyncio.sleep(30)
+        assert caplog.text.count("disk.reads_hang") == 1
+        assert bookie.writable, "it is shown, and changes nothing"
+        machine.workers["read"].release()
+        await read
+        assert bookie.statistics().oldest_read_s == 0
+        assert caplog.text.count("disk.reads_answered") == 1

@@ -11,6 +11,7 @@ import pytest
 
 from cepheid_bookie import Bookie, GarbageCollector, MetadataLedgers, StorageSettings
 from cepheid_bookie import bookie as bookie_module
+from cepheid_bookie.disk import SyncFailedError
 from cepheid_bookie.entry_log import list_logs, log_path
 from cepheid_metadata import (
     DeletedLedgers,
@@ -21,8 +22,12 @@ from cepheid_metadata import (
     LedgerState,
     MemoryStore,
     MemoryTree,
+    keys,
     ledger_records,
 )
+from cepheid_metadata.ledger_records import LedgerIdCounter
+from cepheid_metadata.repair_views import RepairRefusedError, confirm_missing, missing_views
+from cepheid_metadata.repositories import Records
 from cepheid_ports import Ports
 from cepheid_rpc import ExplicitLac, LacRequest, Status
 from tests.bookie.bookie_support import KEY, KiB, Machine, add, added, entries_of, group_of, read_all, settle, small_settings
@@ -43,6 +48,9 @@ class Metadata:
         self.during_listing: Callable[[], Awaitable[None]] | None = None
 
         self.restored = False
+        self.next_id = 10_000
+        self.reported: list[tuple[int, int]] = []  # ledgers held and missing
+        self.confirmed = False
 
     async def report_if_restored(self, bookie: Bookie) -> bool:
         return self.restored
@@ -66,6 +74,16 @@ class Metadata:
         if self.failing_reads:
             raise ConnectionError("the session is lost")
         return [ledger_id for ledger_id in ledger_ids if ledger_id not in self.ledgers and ledger_id not in self.in_grace]
+
+    async def next_ledger_id(self) -> int:
+        return self.next_id
+
+    async def report_missing(self, bookie_id: str, held: int, missing: Collection[int]) -> bool:
+        self.reported.append((held, len(missing)))
+        return self.confirmed
+
+    async def withdraw_missing(self, bookie_id: str) -> None:
+        self.reported.clear()
 
     async def record(self, ledger_id: int) -> None:
         return None
@@ -218,6 +236,58 @@ async def test_mass_absence_stops_everything() -> None:
         collector = GarbageCollector(bookie, Metadata(*range(1, 8)))
         await collector.collect()
         assert (await collector.collect()).deleted == (8, 9, 10, 11, 12)
+
+
+async def test_a_mass_absence_is_kept_and_shown_until_an_operator_confirms_it() -> None:
+    machine = Machine(settings=small_settings(gc_mass_ledgers=10, gc_mass_ratio=0.5))
+    async with machine.bookie() as bookie:
+        await filled(bookie, *range(1, 13))
+        metadata = Metadata(1, 2)
+        collector = GarbageCollector(bookie, metadata)
+        assert (await collector.collect()).refused_mass
+        assert metadata.reported == [(12, 10)]
+        assert bookie.statistics().missing_ledgers == 10
+        metadata.confirmed = True
+        await collector.collect()
+        assert (await collector.collect()).deleted == tuple(range(3, 13)), "two comparisons as ever"
+        await collector.collect()
+        assert metadata.reported == [], "withdrawn"
+        assert bookie.statistics().missing_ledgers == 0
+
+
+async def test_metadata_that_is_older_than_the_data_deletes_not_even_one_ledger() -> None:
+    """A snapshot of ZooKeeper was put back, without a restore that would raise the counter."""
+    machine = Machine()
+    async with machine.bookie() as bookie:
+        await filled(bookie, 1, 2, 3)
+        metadata = Metadata(1, 2)
+        metadata.next_id = 3
+        collector = GarbageCollector(bookie, metadata)
+        for _ in range(3):
+            result = await collector.collect()
+            assert (result.refused_old, result.deleted) == (True, ())
+        metadata.next_id = 4
+        await collector.collect()
+        assert (await collector.collect()).deleted == (3,)
+
+
+async def test_a_confirmation_is_void_when_more_ledgers_are_missing() -> None:
+    store = MemoryStore(MemoryTree())
+    ledgers = MetadataLedgers(store, Ports())
+    assert not await ledgers.report_missing("b", 30, range(1, 21))
+    with pytest.raises(RepairRefusedError, match="misses 20 ledgers by now, not 19"):
+        await confirm_missing(store, "b", 19)
+    await confirm_missing(store, "b", 20)
+    assert await ledgers.report_missing("b", 30, range(1, 21))
+    assert await ledgers.report_missing("b", 12, range(3, 11)), "some are deleted already"
+    assert not await ledgers.report_missing("b", 30, range(1, 22))
+    assert not await ledgers.report_missing("b", 30, range(1, 21)), "it has to be confirmed again"
+    await ledgers.withdraw_missing("b")
+    await ledgers.withdraw_missing("b")
+    assert await missing_views(store) == []
+    with pytest.raises(RepairRefusedError, match="nothing is to be confirmed"):
+        await confirm_missing(store, "b", 20)
+    await store.aclose()
 
 
 async def test_a_mass_of_ledgers_whose_time_of_grace_ended_while_no_bookie_ran_is_collected() -> None:
@@ -376,6 +446,23 @@ async def test_a_log_stays_until_the_deletion_of_its_ledgers_is_synced() -> None
         assert left <= set(list_logs(machine.disk))
 
 
+async def test_a_failed_sync_of_a_deletion_stops_the_bookie() -> None:
+    machine = Machine()
+    async with machine.bookie() as bookie:
+        await filled(bookie, 1)
+
+        def refuse() -> None:
+            raise OSError(errno.EIO, "the disk does not answer")
+
+        machine.index.before_sync = refuse
+        with pytest.raises(SyncFailedError, match="does not answer"):
+            await bookie.delete_ledgers([1])
+        machine.index.before_sync = lambda: None
+        assert isinstance(bookie.failure, SyncFailedError)
+        with pytest.raises(OSError, match="the bookie has failed"):
+            await bookie.delete_ledgers([1])
+
+
 async def test_a_deletion_that_failed_leaves_no_blocks_behind_when_a_checkpoint_has_its_tombstone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -445,6 +532,8 @@ async def test_a_clock_that_is_set_ahead_does_not_cut_the_time_in_which_a_ledger
 
 async def test_collects_against_the_real_metadata_package_by_itself() -> None:
     store = MemoryStore(MemoryTree())
+    counter: Records[None, LedgerIdCounter] = Records(store, lambda _: keys.LEDGER_IDS_KEY, LedgerIdCounter)
+    await counter.create(None, LedgerIdCounter(next_ledger_id=3))
     records = ledger_records(store)
     for ledger_id in (1, 2):
         record = LedgerMetadata(

@@ -218,6 +218,7 @@ async def test_garbage_collection_goes_on_in_limbo() -> None:
     await lost.live_and_lose()
     async with await lost.start(accept=True) as bookie:
         await added(bookie, group_of(OLD, 0), recovery=True)
+        await LedgerIds(lost.store, block=5_000).take()  # NEW was given out
         await added(bookie, group_of(NEW, 0))
         collector = GarbageCollector(bookie, MetadataLedgers(lost.store, Ports()))
         await collector.collect()

@@ -14,6 +14,7 @@ import pytest
 
 from cepheid_bookie import Bookie, log_collection
 from cepheid_bookie.block_index import BlockRef
+from cepheid_bookie.disk import SyncFailedError
 from cepheid_bookie.entry_log import CopiedLog, EntryLogReader, list_logs, log_path
 from cepheid_rpc import Status
 from tests.bookie.bookie_support import KiB, Machine, added, entries_of, group_of, read_all, settle, small_settings
@@ -257,6 +258,31 @@ async def test_a_copy_that_does_not_fit_is_given_up_and_tried_again(operation: s
     assert await bookie.reclaim() == logs
     await check_kept(bookie)
     await bookie.aclose()
+
+
+@pytest.mark.parametrize(("operation", "path"), [("sync", "index"), ("sync", "entrylog"), ("sync_dir", "entrylog")])
+async def test_a_failed_sync_stops_the_bookie_and_deletes_no_log(operation: str, path: str) -> None:
+    """The next sync would succeed, although the index on the disk still refers to the log."""
+    machine = Machine()
+    bookie = await sparse(machine)
+    logs, failed = list_logs(machine.disk), []
+
+    def fail_once() -> None:
+        if not failed:
+            failed.append(path)
+            raise OSError(errno.EIO, "the disk does not answer")
+
+    on_operation(machine, operation, path, fail_once)
+    with pytest.raises(OSError, match="does not answer"):
+        await bookie.reclaim()
+    assert isinstance(bookie.failure, SyncFailedError)
+    await bookie.reclaim()
+    assert set(logs) <= set(list_logs(machine.disk)), "the next pass was refused"
+    await bookie.aclose()
+    machine.restart()
+    async with machine.bookie() as bookie:
+        await bookie.reclaim()
+        await check_kept(bookie)
 
 
 async def test_on_a_full_disk_dead_logs_are_deleted_first_and_make_the_room_to_compact_others() -> None:

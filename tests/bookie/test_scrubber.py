@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,11 +13,12 @@ from cepheid_bookie import Bookie, damaged_blocks
 from cepheid_bookie.block_check import Run
 from cepheid_bookie.block_index import BlockRef
 from cepheid_bookie.damaged_blocks import DamageReport, Outlook
+from cepheid_bookie.disk import SyncFailedError
 from cepheid_bookie.entry_block import HEADER_BYTES
 from cepheid_bookie.entry_log import log_path
 from cepheid_bookie.scrubber import PIECE_BYTES
 from cepheid_metadata import StoreUnavailableError
-from cepheid_rpc import Status
+from cepheid_rpc import ReadRequest, Status
 from tests.bookie.bookie_support import Machine, added, entries_of, group_of, read_all, settle, small_settings
 from tests.support import wait_until
 
@@ -96,6 +98,24 @@ async def test_a_sound_block_that_readers_have_in_memory_does_not_hide_the_damag
         assert (await read_all(bookie, 7, 7, 7))[1] == {}, "it is in memory"
         await bookie.scrubber.scrub_all()
         assert (await read_all(bookie, 7, 0, 19))[1] == {7: Status.BAD_DIGEST}
+
+
+async def test_a_check_of_copies_reads_the_disk_although_the_block_is_in_memory() -> None:
+    """`cepheid ledgers verify`, and the checks of repair, would call a copy sound that only memory has."""
+    machine = Machine()
+    async with machine.bookie() as bookie:
+        reports = await filled(bookie)
+        assert (await read_all(bookie, 7, 0, 19))[1] == {}
+        flip(machine, 7)
+        assert (await read_all(bookie, 7, 7, 7))[1] == {}, "it is in memory"
+        missing = [
+            (part.first_entry_id, part.last_entry_id, part.status)
+            async for answer in bookie.read(ReadRequest(7, 0, 19, 1 << 20, from_disk=True))
+            for part in answer.missing
+        ]
+        assert missing == [(7, 7, Status.BAD_DIGEST)]
+        await bookie.scrubber.damaged.look_at_suspects()
+        assert reports.seen == [(7, [(7, 7)])], "and it is repaired"
 
 
 @pytest.mark.parametrize("place", [0, 4, 8, 16, 24, 28, HEADER_BYTES])  # magic, checksum, ledger, entry, count, bytes, table
@@ -400,10 +420,39 @@ async def test_a_progress_that_cannot_be_saved_stops_nothing() -> None:
     async with machine.bookie() as bookie:
         reports = await filled(bookie)
         flip(machine, 7)
-        machine.disk.fail("sync", "SCRUB")
+        machine.disk.fail("sync", "SCRUB", errno.ENOSPC)
         await bookie.scrubber.scrub_all()
         assert reports.seen
         assert bookie.failure is None
+
+
+async def test_a_failed_sync_of_the_progress_stops_the_bookie() -> None:
+    machine = Machine()
+    async with machine.bookie() as bookie:
+        await filled(bookie)
+        machine.disk.fail("sync", "SCRUB")
+        await bookie.scrubber.scrub_all()
+        assert isinstance(bookie.failure, SyncFailedError)
+
+
+async def test_a_failed_sync_of_a_removal_from_the_index_stops_the_bookie() -> None:
+    machine = Machine()
+    async with machine.bookie() as bookie:
+        await filled(bookie)
+        flip(machine, 7)
+        await bookie.scrubber.scrub_all()
+        await added(bookie, *GROUPS[1:2], recovery=True)
+        await bookie.checkpoint()
+        machine.index.before_sync = fails
+        with pytest.raises(SyncFailedError):
+            await bookie.scrubber.damaged.look_again()
+        machine.index.before_sync = lambda: None
+        assert isinstance(bookie.failure, SyncFailedError)
+        assert bookie.statistics().scrub.mended == 0
+
+
+def fails() -> None:
+    raise OSError(errno.EIO, "the disk does not answer")
 
 
 @pytest.mark.deadline(100_000)

@@ -169,6 +169,24 @@ def test_why_not_freed_names_the_ledger_its_topic_and_until_when(original: Shell
     assert [log["compaction"] for log in original.shows("why-not-freed")] == ["not worth it"] * 2
 
 
+@pytest.mark.parametrize("given_by", ["file", "environment", "file of standalone"])
+def test_why_not_freed_goes_by_the_settings_of_the_bookie(
+    original: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given_by: str
+) -> None:
+    words = ["why-not-freed"]
+    if given_by == "environment":
+        monkeypatch.setenv("CEPHEID_BOOKIE_STORAGE__COMPACTION_MINOR_SHARE", "0.99")
+        monkeypatch.setenv("CEPHEID_BOOKIE_STORAGE__COMPACTION_MAJOR_SHARE", "0.995")
+    else:
+        file = tmp_path / "settings.toml"
+        file.write_text("[storage]\ncompaction_minor_share = 0.99\ncompaction_major_share = 0.995\n")
+        words += ["--config", str(file), *(["--standalone"] if given_by == "file of standalone" else [])]
+    assert {log["compaction"] for log in original.shows(*words)} != {"not worth it"}
+    file = tmp_path / "misspelt.toml"
+    file.write_text("[storage]\ncompaction_minor_shares = 0.5\n")
+    assert "compaction_minor_share" in original.refusal("why-not-freed", "--config", str(file))
+
+
 @pytest.mark.parametrize(
     ("live_bytes", "said"), [(0, "deleted"), (1_000, "next collection"), (50_000, "next major one"), (90_000, "not worth it")]
 )

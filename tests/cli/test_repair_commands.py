@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,10 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from cepheid_cli.app import app
-from cepheid_cli.repair import decommission_lines, status_lines
+from cepheid_cli.repair import age_of_list, decommission_lines, status_lines
+from cepheid_metadata.repair_views import report_missing
+from cepheid_metadata.rocks_store import RocksStore
+from cepheid_ports import Ports
 from cepheid_recovery import RecoverySettings
 from tests.admin.admin_world import NAMESPACE, AdminWorld, running_admin
 
@@ -113,6 +117,14 @@ def test_the_status_shows_progress_and_dangers() -> None:
     assert "cepheid bookies decommission b5 --cancel, then again" in text
 
 
+def test_the_list_of_short_ledgers_says_how_old_it_is_while_repair_is_off() -> None:
+    off = {"off_since_ms": 3_600_000, "reason": ""}
+    text = age_of_list({"off": off, "audit": audit(short={"ledgers": 12}, finished_at_ms=7_200_000)})
+    assert "ledgers that lost copies after 1970-01-01 01:00:00+00:00 are not listed" in text
+    assert "the walk of 1970-01-01 02:00:00+00:00 found 12 ledgers short of copies" in text
+    assert "not listed: cepheid repair on" in age_of_list({"off": off, "audit": None})
+
+
 def test_a_decommissioning_says_what_holds_it_up() -> None:
     found = {"state": "draining", "ledgers_at_start": 9, "ledgers_left": 4, "bytes_left": 0, "running": True, "problem": "no room"}
     assert decommission_lines("b1", found)[1] == "  not yet possible: no room"
@@ -130,3 +142,27 @@ def test_settings_of_automatic_repair_are_read_from_the_environment(tmp_path: Pa
     alone.write_text('metadata = "zk://127.0.0.1:1"\n[recovery]\nledgers_at_once = 4\n')
     found = load_settings(AutoRecoverySettings, flags={}, environment_prefix="CEPHEID_AUTORECOVERY_", file=alone)
     assert found.recovery.ledgers_at_once == 4
+
+
+def test_ledgers_that_metadata_lacks_are_shown_and_confirmed(tmp_path: Path) -> None:
+    url = f"rocksdb:{tmp_path / 'metadata'}"
+
+    async def report(missing: int) -> bool:
+        store = await RocksStore.open(tmp_path / "metadata", Ports())
+        try:
+            return await report_missing(store, "bookie-1", 100, range(1, missing + 1), now_ms=0)
+        finally:
+            await store.aclose()
+
+    def run(*words: str, answer: str = "") -> Result:
+        return CliRunner().invoke(app, ["bookies", *words, "--metadata", url], input=answer)
+
+    assert not asyncio.run(report(70))
+    assert run("missing").stdout.split()[6:10] == ["bookie-1", "100", "70", "1..70"]
+    refused = run("confirm-missing", "bookie-1", answer="n\n")
+    assert "Delete 70 ledgers on bookie-1 that metadata lacks?" in refused.stdout
+    assert refused.exit_code == 1
+    assert not asyncio.run(report(70))
+    assert run("confirm-missing", "bookie-1", "--yes").exit_code == 0
+    assert asyncio.run(report(70))
+    assert not asyncio.run(report(71))

@@ -159,6 +159,24 @@ async def test_nothing_is_marked_or_copied_while_repair_is_off() -> None:
         await world.wait_whole(ledger_id)
 
 
+async def test_the_figures_stay_true_while_repair_is_off() -> None:
+    async with repair_world(settings=QUICK.model_copy(update={"walk_interval_s": 30.0})) as world:
+        kept, deleted = await world.closed_ledger("abc"), await world.closed_ledger("abd")
+        await world.switch_off()
+        await world.start()
+        world.kill("b")
+        await asyncio.sleep(QUICK.grace_s + 10)
+        assert (await world.audit()).short.ledgers == 2
+        await world.ledgers.client.delete(deleted)
+        await asyncio.sleep(40)
+        assert (await world.audit()).short.ledgers == 1
+        world.revive("b")
+        world.processes[0].on_bookies_changed()
+        await asyncio.sleep(20)
+        assert (await world.audit()).short.ledgers == 0
+        assert await world.is_whole(kept)
+
+
 async def test_without_a_spare_bookie_the_mark_says_why_and_the_ledger_is_repaired_once_there_is_one() -> None:
     async with repair_world(*"abcd") as world:
         world.kill("d")

@@ -24,11 +24,13 @@ from cepheid_metadata import (
 from cepheid_metadata.repair_views import (
     RepairRefusedError,
     cancel_decommission,
+    damaged_entries,
     decommission,
     decommission_status,
     mark_damaged,
     repair_status,
 )
+from cepheid_metadata.upgrade import StorageFormat, storage_format_record
 from cepheid_recovery import BookiesSeen
 from cepheid_recovery.auditor import _mark_of, _Walk
 from cepheid_recovery.replication_worker import _not_in
@@ -340,6 +342,53 @@ async def test_a_bookie_that_was_found_damaged_is_checked_whatever_its_mark_said
             await mark_damaged(world.store, ledger_id, ["b"], 0)
             assert (await world.marks())[ledger_id].bookies == {"b": ShortReason.DAMAGED}, before
             await repair_marks(world.store).delete(ledger_id, None)
+
+
+async def test_of_a_damaged_bookie_only_the_entries_that_the_mark_names_are_read() -> None:
+    async with repair_world(*"abc") as world:
+        await storage_format_record(world.store).create(None, StorageFormat(storage_format=2))
+        ledger_id = await world.closed_ledger("abc", entries=500)
+        world.ledgers.cluster["b"].damage(ledger_id, 7)
+        await mark_damaged(world.store, ledger_id, ["b"], 0, entries=[(5, 9)])
+        for bookie in world.ledgers.cluster.bookies.values():
+            bookie.reads.clear()
+        await world.start()
+        await world.wait_whole(ledger_id)
+        reads = [one for bookie in world.ledgers.cluster.bookies.values() for one in bookie.reads]
+        ranges = [(one.first_entry_id, one.last_entry_id) for one in reads]
+        # Besides, the auditor reads single entries of closed ledgers, and the copy needs one.
+        assert [run for run in ranges if run[0] != run[1]] == [(5, 9)]
+
+
+async def test_a_mark_names_damaged_entries_only_in_a_cluster_that_can_read_them() -> None:
+    async with repair_world(*"abc", settings=_IDLE) as world:
+        ledger_id = await world.closed_ledger("abc")
+        await mark_damaged(world.store, ledger_id, ["b"], 0, entries=[(5, 9)])
+        mark = (await world.marks())[ledger_id]
+        assert (mark.format, mark.damaged, mark.short_entries) == (1, None, 5)
+        assert b'damaged":{' not in mark.encode()
+
+
+def test_marks_for_all_entries_of_a_bookie_outweigh_those_for_some() -> None:
+    def entries(mark: RepairMark | None, *runs: tuple[int, int]) -> RepairMark:
+        return RepairMark(
+            ledger_id=1,
+            bookies={"b": ShortReason.DAMAGED},
+            copies_left=2,
+            short_entries=0,
+            short_bytes=0,
+            since_ms=0,
+            damaged=damaged_entries(mark, ["b"], runs),
+        )
+
+    some = entries(entries(None, (5, 9)), (10, 12), (20, 20))
+    assert some.format == 2
+    assert some.entries_to_check("b") == (EntryRun(first=5, last=12), EntryRun(first=20, last=20))
+    assert entries(some).entries_to_check("b") is None
+    assert entries(entries(some), (1, 1)).entries_to_check("b") is None, "all of them are waiting to be checked"
+    assert entries(None, *((one, one) for one in range(0, 1000, 2))).entries_to_check("b") is None, "too many runs"
+    lost = some.replace(bookies={"b": ShortReason.LOST})
+    assert lost.entries_to_check("b") is None
 
 
 @pytest.mark.parametrize("broken", ["mark", "audit", "request"])

@@ -89,7 +89,9 @@ CODECS: dict[str, Codec] = {
         encode_read_request,
         decode_read_request,
         st.builds(
-            lambda ledger, run, size, fence, key, ticket, scan: ReadRequest(ledger, *run, size, fence, key, ticket, *scan),
+            lambda ledger, run, size, fence, key, ticket, scan, disk: ReadRequest(
+                ledger, *run, size, fence, key, ticket, *scan, from_disk=disk
+            ),
             ids,
             ranges(),
             st.integers(0, 2**40),
@@ -97,6 +99,7 @@ CODECS: dict[str, Codec] = {
             st.just(b"") | keys,
             st.binary(max_size=300),
             st.just((False, MAX_MESSAGE_BYTES)) | st.tuples(st.just(True), st.sampled_from(SCAN_CHUNK_BYTES)),
+            st.booleans(),
         ),
     ),
     "read_answer": (

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 from bisect import insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
 from cepheid_bookie import memory_index
 from cepheid_bookie.block_index import BlockRef
 from cepheid_bookie.entry_log import EntryLogReader, EntryLogWriter
+from cepheid_bookie.fail_stop import FailStopWorker
 from cepheid_bookie.log_collection import LogCollection
 from cepheid_bookie.log_usage import LogUsage
 from cepheid_bookie.memory_index import MemoryBlockIndex
+from cepheid_ports import OnDone
 from tests.simulation.mutants.registry import mutant, scenario_mutant
 
 
@@ -98,4 +100,19 @@ def copy_blocks_without_a_check() -> Iterator[None]:
 def delete_a_log_of_which_a_block_could_not_be_read() -> Iterator[None]:
     """Most of it was copied."""
     with mock.patch.object(LogCollection, "_note_damage"):
+        yield
+
+
+@scenario_mutant
+@contextlib.contextmanager
+def go_on_after_a_failed_sync_of_collection() -> Iterator[None]:
+    """It is logged, and the next pass syncs again, which succeeds although what was written is lost.
+
+    Random worlds miss it: their disks fail while they flush, and a bookie stops then anyway.
+    """
+
+    def submit(self: FailStopWorker, work: Callable[[], Any], on_done: OnDone) -> None:
+        self._worker.submit(work, on_done)
+
+    with mock.patch.object(FailStopWorker, "submit", submit):
         yield

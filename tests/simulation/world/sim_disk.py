@@ -25,7 +25,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from cepheid_bookie.disk import DirectoryInUseError
+from cepheid_bookie.disk import DirectoryInUseError, sync_failures
 from cepheid_rpc import Buffer
 from tests.simulation.world.node import NodeCrashed
 from tests.simulation.world.sim_medium import (
@@ -92,7 +92,8 @@ class SimFile:
         self._check_open()
         inode = self._inode
         try:
-            self._disk._operation("sync", self._path)
+            with sync_failures():
+                self._disk._operation("sync", self._path)
         except OSError:
             inode.unsynced.clear()  # the kernel dropped the pages and will report success next time
             raise
@@ -216,7 +217,8 @@ class SimDisk:
         self._check_alive()
         if path not in self._names.dirs:
             raise FileNotFoundError(errno.ENOENT, "no such directory in the simulated disk", path)
-        self._operation("sync_dir", path)
+        with sync_failures():
+            self._operation("sync_dir", path)
         kept: list[NameChange] = []
         for change in self._unsynced_names:
             if parent_of(change.path) == path:

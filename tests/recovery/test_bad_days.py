@@ -1,0 +1,194 @@
+"""What happens to a repair under way when something else fails: a target, all replicas, metadata, the bookie, the ledger itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from cepheid_metadata import MemoryStore, StoreUnavailableError, draining_bookies, ledger_records
+from cepheid_recovery import AutoRecovery
+from cepheid_rpc import AddRequest, Status
+from tests.ledger.ledger_world import append
+from tests.ledger.memory_bookie import MemoryBookie
+from tests.recovery.repair_world import QUICK, RepairWorld, repair_world
+from tests.support import wait_until
+
+pytestmark = [pytest.mark.virtual_time, pytest.mark.deadline(2000)]
+
+FIRST_COPIES = 2
+"""Requests with copies that a target takes before its disk is full."""
+
+
+def fill_after(bookie: MemoryBookie, adds: int) -> None:
+    """Let the bookie take so many more adds; its disk is full after them, until `refuse` is reset."""
+    add, left = bookie.add, adds
+
+    def counted(request: AddRequest) -> Status:
+        nonlocal left
+        if request.recovery and left == 0:
+            bookie.refuse = Status.NO_SPACE
+        left -= request.recovery
+        return add(request)
+
+    bookie.add = counted  # type: ignore[method-assign]
+
+
+def before_write(process: AutoRecovery, act: Callable[[], Any]) -> list[int]:
+    """Act once, when everything is copied and nothing is written down. Return a list of ledgers that gets one by then."""
+    write, seen = process.worker._write, list[int]()
+
+    async def act_first(ledger: Any, mark: Any, attempt: Any) -> bool:
+        if not seen:
+            seen.append(ledger.record.ledger_id)
+            await act()
+        return await write(ledger, mark, attempt)
+
+    process.worker._write = act_first  # type: ignore[method-assign]
+    return seen
+
+
+async def large_ledger(world: RepairWorld) -> int:
+    """A ledger whose copies take several requests to a target."""
+    writer = await world.open_ledger("abc", entries=0)
+    await append(writer, [bytes(300_000)] * 10)
+    await writer.close()
+    return writer.ledger_id
+
+
+async def ensemble_of(world: RepairWorld, ledger_id: int) -> tuple[str, ...]:
+    return (await world.ledgers.record(ledger_id)).fragments[0].ensemble
+
+
+async def test_a_target_that_is_full_in_the_middle_of_a_copy_is_replaced_by_another() -> None:
+    async with repair_world(*"abcde") as world:
+        ledger_id = await large_ledger(world)
+        for name in "de":
+            fill_after(world.ledgers.cluster[name], FIRST_COPIES)
+        await world.start()
+        world.kill("b")
+        await wait_until(lambda: any(world.ledgers.cluster[name].refuse for name in "de"), timeout_s=QUICK.grace_s + 30)
+        (first,) = full = [name for name in "de" if world.ledgers.cluster[name].refuse]
+        (second,) = set("de").difference(full)
+        world.ledgers.cluster[second].add = partial(MemoryBookie.add, world.ledgers.cluster[second])  # type: ignore[method-assign]
+        await world.wait_whole(ledger_id)
+        assert await ensemble_of(world, ledger_id) == ("a", second, "c")
+        assert world.ledgers.cluster[first].ids(ledger_id), "it had a part"
+
+
+async def test_a_full_target_that_is_the_only_one_is_named_in_the_mark_and_gets_the_rest_when_it_has_room() -> None:
+    async with repair_world(*"abcd") as world:
+        ledger_id = await large_ledger(world)
+        target = world.ledgers.cluster["d"]
+        fill_after(target, FIRST_COPIES)
+        process = await world.start()
+        world.kill("b")
+        await asyncio.sleep(QUICK.grace_s + 20)
+        assert await ensemble_of(world, ledger_id) == ("a", "b", "c"), "it has a part of the copies only"
+        assert (await world.marks())[ledger_id].problem.startswith("b: ")
+        assert process.worker.statistics.failures > 0
+        target.refuse = None
+        await world.wait_whole(ledger_id, timeout_s=600)
+
+
+async def test_replicas_that_are_all_slow_are_waited_for() -> None:
+    async with repair_world(*"abcd") as world:
+        ledger_id = await world.closed_ledger("abc")
+        for name in "acd":
+            world.ledgers.cluster[name].delay_s = 0.15  # of 0.2 and 0.3 s until the client gives up
+        await world.start()
+        world.kill("b")
+        await asyncio.sleep(QUICK.grace_s)
+        await world.wait_whole(ledger_id)
+
+
+async def test_replicas_that_are_all_too_slow_are_asked_again_until_they_are_quicker() -> None:
+    async with repair_world(*"abcd") as world:
+        ledger_id = await world.closed_ledger("abc")
+        for name in "ac":
+            world.ledgers.cluster[name].read_delay_s = 5.0
+        await world.start()
+        world.kill("b")
+        await asyncio.sleep(QUICK.grace_s + 30)
+        mark = (await world.marks())[ledger_id]
+        assert mark.problem, "it says why"
+        assert not mark.lost, "a slow answer is no denial"
+        for name in "ac":
+            world.ledgers.cluster[name].read_delay_s = 0.0
+        await world.wait_whole(ledger_id, timeout_s=600)
+
+
+@pytest.mark.parametrize("session_ends", [False, True])
+async def test_metadata_that_goes_away_in_the_middle_of_a_repair_delays_it(session_ends: bool) -> None:
+    async with repair_world(*"abcd") as world:
+        ledger_id = await world.closed_ledger("abc")
+        process = await world.start()
+        store: MemoryStore = process.worker._store  # type: ignore[assignment]
+        check = store._check_session
+        away = False
+
+        def check_away() -> None:
+            if away:
+                raise StoreUnavailableError("metadata is away")
+            check()
+
+        store._check_session = check_away  # type: ignore[method-assign]
+
+        async def go_away() -> None:
+            nonlocal away
+            away = True
+
+        seen = before_write(process, go_away)
+        world.kill("b")
+        await asyncio.sleep(QUICK.grace_s)
+        await wait_until(lambda: bool(seen))
+        await asyncio.sleep(30)
+        assert await ensemble_of(world, ledger_id) == ("a", "b", "c")
+        if session_ends:
+            store.expire_session()
+            store.renew_session()
+        away = False
+        await world.wait_whole(ledger_id)
+        assert not [key for key in store._tree.nodes if "/locks/" in key]
+
+
+async def test_a_bookie_that_comes_back_while_it_is_decommissioned_is_emptied_all_the_same() -> None:
+    async with repair_world(*"abcd") as world:
+        ledger_ids = [await world.closed_ledger("abc") for _ in range(3)]
+        process = await world.start()
+        world.ledgers.cluster["b"].down = True
+        await world.drain("b")
+
+        async def come_back() -> None:
+            world.ledgers.cluster["b"].down = False
+            process.on_bookies_changed()
+            await asyncio.sleep(10)
+
+        before_write(process, come_back)
+        await asyncio.sleep(30)
+        await world.wait_whole(*ledger_ids)
+        for ledger_id in ledger_ids:
+            assert "b" not in await ensemble_of(world, ledger_id)
+        found = await draining_bookies(world.store).get("b")
+        assert found is not None
+        assert found.record.drained_at_ms is not None
+
+
+async def test_a_ledger_that_is_deleted_while_it_is_copied_does_not_come_back() -> None:
+    async with repair_world(*"abcd") as world:
+        ledger_id = await world.closed_ledger("abc")
+        process = await world.start()
+
+        async def delete() -> None:
+            await world.ledgers.client.delete(ledger_id)
+
+        seen = before_write(process, delete)
+        world.kill("b")
+        await asyncio.sleep(QUICK.grace_s + 20)
+        assert seen == [ledger_id]
+        assert await ledger_records(world.store).get(ledger_id) is None
+        assert await world.marks() == {}
+        assert process.worker.statistics.ledgers == 0
