@@ -29,6 +29,31 @@ NO_SPARK = "NO SPARK: "
 """Tests of Spark are skipped with a reason that begins so."""
 
 
+LONG_FILES = (
+    "test_demos_run.py",
+    "test_dev_commands.py",
+    "test_stream_killed.py",
+    "test_cluster_master.py",
+    "test_bookies_lost_for_good.py",
+    "test_rolling_restart.py",
+    "test_producers.py",
+    "test_role_processes.py",
+    "test_repair_of_processes.py",
+    "test_side_by_side.py",
+    "test_topics.py",
+    "test_cluster_connect.py",
+    "test_spark_bad_days.py",
+    "test_coverage.py",
+    "test_source_rules.py",
+)
+"""Files with long tests. They begin first: else one process would still be busy with them when the others have ended."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Move the files with long tests to the front; all others keep their order."""
+    items.sort(key=lambda item: LONG_FILES.index(item.path.name) if item.path.name in LONG_FILES else len(LONG_FILES))
+
+
 @pytest.fixture(scope="session")
 def wheel_bin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`bin` of an environment with the wheel of this clone, made once."""
