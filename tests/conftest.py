@@ -14,11 +14,14 @@ from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import engine
 
 from tests.installed_wheel import install_wheel
-from tests.support import run_async, run_virtual
+from tests.support import QUICK_JVM, run_async, run_virtual
 
 if worker := os.environ.get("PYTEST_XDIST_WORKER"):  # gw0, gw1, …: processes that run tests beside each other
     first = 20_000 + 3_000 * (int(worker.removeprefix("gw")) % 4)
     os.environ["CEPHEID_FREE_PORTS"] = f"{first}-{first + 2_999}"
+
+for options in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"):  # drivers of tests, also in processes of their own
+    os.environ.setdefault(options, QUICK_JVM)
 
 settings.register_profile("cepheid", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("cepheid")
