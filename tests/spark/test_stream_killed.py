@@ -139,7 +139,7 @@ class Work:
         while not condition():
             assert time.monotonic() < deadline, self.story()
             assert self._drivers[-1].runs, self.story()
-            time.sleep(0.005)
+            time.sleep(0.02)
 
 
 @pytest.fixture
