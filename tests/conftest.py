@@ -5,6 +5,7 @@ What could not run for want of Java is said at the end, aloud: an s among thousa
 
 from __future__ import annotations
 
+import fcntl
 import inspect
 import os
 from pathlib import Path
@@ -46,6 +47,7 @@ LONG_FILES = (
     "test_topics.py",
     "test_cluster_connect.py",
     "test_spark_bad_days.py",
+    "test_batch_rows.py",
     "test_coverage.py",
     "test_source_rules.py",
 )
@@ -58,9 +60,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def wheel_bin(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`bin` of an environment with the wheel of this clone, made once."""
-    return install_wheel(tmp_path_factory.mktemp("wheel"))
+def wheel_bin(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """`bin` of an environment with the wheel of this clone, made once for all processes of a run."""
+    if worker_id == "master":  # the only process
+        return install_wheel(tmp_path_factory.mktemp("wheel"))
+    directory = tmp_path_factory.getbasetemp().parent / "wheel"
+    made = directory / "made"
+    with (directory.parent / "wheel.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            directory.mkdir()
+            made.write_text(str(install_wheel(directory)))
+    return Path(made.read_text())
 
 
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
