@@ -1,11 +1,11 @@
 """Runs the rings of the test suite: `python -m tests.suite fast`, `slow`, or `all` (fast, then slow if fast passed).
 
-The fast ring is everything that is not marked `slow`. Neither ring has tests marked `page`, which `make check` runs.
-A ring has three parts. The simulator runs beside the two others, with a low
-priority: it uses the processors while the others wait for servers, and takes no time from them. Its output is shown when it ends.
+The fast ring is everything that is not marked `slow`. Neither ring has tests marked `page`, which `make check` runs. A ring has three
+parts. The simulator runs beside the two others, with a low priority: it uses the processors while the others wait for servers, and
+takes little time from them. Its output is shown when it ends.
 
     simulation    ──────────────────────────────►   two processes, test by test
-    spark ────────► others ─────────────────────►   two processes, then three, a file at a time
+    spark ────────► others ─────────────────────►   one process (slow: two), then three, a file at a time
 
 With `--repeat-failed` each failed test runs once more, alone. A test that passes then is flaky: it is named in the last lines, and
 more than two of them fail the run. So a landing does not depend on luck, and no flaky test goes unnoticed.
@@ -23,18 +23,20 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO
 
+FAST, SLOW = "not slow and not page", "slow and not page"
 PROCESSES = 2
 PROCESSES_OF_WAITING_TESTS = 3
 """Tests outside of the simulator and Spark wait for servers, clients and clocks half of their time."""
-PRIORITY_OF_SIMULATION = 5
-"""As in nice(1): a process beside it gets three quarters of a processor that both want."""
+PROCESSES_OF_SPARK = {FAST: 1, SLOW: 2}
+"""Each starts a JVM and a server. That takes longer than the few jobs of the fast ring."""
+PRIORITY_OF_SIMULATION = 10
+"""As in nice(1): a process beside it gets nine tenths of a processor that both want."""
 TIMEOUT_OF_SIMULATION_S = 900
 """Instead of the usual limit against hangs, because of the low priority."""
 MAX_FLAKY = 2
 NO_TESTS = 5  # exit code of pytest when a ring has no test below the given paths
 MAX_REPEATED = 10
 """When more tests fail, the code is broken, not a test."""
-FAST, SLOW = "not slow and not page", "slow and not page"
 RINGS = {"fast": (FAST,), "slow": (SLOW,), "all": (FAST, SLOW)}
 
 Ended = tuple[int, list[str]]
@@ -69,7 +71,7 @@ def run_parts(selection: str) -> list[Ended]:
             priority=PRIORITY_OF_SIMULATION,
         )
         ended = [
-            pytest("-m", selection, "-n", str(PROCESSES), *by_file, "tests/spark"),
+            pytest("-m", selection, "-n", str(PROCESSES_OF_SPARK[selection]), *by_file, "tests/spark"),
             pytest(
                 *("-m", selection, "-n", str(PROCESSES_OF_WAITING_TESTS), *by_file),
                 *("tests", "--ignore", "tests/simulation", "--ignore", "tests/spark"),
