@@ -5,6 +5,7 @@ What could not run for want of Java is said at the end, aloud: an s among thousa
 
 from __future__ import annotations
 
+import fcntl
 import inspect
 import os
 from pathlib import Path
@@ -14,11 +15,14 @@ from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import engine
 
 from tests.installed_wheel import install_wheel
-from tests.support import run_async, run_virtual
+from tests.support import QUICK_JVM, run_async, run_virtual
 
 if worker := os.environ.get("PYTEST_XDIST_WORKER"):  # gw0, gw1, …: processes that run tests beside each other
     first = 20_000 + 3_000 * (int(worker.removeprefix("gw")) % 4)
     os.environ["CEPHEID_FREE_PORTS"] = f"{first}-{first + 2_999}"
+
+for options in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"):  # drivers of tests, also in processes of their own
+    os.environ.setdefault(options, QUICK_JVM)
 
 settings.register_profile("cepheid", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("cepheid")
@@ -29,10 +33,45 @@ NO_SPARK = "NO SPARK: "
 """Tests of Spark are skipped with a reason that begins so."""
 
 
+LONG_FILES = (
+    "test_demos_run.py",
+    "test_dev_commands.py",
+    "test_stream_killed.py",
+    "test_cluster_master.py",
+    "test_bookies_lost_for_good.py",
+    "test_rolling_restart.py",
+    "test_producers.py",
+    "test_role_processes.py",
+    "test_repair_of_processes.py",
+    "test_side_by_side.py",
+    "test_topics.py",
+    "test_cluster_connect.py",
+    "test_spark_bad_days.py",
+    "test_batch_rows.py",
+    "test_coverage.py",
+    "test_source_rules.py",
+)
+"""Files with long tests. They begin first: else one process would still be busy with them when the others have ended."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Move the files with long tests to the front; all others keep their order."""
+    items.sort(key=lambda item: LONG_FILES.index(item.path.name) if item.path.name in LONG_FILES else len(LONG_FILES))
+
+
 @pytest.fixture(scope="session")
-def wheel_bin(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`bin` of an environment with the wheel of this clone, made once."""
-    return install_wheel(tmp_path_factory.mktemp("wheel"))
+def wheel_bin(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """`bin` of an environment with the wheel of this clone, made once for all processes of a run."""
+    if worker_id == "master":  # the only process
+        return install_wheel(tmp_path_factory.mktemp("wheel"))
+    directory = tmp_path_factory.getbasetemp().parent / "wheel"
+    made = directory / "made"
+    with (directory.parent / "wheel.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            directory.mkdir()
+            made.write_text(str(install_wheel(directory)))
+    return Path(made.read_text())
 
 
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:

@@ -1,7 +1,11 @@
 """Runs the rings of the test suite: `python -m tests.suite fast`, `slow`, or `all` (fast, then slow if fast passed).
 
-The fast ring is everything that is not marked `slow`. Tests run in two processes, a file at a time; slow tests outside of the
-simulator and Spark in three, because they wait for other processes half of their time.
+The fast ring is everything that is not marked `slow`. Neither ring has tests marked `page`, which `make check` runs. A ring has three
+parts. The simulator runs beside the two others, with a low priority: it uses the processors while the others wait for servers, and
+takes little time from them. Its output is shown when it ends.
+
+    simulation    ──────────────────────────────►   two processes, test by test
+    spark ────────► others ─────────────────────►   one process (slow: two), then three, a file at a time
 
 With `--repeat-failed` each failed test runs once more, alone. A test that passes then is flaky: it is named in the last lines, and
 more than two of them fail the run. So a landing does not depend on luck, and no flaky test goes unnoticed.
@@ -15,44 +19,75 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import IO
 
+FAST, SLOW = "not slow and not page", "slow and not page"
 PROCESSES = 2
 PROCESSES_OF_WAITING_TESTS = 3
+"""Tests outside of the simulator and Spark wait for servers, clients and clocks half of their time."""
+PROCESSES_OF_SPARK = {FAST: 1, SLOW: 2}
+"""Each starts a JVM and a server. That takes longer than the few jobs of the fast ring."""
+PRIORITY_OF_SIMULATION = 10
+"""As in nice(1): a process beside it gets nine tenths of a processor that both want."""
+TIMEOUT_OF_SIMULATION_S = 900
+"""Instead of the usual limit against hangs, because of the low priority."""
 MAX_FLAKY = 2
 NO_TESTS = 5  # exit code of pytest when a ring has no test below the given paths
 MAX_REPEATED = 10
 """When more tests fail, the code is broken, not a test."""
-RINGS = {"fast": ("not slow",), "slow": ("slow",), "all": ("not slow", "slow")}
+RINGS = {"fast": (FAST,), "slow": (SLOW,), "all": (FAST, SLOW)}
+
+Ended = tuple[int, list[str]]
+"""The exit code of a pytest run, and the node ids of the tests that failed in it."""
 
 
-def pytest(*arguments: str) -> tuple[int, list[str]]:
-    """Run pytest in a process of its own. Return its exit code and the node ids of the tests that failed."""
+def pytest(*arguments: str, output: IO[str] | None = None, priority: int = 0) -> Ended:
+    """Run pytest in a process of its own, and wait for it."""
+    command = [sys.executable, "-m", "pytest", "-q"]
+    if priority:
+        command = ["nice", "-n", str(priority), *command]
     with tempfile.TemporaryDirectory() as cache:  # not that of the clone: another pytest may write there meanwhile
-        code = subprocess.run([sys.executable, "-m", "pytest", "-q", "-o", f"cache_dir={cache}", *arguments]).returncode
+        run = subprocess.run([*command, "-o", f"cache_dir={cache}", *arguments], stdout=output, stderr=output)
         failed = Path(cache) / "v" / "cache" / "lastfailed"
-        return code, sorted(json.loads(failed.read_text())) if failed.exists() else []
+        return run.returncode, sorted(json.loads(failed.read_text())) if failed.exists() else []
 
 
-def parts_of(paths: Sequence[str], selection: str) -> list[list[str]]:
-    """Return the arguments of each pytest run.
+def run_parts(selection: str) -> list[Ended]:
+    """Run all tests of a ring, the simulator beside the others.
 
-    The simulator's seeds are balanced test by test; all other tests share servers per file. Tests of Spark run in processes of
-    their own: a JVM that is started from a process in which gRPC has run may end at once (gRPC's handlers run in the forked child).
+    The simulator's seeds are balanced test by test; all other tests share servers per file, and files with long tests come first
+    (`LONG_FILES` in conftest.py). Tests of Spark run in processes of their own: a JVM that is started from a process in which gRPC
+    has run may end at once (gRPC's handlers run in the forked child).
     """
-    two = ["-n", str(PROCESSES), "--dist"]
-    if paths:
-        return [[*two, "loadfile", *paths]]
-    waiting = ["-n", str(PROCESSES_OF_WAITING_TESTS if selection == "slow" else PROCESSES), "--dist", "loadfile"]
-    others = [*waiting, "tests", "--ignore", "tests/simulation", "--ignore", "tests/spark"]
-    return [[*two, "worksteal", "tests/simulation"], [*two, "loadfile", "tests/spark"], others]
+    by_file = ["--dist", "loadfile", "--no-loadscope-reorder"]
+    with tempfile.TemporaryFile("w+") as said, ThreadPoolExecutor(1) as beside:
+        simulation = beside.submit(
+            pytest,
+            *("-m", selection, "-n", str(PROCESSES), "--dist", "worksteal"),
+            *("--timeout", str(TIMEOUT_OF_SIMULATION_S), "tests/simulation"),
+            output=said,
+            priority=PRIORITY_OF_SIMULATION,
+        )
+        ended = [
+            pytest("-m", selection, "-n", str(PROCESSES_OF_SPARK[selection]), *by_file, "tests/spark"),
+            pytest(
+                *("-m", selection, "-n", str(PROCESSES_OF_WAITING_TESTS), *by_file),
+                *("tests", "--ignore", "tests/simulation", "--ignore", "tests/spark"),
+            ),
+        ]
+        ended.append(simulation.result())
+        said.seek(0)
+        print(f"\ntests/simulation:\n{said.read()}", flush=True)
+    return ended
 
 
 def run_ring(selection: str, paths: Sequence[str], *, repeat: bool) -> tuple[bool, list[str]]:
     """Return whether the ring passed, and which tests passed only when they were repeated."""
     passed, flaky = True, []
-    for part in parts_of(paths, selection):
-        code, failed = pytest("-m", selection, *part)
+    given = ["-m", selection, "-n", str(PROCESSES), "--dist", "loadfile", *paths]
+    for code, failed in [pytest(*given)] if paths else run_parts(selection):
         if code in (0, NO_TESTS):
             continue
         if not repeat or code != 1 or not 0 < len(failed) <= MAX_REPEATED:

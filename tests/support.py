@@ -11,6 +11,9 @@ from tests.simulation.world.virtual_loop import VirtualLoop
 
 T = TypeVar("T")
 
+QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""For JVMs that live for seconds: without the second compiler and parallel collectors, short Spark jobs take half the CPU time."""
+
 
 def run_async(work: Coroutine[Any, Any, T], timeout_s: float = 120.0) -> T:
     """Runs `work` on a new loop; fails when it takes longer than `timeout_s` or leaves a task behind.

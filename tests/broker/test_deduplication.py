@@ -417,7 +417,7 @@ class Histories(RuleBasedStateMachine):
             assert set(client.answered) <= whole
 
 
-Histories.TestCase.settings = settings(max_examples=400, stateful_step_count=40, deadline=None)
+Histories.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 TestHistories = Histories.TestCase
 
 

@@ -443,11 +443,11 @@ class HistoriesOfReadersOfSomeKeys(ExclusiveHistories):
     RANGES = ((2, 4), (8, 8))
 
 
-OrderedHistories.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
-ExclusiveHistories.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+OrderedHistories.TestCase.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+ExclusiveHistories.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 test_random_histories_of_failover = OrderedHistories.TestCase
 test_random_histories_of_exclusive = ExclusiveHistories.TestCase
-HistoriesOfReadersOfSomeKeys.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+HistoriesOfReadersOfSomeKeys.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 test_random_histories_of_readers_of_some_keys = HistoriesOfReadersOfSomeKeys.TestCase
 
 

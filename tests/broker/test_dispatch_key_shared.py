@@ -248,7 +248,7 @@ class OutOfOrderHistories(KeySharedHistories):
     in_order = False
 
 
-KeySharedHistories.TestCase.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
-OutOfOrderHistories.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+KeySharedHistories.TestCase.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+OutOfOrderHistories.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 test_random_histories = KeySharedHistories.TestCase
 test_random_histories_out_of_order = OutOfOrderHistories.TestCase

@@ -357,5 +357,5 @@ class SharedHistories(SharingHistories):
         return reserved and self.world.topic[position].chunk is not None
 
 
-SharedHistories.TestCase.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+SharedHistories.TestCase.settings = settings(max_examples=50, stateful_step_count=50, deadline=None)
 test_random_histories = SharedHistories.TestCase

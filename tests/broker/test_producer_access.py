@@ -314,5 +314,5 @@ class Histories(RuleBasedStateMachine):
         assert len({client.name for client in known}) == len(known)
 
 
-Histories.TestCase.settings = settings(max_examples=400, stateful_step_count=40, deadline=None)
+Histories.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 TestHistories = Histories.TestCase

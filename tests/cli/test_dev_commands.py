@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import subprocess
@@ -9,11 +10,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
+from cepheid_cli.app import run
 from cepheid_cli.dev.log_follower import followed, last_lines
 from cepheid_cli.dev.status_table import duration
 from cepheid_cli.wire_client import WireClient
@@ -25,7 +28,7 @@ TOPIC = "persistent://public/default/t"
 
 
 class Shell:
-    """Runs commands on one cluster directory."""
+    """Runs commands on one cluster directory, in this process: starting Python for each takes longer than most of them."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -33,8 +36,19 @@ class Shell:
         self.environment = {**plain, "CEPHEID_DEV_DIR": str(directory), "COLUMNS": "140"}
 
     def run(self, *arguments: str) -> tuple[int, str]:
-        done = subprocess.run([*CEPHEID, "dev", *arguments], capture_output=True, text=True, timeout=250, env=self.environment)
-        return done.returncode, done.stdout + done.stderr
+        said = io.StringIO()
+        with (
+            mock.patch.object(sys, "argv", ["cepheid", "dev", *arguments]),
+            mock.patch.dict(os.environ, self.environment, clear=True),
+            redirect_stdout(said),
+            redirect_stderr(said),
+        ):
+            try:
+                run()
+                code = 0
+            except SystemExit as ended:
+                code = ended.code if isinstance(ended.code, int) else ended.code is not None
+        return code, said.getvalue()
 
     def ok(self, *arguments: str) -> str:
         code, said = self.run(*arguments)

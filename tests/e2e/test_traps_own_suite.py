@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from typing import Any
 
 import pulsar
@@ -18,6 +19,14 @@ from tests.e2e.official_client import EARLIEST, TIMEOUT_MS, assert_silent, clien
 
 Shared = pulsar.ConsumerType.Shared
 ANYBODY = {"auth_policies": {"namespace_auth": {"anonymous": ["produce", "consume"]}}, "replication_clusters": ["standalone"]}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[ProcessCluster]:
+    """Its own, because tests change policies of public/default."""
+    with ProcessCluster() as cluster:
+        yield cluster
+        assert "Traceback" not in cluster.log_text, cluster.log_text[-4000:]
 
 
 def ask(cluster: ProcessCluster, method: str, path: str, body: str | None = None) -> tuple[int, str]:

@@ -95,7 +95,7 @@ def outcome(result: list[Any] | MetadataError) -> list[Any] | str:
 
 
 @given(GROUPS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_the_memory_tree_is_the_model(groups: list[list[list[Op]]]) -> None:
     model, tree = Model(), MemoryTree()
     for ops in (ops for group in groups for ops in group):

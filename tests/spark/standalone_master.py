@@ -12,6 +12,8 @@ from typing import Self
 
 import pyspark
 
+from tests.support import QUICK_JVM
+
 SPARK_HOME = Path(pyspark.__file__).parent
 START_S = 300.0  # four JVM starts on a busy machine take their time
 SUBMIT_S = 800.0
@@ -21,7 +23,8 @@ POLL_S = 0.05
 def spark_environment(**extra: str) -> dict[str, str]:
     """Of a shell in which nobody has set anything of Spark's; all of it on the loopback."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_", "PYTHONPATH"))}
-    return {**kept, "SPARK_HOME": str(SPARK_HOME), "SPARK_LOCAL_IP": "127.0.0.1", **extra}
+    quick = dict.fromkeys(("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS", "SPARK_DAEMON_JAVA_OPTS"), QUICK_JVM)
+    return {**kept, **quick, "SPARK_HOME": str(SPARK_HOME), "SPARK_LOCAL_IP": "127.0.0.1", **extra}
 
 
 class Started:
@@ -79,7 +82,8 @@ class StandaloneMaster:
 
     def submit(self, *arguments: str | Path, conf: dict[str, str] | None = None) -> str:
         """spark-submit: what it wrote. Raises AssertionError with all of that when it ends with an error."""
-        settings = {"spark.executor.memory": "512m", "spark.driver.memory": "512m", "spark.ui.enabled": "false", **(conf or {})}
+        memory = {"spark.executor.memory": "512m", "spark.driver.memory": "512m"}
+        settings = {**memory, "spark.executor.extraJavaOptions": QUICK_JVM, "spark.ui.enabled": "false", **(conf or {})}
         flags = [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
         command = [str(SPARK_HOME / "bin" / "spark-submit"), "--master", self.url, *flags, *map(str, arguments)]
         environment = spark_environment(PYSPARK_PYTHON=str(self._python))

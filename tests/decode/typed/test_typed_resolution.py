@@ -342,7 +342,7 @@ def test_an_evolved_schema_shows_what_fastavro_shows(data: st.DataObject) -> Non
 
 
 @pytest.mark.slow
-@settings(max_examples=700)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_many_evolved_schemas_show_what_fastavro_shows(data: st.DataObject) -> None:
     compare_with_fastavro(data)
