@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, ClassVar, TypeVar
-from urllib.parse import urlsplit
 
 from cepheid_metadata import (
     MAX_REQUEST_BYTES,
@@ -49,9 +48,6 @@ from cepheid_metadata import (
     TopicRecord,
     chain_records,
     keys,
-    list_chains,
-    list_namespaces,
-    list_tenants,
     namespace_records,
     require_cluster,
     schema_histories,
@@ -66,6 +62,7 @@ from cepheid_ports import CepheidError
 from cepheid_tiered.bucket import Bucket
 from cepheid_tiered.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest, ManifestError, ManifestLedger, url_from
 from cepheid_tiered.segment import SegmentError
+from cepheid_tiered.sweep import list_all_chains, place_of
 from cepheid_wire import InvalidTopicNameError, TopicName
 
 _PART_BYTES = MAX_REQUEST_BYTES - 50_000  # room for the key and for a request's own bytes
@@ -212,16 +209,10 @@ async def _list(bucket: Bucket, url: str) -> tuple[dict[str, int], list[str]]:
     sizes: dict[str, int] = {}
     manifests: list[str] = []
     async for found in bucket.list(url):
-        sizes[_place(found.url)] = found.size_bytes
-        if _place(found.url).endswith(f"/{MANIFEST_NAME}"):
+        sizes[place_of(found.url)] = found.size_bytes
+        if place_of(found.url).endswith(f"/{MANIFEST_NAME}"):
             manifests.append(found.url)
     return sizes, sorted(manifests)
-
-
-def _place(url: str) -> str:
-    """Where an object is, whatever options its URL has."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc}{parts.path}"
 
 
 async def _require_idle(store: MetadataStore) -> ClusterIdentity:
@@ -249,12 +240,10 @@ class _TakenIds:
         async for ledger_id in list_deleted_ledgers(store):
             taken._owners[ledger_id] = "a deleted ledger that can be restored"
         chains = chain_records(store)
-        for tenant in await list_tenants(store):
-            for namespace in await list_namespaces(store, tenant):
-                for topic in await list_chains(store, tenant, namespace, "persistent"):
-                    if (found := await chains.get(topic)) is not None:
-                        taken.take(str(topic), [ledger.ledger_id for ledger in found.record.ledgers])
-                        taken.take(str(topic), found.record.deletions)
+        for topic in await list_all_chains(store):
+            if (found := await chains.get(topic)) is not None:
+                taken.take(str(topic), [ledger.ledger_id for ledger in found.record.ledgers])
+                taken.take(str(topic), found.record.deletions)
         return taken
 
     def take(self, owner: str, ledger_ids: Iterable[int]) -> None:
@@ -333,7 +322,7 @@ def _present(manifest: Manifest, url: str, sizes: Mapping[str, int]) -> tuple[tu
     missing: list[str] = []
     for ledger in manifest.offloaded:
         assert ledger.object is not None
-        place = _place(url_from(url, ledger.object.name))
+        place = place_of(url_from(url, ledger.object.name))
         if ("://" in ledger.object.name and place not in sizes) or sizes.get(place) == ledger.object.size_bytes:
             kept.append(ledger)
         else:
