@@ -39,6 +39,7 @@ MAX_MANIFEST_BYTES = 64 * 1024 * 1024
 
 _ROWS_IN_A_PIECE = 500
 _CRC_FIELD = b',"crc32c":"'
+_RECORDS = ("tenant_record", "namespace_record", "topic_record", "base_record", "schema_history")
 _FIELDS = (
     "format",
     "cluster_id",
@@ -49,11 +50,7 @@ _FIELDS = (
     "written_at_ms",
     "properties",
     "terminated_at",
-    "tenant_record",
-    "namespace_record",
-    "topic_record",
-    "base_record",
-    "schema_history",
+    *_RECORDS,
     "schema_definitions",
     "ledgers",
     "cursors",
@@ -205,13 +202,12 @@ class Manifest:
         if unlike := set(fields).symmetric_difference(_FIELDS):
             raise ValueError(f"field {min(unlike)} is {'unknown' if min(unlike) in fields else 'missing'}")
         definitions = _mapping(fields["schema_definitions"], "schema_definitions")
+        texts = {name: _text(fields[name], name) for name in ("cluster_id", "cluster", "topic", "incarnation")}
+        numbers = {name: _number(fields[name], name) for name in ("epoch", "written_at_ms", "cursors_at_ms")}
+        records = {name: _mapping_or_none(fields[name], name) for name in _RECORDS}
+        others: dict[str, Any] = {**texts, **numbers, **records}
         return cls(
-            **{name: _text(fields[name], name) for name in ("cluster_id", "cluster", "topic", "incarnation")},
-            **{name: _number(fields[name], name) for name in ("epoch", "written_at_ms", "cursors_at_ms")},
-            **{
-                name: _mapping_or_none(fields[name], name)
-                for name in ("tenant_record", "namespace_record", "topic_record", "base_record", "schema_history")
-            },
+            **others,
             schema_definitions={name: _mapping(one, "schema_definitions") for name, one in definitions.items()},
             ledgers=[_ledger(row) for row in _list(fields["ledgers"], "ledgers")],
             cursors=[_cursor(row) for row in _list(fields["cursors"], "cursors")],
