@@ -19,7 +19,7 @@ from cepheid_cli.admin.common import (
     print_table,
     sub_app,
 )
-from cepheid_cli.admin.policy_words import WORDS, set_policy, shown_policies, unset_policy
+from cepheid_cli.admin.policy_words import WORDS, set_policy, shown_policies, shown_policy, unset_policy
 from cepheid_cli.admin.units import position, shown_bytes, shown_duration, time_ms
 from cepheid_cli.admin_client import quoted, topic_parts, topic_path
 from cepheid_wire import NamespaceName, TopicName
@@ -202,6 +202,23 @@ def set_(
 ) -> None:
     set_policy(AdminClient(admin_url), topic_path(topic), policy, value, of_topic=True)
     done(f"{policy} of {topic} is {value}")
+
+
+@app.command("get")
+def get(
+    topic: Topic,
+    policy: Policy,
+    in_force: Annotated[
+        bool, typer.Option("--in-force", help="What applies, also if the namespace or the broker says it.")
+    ] = False,
+    admin_url: AdminUrl = DEFAULT_URL,
+) -> None:
+    """Print a policy that is set here, in the form that `set` takes or as JSON."""
+    found = shown_policy(AdminClient(admin_url), topic_path(topic), policy, of_topic=True, in_force=in_force)
+    if found is None:
+        done(f"{policy} of {topic} is not set")
+    else:
+        print(found)
 
 
 @app.command()
