@@ -8,7 +8,7 @@ from cepheid_tiered.segment import (
     SegmentStore,
     SegmentSummary,
 )
-from cepheid_tiered.store_url import StoreUrl, StoreUrlError
+from cepheid_tiered.store_location import StoreLocation, StoreLocationError
 
 __all__ = [
     "DamagedSegmentError",
@@ -17,6 +17,6 @@ __all__ = [
     "SegmentReader",
     "SegmentStore",
     "SegmentSummary",
-    "StoreUrl",
-    "StoreUrlError",
+    "StoreLocation",
+    "StoreLocationError",
 ]

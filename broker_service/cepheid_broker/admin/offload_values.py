@@ -17,7 +17,7 @@ from cepheid_broker.admin.errors import NotServedError, PreconditionError
 from cepheid_broker.admin.policy_values import Long, number
 from cepheid_broker.policies import TopicPolicies
 from cepheid_metadata import OffloadPolicy
-from cepheid_tiered import StoreUrl, StoreUrlError
+from cepheid_tiered import StoreLocation, StoreLocationError
 from cepheid_tiered.requirements import missing_requirements
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def offload_policy(body: OffloadPoliciesBody) -> OffloadPolicy:
 def offload_policy_json(policy: OffloadPolicy) -> dict[str, Any]:
     """What is not set is left out, as Pulsar does it."""
     found: dict[str, Any] = {
-        **({} if policy.url is None else _store_json(StoreUrl.parse(policy.url))),
+        **({} if policy.url is None else _store_json(StoreLocation.parse(policy.url))),
         "managedLedgerOffloadThresholdInBytes": policy.after_bytes,
         "managedLedgerOffloadThresholdInSeconds": policy.after_s,
         "managedLedgerOffloadDeletionLagInMillis": None if policy.keep_s is None else policy.keep_s * 1000,
@@ -160,14 +160,14 @@ def _url(body: OffloadPoliciesBody) -> str | None:
     if not bucket:
         raise PreconditionError(f"The driver {driver} needs a bucket")
     options = {"region": _one_of_both(body, scheme, "Region"), "endpoint": _one_of_both(body, scheme, "ServiceEndpoint")}
-    store = StoreUrl(scheme, bucket, prefix, **{name: value for name, value in options.items() if value})
+    store = StoreLocation(scheme, bucket, prefix, **{name: value for name, value in options.items() if value})
     return _parsed(str(store))
 
 
 def _parsed(text: str) -> str:
     try:
-        return str(StoreUrl.parse(text))
-    except StoreUrlError as error:
+        return str(StoreLocation.parse(text))
+    except StoreLocationError as error:
         raise PreconditionError(str(error)) from None
 
 
@@ -211,7 +211,7 @@ def _read_from(priority: str | None) -> Any:
     return found
 
 
-def _store_json(store: StoreUrl) -> dict[str, Any]:
+def _store_json(store: StoreLocation) -> dict[str, Any]:
     found: dict[str, Any] = {"managedLedgerOffloadDriver": _DRIVERS[store.scheme]}
     if store.scheme == "file":
         return {**found, "fileSystemURI": str(store)}

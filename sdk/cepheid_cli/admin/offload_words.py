@@ -78,11 +78,11 @@ def _option(name: str) -> tuple[str, Callable[[str], Any]]:
 
 
 def _store(text: str) -> dict[str, Any]:
-    from cepheid_tiered import StoreUrl, StoreUrlError  # its package is not needed by any other command
+    from cepheid_tiered import StoreLocation, StoreLocationError  # its package is not needed by any other command
 
     try:
-        url = StoreUrl.parse(text)
-    except StoreUrlError as error:
+        url = StoreLocation.parse(text)
+    except StoreLocationError as error:
         raise BadValueError(str(error)) from None
     found: dict[str, Any] = {"managedLedgerOffloadDriver": _DRIVERS[url.scheme]}
     if url.scheme == "file":
@@ -114,7 +114,7 @@ def shown_offload(policy: Mapping[str, Any]) -> str:
 
 
 def _url_of(policy: Mapping[str, Any]) -> str | None:
-    from cepheid_tiered import StoreUrl
+    from cepheid_tiered import StoreLocation
 
     driver = policy.get("managedLedgerOffloadDriver")
     if driver is None:
@@ -124,7 +124,7 @@ def _url_of(policy: Mapping[str, Any]) -> str | None:
         return str(policy["fileSystemURI"])
     bucket, region, endpoint = (_of_store(policy, field) for field in ("Bucket", "Region", "ServiceEndpoint"))
     prefix = policy.get("managedLedgerExtraConfigurations", {}).get("prefix", "")
-    return str(StoreUrl(scheme, bucket or "", prefix, region, endpoint))
+    return str(StoreLocation(scheme, bucket or "", prefix, region, endpoint))
 
 
 def _of_store(policy: Mapping[str, Any], field: str) -> str | None:

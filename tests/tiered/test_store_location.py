@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import pytest
 
-from cepheid_tiered import StoreUrl, StoreUrlError
+from cepheid_tiered import StoreLocation, StoreLocationError
 
 
 @pytest.mark.parametrize(
     ("text", "url"),
     [
-        ("s3://bucket", StoreUrl("s3", "bucket")),
-        ("s3://bucket/a/b/", StoreUrl("s3", "bucket", "a/b")),
-        ("gs://my.bucket-1/x", StoreUrl("gs", "my.bucket-1", "x")),
-        ("abfs://container/x", StoreUrl("abfs", "container", "x")),
-        ("file:///mnt/archive", StoreUrl("file", "", "mnt/archive")),
+        ("s3://bucket", StoreLocation("s3", "bucket")),
+        ("s3://bucket/a/b/", StoreLocation("s3", "bucket", "a/b")),
+        ("gs://my.bucket-1/x", StoreLocation("gs", "my.bucket-1", "x")),
+        ("abfs://container/x", StoreLocation("abfs", "container", "x")),
+        (
+            "abfs://container@account.dfs.core.windows.net/x",
+            StoreLocation("abfs", "container@account.dfs.core.windows.net", "x"),
+        ),
+        ("file:///mnt/archive", StoreLocation("file", "", "mnt/archive")),
         (
             "s3://bucket/p?endpoint=http://127.0.0.1:5000/&region=eu-west-1",
-            StoreUrl("s3", "bucket", "p", "eu-west-1", "http://127.0.0.1:5000"),
+            StoreLocation("s3", "bucket", "p", "eu-west-1", "http://127.0.0.1:5000"),
         ),
     ],
 )
-def test_urls_are_taken_apart_and_put_together(text: str, url: StoreUrl) -> None:
-    assert StoreUrl.parse(text) == url
-    assert StoreUrl.parse(str(url)) == url
+def test_urls_are_taken_apart_and_put_together(text: str, url: StoreLocation) -> None:
+    assert StoreLocation.parse(text) == url
+    assert StoreLocation.parse(str(url)) == url
 
 
 @pytest.mark.parametrize(
@@ -43,7 +47,8 @@ def test_urls_are_taken_apart_and_put_together(text: str, url: StoreUrl) -> None
         ("s3://Bucket", "cannot name a bucket"),
         ("s3://[oops", "cannot be read"),
         ("s3://AKIA:hush@bucket/prefix", "something before an @.*AWS_ACCESS_KEY_ID"),
-        ("abfs://container@account.dfs.core.windows.net/x", "something before an @.*AZURE_STORAGE_ACCOUNT_NAME"),
+        ("abfs://container:hush@account.dfs.core.windows.net/x", "something before an @.*AZURE_STORAGE_ACCOUNT_NAME"),
+        ("abfs://container@example.org/x", "something before an @.*AZURE_STORAGE_ACCOUNT_NAME"),
         ("s3://bucket?aws_secret_access_key=hush", "carries 'aws_secret_access_key'.*leave it out.*AWS_SECRET_ACCESS_KEY"),
         ("abfs://bucket?sas=hush", "carries 'sas'"),
         ("s3://bucket?regoin=x", "unknown option 'regoin'.*did you mean region"),
@@ -64,6 +69,6 @@ def test_urls_are_taken_apart_and_put_together(text: str, url: StoreUrl) -> None
     ],
 )
 def test_what_cannot_be_used_is_refused_with_what_to_write(text: str, says: str) -> None:
-    with pytest.raises(StoreUrlError, match=says) as refused:
-        StoreUrl.parse(text)
+    with pytest.raises(StoreLocationError, match=says) as refused:
+        StoreLocation.parse(text)
     assert "hush" not in str(refused.value), "a secret is not repeated"

@@ -1,7 +1,7 @@
 """The URL of an object store as people write it in a policy: checked word by word, before anything is stored or connected.
 
     s3://bucket/prefix?region=eu-west-1&endpoint=https://minio:9000        gs://bucket/prefix        abfs://container/prefix
-    file:///absolute/path
+    file:///absolute/path                                                  abfs://container@account.dfs.core.windows.net/prefix
 
 It names a place and how to reach it, never who may: credentials are read from the environment of the process that connects.
 """
@@ -33,6 +33,7 @@ _SECRET = re.compile(
     r"secret|password|passwd|token|credential|access_?key|account_?key|api_?key|signature|\bsas\b|\bsig\b", re.IGNORECASE
 )
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
+_ACCOUNT = re.compile(r"[a-z0-9-]{3,63}@[a-z0-9]{3,24}\.(dfs|blob)\.core\.windows\.net")
 _REGION = re.compile(r"[a-zA-Z0-9-]{1,64}")
 _FORM = "write s3://bucket/prefix, gs://bucket/prefix, abfs://container/prefix or file:///path"
 _ENVIRONMENT = {
@@ -43,12 +44,12 @@ _ENVIRONMENT = {
 }
 
 
-class StoreUrlError(CepheidError):
+class StoreLocationError(CepheidError):
     """The text is not the URL of an object store that can be used. It never repeats what may be a secret."""
 
 
 @dataclass(frozen=True, slots=True)
-class StoreUrl:
+class StoreLocation:
     """One place in an object store. `prefix` has no slash at its ends; of `file` it is the path without its first slash."""
 
     scheme: str
@@ -63,59 +64,65 @@ class StoreUrl:
         return f"{place}?{urlencode(options, safe=':/')}" if options else place
 
     @classmethod
-    def parse(cls, text: str) -> StoreUrl:
-        """Raises StoreUrlError with what is wrong and what to write instead."""
+    def parse(cls, text: str) -> StoreLocation:
+        """Raises StoreLocationError with what is wrong and what to write instead."""
         if len(text) > MAX_URL_CHARS:
-            raise StoreUrlError(f"the URL has {len(text)} characters, at most {MAX_URL_CHARS} are possible: shorten the prefix")
+            raise StoreLocationError(
+                f"the URL has {len(text)} characters, at most {MAX_URL_CHARS} are possible: shorten the prefix"
+            )
         scheme, separator, _ = text.partition("://")
         if not separator:
-            raise StoreUrlError(f"{_shown(text)} is not the URL of an object store: {_FORM}")
+            raise StoreLocationError(f"{_shown(text)} is not the URL of an object store: {_FORM}")
         if scheme not in SCHEMES:
-            raise StoreUrlError(_unknown_scheme(scheme))
+            raise StoreLocationError(_unknown_scheme(scheme))
         try:
             parts = urlsplit(text)
         except ValueError as error:
-            raise StoreUrlError(f"the {scheme} URL cannot be read ({error}): {_FORM}") from None
-        if "@" in parts.netloc:
-            raise StoreUrlError(_user_in_url(scheme))
+            raise StoreLocationError(f"the {scheme} URL cannot be read ({error}): {_FORM}") from None
+        if "@" in parts.netloc and not (scheme == "abfs" and _ACCOUNT.fullmatch(parts.netloc)):
+            raise StoreLocationError(_user_in_url(scheme))
         options = _options(scheme, parts.query)
         if parts.fragment or text.endswith("#"):
-            raise StoreUrlError("the URL has a fragment (#…): leave it out, or choose a prefix without #")
+            raise StoreLocationError("the URL has a fragment (#…): leave it out, or choose a prefix without #")
         prefix = _prefix(parts.path)
         if scheme == "file":
             return _file(parts.netloc, prefix, options)
         return cls(scheme, _bucket(scheme, parts.netloc), prefix, options.get("region"), options.get("endpoint"))
 
 
-def _file(host: str, prefix: str, options: dict[str, str]) -> StoreUrl:
+def _file(host: str, prefix: str, options: dict[str, str]) -> StoreLocation:
     if host:
-        raise StoreUrlError(f"file://{_cut(host)}/… names a host: write three slashes and an absolute path, as file:///mnt/archive")
+        raise StoreLocationError(
+            f"file://{_cut(host)}/… names a host: write three slashes and an absolute path, as file:///mnt/archive"
+        )
     if not prefix:
-        raise StoreUrlError("file:/// has no path: name a directory, as file:///mnt/archive")
+        raise StoreLocationError("file:/// has no path: name a directory, as file:///mnt/archive")
     if options:
-        raise StoreUrlError(f"file:// takes no option, and {next(iter(options))} is one: leave it out")
-    return StoreUrl("file", "", prefix)
+        raise StoreLocationError(f"file:// takes no option, and {next(iter(options))} is one: leave it out")
+    return StoreLocation("file", "", prefix)
 
 
 def _bucket(scheme: str, bucket: str) -> str:
     noun = "container" if scheme == "abfs" else "bucket"
     if not bucket:
-        raise StoreUrlError(f"the URL names no {noun}: write {scheme}://{noun}/prefix")
+        raise StoreLocationError(f"the URL names no {noun}: write {scheme}://{noun}/prefix")
+    if scheme == "abfs" and _ACCOUNT.fullmatch(bucket):
+        return bucket
     if ":" in bucket:
-        raise StoreUrlError(
+        raise StoreLocationError(
             f"{_shown(bucket)} is a host and a port, not a {noun}: write {scheme}://{noun}/prefix?endpoint=http://{_cut(bucket)}"
         )
     if not _BUCKET.fullmatch(bucket):
-        raise StoreUrlError(f"{_shown(bucket)} cannot name a {noun}: 3 or more lower-case letters, digits, dots and hyphens")
+        raise StoreLocationError(f"{_shown(bucket)} cannot name a {noun}: 3 or more lower-case letters, digits, dots and hyphens")
     return bucket
 
 
 def _prefix(path: str) -> str:
     prefix = path.strip("/")
     if bad := re.search(r"[\s%\\\x00-\x1f\x7f*?\"<>|]", prefix):
-        raise StoreUrlError(f"the prefix has the character {bad[0]!r}: choose a prefix of letters, digits and -_./=")
+        raise StoreLocationError(f"the prefix has the character {bad[0]!r}: choose a prefix of letters, digits and -_./=")
     if any(step in ("", ".", "..") for step in prefix.split("/")) and prefix:
-        raise StoreUrlError("the prefix has a step that is empty, '.' or '..': write it without them")
+        raise StoreLocationError("the prefix has a step that is empty, '.' or '..': write it without them")
     return prefix
 
 
@@ -123,16 +130,16 @@ def _options(scheme: str, query: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, value in parse_qsl(query, keep_blank_values=True):
         if name not in OPTIONS:
-            raise StoreUrlError(_unknown_option(scheme, name))
+            raise StoreLocationError(_unknown_option(scheme, name))
         if name in found:
-            raise StoreUrlError(f"the option {name} is there twice: keep one")
+            raise StoreLocationError(f"the option {name} is there twice: keep one")
         found[name] = _endpoint(value) if name == "endpoint" else _region(value)
     return found
 
 
 def _region(value: str) -> str:
     if not _REGION.fullmatch(value):
-        raise StoreUrlError(f"region must be a name such as eu-west-1, got {_shown(value)}")
+        raise StoreLocationError(f"region must be a name such as eu-west-1, got {_shown(value)}")
     return value
 
 
@@ -143,9 +150,11 @@ def _endpoint(value: str) -> str:
     except ValueError:
         parts = urlsplit("")
     if parts.username is not None:
-        raise StoreUrlError("the endpoint has a user or a password in it: leave them out; credentials come from the environment")
+        raise StoreLocationError(
+            "the endpoint has a user or a password in it: leave them out; credentials come from the environment"
+        )
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/") or parts.query or parts.fragment:
-        raise StoreUrlError(f"endpoint must be http://host:port or https://host:port, got {_shown(value)}")
+        raise StoreLocationError(f"endpoint must be http://host:port or https://host:port, got {_shown(value)}")
     return value.rstrip("/")
 
 
