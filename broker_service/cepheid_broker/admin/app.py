@@ -35,6 +35,7 @@ from cepheid_broker.admin.namespace_properties import namespace_properties
 from cepheid_broker.admin.namespace_topics import namespace_topics
 from cepheid_broker.admin.namespaces import namespaces
 from cepheid_broker.admin.non_persistent import non_persistent_partitions, non_persistent_stats, non_persistent_topics
+from cepheid_broker.admin.offload_thresholds import offload_thresholds
 from cepheid_broker.admin.openapi import complete
 from cepheid_broker.admin.partitions import partitions
 from cepheid_broker.admin.permissions import permissions
@@ -93,6 +94,7 @@ ROUTERS = (
     replication_clusters,
     namespace_policies,
     namespace_backlog_quotas,
+    offload_thresholds,
     namespace_properties,
     namespace_topics,  # its {bundle} would take the names of policies
     topic_policies,

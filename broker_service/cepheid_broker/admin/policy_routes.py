@@ -115,7 +115,7 @@ def _add_remove(router: APIRouter, level: Level, kind: PolicyKind, path: PathOf)
         await level.change(noun, {kind.field: None})
 
     router.add_api_route(
-        f"/{path.word}",
+        f"/{path.removed_at or path.word}",
         remove,
         methods=["DELETE"],
         status_code=NO_CONTENT,
