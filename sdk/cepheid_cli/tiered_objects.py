@@ -32,7 +32,8 @@ _SHOWN = 20
 
 Url = Annotated[str, typer.Argument(help="Bucket and prefix of the offload policy, or a directory below it: s3://bucket/prefix.")]
 Metadata = Annotated[
-    str | None, typer.Option("--metadata", envvar="CEPHEID_METADATA", help=f"Metadata store, whose chains are the truth: {STORE_HELP}.")
+    str | None,
+    typer.Option("--metadata", envvar="CEPHEID_METADATA", help=f"Metadata store, whose chains are the truth: {STORE_HELP}."),
 ]
 
 
@@ -115,7 +116,7 @@ def sweep(
         print_json([{**asdict(found), "decision": why.value} for found, why in plan.decisions])
         return
     for found in plan.orphans:
-        print(f"{found.url}  {shown_bytes(found.size_bytes)}  {shown_time(found.modified_at_ms)}")
+        print(f"{found.url}  {shown_bytes(found.size_bytes)}  {shown_time(found.modified_ms)}")
     size_bytes = sum(found.size_bytes for found in plan.orphans)
     done(f"{counted(len(plan.orphans), 'object')}, {shown_bytes(size_bytes)}: {'would be deleted' if dry_run else 'deleted'}")
     for why, count in sorted(Counter(why for _, why in plan.decisions).items(), key=lambda one: one[0].name):
@@ -142,9 +143,7 @@ def restore(
     async def main() -> list[RestoredTopic]:
         only = None if topic is None else str(TopicName.parse(topic))
         async with _opened_objects() as (bucket, _), _opened_store(into) as store:
-            return await restore_topics(
-                store, bucket, url, _now_ms(), only=only, accept_missing=accept_missing, dry_run=dry_run
-            )
+            return await restore_topics(store, bucket, url, _now_ms(), only=only, accept_missing=accept_missing, dry_run=dry_run)
 
     report = asyncio.run(main())
     if as_json:
@@ -267,7 +266,11 @@ def _policy_urls(name: str | None, admin_url: str) -> list[str]:
     from cepheid_cli.tiered import rows_of
 
     admin = AdminClient(admin_url)
-    names = [name] if name is not None else [f"{found}" for tenant in admin.get("/admin/v2/tenants") for found in _namespaces(admin, tenant)]
+    names = (
+        [name]
+        if name is not None
+        else [f"{found}" for tenant in admin.get("/admin/v2/tenants") for found in _namespaces(admin, tenant)]
+    )
     urls = dict.fromkeys(row["url"] for one in names for row in rows_of(admin, one) if row["url"])
     return list(urls)
 
@@ -318,7 +321,7 @@ class _Progress:
 
 @asynccontextmanager
 async def _opened_objects() -> AsyncIterator[tuple[Bucket, SegmentStore]]:
-    from cepheid_ports import Worker
+    from cepheid_ports import ThreadWorker
     from cepheid_tiered.bucket import ObjectBucket
     from cepheid_tiered.object_stores import ObjectStores
     from cepheid_tiered.segments import Segments
@@ -326,7 +329,7 @@ async def _opened_objects() -> AsyncIterator[tuple[Bucket, SegmentStore]]:
     async def no_schemas(_: TopicName) -> list[Any]:
         return []
 
-    worker = Worker("objects")
+    worker = ThreadWorker("objects", threads=2)
     try:
         objects = ObjectStores(worker)
         segments = Segments(objects, worker, no_schemas)

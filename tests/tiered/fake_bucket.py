@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-from cepheid_tiered.bucket import BucketObject
 from cepheid_tiered.manifest import Manifest, ManifestCursor, ManifestLedger, ManifestObject
+from cepheid_tiered.object_store import StoredObject
 from cepheid_tiered.segment import NoSuchSegmentError, SegmentError
 
 ROOT = "s3://bucket/prefix"
@@ -18,11 +18,11 @@ class FakeBucket:
         self.is_away = False
         self.deleted: list[str] = []
 
-    async def list(self, url: str) -> AsyncIterator[BucketObject]:
+    async def list(self, url: str) -> AsyncIterator[StoredObject]:
         self._check(url)
         for name, (data, at_ms) in sorted(self.objects.items()):
             if name.startswith(url.rstrip("/") + "/"):
-                yield BucketObject(name, len(data), at_ms)
+                yield StoredObject(name, len(data), at_ms)
 
     async def get(self, url: str, *, max_bytes: int) -> bytes:
         self._check(url)

@@ -13,7 +13,7 @@ from cepheid_metadata import Chain, ChainLedger, MemoryStore, MemoryTree, Offloa
 from cepheid_metadata.repositories import restored_record
 from cepheid_metadata.restored_records import RestoredMetadata
 from cepheid_ports import Ports
-from cepheid_tiered.bucket import BucketObject
+from cepheid_tiered.object_store import StoredObject
 from cepheid_tiered.segment import SegmentError
 from cepheid_tiered.sweep import Named, Sighting, SweepRefusedError, Why, place_of, plan_sweep, sweep, topic_path
 from cepheid_wire import TopicName
@@ -39,7 +39,7 @@ HOUR_MS = 3_600_000
 )
 def test_decides_about_one_object(name: str, age_ms: int, cluster_id: str | None, why: Why) -> None:
     directory = f"{ROOT}/t/n/orders"
-    found = BucketObject(f"{directory}/{name}?region=eu", 1, NOW_MS - age_ms)
+    found = StoredObject(f"{directory}/{name}?region=eu", 1, NOW_MS - age_ms)
     named = Named(frozenset([f"{directory}/{object_name(7)}"]))
     plan = plan_sweep([found], named, {directory: Sighting(cluster_id)}, "ours", NOW_MS, HOUR_MS)
     assert plan.decisions == ((found, why),)
@@ -56,7 +56,7 @@ def test_decides_about_one_object(name: str, age_ms: int, cluster_id: str | None
 def test_a_topic_that_lives_keeps_its_manifest_and_one_that_cannot_be_read_keeps_all(named: Named, name: str, why: Why) -> None:
     assert topic_path(TopicName.parse("persistent://t/n/a b")) == "t/n/a%20b"
     directory = f"{ROOT}/t/n/a%20b"
-    plan = plan_sweep([BucketObject(f"{directory}/{name}", 1, 0)], named, {directory: Sighting("ours")}, "ours", NOW_MS, HOUR_MS)
+    plan = plan_sweep([StoredObject(f"{directory}/{name}", 1, 0)], named, {directory: Sighting("ours")}, "ours", NOW_MS, HOUR_MS)
     assert [decision for _, decision in plan.decisions] == [why]
 
 
@@ -85,7 +85,7 @@ def test_nothing_that_a_chain_names_is_ever_deleted(data: st.DataObject) -> None
                 now_ms += HOUR_MS
 
     live()
-    listed = [BucketObject(url, 1, at_ms) for url, at_ms in objects.items()]
+    listed = [StoredObject(url, 1, at_ms) for url, at_ms in objects.items()]
     live()
     named = Named(frozenset(place_of(url) for urls_of in chains.values() for url in urls_of))
     live()

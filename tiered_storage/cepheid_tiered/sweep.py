@@ -36,8 +36,9 @@ from cepheid_metadata import (
 from cepheid_metadata.listing import list_names
 from cepheid_metadata.repositories import restored_record
 from cepheid_ports import CepheidError
-from cepheid_tiered.bucket import Bucket, BucketObject
+from cepheid_tiered.bucket import Bucket
 from cepheid_tiered.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest, ManifestError, manifest_url
+from cepheid_tiered.object_store import StoredObject
 from cepheid_tiered.segment import SegmentError
 from cepheid_wire import NamespaceName, TopicName
 
@@ -84,10 +85,10 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class SweepPlan:
-    decisions: tuple[tuple[BucketObject, Why], ...]
+    decisions: tuple[tuple[StoredObject, Why], ...]
 
     @property
-    def orphans(self) -> list[BucketObject]:
+    def orphans(self) -> list[StoredObject]:
         return [found for found, why in self.decisions if why is Why.ORPHAN]
 
     def count(self, why: Why) -> int:
@@ -95,7 +96,7 @@ class SweepPlan:
 
 
 def plan_sweep(
-    objects: Iterable[BucketObject],
+    objects: Iterable[StoredObject],
     named: Named,
     sightings: Mapping[str, Sighting],
     cluster_id: str,
@@ -106,7 +107,7 @@ def plan_sweep(
     return SweepPlan(tuple((found, _decide(found, named, sightings, cluster_id, now_ms - grace_ms)) for found in objects))
 
 
-def _decide(found: BucketObject, named: Named, sightings: Mapping[str, Sighting], cluster_id: str, before_ms: int) -> Why:
+def _decide(found: StoredObject, named: Named, sightings: Mapping[str, Sighting], cluster_id: str, before_ms: int) -> Why:
     place = place_of(found.url)
     directory, _, name = place.rpartition("/")
     if place in named.places:
@@ -123,7 +124,7 @@ def _decide(found: BucketObject, named: Named, sightings: Mapping[str, Sighting]
         return Why.OTHER_CLUSTER
     if name == MANIFEST_NAME and topic in named.topics:
         return Why.NAMED  # the topic lives, and its owner writes it
-    return Why.YOUNG if found.modified_at_ms > before_ms else Why.ORPHAN
+    return Why.YOUNG if found.modified_ms > before_ms else Why.ORPHAN
 
 
 def place_of(url: str) -> str:
@@ -169,7 +170,7 @@ async def sweep(
     *,
     grace_s: float = DEFAULT_GRACE_S,
     dry_run: bool = False,
-    on_deleted: Callable[[BucketObject], None] = lambda _: None,
+    on_deleted: Callable[[StoredObject], None] = lambda _: None,
 ) -> SweepPlan:
     """Delete the orphans below `url`. Raises SweepRefusedError, SegmentError, and what the store raises; call it again then."""
     identity = await require_cluster(store)
@@ -180,7 +181,7 @@ async def sweep(
     plan = plan_sweep(objects, named, sightings, identity.cluster_id, now_ms, round(grace_s * 1_000))
     if dry_run:
         return plan
-    by_directory: dict[str, list[BucketObject]] = {}
+    by_directory: dict[str, list[StoredObject]] = {}
     for found in plan.orphans:
         by_directory.setdefault(place_of(found.url).rpartition("/")[0], []).append(found)
     for orphans in by_directory.values():
@@ -200,7 +201,7 @@ async def _require_confirmed(store: MetadataStore) -> None:
         raise SweepRefusedError("metadata was restored from a backup, and that is not confirmed yet: nothing is deleted")
 
 
-async def _sightings(bucket: Bucket, objects: Sequence[BucketObject]) -> dict[str, Sighting]:
+async def _sightings(bucket: Bucket, objects: Sequence[StoredObject]) -> dict[str, Sighting]:
     """By directory, from the manifests that were listed."""
     sightings: dict[str, Sighting] = {}
     for found in objects:
@@ -246,7 +247,7 @@ async def list_all_chains(store: MetadataStore) -> list[TopicName]:
     return topics
 
 
-async def _is_still_orphaned(store: MetadataStore, bucket: Bucket, orphans: Sequence[BucketObject], cluster_id: str) -> bool:
+async def _is_still_orphaned(store: MetadataStore, bucket: Bucket, orphans: Sequence[StoredObject], cluster_id: str) -> bool:
     """Look at one directory once more, directly before the deletion: the topic may have been restored from it meanwhile."""
     directory = place_of(orphans[0].url).rpartition("/")[0]
     tenant, namespace, local_name = (unquote(part) for part in directory.split("/")[-3:])

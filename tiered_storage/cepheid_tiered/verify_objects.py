@@ -1,7 +1,7 @@
 """Reads segments back and compares them with what is recorded of them.
 
 What should be there comes from chain records (`expected_of_chain`) or, where no cluster is left to ask, from manifests
-(`expected_of_manifest`). Every byte of an object is read: each entry's digest is checked, and the sums are compared with the record.
+(`expected_of_manifest`). Every byte of an object is read: each entry's digest is checked, and sums are compared with the record.
 """
 
 from __future__ import annotations
