@@ -24,6 +24,7 @@ from cepheid_metadata import (
     CursorRecord,
     DeletedLedger,
     LedgerMetadata,
+    OffloadedLedger,
     SchemaDefinition,
     SchemaHistory,
     TopicRecord,
@@ -103,7 +104,14 @@ class ZooKeeperPlanner:
             raise no_such_topics(missing, self._listed(parse_topic(missing[0]).namespace))
         for _ in range(_ATTEMPTS):
             chains = self._reads.records([keys.chain_key(name) for name in names], Chain)
-            ledgers = self._ledgers([ledger for chain in chains if chain is not None for ledger in chain.ledgers])
+            on_bookies = [
+                ledger
+                for chain in chains
+                if chain is not None
+                for ledger in chain.ledgers
+                if chain.is_on_bookies(ledger.ledger_id)  # an object alone has no metadata
+            ]
+            ledgers = self._ledgers(on_bookies)
             if ledgers is not None:
                 histories = _histories(names, chains, ledgers)
                 break
@@ -232,14 +240,37 @@ def _histories(
             str(name),
             name.partition_index,
             "" if chain is None else chain.incarnation,
-            () if chain is None else tuple(_ledger(ledger, ledgers[ledger.ledger_id], shared) for ledger in chain.ledgers),
+            ()
+            if chain is None
+            else tuple(
+                _ledger(ledger, ledgers.get(ledger.ledger_id), chain.offload_of(ledger.ledger_id), shared)
+                for ledger in chain.ledgers
+            ),
         )
         for name, chain in zip(names, chains, strict=True)
     ]
 
 
-def _ledger(recorded: ChainLedger, metadata: LedgerMetadata, shared: dict[str, str]) -> LedgerHistory:
-    """`shared`: one object per bookie, since pickled tasks repeat objects for two bytes."""
+def _ledger(
+    recorded: ChainLedger, metadata: LedgerMetadata | None, offload: OffloadedLedger | None, shared: dict[str, str]
+) -> LedgerHistory:
+    """`shared`: one object per bookie, since pickled tasks repeat objects for two bytes. Without metadata the ledger is an object."""
+    url, object_bytes = ("", 0) if offload is None else (offload.url, offload.object_bytes)
+    if metadata is None:
+        assert recorded.entries is not None, "only ledgers that ended are offloaded"
+        return LedgerHistory(
+            ledger_id=recorded.ledger_id,
+            last_entry_id=recorded.entries - 1,
+            is_open=False,
+            size_bytes=recorded.size_bytes,
+            closed_at_ms=recorded.closed_at_ms,
+            ensemble_size=0,
+            write_quorum=0,
+            fragments=(),
+            master_key=b"",
+            object_url=url,
+            object_bytes=object_bytes,
+        )
     closed_at = metadata.last_entry_id if metadata.last_entry_id is not None else -1
     return LedgerHistory(
         ledger_id=recorded.ledger_id,
@@ -254,4 +285,6 @@ def _ledger(recorded: ChainLedger, metadata: LedgerMetadata, shared: dict[str, s
             for fragment in metadata.fragments
         ),
         master_key=master_key_of(metadata),
+        object_url=url,
+        object_bytes=object_bytes,
     )
