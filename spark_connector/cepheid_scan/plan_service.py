@@ -246,8 +246,8 @@ def _parse(answer: Mapping[str, Any], known: Mapping[str, Mapping[int, LedgerHis
 
 
 def _ledger(ledger: Mapping[str, Any], shared: dict[str, str], known: LedgerHistory | None) -> LedgerHistory | None:
-    """`known`: what an earlier plan said of it; needed where the answer leaves the fragments out. A copy in object storage is always
-    in the answer: a ledger moves there after it ended."""
+    """`known`: what an earlier plan said of it; needed where the answer leaves the fragments out. What it says of a copy in object
+    storage is always new: a ledger moves there after it ended."""
     is_open = ledger["entries"] is None
     offloaded = ledger.get("offloaded")
     url, object_bytes = (offloaded["url"], offloaded["object_bytes"]) if offloaded else ("", 0)

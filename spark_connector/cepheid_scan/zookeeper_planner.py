@@ -254,7 +254,7 @@ def _histories(
 def _ledger(
     recorded: ChainLedger, metadata: LedgerMetadata | None, offload: OffloadedLedger | None, shared: dict[str, str]
 ) -> LedgerHistory:
-    """`shared`: one object per bookie, since pickled tasks repeat objects for two bytes. Without metadata the ledger is an object."""
+    """`shared`: one object per bookie, since pickled tasks repeat objects for two bytes. Without metadata it is only an object."""
     url, object_bytes = ("", 0) if offload is None else (offload.url, offload.object_bytes)
     if metadata is None:
         assert recorded.entries is not None, "only ledgers that ended are offloaded"

@@ -97,9 +97,10 @@ async def test_older_readers_are_refused_only_where_they_would_miss_a_ledger(on_
     [
         (URL, URL),
         ("file:///data/cold/7.parquet", "file:///data/cold/7.parquet"),
+        ("abfs://box@account.dfs.core.windows.net/7.parquet", "abfs://box@account.dfs.core.windows.net/7.parquet"),
         (
             "s3://AKIA:hidden@bucket/7.parquet?endpoint=http%3A%2F%2Fh%3A9000&secret_access_key=hidden",
-            "s3://bucket/7.parquet?endpoint=http%3A%2F%2Fh%3A9000",
+            "s3://bucket/7.parquet?endpoint=http://h:9000",
         ),
     ],
 )

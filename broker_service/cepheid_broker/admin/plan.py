@@ -226,7 +226,7 @@ def _ledger(
     recorded: ChainLedger, metadata: LedgerMetadata | None, end: Position, open_bytes: int, offload: OffloadedLedger | None
 ) -> dict[str, Any]:
     is_last = end.ledger_id == recorded.ledger_id
-    fields = {
+    fields: dict[str, Any] = {
         "ledger_id": recorded.ledger_id,
         "open": recorded.is_open,
         "entries": recorded.entries,
@@ -249,8 +249,12 @@ def without_secrets(url: str) -> str:
     URLs in records have no credentials: policies refuse them. This is the last place to stop one that got there otherwise.
     """
     parts = urlsplit(url)
-    options = [(name, value) for name, value in parse_qsl(parts.query) if name in _PUBLIC_STORE_OPTIONS]
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query=urlencode(options)))
+    options = parse_qsl(parts.query)
+    public = [(name, value) for name, value in options if name in _PUBLIC_STORE_OPTIONS]
+    query = parts.query if public == options else urlencode(public, safe=":/")
+    user, _, host = parts.netloc.rpartition("@")
+    has_user = user and (":" in user or not parts.scheme.startswith("abfs"))  # abfs://container@account… is a place
+    return urlunsplit(parts._replace(netloc=host if has_user else parts.netloc, query=query))
 
 
 def _placement(metadata: LedgerMetadata) -> dict[str, Any]:
