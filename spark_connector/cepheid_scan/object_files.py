@@ -13,11 +13,13 @@ import threading
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl, urlsplit
 
 from cepheid_decode.counters import ScanCounters
 from cepheid_decode.errors import BadOptionError
 from cepheid_decode.scan_request import ReadSettings, StorageAccess
+from cepheid_tiered.object_store import StoreUrl
+from cepheid_tiered.remote_objects import error_of
+from cepheid_tiered.segment import DamagedSegmentError, NoSuchSegmentError, SegmentError
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -29,7 +31,6 @@ _MAX_STORES = 64
 _TAIL_BYTES = 64 << 10  # read with the first request: a footer of about a hundred row groups
 _MAX_RETRIES = 8
 _S3_OPTIONS = {"access_key": "access_key_id", "secret_key": "secret_access_key", "session_token": "session_token"}
-_EVERY_OPTION = {"endpoint": "endpoint", "region": "region"}
 
 
 class SegmentUnusableError(Exception):
@@ -61,19 +62,20 @@ def open_object(url: str, access: StorageAccess, settings: ReadSettings, counter
             "reading ledgers from object storage needs obstore: pip install 'cepheid[tiered]', on every machine that reads",
             value="obstore",
         ) from None
-    place = _place_of(url, access)
-    store = _store_of(place, settings)
     try:
+        place = _place_of(url, access)
+        store = _store_of(place, settings)
         size_bytes = int(obstore.head(store, place.key)["size"])
     except Exception as error:
-        raise _unusable(error) from None
-    return ObjectFile(store, place.key, size_bytes, counters)
+        raise _unusable(url, error) from None
+    return ObjectFile(url, store, place.key, size_bytes, counters)
 
 
 class ObjectFile(io.RawIOBase):
     """One object, read by ranges. Any error is a SegmentUnusableError, kept in `failure` too: pyarrow wraps what is raised."""
 
-    def __init__(self, store: ObjectStore, key: str, size_bytes: int, counters: ScanCounters) -> None:
+    def __init__(self, url: str, store: ObjectStore, key: str, size_bytes: int, counters: ScanCounters) -> None:
+        self._url = url
         self._store = store
         self._key = key
         self.size_bytes = size_bytes
@@ -124,7 +126,7 @@ class ObjectFile(io.RawIOBase):
         try:
             data = obstore.get_range(self._store, self._key, start=start, end=end).to_bytes()
         except Exception as error:
-            self.failure = _unusable(error)
+            self.failure = _unusable(self._url, error)
             raise self.failure from None
         if len(data) != end - start:
             self.failure = SegmentUnusableError(f"it has {len(data)} bytes from {start} to {end}", is_damaged=True)
@@ -136,49 +138,49 @@ class ObjectFile(io.RawIOBase):
 
 
 def _place_of(url: str, access: StorageAccess) -> _Place:
-    parts = urlsplit(url)
-    root = f"{parts.scheme}://{parts.netloc}" if parts.netloc else f"{parts.scheme}:///"
-    options = dict(parse_qsl(parts.query))
-    if parts.scheme == "s3":
-        options = {_EVERY_OPTION.get(name, name): value for name, value in options.items()}
-        for name, option in (_S3_OPTIONS | _EVERY_OPTION).items():
-            if (given := getattr(access, name)) is not None:
-                options[option] = given
-        if options.get("endpoint", "").startswith("http://"):
-            options["allow_http"] = "true"
-    return _Place(root, parts.path.strip("/"), tuple(sorted(options.items())))
+    at = StoreUrl.parse(url)
+    options: dict[str, str] = {}
+    endpoint = access.endpoint or at.option("endpoint")
+    region = access.region or at.option("region")
+    if endpoint is not None:
+        options["base_url" if at.scheme == "gs" else "endpoint"] = endpoint
+    if at.scheme == "s3":
+        if region is not None or endpoint is not None:
+            options["region"] = region or "us-east-1"  # servers of other makers do not care, and signatures need one
+        given = {option: getattr(access, name) for name, option in _S3_OPTIONS.items()}
+        options |= {option: value for option, value in given.items() if value is not None}
+    return _Place(f"{at.root}/" if at.scheme == "file" else at.root, at.key, tuple(sorted(options.items())))
 
 
 def _store_of(place: _Place, settings: ReadSettings) -> ObjectStore:
-    from obstore.store import from_url
-
     name = (place.root, place.options, settings.unreachable_s)
     with _lock:
         if (store := _stores.get(name)) is None:
             if len(_stores) >= _MAX_STORES:  # of tasks with ever new credentials
                 _stores.clear()
-            try:
-                store = _stores[name] = _opened(from_url, place, settings)
-            except Exception as error:
-                raise _unusable(error) from None
+            store = _stores[name] = _opened(place, settings)
         return store
 
 
-def _opened(from_url: Any, place: _Place, settings: ReadSettings) -> ObjectStore:
-    if place.root == "file:///":
-        return from_url(place.root)  # type: ignore[no-any-return]
-    return from_url(  # type: ignore[no-any-return]
-        place.root,
-        config=dict(place.options) or None,
-        client_options={"connect_timeout": timedelta(seconds=5), "timeout": timedelta(seconds=max(30.0, settings.read_timeout_s))},
-        retry_config={"max_retries": _MAX_RETRIES, "retry_timeout": timedelta(seconds=max(1.0, settings.unreachable_s))},
+def _opened(place: _Place, settings: ReadSettings) -> Any:
+    from obstore.store import from_url
+
+    if place.root.startswith("file:"):
+        return from_url(place.root)
+    options = dict(place.options)
+    client: Any = {
+        "connect_timeout": timedelta(seconds=5),
+        "timeout": timedelta(seconds=max(30.0, settings.read_timeout_s)),
+        "allow_http": (options.get("endpoint") or options.get("base_url") or "").startswith("http://"),
+    }
+    retries: Any = {"max_retries": _MAX_RETRIES, "retry_timeout": timedelta(seconds=max(1.0, settings.unreachable_s))}
+    return from_url(place.root, client_options=client, retry_config=retries, **options)  # type: ignore[call-overload]
+
+
+def _unusable(url: str, error: Exception) -> SegmentUnusableError:
+    """The text of the library is not repeated as it is: answers to bad signatures quote keys."""
+    found = error if isinstance(error, SegmentError) else error_of(url, error)
+    reason = str(found.args[0])[:500].removeprefix(url).lstrip(": ")
+    return SegmentUnusableError(
+        reason, is_missing=isinstance(found, NoSuchSegmentError), is_damaged=isinstance(found, DamagedSegmentError)
     )
-
-
-def _unusable(error: Exception) -> SegmentUnusableError:
-    if isinstance(error, SegmentUnusableError):
-        return error
-    if isinstance(error, FileNotFoundError) or type(error).__name__ == "NotFoundError":
-        return SegmentUnusableError("it is not there", is_missing=True)
-    reason = str(error).strip().split("\n", 1)[0][:300] or type(error).__name__
-    return SegmentUnusableError(f"{type(error).__name__}: {reason}")

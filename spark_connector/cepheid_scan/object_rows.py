@@ -26,12 +26,15 @@ from cepheid_decode.columns import ERROR_COLUMN, MESSAGE_COLUMNS, TYPED_PREFIX, 
 from cepheid_decode.counters import ScanCounters
 from cepheid_decode.history import Piece
 from cepheid_decode.scan_request import ReadMode, RowFilter, ScanSpec
-from cepheid_scan.object_segments import ENTRY_ID, Range, RowGroup, Segment
+from cepheid_decode.shared_schema import base_of
+from cepheid_decode.typed.typed_columns import shown_schema
+from cepheid_decode.typed_rows import TypedRows
+from cepheid_scan.object_segments import Range, RowGroup, Segment
 
-BATCH_INDEX = "batch_index"
+ENTRY_ID, BATCH_INDEX = "entry_id", "batch_index"
 _OF_PIECE = ("topic", "partition", "ledger_id")
-_DERIVED: Mapping[str, tuple[str, ...]] = {"message_id": (ENTRY_ID, BATCH_INDEX)}
-_OF_VALUES = ("value", "key_bytes", "schema_version")  # what typed columns are decoded from
+_DERIVED: Mapping[str, tuple[str, ...]] = {"message_id": (ENTRY_ID, BATCH_INDEX), "key_bytes": ("key", "key_bytes")}
+_OF_VALUES = ("value", "key", "key_bytes", "schema_version")  # what typed columns are decoded from
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,7 @@ def plan_steps(piece: Piece, segment: Segment, row_filter: RowFilter) -> list[St
             decoded.clear()
 
     for group in segment.within(piece.first_entry_id, piece.last_entry_id):
-        if not group.complete:
+        if not segment.is_complete(group):
             decoded.append(group)
             continue
         end_run()
@@ -102,30 +105,29 @@ def _as_text(value: Any) -> bytes:
 
 
 class ObjectRows:
-    """Of one piece. `can_read` False: the columns do not have what is asked for, so its entries are decoded."""
+    """Of one piece. `typed`: the decoder of values, in typed mode."""
 
-    def __init__(self, spec: ScanSpec, segment: Segment, counters: ScanCounters) -> None:
+    def __init__(self, spec: ScanSpec, piece: Piece, segment: Segment, counters: ScanCounters, typed: TypedRows | None) -> None:
         self._spec = spec
         self._segment = segment
         self._counters = counters
         self._schema = arrow_schema(spec)
-        self._names = self._message_columns()
-        self._typed_columns = [name for name in self._schema.names if self._is_of_schema(name)]
-        needed = [ENTRY_ID, BATCH_INDEX, *self._filter_columns(), *self._names]
-        self._file_columns = {name: segment.message_column(name) for each in needed for name in _stored(each)}
-        self.can_read = all(name in segment.schema.names for name in self._file_columns.values())
+        of_schema = [name for name in spec.columns if typed is not None and not _is_beside(name)]
+        self._of_schema = frozenset(of_schema)
+        needed = [ENTRY_ID, BATCH_INDEX, *self._filter_columns(), *self._message_columns()]
+        self._decoded_by = None if typed is None or self._has_typed(piece, of_schema) else typed
+        stored = list(of_schema)
+        if self._decoded_by is not None:
+            needed, stored = [*needed, *_OF_VALUES], []
+        self._file_columns = {name: segment.names[name] for each in needed for name in _stored(each)}
+        self._read_columns = list(dict.fromkeys((*self._file_columns.values(), *stored)))
 
     def _message_columns(self) -> list[str]:
         """The columns of messages that the rows are made of."""
         if self._spec.mode is ReadMode.MESSAGES:
             return list(self._spec.columns)
-        beside = [name.removeprefix(TYPED_PREFIX) for name in self._spec.columns if not self._is_of_schema(name)]
+        beside = [name.removeprefix(TYPED_PREFIX) for name in self._spec.columns if name not in self._of_schema]
         return [name for name in beside if name != ERROR_COLUMN]
-
-    def _is_of_schema(self, name: str) -> bool:
-        return self._spec.mode is ReadMode.TYPED and not (
-            name == ERROR_COLUMN or (name.startswith(TYPED_PREFIX) and name.removeprefix(TYPED_PREFIX) in MESSAGE_COLUMNS)
-        )
 
     def _filter_columns(self) -> list[str]:
         wanted = self._spec.row_filter
@@ -136,21 +138,52 @@ class ObjectRows:
         names = [name for name, bounds in times.items() if bounds != (None, None)]
         return names if wanted.keys is None else [*names, "key"]
 
+    def _has_typed(self, piece: Piece, of_schema: Sequence[str]) -> bool:
+        """Whether the file's typed columns are those of the version that is shown."""
+        spec, metadata = self._spec, self._segment.metadata
+        if not metadata.schema_versions or not set(of_schema) <= set(metadata.typed_columns):
+            return False
+        history = dict(spec.writers).get(base_of(piece.topic), spec.schemas)
+        version = bytes.fromhex(metadata.schema_versions[-1])
+        written = next((each for each in history if each.version == version), None)
+        if written is None or written.content != shown_schema(spec.schemas, spec.reader_version).content:
+            return False
+        return all(self._segment.schema.field(name).type == self._schema.field(name).type for name in of_schema)
+
     def read(self, step: Step) -> Iterator[tuple[pa.RecordBatch, int, int]]:
-        """Rows, and behind which message they end: its entry and its index in the batch, -1: the whole entry."""
+        """Rows, and the message that they end with: its entry and its index in the batch, -1: the whole entry."""
         assert step.group is not None
-        for batch in self._segment.columns(step.group, list(dict.fromkeys(self._file_columns.values()))):
+        for batch in self._segment.columns(step.group, self._read_columns):
             rows = ColumnMessages(batch, step.piece, self._file_columns)
-            last = batch.num_rows - 1
-            place = batch.column(batch.schema.names.index(ENTRY_ID))[last].as_py()
-            index = rows.column(BATCH_INDEX)[last].as_py()
+            entry_id = rows.column(ENTRY_ID)[-1].as_py()
+            index = rows.column(BATCH_INDEX)[-1].as_py()
             keep_wanted(rows, self._spec.row_filter)
-            if len(rows):
-                self._counters.messages += len(rows)
-                yield self._arranged(rows), place, -1 if index is None else index
+            if not len(rows):
+                continue
+            self._counters.messages += len(rows)
+            if self._decoded_by is None:
+                yield self._arranged(rows), entry_id, -1 if index is None else index
+                continue
+            parts = self._decoded_by.rows(step.piece, rows)  # one batch, or one before an error
+            for part in parts:
+                yield part, entry_id, -1 if index is None else index
 
     def _arranged(self, rows: ColumnMessages) -> pa.RecordBatch:
-        return pa.record_batch([rows.column(name) for name in self._spec.columns], self._schema)
+        return pa.record_batch([self._column(name, rows) for name in self._spec.columns], self._schema)
+
+    def _column(self, name: str, rows: ColumnMessages) -> pa.Array:
+        if self._spec.mode is ReadMode.MESSAGES:
+            return rows.column(name)
+        if name in self._of_schema:
+            return rows.stored(name)
+        if name == ERROR_COLUMN:
+            return pa.nulls(len(rows), pa.string())
+        return rows.column(name.removeprefix(TYPED_PREFIX))
+
+
+def _is_beside(name: str) -> bool:
+    """Whether a column of typed rows is not the schema's."""
+    return name == ERROR_COLUMN or (name.startswith(TYPED_PREFIX) and name.removeprefix(TYPED_PREFIX) in MESSAGE_COLUMNS)
 
 
 def _stored(name: str) -> Sequence[str]:
@@ -194,6 +227,8 @@ class ColumnMessages:
         if name == "message_id":
             return self._message_id()
         found = self.stored(self._file_columns[name])
+        if name == "key_bytes":  # null where `key` shows the same bytes
+            found = pc.coalesce(found, self.stored(self._file_columns["key"]).cast(kind))
         return found if found.type == kind else found.cast(kind)
 
     def _message_id(self) -> pa.Array:

@@ -5,8 +5,10 @@
                                     └─► `entry_groups`: entry_id and raw_entry alone, verified, as bookies would give them
 
 Rule 1: a row group never splits an entry, and the groups are in the order of the ledger.
-Rule 2: a row that has only `raw_entry` has no publish time. A group with such a row is not complete in its columns: its entries are
-decoded, which gives what the entry is (a marker, encrypted, a chunk, not readable), as it does for entries from bookies.
+Rule 2: a row without a message has no sequence id, and `_error` says what is not in the columns of a row. A group with such a row
+is not complete in its columns: its entries are decoded, which gives what they are (a marker, encrypted, a chunk, not readable), as it
+does for entries from bookies.
+The format is that of cepheid_tiered.segment_format.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from __future__ import annotations
 import threading
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,13 +28,13 @@ from cepheid_decode.counters import ScanCounters
 from cepheid_decode.scan_request import ReadSettings, StorageAccess
 from cepheid_rpc import DigestMismatchError, EntryGroup, MalformedGroupError
 from cepheid_scan.object_files import ObjectFile, SegmentUnusableError, open_object
+from cepheid_tiered.segment import DamagedSegmentError, SegmentError
+from cepheid_tiered.segment_format import SegmentMetadata, file_names
 
-ENTRY_ID, RAW_ENTRY, PUBLISH_TIME, EVENT_TIME, KEY = "entry_id", "raw_entry", "publish_time", "event_time", "key"
 _MOST_FOOTERS = 128  # remembered by a process; one of a ledger of 1 GB takes about 100 KB
 _BATCH_BYTES = 4 << 20  # of columns made at once
 _MOST_ROWS = 1 << 17
 _GROUP_BYTES = 1 << 20  # of entries in one EntryGroup
-_ROOM_FOR_OFFSETS = 1 << 30
 
 _footers: OrderedDict[tuple[str, int], pq.FileMetaData] = OrderedDict()
 _lock = threading.Lock()
@@ -48,7 +50,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """`complete`: every row has columns. A range is None where there are no statistics, or no values."""
+    """`complete`: every row is a message. A range is None where there are no statistics, or no values."""
 
     index: int
     first_entry_id: int
@@ -65,16 +67,20 @@ class RowGroup:
 class Segment:
     """Not for two threads at a time. Raises SegmentUnusableError from everything."""
 
-    def __init__(self, file: ObjectFile, parquet: pq.ParquetFile, ledger_id: int) -> None:
+    def __init__(self, url: str, file: ObjectFile, parquet: pq.ParquetFile, ledger_id: int) -> None:
         self._file = file
         self._parquet = parquet
         self.ledger_id = ledger_id
         self.schema: pa.Schema = parquet.schema_arrow
-        self.metadata: dict[bytes, bytes] = dict(self.schema.metadata or {}) | dict(parquet.metadata.metadata or {})
+        self.metadata = SegmentMetadata.from_pairs(url, parquet.metadata.metadata)
+        if self.metadata.ledger_id != ledger_id:
+            raise SegmentUnusableError(f"it holds ledger {self.metadata.ledger_id}, not {ledger_id}", is_damaged=True)
+        fields = [self.schema.field(name) for name in self.metadata.typed_columns]
+        self.names: Mapping[str, str] = file_names(fields)
+        """How the columns of COLUMNS are called in this file."""
         self._places = _column_places(parquet.metadata)
-        if not {ENTRY_ID, RAW_ENTRY} <= set(self.schema.names):
-            raise SegmentUnusableError(f"it has no columns {ENTRY_ID} and {RAW_ENTRY}", is_damaged=True)
         self.groups = [self._row_group(index) for index in range(parquet.metadata.num_row_groups)]
+        self._whole: dict[int, bool] = {}
         self._firsts = [group.first_entry_id for group in self.groups]
 
     def __repr__(self) -> str:
@@ -93,21 +99,32 @@ class Segment:
     def columns(self, group: RowGroup, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """All rows of the group, in batches of about 4 MB of values."""
         metadata = self._parquet.metadata.row_group(group.index)
-        size_bytes = sum(metadata.column(place).total_uncompressed_size for name in names for place in self._places[name])
+        places = [place for name in names for place in self._places.get(name, ())]
+        size_bytes = sum(metadata.column(place).total_uncompressed_size for place in places)
         rows = max(1, min(_MOST_ROWS, _BATCH_BYTES * max(1, group.rows) // max(1, size_bytes)))
         yield from self._read(group, names, rows)
 
     def publish_times(self, group: RowGroup) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         """Of each row the entry id and the publish time in ms, -1 where it has none."""
-        table = pa.Table.from_batches(list(self._read(group, [ENTRY_ID, PUBLISH_TIME], _MOST_ROWS)))
-        times = table.column(PUBLISH_TIME).cast(pa.timestamp("ms", "UTC")).cast(pa.int64()).fill_null(-1)
-        return table.column(ENTRY_ID).to_numpy(), times.to_numpy()
+        table = pa.Table.from_batches(list(self._read(group, [self.names["entry_id"], self.names["publish_time"]], _MOST_ROWS)))
+        times = table.column(1).cast(pa.timestamp("ms", "UTC")).cast(pa.int64()).fill_null(-1)
+        return table.column(0).to_numpy(), times.to_numpy()
+
+    def is_complete(self, group: RowGroup) -> bool:
+        """Whether the columns say all about every row of the group."""
+        if not group.complete or self.metadata.errors == 0:
+            return group.complete
+        found = self._whole.get(group.index)
+        if found is None:
+            batches = self._read(group, [self.names["_error"]], _MOST_ROWS)
+            found = self._whole[group.index] = all(batch.column(0).null_count == batch.num_rows for batch in batches)
+        return found
 
     def entry_groups(self, first: int, last: int) -> Iterator[EntryGroup]:
         """Exactly these entries, in order, verified."""
         expected = first
         for group in self.within(first, last):
-            for batch in self._read(group, [ENTRY_ID, RAW_ENTRY], _MOST_ROWS):
+            for batch in self._read(group, self.schema.names[:2], _MOST_ROWS):  # entry_id, raw_entry
                 rows = batch.filter(batch.column(1).is_valid())
                 ids = rows.column(0).to_numpy()
                 inside = (ids >= first) & (ids <= last)
@@ -163,29 +180,24 @@ class Segment:
 
     def _row_group(self, index: int) -> RowGroup:
         metadata = self._parquet.metadata.row_group(index)
-        ids = self._range(metadata, ENTRY_ID)
+        ids = self._range(metadata, "entry_id")
         if ids is None:
-            raise SegmentUnusableError(f"its row group {index} has no statistics of {ENTRY_ID}", is_damaged=True)
-        nulls = self._nulls(metadata, PUBLISH_TIME)
+            raise SegmentUnusableError(f"its row group {index} has no statistics of entry ids", is_damaged=True)
         return RowGroup(
             index=index,
             first_entry_id=int(ids.low),
             last_entry_id=int(ids.high),
             rows=metadata.num_rows,
-            complete=nulls == 0,
-            publish_ms=_as_ms(self._range(metadata, PUBLISH_TIME)),
-            event_ms=_as_ms(self._range(metadata, EVENT_TIME)),
-            has_no_events=self._nulls(metadata, EVENT_TIME) == metadata.num_rows,
-            keys=self._range(metadata, self.message_column(KEY)),
-            has_no_keys=self._nulls(metadata, self.message_column(KEY)) == metadata.num_rows,
+            complete=self._nulls(metadata, "sequence_id") == 0 and self._nulls(metadata, "publish_time") == 0,
+            publish_ms=_as_ms(self._range(metadata, "publish_time")),
+            event_ms=_as_ms(self._range(metadata, "event_time")),
+            has_no_events=self._nulls(metadata, "event_time") == metadata.num_rows,
+            keys=self._range(metadata, "key"),
+            has_no_keys=self._nulls(metadata, "key") == metadata.num_rows,
         )
 
-    def message_column(self, name: str) -> str:
-        """How a column of messages is called here: a field of the schema may have its name."""
-        return f"__{name}" if f"__{name}" in self._places else name
-
     def _statistics(self, metadata: Any, name: str) -> Any:
-        places = self._places.get(name, ())
+        places = self._places.get(self.names[name], ())
         return metadata.column(places[0]).statistics if len(places) == 1 else None
 
     def _range(self, metadata: Any, name: str) -> Range | None:
@@ -205,9 +217,12 @@ def open_segment(url: str, ledger_id: int, access: StorageAccess, settings: Read
         footer = _footers.get(known)
     try:
         parquet = pq.ParquetFile(pa.PythonFile(file, "r"), metadata=footer, pre_buffer=True, page_checksum_verification=True)
-        segment = Segment(file, parquet, ledger_id)
+        segment = Segment(url, file, parquet, ledger_id)
     except SegmentUnusableError:
         raise
+    except SegmentError as error:
+        reason = str(error.args[0]).removeprefix(url).strip()
+        raise SegmentUnusableError(reason, is_damaged=isinstance(error, DamagedSegmentError)) from None
     except Exception as error:  # pyarrow's, of several kinds
         raise (file.failure or _damaged(error)) from None
     with _lock:

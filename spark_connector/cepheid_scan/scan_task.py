@@ -32,6 +32,8 @@ from cepheid_scan.stop_signal import StopSignal
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from cepheid_decode.typed_rows import TypedRows
+
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -121,10 +123,7 @@ def _scan_object(
     piece = progress.left()
     assert piece is not None
     segment = source.segment(piece)
-    rows = ObjectRows(spec, segment, counters)
-    if not rows.can_read:
-        yield from _decode_piece(piece, source, decoder, spec, counters)
-        return
+    rows = ObjectRows(spec, piece, segment, counters, _typed_rows(decoder, spec))
     for step in plan_steps(piece, segment, spec.row_filter):
         if step.group is None:
             # From here on the step is read by another source, which changes copies by itself.
@@ -137,6 +136,15 @@ def _scan_object(
                 del batch
             counters.entries += step.piece.last_entry_id - step.piece.first_entry_id + 1
         progress.set(step.piece.last_entry_id)
+
+
+def _typed_rows(decoder: Decoder, spec: ScanSpec) -> TypedRows | None:
+    if spec.mode is not ReadMode.TYPED:
+        return None
+    from cepheid_decode.typed_rows import TypedRows
+
+    assert isinstance(decoder, TypedRows)
+    return decoder
 
 
 def _decode_piece(
