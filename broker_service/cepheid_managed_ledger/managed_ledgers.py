@@ -23,7 +23,8 @@ from cepheid_managed_ledger.settings import ManagedLedgerConfig, ManagedLedgerSe
 from cepheid_managed_ledger.surroundings import Surroundings
 from cepheid_managed_ledger.tail_cache import TailCache
 from cepheid_managed_ledger.under_replicated import UnderReplicated, UnderReplicatedFigures
-from cepheid_metadata import MetadataStore, SessionState
+from cepheid_metadata import MetadataStore, PageLimits, SessionState
+from cepheid_metadata.chain_pages import LIMITS
 from cepheid_ports import Ports, SingleFlight, TaskOwner
 from cepheid_wire import TopicName
 
@@ -44,6 +45,7 @@ class ManagedLedgers:
         ports: Ports,
         *,
         bookies: BookieStates | None = None,
+        page_limits: PageLimits = LIMITS,
     ) -> None:
         self._tasks = TaskOwner("managed-ledgers")
         self._settings = settings
@@ -57,6 +59,7 @@ class ManagedLedgers:
             tasks=self._tasks,
             settings=settings,
             ports=ports,
+            page_limits=page_limits,
         )
         self._open: dict[TopicName, ManagedLedger] = {}
         self.orphans = OrphanScan(store, self._open)
@@ -114,7 +117,7 @@ class ManagedLedgers:
             await known.delete()
             return
         shared = self._shared
-        keeper = ChainKeeper(shared.store, topic, self._tasks, self._settings, lambda _: None)
+        keeper = ChainKeeper(shared.store, topic, self._tasks, self._settings, lambda _: None, shared.page_limits)
         keeper.check = check
         if await keeper.load() is not None:
             await finish(self._tasks, delete_chain(topic, keeper, shared.store, shared.client), name="delete-topic")

@@ -183,7 +183,7 @@ async def _start_ledger(
 
 def _without_empty(chain: Chain, but: int | None = None) -> Chain:
     """Return the chain with its empty ledgers moved to the deletion queue, except for `but` (rule 4)."""
-    gone = [ledger.ledger_id for ledger in chain.ledgers if not ledger.entries and ledger.ledger_id != but]
+    gone = {ledger.ledger_id: None for ledger in chain.ledgers if not ledger.entries and ledger.ledger_id != but}
     kept = tuple(ledger for ledger in chain.ledgers if ledger.ledger_id not in gone)
     return chain.replace(ledgers=kept, deletions=(*chain.deletions, *gone))
 

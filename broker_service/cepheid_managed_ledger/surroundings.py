@@ -12,7 +12,7 @@ from cepheid_managed_ledger.cursor_flusher import CursorFlusher
 from cepheid_managed_ledger.position_numbers import PositionNumbers
 from cepheid_managed_ledger.settings import ManagedLedgerSettings
 from cepheid_managed_ledger.tail_cache import TailCache
-from cepheid_metadata import MetadataStore
+from cepheid_metadata import MetadataStore, PageLimits
 from cepheid_ports import Ports, TaskOwner
 from cepheid_wire import TopicName
 
@@ -29,6 +29,7 @@ class Surroundings:
     """Outlives every managed ledger: here runs what must be finished."""
     settings: ManagedLedgerSettings
     ports: Ports
+    page_limits: PageLimits
     unfinished: dict[TopicName, asyncio.Future[None]] = field(default_factory=dict)
     """Openings that were cancelled and are on their way to their end."""
     publish_times: PositionNumbers = field(default_factory=PositionNumbers)

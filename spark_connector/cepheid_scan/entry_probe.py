@@ -1,7 +1,7 @@
 """When a stored entry was published: a read of that one entry, straight from a bookie.
 
-Of a ledger in object storage the statistics of row groups tell on which side of a time a whole row group lies; only for the one that
-lies on both is the column with publish times read.
+Of a ledger in object storage the statistics of row groups tell on which side of a time a whole row group lies. The column with
+publish times is read only of the one that lies on both.
 """
 
 from __future__ import annotations
@@ -76,7 +76,6 @@ class BookieProbe:
         except (WireError, ValueError) as error:
             message = f"entry {ledger.ledger_id}:{entry_id} of {history.topic} tells no publish time: {error}"
             raise BadRecordError(message, topic=history.topic, ledger_id=ledger.ledger_id, entry_id=entry_id) from None
-
 
     def _in_object(self, ledger: LedgerHistory, entry_id: int, about_ms: int) -> int | None:
         """None: the columns do not tell, or the object cannot be read."""

@@ -6,8 +6,8 @@
 
 Rule 1: a row group never splits an entry, and the groups are in the order of the ledger.
 Rule 2: a row without a message has no sequence id, and `_error` says what is not in the columns of a row. A group with such a row
-is not complete in its columns: its entries are decoded, which gives what they are (a marker, encrypted, a chunk, not readable), as it
-does for entries from bookies.
+is not complete in its columns: its entries are decoded, as those from bookies are, which gives markers, chunks, encrypted messages
+and entries that cannot be read what these are elsewhere.
 The format is that of cepheid_tiered.segment_format.
 """
 
