@@ -104,7 +104,7 @@ class ManagedLedger:
         self._shared = shared
         self._on_closed = on_closed
         self._tasks = TaskOwner(f"managed-ledger {topic}", self._on_defect)
-        self._keeper = ChainKeeper(shared.store, topic, shared.tasks, shared.settings, self._fail)
+        self._keeper = ChainKeeper(shared.store, topic, shared.tasks, shared.settings, self._fail, shared.page_limits)
         self._clock = SteadyClock(shared.ports)
         self._positions = asyncio.Lock()
         self._terminating = asyncio.Lock()

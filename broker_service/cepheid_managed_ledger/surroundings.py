@@ -13,7 +13,7 @@ from cepheid_managed_ledger.offload_pool import OffloadPool
 from cepheid_managed_ledger.position_numbers import PositionNumbers
 from cepheid_managed_ledger.settings import ManagedLedgerSettings
 from cepheid_managed_ledger.tail_cache import TailCache
-from cepheid_metadata import MetadataStore
+from cepheid_metadata import MetadataStore, PageLimits
 from cepheid_ports import Ports, TaskOwner
 from cepheid_tiered import SegmentStore
 from cepheid_wire import TopicName
@@ -32,6 +32,7 @@ class Surroundings:
     settings: ManagedLedgerSettings
     ports: Ports
     offload_pool: OffloadPool
+    page_limits: PageLimits
     segments: SegmentStore | None = None
     """Object stores; None: their libraries are not installed, and nothing is offloaded."""
     unfinished: dict[TopicName, asyncio.Future[None]] = field(default_factory=dict)

@@ -220,7 +220,7 @@ async def _expected(
 
 
 async def _expected_of_chains(name: str | None, metadata: str) -> tuple[list[ExpectedSegment], list[str]]:
-    from cepheid_metadata import CorruptRecordError, NewerFormatError, chain_records, require_cluster
+    from cepheid_metadata import CorruptRecordError, NewerFormatError, read_chain, require_cluster
     from cepheid_tiered.sweep import list_all_chains
     from cepheid_tiered.verify_objects import expected_of_chain
 
@@ -232,7 +232,7 @@ async def _expected_of_chains(name: str | None, metadata: str) -> tuple[list[Exp
             if not _is_wanted(topic, name):
                 continue
             try:
-                found = await chain_records(store).get(topic)
+                found = await read_chain(store, topic)
             except (CorruptRecordError, NewerFormatError) as error:
                 unreadable.append(str(error))
                 continue

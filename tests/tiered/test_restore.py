@@ -22,6 +22,7 @@ from cepheid_metadata import (
     found_cluster,
     keys,
     namespace_records,
+    read_chain,
     schema_histories,
     tenant_records,
     topic_records,
@@ -326,5 +327,35 @@ def test_a_terminated_topic_ends_at_the_last_entry_that_came_back(
         bucket.add_topic(replace(manifest_of("t/n/orders", *ledgers), terminated_at=at))
         await restored(store, bucket)
         assert (await chain_records(store).get(ORDERS)).record.terminated_at == end  # type: ignore[union-attr]
+
+    run(test)
+
+
+@pytest.mark.parametrize("writes", [3, 6, None])
+def test_a_chain_of_20_000_ledgers_comes_back_in_pages(writes: int | None) -> None:
+    """Also when it was cut off between two pages."""
+
+    async def test(store: MemoryStore, bucket: FakeBucket) -> None:
+        bucket.add_topic(manifest_of("t/n/orders", *(offloaded(number) for number in range(1, 20_001))))
+        multi, left = store.multi, writes
+
+        async def cut(ops: list[Op]) -> list[OpResult]:
+            nonlocal left
+            if left is not None:
+                left -= 1
+                if left < 0:
+                    raise Cut
+            return await multi(ops)
+
+        store.multi = cut  # type: ignore[method-assign,assignment]
+        try:
+            await restored(store, bucket)
+        except Cut:
+            store.multi = multi  # type: ignore[method-assign]
+            await restored(store, bucket)
+        found = await read_chain(store, ORDERS)
+        assert found is not None
+        assert [one.ledger_id for one in found.record.ledgers] == list(range(1, 20_001))
+        assert len(found.record.offloaded or ()) == 20_000
 
     run(test)

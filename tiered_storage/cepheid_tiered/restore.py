@@ -33,6 +33,7 @@ from cepheid_metadata import (
     ClusterIdentity,
     Create,
     CursorRecord,
+    Found,
     KeyExistsError,
     MetadataError,
     MetadataStore,
@@ -46,14 +47,15 @@ from cepheid_metadata import (
     SchemaHistory,
     TenantRecord,
     TopicRecord,
-    chain_records,
     keys,
     namespace_records,
+    read_chain,
     require_cluster,
     schema_histories,
     tenant_records,
     topic_records,
 )
+from cepheid_metadata.chain_pages import split
 from cepheid_metadata.ledger_ids import raise_ledger_ids
 from cepheid_metadata.listing import list_deleted_ledgers, list_ledgers, list_names
 from cepheid_metadata.repositories import restored_record
@@ -239,9 +241,8 @@ class _TakenIds:
             taken._owners[ledger_id] = "a ledger on the bookies"
         async for ledger_id in list_deleted_ledgers(store):
             taken._owners[ledger_id] = "a deleted ledger that can be restored"
-        chains = chain_records(store)
         for topic in await list_all_chains(store):
-            if (found := await chains.get(topic)) is not None:
+            if (found := await _read_chain(store, topic)) is not None:
                 taken.take(str(topic), [ledger.ledger_id for ledger in found.record.ledgers])
                 taken.take(str(topic), found.record.deletions)
         return taken
@@ -269,7 +270,7 @@ async def _plan(
     name = TopicName.parse(manifest.topic)
     if twin := next((plan for plan in before if plan.name == name), None):
         raise _RefusedTopicError(f"{twin.url} is a newer manifest of this topic")
-    chain = await chain_records(store).get(name)
+    chain = await _read_chain(store, name)
     if chain is not None and chain.record.incarnation != manifest.incarnation:
         raise _RefusedTopicError("the cluster has a topic of this name; delete it, or restore into another cluster")
     if chain is None and await topic_records(store).exists(name):
@@ -424,11 +425,17 @@ class _Writer:
         ]
 
     async def _write_chain(self) -> None:
-        chain = restored_chain(self._manifest, self._plan.url, self._plan.kept)
-        mark = Create(keys.incarnation_key(chain.incarnation), str(self._name).encode())
+        """Pages first, then the record that names them, with the mark: a chain that is not there whole is not there at all."""
+        key = keys.chain_key(self._name)
+        stored = split(restored_chain(self._manifest, self._plan.url, self._plan.kept))
+        for ref, page in zip(stored.refs, stored.pages, strict=True):
+            await self._put(keys.chain_page_key(key, ref.number), page.encode())
+        mark = Create(keys.incarnation_key(stored.chain.incarnation), str(self._name).encode())
+        parent = await self._store.get(key)  # of pages, without a value
+        value = stored.record.encode()
         try:
-            await self._store.multi([chain_records(self._store).create_op(self._name, chain), mark])
-        except KeyExistsError as error:
+            await self._store.multi([Create(key, value) if parent is None else Put(key, value, parent.version), mark])
+        except (KeyExistsError, BadVersionError) as error:
             raise _RefusedTopicError(f"it was created at this moment: {error.args[0]}") from None
 
     async def _write_topic(self) -> None:
@@ -463,6 +470,12 @@ class _Writer:
                 continue  # another restore writes the same
             return
         raise MetadataError(f"{key} was changed by others {_TRIES} times in a row; try again")
+
+
+async def _read_chain(store: MetadataStore, name: TopicName) -> Found[Chain] | None:
+    """The chain of a topic. A key without a value is the parent of pages that a restore wrote before it was cut off."""
+    found = await store.get(keys.chain_key(name))
+    return None if found is None or not found.value else await read_chain(store, name)
 
 
 def restored_chain(manifest: Manifest, url: str, kept: Sequence[ManifestLedger]) -> Chain:

@@ -28,9 +28,9 @@ from cepheid_metadata import (
     CorruptRecordError,
     MetadataStore,
     NewerFormatError,
-    chain_records,
     keys,
     list_chains,
+    read_chain,
     require_cluster,
 )
 from cepheid_metadata.listing import list_names
@@ -225,10 +225,9 @@ async def read_named(store: MetadataStore) -> Named:
     places: set[str] = set()
     topics: set[str] = set()
     unreadable: set[str] = set()
-    chains = chain_records(store)
     for topic in await list_all_chains(store):
         try:
-            found = await chains.get(topic)
+            found = await read_chain(store, topic)
         except (CorruptRecordError, NewerFormatError):
             unreadable.add(topic_path(topic))
             continue
@@ -254,7 +253,7 @@ async def _is_still_orphaned(store: MetadataStore, bucket: Bucket, orphans: Sequ
     topic = TopicName("persistent", NamespaceName(tenant, namespace), local_name)
     await store.sync(keys.chain_key(topic))
     try:
-        found = await chain_records(store).get(topic)
+        found = await read_chain(store, topic)
     except (CorruptRecordError, NewerFormatError):
         return False
     if found is not None and names_of(found.record).intersection(place_of(one.url) for one in orphans):
