@@ -609,9 +609,13 @@ class ManagedLedger:
             catch_up_reads=self._reads.reads,
             catch_up_bytes=self._reads.read_bytes,
             cursors_rewound=self._cursors.rewound,
-            offload=OffloadStatistics() if self._offloader is None else self._offloader.statistics(),
+            offload=self.offload_statistics(),
             cursors={cursor.name: CursorStatistics.of(cursor, ledger_ids.get(cursor.name)) for cursor in self._all_cursors()},
         )
+
+    def offload_statistics(self) -> OffloadStatistics:
+        """Return the part of `statistics` that is about object stores. It costs little where nothing is offloaded."""
+        return OffloadStatistics() if self._offloader is None else self._offloader.statistics()
 
     def _all_cursors(self) -> Iterable[Cursor]:
         return [*self._cursors.by_name.values(), *self._readers.values()]

@@ -66,6 +66,8 @@ class PolicyKind:
     """None: the field of the same name."""
     check: Callable[[AdminContext, Any], Awaitable[None]] = nothing_to_check
     null_clears: bool = False
+    by_field: bool = False
+    """What is in force may be put together of several levels, so that what one level says is not all of it."""
 
     @property
     def has_in_force(self) -> bool:
@@ -309,5 +311,6 @@ POLICIES: tuple[PolicyKind, ...] = (
         encode=offload_values.offload_policy_json,
         in_force=offload_values.offload_in_force,
         check=offload_values.check_offload_possible,
+        by_field=True,
     ),
 )

@@ -12,7 +12,6 @@ _NAMESPACE = r"/admin/v2/namespaces/[^/]+/[^/]+"
 _NO_RIGHTS = "authentication and authorization do not exist yet: everybody may do everything"
 _NO_CLUSTERS = "there is one cluster: no replication"
 _NO_RATES = "rates are not limited yet"
-_NO_OFFLOAD = "offloading by command does not exist yet"
 _NO_SCAN = "`cepheid tiered verify` and `cepheid tiered sweep` compare an object store with the topics"
 _NO_FUNCTIONS = "functions, connectors and packages do not exist"
 
@@ -20,7 +19,6 @@ _REASONS: tuple[tuple[str, str], ...] = (
     (rf"({_TOPIC}|{_NAMESPACE})/permissions(/.*)?", _NO_RIGHTS),
     (rf"{_NAMESPACE}/subscriptionAuthMode", _NO_RIGHTS),
     (rf"({_TOPIC}|{_NAMESPACE})/(compaction|compactionThreshold)", "compaction does not exist yet"),
-    (rf"({_TOPIC}|{_NAMESPACE})/offload", _NO_OFFLOAD),
     (rf"({_TOPIC}|{_NAMESPACE})/(replication|replicateSubscriptionState|allowedClusters|shadowTopics)", _NO_CLUSTERS),
     (rf"{_TOPIC}/subscription/[^/]+/replicatedSubscriptionStatus", _NO_CLUSTERS),
     (rf"({_TOPIC}|{_NAMESPACE})/(\w*[dD]ispatchRate|publishRate|subscribeRate)", _NO_RATES),
