@@ -47,7 +47,7 @@ LEAST_LEDGER_BYTES = 64 << 10
 TAIL = 0.02  # of the flights, published after the offload and never offloaded
 READ_BY_AUDIT = 1 / 3
 KEEP_S = 2
-STALL_S = 180.0
+STALL_S = 90.0
 COMMAND_S = 300.0
 
 
@@ -137,8 +137,9 @@ class _Demo:
         self._audited = int(len(self._body) * READ_BY_AUDIT)
         seen = self._consume(self._cluster, AUDIT, up_to=self._audited)
         self._checks.append(checks.check_seen("a subscription reads the first third", seen, range(self._audited)))
-        # Unloading ends the open ledger, so that all flights published so far can be offloaded.
+        # Unloading ends the open ledger, so that all flights published so far can be offloaded. The next look opens the topic again.
         self._admin("PUT", "/admin/v2/persistent/public/default/flights/unload")
+        self._admin("GET", "/admin/v2/persistent/public/default/flights/stats")
 
     def _offload_through_a_crash(self) -> None:
         before = self._stored_on_bookies()

@@ -5,9 +5,10 @@ Segments are written and read by a `SegmentStore`, in ranges and with their own 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
+from cepheid_ports import Worker
 from cepheid_tiered.object_store import ObjectStore, StoredObject
 from cepheid_tiered.segment import SegmentError
 
@@ -49,3 +50,39 @@ class ObjectBucket:
 
     async def delete(self, url: str) -> None:
         await self._objects.delete(url)
+
+
+class LazyBucket:
+    """An `ObjectBucket` that is opened at its first use: most brokers never offload anything."""
+
+    def __init__(self, new_worker: Callable[[], Worker]) -> None:
+        self._new_worker = new_worker
+        self._worker: Worker | None = None
+        self._opened: ObjectBucket | None = None
+
+    def __repr__(self) -> str:
+        return f"<LazyBucket {'not used yet' if self._opened is None else 'opened'}>"
+
+    async def aclose(self) -> None:
+        if self._worker is not None:
+            await self._worker.aclose()
+
+    def list(self, prefix_url: str) -> AsyncIterator[StoredObject]:
+        return self._bucket().list(prefix_url)
+
+    async def get(self, url: str, *, max_bytes: int) -> bytes:
+        return await self._bucket().get(url, max_bytes=max_bytes)
+
+    async def put(self, url: str, data: bytes) -> None:
+        await self._bucket().put(url, data)
+
+    async def delete(self, url: str) -> None:
+        await self._bucket().delete(url)
+
+    def _bucket(self) -> ObjectBucket:
+        if self._opened is None:
+            from cepheid_tiered.object_stores import ObjectStores
+
+            self._worker = self._new_worker()
+            self._opened = ObjectBucket(ObjectStores(self._worker))
+        return self._opened
