@@ -12,7 +12,8 @@ from pulsar.schema import AvroSchema
 from examples.flight_data import FlightEvent
 from examples.flights_spark.flight_schema import SCHEMA, record_of
 
-SILENCE_MS = 5_000
+SILENCE_MS = 3_000
+STALL_MS = 90_000
 
 
 @dataclass
@@ -31,11 +32,11 @@ class Seen:
 
 
 def consume(
-    client: pulsar.Client, topic: str, subscription: str, events: Sequence[FlightEvent], *, up_to: int | None = None
+    client: pulsar.Client, topic: str, subscription: str, events: Sequence[FlightEvent], count: int, *, to_end: bool
 ) -> Seen:
-    """Read from where the subscription stands (a new one: from the beginning), `up_to` events, or until none comes any more.
+    """Read `count` events from where the subscription stands (a new one: from the beginning), and acknowledge them.
 
-    All are acknowledged, and the acknowledgements are saved when this returns.
+    `to_end`: these should be all, so a while is waited for more. Fewer are returned when nothing comes for a long time.
     """
     seen = Seen()
     consumer = client.subscribe(
@@ -46,9 +47,9 @@ def consume(
         receiver_queue_size=2_000,
     )
     last: Any = None
-    while up_to is None or len(seen.ids) < up_to:
+    while to_end or len(seen.ids) < count:
         try:
-            last = consumer.receive(SILENCE_MS)
+            last = consumer.receive(STALL_MS if len(seen.ids) < count else SILENCE_MS)
         except pulsar.Timeout:
             break
         value = last.value()

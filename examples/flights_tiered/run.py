@@ -33,7 +33,7 @@ from examples.flights_spark.expected import Expected, expect
 from examples.flights_spark.publisher import FlightPublisher
 from examples.flights_tiered import checks
 from examples.flights_tiered.bucket_server import BUCKET, REGION, BucketServer
-from examples.flights_tiered.consuming import consume
+from examples.flights_tiered.consuming import Seen, consume
 from examples.progress import wait_while_moving
 from examples.pulsar_connection import connect
 from examples.report import Check, print_report
@@ -135,7 +135,7 @@ class _Demo:
             publisher.close()
         self._figures.append(("published", f"{len(self._body) / (time.monotonic() - started):,.0f} events/s"))
         self._audited = int(len(self._body) * READ_BY_AUDIT)
-        seen = self._consume(self._cluster, AUDIT, up_to=self._audited)
+        seen = self._consume(self._cluster, AUDIT, self._audited, to_end=False)
         self._checks.append(checks.check_seen("a subscription reads the first third", seen, range(self._audited)))
         # Unloading ends the open ledger, so that all flights published so far can be offloaded. The next look opens the topic again.
         self._admin("PUT", "/admin/v2/persistent/public/default/flights/unload")
@@ -184,7 +184,7 @@ class _Demo:
 
     def _consume_again(self) -> None:
         started = time.monotonic()
-        seen = self._consume(self._cluster, "again", up_to=len(self._events))
+        seen = self._consume(self._cluster, "again", len(self._events), to_end=True)
         self._figures.append(("consumed again", f"{len(seen.ids) / (time.monotonic() - started):,.0f} events/s"))
         promise = "bucket and bookies give every event once, in order, unchanged"
         self._checks.append(checks.check_seen(promise, seen, range(len(self._events))))
@@ -241,20 +241,20 @@ class _Demo:
         self._console.print(restored.strip(), soft_wrap=True, highlight=False)
         self._second.start(broker)
         self._checks.append(checks.check_report(restored, self._tail))
-        audited = self._consume(self._second, AUDIT, up_to=None)
         expected = range(self._audited, len(self._body))
+        audited = self._consume(self._second, AUDIT, len(expected), to_end=True)
         self._checks.append(checks.check_seen("in the second cluster the subscription goes on where it was", audited, expected))
-        seen = self._consume(self._second, "again-restored", up_to=None)
+        seen = self._consume(self._second, "again-restored", len(self._body), to_end=True)
         self._checks.append(
             checks.check_seen("and every event that was offloaded is there once, in order", seen, range(len(self._body)))
         )
 
     # What the steps ask
 
-    def _consume(self, cluster: LocalCluster, subscription: str, *, up_to: int | None) -> Any:
+    def _consume(self, cluster: LocalCluster, subscription: str, count: int, *, to_end: bool) -> Seen:
         client = connect(cluster.service_url, self._directory / "client.log")
         try:
-            return consume(client, TOPIC, subscription, self._events, up_to=up_to)
+            return consume(client, TOPIC, subscription, self._events, count, to_end=to_end)
         finally:
             client.close()
 
