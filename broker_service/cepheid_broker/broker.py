@@ -26,6 +26,7 @@ from cepheid_broker.topics import (
     PartitionedTopics,
     TopicCatalog,
     TopicChangeMarks,
+    TopicManifests,
     Topics,
     TopicWatches,
 )
@@ -35,6 +36,7 @@ from cepheid_metadata import MetadataStore
 from cepheid_ports import Ports, RefusalLog, TaskOwner
 from cepheid_security import ServerTls
 from cepheid_security.authenticator import Authenticator
+from cepheid_tiered.bucket import Bucket
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +72,9 @@ class Broker:
         tls: ServerTls | None = None,
         authenticator: Authenticator | None = None,
         peers: PeerCalls | None = None,
+        bucket: Bucket | None = None,
     ) -> None:
+        """`bucket`: object stores, for the manifests of offloaded topics; None: their libraries are not installed."""
         self.ownership: Ownership = ownership or SoleOwnership()
         self.settings = settings
         self.cluster = cluster
@@ -99,6 +103,10 @@ class Broker:
         self.catalog.on_changed.append(self.topic_watches.on_changed)
         self.schemas = SchemaRegistry(store, ports)
         self.topics.on_deleting.append(self.schemas.on_topic_deleting)
+        self.manifests: TopicManifests | None = None
+        if bucket is not None:
+            self.manifests = TopicManifests(self.topics.loaded, store, bucket, self._tasks, ports, settings.manifest_interval_s)
+            self.topics.on_deleting.append(self.manifests.on_topic_deleting)
         self._publish_budget = PublishBudget(settings.publish_buffer_bytes)
         self._refusals = RefusalLog()
         services = Services(
@@ -189,3 +197,5 @@ class Broker:
         self.topic_watches.on_tick(self.settings.rate_window_s)
         self.inactive.on_tick(self.settings.rate_window_s)
         self.leases.on_tick(self.settings.rate_window_s)
+        if self.manifests is not None:
+            self.manifests.on_tick()

@@ -8,7 +8,19 @@ from typing import Annotated
 
 import typer
 
-from cepheid_cli import bookie_shell, cluster, dev, ledgers, metadata, read, repair, role_commands, secure, tokens
+from cepheid_cli import (
+    bookie_shell,
+    cluster,
+    dev,
+    ledgers,
+    metadata,
+    read,
+    repair,
+    role_commands,
+    secure,
+    tiered,
+    tokens,
+)
 from cepheid_cli.admin import namespaces, schemas, subscriptions, tenants, topics
 from cepheid_cli.demos import make_examples_importable
 from cepheid_ports import CepheidError
@@ -32,6 +44,7 @@ for sub_app in (
     ledgers.bookies_app,
     bookie_shell.app,
     repair.app,
+    tiered.app,
     cluster.app,
     metadata.app,
     tokens.app,
@@ -94,6 +107,23 @@ def demo_spark(
     from examples.flights_spark.run import DemoOptions, run_demo_spark
 
     if not run_demo_spark(DemoOptions(data, events), Console()):
+        raise typer.Exit(1)
+
+
+@app.command(name="demo-tiered")
+def demo_tiered(
+    data: Annotated[Path, typer.Option(help="Directory for data and logs; an earlier demo in it is deleted.")] = Path(
+        "demo-tiered-data"
+    ),
+    events: Annotated[int | None, typer.Option(min=5000, help="Publish only this many flights. Default: all 336,776")] = None,
+) -> None:
+    """Offload a year of flights to an S3 server through a crash, query them there, and restore them into a second cluster."""
+    from rich.console import Console
+
+    make_examples_importable()
+    from examples.flights_tiered.run import DemoOptions, run_demo_tiered
+
+    if not run_demo_tiered(DemoOptions(data, events), Console()):
         raise typer.Exit(1)
 
 

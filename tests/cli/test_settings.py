@@ -35,6 +35,7 @@ SAMPLES: dict[str, Any] = {
     **{f"authentication.{name}": ["a.key", "b=b.key"] for name in ("secret_keys", "public_keys")},
     **{f"authentication.{name}": "some" for name in ("role_claim", "audience", "issuer", "passwords_file", "anonymous_role")},
     "authentication.own_token_file": "broker.token",
+    "tiered.url": "s3://archive/cepheid?region=eu-west-1",
 }
 """Text of a certain form, and what has to fit to other settings. All else follows from the type and the bounds."""
 

@@ -25,16 +25,19 @@ from cepheid_metadata import (
     LedgerMetadata,
     MemoryStore,
     MemoryTree,
+    PageLimits,
     Position,
-    chain_records,
     ledger_records,
     list_ledgers,
+    read_chain,
 )
+from cepheid_metadata.chain_pages import LIMITS
 from cepheid_ports import Ports
 from cepheid_rpc import Buffer, EntryGroup
 from cepheid_wire import TopicName
 from tests.ledger.ledger_world import FAST as FAST_LEDGERS
 from tests.ledger.memory_bookie import MemoryCluster
+from tests.managed_ledger.memory_segments import MemorySegments
 
 # Nothing here waits for a bookie's timeout; they are long so that a busy machine does not fail tests.
 LEDGERS = FAST_LEDGERS.model_copy(
@@ -105,10 +108,18 @@ class TopicWorld:
     tree: MemoryTree
     clock: Clock
     settings: ManagedLedgerSettings
+    segments: MemorySegments = field(default_factory=MemorySegments)
     brokers: list[Broker] = field(default_factory=list)
+    page_limits: PageLimits = LIMITS
 
     def broker(
-        self, *, store: Any = None, settings: ManagedLedgerSettings | None = None, cache_bytes: int = 1 << 20, seed: int = 1
+        self,
+        *,
+        store: Any = None,
+        settings: ManagedLedgerSettings | None = None,
+        cache_bytes: int = 1 << 20,
+        seed: int = 1,
+        with_segments: bool = True,
     ) -> Broker:
         store = store or MortalStore(self.tree)
         rng = random.Random(seed)
@@ -116,13 +127,16 @@ class TopicWorld:
         client = LedgerClient(self.cluster, ledger_records(store), LedgerIds(store), placement, LEDGERS, Ports(random=rng))
         tail_cache = TailCache(cache_bytes)
         ports = Ports(wall_ms=self.clock, random=random.Random(seed))
-        ledgers = ManagedLedgers(client, store, tail_cache, settings or self.settings, ports)
+        segments = self.segments if with_segments else None
+        ledgers = ManagedLedgers(
+            client, store, tail_cache, settings or self.settings, ports, segments=segments, page_limits=self.page_limits
+        )
         broker = Broker(ledgers, client, store, tail_cache)
         self.brokers.append(broker)
         return broker
 
     async def chain(self, topic: TopicName = TOPIC) -> Chain:
-        found = await chain_records(MemoryStore(self.tree)).get(topic)
+        found = await read_chain(MemoryStore(self.tree), topic)
         assert found is not None, f"{topic} has no chain"
         return found.record
 
@@ -138,8 +152,10 @@ class TopicWorld:
 
 
 @contextlib.asynccontextmanager
-async def topic_world(*bookies: str, settings: ManagedLedgerSettings = SETTINGS) -> AsyncIterator[TopicWorld]:
-    world = TopicWorld(MemoryCluster(*(bookies or ("a",))), MemoryTree(), Clock(), settings)
+async def topic_world(
+    *bookies: str, settings: ManagedLedgerSettings = SETTINGS, page_limits: PageLimits = LIMITS
+) -> AsyncIterator[TopicWorld]:
+    world = TopicWorld(MemoryCluster(*(bookies or ("a",))), MemoryTree(), Clock(), settings, page_limits=page_limits)
     try:
         yield world
     finally:
