@@ -19,6 +19,7 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 
 from cepheid_managed_ledger.conditional_write import CONFLICTS, write
@@ -42,9 +43,22 @@ from cepheid_metadata import (
     chain_records,
     keys,
 )
-from cepheid_metadata.chain_pages import LIMITS, changes, page_deletes, read_stored_chain, split
+from cepheid_metadata.chain_pages import (
+    LIMITS,
+    MAX_CHANGE_BYTES,
+    changes,
+    page_deletes,
+    read_stored_chain,
+    size_bytes_of,
+    split,
+)
 from cepheid_ports import TaskOwner
 from cepheid_wire import TopicName
+
+log = logging.getLogger(__name__)
+
+_NEAR = 0.8
+"""Of a limit: from here on a topic says that it comes near it."""
 
 Plan = Callable[[Chain], tuple[Chain | None, Sequence[Op]]]
 """Gets the chain as it is; returns what it becomes (None: it stays) and what else is written in the same step."""
@@ -81,6 +95,8 @@ class ChainKeeper:
         self._gone: dict[int, None] = {}
         self._mutex = asyncio.Lock()
         self.lost: ManagedLedgerError | None = None
+        self.near_limit: str | None = None
+        """Which limit of its records the chain comes near, with numbers; None: none."""
         self.is_patient = False
         """A write of unknown outcome waits for the store as long as the session may live, not only `metadata_timeout_s`."""
         self.on_ledgers: Callable[[Sequence[ChainLedger]], None] = lambda _: None
@@ -112,6 +128,11 @@ class ChainKeeper:
             self._mark_version = 0 if mark is None else mark.version
             break
         return self._chain
+
+    @property
+    def has_most_ledgers(self) -> bool:
+        """The chain has as many ledgers as a chain may have."""
+        return len(self.chain.ledgers) >= self._limits.most_ledgers
 
     @property
     def is_new(self) -> bool:
@@ -183,11 +204,28 @@ class ChainKeeper:
     async def _replace(self, chain: Chain, ops: Sequence[Op]) -> None:
         assert self._stored is not None, f"{self._topic} has no chain to change"
         stored = split(chain, self._stored, self._limits)
-        # The record's Put comes first: by it a write in doubt is told.
-        await self._write([*changes(self._key, self._version, self._stored, stored), *ops, self._check_mark()])
+        change = changes(self._key, self._version, self._stored, stored)
+        await self._write([*change, *ops, self._check_mark()])  # the record's Put comes first: by it a write in doubt is told
         self._chain, self._stored, self._version, self._has_mark = chain, stored, self._version + 1, True
+        self._look_at_limits(size_bytes_of(change))
         self.on_ledgers(chain.ledgers)
         self._gone = {ledger_id: None for ledger_id in self._gone if ledger_id in chain.deletions}
+
+    def _look_at_limits(self, written_bytes: int) -> None:
+        before, count, most = self.near_limit, len(self.chain.ledgers), self._limits.most_ledgers
+        self.near_limit = None
+        if count >= _NEAR * most:
+            self.near_limit = (
+                f"it has {count:,} ledgers; at {most:,} a full ledger is written on instead of being followed by another"
+            )
+        elif written_bytes >= _NEAR * MAX_CHANGE_BYTES:
+            waiting = f"{len(self.chain.deletions)} ledgers and {len(self.chain.object_deletions or ())} objects wait to be deleted"
+            self.near_limit = f"a change of its ledgers took {written_bytes:,} bytes of at most {MAX_CHANGE_BYTES:,}; {waiting}"
+        if self.near_limit is not None and before is None:
+            hint = (
+                "shorten its retention, raise managed_ledger.ledger_max_bytes and ledger_max_age_s, or see why nothing is deleted"
+            )
+            log.warning("chain.near_limit", extra={"topic": str(self._topic), "error": self.near_limit, "hint": hint})
 
     @property
     def _mark_key(self) -> str:

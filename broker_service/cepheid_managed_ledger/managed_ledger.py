@@ -205,6 +205,11 @@ class ManagedLedger:
         """Why acknowledgements could not be saved when that was tried last; None: they were."""
         return self._cursors.failure
 
+    @property
+    def near_limit(self) -> str | None:
+        """Which limit of its records the topic comes near, with numbers; None: none."""
+        return self._keeper.near_limit
+
     async def require_open_ledger(self) -> None:
         """Return when appends can be taken, after one attempt to start a ledger if there is none. Raises ManagedLedgerError."""
         if self._appender is None and self.state is State.OPEN:

@@ -41,6 +41,9 @@ _PAUSE_S = 0.01
 _PAGES_AT_ONCE = 16
 _HEADROOM_BYTES = 20_000  # of one write, for what else it carries: checks, keys, a cursor
 
+MAX_CHANGE_BYTES = MAX_REQUEST_BYTES - _HEADROOM_BYTES
+"""Of the record and the pages that one write changes."""
+
 
 class ChainUnsettledError(MetadataError):
     """A chain is changed more often than it can be read."""
@@ -68,6 +71,8 @@ class PageLimits:
     """Of ledgers, at most. When they need more, the oldest move to a page, however few they are."""
     page_bytes: int = 200_000
     """At most, unless one ledger alone needs more."""
+    most_ledgers: int = 100_000
+    """Of a chain. At this number a ledger is written on instead of being followed by the next one when it is full."""
 
 
 LIMITS = PageLimits()
@@ -142,14 +147,14 @@ def split(chain: Chain, before: StoredChain | None = None, limits: PageLimits = 
 def changes(key: str, version: int, before: StoredChain, after: StoredChain) -> list[Op]:
     """Return the operations that make `before` to `after`, the record's first. Raises ChainTooLargeError."""
     ops = _changes(key, version, before, after)
-    if _size_bytes(ops) > MAX_REQUEST_BYTES - _HEADROOM_BYTES:  # the long record of an older release, which becomes pages at once
+    if size_bytes_of(ops) > MAX_CHANGE_BYTES:  # the long record of an older release, which becomes pages at once
         pages = tuple(page if page in before.pages else page.replace(messages=None) for page in after.pages)
         ops = _changes(key, version, before, replace(after, pages=pages))
-    if (size_bytes := _size_bytes(ops)) > MAX_REQUEST_BYTES - _HEADROOM_BYTES:
+    if (size_bytes := size_bytes_of(ops)) > MAX_CHANGE_BYTES:
         created = sum(isinstance(op, Create) for op in ops)
         chain = after.chain
         message = (
-            f"{key}: a change needs {size_bytes} bytes in one write, the limit is {MAX_REQUEST_BYTES - _HEADROOM_BYTES}: {created} "
+            f"{key}: a change needs {size_bytes} bytes in one write, the limit is {MAX_CHANGE_BYTES}: {created} "
             f"pages, {len(after.record.ledgers)} ledgers in the record, {len(chain.deletions)} ledgers and "
             f"{len(chain.object_deletions or ())} objects that wait to be deleted"
         )
@@ -309,5 +314,6 @@ def _changes(key: str, version: int, before: StoredChain, after: StoredChain) ->
     ]
 
 
-def _size_bytes(ops: Sequence[Op]) -> int:
+def size_bytes_of(ops: Sequence[Op]) -> int:
+    """Return how many bytes these operations take in a request."""
     return sum(len(op.key) + (len(op.value) if isinstance(op, Create | Put) else 0) for op in ops)

@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from cepheid_managed_ledger import ManagedLedger, ManagedLedgerFencedError
-from cepheid_metadata import Chain, Delete, MemoryStore, MemoryTree, Op, OpResult, PageLimits, Put, chain_records, keys, read_chain
+from cepheid_metadata import (
+    Chain,
+    ChainTooLargeError,
+    Delete,
+    MemoryStore,
+    MemoryTree,
+    Op,
+    OpResult,
+    PageLimits,
+    Put,
+    chain_records,
+    keys,
+    read_chain,
+)
 from cepheid_metadata.chain_pages import page_keys
 from tests.managed_ledger.losing_store import LosingStore
 from tests.managed_ledger.topic_world import (
@@ -239,3 +253,33 @@ async def test_only_what_changed_is_written() -> None:
         (ops,) = writes
         assert [op.key for op in ops if isinstance(op, Put)] == [KEY]
         assert not moves_ledgers(ops)
+
+
+async def test_a_topic_says_that_it_comes_near_a_limit_and_goes_on_without_new_ledgers(caplog: pytest.LogCaptureFixture) -> None:
+    async with topic_world(settings=LEDGERS, page_limits=replace(PAGES, most_ledgers=10)) as world:
+        ledger = await world.broker().open()
+        await grow(ledger, 6)
+        assert ledger.near_limit is None
+        await grow(ledger, 1)
+        assert ledger.near_limit is not None
+        assert "8 ledgers; at 10 a full ledger is written on" in ledger.near_limit
+        await grow(ledger, 2)
+        assert [record.message for record in caplog.records].count("chain.near_limit") == 1
+        await append_all(ledger, 5)
+        assert not ledger._upkeep.is_rolling
+        assert len(ledger.chain.ledgers) == 10
+        assert ledger.is_usable
+
+
+async def test_a_topic_says_that_what_waits_for_deletion_fills_its_record() -> None:
+    async with topic_world(settings=LEDGERS) as world:
+        ledger = await world.broker().open()
+        urls = tuple(f"s3://bucket/{number:0200d}" for number in range(4_200))
+        await ledger._keeper.commit(lambda chain: (chain.replace(object_deletions=urls), ()))
+        assert "4200 objects wait to be deleted" in (ledger.near_limit or "")
+        more = (*urls, *(f"{url}-" for url in urls))
+        with pytest.raises(ChainTooLargeError, match="8400 objects"):
+            await ledger._keeper.commit(lambda chain: (chain.replace(object_deletions=more), ()))
+        assert ledger.is_usable
+        await ledger._keeper.commit(lambda chain: (chain.replace(object_deletions=None), ()))
+        assert ledger.near_limit is None

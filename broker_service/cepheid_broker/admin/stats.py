@@ -124,6 +124,7 @@ async def _stored(context: AdminContext, topic: Topic, request: Request, *, prec
         asked_for_earliest=oldest,
         not_publishing=None if ledger.lacking is None else str(ledger.lacking),
         not_saving=None if ledger.not_saving is None else str(ledger.not_saving),
+        near_limit=ledger.near_limit,
     )
 
 
