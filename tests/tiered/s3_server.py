@@ -16,7 +16,7 @@ import pytest
 
 BUCKET = "segments"
 _XML = {"content-type": "application/xml"}
-CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
+CREDENTIALS = {"AWS_ACCESS_KEY_ID": "key-of-a-test", "AWS_SECRET_ACCESS_KEY": "secret-of-a-test"}
 _SERVER = """
 import sys
 from moto.server import ThreadedMotoServer
