@@ -37,11 +37,11 @@ from cepheid_metadata import (
     LedgerMetadata,
     Position,
     available_bookies,
-    chain_records,
     keys,
     ledger_records,
     list_records,
     list_topics,
+    read_chain,
     readonly_bookies,
     topic_records,
 )
@@ -165,7 +165,7 @@ async def _plan_of_partition(context: AdminContext, name: TopicName, after: int)
     for _ in range(_ATTEMPTS):
         topic = await context.broker.topics.get(name, may_create=False)
         end, open_bytes = topic.ledger.last_confirmed, topic.ledger.ledgers.last_size_bytes  # rule 1
-        found = await chain_records(context.store).get(name)
+        found = await read_chain(context.store, name)
         if found is None:
             continue  # being deleted; the next attempt says so
         ledgers = await _ledgers(context, found.record, end, open_bytes, after)

@@ -127,6 +127,7 @@ async def _stored(context: AdminContext, topic: Topic, request: Request, *, prec
         not_publishing=None if ledger.lacking is None else str(ledger.lacking),
         offload=_offload(ledger),
         not_saving=None if ledger.not_saving is None else str(ledger.not_saving),
+        near_limit=ledger.near_limit,
     )
 
 

@@ -22,9 +22,9 @@ from cepheid_metadata import (
     OffloadedLedger,
     Position,
     TopicRecord,
-    chain_records,
     cursor_records,
     list_cursors,
+    read_chain,
     topic_records,
 )
 from cepheid_ports import iso_time
@@ -113,7 +113,7 @@ async def _replace(context: AdminContext, topic: TopicName, found: Found[TopicRe
 
 async def _managed_ledger_info(context: AdminContext, topic: TopicName, record: TopicRecord) -> dict[str, Any]:
     """`ManagedLedgerInfo` (docs/reference/shapes.md §4)."""
-    found = await chain_records(context.store).get(topic)
+    found = await read_chain(context.store, topic)
     chain, version = (None, 0) if found is None else found  # nobody has opened it yet
     cursors: dict[str, Any] = {}
     for name in await list_cursors(context.store, topic):

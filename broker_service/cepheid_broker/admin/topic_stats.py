@@ -4,6 +4,7 @@
 counted them), `backlogAgeSeconds` (of the oldest message), and `backlogExact`: whether `backlogSize` leaves out what lies behind
 the mark-delete position and is acknowledged. `msgBacklog` is always exact; asking for a precise backlog makes the others so.
 `notPublishing` and `notSaving` say why nothing can be published, and why acknowledgements are not saved; absent: they are.
+`nearLimit` says which limit of its metadata a topic comes near; absent: none.
 
 What this broker does not have (replication, transactions, compaction …) has its field with the value that means none:
 clients and dashboards read them without asking whether they are there.
@@ -59,6 +60,8 @@ class StoredFigures:
     """Why the topic has no ledger to append to."""
     not_saving: str | None = None
     """Why acknowledgements could not be saved when that was tried last."""
+    near_limit: str | None = None
+    """Which limit of its metadata the topic comes near."""
 
 
 def topic_stats(figures: TopicFigures, stored: StoredFigures, *, publishers: bool = True, consumers: bool = True) -> dict[str, Any]:
@@ -105,6 +108,8 @@ def topic_stats(figures: TopicFigures, stored: StoredFigures, *, publishers: boo
         stats["notPublishing"] = stored.not_publishing
     if stored.not_saving is not None:
         stats["notSaving"] = stored.not_saving
+    if stored.near_limit is not None:
+        stats["nearLimit"] = stored.near_limit
     return stats
 
 

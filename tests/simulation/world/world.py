@@ -25,7 +25,7 @@ from tests.simulation.workloads.topics import TopicWorkload
 from tests.simulation.world.cluster import SimBookie
 from tests.simulation.world.repairs import SHARE, SPARES, Repairs
 from tests.simulation.world.replays import Replays
-from tests.simulation.world.sim_broker import WINDOWS_BYTES, SimBroker
+from tests.simulation.world.sim_broker import FEW_LEDGERS, WINDOWS_BYTES, SimBroker
 from tests.simulation.world.sim_clock import JUMPS_MS
 from tests.simulation.world.sim_serving import found_cluster
 from tests.simulation.world.stage import Stage
@@ -41,6 +41,8 @@ _THREE_BROKERS = 0.25
 """Of worlds have all of them, the others two."""
 _SCRUBS = 0.5
 """Of worlds have bookies whose scrubbers run."""
+_PAGES = 0.5
+"""Of worlds have topics whose chains are in pages."""
 _ORDERLY = 0.5
 """Of worlds have brokers that ask whose a topic is; in the others they fight."""
 
@@ -76,8 +78,11 @@ class World(Stage):
             spares = SPARES
         self.build(self.quorums.ensemble_size + spares, brokers, registers=True)
         window_bytes = random.Random(f"{self.seed}/windows").choice(WINDOWS_BYTES)
+        has_pages = random.Random(f"{self.seed}/pages").random() < _PAGES
         for broker in self.brokers.values():
             broker.settings = broker.settings.model_copy(update={"append_window_bytes": window_bytes})
+            if has_pages:
+                broker.page_limits = FEW_LEDGERS
         self.disks_to_lose = self.random.randrange(self.quorums.ack_quorum)  # below Qa in all: every entry keeps a copy
         self._least_ack_quorum = self.disks_to_lose + 1
         if has_repair:
