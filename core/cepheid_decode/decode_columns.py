@@ -77,6 +77,14 @@ class DecodedMessages:
             texts[row] = reason
         return pa.array(texts, pa.string())
 
+    def undecoded(self) -> tuple[Bools, dict[int, str]] | None:
+        """Rows that stand for an entry which could not be read as a whole, and why, by entry id. None: there are none."""
+        if not self._rows.reasons:
+            return None
+        mask = np.isin(self._rows.entry_rows(), list(self._rows.reasons))
+        ids = self._rows.entries.entry_ids
+        return mask, {int(ids[entry]): reason for entry, reason in self._rows.reasons.items()}
+
     @property
     def versions(self) -> list[bytes]:
         """The schema versions that occur, as entries name them; b"": none."""

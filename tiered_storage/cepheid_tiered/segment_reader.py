@@ -1,0 +1,216 @@
+"""Entries out of a segment: which bytes of the object are needed, and what they hold. Fetching them is for segments.py.
+
+object   │row group 0: entry_id raw_entry batch_index …│row group 1: …│ … │footer│
+                        └─ one range, for one row group ─► one EntryGroup, its digests verified
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from crc32c import crc32c
+
+from cepheid_rpc import HEADER_BYTES, Buffer, DigestMismatchError, EntryGroup, MalformedGroupError
+from cepheid_tiered.segment import DamagedSegmentError, SegmentError
+from cepheid_tiered.segment_format import SegmentMetadata
+
+TAIL_BYTES = 64 << 10
+"""What is read first, from the end of the object: the whole footer of all but large segments."""
+_MAGIC = b"PAR1"
+_END = struct.Struct("<I4s")
+_FOOTER_COPIES = 4  # of a footer's size, what its parsed form takes about
+
+
+@dataclass(frozen=True, slots=True)
+class Footer:
+    """What the end of an object says about the rest."""
+
+    metadata: SegmentMetadata
+    parquet: Any
+    first_entries: tuple[int, ...]
+    """Of each row group."""
+    object_bytes: int
+    held_bytes: int
+
+    @property
+    def row_groups(self) -> int:
+        return len(self.first_entries)
+
+    def row_group_of(self, entry_id: int) -> int:
+        return bisect_right(self.first_entries, entry_id) - 1
+
+    def last_entry(self, row_group: int) -> int:
+        after = self.first_entries[row_group + 1] if row_group + 1 < self.row_groups else self.metadata.entries
+        return after - 1
+
+    def raw_range(self, row_group: int) -> tuple[int, int]:
+        """Where the column `raw_entry` of a row group lies."""
+        return _range(self.parquet.row_group(row_group).column(1))
+
+    def whole_range(self, row_group: int) -> tuple[int, int]:
+        group = self.parquet.row_group(row_group)
+        ranges = [_range(group.column(index)) for index in range(group.num_columns)]
+        return min(start for start, _ in ranges), max(end for _, end in ranges)
+
+
+def footer_bytes(url: str, tail: Buffer) -> int:
+    """How many bytes at the end of the object are its footer. Raises DamagedSegmentError."""
+    if len(tail) < _END.size:
+        raise DamagedSegmentError(f"{url} has {len(tail)} bytes and is not a Parquet file", url=url)
+    size_bytes, magic = _END.unpack_from(tail, len(tail) - _END.size)
+    if magic != _MAGIC:
+        raise DamagedSegmentError(f"{url} does not end as a Parquet file: it was cut off or overwritten", url=url)
+    return int(size_bytes) + _END.size
+
+
+def parse_footer(url: str, ledger_id: int, tail: Buffer, object_bytes: int) -> Footer:
+    """The footer from bytes that end with it. Raises DamagedSegmentError and NewerSegmentError."""
+    size_bytes = footer_bytes(url, tail)
+    try:
+        parquet = pq.read_metadata(pa.PythonFile(_Sparse(object_bytes - len(tail), tail, object_bytes), mode="r"))
+        metadata = SegmentMetadata.from_pairs(url, parquet.metadata)
+        firsts = []
+        for index in range(parquet.num_row_groups):
+            statistics = parquet.row_group(index).column(0).statistics
+            firsts.append(int(statistics.min))
+        footer = Footer(metadata, parquet, tuple(firsts), object_bytes, size_bytes * _FOOTER_COPIES)
+        in_place = all(0 <= start < end <= object_bytes for start, end in map(footer.raw_range, range(len(firsts))))
+    except SegmentError:
+        raise
+    except Exception as error:
+        raise DamagedSegmentError(f"the footer of {url} cannot be read: {error}", url=url) from error
+    if metadata.ledger_id != ledger_id:
+        raise DamagedSegmentError(f"{url} holds ledger {metadata.ledger_id}, not {ledger_id}", url=url, ledger_id=ledger_id)
+    if not in_place or (firsts and firsts[0] != 0) or any(a >= b for a, b in pairwise(firsts)):
+        raise DamagedSegmentError(f"the row groups of {url} are not in order", url=url)
+    if not firsts and metadata.entries:
+        raise DamagedSegmentError(f"{url} has no row groups, and says it has {metadata.entries} entries", url=url)
+    return footer
+
+
+def decode_row_group(url: str, footer: Footer, row_group: int, start: int, data: Buffer) -> EntryGroup:
+    """The entries of a row group from the bytes of the object that begin at `start`, verified. Raises DamagedSegmentError."""
+    name = footer.parquet.schema.column(1).path
+    raw = _read(url, footer, row_group, start, data, [name]).column(0)
+    return _entries(url, footer, row_group, raw)
+
+
+def check_row_group(url: str, footer: Footer, row_group: int, start: int, data: Buffer, crc: int) -> tuple[int, int]:
+    """Read all columns of a row group, and verify its entries. Returns the payload bytes, and `crc` continued over the digests."""
+    table = _read(url, footer, row_group, start, data, None)
+    group = _entries(url, footer, row_group, table.column(1))
+    ends = np.asarray(group.ends, np.int64)
+    starts = np.concatenate(([0], ends[:-1]))
+    digests = np.frombuffer(group.data, np.uint8)[(starts + HEADER_BYTES - 4)[:, None] + np.arange(4)]
+    ids = table.column(0).to_numpy()
+    if ids[0] != group.first_entry_id or ids[-1] != group.last_entry_id or (np.diff(ids) < 0).any():
+        raise DamagedSegmentError(f"the entry ids of row group {row_group} of {url} are not in order", url=url)
+    return len(group.data) - HEADER_BYTES * len(ends), crc32c(digests.tobytes(), crc)
+
+
+def _read(url: str, footer: Footer, row_group: int, start: int, data: Buffer, columns: list[str] | None) -> pa.Table:
+    try:
+        file = pq.ParquetFile(
+            pa.PythonFile(_Sparse(start, data, footer.object_bytes), mode="r"),
+            metadata=footer.parquet,
+            page_checksum_verification=True,
+            pre_buffer=False,
+        )
+        return file.read_row_group(row_group, columns=columns, use_threads=False)
+    except (MemoryError, pa.ArrowMemoryError):
+        raise
+    except Exception as error:
+        raise DamagedSegmentError(f"row group {row_group} of {url} cannot be read: {error}", url=url) from error
+
+
+def _entries(url: str, footer: Footer, row_group: int, raw: pa.ChunkedArray) -> EntryGroup:
+    first, last = footer.first_entries[row_group], footer.last_entry(row_group)
+    column = raw.chunk(0) if raw.num_chunks == 1 else pa.concat_arrays(raw.chunks)
+    _, offsets_buffer, values = column.buffers()
+    bounds = np.frombuffer(offsets_buffer, np.int32)[column.offset : column.offset + len(column) + 1]
+    ends = bounds[1:] if not column.null_count else bounds[1:][column.is_valid().to_numpy(zero_copy_only=False)]
+    begin = int(bounds[0])
+    if len(ends) != last - first + 1:
+        raise DamagedSegmentError(
+            f"row group {row_group} of {url} has {len(ends)} entries, where {first} to {last} are expected", url=url
+        )
+    relative = array("I", (ends - begin).astype(np.uint32).tobytes())
+    group = EntryGroup(footer.metadata.ledger_id, first, relative, memoryview(values).cast("B")[begin : int(ends[-1])])
+    try:
+        group.verify()
+    except (DigestMismatchError, MalformedGroupError) as error:
+        raise DamagedSegmentError(f"row group {row_group} of {url}: {error.args[0]}", url=url) from error
+    return group
+
+
+def _range(column: Any) -> tuple[int, int]:
+    start = column.data_page_offset
+    if column.has_dictionary_page and column.dictionary_page_offset is not None:
+        start = min(start, column.dictionary_page_offset)
+    return start, start + column.total_compressed_size
+
+
+def cut(groups: Sequence[EntryGroup], first: int, last: int, max_bytes: int) -> Iterator[EntryGroup]:
+    """Entries `first` to at most `last` out of consecutive groups: about `max_bytes`, at least one entry."""
+    left = max_bytes
+    for group in groups:
+        begin = max(first, group.first_entry_id)
+        end = min(last, group.last_entry_id)
+        if begin > end or (left <= 0 and begin > first):
+            return
+        place = begin - group.first_entry_id
+        base = group.ends[place - 1] if place else 0
+        fitting = bisect_right(group.ends, base + left) - place
+        end = min(end, begin + max(fitting, 1 if begin == first else 0) - 1)
+        if end < begin:
+            return
+        part = group.slice(begin, end)
+        left -= part.size_bytes
+        if part is not group and 2 * part.size_bytes < group.size_bytes:
+            # A small part would keep the whole row group in memory for as long as its reader keeps it.
+            part = EntryGroup(part.ledger_id, part.first_entry_id, part.ends, bytes(part.data))
+        yield part
+
+
+class _Sparse:
+    """A file of which only one range is there: pyarrow reads nothing else."""
+
+    def __init__(self, start: int, data: Buffer, size_bytes: int) -> None:
+        self._start = start
+        self._data = memoryview(data)
+        self._size_bytes = size_bytes
+        self._at = 0
+        self.closed = False
+
+    def read(self, count: int = -1) -> memoryview:
+        begin = self._at - self._start
+        end = self._size_bytes - self._start if count < 0 else begin + count
+        if begin < 0 or end > len(self._data):
+            raise OSError(f"bytes {self._at} to {self._start + end} are outside of what was read")
+        self._at = self._start + end
+        return self._data[begin:end]
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._at = offset + (0, self._at, self._size_bytes)[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def seekable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self.closed = True

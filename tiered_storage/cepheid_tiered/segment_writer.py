@@ -1,0 +1,296 @@
+"""Entries in, the bytes of a Parquet file out, without I/O and in bounded memory.
+
+groups ──► one buffer of ≤ 8 MiB, whole entries ──► decoder ──► rows ─┐
+                    │                                                 ├─► row group ──► bytes
+                    └──────────── raw_entry, zero copy ───────────────┘
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from crc32c import crc32c
+
+from cepheid_decode import OnBadRecord, Piece, ReadMode, ScanCounters, ScanSpec, SchemaVersion
+from cepheid_decode.decode_columns import DecodedMessages
+from cepheid_decode.decode_payloads import joined
+from cepheid_decode.message_decoder import MessageDecoder
+from cepheid_decode.typed import TypedColumns
+from cepheid_rpc import HEADER_BYTES, EntryGroup
+from cepheid_tiered import segment_format as layout
+from cepheid_tiered.segment import SegmentSummary
+from cepheid_wire import TopicName
+
+_DIGEST_OFFSET = HEADER_BYTES - 4
+Ints = npt.NDArray[np.int64]
+
+
+class SegmentWriter:
+    """`add` groups in order from entry 0, then `finish`. Both return bytes of the file, in order. Not for two threads at a time."""
+
+    def __init__(self, topic: TopicName, ledger_id: int, schemas: Sequence[SchemaVersion] = (), cluster: str = "") -> None:
+        self._topic = topic
+        self._ledger_id = ledger_id
+        self._cluster = cluster
+        self._schemas = tuple(schemas)
+        self._typed_fields = layout.typed_fields_of(schemas)
+        self._typed: TypedColumns | None = None
+        if self._typed_fields:
+            self._typed = TypedColumns(schemas, None, OnBadRecord.NULL, ScanCounters())
+        self._schema = layout.file_schema(self._typed_fields)
+        self._sink = _Sink()
+        self._file = pq.ParquetWriter(
+            pa.PythonFile(self._sink, mode="w"), self._schema, **layout.writer_options(self._schema, self._typed_fields)
+        )
+        self._decoder = MessageDecoder(_spec(), ScanCounters(), lambda _piece, _count: iter(()))
+        self._piece = Piece(str(topic), topic.partition_index, ledger_id, 0, (1 << 62), 1, 1, ())
+        self._waiting: list[EntryGroup] = []
+        self._waiting_bytes = 0
+        self._next_entry = 0
+        self._entries = self._messages = self._entry_bytes = self._crc = self._raw_only = self._errors = 0
+
+    def add(self, groups: Sequence[EntryGroup]) -> list[bytes]:
+        for group in groups:
+            if group.ledger_id != self._ledger_id or group.first_entry_id != self._next_entry:
+                expected = f"{self._ledger_id}:{self._next_entry}"
+                raise ValueError(f"entries of a segment come in order: {expected} was expected, got {group!r}")
+            self._next_entry = group.last_entry_id + 1
+            for part in self._fitting(group):
+                self._waiting.append(part)
+                self._waiting_bytes += part.size_bytes
+        return self._sink.take()
+
+    def finish(self) -> tuple[list[bytes], SegmentSummary]:
+        self._write_row_group()
+        metadata = layout.SegmentMetadata(
+            topic=str(self._topic),
+            ledger_id=self._ledger_id,
+            entries=self._entries,
+            messages=self._messages,
+            entry_bytes=self._entry_bytes,
+            crc32c=self._crc,
+            cluster=self._cluster,
+            schema_versions=tuple(schema.version.hex() for schema in self._schemas),
+            typed_columns=tuple(field.name for field in self._typed_fields),
+            raw_only=self._raw_only,
+            errors=self._errors,
+        )
+        self._file.add_key_value_metadata(metadata.to_pairs())
+        self._file.close()
+        parts = self._sink.take()
+        summary = SegmentSummary(self._entries, self._messages, self._entry_bytes, self._sink.size_bytes, self._crc)
+        return parts, summary
+
+    def _fitting(self, group: EntryGroup) -> Iterator[EntryGroup]:
+        """The group in pieces, each of which fits into the row group under way; full row groups are written between them."""
+        while True:
+            room = layout.ROW_GROUP_ENTRY_BYTES - self._waiting_bytes
+            if group.size_bytes <= room:
+                yield group
+                return
+            count = bisect_right(group.ends, room)
+            if not count and not self._waiting:
+                count = 1  # an entry larger than a row group is one of its own
+            if count:
+                last = group.first_entry_id + count - 1
+                yield group.slice(group.first_entry_id, last)
+                if count == len(group):
+                    return
+                group = group.slice(last + 1, group.last_entry_id)
+            self._write_row_group()
+
+    def _write_row_group(self) -> None:
+        if not self._waiting:
+            return
+        whole = _one_buffer(self._waiting)
+        self._waiting, self._waiting_bytes = [], 0
+        self._count(whole)
+        rows = _Rows(whole, self._topic, self._columns_of_nothing)
+        batches: list[pa.RecordBatch] = []
+        size_bytes = 0
+        for messages in self._decoder.decode_messages(self._piece, [whole]):
+            first = self._take(messages, rows)
+            if first is None:
+                continue
+            # What was unpacked may be many times what is stored: a row group then ends early, at an entry.
+            if size_bytes > layout.ROW_GROUP_UNPACKED_BYTES and first > rows.last_entry:
+                self._write(batches)
+                batches, size_bytes = [], 0
+            columns = self._columns(messages)
+            batches.append(rows.batch(messages.column("entry_id").to_numpy(), columns, self._schema))
+            size_bytes += columns["value"].nbytes
+            self._messages += len(messages)
+        if (rest := rows.rest(self._schema)) is not None:
+            batches.append(rest)
+        self._raw_only += rows.raw_only
+        self._errors += len(rows.reasons)
+        self._write(batches)
+
+    def _take(self, messages: DecodedMessages, rows: _Rows) -> int | None:
+        """Leave out rows of entries that could not be decoded: they become raw only. Returns the first entry that has a row."""
+        bad = messages.undecoded()
+        if bad is not None:
+            mask, reasons = bad
+            rows.reasons |= reasons
+            messages.keep(~mask)
+        return messages.column("entry_id")[0].as_py() if len(messages) else None
+
+    def _write(self, batches: list[pa.RecordBatch]) -> None:
+        table = pa.Table.from_batches(batches, self._schema)
+        self._file.write_table(table, row_group_size=max(len(table), 1))
+
+    def _columns(self, messages: DecodedMessages) -> dict[str, pa.Array]:
+        """Columns of messages by name: those of the layout that come from messages, and the typed ones."""
+        columns = {name: messages.column(name) for name in layout.FROM_DECODER}
+        for name in ("publish_time", "event_time"):
+            columns[name] = columns[name].cast(layout.COLUMNS[name])
+        key_bytes, key = columns["key_bytes"], columns["key"].cast(pa.binary())
+        if key_bytes.equals(key):
+            columns["key_bytes"] = pa.nulls(len(key), pa.binary())
+        else:
+            shown = pc.fill_null(pc.equal(key_bytes, key), False)
+            columns["key_bytes"] = pc.if_else(shown, pa.scalar(None, pa.binary()), key_bytes)
+        errors = [text for text in (messages.errors(),) if text is not None]
+        if self._typed is not None:
+            typed = self._typed.columns(messages.readable_values(), key_bytes, messages.version_codes, messages.versions)
+            columns |= {_typed_name(field): array for field, array in zip(self._typed_fields, typed.arrays, strict=True)}
+            if typed.errors is not None:
+                errors.append(typed.errors)
+        if errors:
+            columns[layout.ERROR] = pc.coalesce(*errors)
+            self._errors += len(messages) - columns[layout.ERROR].null_count
+        else:
+            columns[layout.ERROR] = pa.nulls(len(messages), pa.string())
+        return columns
+
+    def _columns_of_nothing(self, count: int) -> dict[str, pa.Array]:
+        names = {name: layout.COLUMNS[name] for name in (*layout.FROM_DECODER, layout.ERROR)}
+        names |= {_typed_name(field): field.type for field in self._typed_fields}
+        return {name: pa.nulls(count, kind) for name, kind in names.items()}
+
+    def _count(self, group: EntryGroup) -> None:
+        ends = np.asarray(group.ends, np.int64)
+        starts = np.concatenate(([0], ends[:-1]))
+        data = np.frombuffer(group.data, np.uint8)
+        digests = data[(starts + _DIGEST_OFFSET)[:, None] + np.arange(4)]
+        self._crc = crc32c(digests.tobytes(), self._crc)
+        self._entries += len(ends)
+        self._entry_bytes += int(ends[-1]) - HEADER_BYTES * len(ends)
+
+
+class _Rows:
+    """Rows of one buffer of entries, made in order: each entry gets its bytes in its first row, and a row if it has no message."""
+
+    def __init__(self, group: EntryGroup, topic: TopicName, columns_of_nothing: Callable[[int], dict[str, pa.Array]]) -> None:
+        self._first_id = group.first_entry_id
+        self._group_last = group.last_entry_id
+        self._bounds = np.concatenate(([0], np.asarray(group.ends, np.int64)))
+        self._data = pa.py_buffer(group.data)
+        self._constants = {"topic": str(topic), "partition": topic.partition_index, "ledger_id": group.ledger_id}
+        self._columns_of_nothing = columns_of_nothing
+        self.last_entry = self._first_id - 1  # the last one that has a row
+        self.reasons: dict[int, str] = {}  # by entry id: why it has no message, where it should have one
+        self.raw_only = 0
+
+    def batch(self, entry_ids: Ints, columns: dict[str, pa.Array], schema: pa.Schema) -> pa.RecordBatch:
+        """Rows of messages, whose entries are `entry_ids`, and of entries without a message before the last of them."""
+        between = np.ones(max(int(entry_ids[-1]) - self.last_entry, 0), bool)
+        between[entry_ids[entry_ids > self.last_entry] - self.last_entry - 1] = False
+        missing = np.flatnonzero(between) + self.last_entry + 1
+        if len(missing):
+            order = np.argsort(np.concatenate((entry_ids, missing)), kind="stable")
+            alone = self._without_message(missing)
+            columns = {
+                name: pa.concat_arrays((column, alone[name].cast(column.type))).take(pa.array(order))
+                for name, column in columns.items()
+            }
+            entry_ids = np.concatenate((entry_ids, missing))[order]
+        return self._assemble(entry_ids, columns, schema)
+
+    def rest(self, schema: pa.Schema) -> pa.RecordBatch | None:
+        """Rows of the entries after the last one that has a row."""
+        missing = np.arange(self.last_entry + 1, self._group_last + 1)
+        return self._assemble(missing, self._without_message(missing), schema) if len(missing) else None
+
+    def _without_message(self, entry_ids: Ints) -> dict[str, pa.Array]:
+        self.raw_only += len(entry_ids)
+        columns = self._columns_of_nothing(len(entry_ids))
+        if self.reasons:
+            columns[layout.ERROR] = pa.array([self.reasons.get(entry) for entry in entry_ids.tolist()], pa.string())
+        return columns
+
+    def _assemble(self, entry_ids: Ints, columns: dict[str, pa.Array], schema: pa.Schema) -> pa.RecordBatch:
+        count = len(entry_ids)
+        is_first = np.empty(count, bool)
+        is_first[0] = entry_ids[0] != self.last_entry
+        is_first[1:] = entry_ids[1:] != entry_ids[:-1]
+        places = entry_ids - self._first_id
+        offsets = np.empty(count + 1, np.int32)
+        offsets[0] = self._bounds[places[0] + 1 - int(is_first[0])]
+        offsets[1:] = self._bounds[places + 1]
+        validity = None if is_first.all() else pa.py_buffer(np.packbits(is_first, bitorder="little"))
+        raw = pa.Array.from_buffers(pa.binary(), count, [validity, pa.py_buffer(offsets), self._data])
+        own = {"entry_id": pa.array(entry_ids, pa.int64()), "raw_entry": raw, **columns}
+        for name, value in self._constants.items():
+            own[name] = pa.repeat(pa.scalar(value, layout.COLUMNS[name]), count)
+        typed = [name for name in columns if name not in layout.COLUMNS]
+        self.last_entry = int(entry_ids[-1])
+        return pa.RecordBatch.from_arrays([own[name] for name in (*layout.COLUMNS, *typed)], schema=schema)
+
+
+class _Sink:
+    """A file that is only written to: what came since the last `take`."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self.size_bytes = 0
+        self.closed = False
+
+    def write(self, data: bytes) -> int:
+        self._parts.append(bytes(data))
+        self.size_bytes += len(data)
+        return len(data)
+
+    def tell(self) -> int:
+        return self.size_bytes
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.closed = True
+
+    def take(self) -> list[bytes]:
+        parts, self._parts = self._parts, []
+        return parts
+
+
+def _spec() -> ScanSpec:
+    return ScanSpec(ReadMode.MESSAGES, ("entry_id", *layout.FROM_DECODER), on_bad_record=OnBadRecord.NULL)
+
+
+def _typed_name(field: pa.Field) -> str:
+    """A key that no column of the layout has: names of fields are the user's."""
+    return f"typed:{field.name}"
+
+
+def _one_buffer(groups: Sequence[EntryGroup]) -> EntryGroup:
+    """Adjacent groups as one, over a buffer with the padding that the decoder needs, so that it does not copy it again."""
+    sizes = np.array([group.size_bytes for group in groups], np.int64)
+    bases = np.cumsum(sizes) - sizes
+    ends = np.concatenate([np.asarray(group.ends, np.int64) + base for group, base in zip(groups, bases, strict=True)])
+    data = joined([group.data for group in groups])
+    first = groups[0]
+    return EntryGroup(
+        first.ledger_id,
+        first.first_entry_id,
+        array("I", ends.astype(np.uint32).tobytes()),
+        memoryview(data)[: int(ends[-1])],  # type: ignore[arg-type]
+    )

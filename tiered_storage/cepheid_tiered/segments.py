@@ -1,0 +1,295 @@
+"""Segments over an object store, in this process: a `SegmentStore`.
+
+    write    groups ─► worker: SegmentWriter ─► parts ─► upload
+    read     row group in the cache? ─► else one range of the object ─► worker: entries, verified ─► cache
+                                        the next row group is fetched meanwhile, if the reader goes on where it stopped
+
+Rule 1: what is kept in memory has a limit in bytes: row groups and footers of all readers together.
+Rule 2: what is fetched at the same time by several readers is fetched once.
+Rule 3: the worker does all that takes processor time; the loop waits.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
+from urllib.parse import quote
+
+from cepheid_ports import SingleFlight, TaskOwner, Worker
+from cepheid_rpc import Buffer, EntryGroup
+from cepheid_tiered.object_store import ObjectStore, join_url
+from cepheid_tiered.segment import DamagedSegmentError, SegmentError, SegmentReader, SegmentSummary
+from cepheid_wire import TopicName
+
+if TYPE_CHECKING:
+    from cepheid_decode import SchemaVersion
+    from cepheid_tiered.segment_reader import Footer
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+Schemas = Callable[[TopicName], Awaitable["Sequence[SchemaVersion]"]]
+"""Returns the schema versions of a topic, oldest first; none if it has no schema."""
+
+PART_BYTES = 8 << 20
+_MAX_FOOTER_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentSettings:
+    cache_bytes: int = 64 << 20
+    """Entries of row groups that were read, of all readers together."""
+    footer_bytes: int = 16 << 20
+    """Footers of segments that are open, of all readers together."""
+    cluster: str = ""
+    """Id of the cluster, for the metadata of the files."""
+
+
+def new_url(store_url: str, topic: TopicName, ledger_id: int, token: str) -> str:
+    """URL of a segment: `token` keeps two uploads of one ledger apart. Raises BadStoreUrlError."""
+    name = f"{ledger_id:020d}-{token}.parquet"
+    return join_url(store_url, topic.tenant, topic.namespace.local_name, quote(topic.local_name, safe=""), name)
+
+
+def _new_token() -> str:
+    return secrets.token_hex(8)
+
+
+class Segments:
+    """`worker` runs the decoding and encoding; more than one thread lets readers go on while a segment is written."""
+
+    def __init__(
+        self,
+        objects: ObjectStore,
+        worker: Worker,
+        schemas: Schemas,
+        settings: SegmentSettings | None = None,
+        *,
+        new_token: Callable[[], str] = _new_token,
+    ) -> None:
+        self._objects = objects
+        self._worker = worker
+        self._schemas = schemas
+        self._settings = settings or SegmentSettings()
+        self._new_token = new_token
+        self._footers: _Cache[str, Footer] = _Cache(self._settings.footer_bytes)
+        self._groups: _Cache[tuple[str, int], EntryGroup] = _Cache(self._settings.cache_bytes)
+        self._opening: SingleFlight[tuple[str, int], Footer] = SingleFlight("segment-footers", _closed)
+        self._loading: SingleFlight[tuple[str, int, int], EntryGroup] = SingleFlight("segment-row-groups", _closed)
+        self._prefetches = TaskOwner("segment-prefetch")
+        self._prefetching: set[tuple[str, int]] = set()
+
+    @property
+    def cached_bytes(self) -> int:
+        """Bytes of entries in the cache."""
+        return self._groups.held_bytes
+
+    async def aclose(self) -> None:
+        await self._prefetches.aclose()
+        await self._loading.aclose()
+        await self._opening.aclose()
+
+    def url_of(self, store_url: str, topic: TopicName, ledger_id: int) -> str:
+        return new_url(store_url, topic, ledger_id, self._new_token())
+
+    async def write(
+        self, url: str, topic: TopicName, ledger_id: int, groups: AsyncIterator[Sequence[EntryGroup]]
+    ) -> SegmentSummary:
+        from cepheid_tiered.segment_writer import SegmentWriter
+
+        schemas = tuple(await self._schemas(topic))
+        cluster = self._settings.cluster
+        writer = await self._worker.run(lambda: SegmentWriter(topic, ledger_id, schemas, cluster))
+        summaries: list[SegmentSummary] = []
+
+        async def parts() -> AsyncIterator[Buffer]:
+            ready: list[bytes] = []
+            ready_bytes = 0
+            async for some in groups:
+                new = await self._worker.run(lambda some=some: writer.add(some))  # type: ignore[misc]
+                ready += new
+                ready_bytes += sum(map(len, new))
+                if ready_bytes >= PART_BYTES:
+                    yield b"".join(ready)
+                    ready, ready_bytes = [], 0
+            rest, summary = await self._worker.run(writer.finish)
+            summaries.append(summary)
+            yield b"".join((*ready, *rest))
+
+        await self._objects.upload(url, parts())
+        return summaries[0]
+
+    async def verify(self, url: str, ledger_id: int) -> SegmentSummary:
+        from cepheid_tiered.segment_reader import check_row_group
+
+        footer = await self._read_footer(url, ledger_id)
+        entry_bytes = crc = 0
+        for row_group in range(footer.row_groups):
+            start, end = footer.whole_range(row_group)
+            data = await self._objects.get_range(url, start, end)
+            found, crc = await self._worker.run(
+                lambda row_group=row_group, start=start, data=data, crc=crc: (  # type: ignore[misc]
+                    check_row_group(url, footer, row_group, start, data, crc)
+                )
+            )
+            entry_bytes += found
+        said = footer.metadata
+        if (entry_bytes, crc) != (said.entry_bytes, said.crc32c):
+            raise DamagedSegmentError(
+                f"{url} has {entry_bytes} payload bytes with crc {crc:08x}, its metadata says {said.entry_bytes} with "
+                f"{said.crc32c:08x}",
+                url=url,
+            )
+        return SegmentSummary(said.entries, said.messages, entry_bytes, footer.object_bytes, crc)
+
+    async def open(self, url: str, ledger_id: int, entries: int) -> SegmentReader:
+        footer = await self.footer(url, ledger_id)
+        if footer.metadata.entries != entries:
+            raise DamagedSegmentError(
+                f"{url} has {footer.metadata.entries} entries of ledger {ledger_id}, {entries} are recorded", url=url
+            )
+        return _Reader(self, url, ledger_id, entries)
+
+    async def delete(self, url: str) -> None:
+        self._forget(url)
+        await self._objects.delete(url)
+
+    async def footer(self, url: str, ledger_id: int) -> Footer:
+        """The footer of a segment, from the cache or the object."""
+        found = self._footers.get(url)
+        if found is None or found.metadata.ledger_id != ledger_id:
+            found = await self._opening.run((url, ledger_id), lambda _key: self._read_footer(url, ledger_id))
+            self._footers.put(url, found, found.held_bytes)
+        return found
+
+    async def _read_footer(self, url: str, ledger_id: int) -> Footer:
+        from cepheid_tiered.segment_reader import TAIL_BYTES, footer_bytes, parse_footer
+
+        object_bytes = await self._objects.size(url)
+        tail = await self._objects.get_range(url, max(object_bytes - TAIL_BYTES, 0), object_bytes)
+        needed = footer_bytes(url, tail)
+        if needed > min(object_bytes, _MAX_FOOTER_BYTES):
+            raise DamagedSegmentError(f"{url} has {object_bytes} bytes and says that its footer has {needed}", url=url)
+        if needed > len(tail):
+            tail = await self._objects.get_range(url, object_bytes - needed, object_bytes)
+        return await self._worker.run(lambda: parse_footer(url, ledger_id, tail, object_bytes))
+
+    async def row_group(self, url: str, ledger_id: int, index: int) -> EntryGroup:
+        """The entries of one row group, from the cache or the object."""
+        found = self._groups.get((url, index))
+        if found is None:
+            found = await self._loading.run((url, ledger_id, index), self._load)
+        return found
+
+    async def _load(self, key: tuple[str, int, int]) -> EntryGroup:
+        from cepheid_tiered.segment_reader import decode_row_group
+
+        url, ledger_id, index = key
+        footer = await self.footer(url, ledger_id)
+        start, end = footer.raw_range(index)
+        data = await self._objects.get_range(url, start, end)
+        group = await self._worker.run(lambda: decode_row_group(url, footer, index, start, data))
+        self._groups.put((url, index), group, group.size_bytes + 4 * len(group))
+        return group
+
+    def prefetch(self, url: str, ledger_id: int, index: int) -> None:
+        """Load a row group that will be asked for soon. A failure is left to whoever asks."""
+        key = (url, index)
+        if key in self._prefetching or key in self._groups:
+            return
+
+        async def load() -> None:
+            try:
+                await self.row_group(url, ledger_id, index)
+            except SegmentError:
+                pass
+            finally:
+                self._prefetching.discard(key)
+
+        self._prefetching.add(key)
+        self._prefetches.start(load(), name=f"{ledger_id}:{index}")
+
+    def _forget(self, url: str) -> None:
+        self._footers.discard(lambda key: key == url)
+        self._groups.discard(lambda key: key[0] == url)
+
+
+class _Reader:
+    def __init__(self, segments: Segments, url: str, ledger_id: int, entries: int) -> None:
+        self._segments = segments
+        self._url = url
+        self._ledger_id = ledger_id
+        self._entries = entries
+        self._next = -1  # the entry after those that were read last
+
+    def __repr__(self) -> str:
+        return f"<segment of ledger {self._ledger_id}, {self._entries} entries, {self._url}>"
+
+    async def read(self, first: int, last: int, *, max_bytes: int) -> list[EntryGroup]:
+        from cepheid_tiered.segment_reader import cut
+
+        assert 0 <= first <= last < self._entries, f"{first}..{last} outside of {self!r}"
+        footer = await self._segments.footer(self._url, self._ledger_id)
+        index = footer.row_group_of(first)
+        found: list[EntryGroup] = []
+        left = max_bytes
+        goes_on = first == self._next
+        while True:
+            group = await self._segments.row_group(self._url, self._ledger_id, index)
+            begin = max(first, group.first_entry_id)
+            parts = list(cut([group], begin, last, left)) if left > 0 or not found else []
+            if not parts:
+                break
+            found += parts
+            left -= parts[0].size_bytes
+            if parts[0].last_entry_id < group.last_entry_id or group.last_entry_id >= last:
+                break
+            index += 1
+        self._next = found[-1].last_entry_id + 1
+        at = footer.row_group_of(self._next - 1) + 1
+        if goes_on and at < footer.row_groups:
+            self._segments.prefetch(self._url, self._ledger_id, at)
+        return found
+
+
+class _Cache(Generic[K, V]):
+    """The values that were used last, up to a number of bytes. One that is larger alone is not kept."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._values: OrderedDict[K, tuple[V, int]] = OrderedDict()
+        self.held_bytes = 0
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._values
+
+    def get(self, key: K) -> V | None:
+        found = self._values.get(key)
+        if found is None:
+            return None
+        self._values.move_to_end(key)
+        return found[0]
+
+    def put(self, key: K, value: V, size_bytes: int) -> None:
+        self._remove(key)
+        if size_bytes > self._limit_bytes:
+            return
+        self._values[key] = value, size_bytes
+        self.held_bytes += size_bytes
+        while self.held_bytes > self._limit_bytes:
+            self._remove(next(iter(self._values)))
+
+    def discard(self, unwanted: Callable[[K], bool]) -> None:
+        for key in [key for key in self._values if unwanted(key)]:
+            self._remove(key)
+
+    def _remove(self, key: K) -> None:
+        _, size_bytes = self._values.pop(key, (None, 0))
+        self.held_bytes -= size_bytes
+
+
+def _closed() -> SegmentError:
+    return SegmentError("this process stops reading segments")
