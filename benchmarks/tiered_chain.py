@@ -1,9 +1,9 @@
 """What does a topic of 20,000 offloaded ledgers cost on ZooKeeper: to open it, to seek in it, to plan a scan of it?
 
-Chain, ledgers and topic are written into the metadata of a running cluster. Nothing of the ledgers is on bookies or in a bucket,
-since none of these reads an entry. The ledgers have their records, as between an upload and the deletion from bookies: this is
-when a plan reads most. `open_s` is the call of the admin API that opens the topic and creates a subscription, `seek_ms` a reset of
-it to an entry somewhere in the chain, saved in metadata.
+The chain is written into the metadata of a running cluster. Its ledgers are neither on bookies nor in a bucket: none of these reads
+an entry. With --on-bookies the ledgers have records, as between an upload and the deletion from bookies: then a plan reads
+them. `open_s` is the call of the admin API that opens the topic and creates a subscription, `seek_ms` a reset of it to an entry
+somewhere in the chain, saved in metadata.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ FIRST_LEDGER_ID = 1_000_000
 PLANS = 3
 
 
-async def write_topic(metadata_url: str, name: TopicName, count: int) -> None:
+async def write_topic(metadata_url: str, name: TopicName, count: int, *, on_bookies: bool) -> None:
     store = await open_store(metadata_url, Ports())
     try:
         ids = range(FIRST_LEDGER_ID, FIRST_LEDGER_ID + count)
-        for first in range(0, count, AT_ONCE):
+        for first in range(0, count if on_bookies else 0, AT_ONCE):
             await asyncio.gather(
                 *(ledger_records(store).create(each, closed_ledger(each)) for each in ids[first : first + AT_ONCE])
             )
@@ -59,17 +59,22 @@ async def write_topic(metadata_url: str, name: TopicName, count: int) -> None:
         recorded = tuple(
             ChainLedger(ledger_id=each, entries=ENTRIES, size_bytes=ENTRIES * ENTRY_BYTES, closed_at_ms=now_ms) for each in ids
         )
-        copies = {each: copy_of(name, each, now_ms) for each in ids}
+        copies = {each: copy_of(name, each, now_ms, on_bookies=on_bookies) for each in ids}
         chain = Chain(incarnation="bench", epoch=1, ledgers=recorded, offloaded=copies, messages=dict.fromkeys(ids, ENTRIES))
         await create_chain(store, name, chain)
     finally:
         await store.aclose()
 
 
-def copy_of(name: TopicName, ledger_id: int, now_ms: int) -> OffloadedLedger:
+def copy_of(name: TopicName, ledger_id: int, now_ms: int, *, on_bookies: bool) -> OffloadedLedger:
     url = f"s3://bucket/prefix/{name.namespace}/{name.local_name}/{ledger_id:020d}-{random.getrandbits(64):016x}.parquet?region=eu"
     return OffloadedLedger(
-        url=url, started_at_ms=now_ms, complete=True, completed_at_ms=now_ms, object_bytes=ENTRIES * ENTRY_BYTES // 2
+        url=url,
+        started_at_ms=now_ms,
+        complete=True,
+        completed_at_ms=now_ms,
+        object_bytes=ENTRIES * ENTRY_BYTES // 2,
+        on_bookies=on_bookies,
     )
 
 
@@ -95,6 +100,7 @@ def measure(cluster: Cluster, name: TopicName, count: int, seeks: int) -> dict[s
         PlanSource(service_url=cluster.url), TopicSelection((str(name),)), ScanSpec(ReadMode.MESSAGES, ("value",))
     )
     plan_s: list[float] = []
+    cpu_s, own_cpu_s = cluster.cpu_s(), time.process_time()
     for _ in range(PLANS):
         began = time.perf_counter()
         tasks, _, plan = plan_scan(request)
@@ -102,6 +108,8 @@ def measure(cluster: Cluster, name: TopicName, count: int, seeks: int) -> dict[s
     assert len(plan.topics[0].ledgers) == count + 1
     return {
         "open_s": round(open_s, 3),
+        "broker_plan_cpu_s": round((cluster.cpu_s() - cpu_s) / PLANS, 2),
+        "reader_plan_cpu_s": round((time.process_time() - own_cpu_s) / PLANS, 2),
         "seek_ms": round(1000 * percentile(seek_s, 0.99), 1),
         "seek_ms_p50": round(1000 * percentile(seek_s, 0.5), 1),
         "plan_s": round(percentile(plan_s, 0.5), 3),
@@ -113,14 +121,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     add_arguments(parser)
     parser.add_argument("--ledgers", type=int, default=20_000)
+    parser.add_argument("--on-bookies", action="store_true", help="the ledgers have not left the bookies yet")
     parser.add_argument("--seeks", type=int, default=100)
     arguments = parser.parse_args()
     with Cluster(arguments) as cluster:
         name = TopicName.parse("persistent://public/default/tiered-chain")
         keep_everything(cluster.processes.admin_urls[0])
-        asyncio.run(write_topic(cluster.processes.metadata_url, name, arguments.ledgers))
+        asyncio.run(write_topic(cluster.processes.metadata_url, name, arguments.ledgers, on_bookies=arguments.on_bookies))
         figures = measure(cluster, name, arguments.ledgers, arguments.seeks)
-        print_line("tiered_chain", figures=figures, load={"ledgers": arguments.ledgers}, settings=cluster.settings)
+        print_line(
+            "tiered_chain",
+            figures=figures,
+            load={"ledgers": arguments.ledgers, "on_bookies": arguments.on_bookies},
+            settings=cluster.settings,
+        )
 
 
 if __name__ == "__main__":
