@@ -16,8 +16,12 @@ from cepheid_managed_ledger.errors import (
     ManagedLedgerError,
     ManagedLedgerFailedError,
     ManagedLedgerFencedError,
+    NoObjectStoreError,
     NoOpenLedgerError,
     NoSuchCursorError,
+    OffloadError,
+    OffloadOffError,
+    OffloadRunningError,
     TooManyAppendsError,
     TooManyCursorsError,
     TopicTerminatedError,
@@ -26,8 +30,10 @@ from cepheid_managed_ledger.finish import finish
 from cepheid_managed_ledger.ledger_list import LedgerList
 from cepheid_managed_ledger.managed_ledger import ManagedLedger, State
 from cepheid_managed_ledger.managed_ledgers import ManagedLedgers
+from cepheid_managed_ledger.offload_pool import OffloadPool
+from cepheid_managed_ledger.offloader import OffloadState, OffloadStatus
 from cepheid_managed_ledger.settings import ManagedLedgerConfig, ManagedLedgerSettings, OffloadConfig
-from cepheid_managed_ledger.statistics import CursorStatistics, ManagedLedgerStatistics
+from cepheid_managed_ledger.statistics import CursorStatistics, ManagedLedgerStatistics, OffloadStatistics
 from cepheid_managed_ledger.tail_cache import TailCache, TailCacheStatistics
 from cepheid_managed_ledger.trim import Retention
 from cepheid_managed_ledger.under_replicated import UnderReplicatedFigures
@@ -56,9 +62,17 @@ __all__ = [
     "ManagedLedgerSettings",
     "ManagedLedgerStatistics",
     "ManagedLedgers",
+    "NoObjectStoreError",
     "NoOpenLedgerError",
     "NoSuchCursorError",
     "OffloadConfig",
+    "OffloadError",
+    "OffloadOffError",
+    "OffloadPool",
+    "OffloadRunningError",
+    "OffloadState",
+    "OffloadStatistics",
+    "OffloadStatus",
     "Retention",
     "SplitPosition",
     "State",

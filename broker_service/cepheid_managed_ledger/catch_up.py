@@ -1,7 +1,7 @@
 """Reading what the tail cache does not have any more.
 
-    read(7:10) ──► LedgerReader ──► 1 MB      remembered: somebody continues at 7:900
-    read(7:900) ─► LedgerReader ──► 1 MB      it did: from now on the next 4 MB are read while these are delivered
+    read(7:10) ──► StoredCopies ──► 1 MB      remembered: somebody continues at 7:900
+    read(7:900) ─► StoredCopies ──► 1 MB      it did: from now on the next 4 MB are read while these are delivered
     read(7:1800) ◄── already here
 
 Rules:
@@ -20,11 +20,11 @@ import asyncio
 import logging
 from collections import OrderedDict, deque
 
-from cepheid_ledger import LedgerClient, LedgerReader, check_end
 from cepheid_managed_ledger.catch_up_budget import CatchUpBudget
 from cepheid_managed_ledger.errors import EntryTrimmedError, ManagedLedgerClosedError
 from cepheid_managed_ledger.ledger_list import LedgerList
 from cepheid_managed_ledger.settings import MIB, ManagedLedgerSettings
+from cepheid_managed_ledger.stored_copies import StoredCopies
 from cepheid_managed_ledger.tail_cache import front_of
 from cepheid_metadata import Position
 from cepheid_ports import CepheidError, SingleFlight, TaskOwner
@@ -45,16 +45,15 @@ class CatchUpReads:
     """For one topic."""
 
     def __init__(
-        self, topic: str, client: LedgerClient, ledgers: LedgerList, budget: CatchUpBudget, settings: ManagedLedgerSettings
+        self, topic: str, copies: StoredCopies, ledgers: LedgerList, budget: CatchUpBudget, settings: ManagedLedgerSettings
     ) -> None:
         self._topic = topic
-        self._client = client
+        self._copies = copies
         self._ledgers = ledgers
         self._budget = budget
         self._settings = settings
         self._tasks = TaskOwner(f"catch-up {topic}")
         self._flights: SingleFlight[ReadKey, list[EntryGroup]] = SingleFlight(f"reads {topic}", self._closed_error)
-        self._readers: OrderedDict[int, LedgerReader] = OrderedDict()
         self._streams: OrderedDict[Position, _Stream] = OrderedDict()  # by where they continue; the longest unused first
         self._reading: dict[int, int] = {}  # reads under way by ledger id
         self.reads = 0
@@ -66,7 +65,7 @@ class CatchUpReads:
     async def read(self, position: Position, *, max_entries: int, max_bytes: int) -> list[EntryGroup]:
         """From exactly this existing entry on: at least one entry, never past the last confirmed one.
 
-        Raises LedgerError, MetadataError (retriable or not).
+        Raises LedgerError, SegmentError, MetadataError (retriable or not).
         """
         return await self._flights.run((position, max_entries, min(max_bytes, _MAX_READ_BYTES)), self._read)
 
@@ -75,7 +74,7 @@ class CatchUpReads:
 
     def forget(self, ledger_id: int) -> None:
         """The ledger has ended, or goes: what is known of it is asked anew."""
-        self._readers.pop(ledger_id, None)
+        self._copies.forget(ledger_id)
 
     def drop_idle(self) -> None:
         """Rule 4. Called now and then."""
@@ -89,7 +88,7 @@ class CatchUpReads:
         await self._tasks.aclose()
         while self._streams:
             self._drop(self._streams.popitem()[1])
-        self._readers.clear()
+        self._copies.clear()
 
     async def _read(self, key: ReadKey) -> list[EntryGroup]:
         position, max_entries, max_bytes = key
@@ -186,11 +185,7 @@ class CatchUpReads:
             raise EntryTrimmedError(f"{self._topic}: entry {position} left the chain while it was about to be read")
         self._reading[ledger_id] = self._reading.get(ledger_id, 0) + 1
         try:
-            reader = await self._reader_of(ledger_id)
-            groups = await reader.read(first, min(count, first + max_entries) - 1, max_bytes=max_bytes)
-        except BaseException:
-            self.forget(ledger_id)
-            raise
+            groups = await self._copies.read(ledger_id, first, min(count, first + max_entries) - 1, max_bytes=max_bytes)
         finally:
             self._reading[ledger_id] -= 1
             if not self._reading[ledger_id]:
@@ -198,18 +193,6 @@ class CatchUpReads:
         self.reads += 1
         self.read_bytes += sum(len(group.data) for group in groups)
         return groups
-
-    async def _reader_of(self, ledger_id: int) -> LedgerReader:
-        reader = self._readers.get(ledger_id)
-        if reader is None:
-            reader = await self._client.open_reader(ledger_id)
-            if self._ledgers.is_ended(ledger_id):  # rule 1; more recorded than there is would be lost entries
-                check_end(ledger_id, self._ledgers.entries_of(ledger_id), reader.known_end)
-            self._readers[ledger_id] = reader
-            if len(self._readers) > self._settings.max_ledger_readers:
-                self._readers.popitem(last=False)
-        self._readers.move_to_end(ledger_id)
-        return reader
 
     def _after(self, groups: list[EntryGroup]) -> Position:
         last = groups[-1]

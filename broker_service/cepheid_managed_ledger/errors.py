@@ -112,3 +112,26 @@ class TooManyCursorsError(ManagedLedgerError):
     """A topic has a bounded number of durable cursors."""
 
     hint: ClassVar[str] = "delete subscriptions that nobody uses"
+
+
+class OffloadError(ManagedLedgerError):
+    """An administrator's request to offload ledgers of a topic was refused."""
+
+
+class OffloadRunningError(OffloadError):
+    """A request to offload is being carried out already."""
+
+    retriable: ClassVar[bool] = True
+    hint: ClassVar[str] = "wait until its state is no longer RUNNING, then ask again"
+
+
+class OffloadOffError(OffloadError):
+    """The topic's policies do not say where ledgers are offloaded to."""
+
+    hint: ClassVar[str] = "set an offload policy with a URL for the topic or its namespace"
+
+
+class NoObjectStoreError(ManagedLedgerError):
+    """Ledgers are, or should be, in an object store, and this broker runs without the libraries for that."""
+
+    hint: ClassVar[str] = "pip install cepheid[tiered] on every broker, and restart it"

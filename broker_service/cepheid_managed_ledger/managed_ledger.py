@@ -1,9 +1,9 @@
 """A topic's ledgers with its cursors: append, read, and what keeps both going.
 
     append ──► Appender ──► LedgerWriter            read_cached ──► TopicTail
-                  └─confirmed─► LedgerList, TopicTail, on_appended      read ──► CatchUpReads ──► LedgerReader
-    cursors ──► CursorStore ───────────────┐
-    Rollover, Failover, Trimmer, terminate ┴──► ChainKeeper ──► metadata
+                  └─confirmed─► LedgerList, TopicTail, on_appended      read ──► CatchUpReads ──► StoredCopies
+    cursors ──► CursorStore ──────────────────────────┐
+    Rollover, Failover, Trimmer, Offloader, terminate ┴──► ChainKeeper ──► metadata
 
 A topic is also OPEN while there are too few bookies for a new ledger: `lacking` has the reason, and appends are refused with it
 until a tick, or a producer that asks, finds enough bookies.
@@ -50,11 +50,14 @@ from cepheid_managed_ledger.failover import Failover
 from cepheid_managed_ledger.finish import finish
 from cepheid_managed_ledger.ledger_list import LedgerList
 from cepheid_managed_ledger.message_counts import MessageCounts
+from cepheid_managed_ledger.object_deletion import ObjectDeletions
+from cepheid_managed_ledger.offloader import Offloader, OffloadStatus
 from cepheid_managed_ledger.opening import start_late, take_over_chain
 from cepheid_managed_ledger.publish_times import PublishTimes
 from cepheid_managed_ledger.rollover import Rollover
 from cepheid_managed_ledger.settings import ManagedLedgerConfig
-from cepheid_managed_ledger.statistics import CursorStatistics, ManagedLedgerStatistics
+from cepheid_managed_ledger.statistics import CursorStatistics, ManagedLedgerStatistics, OffloadStatistics
+from cepheid_managed_ledger.stored_copies import StoredCopies
 from cepheid_managed_ledger.surroundings import Surroundings
 from cepheid_managed_ledger.trimmer import Trimmer
 from cepheid_managed_ledger.upkeep import Upkeep
@@ -108,6 +111,7 @@ class ManagedLedger:
         self._readers: dict[str, Cursor] = {}
         self._appender: Appender | None = None  # None: opened terminated, or there is no open ledger
         self._ending: Ending | None = None  # None: opened terminated
+        self._offloader: Offloader | None = None  # None: not opened yet
         self.lacking: CepheidError | None = None
         """Why there is no open ledger, so that nothing can be appended; None: there is one, or the topic is terminated."""
         self._untold_refusals = 0
@@ -145,7 +149,11 @@ class ManagedLedger:
         self._ledgers = LedgerList(self._keeper.chain.ledgers)
         self._keeper.on_ledgers = self._on_chain_changed
         self.last_confirmed = self._ledgers.last_position
-        self._reads = CatchUpReads(str(self.topic), shared.client, self._ledgers, shared.catch_up, shared.settings)
+        self._copies = StoredCopies(
+            str(self.topic), shared.client, shared.segments, self._ledgers, lambda: self.chain,
+            lambda: self.config.offload.reads_objects, shared.settings.max_ledger_readers,
+        )  # fmt: skip
+        self._reads = CatchUpReads(str(self.topic), self._copies, self._ledgers, shared.catch_up, shared.settings)
         self.counts = MessageCounts(
             self._ledgers, lambda: self.chain.messages or {}, self._read_back, shared.counts, shared.lengths
         )
@@ -163,10 +171,19 @@ class ManagedLedger:
 
     def _start_upkeep(self) -> None:
         topic, keeper, ledgers, shared = self.topic, self._keeper, self._ledgers, self._shared
+        object_deletions = ObjectDeletions(topic, keeper, shared.segments)
+        offloader = self._offloader = Offloader(
+            topic, keeper, shared.client, shared.segments, ledgers, self._copies, object_deletions, shared.offload_pool,
+            lambda: self.config.offload, shared.settings, self._clock, shared.ports, self._tasks, shared.tasks,
+        )  # fmt: skip
         trimmer = Trimmer(
-            topic, keeper, ledgers, self._cursors, self._readers.values, self._reads.is_reading, self._positions, self._clock
-        )
-        self._upkeep = Upkeep(topic, keeper, shared.client, trimmer, shared.deletion_turns, lambda: self.config, self._tasks)
+            topic, keeper, ledgers, self._cursors, self._readers.values, self._reads.is_reading, self._positions, self._clock,
+            offloader.held,
+        )  # fmt: skip
+        self._upkeep = Upkeep(
+            topic, keeper, shared.client, trimmer, offloader, object_deletions, shared.deletion_turns, lambda: self.config,
+            self._tasks,
+        )  # fmt: skip
         keeper.is_patient = True
         if self.chain.terminated_at is None:
             self._ending = Ending(topic, keeper, shared.client, self._upkeep, shared.settings, self._clock)
@@ -261,6 +278,9 @@ class ManagedLedger:
     def _on_chain_changed(self, ledgers: Sequence[ChainLedger]) -> None:
         self._ledgers.update(ledgers)
         self.counts.drop_trimmed()
+        self._copies.on_chain_changed()
+        if self._offloader is not None:
+            self._offloader.on_chain_changed()
 
     def _on_defect(self, error: BaseException) -> None:
         failure = ManagedLedgerFailedError(f"{self.topic}: a defect: {error!r}", topic=str(self.topic))
@@ -274,6 +294,8 @@ class ManagedLedger:
             self.state, self.failure = State.FAILED, error
             self._keeper.is_patient = False
             log.warning("managed_ledger.failed", extra={"topic": str(self.topic), "error": str(error)})
+            if self._offloader is not None:
+                self._offloader.stop()
         if self._appender is not None:
             self._appender.fail(error)
         if was_usable:
@@ -368,8 +390,11 @@ class ManagedLedger:
         return self._ledgers
 
     def stored_ledger_ids(self) -> list[int]:
-        """The ledgers that hold entries of the topic, or states of its cursors."""
-        stored = [ledger_id for ledger_id, entries, _ in self._ledgers.from_ledger(-1) if entries]
+        """The ledgers on bookies that hold entries of the topic, or states of its cursors."""
+        chain = self.chain
+        stored = [
+            ledger_id for ledger_id, entries, _ in self._ledgers.from_ledger(-1) if entries and chain.is_on_bookies(ledger_id)
+        ]
         return [*stored, *dict.fromkeys(self._cursors.ledger_ids.values())]
 
     @property
@@ -436,6 +461,7 @@ class ManagedLedger:
                 self._upkeep.start_ledger(self._start_ledger)
             self._roll_if_due()
             self._upkeep.clean()
+            self._upkeep.offload_if_due()
 
     async def trim(self) -> int:
         """How many ledgers went by retention. Raises ManagedLedgerError, LedgerError, MetadataError."""
@@ -446,6 +472,21 @@ class ManagedLedger:
         """What every cursor has acknowledged goes, whatever retention says. How many ledgers; raises as `trim`."""
         self._check_usable()
         return await self._upkeep.truncate()
+
+    def offload(self, before: Position) -> None:
+        """Begin to copy all ended ledgers whose entries lie before this position to the object store of the topic's policies.
+
+        `offload_status` tells how far it is. Raises OffloadRunningError (a request is being carried out), OffloadOffError (no store
+        is configured), NoObjectStoreError, other ManagedLedgerErrors when the topic is closed.
+        """
+        self._check_usable()
+        assert self._offloader is not None, f"{self.topic} is not open"
+        self._offloader.start(before)
+
+    @property
+    def offload_status(self) -> OffloadStatus:
+        """The state of the last `offload`, with the first entry that has no copy in an object store."""
+        return OffloadStatus() if self._offloader is None else self._offloader.status
 
     async def delete_unnamed(self, ledger_id: int) -> bool:
         """A ledger that nobody can name any more who has not yet (OrphanScan). False: something does name it.
@@ -526,7 +567,7 @@ class ManagedLedger:
         if self._keeper.lost is not None:
             raise self._keeper.lost
         self._keeper.on_ledgers = lambda _: None
-        work = delete_chain(self.topic, self._keeper, shared.store, shared.client)
+        work = delete_chain(self.topic, self._keeper, shared.store, shared.client, shared.segments)
         await finish(shared.tasks, work, name="delete-topic")
 
     async def aclose(self, state: State = State.CLOSED) -> None:
@@ -573,8 +614,13 @@ class ManagedLedger:
             catch_up_reads=self._reads.reads,
             catch_up_bytes=self._reads.read_bytes,
             cursors_rewound=self._cursors.rewound,
+            offload=self.offload_statistics(),
             cursors={cursor.name: CursorStatistics.of(cursor, ledger_ids.get(cursor.name)) for cursor in self._all_cursors()},
         )
+
+    def offload_statistics(self) -> OffloadStatistics:
+        """Return the part of `statistics` that is about object stores. It costs little where nothing is offloaded."""
+        return OffloadStatistics() if self._offloader is None else self._offloader.statistics()
 
     def _all_cursors(self) -> Iterable[Cursor]:
         return [*self._cursors.by_name.values(), *self._readers.values()]

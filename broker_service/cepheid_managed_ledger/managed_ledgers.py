@@ -18,6 +18,7 @@ from cepheid_managed_ledger.cursor_flusher import CursorFlusher
 from cepheid_managed_ledger.errors import ManagedLedgerClosedError, ManagedLedgerFailedError
 from cepheid_managed_ledger.finish import finish
 from cepheid_managed_ledger.managed_ledger import ManagedLedger
+from cepheid_managed_ledger.offload_pool import OffloadPool
 from cepheid_managed_ledger.orphans import OrphanScan
 from cepheid_managed_ledger.settings import ManagedLedgerConfig, ManagedLedgerSettings
 from cepheid_managed_ledger.surroundings import Surroundings
@@ -26,6 +27,7 @@ from cepheid_managed_ledger.under_replicated import UnderReplicated, UnderReplic
 from cepheid_metadata import MetadataStore, PageLimits, SessionState
 from cepheid_metadata.chain_pages import LIMITS
 from cepheid_ports import Ports, SingleFlight, TaskOwner
+from cepheid_tiered import SegmentStore
 from cepheid_wire import TopicName
 
 _TICK_S = 1.0
@@ -45,8 +47,10 @@ class ManagedLedgers:
         ports: Ports,
         *,
         bookies: BookieStates | None = None,
+        segments: SegmentStore | None = None,
         page_limits: PageLimits = LIMITS,
     ) -> None:
+        """`segments`: object stores to offload ledgers to, and to read them from; None: their libraries are not installed."""
         self._tasks = TaskOwner("managed-ledgers")
         self._settings = settings
         self._shared = Surroundings(
@@ -59,6 +63,8 @@ class ManagedLedgers:
             tasks=self._tasks,
             settings=settings,
             ports=ports,
+            offload_pool=OffloadPool(settings.offload_uploads, settings.offload_bytes_per_s),
+            segments=segments,
             page_limits=page_limits,
         )
         self._open: dict[TopicName, ManagedLedger] = {}
@@ -84,6 +90,10 @@ class ManagedLedgers:
     @property
     def catch_up(self) -> CatchUpBudget:
         return self._shared.catch_up
+
+    @property
+    def offload_pool(self) -> OffloadPool:
+        return self._shared.offload_pool
 
     @property
     def counts(self) -> CountBudget:
@@ -120,7 +130,8 @@ class ManagedLedgers:
         keeper = ChainKeeper(shared.store, topic, self._tasks, self._settings, lambda _: None, shared.page_limits)
         keeper.check = check
         if await keeper.load() is not None:
-            await finish(self._tasks, delete_chain(topic, keeper, shared.store, shared.client), name="delete-topic")
+            work = delete_chain(topic, keeper, shared.store, shared.client, shared.segments)
+            await finish(self._tasks, work, name="delete-topic")
 
     async def aclose(self) -> None:
         """Closes all of them: saves cursors, ends ledgers."""

@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cepheid_ledger import LedgerClient, LedgerError, LedgerWriter, NoSuchLedgerError, NotEnoughBookiesError
+from cepheid_managed_ledger.chain_edits import without
 from cepheid_managed_ledger.chain_keeper import ChainKeeper
 from cepheid_managed_ledger.errors import ChainDamagedError, ManagedLedgerFencedError
 from cepheid_managed_ledger.finish import finish
@@ -183,9 +184,8 @@ async def _start_ledger(
 
 def _without_empty(chain: Chain, but: int | None = None) -> Chain:
     """Return the chain with its empty ledgers moved to the deletion queue, except for `but` (rule 4)."""
-    gone = {ledger.ledger_id: None for ledger in chain.ledgers if not ledger.entries and ledger.ledger_id != but}
-    kept = tuple(ledger for ledger in chain.ledgers if ledger.ledger_id not in gone)
-    return chain.replace(ledgers=kept, deletions=(*chain.deletions, *gone))
+    gone = [ledger.ledger_id for ledger in chain.ledgers if not ledger.entries and ledger.ledger_id != but]
+    return without(chain, gone)
 
 
 async def _link(writer: LedgerWriter, client: LedgerClient, record: Coroutine[Any, Any, None]) -> LedgerWriter:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from pydantic import BaseModel, Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import BaseModel, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from cepheid_managed_ledger.trim import Retention
 
@@ -99,6 +99,17 @@ class ManagedLedgerSettings(BaseModel, frozen=True, extra="forbid"):
         64 * MIB,
         description="Memory for sizes and message counts of the entries of all topics, 4 bytes an entry, or 8 if messages are "
         "batched. With less, exact backlogs of long histories are read from storage more often.",
+    )
+    offload_uploads: PositiveInt = Field(
+        1, le=64, description="Ledgers that a broker uploads to object stores at the same time. Raise it when the store is slow."
+    )
+    offload_bytes_per_s: NonNegativeInt = Field(
+        256 * MIB,
+        description="Bytes per second that a broker reads from bookies to upload them, over all topics. 0: no limit. On a busy "
+        "broker uploads pause by themselves.",
+    )
+    offload_retry_s: PositiveFloat = Field(
+        5.0, description="Pause after a failed offload of a topic. It doubles with each further failure, up to 5 minutes."
     )
 
 

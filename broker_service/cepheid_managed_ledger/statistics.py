@@ -39,6 +39,43 @@ class CursorStatistics:
 
 
 @dataclass(frozen=True, slots=True)
+class OffloadStatistics:
+    """Ledgers of one topic in object stores."""
+
+    ledgers: int = 0
+    """With a complete copy in an object store."""
+    size_bytes: int = 0
+    """Of their entries."""
+    object_bytes: int = 0
+    """Of their objects."""
+    off_bookies_ledgers: int = 0
+    """Of these ledgers, those that bookies do not have any more."""
+    off_bookies_bytes: int = 0
+    uploading_ledger_id: int | None = None
+    due_ledgers: int = 0
+    """Due to be offloaded, and not complete yet."""
+    oldest_due_age_ms: int | None = None
+    """Time since the oldest due ledger ended; None: none is due. It grows while offloading fails, or cannot keep up."""
+    last_success_at_ms: int = 0
+    """Wall clock, since the topic was opened; 0: never."""
+    last_failure_at_ms: int = 0
+    failing_since_ms: int = 0
+    """Wall clock of the first failure after the last success; 0: it does not fail."""
+    last_error: str | None = None
+    """Why it fails; None: it does not."""
+    uploaded_ledgers: int = 0
+    """Since the topic was opened."""
+    uploaded_bytes: int = 0
+    failures: int = 0
+    waiting_object_deletions: int = 0
+    object_deletion_error: str | None = None
+    object_reads: int = 0
+    object_read_bytes: int = 0
+    other_copy_reads: int = 0
+    """Reads that were answered from bookies because the object failed, or the other way round."""
+
+
+@dataclass(frozen=True, slots=True)
 class ManagedLedgerStatistics:
     state: str
     last_confirmed: Position
@@ -63,3 +100,4 @@ class ManagedLedgerStatistics:
     catch_up_bytes: int
     cursors_rewound: int
     cursors: Mapping[str, CursorStatistics]
+    offload: OffloadStatistics

@@ -9,11 +9,13 @@ from cepheid_ledger import LedgerClient
 from cepheid_managed_ledger.catch_up_budget import CatchUpBudget
 from cepheid_managed_ledger.count_budget import CountBudget
 from cepheid_managed_ledger.cursor_flusher import CursorFlusher
+from cepheid_managed_ledger.offload_pool import OffloadPool
 from cepheid_managed_ledger.position_numbers import PositionNumbers
 from cepheid_managed_ledger.settings import ManagedLedgerSettings
 from cepheid_managed_ledger.tail_cache import TailCache
 from cepheid_metadata import MetadataStore, PageLimits
 from cepheid_ports import Ports, TaskOwner
+from cepheid_tiered import SegmentStore
 from cepheid_wire import TopicName
 
 
@@ -30,6 +32,9 @@ class Surroundings:
     settings: ManagedLedgerSettings
     ports: Ports
     page_limits: PageLimits
+    offload_pool: OffloadPool
+    segments: SegmentStore | None = None
+    """Object stores; None: their libraries are not installed, and nothing is offloaded."""
     unfinished: dict[TopicName, asyncio.Future[None]] = field(default_factory=dict)
     """Openings that were cancelled and are on their way to their end."""
     publish_times: PositionNumbers = field(default_factory=PositionNumbers)

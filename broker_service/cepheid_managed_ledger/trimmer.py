@@ -7,14 +7,18 @@ Rules:
    begin meanwhile: they are looked for again in the step in which the record is written.
 2. First the record (and the list in memory with it), then any data: a crash in between leaves the deletion queue.
 3. The clock that decides never runs faster than the loop's since opening: a wall clock that jumps ahead expires nothing.
+4. A ledger that is due to be offloaded stays until its copy is complete. `held` has these ledgers; a truncation ignores them.
+5. Objects of ledgers that leave wait for their deletion in the same record. Their number is limited, so a trim may take several
+   steps while the object store is away.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from cepheid_managed_ledger.chain_edits import LEAVE_AT_ONCE, MAX_WAITING_OBJECTS, without_first
 from cepheid_managed_ledger.chain_keeper import ChainKeeper
 from cepheid_managed_ledger.cursor import Cursor
 from cepheid_managed_ledger.cursor_store import CursorStore
@@ -38,6 +42,7 @@ class Trimmer:
         is_in_use: Callable[[int], bool],
         positions: asyncio.Lock,
         clock: SteadyClock,
+        held: Callable[[], Mapping[int, object]] = dict,
     ) -> None:
         self._topic = topic
         self._keeper = keeper
@@ -47,34 +52,42 @@ class Trimmer:
         self._is_in_use = is_in_use
         self._positions = positions
         self._clock = clock
+        self._held = held
         self.trimmed = 0
 
-    def plan(self, retention: Retention) -> int:
-        """How many ledgers may go now."""
+    def plan(self, retention: Retention, *, holds: bool = True) -> int:
+        """How many ledgers may go now. `holds`: those that are due to be offloaded stay."""
         chain = self._keeper.chain
         if len(chain.ledgers) < 2:
             return 0
         saved = [self._ledgers.rank(position) for position in self._cursors.saved_mark_deletes]
-        return plan_trim(
-            chain.ledgers,
-            last_size_bytes=self._ledgers.last_size_bytes,
-            acknowledged_entries=min(saved, default=None),
-            retention=retention,
-            now_ms=self._clock.now_ms(),
-            is_in_use=self._is_in_use,
-        )
 
-    async def run(self, retention: Callable[[], Retention]) -> int:
+        def plan(is_in_use: Callable[[int], bool]) -> int:
+            return plan_trim(
+                chain.ledgers,
+                last_size_bytes=self._ledgers.last_size_bytes,
+                acknowledged_entries=min(saved, default=None),
+                retention=retention,
+                now_ms=self._clock.now_ms(),
+                is_in_use=is_in_use,
+            )
+
+        count = plan(self._is_in_use)
+        if count and holds and (held := self._held()):
+            count = plan(lambda ledger_id: self._is_in_use(ledger_id) or ledger_id in held)
+        return min(count, _room_for(chain), LEAVE_AT_ONCE)
+
+    async def run(self, retention: Callable[[], Retention], *, holds: bool = True) -> int:
         """How many ledgers went. Raises ManagedLedgerError, MetadataError, LedgerError: then nothing went."""
         async with self._positions:
-            count = self.plan(retention())
+            count = self.plan(retention(), holds=holds)
             if count == 0:
                 return 0
             going = self._keeper.chain.ledgers[:count]
             edge = Position(self._keeper.chain.ledgers[count].ledger_id, -1)
             moved = [cursor for cursor in self._cursors.cursors if cursor.leave_trimmed(edge)]
             await asyncio.gather(*(cursor.saved() for cursor in moved))  # of these alone: another one's failure holds nothing
-            if self.plan(retention()) < count:  # the policy changed meanwhile, or somebody reads there
+            if self.plan(retention(), holds=holds) < count:  # the policy changed meanwhile, or somebody reads there
                 return 0
             is_read = False
 
@@ -84,8 +97,7 @@ class Trimmer:
                 if is_read:  # begun while another write of the chain was under way
                     return None, ()
                 assert chain.ledgers[:count] == going, f"the head of the chain changed: {chain.ledgers}"
-                deletions = chain.deletions + tuple(ledger.ledger_id for ledger in going)
-                return chain.replace(ledgers=chain.ledgers[count:], deletions=deletions), ()
+                return without_first(chain, count), ()
 
             await self._keeper.commit(plan)
             if is_read:
@@ -96,3 +108,13 @@ class Trimmer:
         fields = {"topic": str(self._topic), "ledgers": count, "first": going[0].ledger_id, "last": going[-1].ledger_id}
         log.info("ledgers.trimmed", extra=fields)
         return count
+
+
+def _room_for(chain: Chain) -> int:
+    """How many ledgers may leave in one step, so that not too many objects wait for their deletion (rule 5)."""
+    offloaded, room = chain.offloaded or {}, MAX_WAITING_OBJECTS - len(chain.object_deletions or ())
+    for count, ledger in enumerate(chain.ledgers):
+        room -= ledger.ledger_id in offloaded
+        if room < 0:
+            return count
+    return len(chain.ledgers)

@@ -3,7 +3,8 @@
     an answered append, a tick ──► rollover due?          a ledger that broke ──► failover
     a tick, a producer ──► no open ledger? ──► start one
     a save of cursors, a rollover, a tick ──► anything to trim?
-    a trim, a retired cursor ledger, the opening ──► deletion queue
+    a trim, a retired cursor ledger, the opening ──► deletion queues: of ledgers, of objects
+    a rollover, a tick ──► anything to offload?
 
 A failure of these is logged and tried again; only a rollover that has switched ledgers, and a failover, fail the topic. One that
 has no open ledger says so in its statistics, and to producers, instead of in the log at each attempt.
@@ -22,6 +23,8 @@ from cepheid_managed_ledger.chain_keeper import ChainKeeper
 from cepheid_managed_ledger.errors import ManagedLedgerError
 from cepheid_managed_ledger.failover import Failover
 from cepheid_managed_ledger.finish import finish
+from cepheid_managed_ledger.object_deletion import ObjectDeletions
+from cepheid_managed_ledger.offloader import Offloader
 from cepheid_managed_ledger.rollover import Rollover
 from cepheid_managed_ledger.settings import ManagedLedgerConfig
 from cepheid_managed_ledger.trim import Retention
@@ -40,6 +43,8 @@ class Upkeep:
         keeper: ChainKeeper,
         client: LedgerClient,
         trimmer: Trimmer,
+        offloader: Offloader,
+        object_deletions: ObjectDeletions,
         deletion_turns: asyncio.Semaphore,
         config: Callable[[], ManagedLedgerConfig],
         tasks: TaskOwner,
@@ -48,6 +53,9 @@ class Upkeep:
         self._keeper = keeper
         self._client = client
         self._trimmer = trimmer
+        self._offloader = offloader
+        offloader.on_done = self.clean
+        self._object_deletions = object_deletions
         self._rollover: Rollover | None = None  # without a ledger to append to
         self._failover: Failover | None = None  # as well
         self._may_roll = True
@@ -57,6 +65,7 @@ class Upkeep:
         self._rolling: asyncio.Task[None] | None = None
         self._trimming: asyncio.Task[None] | None = None
         self._deleting: asyncio.Task[None] | None = None
+        self._deleting_objects: asyncio.Task[None] | None = None
         self._stopped = False
 
     def __repr__(self) -> str:
@@ -106,6 +115,13 @@ class Upkeep:
                 self._trimming = self._tasks.start(self._trim_quietly(), name="trim")
             if self._deleting is None and self._keeper.waiting_deletions():
                 self._deleting = self._tasks.start(self._delete_waiting(), name="delete-ledgers")
+            if self._deleting_objects is None and self._object_deletions.is_due:
+                self._deleting_objects = self._tasks.start(self._delete_objects(), name="delete-objects")
+
+    def offload_if_due(self) -> None:
+        """Time has passed, or a ledger has ended."""
+        if not self._stopped:
+            self._offloader.tick()
 
     async def trim(self) -> int:
         """How many ledgers went by retention. Raises ManagedLedgerError, LedgerError, MetadataError."""
@@ -114,13 +130,13 @@ class Upkeep:
         return count
 
     async def truncate(self) -> int:
-        """As `trim`, whatever retention says, and the ledger being written ends first (the last one of all stays)."""
+        """As `trim`, whatever retention and offloading say, and the ledger being written ends first (the last of all stays)."""
         await self.wait_rolled()
         rollover = self._rollover
         if self._rolling is None and self._may_roll and rollover is not None and rollover.has_entries:
             self._change_ledger(lambda: rollover.run(self._config()), name="rollover")
             await self.wait_rolled()
-        count = await finish(self._tasks, self._trimmer.run(Retention), name="truncate")
+        count = await finish(self._tasks, self._trimmer.run(Retention, holds=False), name="truncate")
         self.clean()
         return count
 
@@ -137,6 +153,7 @@ class Upkeep:
         """Nothing new is started from now on."""
         self._stopped = True
         self._may_roll = False
+        self._offloader.stop()
 
     def _retention(self) -> Retention:
         """Of the moment: it is a policy."""
@@ -152,6 +169,7 @@ class Upkeep:
             self._rolling = None
         self.fail_over()  # a ledger may have broken meanwhile
         self.clean()
+        self.offload_if_due()
 
     async def _trim_quietly(self) -> None:
         try:
@@ -168,3 +186,9 @@ class Upkeep:
             await delete_waiting(self._keeper, self._client, self._deletion_turns)
         finally:
             self._deleting = None
+
+    async def _delete_objects(self) -> None:
+        try:
+            await self._object_deletions.run_quietly()
+        finally:
+            self._deleting_objects = None

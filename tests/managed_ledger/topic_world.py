@@ -37,6 +37,7 @@ from cepheid_rpc import Buffer, EntryGroup
 from cepheid_wire import TopicName
 from tests.ledger.ledger_world import FAST as FAST_LEDGERS
 from tests.ledger.memory_bookie import MemoryCluster
+from tests.managed_ledger.memory_segments import MemorySegments
 
 # Nothing here waits for a bookie's timeout; they are long so that a busy machine does not fail tests.
 LEDGERS = FAST_LEDGERS.model_copy(
@@ -107,11 +108,18 @@ class TopicWorld:
     tree: MemoryTree
     clock: Clock
     settings: ManagedLedgerSettings
+    segments: MemorySegments = field(default_factory=MemorySegments)
     brokers: list[Broker] = field(default_factory=list)
     page_limits: PageLimits = LIMITS
 
     def broker(
-        self, *, store: Any = None, settings: ManagedLedgerSettings | None = None, cache_bytes: int = 1 << 20, seed: int = 1
+        self,
+        *,
+        store: Any = None,
+        settings: ManagedLedgerSettings | None = None,
+        cache_bytes: int = 1 << 20,
+        seed: int = 1,
+        with_segments: bool = True,
     ) -> Broker:
         store = store or MortalStore(self.tree)
         rng = random.Random(seed)
@@ -119,7 +127,10 @@ class TopicWorld:
         client = LedgerClient(self.cluster, ledger_records(store), LedgerIds(store), placement, LEDGERS, Ports(random=rng))
         tail_cache = TailCache(cache_bytes)
         ports = Ports(wall_ms=self.clock, random=random.Random(seed))
-        ledgers = ManagedLedgers(client, store, tail_cache, settings or self.settings, ports, page_limits=self.page_limits)
+        segments = self.segments if with_segments else None
+        ledgers = ManagedLedgers(
+            client, store, tail_cache, settings or self.settings, ports, segments=segments, page_limits=self.page_limits
+        )
         broker = Broker(ledgers, client, store, tail_cache)
         self.brokers.append(broker)
         return broker

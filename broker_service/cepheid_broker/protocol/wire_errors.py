@@ -36,6 +36,7 @@ from cepheid_ledger import LedgerError
 from cepheid_managed_ledger import ManagedLedgerDeletedError, ManagedLedgerError, TooManyCursorsError, TopicTerminatedError
 from cepheid_metadata import MetadataError, RestoreNotReportedError, SessionLostError
 from cepheid_ports import CepheidError
+from cepheid_tiered import SegmentError
 from cepheid_wire import ChecksumMismatchError, InvalidTopicNameError, ServerError
 
 log = logging.getLogger(__name__)
@@ -72,6 +73,7 @@ SERVER_ERRORS: dict[type[CepheidError], ServerError] = {
     RestoreNotReportedError: ServerError.SERVICE_NOT_READY,
     ManagedLedgerError: ServerError.PERSISTENCE_ERROR,
     LedgerError: ServerError.PERSISTENCE_ERROR,
+    SegmentError: ServerError.PERSISTENCE_ERROR,
     TopicTerminatedError: ServerError.TOPIC_TERMINATED_ERROR,
     ManagedLedgerDeletedError: ServerError.TOPIC_NOT_FOUND,
     TooManyCursorsError: ServerError.CONSUMER_BUSY,

@@ -1,0 +1,59 @@
+"""Edits of a chain's record in which ledgers leave it, with the copies that they have in an object store.
+
+    ledger on bookies, no copy     ──► its id to `deletions`
+    ledger on bookies and a copy   ──► its id to `deletions`, the copy's URL to `object_deletions`
+    ledger that only a copy holds  ──► the URL to `object_deletions`; its id was put into `deletions` when it left the bookies
+
+Rule: what leaves the chain enters a deletion queue in the same write, including attempts to offload it that are not complete. So no
+ledger and no object is forgotten, wherever the owner dies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from cepheid_metadata import Chain
+
+MAX_WAITING_OBJECTS = 1_000
+"""Objects of one topic that may wait for their deletion. Their URLs are part of the chain's record, whose size is limited. Beyond
+it no offloaded ledger is trimmed and none is offloaded."""
+
+LEAVE_AT_ONCE = 10_000
+"""Ledgers that leave a chain in one write. Their ids wait for the deletion in its record, whose size is limited."""
+
+
+def without_first(chain: Chain, count: int) -> Chain:
+    """Return the chain without its first `count` ledgers."""
+    return without(chain, [ledger.ledger_id for ledger in chain.ledgers[:count]])
+
+
+def without(chain: Chain, ledger_ids: Iterable[int]) -> Chain:
+    """Return the chain without these ledgers of it."""
+    gone = dict.fromkeys(ledger_ids)
+    offloaded = chain.offloaded or {}
+    urls = [offloaded[ledger_id].url for ledger_id in gone if ledger_id in offloaded]
+    from_bookies = [ledger_id for ledger_id in gone if chain.is_on_bookies(ledger_id)]
+    return chain.replace(
+        ledgers=tuple(ledger for ledger in chain.ledgers if ledger.ledger_id not in gone),
+        deletions=tuple(dict.fromkeys((*chain.deletions, *from_bookies))),
+        offloaded={ledger_id: found for ledger_id, found in offloaded.items() if ledger_id not in gone} or None,
+        object_deletions=(*(chain.object_deletions or ()), *urls) or None,
+    )
+
+
+def without_attempts(chain: Chain, ledger_ids: Iterable[int]) -> Chain:
+    """Return the chain with the incomplete attempts to offload these ledgers moved to the queue of objects to delete."""
+    offloaded = dict(chain.offloaded or {})
+    urls = [
+        offloaded.pop(ledger_id).url for ledger_id in ledger_ids if ledger_id in offloaded and not offloaded[ledger_id].complete
+    ]
+    return chain.replace(offloaded=offloaded or None, object_deletions=(*(chain.object_deletions or ()), *urls) or None)
+
+
+def off_bookies(chain: Chain, ledger_ids: Iterable[int]) -> Chain:
+    """Return the chain with these offloaded ledgers left to their objects: the bookies' copies wait for deletion."""
+    going = list(ledger_ids)
+    offloaded = dict(chain.offloaded or {})
+    for ledger_id in going:
+        offloaded[ledger_id] = offloaded[ledger_id].replace(on_bookies=False)
+    return chain.replace(offloaded=offloaded, deletions=(*chain.deletions, *going))

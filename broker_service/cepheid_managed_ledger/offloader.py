@@ -1,0 +1,579 @@
+"""Copies a topic's ended ledgers to an object store, and then lets their copies on the bookies go.
+
+    record the attempt (its URL) ──► upload ──► read back and compare ──► record it as complete ──► … keep_ms … ──► off the bookies
+           │                            └──────────┴──fails──► the URL moves to the queue of objects to delete; again after a pause
+           └──the owner dies anywhere before "complete"──► the next owner finds the attempt, and does the same
+
+Rules:
+1. The URL is in the record before anything is written to it. So every object is named by a record: by an attempt, a complete copy,
+   or the queue of objects to delete.
+2. Only what was read back from the store counts: number of entries, bytes and the checksum over all digests are compared with those
+   of the entries as they were read from the bookies.
+3. Once the write that records "complete" has begun, this opening never gives the object up: the write may have succeeded. If its
+   outcome stays unknown this opening is over, and the next one acts on what the record says.
+4. A ledger leaves the bookies by a write that says so and puts it into the deletion queue. Before that write the object is opened
+   once more: what somebody deleted or damaged since keeps the ledger on the bookies, with a warning.
+5. When the attempt leaves the record while its upload runs (its ledger was trimmed), the upload is stopped. Its object is deleted
+   only after it has stopped.
+6. A failure never reaches the topic: it is kept for statistics, logged, and followed by a pause that doubles.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from crc32c import crc32c
+
+from cepheid_ledger import LedgerClient, LedgerError, check_end
+from cepheid_managed_ledger.chain_edits import off_bookies, without_attempts
+from cepheid_managed_ledger.chain_keeper import ChainKeeper
+from cepheid_managed_ledger.errors import NoObjectStoreError, OffloadOffError, OffloadRunningError
+from cepheid_managed_ledger.ledger_list import LedgerList
+from cepheid_managed_ledger.object_deletion import ObjectDeletions
+from cepheid_managed_ledger.offload_plan import OffloadPlan, due_ledgers, is_before, may_leave_bookies, plan_offload
+from cepheid_managed_ledger.offload_pool import OffloadPool
+from cepheid_managed_ledger.settings import MIB, ManagedLedgerSettings, OffloadConfig
+from cepheid_managed_ledger.statistics import OffloadStatistics
+from cepheid_managed_ledger.stored_copies import StoredCopies
+from cepheid_metadata import Chain, ChainLedger, OffloadedLedger, Op, Position, StoreUnavailableError
+from cepheid_ports import CepheidError, Ports, SteadyClock, TaskOwner
+from cepheid_rpc import HEADER_BYTES, EntryGroup
+from cepheid_tiered import DamagedSegmentError, SegmentError, SegmentStore, SegmentSummary
+from cepheid_wire import TopicName
+
+log = logging.getLogger(__name__)
+
+_READ_BYTES = MIB
+_MAX_PAUSE_S = 300.0
+_LEAVE_AT_ONCE = 100
+_PATIENCE_S = 300.0
+_SLOWEST_BYTES_PER_S = 256 * 1024
+"""An upload that is slower than this, after `_PATIENCE_S`, is given up: others wait for its turn."""
+
+
+class OffloadState(enum.Enum):
+    """Of the last request of an administrator. The names are those that Pulsar's admin API shows."""
+
+    NOT_RUN = "NOT_RUN"
+    RUNNING = "RUNNING"
+    SUCCESS = "SUCCESS"
+    ERROR = "ERROR"
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadStatus:
+    state: OffloadState = OffloadState.NOT_RUN
+    first_unoffloaded: Position | None = None
+    """The first entry that has no copy in an object store."""
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Content:
+    """What was read from the bookies for an upload."""
+
+    entries: int = 0
+    entry_bytes: int = 0
+    crc32c: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Uploaded:
+    """An upload that was read back, and is equal to the ledger."""
+
+    content: _Content
+    object_bytes: int
+
+
+class Offloader:
+    """For one open topic."""
+
+    def __init__(
+        self,
+        topic: TopicName,
+        keeper: ChainKeeper,
+        client: LedgerClient,
+        store: SegmentStore | None,
+        ledgers: LedgerList,
+        copies: StoredCopies,
+        deletions: ObjectDeletions,
+        pool: OffloadPool,
+        config: Callable[[], OffloadConfig],
+        settings: ManagedLedgerSettings,
+        clock: SteadyClock,
+        ports: Ports,
+        tasks: TaskOwner,
+        shared_tasks: TaskOwner,
+    ) -> None:
+        self._topic = topic
+        self._keeper = keeper
+        self._client = client
+        self._store = store
+        self._ledgers = ledgers
+        self._copies = copies
+        self._deletions = deletions
+        deletions.is_uploading = self._is_uploading
+        self._pool = pool
+        self._config = config
+        self._settings = settings
+        self._clock = clock
+        self._ports = ports
+        self._tasks = tasks
+        self._shared_tasks = shared_tasks  # they outlive the topic
+        self.on_done: Callable[[], None] = lambda: None
+        """Called when a run has ended: ledgers may be trimmed, or deleted from the bookies, that could not before."""
+        self._running: asyncio.Task[None] | None = None
+        self._upload: asyncio.Task[_Uploaded | Exception] | None = None
+        self._uploading: tuple[int, str] | None = None
+        self._before: Position | None = None
+        self._status = OffloadStatus()
+        self._skipped: dict[int, float] = {}  # ledgers that failed, and until when (loop time) others come first
+        self._retry_at = 0.0
+        self._failures_in_a_row = 0
+        self._last_success_at_ms = self._last_failure_at_ms = self._failing_since_ms = 0
+        self._last_error: str | None = None
+        self._uploaded_ledgers = self._uploaded_bytes = self._failures = 0
+        self._stopped = False
+
+    def __repr__(self) -> str:
+        return f"<Offloader of {self._topic}: {'running' if self._running else 'idle'}, {self._uploaded_ledgers} uploaded>"
+
+    # Commands
+
+    def start(self, before: Position) -> None:
+        """Begin to offload all ended ledgers whose entries lie before a position; `status` has the outcome.
+
+        Raises OffloadRunningError, OffloadOffError, NoObjectStoreError.
+        """
+        topic = str(self._topic)
+        if self._before is not None:
+            raise OffloadRunningError(f"{topic} is being offloaded up to {self._before} already", topic=topic)
+        if self._config().url is None:
+            raise OffloadOffError(f"offloading is off for {topic}", topic=topic)
+        if self._store is None:
+            raise self._no_store()
+        self._before, self._retry_at = before, 0.0
+        self._skipped.clear()
+        self._status = OffloadStatus(OffloadState.RUNNING)
+        self.tick()
+
+    @property
+    def status(self) -> OffloadStatus:
+        """The state of the last request, with the first entry without a copy as of now."""
+        if self._status.state is OffloadState.NOT_RUN:
+            return self._status
+        return OffloadStatus(self._status.state, self._first_unoffloaded(), self._status.error)
+
+    def _first_unoffloaded(self) -> Position | None:
+        chain = self._keeper.chain
+        for ledger_id, entries, _ in self._ledgers.from_ledger(0):
+            if entries and chain.offload_of(ledger_id) is None:
+                return Position(ledger_id, 0)
+        return None
+
+    # Running
+
+    def tick(self) -> None:
+        """Start a run when there is something to do, and no failure was a moment ago."""
+        if self._stopped or self._running is not None or self._now() < self._retry_at:
+            return
+        if self._plan().is_idle and self._before is None:
+            self._forget_failure()
+            return
+        self._running = self._tasks.start(self._run(), name="offload")
+
+    def held(self) -> Mapping[int, None]:
+        """Ledgers that must not be trimmed yet: they are due to be offloaded."""
+        return {ledger.ledger_id: None for ledger in self._due()}
+
+    def on_chain_changed(self) -> None:
+        """Rule 5."""
+        if self._uploading is not None and self._upload is not None and not self._is_recorded(*self._uploading):
+            self._upload.cancel()
+
+    def stop(self) -> None:
+        """Nothing is started from now on, and an upload under way is stopped. What the record names is left to the next opening."""
+        self._stopped = True
+        for task in (self._running, self._upload):
+            if task is not None:
+                task.cancel()
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def _due(self) -> list[ChainLedger]:
+        return due_ledgers(
+            self._keeper.chain,
+            last_size_bytes=self._ledgers.last_size_bytes,
+            config=self._config(),
+            now_ms=self._clock.now_ms(),
+            before=self._before,
+        )
+
+    def _plan(self) -> OffloadPlan:
+        now = self._now()
+        plan = plan_offload(
+            self._keeper.chain,
+            last_size_bytes=self._ledgers.last_size_bytes,
+            config=self._config(),
+            now_ms=self._clock.now_ms(),
+            before=self._before,
+            skipped=[ledger_id for ledger_id, until in self._skipped.items() if now < until],
+            is_read_from_bookies=self._copies.is_reading_bookies,
+        )
+        if self._store is not None or plan.upload is None:
+            return plan if self._store is not None else OffloadPlan(plan.clear)
+        if self._last_error is None:  # said once: it does not pass by itself
+            self._note_failure(self._no_store())
+        return OffloadPlan(plan.clear)
+
+    def _no_store(self) -> NoObjectStoreError:
+        message = f"{self._topic} is to be offloaded to {self._config().url}, and this broker has no library for object stores"
+        return NoObjectStoreError(message, topic=str(self._topic))
+
+    async def _run(self) -> None:
+        """Until nothing is left to do, or something fails."""
+        failure: Exception | None = None
+        try:
+            while not self._stopped and await self._step():
+                pass
+        except (CepheidError, TimeoutError) as error:
+            failure = error
+            self._note_failure(error)
+        except Exception as error:  # rule 6: also a defect of this code or of a library it uses
+            failure = error
+            log.error("offload.defect", extra={"topic": str(self._topic), "error": repr(error)}, exc_info=error)
+            self._note_failure(error)
+        finally:
+            self._running = None
+        self._end_command(failure)
+        self.on_done()
+
+    async def _step(self) -> bool:
+        """One thing that is to be done. False: there is nothing."""
+        plan = self._plan()
+        if plan.clear:
+            await self._clear(plan.clear)
+            await self._deletions.run()  # the object of a cut off attempt goes before there is another one
+        elif plan.leave:
+            await self._leave(plan.leave[:_LEAVE_AT_ONCE])
+        elif plan.upload is not None:
+            await self._offload(plan.upload)
+        else:
+            return False
+        return True
+
+    def _end_command(self, failure: Exception | None) -> None:
+        """An administrator's request ends when all ledgers before its position are complete, or with the first failure."""
+        if self._before is None:
+            return
+        chain, before = self._keeper.chain, self._before
+        left = [
+            ledger
+            for ledger in chain.ledgers
+            if not ledger.is_open and ledger.entries and chain.offload_of(ledger.ledger_id) is None and is_before(ledger, before)
+        ]
+        self._before = None
+        if not left:
+            self._status = OffloadStatus(OffloadState.SUCCESS)
+            return
+        reason = failure or self._last_error or "offloading was stopped; see the statistics of the topic"
+        self._status = OffloadStatus(OffloadState.ERROR, error=str(reason))
+
+    # Failures
+
+    def _note_failure(self, error: Exception) -> None:
+        now_ms = self._ports.wall_ms()
+        self._failures += 1
+        self._last_failure_at_ms, self._last_error = now_ms, str(error)
+        self._failing_since_ms = self._failing_since_ms or now_ms
+        self._retry_at = self._now() + self._pause_s()
+        self._failures_in_a_row += 1
+        age_ms = self._age_of_oldest(self._due())
+        fields = {"topic": str(self._topic), "error": str(error), "failures": self._failures_in_a_row, "oldest_due_age_ms": age_ms}
+        log.warning("offload.failed", extra=fields)
+
+    def _pause_s(self) -> float:
+        return min(_MAX_PAUSE_S, self._settings.offload_retry_s * (1 << min(self._failures_in_a_row, 16)))
+
+    def _note_success(self) -> None:
+        self._last_success_at_ms = self._ports.wall_ms()
+        self._failures_in_a_row = self._failing_since_ms = 0
+        self._last_error = None
+
+    def _forget_failure(self) -> None:
+        """What failed is not to be done any more: the policy changed, or the ledger left the chain."""
+        if self._last_error is not None and not self._due():
+            self._skipped = {ledger_id: until for ledger_id, until in self._skipped.items() if self._now() < until}
+            if not self._skipped:
+                self._failures_in_a_row = self._failing_since_ms = 0
+                self._last_error = None
+
+    # Steps
+
+    async def _clear(self, ledger_ids: Sequence[int]) -> None:
+        def plan(chain: Chain) -> tuple[Chain, Sequence[Op]]:
+            return without_attempts(chain, ledger_ids), ()
+
+        await self._keeper.commit(plan)
+        fields = {"topic": str(self._topic), "ledgers": len(ledger_ids), "first": ledger_ids[0]}
+        log.info("offload.attempt_cleared", extra=fields)
+
+    async def _leave(self, ledger_ids: Sequence[int]) -> None:
+        """Rule 4. Raises SegmentError when the store does not answer."""
+        intact = [ledger_id for ledger_id in ledger_ids if await self._is_intact(ledger_id)]
+        left: list[int] = []
+
+        def plan(chain: Chain) -> tuple[Chain | None, Sequence[Op]]:
+            config, now_ms = self._config(), self._clock.now_ms()
+            left[:] = [
+                ledger_id
+                for ledger_id in intact
+                if may_leave_bookies(chain, ledger_id, config, now_ms) and not self._copies.is_reading_bookies(ledger_id)
+            ]
+            return (off_bookies(chain, left) if left else None), ()
+
+        if intact:
+            await self._keeper.commit(plan)
+        for ledger_id in left:
+            log.info("ledger.left_bookies", extra={"topic": str(self._topic), "ledger_id": ledger_id})
+        for ledger_id in ledger_ids:
+            if ledger_id not in left:  # being read, or its object is not well
+                self._skipped[ledger_id] = max(self._skipped.get(ledger_id, 0.0), self._now() + self._settings.offload_retry_s)
+        if left:
+            self.on_done()
+
+    async def _is_intact(self, ledger_id: int) -> bool:
+        found, entries = self._keeper.chain.offload_of(ledger_id), self._ledgers.entries_of(ledger_id)
+        if found is None or entries is None or self._store is None:
+            return False
+        try:
+            await self._store.open(found.url, ledger_id, entries)
+        except SegmentError as error:
+            if error.retriable:
+                raise
+            self._skipped[ledger_id] = self._now() + _MAX_PAUSE_S
+            self._note_failure(error)
+            fields = {"topic": str(self._topic), "ledger_id": ledger_id, "url": found.url, "error": str(error)}
+            log.error(
+                "ledger.kept_on_bookies", extra={**fields, "hint": "its object is not what was uploaded: the bookies keep it"}
+            )
+            return False
+        return True
+
+    async def _offload(self, ledger: ChainLedger) -> None:
+        store, config = self._store, self._config()
+        assert store is not None, "without a store no ledger is planned"
+        assert config.url is not None, "without a URL no ledger is due"
+        url = store.url_of(config.url, self._topic, ledger.ledger_id)
+        async with self._pool.turns:
+            began = self._now()
+            if not await self._record_attempt(ledger.ledger_id, url):
+                return
+            outcome = await self._upload_in_turn(store, url, ledger)
+        match outcome:
+            case _Uploaded():
+                if await self._record_complete(ledger.ledger_id, url, outcome.object_bytes):
+                    self._note_uploaded(ledger, url, outcome.content, self._now() - began)
+                else:
+                    self._note_discarded(ledger)
+            case None:
+                self._note_discarded(ledger)
+            case error:
+                await self._clear((ledger.ledger_id,))
+                await self._deletions.run()
+                if not isinstance(error, LedgerError):
+                    raise error
+                # Of this ledger alone: the bookies do not give all of it. The next ones may be fine.
+                self._skipped[ledger.ledger_id] = self._now() + self._pause_s()
+                self._note_failure(error)
+
+    async def _record_attempt(self, ledger_id: int, url: str) -> bool:
+        """False: the ledger is not to be offloaded any more."""
+        recorded = False
+
+        def plan(chain: Chain) -> tuple[Chain | None, Sequence[Op]]:
+            nonlocal recorded
+            offloaded = chain.offloaded or {}
+            ended = any(ledger.ledger_id == ledger_id and not ledger.is_open for ledger in chain.ledgers)
+            recorded = ended and ledger_id not in offloaded
+            if not recorded:
+                return None, ()
+            attempt = OffloadedLedger(url=url, started_at_ms=self._clock.stamp_ms())
+            return chain.replace(offloaded={**offloaded, ledger_id: attempt}), ()
+
+        await self._keeper.commit(plan)
+        return recorded
+
+    async def _upload_in_turn(self, store: SegmentStore, url: str, ledger: ChainLedger) -> _Uploaded | Exception | None:
+        """What was uploaded and verified; an error; None: it was stopped, since the ledger left the chain (rule 5)."""
+        self._uploading = ledger.ledger_id, url
+        if not self._is_recorded(*self._uploading):  # it left while the attempt was recorded
+            self._uploading = None
+            return None
+        upload = self._upload = self._tasks.start(self._upload_quietly(store, url, ledger), name="upload")
+        try:
+            await asyncio.wait([upload])
+        finally:
+            if upload.done():
+                self._upload = self._uploading = None
+        return None if upload.cancelled() else upload.result()
+
+    async def _upload_quietly(self, store: SegmentStore, url: str, ledger: ChainLedger) -> _Uploaded | Exception:
+        try:
+            async with asyncio.timeout(_PATIENCE_S + ledger.size_bytes / _SLOWEST_BYTES_PER_S):
+                return await self._upload_and_verify(store, url, ledger)
+        except asyncio.CancelledError:
+            if self._keeper.lost is not None:
+                # The next owner clears this attempt, perhaps before the last bytes of ours arrive. "Complete" was not written, and
+                # nobody else can write it for this URL.
+                self._shared_tasks.start(self._drop(store, url), name="drop-upload")
+            raise
+        except TimeoutError:
+            return TimeoutError(f"uploading ledger {ledger.ledger_id} took too long and was given up")
+        except CepheidError as error:
+            return error
+        except Exception as error:  # rule 6
+            log.error("offload.defect", extra={"topic": str(self._topic), "error": repr(error)}, exc_info=error)
+            return error
+
+    async def _drop(self, store: SegmentStore, url: str) -> None:
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                await store.delete(url)
+        except (CepheidError, TimeoutError) as error:
+            log.warning("segments.left_behind", extra={"topic": str(self._topic), "url": url, "error": str(error)})
+
+    async def _upload_and_verify(self, store: SegmentStore, url: str, ledger: ChainLedger) -> _Uploaded:
+        reading = _Reading(self._client, ledger, self._pool)
+        written = await store.write(url, self._topic, ledger.ledger_id, reading.groups())
+        found = await store.verify(url, ledger.ledger_id)
+        content = reading.content
+        if content.entries != ledger.entries or _content_of(found) != content:
+            message = (
+                f"{url} holds {_content_of(found)}, and ledger {ledger.ledger_id} {content} (recorded: {ledger.entries} entries)"
+            )
+            raise DamagedSegmentError(message, url=url, ledger_id=ledger.ledger_id)
+        return _Uploaded(content, written.object_bytes)
+
+    async def _record_complete(self, ledger_id: int, url: str, object_bytes: int) -> bool:
+        """Rule 3: what fails here leaves the object. False: the ledger left the chain, and its URL is in the queue."""
+        recorded = False
+        completed_at_ms = self._clock.stamp_ms()
+
+        def plan(chain: Chain) -> tuple[Chain | None, Sequence[Op]]:
+            nonlocal recorded
+            offloaded = chain.offloaded or {}
+            found = offloaded.get(ledger_id)
+            recorded = found is not None and found.url == url
+            if found is None or not recorded:
+                return None, ()
+            complete = found.replace(complete=True, completed_at_ms=completed_at_ms, object_bytes=object_bytes)
+            return chain.replace(offloaded={**offloaded, ledger_id: complete}), ()
+
+        pause_s = self._settings.metadata_retry_s
+        while True:
+            try:
+                await self._keeper.commit(plan)
+                return recorded
+            except StoreUnavailableError:  # certain: nothing was written. What was uploaded is worth waiting for
+                if self._stopped or self._keeper.lost is not None:
+                    raise
+            await asyncio.sleep(pause_s)
+            pause_s = min(5.0, pause_s * 2)
+
+    def _note_uploaded(self, ledger: ChainLedger, url: str, content: _Content, duration_s: float) -> None:
+        self._note_success()
+        self._uploaded_ledgers += 1
+        self._uploaded_bytes += content.entry_bytes
+        self._skipped.pop(ledger.ledger_id, None)
+        fields = {"topic": str(self._topic), "ledger_id": ledger.ledger_id, "entries": content.entries, "url": url}
+        log.info("ledger.offloaded", extra={**fields, "bytes": content.entry_bytes, "duration_ms": round(1000 * duration_s)})
+
+    def _note_discarded(self, ledger: ChainLedger) -> None:
+        log.info("offload.discarded", extra={"topic": str(self._topic), "ledger_id": ledger.ledger_id})
+
+    def _is_recorded(self, ledger_id: int, url: str) -> bool:
+        found = (self._keeper.chain.offloaded or {}).get(ledger_id)
+        return found is not None and found.url == url
+
+    def _is_uploading(self, url: str) -> bool:
+        return self._uploading is not None and self._uploading[1] == url
+
+    # Figures
+
+    def _age_of_oldest(self, due: Sequence[ChainLedger]) -> int | None:
+        return max(0, self._clock.now_ms() - due[0].closed_at_ms) if due else None
+
+    def statistics(self) -> OffloadStatistics:
+        chain, due = self._keeper.chain, self._due()
+        complete = [found for found in (chain.offloaded or {}).values() if found.complete]
+        copied = [ledger for ledger in chain.ledgers if complete and chain.offload_of(ledger.ledger_id) is not None]
+        off = [ledger for ledger in copied if not chain.is_on_bookies(ledger.ledger_id)]
+        return OffloadStatistics(
+            ledgers=len(complete),
+            size_bytes=sum(ledger.size_bytes for ledger in copied),
+            object_bytes=sum(found.object_bytes for found in complete),
+            off_bookies_ledgers=len(off),
+            off_bookies_bytes=sum(ledger.size_bytes for ledger in off),
+            uploading_ledger_id=self._uploading[0] if self._uploading else None,
+            due_ledgers=len(due),
+            oldest_due_age_ms=self._age_of_oldest(due),
+            last_success_at_ms=self._last_success_at_ms,
+            last_failure_at_ms=self._last_failure_at_ms,
+            failing_since_ms=self._failing_since_ms,
+            last_error=self._last_error,
+            uploaded_ledgers=self._uploaded_ledgers,
+            uploaded_bytes=self._uploaded_bytes,
+            failures=self._failures,
+            waiting_object_deletions=len(self._deletions.waiting),
+            object_deletion_error=self._deletions.last_error,
+            object_reads=self._copies.object_reads,
+            object_read_bytes=self._copies.object_bytes,
+            other_copy_reads=self._copies.other_copy_reads,
+        )
+
+
+class _Reading:
+    """The entries of one ledger on their way from the bookies to an upload, counted and summed up as they pass."""
+
+    def __init__(self, client: LedgerClient, ledger: ChainLedger, pool: OffloadPool) -> None:
+        self._client = client
+        self._ledger = ledger
+        self._pool = pool
+        self.content = _Content()
+
+    async def groups(self) -> AsyncIterator[Sequence[EntryGroup]]:
+        """Parts of about 1 MiB, from entry 0 to the end that the chain records."""
+        ledger_id, entries = self._ledger.ledger_id, self._ledger.entries or 0
+        reader = await self._client.open_reader(ledger_id)
+        check_end(ledger_id, entries, reader.known_end)
+        first = 0
+        while first < entries:
+            groups = await reader.read(first, entries - 1, max_bytes=_READ_BYTES)
+            for group in groups:
+                assert group.first_entry_id == first, f"{reader!r} gave {group!r} where entry {first} was expected"
+                self._count(group)
+                first = group.last_entry_id + 1
+            await self._pool.pace(sum(group.size_bytes for group in groups))
+            yield groups
+
+    def _count(self, group: EntryGroup) -> None:
+        view, start, digests = memoryview(group.data), HEADER_BYTES - 4, bytearray()
+        for end in group.ends:
+            digests += view[start : start + 4]
+            start = end + HEADER_BYTES - 4
+        before = self.content
+        self.content = _Content(
+            before.entries + len(group.ends),
+            before.entry_bytes + len(view) - HEADER_BYTES * len(group.ends),
+            crc32c(digests, before.crc32c),
+        )
+
+
+def _content_of(summary: SegmentSummary) -> _Content:
+    return _Content(summary.entries, summary.entry_bytes, summary.crc32c)
