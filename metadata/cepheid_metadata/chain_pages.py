@@ -162,6 +162,34 @@ def changes(key: str, version: int, before: StoredChain, after: StoredChain) -> 
     return ops
 
 
+async def create_chain(store: MetadataStore, topic: TopicName, chain: Chain, limits: PageLimits = LIMITS) -> int:
+    """Create a chain that may be too long for one write, and return its record's version. Raises KeyExistsError.
+
+    It grows in steps from its oldest ledgers on, each with its pages, so that what a crash leaves is a beginning of the chain. The
+    mark of its incarnation is the caller's. For chains that come from elsewhere: a keeper's chain grows by a few ledgers at a time.
+    """
+    key = keys.chain_key(topic)
+    first = chain.replace(ledgers=(), messages=None, offloaded=None, terminated_at=None, deletions=())
+    await chain_records(store).create(topic, first)
+    stored, version, end = StoredChain(first, first), 0, 0
+    while stored.chain != chain:
+        size_bytes = 0
+        while end < len(chain.ledgers) and size_bytes < limits.page_bytes:
+            size_bytes += _cost_bytes(chain, chain.ledgers[end])
+            end += 1
+        part = chain.ledgers[:end]
+        grown = chain.replace(
+            ledgers=part,
+            messages=_of(chain.messages, part) or None,
+            offloaded=_of(chain.offloaded, part) or None,
+            deletions=chain.deletions if end == len(chain.ledgers) else (),
+        )
+        after = split(chain if end == len(chain.ledgers) else grown, stored, limits)
+        await store.multi(changes(key, version, stored, after))
+        stored, version = after, version + 1
+    return version
+
+
 def page_deletes(key: str, stored: StoredChain) -> list[Op]:
     """Return the operations that delete all pages."""
     return [Delete(keys.chain_page_key(key, ref.number), 0) for ref in stored.refs]

@@ -125,6 +125,10 @@ class Chain(GrownRecord):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        self._check_ledgers()
+        return self
+
+    def _check_ledgers(self) -> None:
         # A chain may have 100,000 ledgers and is checked at every change: no bytecode per ledger.
         there, waiting = set(map(_LEDGER_ID, self.ledgers)), set(self.deletions)
         offloaded = self.offloaded or {}
@@ -139,7 +143,6 @@ class Chain(GrownRecord):
             raise ValueError("a ledger before the last has no recorded end")
         if self.pages is not None and (not self.ledgers or len({page.number for page in self.pages}) != len(self.pages)):
             raise ValueError("a chain with pages has no ledger in its record, or a page twice")
-        return self
 
     def replace(self, **changes: Any) -> Self:
         """A copy with these fields changed, validated as a whole.
@@ -153,9 +156,9 @@ class Chain(GrownRecord):
         small = super().replace(**{**changes, "ledgers": (), "messages": None, "offloaded": None, "pages": None})
         # Nobody has it yet: as good as giving these fields to its constructor.
         small.__dict__.update(large, pages=changes.get("pages", self.pages))
-        small._fit_format()
+        small._find_format()
         try:
-            small._check()
+            small._check_ledgers()
         except ValueError:
             return super().replace(**changes)  # raises the error as pydantic words it
         return small

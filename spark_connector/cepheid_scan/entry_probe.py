@@ -47,7 +47,10 @@ class BookieProbe:
         self._replan = replan
         self.probes = 0
 
-    def publish_time_ms(self, history: TopicHistory, ledger: LedgerHistory, entry_id: int, about_ms: int) -> int | None:
+    def publish_time_ms(
+        self, history: TopicHistory, ledger: LedgerHistory, entry_id: int, about_ms: int | None = None
+    ) -> int | None:
+        """As EntryProbe's; without `about_ms` the time itself."""
         if ledger.object_url and not (ledger.fragments and self._settings.prefer_bookies):
             found = self._in_object(ledger, entry_id, about_ms)
             if found is not None:
@@ -77,7 +80,7 @@ class BookieProbe:
             message = f"entry {ledger.ledger_id}:{entry_id} of {history.topic} tells no publish time: {error}"
             raise BadRecordError(message, topic=history.topic, ledger_id=ledger.ledger_id, entry_id=entry_id) from None
 
-    def _in_object(self, ledger: LedgerHistory, entry_id: int, about_ms: int) -> int | None:
+    def _in_object(self, ledger: LedgerHistory, entry_id: int, about_ms: int | None) -> int | None:
         """None: the columns do not tell, or the object cannot be read."""
         from cepheid_scan.object_files import SegmentUnusableError
 
@@ -108,10 +111,10 @@ class _ObjectTimes:
         self._index = -1  # of the row group whose times were read last
         self._times: tuple[Any, Any] = ((), ())
 
-    def publish_time_ms(self, entry_id: int, about_ms: int) -> int | None:
+    def publish_time_ms(self, entry_id: int, about_ms: int | None) -> int | None:
         (group,) = self._segment.within(entry_id, entry_id)
         found = group.publish_ms
-        if group.complete and found is not None:
+        if group.complete and found is not None and about_ms is not None:
             if found.high < about_ms:
                 return int(found.high)
             if found.low >= about_ms:

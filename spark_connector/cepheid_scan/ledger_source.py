@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from cepheid_decode.counters import ScanCounters
 from cepheid_decode.errors import BadOptionError, DamagedEntryError, DataLossError, EntriesUnreadableError, PlanUnavailableError
@@ -22,8 +23,10 @@ from cepheid_decode.scan_request import ReadSettings, StorageAccess
 from cepheid_rpc import EntryGroup
 from cepheid_scan.entry_source import EntrySource, MovedToObjectError
 from cepheid_scan.object_files import SegmentUnusableError
-from cepheid_scan.object_segments import Segment, open_segment
 from cepheid_scan.stop_signal import StopSignal
+
+if TYPE_CHECKING:
+    from cepheid_scan.object_segments import Segment
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +68,8 @@ class LedgerSource:
         """The piece's object, opened. Raises SegmentUnusableError; BadOptionError where the library that reads it is missing and
         bookies do not have the ledger."""
         if (found := self._segments.get(piece.object_url)) is None:
+            from cepheid_scan.object_segments import open_segment  # pyarrow's reader of Parquet
+
             try:
                 found = open_segment(piece.object_url, piece.ledger_id, self._storage, self._settings, self._counters)
             except BadOptionError as error:

@@ -187,7 +187,7 @@ def _reaching(tails: tuple[Piece, ...], entries: int) -> tuple[Piece, ...]:
 
 def _bounded(tails: tuple[Piece, ...]) -> tuple[Piece, ...]:
     """Without the oldest that a task has no room for. The last one stays in any case."""
-    sizes = [_piece_bytes(tail) for tail in tails]
+    sizes = [_piece_bytes(tail) - len(tail.object_url) for tail in tails]  # as many, wherever they are
     start = 0
     while start < len(tails) - 1 and sum(sizes[start:]) > _BEFORE_BYTES:
         start += 1

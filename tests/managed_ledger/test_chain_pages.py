@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
-from cepheid_managed_ledger import ManagedLedger, ManagedLedgerFencedError
+from cepheid_managed_ledger import ManagedLedger, ManagedLedgerFencedError, chain_deletion
 from cepheid_metadata import (
     Chain,
     ChainTooLargeError,
@@ -190,6 +191,34 @@ async def test_a_deleted_topic_leaves_no_page(loaded: bool) -> None:
             await broker.crash()
             broker = world.broker(seed=2)
         await broker.ledgers.delete(TOPIC)
+        assert not [key for key in world.tree.nodes if key.startswith(KEY)]
+        assert await world.ledger_records() == {}
+
+
+@pytest.mark.parametrize("dies_at", [None, 1, 2, 3])
+async def test_a_long_chain_is_deleted_in_steps(monkeypatch: pytest.MonkeyPatch, dies_at: int | None) -> None:
+    monkeypatch.setattr(chain_deletion, "_LEAVE_AT_ONCE", 4)
+    async with topic_world(settings=LEDGERS, page_limits=PAGES) as world:
+        store = LosingStore(world.tree)
+        broker = world.broker(store=store)
+        ledger = await broker.open()
+        await grow(ledger, 12)
+        lengths: list[int] = []
+
+        def note(ops: Sequence[Op]) -> None:
+            for op in ops:
+                if isinstance(op, Put) and op.key == KEY:
+                    lengths.append(len(Chain.decode(op.value, KEY).deletions))
+                    store.dead = len(lengths) - 1 == dies_at
+
+        store.lose = note  # type: ignore[assignment]
+        with contextlib.nullcontext() if dies_at is None else pytest.raises(Exception, match=r"crashed|session"):
+            await broker.ledgers.delete(TOPIC)
+        assert max(lengths) <= 4
+        if dies_at is not None:
+            await broker.crash()
+            broker = world.broker(seed=2)
+            await broker.ledgers.delete(TOPIC)
         assert not [key for key in world.tree.nodes if key.startswith(KEY)]
         assert await world.ledger_records() == {}
 

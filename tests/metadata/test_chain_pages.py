@@ -25,7 +25,7 @@ from cepheid_metadata import (
     keys,
     read_chain,
 )
-from cepheid_metadata.chain_pages import LIMITS, assemble, changes, page_deletes, page_keys, pages_of, split
+from cepheid_metadata.chain_pages import LIMITS, assemble, changes, create_chain, page_deletes, page_keys, pages_of, split
 from cepheid_metadata.store import MAX_REQUEST_BYTES, Create, Delete, Put
 from cepheid_wire import TopicName
 
@@ -306,6 +306,15 @@ async def test_a_page_of_another_moment_does_not_count(change: dict[str, object]
     await store.put(keys.chain_page_key(KEY, 0), stored.pages[0].replace(**change).encode(), 0)
     with pytest.raises(CorruptRecordError):
         await read_chain(store, TOPIC)
+
+
+@pytest.mark.parametrize("count", [1, 3, 9, 40])
+async def test_a_long_chain_is_created_in_steps(count: int) -> None:
+    store = MemoryStore(MemoryTree())
+    copies = {number: copy_of(number, 300) for number in range(1, count)}
+    chain = long_chain(count).replace(offloaded=copies or None, deletions=(77,), properties={"a": "b"})
+    version = await create_chain(store, TOPIC, chain, SMALL)
+    assert await read_chain(store, TOPIC) == (chain, version)
 
 
 async def test_pages_are_deleted_with_their_record() -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -29,7 +30,8 @@ from cepheid_scan.replica_order import Suspects
 from cepheid_scan.scan_task import scan_task
 from cepheid_scan.splits import TopicRange, cut_ranges
 from tests.decode.test_chunked import chunks
-from tests.scan.scan_bookies import LEDGER, TOPIC, ScanBookies
+from tests.scan.scan_bookies import LEDGER, TOPIC, ScanBookies, piece_of
+from tests.scan.segment_objects import write_object
 
 PAYLOAD = bytes(range(256)) * 12
 NEXT = LEDGER + 1
@@ -96,10 +98,13 @@ EMPTY = (12, 14)
 WHOLE = [(16, 0, b"".join(PARTS)), (16, 1, PAYLOAD)]
 
 
-def read_many(bookies: ScanBookies, tasks: int, **settings: int) -> tuple[list[tuple[int, int, bytes]], int]:
-    """Rows and bad records."""
-    found = (ledger(number, len(STORED.get(number, ())) - 1) for number in range(10, 17))
-    history = TopicHistory(TOPIC, -1, "i", tuple(found))
+def read_many(
+    bookies: ScanBookies, tasks: int, urls: Mapping[int, str] = MappingProxyType({}), **settings: int
+) -> tuple[list[tuple[int, int, bytes]], int]:
+    """Rows and bad records. `urls`: of ledgers that are only objects."""
+    found = [ledger(number, len(STORED.get(number, ())) - 1) for number in range(10, 17)]
+    moved = [replace(each, object_url=urls[each.ledger_id], fragments=()) if each.ledger_id in urls else each for each in found]
+    history = TopicHistory(TOPIC, -1, "i", tuple(moved))
     whole = TopicRange(history, MessagePosition(10, 0), MessagePosition(16, 2))
     cut = cut_ranges([whole], HistoryPlan((history,), bookies.addresses), target_bytes=1 << 20, min_tasks=tasks)
     assert len(cut) == tasks
@@ -119,6 +124,19 @@ def read_many(bookies: ScanBookies, tasks: int, **settings: int) -> tuple[list[t
 def test_chunks_over_many_ledgers_and_empty_ones_between(many: ScanBookies, tasks: int) -> None:
     assert {number for number in range(10, 17) if number not in STORED} == set(EMPTY)
     assert read_many(many, tasks) == (WHOLE, 0)
+
+
+@pytest.mark.parametrize("moved", [(10, 11, 13, 15, 16), (10, 13, 16), (11, 15)])
+def test_chunks_in_objects_and_on_bookies_are_one_message(many: ScanBookies, tmp_path: Path, moved: tuple[int, ...]) -> None:
+    a, b = chunks(b"".join(PARTS), 5, uuid="a"), chunks(PAYLOAD, 3, uuid="b")
+    urls = {}
+    for ledger_id in moved:
+        entries = STORED[ledger_id]
+        stored = encode_group(ledger_id, 0, -1, 0, [{"a": a, "b": b}[name][number] for name, number in entries])
+        of_ledger = piece_of(0, len(entries) - 1, (0, "a"), ledger_id=ledger_id)
+        urls[ledger_id] = write_object(tmp_path / "objects" / f"{ledger_id}.parquet", of_ledger, [stored])
+    for tasks in (1, 4, 8):
+        assert read_many(many, tasks, urls) == (WHOLE, 0)
 
 
 def test_over_many_ledgers_the_look_back_counts_entries(many: ScanBookies) -> None:

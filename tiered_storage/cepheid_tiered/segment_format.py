@@ -12,11 +12,17 @@ Rule 3: `entry_id` and `raw_entry` are the first two columns, whatever their nam
 above that has the same name (in any case) is then called `__name`, as in typed rows of the scan.
 Rule 4: `key_bytes` is null where `key` shows the same bytes.
 Rule 5: a row group holds whole entries. Entries of one row group, and row groups, are without gaps.
+Rule 6: a guard with the footer's checksum stands before the footer, where readers of Parquet do not look:
+
+    │PAR1│row group 0│row group 1│ … │cepheid│crc32c│footer│length│PAR1│
+
+It is checked before the footer is parsed, because libraries of Parquet may end the process over a footer that was changed.
 """
 
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -24,10 +30,12 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from crc32c import crc32c
 
 from cepheid_decode import SchemaVersion
 from cepheid_decode.columns import MESSAGE_COLUMNS
 from cepheid_ports import CepheidError
+from cepheid_rpc import Buffer
 from cepheid_tiered.object_store import NewerSegmentError
 from cepheid_tiered.segment import DamagedSegmentError
 
@@ -36,6 +44,9 @@ ROW_GROUP_ENTRY_BYTES = 8 << 20
 ROW_GROUP_UNPACKED_BYTES = 32 << 20
 ERROR = "_error"
 _PREFIX = "__"
+_GUARD_MAGIC = b"cepheid\0"
+_GUARD = struct.Struct(">8sI")
+GUARD_BYTES = _GUARD.size
 _TIME = pa.timestamp("ms", tz="UTC")
 
 COLUMNS: Mapping[str, pa.DataType] = MappingProxyType(
@@ -71,6 +82,11 @@ FROM_DECODER = tuple(name for name in COLUMNS if name not in ("entry_id", "raw_e
 _WITHOUT_STATISTICS = ("raw_entry", "value", "properties", "ordering_key", "key_bytes", ERROR)
 _IN_DELTAS = ("entry_id", "batch_index", "sequence_id")
 _PLAIN = ("raw_entry", "value")
+
+
+def guard_of(footer: Buffer) -> bytes:
+    """What stands before a footer, given with its length and the magic at its end."""
+    return _GUARD.pack(_GUARD_MAGIC, crc32c(footer))
 
 
 def file_names(typed: Sequence[pa.Field]) -> dict[str, str]:
@@ -130,6 +146,8 @@ class SegmentMetadata:
     """Entries without a message row."""
     errors: int = 0
     """Rows with `_error`: what they hold is not all in their columns."""
+    row_group_crc32c: tuple[int, ...] = ()
+    """Of the bytes of each row group in the file."""
     version: int = FORMAT_VERSION
 
     def to_pairs(self) -> dict[str, str]:
@@ -146,6 +164,7 @@ class SegmentMetadata:
             "cepheid.typed_columns": json.dumps(list(self.typed_columns)),
             "cepheid.raw_only": str(self.raw_only),
             "cepheid.errors": str(self.errors),
+            "cepheid.row_group_crc32c": json.dumps(list(self.row_group_crc32c)),
         }
 
     @classmethod
@@ -168,6 +187,7 @@ class SegmentMetadata:
                 typed_columns=tuple(json.loads(pairs[b"cepheid.typed_columns"])),
                 raw_only=int(pairs[b"cepheid.raw_only"]),
                 errors=int(pairs[b"cepheid.errors"]),
+                row_group_crc32c=tuple(json.loads(pairs[b"cepheid.row_group_crc32c"])),
                 version=version,
             )
         except (KeyError, ValueError) as error:
@@ -185,6 +205,8 @@ def typed_fields_of(schemas: Sequence[SchemaVersion]) -> list[pa.Field]:
         writer_options(file_schema(fields), fields)
     except (CepheidError, pa.ArrowException):
         return []
+    if [(field.name, field.type) for field in fields] == [("value", pa.binary())]:
+        return []  # bytes: the column is there already
     names = [field.name.lower() for field in fields]
     hidden = set(names) & {_PREFIX + name for name in COLUMNS} or ERROR in names or len(set(names)) < len(names)
     return [] if hidden else fields

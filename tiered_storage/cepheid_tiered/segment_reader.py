@@ -21,7 +21,7 @@ from crc32c import crc32c
 
 from cepheid_rpc import HEADER_BYTES, Buffer, DigestMismatchError, EntryGroup, MalformedGroupError
 from cepheid_tiered.segment import DamagedSegmentError, SegmentError
-from cepheid_tiered.segment_format import SegmentMetadata
+from cepheid_tiered.segment_format import GUARD_BYTES, SegmentMetadata, guard_of
 
 TAIL_BYTES = 64 << 10
 """What is read first, from the end of the object: the whole footer of all but large segments."""
@@ -63,7 +63,7 @@ class Footer:
 
 
 def footer_bytes(url: str, tail: Buffer) -> int:
-    """How many bytes at the end of the object are its footer. Raises DamagedSegmentError."""
+    """How many bytes at the end of the object are its footer, without its guard. Raises DamagedSegmentError."""
     if len(tail) < _END.size:
         raise DamagedSegmentError(f"{url} has {len(tail)} bytes and is not a Parquet file", url=url)
     size_bytes, magic = _END.unpack_from(tail, len(tail) - _END.size)
@@ -75,6 +75,10 @@ def footer_bytes(url: str, tail: Buffer) -> int:
 def parse_footer(url: str, ledger_id: int, tail: Buffer, object_bytes: int) -> Footer:
     """The footer from bytes that end with it. Raises DamagedSegmentError and NewerSegmentError."""
     size_bytes = footer_bytes(url, tail)
+    footer = memoryview(tail)[len(tail) - size_bytes :]
+    guard = memoryview(tail)[max(len(tail) - size_bytes - GUARD_BYTES, 0) : len(tail) - size_bytes]
+    if guard != guard_of(footer):
+        raise DamagedSegmentError(f"the footer of {url} was changed, or the object is not a segment", url=url)
     try:
         parquet = pq.read_metadata(pa.PythonFile(_Sparse(object_bytes - len(tail), tail, object_bytes), mode="r"))
         metadata = SegmentMetadata.from_pairs(url, parquet.metadata)
@@ -82,8 +86,8 @@ def parse_footer(url: str, ledger_id: int, tail: Buffer, object_bytes: int) -> F
         for index in range(parquet.num_row_groups):
             statistics = parquet.row_group(index).column(0).statistics
             firsts.append(int(statistics.min))
-        footer = Footer(metadata, parquet, tuple(firsts), object_bytes, size_bytes * _FOOTER_COPIES)
-        in_place = all(0 <= start < end <= object_bytes for start, end in map(footer.raw_range, range(len(firsts))))
+        found = Footer(metadata, parquet, tuple(firsts), object_bytes, size_bytes * _FOOTER_COPIES)
+        in_place = all(0 <= start < end <= object_bytes for start, end in map(found.raw_range, range(len(firsts))))
     except SegmentError:
         raise
     except Exception as error:
@@ -94,7 +98,9 @@ def parse_footer(url: str, ledger_id: int, tail: Buffer, object_bytes: int) -> F
         raise DamagedSegmentError(f"the row groups of {url} are not in order", url=url)
     if not firsts and metadata.entries:
         raise DamagedSegmentError(f"{url} has no row groups, and says it has {metadata.entries} entries", url=url)
-    return footer
+    if len(metadata.row_group_crc32c) != len(firsts):
+        raise DamagedSegmentError(f"{url} has {len(firsts)} row groups, and checksums of {len(metadata.row_group_crc32c)}", url=url)
+    return found
 
 
 def decode_row_group(url: str, footer: Footer, row_group: int, start: int, data: Buffer) -> EntryGroup:
@@ -105,19 +111,17 @@ def decode_row_group(url: str, footer: Footer, row_group: int, start: int, data:
 
 
 def check_row_group(url: str, footer: Footer, row_group: int, start: int, data: Buffer, crc: int) -> tuple[int, int]:
-    """Read all columns of a row group, and verify its entries. Returns the payload bytes, and `crc` continued over the digests."""
-    table = _read(url, footer, row_group, start, data, None)
-    group = _entries(url, footer, row_group, table.column(1))
+    """Check the bytes of a whole row group, and its entries. Returns their payload bytes, and `crc` continued over the digests."""
+    if crc32c(data) != footer.metadata.row_group_crc32c[row_group]:
+        raise DamagedSegmentError(f"the bytes of row group {row_group} of {url} were changed", url=url)
+    group = decode_row_group(url, footer, row_group, start, data)
     ends = np.asarray(group.ends, np.int64)
     starts = np.concatenate(([0], ends[:-1]))
     digests = np.frombuffer(group.data, np.uint8)[(starts + HEADER_BYTES - 4)[:, None] + np.arange(4)]
-    ids = table.column(0).to_numpy()
-    if ids[0] != group.first_entry_id or ids[-1] != group.last_entry_id or (np.diff(ids) < 0).any():
-        raise DamagedSegmentError(f"the entry ids of row group {row_group} of {url} are not in order", url=url)
     return len(group.data) - HEADER_BYTES * len(ends), crc32c(digests.tobytes(), crc)
 
 
-def _read(url: str, footer: Footer, row_group: int, start: int, data: Buffer, columns: list[str] | None) -> pa.Table:
+def _read(url: str, footer: Footer, row_group: int, start: int, data: Buffer, columns: list[str]) -> pa.Table:
     try:
         file = pq.ParquetFile(
             pa.PythonFile(_Sparse(start, data, footer.object_bytes), mode="r"),

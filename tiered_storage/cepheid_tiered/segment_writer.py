@@ -51,6 +51,7 @@ class SegmentWriter:
         )
         self._decoder = MessageDecoder(_spec(), ScanCounters(), lambda _piece, _count: iter(()))
         self._piece = Piece(str(topic), topic.partition_index, ledger_id, 0, (1 << 62), 1, 1, ())
+        self._row_group_crcs: list[int] = []
         self._waiting: list[EntryGroup] = []
         self._waiting_bytes = 0
         self._next_entry = 0
@@ -81,12 +82,16 @@ class SegmentWriter:
             typed_columns=tuple(field.name for field in self._typed_fields),
             raw_only=self._raw_only,
             errors=self._errors,
+            row_group_crc32c=tuple(self._row_group_crcs),
         )
         self._file.add_key_value_metadata(metadata.to_pairs())
-        self._file.close()
         parts = self._sink.take()
-        summary = SegmentSummary(self._entries, self._messages, self._entry_bytes, self._sink.size_bytes, self._crc)
-        return parts, summary
+        self._file.close()
+        footer = b"".join(self._sink.take())
+        guard = layout.guard_of(footer)
+        object_bytes = self._sink.size_bytes + len(guard)
+        summary = SegmentSummary(self._entries, self._messages, self._entry_bytes, object_bytes, self._crc)
+        return [*parts, guard, footer], summary
 
     def _fitting(self, group: EntryGroup) -> Iterator[EntryGroup]:
         """The group in pieces, each of which fits into the row group under way; full row groups are written between them."""
@@ -144,7 +149,9 @@ class SegmentWriter:
 
     def _write(self, batches: list[pa.RecordBatch]) -> None:
         table = pa.Table.from_batches(batches, self._schema)
+        before = self._sink.mark()
         self._file.write_table(table, row_group_size=max(len(table), 1))
+        self._row_group_crcs.append(self._sink.crc_since(before))
 
     def _columns(self, messages: DecodedMessages) -> dict[str, pa.Array]:
         """Columns of messages by name: those of the layout that come from messages, and the typed ones."""
@@ -266,6 +273,16 @@ class _Sink:
 
     def close(self) -> None:
         self.closed = True
+
+    def mark(self) -> int:
+        return len(self._parts)
+
+    def crc_since(self, mark: int) -> int:
+        """Over the bytes that were written since `mark` was returned, with no `take` between."""
+        crc = 0
+        for part in self._parts[mark:]:
+            crc = crc32c(part, crc)
+        return int(crc)
 
     def take(self) -> list[bytes]:
         parts, self._parts = self._parts, []

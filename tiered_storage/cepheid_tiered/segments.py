@@ -166,6 +166,7 @@ class Segments:
         return found
 
     async def _read_footer(self, url: str, ledger_id: int) -> Footer:
+        from cepheid_tiered.segment_format import GUARD_BYTES
         from cepheid_tiered.segment_reader import TAIL_BYTES, footer_bytes, parse_footer
 
         object_bytes = await self._objects.size(url)
@@ -173,8 +174,8 @@ class Segments:
         needed = footer_bytes(url, tail)
         if needed > min(object_bytes, _MAX_FOOTER_BYTES):
             raise DamagedSegmentError(f"{url} has {object_bytes} bytes and says that its footer has {needed}", url=url)
-        if needed > len(tail):
-            tail = await self._objects.get_range(url, object_bytes - needed, object_bytes)
+        if needed + GUARD_BYTES > len(tail):
+            tail = await self._objects.get_range(url, max(object_bytes - needed - GUARD_BYTES, 0), object_bytes)
         return await self._worker.run(lambda: parse_footer(url, ledger_id, tail, object_bytes))
 
     async def row_group(self, url: str, ledger_id: int, index: int) -> EntryGroup:
