@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from cepheid_broker.admin import AdminContext, AdminServer
 from cepheid_broker.broker import Broker
+from cepheid_broker.broker_segments import broker_segments
 from cepheid_broker.ownership import Ownership
 from cepheid_broker.settings import BrokerSettings
 from cepheid_ledger import BookieConnections, BookieStates, LedgerClient, RackAwarePlacement
@@ -76,8 +77,11 @@ class Serving:
         self._audit = AuditFollower(store)
         opened.push_async_callback(self._audit.aclose)
         self._tail_cache = TailCache(settings.tail_cache_bytes)
+        self._segments = segments = broker_segments(store, settings.tiered, cluster, ports)
+        if segments is not None:
+            opened.push_async_callback(segments.aclose)
         self.managed_ledgers = ManagedLedgers(
-            self.ledger_client, store, self._tail_cache, settings.managed_ledger, ports, bookies=bookies
+            self.ledger_client, store, self._tail_cache, settings.managed_ledger, ports, bookies=bookies, segments=segments
         )
         opened.push_async_callback(self.managed_ledgers.aclose)
         self.broker = Broker(
@@ -144,6 +148,7 @@ class Serving:
             bookie_state_families,
             ensemble_change_families,
             ledger_client_families,
+            segment_families,
             tail_cache_families,
             under_replicated_families,
         )
@@ -153,6 +158,8 @@ class Serving:
         yield from ledger_client_families(self.ledger_client.statistics())
         yield from ensemble_change_families(self.ledger_client.ensemble_change_statistics())
         yield from bookie_state_families(self._bookies)
+        if self._segments is not None:
+            yield from segment_families(self._segments.statistics())
         yield from under_replicated_families(self.managed_ledgers.under_replicated())
         yield from self._audit.families()
         yield from self._more_families()

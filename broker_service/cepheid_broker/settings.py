@@ -10,11 +10,12 @@ import socket
 from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from cepheid_ledger import LedgerSettings
 from cepheid_managed_ledger import ManagedLedgerConfig, ManagedLedgerSettings
 from cepheid_ports import HOST_PATTERN, RACK_PATTERN
+from cepheid_tiered import StoreLocation, StoreLocationError
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -165,6 +166,43 @@ class PolicySettings(BaseModel, frozen=True, extra="forbid"):
     inactive_topics_after_s: PositiveInt = Field(60, description="Time for which a topic must be unused before it is deleted.")
 
 
+class TieredSettings(BaseModel, frozen=True, extra="forbid"):
+    """Old ledgers in an object store. The first five apply to topics where neither topic nor namespace says something else."""
+
+    url: str | None = Field(
+        None,
+        description="Object store and prefix for the ended ledgers of topics: `s3://bucket/prefix?region=…&endpoint=…`, "
+        "`gs://bucket/prefix`, `abfs://container/prefix` or `file:///path`. Credentials do not belong here: they are read from the "
+        "environment. Unset: only what a policy says is offloaded.",
+    )
+    after_bytes: int = Field(
+        -1, ge=-1, description="Bytes of the newest ledgers of a topic that stay on bookies alone. -1: no offload by size."
+    )
+    after_s: int = Field(-1, ge=-1, description="Age of a ledger's end from which it is offloaded. -1: no offload by age.")
+    keep_s: NonNegativeInt = Field(
+        4 * 3600, description="Time for which bookies keep a ledger after it was offloaded and verified. Then they delete it."
+    )
+    read_from: Literal["bookies", "objects"] = Field(
+        "bookies",
+        description="Copy that is read while there are both. `objects`: consumers that catch up take no bandwidth of bookies.",
+    )
+    read_cache_bytes: PositiveInt = Field(
+        64 * MIB,
+        description="Memory for entries that were read from objects, of all topics. Raise it when many consumers catch up from "
+        "objects at once.",
+    )
+
+    @field_validator("url")
+    @classmethod
+    def _check_url(cls, url: str | None) -> str | None:
+        if url is None:
+            return None
+        try:
+            return str(StoreLocation.parse(url))
+        except StoreLocationError as error:
+            raise ValueError(str(error)) from None
+
+
 class DeduplicationSettings(BaseModel, frozen=True, extra="forbid"):
     """What a topic remembers of its producers, where a policy turns deduplication on."""
 
@@ -308,6 +346,7 @@ class BrokerSettings(BaseModel, frozen=True, extra="forbid"):
     deduplication: DeduplicationSettings = Field(
         DeduplicationSettings(), description="What a topic remembers of its producers, where deduplication is on."
     )
+    tiered: TieredSettings = Field(TieredSettings(), description="Old ledgers in an object store (docs/tiered-storage.md).")
     managed_ledger: ManagedLedgerSettings = Field(
         ManagedLedgerSettings(), description="The chain of ledgers of a topic, and its cursors."
     )

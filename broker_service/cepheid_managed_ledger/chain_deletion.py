@@ -8,7 +8,9 @@ Rules:
    cursors, ledgers, the chain's record last.
 4. Closing a ledger needs its bookies, and its record. What cannot be closed is found before anything is deleted, so that such a
    topic keeps all that it has. From then on only metadata is needed.
-5. Objects of offloaded ledgers are deleted before the record. An object store that does not answer does not keep the topic: after
+5. A chain of more than `_LEAVE_AT_ONCE` ledgers is emptied in steps, the oldest ledgers first: what waits for its deletion is in
+   the record, whose size is limited. What a crash leaves of it is a shorter chain.
+6. Objects of offloaded ledgers are deleted before the record. An object store that does not answer does not keep the topic: after
    `_OBJECTS_PATIENCE_S` without progress its objects are left, logged, and found by `cepheid tiered sweep`.
 """
 
@@ -16,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from functools import partial
 
 from cepheid_ledger import LedgerClient, LedgerError, NoSuchLedgerError
@@ -42,6 +44,7 @@ log = logging.getLogger(__name__)
 
 _CURSORS_AT_ONCE = 500
 _LEDGERS_AT_ONCE = 100
+_LEAVE_AT_ONCE = 1_000
 _OBJECTS_PATIENCE_S = 20.0
 
 
@@ -71,7 +74,11 @@ async def delete_chain(
     await keeper.take_over(taken)
     names = await list_cursors(store, topic)
     await _end_ledgers(topic, [*keeper.waiting_deletions(), *ledger_ids, *await _cursor_ledgers(topic, names, store)], client)
-    await keeper.take_over(without_first(taken.replace(terminated_at=None), len(taken.ledgers)))
+    patience_s = _OBJECTS_PATIENCE_S
+    while len(keeper.chain.ledgers) > _LEAVE_AT_ONCE:  # rule 5
+        await keeper.commit(lambda chain: (without_first(chain, _LEAVE_AT_ONCE), ()))
+        patience_s = await _delete_left(topic, keeper, client, segments, patience_s)
+    await keeper.commit(lambda chain: (without_first(chain.replace(terminated_at=None), len(chain.ledgers)), ()))
     for start in range(0, len(names), _CURSORS_AT_ONCE):
         deletes: list[Op] = []
         cursor_ledgers: dict[int, None] = {}
@@ -85,8 +92,31 @@ async def delete_chain(
     for ledger_id in keeper.waiting_deletions():
         await _delete(client, ledger_id)
         keeper.note_deleted(ledger_id)
-    await delete_objects_or_leave(topic, segments, keeper.chain.object_deletions or (), _OBJECTS_PATIENCE_S)
+    await delete_objects_or_leave(topic, segments, keeper.chain.object_deletions or (), patience_s)
     await keeper.delete()
+
+
+async def _delete_left(
+    topic: TopicName, keeper: ChainKeeper, client: LedgerClient, segments: SegmentStore | None, patience_s: float
+) -> float:
+    """Delete what has left the chain of a topic that goes. Return how much patience with the object store is left."""
+    waiting, urls = keeper.waiting_deletions(), keeper.chain.object_deletions or ()
+    for start in range(0, len(waiting), _LEDGERS_AT_ONCE):
+        group = waiting[start : start + _LEDGERS_AT_ONCE]
+        await asyncio.gather(*(_delete(client, ledger_id) for ledger_id in group))
+        for ledger_id in group:
+            keeper.note_deleted(ledger_id)
+    objects_began = asyncio.get_running_loop().time()
+    await delete_objects_or_leave(topic, segments, urls, patience_s)
+    gone = set(urls)
+    await keeper.commit(lambda chain: (chain.replace(object_deletions=_without(chain.object_deletions, gone)), ()))
+    has_failed = bool(urls) and asyncio.get_running_loop().time() - objects_began >= patience_s
+    log.info("chain.shortened", extra={"topic": str(topic), "ledgers_left": len(keeper.chain.ledgers)})
+    return 0.0 if has_failed else patience_s
+
+
+def _without(urls: Sequence[str] | None, gone: Container[str]) -> tuple[str, ...] | None:
+    return tuple(url for url in urls or () if url not in gone) or None
 
 
 async def _cursor_ledgers(topic: TopicName, names: Sequence[str], store: MetadataStore) -> list[int]:

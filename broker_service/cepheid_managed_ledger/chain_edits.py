@@ -18,6 +18,9 @@ MAX_WAITING_OBJECTS = 1_000
 """Objects of one topic that may wait for their deletion. Their URLs are part of the chain's record, whose size is limited. Beyond
 it no offloaded ledger is trimmed and none is offloaded."""
 
+LEAVE_AT_ONCE = 10_000
+"""Ledgers that leave a chain in one write. Their ids wait for the deletion in its record, whose size is limited."""
+
 
 def without_first(chain: Chain, count: int) -> Chain:
     """Return the chain without its first `count` ledgers."""

@@ -10,13 +10,16 @@ Rules:
    and comes and goes with it, and every write checks the mark as well: that of an owner of the earlier chain fails.
    A restore from a backup gives the mark a version that it never had, so that writes of an owner from before fail as well.
 2. A conflict means that another opening of the topic has committed: never re-read and retry.
-3. A write that has begun is finished, also when its caller is cancelled: else its outcome would be unknown. While an outage
+3. The keeper has the whole chain in memory. Of a long chain, a write carries the record and those pages that change
+   (`cepheid_metadata.chain_pages`), all in one `multi`: the record's version decides, and pages need no check of their own.
+4. A write that has begun is finished, also when its caller is cancelled: else its outcome would be unknown. While an outage
    leaves that open, an open topic holds the mutex and goes on without its records: whoever needs them waits, bounded, or fails.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 
 from cepheid_managed_ledger.conditional_write import CONFLICTS, write
@@ -31,15 +34,31 @@ from cepheid_metadata import (
     Delete,
     MetadataStore,
     Op,
+    PageLimits,
     Put,
     SessionLostError,
     StoreClosedError,
+    StoredChain,
     StoreUnavailableError,
     chain_records,
     keys,
 )
+from cepheid_metadata.chain_pages import (
+    LIMITS,
+    MAX_CHANGE_BYTES,
+    changes,
+    page_deletes,
+    read_stored_chain,
+    size_bytes_of,
+    split,
+)
 from cepheid_ports import TaskOwner
 from cepheid_wire import TopicName
+
+log = logging.getLogger(__name__)
+
+_NEAR = 0.8
+"""Of a limit: from here on a topic says that it comes near it."""
 
 Plan = Callable[[Chain], tuple[Chain | None, Sequence[Op]]]
 """Gets the chain as it is; returns what it becomes (None: it stays) and what else is written in the same step."""
@@ -58,6 +77,7 @@ class ChainKeeper:
         tasks: TaskOwner,
         settings: ManagedLedgerSettings,
         on_lost: Callable[[ManagedLedgerError], None],
+        limits: PageLimits = LIMITS,
     ) -> None:
         self._store = store
         self._records = chain_records(store)
@@ -66,13 +86,17 @@ class ChainKeeper:
         self._tasks = tasks
         self._settings = settings
         self._on_lost = on_lost
+        self._limits = limits
         self._chain: Chain | None = None
+        self._stored: StoredChain | None = None
         self._version = -1
         self._has_mark = self._mark_stays = False
         self._mark_version = 0
         self._gone: dict[int, None] = {}
         self._mutex = asyncio.Lock()
         self.lost: ManagedLedgerError | None = None
+        self.near_limit: str | None = None
+        """Which limit of its records the chain comes near, with numbers; None: none."""
         self.is_patient = False
         """A write of unknown outcome waits for the store as long as the session may live, not only `metadata_timeout_s`."""
         self.on_ledgers: Callable[[Sequence[ChainLedger]], None] = lambda _: None
@@ -91,18 +115,24 @@ class ChainKeeper:
         return self._chain
 
     async def load(self) -> Chain | None:
-        """The record as it is; None: there is none. Raises MetadataError."""
-        while (found := await self._records.get(self._topic)) is not None:
-            mark = await self._store.get(keys.incarnation_key(found.record.incarnation))
+        """The chain as it is; None: there is none. Raises MetadataError."""
+        while (found := await read_stored_chain(self._store, self._topic)) is not None:
+            stored, version = found
+            mark = await self._store.get(keys.incarnation_key(stored.chain.incarnation))
             if mark is None or mark.version:  # the chain is of an older release, was restored, or was deleted since it was read
                 again = await self._records.get(self._topic)
-                if again is None or again.record.incarnation != found.record.incarnation:
+                if again is None or again.record.incarnation != stored.chain.incarnation:
                     continue
-            self._chain, self._version = found
+            self._chain, self._stored, self._version = stored.chain, stored, version
             self._has_mark, self._mark_stays = mark is not None, mark is None or mark.value == _ADOPTED
             self._mark_version = 0 if mark is None else mark.version
             break
         return self._chain
+
+    @property
+    def has_most_ledgers(self) -> bool:
+        """The chain has as many ledgers as a chain may have."""
+        return len(self.chain.ledgers) >= self._limits.most_ledgers
 
     @property
     def is_new(self) -> bool:
@@ -117,7 +147,7 @@ class ChainKeeper:
                 mark = Create(keys.incarnation_key(chain.incarnation), str(self._topic).encode())
                 # Not again in doubt: somebody else may have deleted it by then, and it would count its versions anew.
                 await self._write([self._records.create_op(self._topic, chain), mark], repeats=False)
-                self._chain, self._version, self._has_mark = chain, 0, True
+                self._chain, self._stored, self._version, self._has_mark = chain, StoredChain(chain, chain), 0, True
 
         await finish(self._tasks, begin(), name="begin-chain")
 
@@ -160,7 +190,9 @@ class ChainKeeper:
                 # The mark comes first: by it a write in doubt is told, and the chain may have been made anew by then.
                 key, version = self._mark_key, self._mark_version
                 mark: Op = Put(key, _ADOPTED, version) if self._mark_stays else Delete(key, version)
-                await self._write([mark, self._records.delete_op(self._topic, self._version)])
+                assert self._stored is not None, f"{self._topic} has no chain to delete"
+                pages = page_deletes(self._key, self._stored)  # in the same write: a key with children cannot be deleted
+                await self._write([mark, *pages, self._records.delete_op(self._topic, self._version)])
 
         await finish(self._tasks, delete(), name="delete-chain")
 
@@ -170,10 +202,30 @@ class ChainKeeper:
         return self.chain.replace(deletions=tuple(self.waiting_deletions()))
 
     async def _replace(self, chain: Chain, ops: Sequence[Op]) -> None:
-        await self._write([Put(self._key, chain.encode(), self._version), *ops, self._check_mark()])
-        self._chain, self._version, self._has_mark = chain, self._version + 1, True
+        assert self._stored is not None, f"{self._topic} has no chain to change"
+        stored = split(chain, self._stored, self._limits)
+        change = changes(self._key, self._version, self._stored, stored)
+        await self._write([*change, *ops, self._check_mark()])  # the record's Put comes first: by it a write in doubt is told
+        self._chain, self._stored, self._version, self._has_mark = chain, stored, self._version + 1, True
+        self._look_at_limits(size_bytes_of(change))
         self.on_ledgers(chain.ledgers)
         self._gone = {ledger_id: None for ledger_id in self._gone if ledger_id in chain.deletions}
+
+    def _look_at_limits(self, written_bytes: int) -> None:
+        before, count, most = self.near_limit, len(self.chain.ledgers), self._limits.most_ledgers
+        self.near_limit = None
+        if count >= _NEAR * most:
+            self.near_limit = (
+                f"it has {count:,} ledgers; at {most:,} a full ledger is written on instead of being followed by another"
+            )
+        elif written_bytes >= _NEAR * MAX_CHANGE_BYTES:
+            waiting = f"{len(self.chain.deletions)} ledgers and {len(self.chain.object_deletions or ())} objects wait to be deleted"
+            self.near_limit = f"a change of its ledgers took {written_bytes:,} bytes of at most {MAX_CHANGE_BYTES:,}; {waiting}"
+        if self.near_limit is not None and before is None:
+            hint = (
+                "shorten its retention, raise managed_ledger.ledger_max_bytes and ledger_max_age_s, or see why nothing is deleted"
+            )
+            log.warning("chain.near_limit", extra={"topic": str(self._topic), "error": self.near_limit, "hint": hint})
 
     @property
     def _mark_key(self) -> str:

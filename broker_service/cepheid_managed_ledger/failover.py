@@ -13,7 +13,7 @@ Rules:
 4. A conflict at that write is another owner: fenced for good, as with every other write.
 5. Bounded: `ledger_failover_timeout_s` from the moment it broke, with growing pauses; a ledger that breaks before it has taken
    anything continues the time of the one before. Then everything waiting fails, and the topic is opened anew. One thing takes
-   longer: a write of the chain whose outcome is in doubt is waited for as long as the session may live (`ChainKeeper`, rule 3),
+   longer: a write of the chain whose outcome is in doubt is waited for as long as the session may live (`ChainKeeper`, rule 4),
    since whoever gave it up would not know which ledger the chain names.
 """
 

@@ -17,9 +17,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
+from operator import attrgetter, lt
 
 from cepheid_metadata import ChainLedger, Position
+
+_LEDGER_ID, _ENTRIES, _SIZE_BYTES = attrgetter("ledger_id"), attrgetter("entries"), attrgetter("size_bytes")
 
 
 class LedgerList:
@@ -37,11 +40,11 @@ class LedgerList:
         """The chain has changed. What is confirmed of its open ledger stays."""
         assert ledgers, "rule 2: a chain has at least one ledger"
         before = self._ids[-1], self._entries[-1], self._sizes[-1]
-        self._ids = [ledger.ledger_id for ledger in ledgers]
-        assert all(a < b for a, b in pairwise(self._ids)), f"ledger ids do not rise along the chain: {self._ids}"
-        self._entries = [ledger.entries or 0 for ledger in ledgers]
-        self._sizes = [ledger.size_bytes for ledger in ledgers]
+        self._ids = list(map(_LEDGER_ID, ledgers))  # no bytecode per ledger: a chain may have 100,000
+        assert all(map(lt, self._ids, self._ids[1:])), f"ledger ids do not rise along the chain: {self._ids}"
         self.last_is_open = ledgers[-1].is_open
+        self._entries = [*map(_ENTRIES, ledgers[:-1]), ledgers[-1].entries or 0]
+        self._sizes = list(map(_SIZE_BYTES, ledgers))
         if self.last_is_open and self._ids[-1] == before[0]:
             _, self._entries[-1], self._sizes[-1] = before
         self._before = list(accumulate(self._entries[:-1], initial=0))

@@ -104,7 +104,7 @@ class ManagedLedger:
         self._shared = shared
         self._on_closed = on_closed
         self._tasks = TaskOwner(f"managed-ledger {topic}", self._on_defect)
-        self._keeper = ChainKeeper(shared.store, topic, shared.tasks, shared.settings, self._fail)
+        self._keeper = ChainKeeper(shared.store, topic, shared.tasks, shared.settings, self._fail, shared.page_limits)
         self._clock = SteadyClock(shared.ports)
         self._positions = asyncio.Lock()
         self._terminating = asyncio.Lock()
@@ -221,6 +221,11 @@ class ManagedLedger:
     def not_saving(self) -> Exception | None:
         """Why acknowledgements could not be saved when that was tried last; None: they were."""
         return self._cursors.failure
+
+    @property
+    def near_limit(self) -> str | None:
+        """Which limit of its records the topic comes near, with numbers; None: none."""
+        return self._keeper.near_limit
 
     async def require_open_ledger(self) -> None:
         """Return when appends can be taken, after one attempt to start a ledger if there is none. Raises ManagedLedgerError."""
@@ -609,9 +614,13 @@ class ManagedLedger:
             catch_up_reads=self._reads.reads,
             catch_up_bytes=self._reads.read_bytes,
             cursors_rewound=self._cursors.rewound,
-            offload=OffloadStatistics() if self._offloader is None else self._offloader.statistics(),
+            offload=self.offload_statistics(),
             cursors={cursor.name: CursorStatistics.of(cursor, ledger_ids.get(cursor.name)) for cursor in self._all_cursors()},
         )
+
+    def offload_statistics(self) -> OffloadStatistics:
+        """Return the part of `statistics` that is about object stores. It costs little where nothing is offloaded."""
+        return OffloadStatistics() if self._offloader is None else self._offloader.statistics()
 
     def _all_cursors(self) -> Iterable[Cursor]:
         return [*self._cursors.by_name.values(), *self._readers.values()]

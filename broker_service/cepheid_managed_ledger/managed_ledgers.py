@@ -24,7 +24,8 @@ from cepheid_managed_ledger.settings import ManagedLedgerConfig, ManagedLedgerSe
 from cepheid_managed_ledger.surroundings import Surroundings
 from cepheid_managed_ledger.tail_cache import TailCache
 from cepheid_managed_ledger.under_replicated import UnderReplicated, UnderReplicatedFigures
-from cepheid_metadata import MetadataStore, SessionState
+from cepheid_metadata import MetadataStore, PageLimits, SessionState
+from cepheid_metadata.chain_pages import LIMITS
 from cepheid_ports import Ports, SingleFlight, TaskOwner
 from cepheid_tiered import SegmentStore
 from cepheid_wire import TopicName
@@ -47,6 +48,7 @@ class ManagedLedgers:
         *,
         bookies: BookieStates | None = None,
         segments: SegmentStore | None = None,
+        page_limits: PageLimits = LIMITS,
     ) -> None:
         """`segments`: object stores to offload ledgers to, and to read them from; None: their libraries are not installed."""
         self._tasks = TaskOwner("managed-ledgers")
@@ -63,6 +65,7 @@ class ManagedLedgers:
             ports=ports,
             offload_pool=OffloadPool(settings.offload_uploads, settings.offload_bytes_per_s),
             segments=segments,
+            page_limits=page_limits,
         )
         self._open: dict[TopicName, ManagedLedger] = {}
         self.orphans = OrphanScan(store, self._open)
@@ -124,7 +127,7 @@ class ManagedLedgers:
             await known.delete()
             return
         shared = self._shared
-        keeper = ChainKeeper(shared.store, topic, self._tasks, self._settings, lambda _: None)
+        keeper = ChainKeeper(shared.store, topic, self._tasks, self._settings, lambda _: None, shared.page_limits)
         keeper.check = check
         if await keeper.load() is not None:
             work = delete_chain(topic, keeper, shared.store, shared.client, shared.segments)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from operator import sub
+from operator import attrgetter, sub
 
 from cepheid_managed_ledger.ack_set import AckSet
 from cepheid_managed_ledger.count_budget import CountBudget
@@ -37,6 +37,7 @@ _READ_ENTRIES = 2_000  # parsed in one go: some 2 ms of the loop
 _READ_BYTES = 1 << 20
 _SYNC_HOLES = 5_000  # summed in one go: under 1 ms of the loop
 _NO_LEDGER = -1
+_LEDGER_ID = attrgetter("ledger_id")
 
 Read = Callable[[Position, int, int], Awaitable[list[EntryGroup]]]
 """(first entry, max entries, max bytes)"""
@@ -101,14 +102,27 @@ class MessageCounts:
     def annotate(self, chain: Chain) -> Chain:
         """With the messages of its ended ledgers, where they are known."""
         before = chain.messages or {}
-        known: dict[int, int] = {}
-        for ledger in chain.ledgers:
-            messages = before.get(ledger.ledger_id)
-            if messages is None and ledger.entries:
-                messages = self._counted(ledger.ledger_id, ledger.entries)
-            if messages is not None and ledger.entries:
-                known[ledger.ledger_id] = messages
-        return chain if known == before else chain.replace(messages=known or None)
+        gone = before.keys() - set(map(_LEDGER_ID, chain.ledgers))
+        counted = self._newly_counted(chain, before)
+        if not gone and not counted:
+            return chain
+        known = {ledger_id: messages for ledger_id, messages in before.items() if ledger_id not in gone}
+        return chain.replace(messages={**known, **counted} or None)
+
+    def _newly_counted(self, chain: Chain, before: Mapping[int, int]) -> dict[int, int]:
+        """Messages of ended ledgers that the record does not have yet. A chain may be long, and few of its ledgers are counted."""
+        wanted = {ledger_id for ledger_id in (self._open_id, *self._totals) if ledger_id not in before}
+        counted: dict[int, int] = {}
+        for ledger in reversed(chain.ledgers):
+            if not wanted:
+                break
+            if ledger.ledger_id not in wanted:
+                continue
+            wanted.remove(ledger.ledger_id)
+            messages = self._counted(ledger.ledger_id, ledger.entries) if ledger.entries else None
+            if messages is not None:
+                counted[ledger.ledger_id] = messages
+        return counted
 
     def _counted(self, ledger_id: int, entries: int) -> int | None:
         """None: nobody has counted so many. A ledger may end behind what was answered: those appends failed, and are stored."""

@@ -22,6 +22,9 @@ from cepheid_managed_ledger.chain_edits import MAX_WAITING_OBJECTS
 from cepheid_managed_ledger.settings import OffloadConfig
 from cepheid_metadata import Chain, ChainLedger, Position
 
+_LEAVE_AT_ONCE = 100
+"""Ledgers in one write. Of a long chain, more of them could be in more pages than one write can carry."""
+
 
 @dataclass(frozen=True, slots=True)
 class OffloadPlan:
@@ -92,7 +95,7 @@ def plan_offload(
         for ledger_id in offloaded
         if may_leave_bookies(chain, ledger_id, config, now_ms) and ledger_id not in skipped and not is_read_from_bookies(ledger_id)
     )
-    return OffloadPlan(clear, upload, leave)
+    return OffloadPlan(clear, upload, leave[:_LEAVE_AT_ONCE])
 
 
 def may_leave_bookies(chain: Chain, ledger_id: int, config: OffloadConfig, now_ms: int) -> bool:

@@ -5,6 +5,7 @@
 
 By size at any age: a huge ledger frees the disks late. By entries once it is old enough: each ledger costs a metadata record,
 and a busy topic would make one every few seconds. By age when it has entries: else an idle topic could never be trimmed.
+Not while the chain has as many ledgers as it may have: then a full ledger is written on, and the topic says so.
 Because bookies lack copies of it: once there are enough healthy ones, not all topics in the same instant, not again for a while.
 Being full is soft: while no next ledger can be made (no metadata store, too few bookies), the present one goes on. A store that
 goes away after the switch is waited for, as long as the session lasts: to open the topic anew would need it as well.
@@ -92,7 +93,10 @@ class Rollover:
         if now < self._not_before or not appender.may_switch:
             return False
         writer = appender.writer
-        if is_full(writer.last_add_pushed + 1, writer.length, now - appender.started_at, self._settings):
+        entries = writer.last_add_pushed + 1
+        if self._keeper.has_most_ledgers:
+            return entries >= ENTRY_LIMIT
+        if is_full(entries, writer.length, now - appender.started_at, self._settings):
             return True
         return bool(writer.under_replicated) and self._may_replicate(writer, config, now)
 

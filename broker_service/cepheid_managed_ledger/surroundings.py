@@ -13,7 +13,7 @@ from cepheid_managed_ledger.offload_pool import OffloadPool
 from cepheid_managed_ledger.position_numbers import PositionNumbers
 from cepheid_managed_ledger.settings import ManagedLedgerSettings
 from cepheid_managed_ledger.tail_cache import TailCache
-from cepheid_metadata import MetadataStore
+from cepheid_metadata import MetadataStore, PageLimits
 from cepheid_ports import Ports, TaskOwner
 from cepheid_tiered import SegmentStore
 from cepheid_wire import TopicName
@@ -31,6 +31,7 @@ class Surroundings:
     """Outlives every managed ledger: here runs what must be finished."""
     settings: ManagedLedgerSettings
     ports: Ports
+    page_limits: PageLimits
     offload_pool: OffloadPool
     segments: SegmentStore | None = None
     """Object stores; None: their libraries are not installed, and nothing is offloaded."""

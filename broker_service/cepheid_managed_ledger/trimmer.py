@@ -18,7 +18,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from cepheid_managed_ledger.chain_edits import MAX_WAITING_OBJECTS, without_first
+from cepheid_managed_ledger.chain_edits import LEAVE_AT_ONCE, MAX_WAITING_OBJECTS, without_first
 from cepheid_managed_ledger.chain_keeper import ChainKeeper
 from cepheid_managed_ledger.cursor import Cursor
 from cepheid_managed_ledger.cursor_store import CursorStore
@@ -75,7 +75,7 @@ class Trimmer:
         count = plan(self._is_in_use)
         if count and holds and (held := self._held()):
             count = plan(lambda ledger_id: self._is_in_use(ledger_id) or ledger_id in held)
-        return min(count, _room_for(chain))
+        return min(count, _room_for(chain), LEAVE_AT_ONCE)
 
     async def run(self, retention: Callable[[], Retention], *, holds: bool = True) -> int:
         """How many ledgers went. Raises ManagedLedgerError, MetadataError, LedgerError: then nothing went."""

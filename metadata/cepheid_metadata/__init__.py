@@ -5,6 +5,7 @@
 
 from cepheid_metadata import keys
 from cepheid_metadata.bundle_records import BundleHistory, BundleOwner, TopicChanges
+from cepheid_metadata.chain_pages import ChainTooLargeError, ChainUnsettledError, PageLimits, StoredChain, read_chain
 from cepheid_metadata.cluster_records import (
     BookieCookie,
     BookieLife,
@@ -134,7 +135,7 @@ from cepheid_metadata.store import (
     SessionState,
     Versioned,
 )
-from cepheid_metadata.topic_records import Chain, ChainLedger, CursorRecord, OffloadedLedger, TopicRecord
+from cepheid_metadata.topic_records import Chain, ChainLedger, ChainPage, CursorRecord, OffloadedLedger, TopicRecord
 from cepheid_metadata.watch import Watch
 from cepheid_metadata.watched_records import WatchedRecord, WatchedRecords
 
@@ -159,6 +160,9 @@ __all__ = [
     "BundleOwner",
     "Chain",
     "ChainLedger",
+    "ChainPage",
+    "ChainTooLargeError",
+    "ChainUnsettledError",
     "Check",
     "ClusterIdentity",
     "ClusterNotFoundedError",
@@ -199,6 +203,7 @@ __all__ = [
     "Op",
     "OpResult",
     "OtherClusterError",
+    "PageLimits",
     "PersistencePolicy",
     "Position",
     "Put",
@@ -227,6 +232,7 @@ __all__ = [
     "StoreInUseError",
     "StoreOpenError",
     "StoreUnavailableError",
+    "StoredChain",
     "TenantRecord",
     "TopicChanges",
     "TopicPolicyFields",
@@ -268,6 +274,7 @@ __all__ = [
     "list_tenants",
     "list_topics",
     "namespace_records",
+    "read_chain",
     "readonly_bookies",
     "repair_locks",
     "repair_marks",

@@ -6,8 +6,8 @@
 No store can show its clients one moment of all keys. A restore is safe when all that a record refers to is in the backup as well.
 
 Rules:
-1. A topic's chain, cursors, mark and ledgers are read between two equal versions of the chain. A ledger is deleted only after a
-   write of the chain that stops naming it, so each ledger that the chain or a cursor of the backup names is in the backup.
+1. A topic's chain, its pages, cursors, mark and ledgers are read between two equal versions of the chain. A ledger is deleted only
+   after a write of the chain that stops naming it, so each ledger that the chain or a cursor of the backup names is in the backup.
 2. A ledger that its topic's chain does not name yet was created after the chain was read. It may have entries. The chain of the
    backup will never name it, and the owner of the restored topic would delete it as an orphan. So its record says that it
    belongs to no topic, like that of a ledger that was brought back, and its entries stay readable by its id. A ledger of cursors
@@ -27,6 +27,7 @@ from typing import ClassVar, TypeVar
 
 from cepheid_metadata import keys
 from cepheid_metadata.backup_format import BackupEncoder
+from cepheid_metadata.chain_pages import assemble, missing_page, page_keys, pages_of
 from cepheid_metadata.deleted_ledgers import UNDELETED
 from cepheid_metadata.errors import CorruptRecordError, MetadataError, NoSuchKeyError
 from cepheid_metadata.founding import require_cluster
@@ -55,6 +56,8 @@ _BY_THEMSELVES = (
     *_REFERRING_FIRST,
     *keys.EPHEMERAL_KEYS,
 )
+
+_WITHOUT_LEDGERS = {"ledgers": (), "deletions": (), "messages": None, "offloaded": None, "object_deletions": None, "pages": None}
 
 Entry = tuple[str, Versioned]
 
@@ -124,7 +127,7 @@ class MetadataBackup:
                     continue
                 self._ledgers |= topic.ledgers
                 if topic.chain is not None:
-                    self._chains[topic.chain.incarnation] = topic.chain.replace(ledgers=(), deletions=(), messages=None)
+                    self._chains[topic.chain.incarnation] = topic.chain.replace(**_WITHOUT_LEDGERS)
                 if topic.missing:
                     missing = sorted(topic.missing)
                     hint = "the cluster itself has no record of them, so their entries cannot be read"
@@ -149,14 +152,15 @@ class MetadataBackup:
         cursors = await self._values(f"{keys.CURSORS_KEY}{key.removeprefix(keys.CHAINS_KEY)}")
         topic.entries += cursors
         try:
-            topic.chain = chain = Chain.decode(found.value, key)
-            named = {ledger.ledger_id for ledger in chain.ledgers}
+            chain = await self._whole_chain(topic, key, found)
+            named = {ledger.ledger_id for ledger in chain.ledgers if chain.is_on_bookies(ledger.ledger_id)}
             waiting = set(chain.deletions)
             records = [CursorRecord.decode(cursor.value, cursor_key) for cursor_key, cursor in cursors]
         except CorruptRecordError as error:  # it is kept as it is; what it names is kept like ledgers that nothing names
-            log.error("backup.record_unreadable", extra={"key": key, "error": str(error)})
-            topic.chain = None
+            if await self._store.get(key) == found:  # else it is read again
+                log.error("backup.record_unreadable", extra={"key": key, "error": str(error)})
             return topic
+        topic.chain = chain
         named |= {cursor.cursor_ledger_id for cursor in records if cursor.cursor_ledger_id is not None}
         mark_key = keys.incarnation_key(chain.incarnation)
         mark = await self._store.get(mark_key)
@@ -167,6 +171,22 @@ class MetadataBackup:
         topic.ledgers = set(read)
         topic.missing = named - topic.ledgers
         return topic
+
+    async def _whole_chain(self, topic: _Topic, key: str, found: Versioned) -> Chain:
+        """Return the chain with the ledgers of its pages, which are added to the topic's entries. Raises CorruptRecordError."""
+        try:
+            record = Chain.decode(found.value, key)
+        except CorruptRecordError:
+            topic.entries += await self._values(key)  # they are kept as they are, too
+            raise
+        if not record.pages:
+            return record
+        topic.entries += (there := await self._values(key))
+        values = {page_key: page.value for page_key, page in there}
+        pages = pages_of(record, key, [values.get(page_key) for page_key in page_keys(record, key)])
+        if pages is None:
+            raise missing_page(record, key)
+        return assemble(record, pages, key).chain
 
     async def _schemas(self, key: str) -> list[Entry]:
         """The schema history of a topic with its definitions, of one moment: each change of them changes the history."""

@@ -69,7 +69,7 @@ class BackupEncoder:
 
     def entry(self, key: str, found: Versioned) -> bytes:
         self._keys += 1
-        self._topics += key.startswith(f"{keys.CHAINS_KEY}/")
+        self._topics += keys.is_chain_key(key)
         self._ledgers += keys.ledger_id_of(key) is not None
         fields: dict[str, Any] = {"key": key, "version": found.version}
         try:

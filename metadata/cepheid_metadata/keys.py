@@ -4,6 +4,7 @@
     /clusters/C  /tenants/T  /namespaces/T/N   policies
     /topics/T/N/D/bb/topic                     topic record        D domain, bb = two hex digits of a hash of the local name
     /chains/T/N/D/bb/topic                     chain
+    /chains/T/N/D/bb/topic/n                   page of a chain: older ledgers (chain_pages.py)
     /incarnations/iii/incarnation              mark of a chain that exists; iii = the first three digits of its incarnation
     /cursors/T/N/D/bb/topic/subscription       cursor
     /schemas/T/N/bb/topic                      schema history, of all partitions and both domains; definitions below it
@@ -94,6 +95,8 @@ EPHEMERAL_KEYS = (
 )
 """Whatever is at or below these keys belongs to a running process: a backup leaves it out."""
 
+_CHAIN_KEY_PARTS = 6  # /chains/T/N/D/bb/topic
+
 MAX_LEDGER_ID = 2**63 - 1
 _FIRST_HIGH_LEDGER_ID = 10**12
 LEDGER_ID_PARTS = {  # segments below each tree of ledgers
@@ -155,6 +158,16 @@ def topic_key(topic: TopicName) -> str:
 
 def chain_key(topic: TopicName) -> str:
     return CHAINS_KEY + _topic_path(topic)
+
+
+def chain_page_key(chain_key: str, number: int) -> str:
+    """The key of a page, of the chain with this key."""
+    return f"{chain_key}/{number}"
+
+
+def is_chain_key(key: str) -> bool:
+    """Whether this is the key of a chain, not that of one of its pages."""
+    return key.startswith(f"{CHAINS_KEY}/") and key.count("/") == _CHAIN_KEY_PARTS
 
 
 def incarnation_key(incarnation: str) -> str:

@@ -73,13 +73,16 @@ class GrownRecord(Record):
 
     @model_validator(mode="after")
     def _fit_format(self) -> Self:
+        self._find_format()
+        return self
+
+    def _find_format(self) -> None:
         given = self.model_fields_set
         if "format" not in given:
             oldest = max((since for name, since in self.ADDED.items() if getattr(self, name) is not None), default=1)
             self.__dict__["format"] = oldest  # the one write to a frozen model, before anybody has it
         elif early := [name for name, since in self.ADDED.items() if since > self.format and name in given]:
             raise ValueError(f"format {self.format} has no field {early[0]}")
-        return self
 
     def replace(self, **changes: Any) -> Self:
         fields = dict(self)

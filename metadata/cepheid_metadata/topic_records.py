@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Self
+from operator import attrgetter
+from typing import Any, ClassVar, Self
 
-from pydantic import Field, NonNegativeInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from cepheid_metadata.names import Position
 from cepheid_metadata.policy_records import TOPIC_POLICIES, TopicPolicyFields
@@ -63,13 +64,49 @@ class OffloadedLedger(RecordPart):
         return self
 
 
+class ChainPageRef(RecordPart):
+    """What a chain's record says of one of its pages. A page that does not fit this is not the page that was meant."""
+
+    number: NonNegativeInt = Field(description="Last segment of the page's key.")
+    first_ledger_id: NonNegativeInt
+    last_ledger_id: NonNegativeInt
+    ledgers: PositiveInt
+
+
+class ChainPage(Record):
+    """Older ledgers of a chain that its record has no room for (chain_pages.py). A page is never changed once it is written."""
+
+    NAME: ClassVar[str] = "chain page"
+
+    incarnation: str = Field(min_length=1, description="That of the chain which the page belongs to.")
+    ledgers: tuple[ChainLedger, ...] = Field(min_length=1)
+    messages: dict[NonNegativeInt, NonNegativeInt] | None = Field(None, description="As in the chain's record, of these ledgers.")
+    offloaded: dict[NonNegativeInt, OffloadedLedger] | None = Field(None, description="As in the chain's record, of these ledgers.")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if any(ledger.is_open for ledger in self.ledgers):
+            raise ValueError("a ledger of a page has no recorded end")
+        if strangers := set(self.offloaded or ()).difference(ledger.ledger_id for ledger in self.ledgers):
+            raise ValueError(f"ledger {min(strangers)} is offloaded and not in the page")
+        return self
+
+    def ref(self, number: int) -> ChainPageRef:
+        """Return what the chain's record says of this page when it has this number."""
+        first, last = self.ledgers[0].ledger_id, self.ledgers[-1].ledger_id
+        return ChainPageRef(number=number, first_ledger_id=first, last_ledger_id=last, ledgers=len(self.ledgers))
+
+
 class Chain(GrownRecord):
     """A topic's ledgers, oldest first: the list's order is the truth, not the ids'. Only the topic's owner writes it; a
-    BadVersionError tells the owner that it is none any more (never re-read and retry)."""
+    BadVersionError tells the owner that it is none any more (never re-read and retry).
+
+    A record with `pages` holds only the newest ledgers. `read_chain` returns the whole chain, whose `pages` is None.
+    """
 
     NAME: ClassVar[str] = "chain"
     FORMAT: ClassVar[int] = 3
-    ADDED: ClassVar[Mapping[str, int]] = {"messages": 2, "offloaded": 3, "object_deletions": 3}
+    ADDED: ClassVar[Mapping[str, int]] = {"messages": 2, "offloaded": 3, "object_deletions": 3, "pages": 3}
 
     incarnation: str = Field(min_length=1, description="Random per creation: a topic made anew under an old name differs.")
     epoch: NonNegativeInt = Field(0, description="Counts openings: cursors carry it, so that an old owner's saves are told apart.")
@@ -84,20 +121,56 @@ class Chain(GrownRecord):
         None, description="Copies of ledgers in an object store, by ledger id, including uploads that have only begun."
     )
     object_deletions: tuple[str, ...] | None = Field(None, description="URLs of objects that are still to be deleted.")
+    pages: tuple[ChainPageRef, ...] | None = Field(None, description="Where the ledgers before `ledgers` are, oldest first.")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        ids = [ledger.ledger_id for ledger in self.ledgers]
-        # A ledger that only its object holds stays in the chain while its copies on the bookies wait to be deleted.
-        kept = [ledger_id for ledger_id in ids if self.is_on_bookies(ledger_id)]
-        if len(set(ids)) != len(ids) or len({*kept, *self.deletions}) != len(kept) + len(self.deletions):
-            raise ValueError("a ledger is in the chain or its deletions twice")
-        if strangers := set(self.offloaded or ()).difference(ids):
-            raise ValueError(f"ledger {min(strangers)} is offloaded and not in the chain")
-        # A successor is recorded only when its predecessor's end is known: no entry is seen twice or missed.
-        if any(ledger.is_open for ledger in self.ledgers[:-1]):
-            raise ValueError("a ledger before the last has no recorded end")
+        self._check_ledgers()
         return self
+
+    def _check_ledgers(self) -> None:
+        # A chain may have 100,000 ledgers and is checked at every change: no bytecode per ledger.
+        there, waiting = set(map(_LEDGER_ID, self.ledgers)), set(self.deletions)
+        offloaded = self.offloaded or {}
+        # A ledger that only its object holds stays in the chain while its copies on the bookies wait to be deleted.
+        both = [ledger_id for ledger_id in self.deletions if ledger_id in there and self.is_on_bookies(ledger_id)]
+        if len(there) != len(self.ledgers) or len(waiting) != len(self.deletions) or both:
+            raise ValueError("a ledger is in the chain or its deletions twice")
+        if not offloaded.keys() <= there:
+            raise ValueError(f"ledger {min(offloaded.keys() - there)} is offloaded and not in the chain")
+        # A successor is recorded only when its predecessor's end is known: no entry is seen twice or missed.
+        if None in map(_ENTRIES, self.ledgers[:-1]):
+            raise ValueError("a ledger before the last has no recorded end")
+        if self.pages is not None and (not self.ledgers or len({page.number for page in self.pages}) != len(self.pages)):
+            raise ValueError("a chain with pages has no ledger in its record, or a page twice")
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with these fields changed, validated as a whole.
+
+        Fields with an item per ledger are not validated item by item once more when they hold validated items already, as all
+        plans do: for 20,000 ledgers that would take 30 ms of the broker's loop at every change.
+        """
+        large = {name: changes.get(name, getattr(self, name)) for name in _PER_LEDGER}
+        if len(large["ledgers"]) < _LARGE_CHAIN or not self._are_validated(**large):
+            return super().replace(**changes)
+        small = super().replace(**{**changes, "ledgers": (), "messages": None, "offloaded": None, "pages": None})
+        # Nobody has it yet: as good as giving these fields to its constructor.
+        small.__dict__.update(large, pages=changes.get("pages", self.pages))
+        small._find_format()
+        try:
+            small._check_ledgers()
+        except ValueError:
+            return super().replace(**changes)  # raises the error as pydantic words it
+        return small
+
+    def _are_validated(self, ledgers: Any, messages: Any, offloaded: Any) -> bool:
+        """Whether these are values that a chain may have, item by item. False: they may be, but need a closer look."""
+        return (
+            type(ledgers) is tuple
+            and set(map(type, ledgers)) <= {ChainLedger}
+            and (messages is None or messages is self.messages or _are_counts(messages))
+            and (offloaded is None or offloaded is self.offloaded or _is_by_ledger(offloaded, OffloadedLedger))
+        )
 
     def offload_of(self, ledger_id: int) -> OffloadedLedger | None:
         """The ledger's copy in an object store; None: there is none that counts."""
@@ -108,6 +181,21 @@ class Chain(GrownRecord):
         """Whether bookies keep the ledger. False: it has been offloaded, and its metadata is or will be deleted."""
         found = (self.offloaded or {}).get(ledger_id)
         return found is None or found.on_bookies
+
+
+_LARGE_CHAIN = 200
+_PER_LEDGER = ("ledgers", "messages", "offloaded")
+_LEDGER_ID, _ENTRIES = attrgetter("ledger_id"), attrgetter("entries")
+
+
+def _are_counts(values: Any) -> bool:
+    return _is_by_ledger(values, int) and min(values.values(), default=0) >= 0
+
+
+def _is_by_ledger(values: Any, value_type: type) -> bool:
+    if type(values) is not dict:
+        return False
+    return set(map(type, values)) <= {int} and set(map(type, values.values())) <= {value_type} and min(values, default=0) >= 0
 
 
 class CursorRecord(Record):

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from cepheid_cli import bookie_shell, cluster, dev, ledgers, metadata, read, repair, role_commands
+from cepheid_cli import bookie_shell, cluster, dev, ledgers, metadata, read, repair, role_commands, tiered
 from cepheid_cli.admin import namespaces, schemas, subscriptions, tenants, topics
 from cepheid_cli.demos import make_examples_importable
 from cepheid_ports import CepheidError
@@ -32,6 +32,7 @@ for sub_app in (
     ledgers.bookies_app,
     bookie_shell.app,
     repair.app,
+    tiered.app,
     cluster.app,
     metadata.app,
 ):

@@ -18,12 +18,12 @@ from cepheid_metadata import (
     MetadataStore,
     audit_record,
     bundle_owners,
-    chain_records,
     keys,
     ledger_records,
     list_ledgers,
     list_names,
     list_repair_marks,
+    read_chain,
 )
 from cepheid_ports import Ports
 from cepheid_wire import TopicName
@@ -44,7 +44,7 @@ class MetadataView:
         """The topic's chain, oldest first; without what is being deleted. Raises LookupError when there is no such topic."""
 
         async def ask(store: MetadataStore) -> list[LedgerMetadata]:
-            found = await chain_records(store).get(TopicName.parse(topic))
+            found = await read_chain(store, TopicName.parse(topic))
             if found is None:
                 raise LookupError(f"metadata has no topic {topic}")
             records = [await ledger_records(store).get(ledger.ledger_id) for ledger in found.record.ledgers]

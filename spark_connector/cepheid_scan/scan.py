@@ -21,12 +21,22 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from cepheid_decode.counters import ScanCounters
 from cepheid_decode.history import ScanTask
-from cepheid_decode.scan_request import OnBadRecord, ReadMode, ReadSettings, RowFilter, ScanRequest, ScanSpec, TopicSelection
+from cepheid_decode.scan_request import (
+    OnBadRecord,
+    ReadMode,
+    ReadSettings,
+    RowFilter,
+    ScanRequest,
+    ScanSpec,
+    StorageAccess,
+    TopicSelection,
+)
 from cepheid_scan.edge_words import EdgeWord, parse_edge, time_ms
 from cepheid_scan.read_ahead import read_in_order
 from cepheid_scan.scan_arguments import (
     checked_counters,
     checked_settings,
+    checked_storage,
     chosen_columns,
     chosen_keys,
     chosen_partitions,
@@ -63,6 +73,7 @@ def scan(
     fail_on_data_loss: bool = True,
     threads: int = 2,
     settings: ReadSettings | None = None,
+    storage: StorageAccess | None = None,
     counters: ScanCounters | None = None,
 ) -> ScanReader:
     """Rows of `topic` (one name, or several) from `start` (inclusive) to `end` (exclusive), as `docs/spark.md` describes them.
@@ -70,7 +81,8 @@ def scan(
     One of `service_url`, `admin_url` and `metadata` says where the cluster is; who is away is asked again for `retry_s`.
     `start` and `end` are words of `edge_words`; a time is that of publishing. `mode`: messages, entries or typed. `keys`,
     `partitions` and the event times leave rows out (stored entries have neither keys nor event times). `counters` is filled as
-    batches are read. Close the reader where it is not read to its end.
+    batches are read. `storage`: credentials for ledgers in object storage, where the environment has none. Close the reader where
+    it is not read to its end.
     Raises BadOptionError, NoSuchTopicError, PlanUnavailableError; what the reader raises later is a ScanError too.
     """
     from cepheid_scan.plan_scan import plan_scan
@@ -94,6 +106,7 @@ def scan(
             on_bad_record=one_of(OnBadRecord, on_bad_record, "on_bad_record"),
             fail_on_data_loss=true_or_false("fail_on_data_loss", fail_on_data_loss),
             settings=settings,
+            storage=checked_storage(storage),
         ),
         start=parse_edge(start, edge_topic),
         end=parse_edge(end, edge_topic),

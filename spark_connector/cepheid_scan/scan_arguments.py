@@ -12,7 +12,7 @@ from typing import Any, SupportsIndex
 
 from cepheid_decode.counters import ScanCounters
 from cepheid_decode.errors import BadOptionError
-from cepheid_decode.scan_request import PlanSource, ReadSettings
+from cepheid_decode.scan_request import PlanSource, ReadSettings, StorageAccess
 from cepheid_scan.edge_words import full_name
 
 
@@ -87,7 +87,21 @@ def checked_settings(given: Any) -> ReadSettings:
         decode_bytes=whole_number("settings.decode_bytes", settings.decode_bytes, at_least=1),
         verify_checksum=true_or_false("settings.verify_checksum", settings.verify_checksum),
         chunk_lookback=whole_number("settings.chunk_lookback", settings.chunk_lookback, at_least=0),
+        prefer_bookies=true_or_false("settings.prefer_bookies", settings.prefer_bookies),
     )
+
+
+def checked_storage(given: Any) -> StorageAccess:
+    """The value is never shown: it may be a secret."""
+    storage = StorageAccess() if given is None else given
+    if not isinstance(storage, StorageAccess):
+        raise BadOptionError(f"storage is StorageAccess(access_key=…, secret_key=…, …), not a {type(storage).__name__}")
+    for name in ("access_key", "secret_key", "session_token", "endpoint", "region"):
+        if not isinstance(getattr(storage, name), str | None):
+            raise BadOptionError(f"storage.{name} must be text")
+    if (storage.access_key is None) != (storage.secret_key is None):
+        raise BadOptionError("storage.access_key and storage.secret_key belong together: give both, or none")
+    return storage
 
 
 def checked_counters(given: Any) -> ScanCounters:

@@ -24,11 +24,14 @@ from cepheid_metadata import (
     CursorRecord,
     DeletedLedger,
     LedgerMetadata,
+    MetadataError,
+    OffloadedLedger,
     SchemaDefinition,
     SchemaHistory,
     TopicRecord,
     keys,
 )
+from cepheid_metadata.chain_pages import assemble, missing_page, page_keys, pages_of
 from cepheid_scan.ledger_ends import LacCalls, LedgerEnd, newest_ends
 from cepheid_scan.planner import expand_checked, is_entries_of, namespace_of_pattern, no_such_topics, parse_topic
 from cepheid_scan.zookeeper_reads import ZooKeeperReads
@@ -102,9 +105,9 @@ class ZooKeeperPlanner:
         if missing := [str(name) for name in names if there.get(str(name)) is None]:
             raise no_such_topics(missing, self._listed(parse_topic(missing[0]).namespace))
         for _ in range(_ATTEMPTS):
-            chains = self._reads.records([keys.chain_key(name) for name in names], Chain)
-            ledgers = self._ledgers([ledger for chain in chains if chain is not None for ledger in chain.ledgers])
-            if ledgers is not None:
+            chains = self._chains(names)
+            ledgers = None if chains is None else self._ledgers([each for chain in chains if chain for each in _on_bookies(chain)])
+            if chains is not None and ledgers is not None:
                 histories = _histories(names, chains, ledgers)
                 break
         else:
@@ -114,6 +117,25 @@ class ZooKeeperPlanner:
         registered = self._bookies()  # last: some may have come back while ends were asked for
         racks = {one.bookie_id: one.rack for one in registered if one.rack is not None}
         return HistoryPlan(complete, _addresses(registered), schemas=versions, racks=racks)
+
+    def _chains(self, names: Sequence[TopicName]) -> list[Chain | None] | None:
+        """With the ledgers of their pages; None: one of them was changed while it was read."""
+        chain_keys = [keys.chain_key(name) for name in names]
+        records = self._reads.records(chain_keys, Chain)
+        named = [[] if record is None else page_keys(record, key) for key, record in zip(chain_keys, records, strict=True)]
+        values = iter(self._reads.values([key for group in named for key in group]))
+        chains: list[Chain | None] = []
+        try:
+            for key, record, group in zip(chain_keys, records, named, strict=True):
+                pages = None if record is None else pages_of(record, key, [next(values) for _ in group])
+                if record is not None and pages is None:
+                    if self._reads.records([key], Chain) == [record]:
+                        raise missing_page(record, key)
+                    return None
+                chains.append(None if record is None or pages is None else assemble(record, pages, key).chain)
+        except MetadataError as error:
+            raise PlanUnavailableError(f"{self._reads}: {error}", **error.facts) from None
+        return chains
 
     def _ledgers(self, recorded: Sequence[ChainLedger]) -> dict[int, LedgerMetadata] | None:
         """By id; None: one of them went since the chain was read."""
@@ -218,6 +240,11 @@ class ZooKeeperPlanner:
         return [ledger_id for ledger_id in found if ledger_id in ids]
 
 
+def _on_bookies(chain: Chain) -> list[ChainLedger]:
+    """Those that have a record of their own: one that is only an object has none."""
+    return [ledger for ledger in chain.ledgers if chain.is_on_bookies(ledger.ledger_id)]
+
+
 def _addresses(registered: Iterable[BookieRegistration]) -> dict[str, str]:
     return {one.bookie_id: one.addresses["grpc"] for one in registered}
 
@@ -232,14 +259,37 @@ def _histories(
             str(name),
             name.partition_index,
             "" if chain is None else chain.incarnation,
-            () if chain is None else tuple(_ledger(ledger, ledgers[ledger.ledger_id], shared) for ledger in chain.ledgers),
+            ()
+            if chain is None
+            else tuple(
+                _ledger(ledger, ledgers.get(ledger.ledger_id), chain.offload_of(ledger.ledger_id), shared)
+                for ledger in chain.ledgers
+            ),
         )
         for name, chain in zip(names, chains, strict=True)
     ]
 
 
-def _ledger(recorded: ChainLedger, metadata: LedgerMetadata, shared: dict[str, str]) -> LedgerHistory:
-    """`shared`: one object per bookie, since pickled tasks repeat objects for two bytes."""
+def _ledger(
+    recorded: ChainLedger, metadata: LedgerMetadata | None, offload: OffloadedLedger | None, shared: dict[str, str]
+) -> LedgerHistory:
+    """`shared`: one object per bookie, since pickled tasks repeat objects for two bytes. Without metadata it is only an object."""
+    url, object_bytes = ("", 0) if offload is None else (offload.url, offload.object_bytes)
+    if metadata is None:
+        assert recorded.entries is not None, "only ledgers that ended are offloaded"
+        return LedgerHistory(
+            ledger_id=recorded.ledger_id,
+            last_entry_id=recorded.entries - 1,
+            is_open=False,
+            size_bytes=recorded.size_bytes,
+            closed_at_ms=recorded.closed_at_ms,
+            ensemble_size=0,
+            write_quorum=0,
+            fragments=(),
+            master_key=b"",
+            object_url=url,
+            object_bytes=object_bytes,
+        )
     closed_at = metadata.last_entry_id if metadata.last_entry_id is not None else -1
     return LedgerHistory(
         ledger_id=recorded.ledger_id,
@@ -254,4 +304,6 @@ def _ledger(recorded: ChainLedger, metadata: LedgerMetadata, shared: dict[str, s
             for fragment in metadata.fragments
         ),
         master_key=master_key_of(metadata),
+        object_url=url,
+        object_bytes=object_bytes,
     )

@@ -34,7 +34,9 @@ def open_stream_query(options: SourceOptions, schemas: tuple[SchemaVersion, ...]
         """Does not wait for bookies as a task does: the lag is reported at every trigger."""
         ledger = view.ledger(entry.ledger_id)
         settings = replace(options.settings, read_timeout_s=1.0, read_attempts=1, unreachable_s=0.0)
-        return None if ledger is None else BookieProbe(plan, settings).publish_time_ms(view.history, ledger, entry.entry_id)
+        if ledger is None:
+            return None
+        return BookieProbe(plan, settings, storage=options.storage).publish_time_ms(view.history, ledger, entry.entry_id)
 
     state = StreamState(
         open_planner(source),

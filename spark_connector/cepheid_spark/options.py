@@ -30,6 +30,7 @@ from cepheid_scan import (
     ScanRequest,
     ScanSpec,
     SchemaVersion,
+    StorageAccess,
     TopicSelection,
 )
 from cepheid_spark.option_values import (
@@ -111,6 +112,13 @@ OPTIONS: Mapping[str, Parse[Any]] = {
     "verifyChecksum": parse_bool,
     "chunkLookback": whole_number(least=0, most=1_000_000),
     "freezeGc": parse_bool,
+    # of ledgers in object storage
+    "preferBookies": parse_bool,
+    "storageAccessKey": parse_text,
+    "storageSecretKey": parse_text,
+    "storageSessionToken": parse_text,
+    "storageEndpoint": parse_text,
+    "storageRegion": parse_text,
     # micro-batches, and what holds the data while a query needs it
     "maxBytesPerTrigger": size(),
     "maxEntriesPerTrigger": whole_number(least=1),
@@ -126,7 +134,9 @@ _SINK = "the sink"
 _NOT_SERVED = {"exactlyOnce": _SINK, "order": _SINK, "sinkId": _SINK, "encode": _SINK, "onTooLarge": _SINK}
 _NOT_SERVED |= dict.fromkeys(("authPlugin", "authParams"), "authentication plugins (a token is taken: tokenEnv, tokenFile)")
 _NOT_SERVED |= dict.fromkeys(("tlsTrustCerts", "tlsCertFile", "tlsKeyFile", "tlsValidateHostname"), "TLS")
-_NOT_SERVED_PREFIXES = {"producer.": _SINK, "storage.": "reading offloaded ledgers"}
+_NOT_SERVED_PREFIXES = {"producer.": _SINK}
+SECRETS = ("token", "storageAccessKey", "storageSecretKey", "storageSessionToken")
+"""Options that nothing may show. Spark's logs leave out what matches `spark.redaction.regex`; by default these do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +168,7 @@ class SourceOptions:
     lease_ttl_s: float = BATCH_LEASE_S
     topic_discovery_s: float = 30.0
     metadata_retry_s: float = 60.0
+    storage: StorageAccess = field(default_factory=StorageAccess)
 
     def spec(self, columns: tuple[str, ...], schemas: tuple[SchemaVersion, ...] = ()) -> ScanSpec:
         return ScanSpec(
@@ -170,6 +181,7 @@ class SourceOptions:
             schemas=schemas,
             reader_version=self.reader_version,
             plan_source=self.source,
+            storage=self.storage,
         )
 
     def request(self, columns: tuple[str, ...], schemas: tuple[SchemaVersion, ...] = ()) -> ScanRequest:
@@ -218,7 +230,13 @@ def parse_options(options: Mapping[str, str], *, streaming: bool) -> SourceOptio
         lease_ttl_s=given.get("leaseTtl", STREAM_LEASE_S if streaming else BATCH_LEASE_S),
         topic_discovery_s=given.get("topicDiscoveryInterval", 30.0),
         metadata_retry_s=given.get("metadataRetry", 60.0),
+        storage=_storage_access(given),
     )
+
+
+def is_secret(written: str) -> bool:
+    """Whether the option of this name, as somebody wrote it, is one that nothing may show."""
+    return _plain(written) in {_plain(name) for name in SECRETS}
 
 
 def _plain(name: str) -> str:
@@ -284,6 +302,21 @@ def _token(given: Mapping[str, Any]) -> str | None:
         except (OSError, UnicodeDecodeError) as error:
             raise BadOptionError(f"option tokenFile: cannot read {given['tokenFile']}: {error}", option="tokenFile") from None
     return given.get("token")
+
+
+def _storage_access(given: Mapping[str, Any]) -> StorageAccess:
+    access = StorageAccess(
+        access_key=given.get("storageAccessKey"),
+        secret_key=given.get("storageSecretKey"),
+        session_token=given.get("storageSessionToken"),
+        endpoint=given.get("storageEndpoint"),
+        region=given.get("storageRegion"),
+    )
+    if (access.access_key is None) != (access.secret_key is None):
+        raise BadOptionError("options storageAccessKey and storageSecretKey belong together: give both, or none")
+    if access.session_token is not None and access.access_key is None:
+        raise BadOptionError("option storageSessionToken needs storageAccessKey and storageSecretKey, which it was issued with")
+    return access
 
 
 def _topic_selection(given: Mapping[str, Any]) -> TopicSelection:
@@ -407,5 +440,6 @@ def _read_settings(given: Mapping[str, Any]) -> ReadSettings:
         "decodeBytes": "decode_bytes",
         "verifyChecksum": "verify_checksum",
         "chunkLookback": "chunk_lookback",
+        "preferBookies": "prefer_bookies",
     }
     return ReadSettings(**{field_name: given[name] for name, field_name in fields.items() if name in given})

@@ -38,8 +38,15 @@ def keep(schema: StructType, options: Mapping[str, str]) -> StructType:
     """`schema` with the options beside its first column. Raises BadOptionError: a secret would be written into the catalog."""
     from pyspark.sql.types import StructField, StructType
 
+    from cepheid_spark.options import is_secret
+
     if "token" in options:
         raise BadOptionError("a table's options are readable by everybody: give tokenEnv or tokenFile instead of token")
+    if secret := next(filter(is_secret, options), None):
+        raise BadOptionError(
+            f"a table's options are readable by everybody: leave {secret} out of it. Give it with the query (SELECT … FROM t WITH "
+            "(…)), or have credentials of the object store in the environment of the driver and the executors"
+        )
     first, *others = schema.fields
     noted = StructField(first.name, first.dataType, first.nullable, {_KEY: json.dumps(options, sort_keys=True)})
     return StructType([noted, *others])

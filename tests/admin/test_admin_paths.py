@@ -90,7 +90,6 @@ def test_authoritative_is_accepted_and_ignored(admin: AdminWorld) -> None:
     ("method", "path"),
     [
         ("PUT", "/admin/v2/persistent/public/default/t/compaction"),
-        ("GET", "/admin/v2/persistent/public/default/t/offload"),
         ("POST", "/admin/v2/namespaces/public/default/permissions/role"),
         ("POST", "/admin/v2/bookies/racks-info/127.0.0.1:3181"),
         ("GET", "/admin/v2/resource-quotas"),

@@ -18,7 +18,7 @@ from cepheid_broker.policies.topic_policies import (
     SchemaCompatibility,
     TopicPolicies,
 )
-from cepheid_managed_ledger import Retention
+from cepheid_managed_ledger import OffloadConfig, Retention
 from cepheid_wire import TopicName
 from tests.admin.admin_world import AdminWorld
 from tests.support import wait_until
@@ -29,6 +29,38 @@ SPLIT = "/admin/v2/persistent/public/policies/split"
 ONE_BOOKIE = {"bookkeeperEnsemble": 1, "bookkeeperWriteQuorum": 1, "bookkeeperAckQuorum": 1}
 SIZE_QUOTA = {"limitSize": 1 << 20, "policy": "producer_exception"}
 AGE_QUOTA = {"limitTime": 60, "policy": "consumer_backlog_eviction"}
+
+
+OFFLOAD_NUMBERS = {
+    "managedLedgerOffloadThresholdInBytes": 1 << 30,
+    "managedLedgerOffloadDeletionLagInMillis": 3_600_000,
+}
+S3_ARCHIVE = {"managedLedgerOffloadDriver": "aws-s3", "managedLedgerOffloadBucket": "archive"}
+BAD_OFFLOADS: tuple[tuple[dict[str, Any], int], ...] = (
+    ({"managedLedgerOffloadDriver": "floppy"}, 412),
+    ({"managedLedgerOffloadDriver": "aliyun-oss"}, 412),  # Pulsar has it
+    ({"managedLedgerOffloadDriver": "filesystem"}, 412),  # of a bucket
+    ({"managedLedgerOffloadBucket": ""}, 412),
+    ({"managedLedgerOffloadBucket": "Ar chive"}, 412),
+    ({"managedLedgerOffloadBucket": "archive/../other"}, 412),
+    ({"s3ManagedLedgerOffloadBucket": "another"}, 412),
+    ({"gcsManagedLedgerOffloadBucket": "archive"}, 412),
+    ({"managedLedgerOffloadServiceEndpoint": "minio:9000"}, 412),
+    ({"managedLedgerOffloadServiceEndpoint": "http://user:word@minio:9000"}, 412),
+    ({"managedLedgerOffloadThresholdInBytes": -2}, 412),
+    ({"managedLedgerOffloadThresholdInBytes": "much"}, 400),
+    ({"managedLedgerOffloadThresholdInSeconds": -2}, 412),
+    ({"managedLedgerOffloadDeletionLagInMillis": -1}, 412),
+    ({"managedLedgerOffloadDeletionLagInMillis": 1500}, 412),
+    ({"managedLedgerOffloadedReadPriority": "newest-first"}, 412),
+    ({"managedLedgerExtraConfigurations": {"speed": "high"}}, 412),
+    ({"s3ManagedLedgerOffloadCredentialId": "AKIA"}, 412),
+    ({"s3ManagedLedgerOffloadCredentialSecret": "hush"}, 412),
+    ({"s3ManagedLedgerOffloadRole": "arn:aws:iam::1:role/r"}, 412),
+    ({"gcsManagedLedgerOffloadServiceAccountKeyFile": "/key.json"}, 412),
+    ({"managedLedgerOffloadMaxThreads": 7}, 501),
+    ({"fileSystemProfilePath": "conf/hdfs.xml"}, 501),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,6 +259,59 @@ ROWS = (
         "max_unacked_per_subscription",
     ),
     Row(namespace="maxTopicsPerNamespace", member="max_topics_per_namespace", body=9, unset=0, bad=((-1, 412),)),
+    Row(
+        namespace="offloadPolicies",
+        topic="offloadPolicies",
+        member="offload_policies",
+        body={  # as Pulsar's own client fills it in
+            "offloadersDirectory": "./offloaders",
+            "managedLedgerOffloadDriver": "aws-s3",
+            "managedLedgerOffloadMaxThreads": 2,
+            "managedLedgerOffloadBucket": "archive",
+            "s3ManagedLedgerOffloadBucket": "archive",
+            "s3ManagedLedgerOffloadRegion": "eu-west-1",
+            "s3ManagedLedgerOffloadServiceEndpoint": "http://minio:9000/",
+            "s3ManagedLedgerOffloadMaxBlockSizeInBytes": 67108864,
+            "s3ManagedLedgerOffloadRole": "",
+            "managedLedgerOffloadThresholdInBytes": 1 << 30,
+            "managedLedgerOffloadDeletionLagInMillis": 3_600_000,
+            "managedLedgerOffloadedReadPriority": "tiered-storage-first",
+            "managedLedgerExtraConfigurations": {"prefix": "cluster/one"},
+        },
+        answer={
+            "managedLedgerOffloadDriver": "aws-s3",
+            "s3ManagedLedgerOffloadBucket": "archive",
+            "s3ManagedLedgerOffloadRegion": "eu-west-1",
+            "s3ManagedLedgerOffloadServiceEndpoint": "http://minio:9000",
+            **OFFLOAD_NUMBERS,
+            "managedLedgerOffloadedReadPriority": "tiered-storage-first",
+            "managedLedgerExtraConfigurations": {"prefix": "cluster/one"},
+        },
+        applied={
+            "managedLedgerOffloadDriver": "aws-s3",
+            "s3ManagedLedgerOffloadBucket": "archive",
+            "s3ManagedLedgerOffloadRegion": "eu-west-1",
+            "s3ManagedLedgerOffloadServiceEndpoint": "http://minio:9000",
+            **OFFLOAD_NUMBERS,
+            "managedLedgerOffloadThresholdInSeconds": -1,
+            "managedLedgerOffloadedReadPriority": "tiered-storage-first",
+            "managedLedgerExtraConfigurations": {"prefix": "cluster/one"},
+        },
+        holds={
+            "offload": OffloadConfig(
+                url="s3://archive/cluster/one?region=eu-west-1&endpoint=http://minio:9000",
+                after_bytes=1 << 30,
+                keep_ms=3_600_000,
+                reads_objects=True,
+            )
+        },
+        bad=(
+            *(({**S3_ARCHIVE, **changes}, status) for changes, status in BAD_OFFLOADS),
+            ({}, 412),
+            (None, 400),
+            ({"managedLedgerOffloadBucket": "archive"}, 412),
+        ),
+    ),
     Row(topic="maxMessageSize", body=1000, holds={"max_message_bytes": 1000}, bad=((-1, 412), (2**30, 412))),
 )
 NAMESPACE_ROWS = [row for row in ROWS if row.namespace is not None]
@@ -297,7 +382,9 @@ def test_a_policy_of_a_namespace_lives(admin: AdminWorld, row: Row) -> None:
 
 def remove(admin: AdminWorld, path: str, row: Row) -> None:
     """As the API has it: some policies of namespaces have no DELETE."""
-    if row.namespace not in WITHOUT_DELETE:
+    if row.namespace == "offloadPolicies":
+        assert admin.delete(f"{NAMESPACE}/removeOffloadPolicies").status_code == 204
+    elif row.namespace not in WITHOUT_DELETE:
         assert admin.delete(path).status_code == 204
     elif row.namespace == "deduplicationSnapshotInterval":
         assert admin.post(path, content=b"null").status_code == 204
@@ -368,6 +455,69 @@ def test_bad_values_are_refused_and_change_nothing(admin: AdminWorld, path: str,
     assert (answer.status_code, answer.headers["content-type"]) == (status, "application/json"), answer.text
     assert answer.json()["reason"]
     assert (admin.get(path).status_code, admin.get(path).content) == (before.status_code, before.content)
+
+
+@pytest.mark.parametrize(
+    ("driver", "fields", "url"),
+    [
+        ("S3", {"managedLedgerOffloadBucket": "archive"}, "s3://archive"),
+        ("google-cloud-storage", {"gcsManagedLedgerOffloadBucket": "archive"}, "gs://archive"),
+        ("azureblob", {"managedLedgerOffloadBucket": "archive"}, "abfs://archive"),
+        ("filesystem", {"fileSystemURI": "file:///mnt/archive"}, "file:///mnt/archive"),
+    ],
+)
+def test_a_driver_of_pulsar_is_a_kind_of_url_and_back(admin: AdminWorld, driver: str, fields: dict[str, Any], url: str) -> None:
+    path = f"{TOPIC}/offloadPolicies"
+    assert admin.post(path, json={"managedLedgerOffloadDriver": driver, **fields}).status_code == 204
+    wait_in_force(admin, {"offload": OffloadConfig(url=url)})
+    shown = admin.get(path).json()
+    assert shown == {"managedLedgerOffloadDriver": "aws-s3" if driver == "S3" else driver, **fields} or driver == "S3"
+    assert admin.post(path, json=shown).status_code == 204, "what is shown can be set again"
+    wait_in_force(admin, {"offload": OffloadConfig(url=url)})
+    assert admin.delete(path).status_code == 204
+
+
+def test_a_topic_changes_one_number_and_keeps_the_store_of_its_namespace(admin: AdminWorld) -> None:
+    store = {"managedLedgerOffloadDriver": "aws-s3", "managedLedgerOffloadBucket": "archive"}
+    assert admin.post(f"{NAMESPACE}/offloadPolicies", json=store).status_code == 204
+    assert admin.post(f"{TOPIC}/offloadPolicies", json={"managedLedgerOffloadThresholdInSeconds": 60}).status_code == 204
+    wait_in_force(admin, {"offload": OffloadConfig(url="s3://archive", after_ms=60_000)})
+    wait_in_force(admin, {"offload": OffloadConfig(url="s3://archive")}, "split-partition-1")
+    assert admin.delete(f"{TOPIC}/offloadPolicies").status_code == 204
+    assert admin.delete(f"{NAMESPACE}/removeOffloadPolicies").status_code == 204
+
+
+def test_the_numbers_of_a_namespaces_offload_policy_have_calls_of_their_own(admin: AdminWorld) -> None:
+    size, age, lag = (f"{NAMESPACE}/{word}" for word in ("offloadThreshold", "offloadThresholdInSeconds", "offloadDeletionLagMs"))
+    assert [admin.get(size).json(), admin.get(age).json(), admin.get(lag).status_code] == [-1, -1, 204]
+    for path, value in ((size, 1000), (age, 60), (lag, 5000)):
+        assert admin.put(path, json=value).status_code == 204
+        assert admin.get(path).json() == value
+        for bad, status in ((-2, 412), ("much", 400), (None, 400), (2**63, 400)):
+            assert admin.put(path, json=bad).status_code == status, (path, bad)
+    assert admin.put(lag, json=-1).status_code == 412
+    assert admin.put(lag, json=1500).status_code == 412, "whole seconds"
+    numbers = {
+        "managedLedgerOffloadThresholdInBytes": 1000,
+        "managedLedgerOffloadThresholdInSeconds": 60,
+        "managedLedgerOffloadDeletionLagInMillis": 5000,
+    }
+    assert admin.get(f"{NAMESPACE}/offloadPolicies").json() == numbers
+    shown = admin.get(NAMESPACE).json()
+    assert [shown[name] for name in ("offload_threshold", "offload_threshold_in_seconds", "offload_deletion_lag_ms")] == [
+        1000,
+        60,
+        5000,
+    ]
+    wait_in_force(admin, {"offload": OffloadConfig(after_bytes=1000, after_ms=60_000, keep_ms=5000)})
+    assert admin.put(f"{NAMESPACE}-copied-numbers", json=shown).status_code == 204
+    assert admin.put(f"{NAMESPACE}-old-numbers", json={"offload_threshold": 9, "offload_deletion_lag_ms": 1000}).status_code == 204
+    assert admin.get(f"{NAMESPACE}-old-numbers/offloadThreshold").json() == 9
+    different = {"offload_threshold": 9, "offload_policies": {"managedLedgerOffloadThresholdInBytes": 8}}
+    assert admin.put(f"{NAMESPACE}-different-numbers", json=different).status_code == 412
+    assert admin.delete(lag).status_code == 204
+    assert admin.get(lag).status_code == 204
+    assert admin.delete(f"{NAMESPACE}/removeOffloadPolicies").status_code == 204
 
 
 def test_the_ttl_of_a_topic_comes_in_the_query(admin: AdminWorld) -> None:

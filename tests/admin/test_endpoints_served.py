@@ -57,15 +57,13 @@ NOT_YET = {
     ("POST", "/admin/v2/persistent/{}/{}/{}/permissions/{}"),
     ("PUT", "/admin/v2/persistent/{}/{}/{}/compaction"),
     ("GET", "/admin/v2/persistent/{}/{}/{}/compaction"),
-    ("PUT", "/admin/v2/persistent/{}/{}/{}/offload"),
-    ("GET", "/admin/v2/persistent/{}/{}/{}/offload"),
     ("POST", "/admin/v2/bookies/racks-info/{}"),
     ("DELETE", "/admin/v2/bookies/racks-info/{}"),
 }
 
 
 def test_of_the_first_tier_everything_is_served_but_what_does_not_exist_at_all() -> None:
-    """Rights, compaction, offloading, racks."""
+    """Rights, compaction, racks."""
     have = served()
     assert {call for call, endpoint in listed().items() if endpoint.tier == "1" and call not in have} == NOT_YET
 

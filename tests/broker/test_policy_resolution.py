@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,13 +18,14 @@ from cepheid_broker.policies.topic_policies import (
     SchemaCompatibility,
     TopicPolicies,
 )
-from cepheid_broker.settings import BrokerSettings, DispatchSettings, PolicySettings
-from cepheid_managed_ledger import ManagedLedgerConfig, Retention
+from cepheid_broker.settings import BrokerSettings, DispatchSettings, PolicySettings, TieredSettings
+from cepheid_managed_ledger import ManagedLedgerConfig, OffloadConfig, Retention
 from cepheid_metadata import (
     TOPIC_POLICIES,
     DelayedDeliveryPolicy,
     InactiveTopicsPolicy,
     NamespaceRecord,
+    OffloadPolicy,
     PersistencePolicy,
     QuotaPolicy,
     RetentionPolicy,
@@ -58,6 +60,14 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
         when=st.sampled_from([found.value for found in InactiveDeletion]),
         after_s=st.integers(1, 2**31 - 1),
     ),
+    "offload": st.builds(
+        OffloadPolicy,
+        url=st.none() | st.sampled_from(["s3://archive", "file:///archive"]),
+        after_bytes=st.none() | NUMBERS | st.just(-1),
+        after_s=st.none() | NUMBERS | st.just(-1),
+        keep_s=st.none() | NUMBERS,
+        read_from=st.sampled_from([None, "bookies", "objects"]),
+    ),
 }
 LEVEL = st.fixed_dictionaries({name: st.none() | values for name, values in VALUES.items()})
 
@@ -83,6 +93,22 @@ def in_force(name: str, value: Any) -> dict[str, Any]:
             return {name: value}
 
 
+def offload_in_force(topic: OffloadPolicy | None, namespace: OffloadPolicy | None, broker: OffloadConfig) -> OffloadConfig:
+    """The one policy that is taken field by field."""
+
+    def first(name: str) -> Any:
+        return next((value for level in (topic, namespace) if (value := getattr(level, name, None)) is not None), None)
+
+    changes: dict[str, Any] = {name: value for name in ("url", "after_bytes") if (value := first(name)) is not None}
+    if (after_s := first("after_s")) is not None:
+        changes["after_ms"] = -1 if after_s == -1 else after_s * 1000
+    if (keep_s := first("keep_s")) is not None:
+        changes["keep_ms"] = keep_s * 1000
+    if (read_from := first("read_from")) is not None:
+        changes["reads_objects"] = read_from == "objects"
+    return replace(broker, **changes)
+
+
 def test_every_policy_is_drawn_here() -> None:
     assert tuple(VALUES) == TOPIC_POLICIES
 
@@ -92,11 +118,19 @@ def test_every_policy_is_drawn_here() -> None:
 def test_the_first_level_that_says_something_decides(
     topic: dict[str, Any], namespace: dict[str, Any], size: int | None, update: bool | None, encrypted: bool | None
 ) -> None:
-    broker = TopicPolicies(message_ttl_s=5, max_producers=3, ensemble_size=3, write_quorum=3, ack_quorum=2)
+    broker = TopicPolicies(
+        message_ttl_s=5,
+        max_producers=3,
+        ensemble_size=3,
+        write_quorum=3,
+        ack_quorum=2,
+        offload=OffloadConfig("gs://a", 7, 8, 9, True),
+    )
     expected: dict[str, Any] = {name: getattr(broker, name) for name in TopicPolicies.__slots__}
+    expected["offload"] = offload_in_force(topic["offload"], namespace["offload"], broker.offload)
     for name in VALUES:
         value = namespace[name] if topic[name] is None else topic[name]
-        if value is not None:
+        if value is not None and name != "offload":
             expected.update(in_force(name, value))
     for name, only_there in (("max_message_bytes", size), ("schema_auto_update", update), ("encryption_required", encrypted)):
         expected[name] = expected[name] if only_there is None else only_there
@@ -123,6 +157,7 @@ def test_where_nobody_says_anything_the_settings_hold() -> None:
             delete_inactive_topics=True,
             inactive_topics_after_s=7,
         ),
+        tiered=TieredSettings(url="s3://archive/", after_bytes=5, after_s=6, keep_s=7, read_from="objects"),
     )
     found = resolve(None, NamespaceRecord(), broker_policies(settings, ManagedLedgerConfig(3, 3, 2)))
     assert found == TopicPolicies(
@@ -134,8 +169,9 @@ def test_where_nobody_says_anything_the_settings_hold() -> None:
         max_unacked_per_consumer=17,
         subscription_types=frozenset({"Failover"}),
         inactive_topics=InactiveTopics(InactiveDeletion.NO_SUBSCRIPTIONS, 7),
+        offload=OffloadConfig("s3://archive", 5, 6000, 7000, True),
     )
-    assert ledger_config(found) == ManagedLedgerConfig(3, 3, 2, Retention(120_000, -1))
+    assert ledger_config(found) == ManagedLedgerConfig(3, 3, 2, Retention(120_000, -1), found.offload)
 
 
 def test_the_settings_defaults_are_those_of_the_values() -> None:

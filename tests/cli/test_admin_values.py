@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from cepheid_cli.admin.offload_words import offload_body, shown_offload
 from cepheid_cli.admin.policy_words import WORDS, word
 from cepheid_cli.admin.subscriptions import why_lines
 from cepheid_cli.admin.units import (
@@ -154,3 +155,45 @@ def test_what_is_no_admin_address_is_refused(url: str) -> None:
 def test_nobody_there() -> None:
     with pytest.raises(AdminUnreachableError, match=r"no admin API answers at http://127\.0\.0\.1:1: .*--admin-url"):
         AdminClient("http://127.0.0.1:1").get("/admin/v2/tenants")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "s3://bucket/a/b?region=eu-west-1&endpoint=http://minio:9000,after-size=1GB,after-age=1d,keep=1h,read-from=objects",
+        "gs://bucket,after-size=0,keep=90s",
+        "abfs://container/x,after-size=off,after-age=off",
+        "file:///mnt/archive,after-age=36h,read-from=bookies",
+        "after-size=1500",
+    ],
+)
+def test_an_offload_policy_is_read_and_shown_alike(text: str) -> None:
+    assert shown_offload(offload_body(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "a part of the value is empty: write s3://bucket/prefix,after-size=1GB"),
+        ("s3://bucket,", "a part of the value is empty"),
+        ("bucket", "'bucket' is not the URL of an object store: write s3://"),
+        ("ftp://bucket,keep=1h", "unknown scheme 'ftp'"),
+        ("s3://,keep=1h", "names no bucket: write s3://bucket/prefix"),
+        ("s3://id:hush@bucket", "before an @"),
+        ("s3://bucket?secret_access_key=hush", "carries 'secret_access_key'"),
+        ("s3://bucket,gs://other", "'gs://other' is a second place"),
+        ("s3://bucket,after-sise=1GB", "unknown option 'after-sise': .*; did you mean after-size"),
+        ("s3://bucket,colour=red", "unknown option 'colour': after-size, after-age, keep, read-from are possible$"),
+        ("s3://bucket,after-size=-1GB", "after-size: '-1GB' is no size"),
+        ("s3://bucket,after-size=1GB,after-size=2GB", "after-size is there twice"),
+        ("s3://bucket,after-age=1", "after-age: '1' is no duration"),
+        ("s3://bucket,after-age=-1d", "after-age: '-1d' is no duration"),
+        ("s3://bucket,keep=unlimited", "keep: the time until bookies delete"),
+        ("s3://bucket,keep=", "keep: '' is no duration"),
+        ("s3://bucket,read-from=tape", "read-from: 'tape' is neither bookies nor objects"),
+    ],
+)
+def test_a_bad_offload_policy_is_refused_with_what_to_write(text: str, says: str) -> None:
+    with pytest.raises(BadValueError, match=says) as refused:
+        offload_body(text)
+    assert "hush" not in str(refused.value)

@@ -31,6 +31,7 @@ SAMPLES: dict[str, Any] = {
     "bookie_id": "bookie-1",
     "name": "repair-1",
     "rack": "east",
+    "tiered.url": "s3://archive/cepheid?region=eu-west-1",
 }
 """Text of a certain form, and what has to fit to other settings. All else follows from the type and the bounds."""
 

@@ -25,11 +25,13 @@ from cepheid_metadata import (
     LedgerMetadata,
     MemoryStore,
     MemoryTree,
+    PageLimits,
     Position,
-    chain_records,
     ledger_records,
     list_ledgers,
+    read_chain,
 )
+from cepheid_metadata.chain_pages import LIMITS
 from cepheid_ports import Ports
 from cepheid_rpc import Buffer, EntryGroup
 from cepheid_wire import TopicName
@@ -108,6 +110,7 @@ class TopicWorld:
     settings: ManagedLedgerSettings
     segments: MemorySegments = field(default_factory=MemorySegments)
     brokers: list[Broker] = field(default_factory=list)
+    page_limits: PageLimits = LIMITS
 
     def broker(
         self,
@@ -125,13 +128,15 @@ class TopicWorld:
         tail_cache = TailCache(cache_bytes)
         ports = Ports(wall_ms=self.clock, random=random.Random(seed))
         segments = self.segments if with_segments else None
-        ledgers = ManagedLedgers(client, store, tail_cache, settings or self.settings, ports, segments=segments)
+        ledgers = ManagedLedgers(
+            client, store, tail_cache, settings or self.settings, ports, segments=segments, page_limits=self.page_limits
+        )
         broker = Broker(ledgers, client, store, tail_cache)
         self.brokers.append(broker)
         return broker
 
     async def chain(self, topic: TopicName = TOPIC) -> Chain:
-        found = await chain_records(MemoryStore(self.tree)).get(topic)
+        found = await read_chain(MemoryStore(self.tree), topic)
         assert found is not None, f"{topic} has no chain"
         return found.record
 
@@ -147,8 +152,10 @@ class TopicWorld:
 
 
 @contextlib.asynccontextmanager
-async def topic_world(*bookies: str, settings: ManagedLedgerSettings = SETTINGS) -> AsyncIterator[TopicWorld]:
-    world = TopicWorld(MemoryCluster(*(bookies or ("a",))), MemoryTree(), Clock(), settings)
+async def topic_world(
+    *bookies: str, settings: ManagedLedgerSettings = SETTINGS, page_limits: PageLimits = LIMITS
+) -> AsyncIterator[TopicWorld]:
+    world = TopicWorld(MemoryCluster(*(bookies or ("a",))), MemoryTree(), Clock(), settings, page_limits=page_limits)
     try:
         yield world
     finally:

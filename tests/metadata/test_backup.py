@@ -15,6 +15,7 @@ from cepheid_metadata import (
     BundleOwner,
     Chain,
     ChainLedger,
+    CorruptRecordError,
     CursorRecord,
     DeletedLedgers,
     Found,
@@ -25,7 +26,10 @@ from cepheid_metadata import (
     MemoryTree,
     MetadataStore,
     NewerFormatError,
+    OffloadedLedger,
+    PageLimits,
     Position,
+    StoredChain,
     UnfinishedRestoreError,
     Versioned,
     available_bookies,
@@ -37,9 +41,11 @@ from cepheid_metadata import (
     found_cluster,
     keys,
     ledger_records,
+    read_chain,
 )
 from cepheid_metadata.backup import MetadataBackup
 from cepheid_metadata.backup_format import BackupDamagedError, BackupSummary, backup_entries, check_backup
+from cepheid_metadata.chain_pages import changes, page_deletes, split
 from cepheid_metadata.restore import LEDGER_VERSION_MARGIN, RestoreRefusedError, restore_metadata
 from cepheid_metadata.restored_metadata import ID_MARGIN
 from cepheid_ports import Ports
@@ -50,6 +56,7 @@ from tests.metadata.test_deleted_ledgers import closed
 TOPIC = TopicName("persistent", NamespaceName("public", "default"), "orders")
 INCARNATION = "c0ffee"
 HOUR_MS = 3_600_000
+PAGES = PageLimits(record_ledgers=3, page_ledgers=2)
 
 
 def ledger(ledger_id: int, *, use: str = "entries", epoch: int = 1, is_open: bool = False) -> LedgerMetadata:
@@ -87,6 +94,21 @@ async def fill(store: MetadataStore) -> None:
     await store.create(keys.schemas_key(TOPIC), b'{"history": 1}')
     await store.create(keys.schema_part_key(TOPIC, "f00d", 0), b"\x00\xff")
     await DeletedLedgers(store).delete(Found(ledger(4), 0), 1000, HOUR_MS)
+
+
+async def fill_pages(store: MetadataStore) -> None:
+    """The topic gets 12 more ledgers, its chain gets pages. The first of all is only in an object store."""
+    found = await read_chain(store, TOPIC)
+    assert found is not None
+    for ledger_id in range(10, 22):
+        await ledger_records(store).create(ledger_id, ledger(ledger_id))
+    more = tuple(ChainLedger(ledger_id=one, entries=10) for one in range(10, 22))
+    gone = ChainLedger(ledger_id=5, entries=10)
+    copy = OffloadedLedger(url="s3://b/5", started_at_ms=1, complete=True, on_bookies=False)
+    ended = tuple(one.replace(entries=10) if one.is_open else one for one in found.record.ledgers)
+    after = found.record.replace(ledgers=(gone, *ended, *more), offloaded={5: copy})
+    before = StoredChain(found.record, found.record)
+    await store.multi(changes(keys.chain_key(TOPIC), found.version, before, split(after, before, PAGES)))
 
 
 async def backup_of(store: MetadataStore) -> list[bytes]:
@@ -310,3 +332,36 @@ async def test_a_restore_that_was_cut_off_is_continued_by_the_same_backup_only(m
         await restored(await backup_of(other), store)
     await restored(lines, store)
     assert (await everything(store)).keys() >= (await everything(source)).keys()
+
+
+async def test_the_pages_of_a_chain_and_the_ledgers_in_them_come_back() -> None:
+    store, other = MemoryStore(MemoryTree()), MemoryStore(MemoryTree())
+    await fill(store)
+    await fill_pages(store)
+    lines = await backup_of(store)
+    summary = await restored(lines, other)
+    assert (summary.topics, summary.missing_ledgers) == (1, ())
+    before, after = await read_chain(store, TOPIC), await read_chain(other, TOPIC)
+    assert before is not None
+    assert after is not None
+    assert after.record == before.record
+    for each in after.record.ledgers[1:]:
+        assert await ledger_records(other).exists(each.ledger_id)
+    # An owner can go on: pages of a restored chain have the version that a keeper deletes.
+    record = (await chain_records(other).get(TOPIC)).record  # type: ignore[union-attr]
+    deletes = page_deletes(keys.chain_key(TOPIC), StoredChain(after.record, record))
+    assert len(deletes) > 3
+    await other.multi(deletes)
+
+
+async def test_a_chain_whose_page_is_lost_is_kept_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    store, other = MemoryStore(MemoryTree()), MemoryStore(MemoryTree())
+    await fill(store)
+    await fill_pages(store)
+    await store.delete(keys.chain_page_key(keys.chain_key(TOPIC), 1), 0)
+    await restored(await backup_of(store), other)
+    assert "backup.record_unreadable" in [record.message for record in caplog.records]
+    assert await chain_records(other).get(TOPIC) is not None
+    assert await ledger_records(other).exists(11)  # like ledgers that nothing names
+    with pytest.raises(CorruptRecordError):
+        await read_chain(other, TOPIC)

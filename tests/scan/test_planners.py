@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 import timeit
@@ -11,6 +12,10 @@ from dataclasses import replace
 
 import pytest
 
+from cepheid_metadata import PageLimits, StoredChain, keys, read_chain
+from cepheid_metadata.chain_pages import changes, split
+from cepheid_metadata.open_store import open_store
+from cepheid_ports import Ports
 from cepheid_scan import (
     BadOptionError,
     HistoryPlan,
@@ -30,6 +35,7 @@ from cepheid_scan.open_planner import open_planner
 from cepheid_scan.plan_lookup import find_ledger
 from cepheid_scan.planner import Planner
 from cepheid_scan.splits import TopicRange, cut_ranges
+from cepheid_wire import TopicName
 from tests.scan.scan_cluster import ADMIN, FULL, ScanCluster, ask_raw, running_cluster
 
 
@@ -243,6 +249,42 @@ def test_what_became_of_ledgers_that_left_a_chain(world: ScanCluster, planner: P
     assert planner.gone_ledgers(f"{FULL}/another", incarnation, range(empty, head)) == {}
     eventually(lambda: planner.deleted_ledger_end(written) == 3)
     assert planner.gone_ledgers(f"{FULL}/{topic}", incarnation, range(empty, head)) == {written: 3}, "it is deleted by now"
+
+
+def test_a_chain_in_pages_is_planned_like_one_in_a_record(world: ScanCluster) -> None:
+    for number in range(7):
+        world.publish("paged", [b"a"] * (number + 1))
+        world.unload("paged")
+    with closing(open_planner(world.by_zookeeper)) as planner:
+        before = planner.plan([f"{FULL}/paged"]).topics[0]
+    assert [ledger.last_entry_id for ledger in before.ledgers] == list(range(7))
+    cut_into_pages(world, "paged")
+    with closing(open_planner(world.by_zookeeper)) as planner:
+        assert planner.plan([f"{FULL}/paged"]).topics[0] == before
+    with closing(open_planner(world.source())) as planner:
+        assert [ledger.ledger_id for ledger in planner.plan([f"{FULL}/paged"]).topics[0].ledgers][:7] == [
+            ledger.ledger_id for ledger in before.ledgers
+        ]
+    assert len(world.admin.request("GET", f"{ADMIN}/paged/internal-info")["ledgers"]) >= 7
+
+
+def cut_into_pages(world: ScanCluster, topic: str) -> None:
+    """Of a topic that no broker serves now."""
+    name = TopicName.parse(f"{FULL}/{topic}")
+
+    async def cut() -> None:
+        store = await open_store(world.cluster.metadata_url, Ports())
+        try:
+            found = await read_chain(store, name)
+            assert found is not None
+            stored = StoredChain(found.record, found.record)
+            after = split(found.record, stored, PageLimits(record_ledgers=1, page_ledgers=2, plain_ledgers=2))
+            assert len(after.pages) == 2
+            await store.multi(changes(keys.chain_key(name), found.version, stored, after))
+        finally:
+            await store.aclose()
+
+    asyncio.run(cut())
 
 
 def test_one_ledger_is_found_again(world: ScanCluster) -> None:

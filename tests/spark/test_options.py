@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
+from pyspark.sql.types import StringType, StructField, StructType
 
-from cepheid_scan import EARLIEST, LATEST, BadOptionError, Edge, MessagePosition, OnBadRecord, ReadMode
-from cepheid_spark.options import OPTIONS, SourceOptions, parse_options
+from cepheid_scan import EARLIEST, LATEST, BadOptionError, Edge, MessagePosition, OnBadRecord, ReadMode, ScanTask, StorageAccess
+from cepheid_spark.options import OPTIONS, SECRETS, SourceOptions, parse_options
+from cepheid_spark.partitions import TaskPartition
+from cepheid_spark.table_options import keep
 
 NEEDED = {"service.url": "pulsar://127.0.0.1:6650", "topics": "t"}
 T = "persistent://public/default/t"
+SPARK_REDACTS = "(?i)secret|password|token|access[.]?key"  # the default of spark.redaction.regex
 
 
 def parse(streaming: bool = False, **options: str) -> SourceOptions:
@@ -52,7 +57,6 @@ def test_a_name_far_from_all_gets_the_list_of_options() -> None:
         "encode",
         "onTooLarge",
         "producer.batching",
-        "storage.region",
         "authPlugin",
         "tlsTrustCerts",
     ],
@@ -286,3 +290,28 @@ def test_a_token_comes_from_the_environment_or_a_file_and_shows_nowhere(tmp_path
     assert "hush" not in refusal({**NEEDED, "token": "hush-3", "tokenFile": "x"})
     assert "no variable" in refusal({**NEEDED, "tokenEnv": "CEPHEID_NO_SUCH"})
     assert "cannot read" in refusal({**NEEDED, "tokenFile": str(tmp_path / "none")})
+
+
+def test_credentials_of_the_object_store_show_nowhere() -> None:
+    given = {"storage.accessKey": "hush-1", "storage.secretKey": "hush-2", "storage.sessionToken": "hush-3", "storageRegion": "eu"}
+    options = parse(**given)
+    assert options.storage == StorageAccess("hush-1", "hush-2", "hush-3", None, "eu")
+    spec = options.spec(("value",))
+    assert spec.storage == options.storage, "tasks have them"
+    partition = TaskPartition(ScanTask((), ()), spec)
+    assert not [text for text in (repr(options), repr(spec), repr(partition), repr(options.request(("value",)))) if "hush" in text]
+    assert all(re.search(SPARK_REDACTS, name) for name in SECRETS), "Spark shows them in its event log"
+
+
+@pytest.mark.parametrize("lacking", ["storageAccessKey", "storageSecretKey"])
+def test_half_of_the_credentials_are_refused(lacking: str) -> None:
+    whole = {"storageAccessKey": "hush", "storageSecretKey": "hush", "storageSessionToken": "hush"}
+    message = refusal({**NEEDED, **{name: text for name, text in whole.items() if name != lacking}})
+    assert "storageSecretKey" in message
+    assert "hush" not in message
+
+
+@pytest.mark.parametrize("name", ["storage.secretKey", "STORAGEACCESSKEY", "storage.session.token"])
+def test_no_credentials_are_written_into_a_catalog(name: str) -> None:
+    with pytest.raises(BadOptionError, match=f"leave {name} out"):
+        keep(StructType([StructField("key", StringType())]), {name: "hush"})

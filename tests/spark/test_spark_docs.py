@@ -103,6 +103,7 @@ def defaults_of(options: SourceOptions) -> dict[str, Any]:
         "verifyChecksum": settings.verify_checksum,
         "chunkLookback": settings.chunk_lookback,
         "freezeGc": options.freeze_gc,
+        "preferBookies": settings.prefer_bookies,
     }
 
 

@@ -8,5 +8,15 @@ from cepheid_tiered.segment import (
     SegmentStore,
     SegmentSummary,
 )
+from cepheid_tiered.store_location import StoreLocation, StoreLocationError
 
-__all__ = ["DamagedSegmentError", "NoSuchSegmentError", "SegmentError", "SegmentReader", "SegmentStore", "SegmentSummary"]
+__all__ = [
+    "DamagedSegmentError",
+    "NoSuchSegmentError",
+    "SegmentError",
+    "SegmentReader",
+    "SegmentStore",
+    "SegmentSummary",
+    "StoreLocation",
+    "StoreLocationError",
+]

@@ -39,6 +39,13 @@ class StoreRefusedError(SegmentError):
     """The object store answered, and refuses: no such bucket, no permission, another region."""
 
 
+class NewerSegmentError(SegmentError):
+    """An object in a format of a later release."""
+
+    retriable = False
+    hint = "upgrade this process"
+
+
 @dataclass(frozen=True, slots=True)
 class StoreUrl:
     """A URL in its parts. `key` has no slash at its begin; for file:// it is the path below `/`."""

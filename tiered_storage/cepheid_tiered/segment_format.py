@@ -28,7 +28,8 @@ import pyarrow.parquet as pq
 from cepheid_decode import SchemaVersion
 from cepheid_decode.columns import MESSAGE_COLUMNS
 from cepheid_ports import CepheidError
-from cepheid_tiered.segment import DamagedSegmentError, SegmentError
+from cepheid_tiered.object_store import NewerSegmentError
+from cepheid_tiered.segment import DamagedSegmentError
 
 FORMAT_VERSION = 1
 ROW_GROUP_ENTRY_BYTES = 8 << 20
@@ -70,13 +71,6 @@ FROM_DECODER = tuple(name for name in COLUMNS if name not in ("entry_id", "raw_e
 _WITHOUT_STATISTICS = ("raw_entry", "value", "properties", "ordering_key", "key_bytes", ERROR)
 _IN_DELTAS = ("entry_id", "batch_index", "sequence_id")
 _PLAIN = ("raw_entry", "value")
-
-
-class NewerSegmentError(SegmentError):
-    """An object in a format of a later release."""
-
-    retriable = False
-    hint = "upgrade this process"
 
 
 def file_names(typed: Sequence[pa.Field]) -> dict[str, str]:

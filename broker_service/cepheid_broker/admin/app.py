@@ -35,6 +35,8 @@ from cepheid_broker.admin.namespace_properties import namespace_properties
 from cepheid_broker.admin.namespace_topics import namespace_topics
 from cepheid_broker.admin.namespaces import namespaces
 from cepheid_broker.admin.non_persistent import non_persistent_partitions, non_persistent_stats, non_persistent_topics
+from cepheid_broker.admin.offload_calls import offload_calls
+from cepheid_broker.admin.offload_thresholds import offload_thresholds
 from cepheid_broker.admin.openapi import complete
 from cepheid_broker.admin.partitions import partitions
 from cepheid_broker.admin.permissions import permissions
@@ -46,6 +48,7 @@ from cepheid_broker.admin.replication_clusters import replication_clusters
 from cepheid_broker.admin.schemas import schemas
 from cepheid_broker.admin.stats import stats
 from cepheid_broker.admin.subscriptions import subscriptions
+from cepheid_broker.admin.tiered import tiered
 from cepheid_broker.admin.topic_ends import topic_ends
 from cepheid_broker.admin.topic_properties import topic_properties
 from cepheid_broker.admin.topics import topics
@@ -74,6 +77,7 @@ ROUTERS = (
     partitions,
     topic_properties,
     topic_ends,
+    offload_calls,
     schemas,
     non_persistent_topics,
     non_persistent_partitions,
@@ -84,6 +88,7 @@ ROUTERS = (
     repair,
     upgrade,
     why,
+    tiered,
     brokers,  # after health: {cluster} would take its names
     bookies,
     clusters,
@@ -93,6 +98,7 @@ ROUTERS = (
     replication_clusters,
     namespace_policies,
     namespace_backlog_quotas,
+    offload_thresholds,
     namespace_properties,
     namespace_topics,  # its {bundle} would take the names of policies
     topic_policies,

@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from cepheid_broker.topics import PersistentTopic
 from cepheid_ports.prometheus import Family, Sample, counter, gauge
 
 if TYPE_CHECKING:
     from cepheid_broker.admin.connection_limits import AdminServerStatistics
     from cepheid_broker.broker import Broker
+    from cepheid_broker.broker_segments import SegmentStatistics
     from cepheid_ledger import BookieStates, ChannelStatistics, EnsembleChangeStatistics
     from cepheid_managed_ledger import TailCacheStatistics, UnderReplicatedFigures
 
@@ -98,6 +100,49 @@ def tail_cache_families(cache: TailCacheStatistics) -> Iterator[Family]:
         "counter",
         "Groups that had to go, by reason: too many bytes, or too old.",
         (Sample(cache.evicted_by_size, {"reason": "size"}), Sample(cache.evicted_by_age, {"reason": "age"})),
+    )
+
+
+def segment_families(segments: SegmentStatistics) -> Iterator[Family]:
+    """Object stores as this process uses them."""
+    yield counter("cepheid_offload_ledgers_total", "Ledgers uploaded to object stores.", segments.uploads)
+    yield counter("cepheid_offload_bytes_total", "Bytes of entries uploaded to object stores.", segments.uploaded_bytes)
+    yield counter("cepheid_offload_object_bytes_total", "Bytes of the objects that were uploaded.", segments.object_bytes)
+    yield Family(
+        "cepheid_offload_failures_total",
+        "counter",
+        "Requests to object stores that failed, by kind.",
+        tuple(Sample(count, {"kind": kind}) for kind, count in segments.failures.items()),
+    )
+    yield counter("cepheid_offload_reads_total", "Reads that were answered from objects.", segments.reads)
+    yield counter("cepheid_offload_read_bytes_total", "Bytes of entries read from objects.", segments.read_bytes)
+    yield counter("cepheid_offload_deletions_total", "Objects deleted.", segments.deletions)
+    yield gauge(
+        "cepheid_offload_cache_bytes", "Bytes of entries in the cache of what was read from objects.", segments.cached_bytes
+    )
+
+
+def offload_families(broker: Broker) -> Iterator[Family]:
+    """Open topics whose ledgers are, or are to be, in object stores."""
+    found = [topic.ledger.offload_statistics() for topic in broker.topics.loaded() if isinstance(topic, PersistentTopic)]
+    oldest_ms = max((figures.oldest_due_age_ms or 0 for figures in found), default=0)
+    yield gauge(
+        "cepheid_offload_due_ledgers", "Ledgers that are due to be offloaded and are not.", sum(each.due_ledgers for each in found)
+    )
+    yield gauge(
+        "cepheid_offload_oldest_due_seconds",
+        "Time since the oldest ledger ended that is due to be offloaded and is not.",
+        oldest_ms / 1000,
+    )
+    yield gauge(
+        "cepheid_offload_failing_topics",
+        "Topics whose last attempt to offload failed.",
+        sum(each.last_error is not None for each in found),
+    )
+    yield gauge(
+        "cepheid_offload_waiting_deletions",
+        "Objects of removed ledgers that wait to be deleted.",
+        sum(each.waiting_object_deletions for each in found),
     )
 
 

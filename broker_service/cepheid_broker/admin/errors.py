@@ -33,6 +33,7 @@ from cepheid_broker.errors import (
     TopicNotFoundError,
 )
 from cepheid_broker.ownership import NotOwnerError, PeerUnreachableError, RemoteRefusedError
+from cepheid_managed_ledger import NoObjectStoreError, OffloadOffError, OffloadRunningError
 from cepheid_metadata import (
     BadVersionError,
     InvalidNameError,
@@ -140,6 +141,9 @@ HTTP_STATUSES: dict[type[CepheidError], HTTPStatus] = {
     BadVersionError: HTTPStatus.CONFLICT,
     NotEmptyError: HTTPStatus.CONFLICT,
     SessionLostError: HTTPStatus.SERVICE_UNAVAILABLE,
+    OffloadRunningError: HTTPStatus.CONFLICT,
+    OffloadOffError: HTTPStatus.PRECONDITION_FAILED,
+    NoObjectStoreError: HTTPStatus.PRECONDITION_FAILED,
     RestoreNotReportedError: HTTPStatus.SERVICE_UNAVAILABLE,
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING, Any
 
 from cepheid_broker.publishing import sequence_ids_of
@@ -27,8 +27,10 @@ def internal_stats(
     pending_entries: int,
     last_ledger_created_at_ms: int,
     ledger_metadata: Mapping[int, str],
+    offloaded: Container[int] = (),
 ) -> dict[str, Any]:
     """By cursor `acked`, what it has acknowledged above its mark-delete position, and `read_positions`, where delivery goes on.
+    `offloaded`: ledgers with a complete copy in an object store.
 
     Tools compute from the ledgers how much to offload: in order, with their sizes, the open one last with entries and size 0."""
     return {
@@ -43,7 +45,10 @@ def internal_stats(
         "lastConfirmedEntry": str(figures.last_confirmed),
         "state": _STATES[figures.state] if figures.lacking is None else "ClosedLedger",
         **({} if figures.lacking is None else {"notPublishing": figures.lacking}),
-        "ledgers": [_ledger(recorded, ledger_metadata.get(recorded.ledger_id)) for recorded in figures.ledgers],
+        "ledgers": [
+            _ledger(recorded, ledger_metadata.get(recorded.ledger_id), recorded.ledger_id in offloaded)
+            for recorded in figures.ledgers
+        ],
         "cursors": {
             name: _cursor(cursor, figures, acked_ranges(acked.get(name, {})), read_positions.get(name))
             for name, cursor in figures.cursors.items()
@@ -74,12 +79,12 @@ def acked_ranges(acked: Mapping[int, BitMap]) -> list[str]:
     return ranges
 
 
-def _ledger(recorded: ChainLedger, metadata: str | None) -> dict[str, Any]:
+def _ledger(recorded: ChainLedger, metadata: str | None, offloaded: bool) -> dict[str, Any]:
     return {
         "ledgerId": recorded.ledger_id,
         "entries": recorded.entries or 0,
         "size": recorded.size_bytes,
-        "offloaded": False,
+        "offloaded": offloaded,
         "underReplicated": False,
         "properties": {},
         **({} if metadata is None else {"metadata": metadata}),

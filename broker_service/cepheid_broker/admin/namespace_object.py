@@ -14,6 +14,7 @@ from cepheid_broker.admin.backlog_quotas import FIELDS, QuotaType, quota_policy,
 from cepheid_broker.admin.bundles import bundles_data
 from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.errors import BadRequestError, NotServedError
+from cepheid_broker.admin.offload_thresholds import OLD_MEMBERS, old_members, with_old_members
 from cepheid_broker.admin.policy_change import check_consistent
 from cepheid_broker.admin.policy_table import POLICIES, PolicyKind
 from cepheid_broker.admin.policy_values import BacklogQuotaBody
@@ -37,8 +38,6 @@ _NOT_SET: dict[str, Any] = {
     "latency_stats_sample_rate": {},
     "encryption_required": False,
     "subscription_auth_mode": "None",
-    "offload_threshold": -1,
-    "offload_threshold_in_seconds": -1,
     "schema_compatibility_strategy": "UNDEFINED",
     "schema_validation_enforced": False,
     "subscription_types_enabled": [],
@@ -73,7 +72,9 @@ class NamespaceBody(BaseModel):
 async def new_namespace(context: AdminContext, body: NamespaceBody) -> NamespaceRecord:
     """With defaults where the body says nothing. Raises BadRequestError, PreconditionError, NotServedError."""
     extra = body.model_extra or {}
-    unserved = sorted(name for name, value in extra.items() if name not in _MEMBERS and not _holds_anyway(name, value))
+    unserved = sorted(
+        name for name, value in extra.items() if name not in (*_MEMBERS, *OLD_MEMBERS) and not _holds_anyway(name, value)
+    )
     if unserved:
         raise NotServedError(f"Policies not served yet: {', '.join(unserved)[:500]}")
     fields: dict[str, Any] = {FIELDS[kind]: quota_policy(kind, quota) for kind, quota in (body.backlog_quota_map or {}).items()}
@@ -81,6 +82,8 @@ async def new_namespace(context: AdminContext, body: NamespaceBody) -> Namespace
         if name in _MEMBERS and value is not None and value != _NOT_SET.get(name):
             kind = _MEMBERS[name][0]
             fields[kind.field] = await _decoded(context, name, value)
+    if (offload := with_old_members(fields.get("offload"), extra)) is not None:
+        fields["offload"] = offload
     record = NamespaceRecord(
         bundles=_bundle_count(body.bundles or BundlesBody()),
         replication_clusters=tuple(body.replication_clusters or (context.cluster,)),
@@ -115,6 +118,7 @@ def namespace_object(record: NamespaceRecord, broker: TopicPolicies) -> dict[str
         "backlog_quota_map": quotas_json(record),
         "is_allow_auto_update_schema": broker.schema_auto_update,
     }
+    found |= old_members(record.offload)
     for name, (kind, _) in _MEMBERS.items():
         if (value := getattr(record, kind.field)) is not None:
             found[name] = kind.encode(value)

@@ -49,7 +49,7 @@ def _add_read(router: APIRouter, level: Level, kind: PolicyKind, path: PathOf) -
 
     async def read(noun: Any = noun_of, is_global: bool = level.is_global, applied: bool = applied_of) -> Response:
         value = None if is_global else getattr(await level.record(noun), kind.field)
-        if value is not None:
+        if value is not None and not (applied and kind.by_field):
             return JSONResponse(kind.encode(value))
         if path.unset is IN_FORCE or (applied and not is_global):
             return JSONResponse(kind.applied(await level.in_force(noun)))
@@ -115,7 +115,7 @@ def _add_remove(router: APIRouter, level: Level, kind: PolicyKind, path: PathOf)
         await level.change(noun, {kind.field: None})
 
     router.add_api_route(
-        f"/{path.word}",
+        f"/{path.removed_at or path.word}",
         remove,
         methods=["DELETE"],
         status_code=NO_CONTENT,

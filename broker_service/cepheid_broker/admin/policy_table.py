@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from cepheid_broker.admin import offload_values
 from cepheid_broker.admin import policy_values as values
 from cepheid_broker.admin.errors import BadRequestError, NotAcceptableError, PreconditionError
 from cepheid_broker.policies import SchemaCompatibility, TopicPolicies
@@ -42,6 +43,8 @@ class PathOf:
     """What GET answers when nobody set it. None: 204, which clients read as "not set"; IN_FORCE: the broker's own value."""
     decoded_twice: bool = False
     """The topic's name in the path, against the custom of all others (docs/reference/behaviours.md §3)."""
+    removed_at: str | None = None
+    """Where DELETE is, if not at the same word."""
     in_query: str | None = None
     """The query parameter that carries the value, where there is no body."""
 
@@ -63,6 +66,8 @@ class PolicyKind:
     """None: the field of the same name."""
     check: Callable[[AdminContext, Any], Awaitable[None]] = nothing_to_check
     null_clears: bool = False
+    by_field: bool = False
+    """What is in force may be put together of several levels, so that what one level says is not all of it."""
 
     @property
     def has_in_force(self) -> bool:
@@ -294,5 +299,18 @@ POLICIES: tuple[PolicyKind, ...] = (
         topic=PathOf(word="maxMessageSize"),
         decode=values.number,
         check=check_message_size,
+    ),
+    PolicyKind(
+        field="offload",
+        title="when ended ledgers are copied to an object store, and which; a field that is absent is the level's above",
+        body=offload_values.OffloadPoliciesBody,
+        namespace=PathOf(word="offloadPolicies", removed_at="removeOffloadPolicies"),
+        topic=PathOf(word="offloadPolicies"),
+        member="offload_policies",
+        decode=offload_values.offload_policy,
+        encode=offload_values.offload_policy_json,
+        in_force=offload_values.offload_in_force,
+        check=offload_values.check_offload_possible,
+        by_field=True,
     ),
 )

@@ -128,4 +128,6 @@ def backlog_families(broker: Broker) -> Iterator[Family]:
     lacking = sum(topic.lacking is not None for topic in broker.managed_ledgers.opened.values())
     text = "Topics that take no messages: too few bookies are writable for a ledger."
     yield gauge("cepheid_broker_topics_without_open_ledger", text, lacking)
+    near = sum(topic.near_limit is not None for topic in broker.managed_ledgers.opened.values())
+    yield gauge("cepheid_broker_topics_near_limit", "Topics that come near a limit of their metadata, like 100,000 ledgers.", near)
     yield gauge("cepheid_broker_entry_counts_bytes", "Memory for sizes and message counts of entries.", counts.used_bytes)

@@ -17,13 +17,15 @@ from cepheid_broker.admin.part_calls import Ask, on_parts
 from cepheid_broker.admin.path_names import TopicPath
 from cepheid_broker.admin.summed_stats import summed_stats
 from cepheid_broker.admin.topic_access import open_topic, require_plain
-from cepheid_broker.admin.topic_stats import Holes, StoredFigures, topic_stats
+from cepheid_broker.admin.topic_stats import Holes, OffloadFigures, StoredFigures, topic_stats
 from cepheid_broker.topics import MeasuredBacklog, Topic, measure_backlog
 from cepheid_metadata import ledger_records, topic_records
 from cepheid_wire import TopicName
 
 if TYPE_CHECKING:
     from pyroaring import BitMap
+
+    from cepheid_managed_ledger import ManagedLedger
 
 _MEASURED_IN_ONE_GO = 50  # subscriptions: some 2 ms of the loop
 
@@ -123,7 +125,18 @@ async def _stored(context: AdminContext, topic: Topic, request: Request, *, prec
         },
         asked_for_earliest=oldest,
         not_publishing=None if ledger.lacking is None else str(ledger.lacking),
+        offload=_offload(ledger),
         not_saving=None if ledger.not_saving is None else str(ledger.not_saving),
+        near_limit=ledger.near_limit,
+    )
+
+
+def _offload(ledger: ManagedLedger) -> OffloadFigures:
+    chain, figures = ledger.chain, ledger.offload_statistics()
+    copies = [(found.completed_at_ms, ledger_id) for ledger_id, found in (chain.offloaded or {}).items() if found.complete]
+    completed_at_ms, ledger_id = max(copies, default=(0, 0))
+    return OffloadFigures(
+        figures.size_bytes, ledger_id, max(completed_at_ms, figures.last_success_at_ms), figures.last_failure_at_ms
     )
 
 
@@ -165,4 +178,5 @@ async def _internal(context: AdminContext, name: TopicName, *, metadata: bool = 
         pending_entries=sum(producer.pending_entries for producer in topic.producers.values()),
         last_ledger_created_at_ms=0 if last is None else last.record.created_at_ms,
         ledger_metadata=described,
+        offloaded={ledger_id for ledger_id, found in (ledger.chain.offloaded or {}).items() if found.complete},
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Annotated, Any
+from uuid import NAMESPACE_URL, uuid5
 
 from fastapi import APIRouter
 
@@ -18,11 +19,12 @@ from cepheid_metadata import (
     ChainLedger,
     CursorRecord,
     Found,
+    OffloadedLedger,
     Position,
     TopicRecord,
-    chain_records,
     cursor_records,
     list_cursors,
+    read_chain,
     topic_records,
 )
 from cepheid_ports import iso_time
@@ -111,7 +113,7 @@ async def _replace(context: AdminContext, topic: TopicName, found: Found[TopicRe
 
 async def _managed_ledger_info(context: AdminContext, topic: TopicName, record: TopicRecord) -> dict[str, Any]:
     """`ManagedLedgerInfo` (docs/reference/shapes.md §4)."""
-    found = await chain_records(context.store).get(topic)
+    found = await read_chain(context.store, topic)
     chain, version = (None, 0) if found is None else found  # nobody has opened it yet
     cursors: dict[str, Any] = {}
     for name in await list_cursors(context.store, topic):
@@ -121,7 +123,7 @@ async def _managed_ledger_info(context: AdminContext, topic: TopicName, record: 
     return {
         "version": version,
         "creationDate": iso_time(record.created_at_ms),
-        "ledgers": [] if chain is None else [_ledger(each) for each in chain.ledgers],
+        "ledgers": [] if chain is None else [_ledger(each, (chain.offloaded or {}).get(each.ledger_id)) for each in chain.ledgers],
         **_end(chain),
         "properties": record.properties,
         "cursors": cursors,
@@ -134,13 +136,26 @@ def _end(chain: Chain | None) -> dict[str, Any]:
     return {"terminatedPosition": _position(chain.terminated_at)}
 
 
-def _ledger(recorded: ChainLedger) -> dict[str, Any]:
+def _ledger(recorded: ChainLedger, copy: OffloadedLedger | None) -> dict[str, Any]:
+    """`offloadedContextUuid` is there for each attempt, as in Pulsar; `object` is ours."""
     return {
         "ledgerId": recorded.ledger_id,
         "entries": recorded.entries or 0,
         "size": recorded.size_bytes,
         "timestamp": recorded.closed_at_ms,
-        "isOffloaded": False,
+        "isOffloaded": copy is not None and copy.complete,
+        **({} if copy is None else {"offloadedContextUuid": str(uuid5(NAMESPACE_URL, copy.url)), "object": _object(copy)}),
+    }
+
+
+def _object(copy: OffloadedLedger) -> dict[str, Any]:
+    return {
+        "url": copy.url,
+        "complete": copy.complete,
+        "size": copy.object_bytes,
+        "startedAt": copy.started_at_ms,
+        "completedAt": copy.completed_at_ms,
+        "onBookies": copy.on_bookies,
     }
 
 

@@ -4,8 +4,9 @@
 counted them), `backlogAgeSeconds` (of the oldest message), and `backlogExact`: whether `backlogSize` leaves out what lies behind
 the mark-delete position and is acknowledged. `msgBacklog` is always exact; asking for a precise backlog makes the others so.
 `notPublishing` and `notSaving` say why nothing can be published, and why acknowledgements are not saved; absent: they are.
+`nearLimit` says which limit of its metadata a topic comes near; absent: none.
 
-What this broker does not have (offloading, replication, transactions, compaction …) has its field with the value that means none:
+What this broker does not have (replication, transactions, compaction …) has its field with the value that means none:
 clients and dashboards read them without asking whether they are there.
 """
 
@@ -31,6 +32,16 @@ class Holes:
 
 
 @dataclass(frozen=True, slots=True)
+class OffloadFigures:
+    """Of ledgers with a complete copy in an object store: bytes of their entries, and the newest copy. 0: none, never."""
+
+    size_bytes: int = 0
+    last_ledger_id: int = 0
+    last_success_at_ms: int = 0
+    last_failure_at_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class StoredFigures:
     """What statistics need of a topic besides its figures: its managed ledger, records, policies, and measured backlogs."""
 
@@ -44,10 +55,13 @@ class StoredFigures:
     backlogs: Mapping[str, MeasuredBacklog] = field(default_factory=dict)
     holes: Mapping[str, Holes] = field(default_factory=dict)
     asked_for_earliest: bool = False
+    offload: OffloadFigures = field(default_factory=OffloadFigures)
     not_publishing: str | None = None
     """Why the topic has no ledger to append to."""
     not_saving: str | None = None
     """Why acknowledgements could not be saved when that was tried last."""
+    near_limit: str | None = None
+    """Which limit of its metadata the topic comes near."""
 
 
 def topic_stats(figures: TopicFigures, stored: StoredFigures, *, publishers: bool = True, consumers: bool = True) -> dict[str, Any]:
@@ -74,6 +88,10 @@ def topic_stats(figures: TopicFigures, stored: StoredFigures, *, publishers: boo
         "backlogQuotaLimitTime": -1 if policies.age_quota is None else policies.age_quota.limit,
         "publishers": [_publisher(producer) for producer in figures.producers] if publishers else [],
         "msgChunkPublished": figures.has_chunks,
+        "offloadedStorageSize": stored.offload.size_bytes,
+        "lastOffloadLedgerId": stored.offload.last_ledger_id,
+        "lastOffloadSuccessTimeStamp": stored.offload.last_success_at_ms,
+        "lastOffloadFailureTimeStamp": stored.offload.last_failure_at_ms,
         "waitingPublishers": stored.waiting_producers,
         "subscriptions": subscriptions,
         "deduplicationStatus": "Enabled" if policies.deduplication else "Disabled",
@@ -90,6 +108,8 @@ def topic_stats(figures: TopicFigures, stored: StoredFigures, *, publishers: boo
         stats["notPublishing"] = stored.not_publishing
     if stored.not_saving is not None:
         stats["notSaving"] = stored.not_saving
+    if stored.near_limit is not None:
+        stats["nearLimit"] = stored.near_limit
     return stats
 
 
@@ -247,10 +267,6 @@ _NONE_OF_A_TOPIC: dict[str, Any] = {
     "systemTopicBytesInCounter": 0,
     "bytesOutInternalCounter": 0,
     "publishRateLimitedTimes": 0,
-    "offloadedStorageSize": 0,
-    "lastOffloadLedgerId": 0,
-    "lastOffloadSuccessTimeStamp": 0,
-    "lastOffloadFailureTimeStamp": 0,
     "ongoingTxnCount": 0,
     "abortedTxnCount": 0,
     "committedTxnCount": 0,

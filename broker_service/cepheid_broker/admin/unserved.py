@@ -12,14 +12,13 @@ _NAMESPACE = r"/admin/v2/namespaces/[^/]+/[^/]+"
 _NO_RIGHTS = "authentication and authorization do not exist yet: everybody may do everything"
 _NO_CLUSTERS = "there is one cluster: no replication"
 _NO_RATES = "rates are not limited yet"
-_NO_OFFLOAD = "offloading to object stores does not exist yet"
+_NO_SCAN = "`cepheid tiered verify` and `cepheid tiered sweep` compare an object store with the topics"
 _NO_FUNCTIONS = "functions, connectors and packages do not exist"
 
 _REASONS: tuple[tuple[str, str], ...] = (
     (rf"({_TOPIC}|{_NAMESPACE})/permissions(/.*)?", _NO_RIGHTS),
     (rf"{_NAMESPACE}/subscriptionAuthMode", _NO_RIGHTS),
     (rf"({_TOPIC}|{_NAMESPACE})/(compaction|compactionThreshold)", "compaction does not exist yet"),
-    (rf"({_TOPIC}|{_NAMESPACE})/(offload\w*|removeOffloadPolicies)", _NO_OFFLOAD),
     (rf"({_TOPIC}|{_NAMESPACE})/(replication|replicateSubscriptionState|allowedClusters|shadowTopics)", _NO_CLUSTERS),
     (rf"{_TOPIC}/subscription/[^/]+/replicatedSubscriptionStatus", _NO_CLUSTERS),
     (rf"({_TOPIC}|{_NAMESPACE})/(\w*[dD]ispatchRate|publishRate|subscribeRate)", _NO_RATES),
@@ -29,7 +28,7 @@ _REASONS: tuple[tuple[str, str], ...] = (
     (r"/admin/v2/namespaces/(grant|revoke)PermissionsOnTopics", _NO_RIGHTS),
     (rf"{_NAMESPACE}/(properties|property/.*)", "labels of a namespace are set when it is made"),
     (rf"{_NAMESPACE}/schemaAutoUpdateCompatibilityStrategy", "the older word for schemaCompatibilityStrategy"),
-    (rf"{_NAMESPACE}/scanOffloadedLedgers", _NO_OFFLOAD),
+    (rf"{_NAMESPACE}/scanOffloadedLedgers", _NO_SCAN),
     (r"/admin/v2/schemas/.*/metadata", "schemas and their versions have all there is to know"),
     (r"/admin/v2/non-persistent/[^/]+/[^/]+/[^/]+", "lists take the bundle as a parameter: ?bundle="),
     (r"/admin/v2/non-persistent/[^/]+/[^/]+/[^/]+/truncate", "nothing is stored: there is nothing to drop"),

@@ -18,7 +18,7 @@ from cepheid_broker.policies.topic_policies import (
     SchemaCompatibility,
     TopicPolicies,
 )
-from cepheid_broker.settings import BrokerSettings
+from cepheid_broker.settings import BrokerSettings, TieredSettings
 from cepheid_managed_ledger import ManagedLedgerConfig, OffloadConfig, Retention
 from cepheid_metadata import (
     TOPIC_POLICIES,
@@ -85,6 +85,7 @@ def broker_policies(settings: BrokerSettings, ledgers: ManagedLedgerConfig) -> T
         schema_validation_enforced=defaults.schema_validation_enforced,
         encryption_required=defaults.encryption_required,
         inactive_topics=inactive,
+        offload=_offload_of(settings.tiered),
     )
 
 
@@ -100,6 +101,16 @@ def _retention(time_min: int, size_mb: int) -> Retention:
 
 def _quota(limit: int, action: QuotaAction) -> BacklogQuota | None:
     return None if limit < 0 else BacklogQuota(limit, action)
+
+
+def _offload_of(tiered: TieredSettings) -> OffloadConfig:
+    return OffloadConfig(
+        url=tiered.url,
+        after_bytes=tiered.after_bytes,
+        after_ms=-1 if tiered.after_s < 0 else tiered.after_s * 1000,
+        keep_ms=tiered.keep_s * 1000,
+        reads_objects=tiered.read_from == "objects",
+    )
 
 
 def _offload(policy: OffloadPolicy | None, above: OffloadConfig) -> OffloadConfig:

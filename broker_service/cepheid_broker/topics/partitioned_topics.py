@@ -118,7 +118,7 @@ class PartitionedTopics:
     async def create_missing(self, topic: TopicName) -> None:
         """Partitions that were never opened get the subscriptions of partition 0. Raises as `grow`."""
         found = await self._require(topic)
-        chains = chain_records(self._store)
+        chains = chain_records(self._store)  # the records alone: one without ledgers has no pages either
         parts = [topic.partition(index) for index in range(1, found.record.partitions)]
         missed = [part for part in parts if (chain := await chains.get(part)) is None or not chain.record.ledgers]
         await finish(self._tasks, self._prepare_alone(topic, missed), name=f"create partitions of {topic}")

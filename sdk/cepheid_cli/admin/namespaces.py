@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from cepheid_cli.admin.common import DEFAULT_URL, AdminClient, AdminUrl, Namespace, done, print_json, print_lines, sub_app
-from cepheid_cli.admin.policy_words import WORDS, set_policy, unset_policy
+from cepheid_cli.admin.policy_words import WORDS, set_policy, shown_policy, unset_policy
 from cepheid_cli.admin_client import namespace_path, quoted
 from cepheid_wire import check_tenant
 
@@ -74,6 +74,20 @@ def set_(
 ) -> None:
     set_policy(AdminClient(admin_url), namespace_path(namespace), policy, value, of_topic=False)
     done(f"{policy} of {namespace} is {value}")
+
+
+@app.command("get")
+def get(
+    namespace: Namespace,
+    policy: Policy,
+    admin_url: AdminUrl = DEFAULT_URL,
+) -> None:
+    """Print a policy that is set here, in the form that `set` takes or as JSON."""
+    found = shown_policy(AdminClient(admin_url), namespace_path(namespace), policy, of_topic=False)
+    if found is None:
+        done(f"{policy} of {namespace} is not set")
+    else:
+        print(found)
 
 
 @app.command()

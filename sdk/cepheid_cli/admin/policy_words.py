@@ -6,10 +6,12 @@ The same words serve namespaces and topics; where the API's path differs between
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from cepheid_cli.admin.offload_words import offload_body, shown_offload
 from cepheid_cli.admin.units import BadValueError, duration_s, size_bytes, switch
 from cepheid_cli.admin_client import AdminClient
 
@@ -27,6 +29,10 @@ class PolicyWord:
     query: Mapping[str, str] | None = None
     show_path: str = ""
     set_method: str = "POST"
+    show: Callable[[Any], str] | None = None
+    """The way back from the API's value to what `set` takes. None: it is shown as JSON."""
+    namespace_unset_path: str = ""
+    """Where DELETE is on a namespace, if not at `path`."""
     namespace_unset: Any = None
     """What takes it back on a namespace where the API has no DELETE for it."""
 
@@ -143,6 +149,13 @@ WORDS: Mapping[str, PolicyWord] = {
     "subscription-types": PolicyWord("subscriptionTypesEnabled", "Shared,Key_Shared", _types),
     "create-subscriptions": PolicyWord("autoSubscriptionCreation", "on|off", _creation),
     "delayed": PolicyWord("delayedDelivery", "on|off", _delayed),
+    "offload": PolicyWord(
+        "offloadPolicies",
+        "URL,after-size=SIZE,after-age=TIME,keep=TIME,read-from=bookies|objects: s3://bucket/prefix,after-age=1d,keep=1h",
+        offload_body,
+        show=shown_offload,
+        namespace_unset_path="removeOffloadPolicies",
+    ),
     "schema-compatibility": PolicyWord(
         "schemaCompatibilityStrategy", "full|backward|…", _compatibility, set_method="PUT", namespace_unset="UNDEFINED"
     ),
@@ -170,7 +183,21 @@ def unset_policy(admin: AdminClient, base_path: str, name: str, *, of_topic: boo
     if policy.namespace_unset is not None and not of_topic:
         admin.call(policy.set_method, path, {}, policy.namespace_unset)
     else:
+        if policy.namespace_unset_path and not of_topic:
+            path = f"{base_path}/{policy.namespace_unset_path}"
         admin.call("DELETE", path, policy.query or {})
+
+
+def shown_policy(admin: AdminClient, base_path: str, name: str, *, of_topic: bool, in_force: bool = False) -> str | None:
+    """Return what is set, in the form that `set` takes where there is one, else as JSON. None: it is not set there."""
+    policy = word(name)
+    query = {"applied": True} if in_force else {}
+    value = admin.call("GET", f"{base_path}/{policy.show_path or policy.path_for(of_topic=of_topic)}", query)
+    if policy.query is not None and isinstance(value, dict):
+        value = value.get(policy.query["backlogQuotaType"])
+    if value is None:
+        return None
+    return json.dumps(value, indent=2) if policy.show is None else policy.show(value)
 
 
 def shown_policies(admin: AdminClient, base_path: str, *, of_topic: bool) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Annotated, Any
 
 import typer
@@ -19,10 +20,13 @@ from cepheid_cli.admin.common import (
     print_table,
     sub_app,
 )
-from cepheid_cli.admin.policy_words import WORDS, set_policy, shown_policies, unset_policy
-from cepheid_cli.admin.units import position, shown_bytes, shown_duration, time_ms
+from cepheid_cli.admin.policy_words import WORDS, set_policy, shown_policies, shown_policy, unset_policy
+from cepheid_cli.admin.units import BadValueError, position, shown_bytes, shown_duration, time_ms
 from cepheid_cli.admin_client import quoted, topic_parts, topic_path
+from cepheid_ports import CepheidError
 from cepheid_wire import NamespaceName, TopicName
+
+_POLL_S = 0.5
 
 app = sub_app("topics", "Topics: make, look at, change, delete.")
 
@@ -204,11 +208,93 @@ def set_(
     done(f"{policy} of {topic} is {value}")
 
 
+@app.command("get")
+def get(
+    topic: Topic,
+    policy: Policy,
+    in_force: Annotated[
+        bool, typer.Option("--in-force", help="What applies, also if the namespace or the broker says it.")
+    ] = False,
+    admin_url: AdminUrl = DEFAULT_URL,
+) -> None:
+    """Print a policy that is set here, in the form that `set` takes or as JSON."""
+    found = shown_policy(AdminClient(admin_url), topic_path(topic), policy, of_topic=True, in_force=in_force)
+    if found is None:
+        done(f"{policy} of {topic} is not set")
+    else:
+        print(found)
+
+
 @app.command()
 def unset(topic: Topic, policy: Policy, admin_url: AdminUrl = DEFAULT_URL) -> None:
     """Back to the namespace's policy."""
     unset_policy(AdminClient(admin_url), topic_path(topic), policy, of_topic=True)
     done(f"{policy} of {topic} is not set")
+
+
+@app.command()
+def offload(
+    topic: Topic,
+    before: Annotated[
+        str, typer.Option(help="LEDGER:ENTRY of the first message that stays; default: everything that is in ended ledgers.")
+    ] = "",
+    wait: Annotated[bool, typer.Option("--wait", help="Until it is done, or has failed.")] = False,
+    admin_url: AdminUrl = DEFAULT_URL,
+) -> None:
+    """Copy a topic's ended ledgers to the object store of its offload policy now, whatever the policy's thresholds say."""
+    admin = AdminClient(admin_url)
+    parts = topic_parts(admin, topic)
+    if before and len(parts) > 1:
+        raise BadValueError(f"{topic} has {len(parts)} partitions, and --before is a place in one: name that partition")
+    for part in parts:
+        admin.put(f"{topic_path(part)}/offload", position(before) if before else _current_ledger(admin, part))
+    if not wait:
+        done(f"offloading {topic}: cepheid topics offload-status {topic}")
+        return
+    for part in parts:
+        found = admin.get(f"{topic_path(part)}/offload")
+        while found["status"] == "RUNNING":
+            time.sleep(_POLL_S)
+            found = admin.get(f"{topic_path(part)}/offload")
+        if found["status"] != "SUCCESS":
+            raise OffloadFailedError(f"{part}: {_offload_line(found)}")
+        print(f"{part}: {_offload_line(found)}" if len(parts) > 1 else _offload_line(found))
+
+
+@app.command("offload-status")
+def offload_status(topic: Topic, as_json: Json = False, admin_url: AdminUrl = DEFAULT_URL) -> None:
+    """How far the last `cepheid topics offload` is, of each partition."""
+    admin = AdminClient(admin_url)
+    found = {part: admin.get(f"{topic_path(part)}/offload") for part in topic_parts(admin, topic)}
+    if as_json:
+        print_json(next(iter(found.values())) if len(found) == 1 else found)
+        return
+    print_lines(f"{part}: {_offload_line(state)}" if len(found) > 1 else _offload_line(state) for part, state in found.items())
+
+
+class OffloadFailedError(CepheidError):
+    """The owner of the topic gave up."""
+
+    hint = "cepheid tiered status shows what is missing; nothing was deleted from the bookies"
+
+
+def _current_ledger(admin: AdminClient, topic: str) -> dict[str, int]:
+    """The beginning of the ledger that is being written: all that is before it can be offloaded."""
+    last = admin.get(f"{topic_path(topic)}/internalStats")["ledgers"][-1]
+    return {"ledgerId": last["ledgerId"], "entryId": 0, "partitionIndex": -1}
+
+
+def _offload_line(found: dict[str, Any]) -> str:
+    match found["status"]:
+        case "NOT_RUN":
+            return "not asked for since the topic was opened; its policy offloads by itself: cepheid tiered status"
+        case "RUNNING":
+            return "running"
+        case "SUCCESS":
+            first = found.get("firstUnoffloadedMessage")
+            return f"done; the first message that is not offloaded: {_id(first)}" if first else "done; everything is offloaded"
+        case _:
+            return f"failed: {found['lastError']}"
 
 
 def _is_partitioned(admin: AdminClient, topic: str) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from cepheid_metadata import BundleOwner, Chain, Check, Create, CursorRecord, Delete, LedgerMetadata, Op, Put, keys
+from cepheid_metadata import BundleOwner, Check, Create, CursorRecord, Delete, LedgerMetadata, Op, Put, keys
+from tests.simulation.checks.chain_pages import CommittedPages, chain_of_page
 from tests.simulation.checks.cursors import check_retired
 from tests.simulation.checks.history import History
 from tests.simulation.checks.records import LedgerRecordChecks
@@ -20,19 +21,23 @@ class CommitChecks:
         self._repairs = RepairChecks(history)
         self._ledgers = LedgerRecordChecks(history, self._repairs)
         self._topics = TopicRecordChecks(history)
+        self._pages = CommittedPages(history)
         self._owners = OwnerRecordChecks(history)
 
     def on_commit(self, ops: Sequence[Op], process: str) -> None:
         ops = _merged(ops)
         self._repairs.begin(ops, process)
+        self._pages.on_commit(ops)
         deleted_tree = f"{keys.DELETED_LEDGERS_KEY}/"
         for op in sorted(ops, key=lambda op: op.key.startswith(deleted_tree)):  # one that comes back was there until now
             if op.key.startswith(f"{keys.LEDGERS_KEY}/") and op.key not in keys.NOT_LEDGERS:
                 self._on_ledger(op, process)
             elif op.key.startswith(deleted_tree):
                 self._on_deleted_ledger(op)
+            elif chain_of_page(op.key) is not None:
+                continue  # seen with its record
             elif op.key.startswith(f"{keys.CHAINS_KEY}/") and isinstance(op, Create | Put):
-                self._topics.on_chain(op.key, Chain.decode(op.value, op.key), process)
+                self._topics.on_chain(op.key, self._pages.whole(op.key, op.value, process), process)
             elif op.key.startswith(f"{keys.CURSORS_KEY}/") and not isinstance(op, Check):
                 record = None if isinstance(op, Delete) else CursorRecord.decode(op.value, op.key)
                 self._topics.on_cursor(op.key, record)

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cepheid_metadata import Chain, Check, Create, Delete, Op, Put, keys
+from cepheid_metadata import Check, Create, Delete, Op, Put, keys
+from tests.simulation.checks.chain_pages import chain_of_page, whole_chain
 from tests.simulation.checks.history import History
 from tests.simulation.checks.trim import check_not_read
 
@@ -32,9 +33,19 @@ class StoreChecks:
     def asks(self, process: str, ops: Sequence[Op]) -> None:
         """A process begins a write. One that it repeats was decided on before."""
         for op in ops:
-            if isinstance(op, Put) and op.key.startswith(f"{keys.CHAINS_KEY}/") and self._asked.get((process, op.key)) != op:
+            if not isinstance(op, Put) or not op.key.startswith(f"{keys.CHAINS_KEY}/") or chain_of_page(op.key) is not None:
+                continue
+            if self._asked.get((process, op.key)) != op:
                 self._asked[process, op.key] = op
-                check_not_read(self._history, op.key, Chain.decode(op.value, op.key), process)
+                chain = whole_chain(op.key, op.value, lambda key: self._page(key, ops))
+                if chain is not None:  # else another owner has changed it, and this write will be refused
+                    check_not_read(self._history, op.key, chain, process)
+
+    def _page(self, key: str, ops: Sequence[Op]) -> bytes | None:
+        """A page as it would be after a write."""
+        made = next((op.value for op in ops if isinstance(op, Create) and op.key == key), None)
+        node = self._nodes.get(key)
+        return made if made is not None or node is None else bytes(node.value)
 
     def answered(self, process: str, ops: Sequence[Op], results: Sequence[Any]) -> None:
         """A process hears that its write was done: it knows the versions that it made."""

@@ -33,7 +33,21 @@ from cepheid_managed_ledger.cursor_store import CursorStore
 from cepheid_managed_ledger.opening import TakenOver
 from cepheid_managed_ledger.trim import Retention
 from cepheid_managed_ledger.trimmer import Trimmer
-from cepheid_metadata import Chain, ChainLedger, Check, LedgerIds, MetadataStore, Op, Position, Put, StoreUnavailableError, keys
+from cepheid_metadata import (
+    Chain,
+    ChainLedger,
+    ChainPage,
+    Check,
+    Create,
+    LedgerIds,
+    MetadataStore,
+    Op,
+    Position,
+    Put,
+    StoredChain,
+    StoreUnavailableError,
+    keys,
+)
 from cepheid_ports import SteadyClock
 from cepheid_rpc import EntryGroup
 from cepheid_wire import TopicName
@@ -78,6 +92,38 @@ def write_the_chain_again_after_a_conflict() -> Iterator[None]:
         await write(self, ops, **options)
 
     with mock.patch.object(ChainKeeper, "_write", insist):
+        yield
+
+
+@mutant("M7")
+@contextlib.contextmanager
+def forget_the_page_that_has_changed() -> Iterator[None]:
+    """When the ledgers of a page change, only the record is written: a page of this number, it believes, is there already."""
+    changes = chain_keeper.changes
+
+    def forgetful(key: str, version: int, before: StoredChain, after: StoredChain) -> list[Op]:
+        kept = {ledger.ledger_id for page in before.pages for ledger in page.ledgers}
+        ops = changes(key, version, before, after)
+        return [op for op in ops if not isinstance(op, Create) or ChainPage.decode(op.value, key).ledgers[0].ledger_id not in kept]
+
+    with mock.patch.object(chain_keeper, "changes", forgetful):
+        yield
+
+
+@mutant("M3", "M6", "M7")
+@contextlib.contextmanager
+def open_a_chain_without_its_pages() -> Iterator[None]:
+    """An opening takes the record for the whole chain, as a release would that knows no pages."""
+    read = chain_keeper.read_stored_chain
+
+    async def short(store: MetadataStore, topic: TopicName) -> tuple[StoredChain, int] | None:
+        found = await read(store, topic)
+        if found is None:
+            return None
+        record = found[0].record.replace(pages=None)
+        return StoredChain(record, record), found[1]
+
+    with mock.patch.object(chain_keeper, "read_stored_chain", short):
         yield
 
 

@@ -19,9 +19,11 @@ from cepheid_managed_ledger import ManagedLedgerConfig, ManagedLedgers, ManagedL
 from cepheid_metadata import (
     LedgerIds,
     MetadataError,
+    PageLimits,
     SessionState,
     ledger_records,
 )
+from cepheid_metadata.chain_pages import LIMITS
 from cepheid_ports import CepheidError
 from tests.simulation.checks.history import History
 from tests.simulation.checks.ledger import ConnectionsProbe, LedgerClientProbe
@@ -77,6 +79,9 @@ MANAGED_LEDGER_SETTINGS = ManagedLedgerSettings(
 WINDOWS_BYTES = (2 * KIB, 4 * KIB)
 """Of appends, so that a topic whose bookies or metadata are away for seconds refuses some."""
 
+FEW_LEDGERS = PageLimits(record_ledgers=2, page_ledgers=2, plain_ledgers=3)
+"""So that the short chains of worlds are in pages."""
+
 
 class SimBroker:
     """A broker's machine and its process. Workloads use its ledger clients and managed ledgers; clients connect to (name, PORT)."""
@@ -113,6 +118,7 @@ class SimBroker:
         self._directory = directory
         self._loop = asyncio.get_running_loop()
         self.settings = MANAGED_LEDGER_SETTINGS
+        self.page_limits = LIMITS
         self.observed = True  # False: see SimBookie
         self.sessions_lost = 0  # that it heard of
         self.node = Node(name, 0)
@@ -177,6 +183,7 @@ class SimBroker:
             self.settings,
             self.ports,
             segments=None if self._objects is None else segments_of(self._objects, self.ports, history),
+            page_limits=self.page_limits,
         )
         self._opened.append(self.managed_ledgers.aclose)
 

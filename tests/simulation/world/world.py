@@ -25,7 +25,7 @@ from tests.simulation.workloads.topics import TopicWorkload
 from tests.simulation.world.cluster import SimBookie
 from tests.simulation.world.repairs import SHARE, SPARES, Repairs
 from tests.simulation.world.replays import Replays
-from tests.simulation.world.sim_broker import WINDOWS_BYTES, SimBroker
+from tests.simulation.world.sim_broker import FEW_LEDGERS, WINDOWS_BYTES, SimBroker
 from tests.simulation.world.sim_clock import JUMPS_MS
 from tests.simulation.world.sim_objects import SimObjects, some_offload
 from tests.simulation.world.sim_serving import found_cluster
@@ -44,6 +44,8 @@ _SCRUBS = 0.5
 """Of worlds have bookies whose scrubbers run."""
 _OFFLOADS = 0.25
 """Of worlds have an object store. Topics that are used directly are offloaded to it."""
+_PAGES = 0.5
+"""Of worlds have topics whose chains are in pages."""
 _ORDERLY = 0.5
 """Of worlds have brokers that ask whose a topic is; in the others they fight."""
 
@@ -80,8 +82,11 @@ class World(Stage):
         offload = self._some_offload()
         self.build(self.quorums.ensemble_size + spares, brokers, registers=True)
         window_bytes = random.Random(f"{self.seed}/windows").choice(WINDOWS_BYTES)
+        has_pages = random.Random(f"{self.seed}/pages").random() < _PAGES
         for broker in self.brokers.values():
             broker.settings = broker.settings.model_copy(update={"append_window_bytes": window_bytes})
+            if has_pages:
+                broker.page_limits = FEW_LEDGERS
         self.disks_to_lose = self.random.randrange(self.quorums.ack_quorum)  # below Qa in all: every entry keeps a copy
         self._least_ack_quorum = self.disks_to_lose + 1
         if has_repair:

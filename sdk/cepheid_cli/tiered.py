@@ -1,0 +1,99 @@
+"""`cepheid tiered`: what of topics lies in object stores, and what is on its way there (docs/tiered-storage.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from http import HTTPStatus
+from typing import Annotated, Any
+
+import typer
+
+from cepheid_cli.admin.common import DEFAULT_URL, AdminClient, AdminUrl, Json, done, print_json, print_lines, print_table, sub_app
+from cepheid_cli.admin.units import counted, shown_bytes, shown_time
+from cepheid_cli.admin_client import AdminError, quoted, topic_parts
+from cepheid_wire import NamespaceName, TopicName
+
+app = sub_app("tiered", "Tiered storage: topics' old ledgers in object stores.")
+
+_MAX_ASKED = 100
+"""Owners of topics that one `status` asks, each for one topic."""
+
+
+@app.command()
+def status(
+    name: Annotated[
+        str, typer.Argument(help="Namespace (public/default) or topic (orders, persistent://public/default/orders).")
+    ] = "public/default",
+    as_json: Json = False,
+    admin_url: AdminUrl = DEFAULT_URL,
+) -> None:
+    """Show what lies on bookies, in the object store, and in both; what is due; and why it is not there yet."""
+    admin = AdminClient(admin_url)
+    is_namespace = name.count("/") == 1
+    rows = _of_namespace(admin, name) if is_namespace else [_of_topic(admin, part) for part in topic_parts(admin, name)]
+    if as_json:
+        print_json(rows)
+        return
+    shown = [row for row in rows if _concerns(row)]
+    if shown:
+        columns = ("topic", "bookies", "both", "objects", "in store", "due", "oldest due ended")
+        print_table(columns, [_table_row(row) for row in shown])
+        print_lines(problem_lines(shown))
+    if len(shown) < len(rows):
+        done(f"{counted(len(rows) - len(shown), 'topic')} without an offload policy: cepheid topics set TOPIC offload URL")
+    if not rows:
+        done(f"{name} has no topics")
+
+
+def _of_namespace(admin: AdminClient, name: str) -> list[dict[str, Any]]:
+    namespace = NamespaceName.parse(name)
+    path = f"/cepheid/v1/tiered/{quoted(namespace.tenant)}/{quoted(namespace.local_name)}"
+    rows: list[dict[str, Any]] = admin.get(path)["topics"]
+    asked = 0
+    for index, row in enumerate(rows):
+        if row["live"] is None and row["due"]["ledgers"] and asked < _MAX_ASKED:  # why it is not done yet, its owner knows
+            asked += 1
+            try:
+                rows[index] = _of_topic(admin, row["topic"])
+            except AdminError as error:
+                if error.status not in (HTTPStatus.NOT_FOUND, HTTPStatus.SERVICE_UNAVAILABLE):
+                    raise
+    return rows
+
+
+def _of_topic(admin: AdminClient, topic: str) -> dict[str, Any]:
+    name = TopicName.parse(topic)
+    steps = (name.domain, name.namespace.tenant, name.namespace.local_name, name.local_name)
+    found: dict[str, Any] = admin.get(f"/cepheid/v1/topics/{'/'.join(map(quoted, steps))}/tiered")
+    return found
+
+
+def _concerns(row: Mapping[str, Any]) -> bool:
+    """Whether anything of the topic is, or is to be, in an object store."""
+    return row["url"] is not None or any(row[where]["ledgers"] for where in ("both", "objects")) or row["waiting_deletions"] > 0
+
+
+def _table_row(row: Mapping[str, Any]) -> tuple[str, ...]:
+    due = row["due"]
+    return (
+        row["topic"],
+        *(f"{row[where]['ledgers']}: {shown_bytes(row[where]['bytes'])}" for where in ("bookies", "both", "objects")),
+        shown_bytes(row["object_bytes"]),
+        f"{due['ledgers']}: {shown_bytes(due['bytes'])}" if due["ledgers"] else "-",
+        shown_time(due["oldest_ended_at_ms"]) if due["ledgers"] else "-",
+    )
+
+
+def problem_lines(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return a line for each topic that is being offloaded, whose offload fails, or whose objects wait to be deleted."""
+    lines = []
+    for row in rows:
+        live = row["live"] or {}
+        if live.get("uploading") is not None:
+            lines.append(f"{row['topic']}: ledger {live['uploading']} is being uploaded")
+        if live.get("last_error"):
+            lines.append(f"{row['topic']}: offloading fails since {shown_time(live['failing_since_ms'])}: {live['last_error']}")
+        if row["waiting_deletions"]:
+            waiting = f"{row['topic']}: {counted(row['waiting_deletions'], 'object')} of removed ledgers wait to be deleted"
+            lines.append(f"{waiting}: {live['deletion_error']}" if live.get("deletion_error") else waiting)
+    return lines

@@ -1,0 +1,193 @@
+"""What is written to a segment comes back as the same bytes, whatever the entries are and however it is read."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cepheid_rpc import EntryGroup
+from cepheid_tiered import DamagedSegmentError, NoSuchSegmentError
+from cepheid_tiered import segment_format as layout
+from cepheid_tiered.memory_objects import MemoryObjects
+from cepheid_wire import pulsar_api_pb2 as pb
+from tests.decode.decode_reference import batched, message, single
+from tests.support import run_async
+from tests.tiered.segment_samples import LEDGER_ID, ODD_ENTRIES, TOPIC, chunks, groups_of, segments_over, stored, write
+from tests.wire.official_clients.recorded import CLIENTS, CODECS, SHAPES, recorded_entries
+
+CODEC_NUMBERS = (pb.NONE, pb.LZ4, pb.ZLIB, pb.ZSTD, pb.SNAPPY)
+
+
+def any_entry() -> st.SearchStrategy[bytes]:
+    payloads = st.binary(max_size=40)
+    messages = st.builds(
+        lambda payload, key, null: message(payload, null_value=null, **({} if key is None else {"partition_key": key})),
+        payloads,
+        st.none() | st.text(max_size=5),
+        st.booleans(),
+    )
+    return st.one_of(
+        st.builds(single, payloads, event_time=st.integers(0, 1 << 62)),
+        st.builds(
+            lambda some, codec: batched(some, compression=codec), st.lists(messages, min_size=1), st.sampled_from(CODEC_NUMBERS)
+        ),
+        st.sampled_from(sorted(ODD_ENTRIES.values())),
+        payloads,
+    )
+
+
+@given(
+    tails=st.lists(any_entry(), min_size=1, max_size=60),
+    per_group=st.integers(1, 20),
+    row_group_bytes=st.integers(50, 5000),
+    max_bytes=st.integers(0, 3000),
+)
+@settings(max_examples=60, deadline=None)
+def test_entries_come_back_as_the_same_bytes(tails: list[bytes], per_group: int, row_group_bytes: int, max_bytes: int) -> None:
+    groups = groups_of(tails, per_group)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layout, "ROW_GROUP_ENTRY_BYTES", row_group_bytes)
+        run_async(_round_trip(groups, max_bytes))
+
+
+async def _round_trip(groups: Sequence[EntryGroup], max_bytes: int = 1 << 20) -> None:
+    entries = groups[-1].last_entry_id + 1
+    async with segments_over(MemoryObjects()) as segments:
+        url, summary = await write(segments, groups)
+        assert summary.entries == entries
+        assert summary.entry_bytes == sum(group.size_bytes for group in groups) - 36 * entries
+        assert await segments.verify(url, LEDGER_ID) == summary
+        reader = await segments.open(url, LEDGER_ID, entries)
+        at, found = 0, []
+        while at < entries:
+            found += await reader.read(at, entries - 1, max_bytes=max_bytes)
+            assert found[-1].last_entry_id >= at, "at least one entry"
+            at = found[-1].last_entry_id + 1
+        assert stored(found) == stored(groups)
+        for entry_id in random.Random(0).choices(range(entries), k=3):
+            (one,) = await reader.read(entry_id, entry_id, max_bytes=1)
+            assert bytes(one.data) == bytes(next(g for g in groups if g.last_entry_id >= entry_id).entry(entry_id))
+
+
+@pytest.mark.parametrize(
+    "tails",
+    [
+        pytest.param([single(b"x"), single(random.Random(1).randbytes(5_000_000)), single(b"y")], id="one of 5 MB"),
+        pytest.param([single(b"%d" % index) for index in range(20_000)], id="20,000 small ones"),
+        pytest.param([batched([message(b"m%d" % index) for index in range(150_000)])], id="a batch of 150,000"),
+        pytest.param([single(bytes(100_000), compression=pb.NONE) for _ in range(200)], id="several row groups"),
+    ],
+)
+async def test_large_and_many_entries_come_back(tails: list[bytes]) -> None:
+    await _round_trip(groups_of(tails, 3000))
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+async def test_entries_of_official_clients_come_back(client: str) -> None:
+    tails = [entry for codec in CODECS for shape in SHAPES for entry in recorded_entries(client, codec, shape)]
+    await _round_trip(groups_of(tails))
+
+
+async def test_two_copies_of_a_ledger_have_the_same_checksum_and_different_urls() -> None:
+    async with segments_over(MemoryObjects()) as segments:
+        groups = groups_of([single(b"%d" % index) for index in range(10)], 3)
+        (url, summary), (other_url, other) = await write(segments, groups), await write(segments, groups)
+        assert summary.crc32c == other.crc32c
+        assert url != other_url
+        changed = groups_of([single(b"%d" % index) for index in range(1, 11)], 3)
+        assert (await write(segments, changed))[1].crc32c != summary.crc32c
+
+
+async def test_a_source_that_fails_leaves_no_object() -> None:
+    async def failing() -> AsyncIterator[Sequence[EntryGroup]]:
+        yield groups_of([single()])
+        raise LookupError("the bookies are away")
+
+    objects = MemoryObjects()
+    async with segments_over(objects) as segments:
+        with pytest.raises(LookupError, match="away"):
+            await segments.write(segments.url_of("memory:///b", TOPIC, LEDGER_ID), TOPIC, LEDGER_ID, failing())
+    assert not objects.objects
+
+
+@pytest.mark.parametrize("missing", [0, 5])
+async def test_entries_out_of_order_are_refused(missing: int) -> None:
+    objects = MemoryObjects()
+    groups = groups_of([single(b"%d" % index) for index in range(10)], 1)
+    del groups[missing]
+    async with segments_over(objects) as segments:
+        with pytest.raises(ValueError, match=f"{LEDGER_ID}:{missing} was expected"):
+            await write(segments, groups)
+    assert not objects.objects
+
+
+async def test_a_sequential_reader_finds_the_next_row_group_fetched_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layout, "ROW_GROUP_ENTRY_BYTES", 10_000)
+    objects = MemoryObjects()
+    groups = groups_of([single(bytes(990)) for _ in range(100)], 10)
+    async with segments_over(objects) as segments:
+        url, _ = await write(segments, groups)
+        reader = await segments.open(url, LEDGER_ID, 100)
+        at = 0
+        while at < 30:
+            at = (await reader.read(at, 99, max_bytes=4000))[-1].last_entry_id + 1
+        while segments._prefetches:
+            await asyncio.sleep(0)
+            await asyncio.sleep(0.001)
+        before = objects.operations["get_range"]
+        footer = await segments.footer(url, LEDGER_ID)
+        last = footer.last_entry(footer.row_group_of(at - 1) + 1)
+        await reader.read(at, last, max_bytes=1 << 20)
+        assert objects.operations["get_range"] == before
+
+
+async def test_the_cache_has_a_limit_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layout, "ROW_GROUP_ENTRY_BYTES", 100_000)
+    groups = groups_of([single(bytes(9_000)) for _ in range(300)], 10)
+    async with segments_over(MemoryObjects(), cache_bytes=500_000) as segments:
+        url, _ = await write(segments, groups)
+        reader = await segments.open(url, LEDGER_ID, 300)
+        for at in range(300):
+            await reader.read(at, at, max_bytes=1)
+            assert segments.cached_bytes <= 500_000
+
+
+async def test_readers_at_one_place_fetch_it_once() -> None:
+    objects = MemoryObjects()
+    async with segments_over(objects) as segments:
+        url, _ = await write(segments, groups_of([single(b"%d" % index) for index in range(10)]))
+        readers = [await segments.open(url, LEDGER_ID, 10) for _ in range(5)]
+        before = objects.operations["get_range"]
+        await asyncio.gather(*(reader.read(0, 9, max_bytes=100) for reader in readers))
+        assert objects.operations["get_range"] == before + 1
+
+
+async def test_a_chunked_message_is_a_row_at_its_last_chunk_and_every_chunk_comes_back() -> None:
+    await _round_trip(groups_of([*chunks(b"0123456789", 3), single(b"after")], 2))
+
+
+async def test_a_segment_of_another_ledger_or_length_is_refused() -> None:
+    async with segments_over(MemoryObjects()) as segments:
+        url, _ = await write(segments, groups_of([single()]))
+        with pytest.raises(DamagedSegmentError, match=f"holds ledger {LEDGER_ID}, not 7"):
+            await segments.open(url, 7, 1)
+        with pytest.raises(DamagedSegmentError, match="has 1 entries of ledger 12, 2 are recorded"):
+            await segments.open(url, LEDGER_ID, 2)
+
+
+async def test_a_deleted_segment_is_gone_and_deleting_it_again_is_no_error() -> None:
+    async with segments_over(MemoryObjects()) as segments:
+        url, _ = await write(segments, groups_of([single()]))
+        await segments.open(url, LEDGER_ID, 1)
+        await segments.delete(url)
+        with pytest.raises(NoSuchSegmentError, match=LEDGER_NAME):
+            await segments.open(url, LEDGER_ID, 1)
+        await segments.delete(url)
+
+
+LEDGER_NAME = f"public/default/t-partition-3/{LEDGER_ID:020d}-[0-9a-f]{{16}}.parquet does not exist"

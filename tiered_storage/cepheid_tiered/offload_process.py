@@ -1,0 +1,378 @@
+"""The process that decodes, compresses and uploads, so that publishing shares no interpreter lock with it.
+
+    broker                                               python -m cepheid_tiered.offload_process
+      ProcessSegments.write ──► socket of this call ──►  Segments.write ──► object store
+                            ◄── summary or error    ◄──
+      control socket ─────────► a socket for each call;  its end is the end of the process
+
+    call     │length│JSON│ then, for a write, │length│groups│ … │0│           answer   │length│JSON│
+
+Rule 1: what the child has not read yet waits in the broker's source: a socket holds little, and nothing is queued behind it.
+Rule 2: when the child ends, its calls fail with a retriable error, and the next call starts a new one. When the broker ends,
+however that happens, the child aborts its uploads and ends.
+Rule 3: credentials reach the child through the environment that it inherits, never on its command line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import contextlib
+import json
+import logging
+import os
+import resource
+import socket
+import struct
+import sys
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from cepheid_decode import SchemaVersion
+from cepheid_ports import TaskOwner, ThreadWorker, share_one_arena
+from cepheid_rpc import Buffer, EntryGroup, decode_group, encode_group_to
+from cepheid_tiered.object_store import BadStoreUrlError, NewerSegmentError, StoreRefusedError, StoreUnavailableError
+from cepheid_tiered.object_stores import ObjectStores
+from cepheid_tiered.segment import DamagedSegmentError, NoSuchSegmentError, SegmentError, SegmentReader, SegmentSummary
+from cepheid_tiered.segments import Schemas, Segments, SegmentSettings
+from cepheid_wire import TopicName
+
+log = logging.getLogger(__name__)
+
+_LENGTH = struct.Struct("<I")
+_MAX_HEAD_BYTES = 64 << 20  # of JSON, which holds the schemas
+_SOCKET_BYTES = 1 << 20
+_CALLS_AT_ONCE = 2
+_END_S = 5.0
+_ERRORS: dict[str, type[SegmentError]] = {
+    kind.__name__: kind
+    for kind in (
+        SegmentError,
+        NoSuchSegmentError,
+        DamagedSegmentError,
+        NewerSegmentError,
+        BadStoreUrlError,
+        StoreRefusedError,
+        StoreUnavailableError,
+    )
+}
+
+
+class OffloadProcessEndedError(SegmentError):
+    """The process that writes segments ended during a call."""
+
+    hint = (
+        "the next attempt starts a new one; if it happens again see the system's log for a process that was killed for its memory"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadProcessSettings:
+    nice: int = 10
+    """How far the child's priority is below the broker's."""
+    memory_bytes: int = 2 << 30
+    """Limit of the child's memory: beyond it a write fails. Writing takes about 250 MB."""
+
+
+class ProcessSegments:
+    """A `SegmentStore` whose `write` and `verify` run in a child process. `local` does the rest, in this process."""
+
+    def __init__(
+        self, local: Segments, schemas: Schemas, settings: OffloadProcessSettings | None = None, cluster: str = ""
+    ) -> None:
+        self._local = local
+        self._schemas = schemas
+        self._settings = settings or OffloadProcessSettings()
+        self._cluster = cluster
+        self._child: _Child | None = None
+        self._starting = asyncio.Lock()
+        self._closed = False
+
+    @property
+    def child_pid(self) -> int | None:
+        """Process id of the child, None while there is none."""
+        return self._child.pid if self._child is not None and self._child.is_alive else None
+
+    def url_of(self, store_url: str, topic: TopicName, ledger_id: int) -> str:
+        return self._local.url_of(store_url, topic, ledger_id)
+
+    async def open(self, url: str, ledger_id: int, entries: int) -> SegmentReader:
+        return await self._local.open(url, ledger_id, entries)
+
+    async def delete(self, url: str) -> None:
+        await self._local.delete(url)
+
+    async def write(
+        self, url: str, topic: TopicName, ledger_id: int, groups: AsyncIterator[Sequence[EntryGroup]]
+    ) -> SegmentSummary:
+        schemas = [_schema_to_json(schema) for schema in await self._schemas(topic)]
+        head = {"call": "write", "url": url, "topic": str(topic), "ledger_id": ledger_id, "schemas": schemas}
+        return await self._call(url, {**head, "cluster": self._cluster}, groups)
+
+    async def verify(self, url: str, ledger_id: int) -> SegmentSummary:
+        return await self._call(url, {"call": "verify", "url": url, "ledger_id": ledger_id}, None)
+
+    async def aclose(self) -> None:
+        """End the child. The store for reading is closed by its owner."""
+        self._closed = True
+        if self._child is not None:
+            await self._child.aclose()
+
+    async def _call(self, url: str, head: dict[str, Any], groups: AsyncIterator[Sequence[EntryGroup]] | None) -> SegmentSummary:
+        child = await self._running_child()
+        reader, writer = await child.connect()
+        answer = asyncio.ensure_future(_read_frame(reader))
+        try:
+            try:
+                await _send(writer, [json.dumps(head).encode()])
+                if groups is not None:
+                    async for some in groups:
+                        if answer.done():
+                            break
+                        parts: list[Buffer] = []
+                        for group in some:
+                            encode_group_to(parts, group)
+                        await _send(writer, parts)
+                    if not answer.done():
+                        await _send(writer, [])
+                found = await answer
+            except (ConnectionError, asyncio.IncompleteReadError):
+                status = await child.ended()
+                raise OffloadProcessEndedError(f"the process that writes {url} ended ({status})", url=url) from None
+        finally:
+            answer.cancel()
+            writer.transport.abort()  # the end of the socket tells the child to give up what is not finished
+        return _summary(json.loads(bytes(found)))
+
+    async def _running_child(self) -> _Child:
+        async with self._starting:
+            if self._closed:
+                raise SegmentError("this process stops offloading")
+            if self._child is None or not self._child.is_alive:
+                if self._child is not None:
+                    await self._child.aclose()
+                self._child = await _Child.start(self._settings)
+            return self._child
+
+
+class _Child:
+    """A running child, and the control socket by which calls reach it."""
+
+    def __init__(self, process: asyncio.subprocess.Process, control: socket.socket) -> None:
+        self._process = process
+        self._control = control
+
+    @classmethod
+    async def start(cls, settings: OffloadProcessSettings) -> _Child:
+        ours, theirs = socket.socketpair()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "cepheid_tiered.offload_process",
+                f"--control-fd={theirs.fileno()}",
+                f"--nice={settings.nice}",
+                f"--memory-bytes={settings.memory_bytes}",
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,  # Ctrl-C is for the broker, which then ends the child
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        log.info("offload.process_started", extra={"pid": process.pid})
+        return cls(process, ours)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.returncode is None
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                socket.send_fds(self._control, [b"c"], [theirs.fileno()])
+        except OSError:
+            ours.close()
+            raise OffloadProcessEndedError(f"the process that writes segments ended ({await self.ended()})") from None
+        reader, writer = await asyncio.open_connection(sock=ours, limit=_SOCKET_BYTES)
+        writer.transport.set_write_buffer_limits(high=_SOCKET_BYTES)
+        return reader, writer
+
+    async def ended(self) -> str:
+        """How the child ended, for an error. A child that closed a socket and goes on is killed: what it does is not known."""
+        try:
+            async with asyncio.timeout(_END_S):
+                await self._process.wait()
+        except TimeoutError:
+            await self.aclose()
+        code = self._process.returncode or 0
+        return f"signal {-code}" if code < 0 else f"status {code}"
+
+    async def aclose(self) -> None:
+        self._control.close()
+        try:
+            async with asyncio.timeout(_END_S):
+                await self._process.wait()
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+
+
+# The child.
+
+
+class _Server:
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._worker = ThreadWorker("segments")
+        self._objects = ObjectStores(ThreadWorker("segment-files"))
+        self._room = asyncio.Semaphore(_CALLS_AT_ONCE)
+        self._calls = TaskOwner("segment-calls")
+        self._parent_ended = asyncio.Event()
+
+    async def serve(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._control.setblocking(False)
+        loop.add_reader(self._control, self._take_call)
+        await self._parent_ended.wait()
+        loop.remove_reader(self._control)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_END_S):
+                await self._calls.aclose()
+
+    def _take_call(self) -> None:
+        try:
+            data, fds, _, _ = socket.recv_fds(self._control, 1, 1)
+        except BlockingIOError:
+            return
+        except OSError:
+            data, fds = b"", []
+        if not data:
+            self._parent_ended.set()
+        for fd in fds:
+            self._calls.start(self._serve_call(socket.socket(fileno=fd)), name=str(fd))
+
+    async def _serve_call(self, sock: socket.socket) -> None:
+        reader, writer = await asyncio.open_connection(sock=sock, limit=_SOCKET_BYTES)
+        try:
+            async with self._room:
+                answer = await self._answer(reader)
+            await _send(writer, [json.dumps(answer).encode()])
+            # The parent closes. Until then what it still sends is read: closing with unread bytes could cost it the answer.
+            while await reader.read(_SOCKET_BYTES):
+                pass
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass  # the parent gave up
+        finally:
+            writer.transport.abort()
+
+    async def _answer(self, reader: asyncio.StreamReader) -> dict[str, Any]:
+        head = json.loads(bytes(await _read_frame(reader, _MAX_HEAD_BYTES)))
+        schemas = tuple(_schema_from_json(schema) for schema in head.get("schemas", ()))
+
+        async def known(_topic: TopicName) -> Sequence[SchemaVersion]:
+            return schemas
+
+        segments = Segments(self._objects, self._worker, known, SegmentSettings(cluster=head.get("cluster", "")))
+        try:
+            summary = await self._run(segments, head, reader)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            raise
+        except SegmentError as error:
+            known_kind = next(kind for kind in type(error).__mro__ if kind.__name__ in _ERRORS)
+            return {"error": known_kind.__name__, "message": str(error.args[0])}
+        except Exception as error:
+            log.exception("offload.call_failed")
+            return {"error": SegmentError.__name__, "message": f"{head['url']} could not be written: {error!r}"}
+        return {"summary": asdict(summary)}
+
+    async def _run(self, segments: Segments, head: dict[str, Any], reader: asyncio.StreamReader) -> SegmentSummary:
+        url, ledger_id = head["url"], head["ledger_id"]
+        if head["call"] == "write":
+            return await segments.write(url, TopicName.parse(head["topic"]), ledger_id, _groups(reader))
+        return await segments.verify(url, ledger_id)
+
+
+async def _groups(reader: asyncio.StreamReader) -> AsyncIterator[Sequence[EntryGroup]]:
+    while len(view := memoryview(await _read_frame(reader))):
+        groups, at = [], 0
+        while at < len(view):
+            group, at = decode_group(view, at)
+            groups.append(group)
+        yield groups
+
+
+async def _serve(control_fd: int) -> None:
+    server = _Server(socket.socket(fileno=control_fd))
+    await server.serve()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Write segments for a broker, which starts this process.")
+    parser.add_argument("--control-fd", type=int, required=True)
+    parser.add_argument("--nice", type=int, default=10)
+    parser.add_argument("--memory-bytes", type=int, default=0)
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.WARNING)
+    os.nice(arguments.nice)
+    if arguments.memory_bytes:
+        _, most = resource.getrlimit(resource.RLIMIT_DATA)
+        limit = arguments.memory_bytes if most == resource.RLIM_INFINITY else min(arguments.memory_bytes, most)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, most))
+    share_one_arena()
+    asyncio.run(_serve(arguments.control_fd))
+    os._exit(0)  # threads of libraries are not waited for: the parent is gone
+
+
+# What both sides share.
+
+
+async def _read_frame(reader: asyncio.StreamReader, limit_bytes: int = (1 << 32) - 1) -> bytes:
+    """Raises IncompleteReadError when the peer ends."""
+    (size_bytes,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+    if size_bytes > limit_bytes:
+        raise ConnectionError(f"a frame of {size_bytes} bytes, {limit_bytes} are taken at most")
+    return await reader.readexactly(size_bytes) if size_bytes else b""
+
+
+async def _send(writer: asyncio.StreamWriter, parts: Sequence[Buffer]) -> None:
+    writer.write(_LENGTH.pack(sum(memoryview(part).nbytes for part in parts)))
+    for part in parts:
+        writer.write(part)
+        await writer.drain()
+
+
+def _summary(answer: dict[str, Any]) -> SegmentSummary:
+    if "summary" in answer:
+        return SegmentSummary(**answer["summary"])
+    raise _ERRORS.get(answer["error"], SegmentError)(answer["message"])
+
+
+def _schema_to_json(schema: SchemaVersion) -> dict[str, Any]:
+    return {
+        "version": schema.version.hex(),
+        "kind": schema.kind,
+        "definition": base64.b64encode(schema.definition).decode(),
+        "properties": dict(schema.properties),
+    }
+
+
+def _schema_from_json(fields: dict[str, Any]) -> SchemaVersion:
+    definition = base64.b64decode(fields["definition"])
+    return SchemaVersion(bytes.fromhex(fields["version"]), fields["kind"], definition, fields["properties"])
+
+
+if __name__ == "__main__":
+    main()
