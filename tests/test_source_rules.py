@@ -41,8 +41,8 @@ CORES = (
     "entry_group", "forward_reader", "frames", "holders", "journal_tail",
     "key_owners", "key_places", "ledger_counts", "ledger_list", "ledger_part", "limbo",
     "chain_edits", "metadata_edits", "non_persistent_dispatch", "policy_resolution", "position_set", "producer_access",
-    "recovery_state", "striping", "summed_stats", "topic_stats", "tree", "trim", "turns", "unconfirmed", "waiting_keys", "writer_state",
-    "zookeeper_requests",
+    "recovery_state", "striping", "summed_stats", "topic_stats", "tree", "trim", "turns", "unconfirmed", "waiting_keys",
+    "writer_state", "zookeeper_requests",
 )  # fmt: skip
 
 BANNED_CALLS = {
