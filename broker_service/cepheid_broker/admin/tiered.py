@@ -16,8 +16,7 @@ from cepheid_broker.admin.path_names import AnyTopicPath, NamespacePath
 from cepheid_broker.admin.topic_access import require_owner, require_plain
 from cepheid_broker.admin.topic_lists import topics_in
 from cepheid_broker.topics import PersistentTopic
-from cepheid_managed_ledger import ManagedLedger
-from cepheid_managed_ledger.offload_plan import due_ledgers
+from cepheid_managed_ledger import ManagedLedger, due_ledgers
 from cepheid_metadata import Chain, read_chain
 from cepheid_wire import PERSISTENT, TopicName
 
