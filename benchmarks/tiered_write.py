@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import io
 import json
+import random
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -40,6 +41,17 @@ class Load:
     @property
     def stored_bytes(self) -> int:
         return sum(group.size_bytes for group in self.groups)
+
+
+def messages_alone(count: int) -> Load:
+    """Messages of 1 KB of random hexadecimal text, each an entry, and no two alike."""
+    chance = random.Random(7)
+    tails = []
+    for entry in range(count):
+        metadata = pb.MessageMetadata(producer_name="p", sequence_id=entry, publish_time=1_700_000_000_000 + entry)
+        metadata.partition_key = f"key-{chance.randrange(100_000)}"
+        tails.append(encode_tail(metadata, chance.randbytes(512).hex().encode()))
+    return Load([encode_group(1, first, -1, 0, tails[first : first + 1000]) for first in range(0, count, 1000)])
 
 
 def flights(limit: int, codec: int) -> Load:
@@ -120,7 +132,7 @@ def main() -> None:
     size = arguments.mb * 1_000_000
     loads: dict[str, Callable[[], Load]] = {
         "1000x100b": lambda: Load(groups_of(Shape("a", max(size // 120_000, 1), 1000, 100))),
-        "1kb": lambda: Load(groups_of(Shape("b", max(size // 1100, 1), 0, 1024))),
+        "1kb": lambda: messages_alone(max(size // 1100, 1)),
         "flights": lambda: flights(arguments.flights, pb.NONE),
         "flights_lz4": lambda: flights(arguments.flights, pb.LZ4),
         "flights_zstd": lambda: flights(arguments.flights, pb.ZSTD),

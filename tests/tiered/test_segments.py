@@ -14,6 +14,7 @@ from cepheid_rpc import EntryGroup
 from cepheid_tiered import DamagedSegmentError, NoSuchSegmentError
 from cepheid_tiered import segment_format as layout
 from cepheid_tiered.memory_objects import MemoryObjects
+from cepheid_tiered.object_store import StoreUnavailableError
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.decode.decode_reference import batched, message, single
 from tests.support import run_async
@@ -113,6 +114,26 @@ async def test_a_source_that_fails_leaves_no_object() -> None:
         with pytest.raises(LookupError, match="away"):
             await segments.write(segments.url_of("memory:///b", TOPIC, LEDGER_ID), TOPIC, LEDGER_ID, failing())
     assert not objects.objects
+
+
+async def test_a_store_that_fails_ends_the_source() -> None:
+    ended = []
+
+    async def groups() -> AsyncIterator[Sequence[EntryGroup]]:
+        try:
+            for group in groups_of([single(random.Random(index).randbytes(500_000)) for index in range(60)], 5):
+                yield [group]
+        finally:
+            ended.append(True)
+
+    async def fail(operation: str, url: str) -> None:
+        if operation == "part":
+            raise StoreUnavailableError(f"{url} is away")
+
+    async with segments_over(MemoryObjects(before=fail)) as segments:
+        with pytest.raises(StoreUnavailableError, match="is away"):
+            await segments.write(segments.url_of("memory:///b", TOPIC, LEDGER_ID), TOPIC, LEDGER_ID, groups())
+    assert ended == [True]
 
 
 @pytest.mark.parametrize("missing", [0, 5])

@@ -36,7 +36,7 @@ from cepheid_rpc import Buffer, EntryGroup, decode_group, encode_group_to
 from cepheid_tiered.object_store import BadStoreUrlError, NewerSegmentError, StoreRefusedError, StoreUnavailableError
 from cepheid_tiered.object_stores import ObjectStores
 from cepheid_tiered.segment import DamagedSegmentError, NoSuchSegmentError, SegmentError, SegmentReader, SegmentSummary
-from cepheid_tiered.segments import Schemas, Segments, SegmentSettings
+from cepheid_tiered.segments import Schemas, Segments, SegmentSettings, close_source
 from cepheid_wire import TopicName
 
 log = logging.getLogger(__name__)
@@ -144,6 +144,7 @@ class ProcessSegments:
         finally:
             answer.cancel()
             writer.transport.abort()  # the end of the socket tells the child to give up what is not finished
+            await close_source(groups)
         return _summary(json.loads(bytes(found)))
 
     async def _running_child(self) -> _Child:

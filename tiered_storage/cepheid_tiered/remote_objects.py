@@ -110,6 +110,7 @@ class RemoteObjects:
                 uploading.exception()
             raise
         except Exception as error:
+            source.stop()
             if source.failure is not None:
                 raise source.failure from None
             raise _told(url, at, error) from error

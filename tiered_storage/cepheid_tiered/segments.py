@@ -11,9 +11,10 @@ Rule 3: the worker does all that takes processor time; the loop waits.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 from urllib.parse import quote
@@ -119,7 +120,13 @@ class Segments:
             summaries.append(summary)
             yield b"".join((*ready, *rest))
 
-        await self._objects.upload(url, parts())
+        feed = parts()
+        try:
+            await self._objects.upload(url, feed)
+        finally:
+            # A store that failed has not read to the end: the source must not wait for the garbage collector.
+            await close_source(feed)
+            await close_source(groups)
         return summaries[0]
 
     async def verify(self, url: str, ledger_id: int) -> SegmentSummary:
@@ -290,6 +297,13 @@ class _Cache(Generic[K, V]):
     def _remove(self, key: K) -> None:
         _, size_bytes = self._values.pop(key, (None, 0))
         self.held_bytes -= size_bytes
+
+
+async def close_source(source: object) -> None:
+    """End an async generator that was not read to its end. Other iterators have nothing to end."""
+    if isinstance(source, AsyncGenerator):
+        with contextlib.suppress(RuntimeError):  # it is running: whoever runs it is being cancelled
+            await source.aclose()
 
 
 def _closed() -> SegmentError:
