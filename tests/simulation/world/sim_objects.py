@@ -15,6 +15,8 @@ import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
+from cepheid_broker.settings import TieredSettings
+from cepheid_managed_ledger import OffloadConfig
 from cepheid_ports import Ports
 from cepheid_rpc import EntryGroup
 from cepheid_tiered.memory_objects import MemoryObjects
@@ -124,6 +126,17 @@ def segments_of(objects: SimObjects, ports: Ports, history: History) -> Segments
 
     worker = ports.new_worker("segments", 1)
     return SegmentsProbe(Segments(objects, worker, no_schemas, new_token=objects.new_token), history)
+
+
+def tiered_settings(offload: OffloadConfig) -> TieredSettings:
+    """The settings of a broker by which all its topics are offloaded so. Not validated: no product has a store in memory."""
+    return TieredSettings.model_construct(
+        url=offload.url,
+        after_bytes=offload.after_bytes,
+        after_s=max(-1, offload.after_ms // 1_000),
+        keep_s=offload.keep_ms // 1_000,
+        read_from="objects" if offload.reads_objects else "bookies",
+    )
 
 
 def some_offload(rng: random.Random) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from tests.simulation.world.repairs import SHARE, SPARES, Repairs
 from tests.simulation.world.replays import Replays
 from tests.simulation.world.sim_broker import FEW_LEDGERS, WINDOWS_BYTES, SimBroker
 from tests.simulation.world.sim_clock import JUMPS_MS
-from tests.simulation.world.sim_objects import SimObjects, some_offload
+from tests.simulation.world.sim_objects import SimObjects, some_offload, tiered_settings
 from tests.simulation.world.sim_serving import found_cluster
 from tests.simulation.world.stage import Stage
 
@@ -43,7 +43,7 @@ _THREE_BROKERS = 0.25
 _SCRUBS = 0.5
 """Of worlds have bookies whose scrubbers run."""
 _OFFLOADS = 0.25
-"""Of worlds have an object store. Topics that are used directly are offloaded to it."""
+"""Of worlds have an object store, to which their topics are offloaded."""
 _PAGES = 0.5
 """Of worlds have topics whose chains are in pages."""
 _ORDERLY = 0.5
@@ -106,7 +106,7 @@ class World(Stage):
         if self.orderly:
             self.topic_workload.owners = self.dedup_workload.owners = self.owners
         if self.clients is not None:
-            await self._prepare_clients(self.clients)
+            await self._prepare_clients(self.clients, offload)
         scrubs = random.Random(f"{self.seed}/scrubs").random() < _SCRUBS
         for bookie in self.bookies.values():
             bookie.scrubs = scrubs
@@ -164,12 +164,14 @@ class World(Stage):
         if not self.stores:
             self.clients = ClientWorkload(self, list(self.brokers))
 
-    async def _prepare_clients(self, clients: ClientWorkload) -> None:
+    async def _prepare_clients(self, clients: ClientWorkload, offload: OffloadConfig) -> None:
         await clients.found()
         quorums, retention = self.quorums, Retention(time_ms=-1, size_bytes=-1)
+        tiered = tiered_settings(offload)
         for broker in self.brokers.values():
             broker.serves, broker.orderly = True, self.orderly
             broker.ledger_config = ManagedLedgerConfig(quorums.ensemble_size, quorums.write_quorum, quorums.ack_quorum, retention)
+            broker.broker_settings = broker.broker_settings.model_copy(update={"tiered": tiered})
             broker.on_down = lambda broker: self.later(0.3, lambda: broker.node.alive or self.begin(broker))
         self.sockets.listened_in = lambda protocol, name: clients.tap(protocol, self.brokers[name])
 
