@@ -28,7 +28,6 @@ OBJECT_STORE = "object storage"
 """In place of a bookie's name, where counters say who gave how many bytes."""
 
 _MAX_STORES = 64
-_TAIL_BYTES = 64 << 10  # read with the first request: a footer of about a hundred row groups
 _MAX_RETRIES = 8
 _S3_OPTIONS = {"access_key": "access_key_id", "secret_key": "secret_access_key", "session_token": "session_token"}
 
@@ -81,8 +80,6 @@ class ObjectFile(io.RawIOBase):
         self.size_bytes = size_bytes
         self._counters = counters
         self._at = 0
-        self._tail_start = max(0, size_bytes - _TAIL_BYTES)
-        self._tail: bytes | None = None
         self.failure: SegmentUnusableError | None = None
 
     def __repr__(self) -> str:
@@ -106,19 +103,17 @@ class ObjectFile(io.RawIOBase):
 
     def read(self, size: int = -1) -> Any:
         end = self.size_bytes if size is None or size < 0 else min(self.size_bytes, self._at + size)
-        data = self._range(self._at, end) if end > self._at else b""
+        data = self._fetch(self._at, end) if end > self._at else b""
         self._at += len(data)
         return data
 
     def readall(self) -> Any:
         return self.read()
 
-    def _range(self, start: int, end: int) -> Any:
-        if start >= self._tail_start:
-            if self._tail is None:
-                self._tail = self._fetch(self._tail_start, self.size_bytes)
-            return self._tail[start - self._tail_start : end - self._tail_start]
-        return self._fetch(start, end)
+    def tail(self, size_bytes: int) -> bytes:
+        """The last bytes of the object, as many as it has of these."""
+        start = max(0, self.size_bytes - size_bytes)
+        return self._fetch(start, self.size_bytes) if self.size_bytes else b""
 
     def _fetch(self, start: int, end: int) -> bytes:
         import obstore

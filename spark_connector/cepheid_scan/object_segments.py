@@ -29,7 +29,8 @@ from cepheid_decode.scan_request import ReadSettings, StorageAccess
 from cepheid_rpc import DigestMismatchError, EntryGroup, MalformedGroupError
 from cepheid_scan.object_files import ObjectFile, SegmentUnusableError, open_object
 from cepheid_tiered.segment import DamagedSegmentError, SegmentError
-from cepheid_tiered.segment_format import SegmentMetadata, file_names
+from cepheid_tiered.segment_format import GUARD_BYTES, SegmentMetadata, file_names
+from cepheid_tiered.segment_reader import TAIL_BYTES, footer_bytes, parse_footer
 
 _MOST_FOOTERS = 128  # remembered by a process; one of a ledger of 1 GB takes about 100 KB
 _BATCH_BYTES = 4 << 20  # of columns made at once
@@ -216,6 +217,8 @@ def open_segment(url: str, ledger_id: int, access: StorageAccess, settings: Read
     with _lock:
         footer = _footers.get(known)
     try:
+        if footer is None:
+            footer = _read_footer(url, file, ledger_id)
         parquet = pq.ParquetFile(pa.PythonFile(file, "r"), metadata=footer, pre_buffer=True, page_checksum_verification=True)
         segment = Segment(url, file, parquet, ledger_id)
     except SegmentUnusableError:
@@ -226,11 +229,20 @@ def open_segment(url: str, ledger_id: int, access: StorageAccess, settings: Read
     except Exception as error:  # pyarrow's, of several kinds
         raise (file.failure or _damaged(error)) from None
     with _lock:
-        _footers[known] = parquet.metadata
+        _footers[known] = footer
         _footers.move_to_end(known)
         while len(_footers) > _MOST_FOOTERS:
             _footers.popitem(last=False)
     return segment
+
+
+def _read_footer(url: str, file: ObjectFile, ledger_id: int) -> pq.FileMetaData:
+    """Checked before pyarrow parses it, which may end the process over a footer that was changed. Raises SegmentError."""
+    tail = file.tail(TAIL_BYTES)
+    size_bytes = footer_bytes(url, tail) + GUARD_BYTES
+    if size_bytes > len(tail):
+        tail = file.tail(size_bytes)
+    return parse_footer(url, ledger_id, tail, file.size_bytes).parquet
 
 
 def _damaged(error: Exception) -> SegmentUnusableError:

@@ -117,6 +117,13 @@ def changed_in_the_middle(url: str) -> None:
     path.write_bytes(data)
 
 
+def changed_in_the_footer(url: str) -> None:
+    path = Path(url.removeprefix("file://"))
+    data = bytearray(path.read_bytes())
+    data[-200] ^= 0xFF
+    path.write_bytes(data)
+
+
 def missing(url: str) -> None:
     Path(url.removeprefix("file://")).unlink()
 
@@ -136,7 +143,7 @@ def test_of_two_copies_the_object_is_read_unless_bookies_are_preferred(
 
 
 @pytest.mark.parametrize("spec", [VALUES, RAW], ids=["columns", "entries"])
-@pytest.mark.parametrize("damage", [missing, cut_off, changed_in_the_middle])
+@pytest.mark.parametrize("damage", [missing, cut_off, changed_in_the_middle, changed_in_the_footer])
 def test_an_object_that_cannot_be_read_is_read_from_bookies(
     bookies: ScanBookies, tmp_path: Path, damage: Callable[[str], None], spec: ScanSpec, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -152,7 +159,7 @@ def test_an_object_that_cannot_be_read_is_read_from_bookies(
 
 
 @pytest.mark.parametrize("spec", [VALUES, RAW], ids=["columns", "entries"])
-@pytest.mark.parametrize("damage", [missing, cut_off, changed_in_the_middle])
+@pytest.mark.parametrize("damage", [missing, cut_off, changed_in_the_middle, changed_in_the_footer])
 def test_the_only_copy_that_cannot_be_read_is_an_error_that_names_it(
     bookies: ScanBookies, tmp_path: Path, damage: Callable[[str], None], spec: ScanSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:

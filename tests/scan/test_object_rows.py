@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -69,12 +70,12 @@ def rows_of(batches: Iterator[pa.RecordBatch]) -> list[dict[str, Any]]:
     return rows
 
 
-def outcome(read: Any) -> Any:
-    """Rows, or the error that came in place of some."""
+def outcome(read: Callable[[], list[dict[str, Any]]]) -> Any:
+    """Rows, or the error that came in place of some: of which kind, and at which message."""
     try:
         return read()
     except ScanError as error:
-        return type(error), str(error)
+        return type(error), error.facts.get("position")
 
 
 def encrypted(number: int) -> bytes:
@@ -155,16 +156,17 @@ def reads(draw: st.DrawFn, entries: int) -> tuple[Piece, ScanSpec]:
 
 
 @given(data=st.data())
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_an_object_gives_the_rows_that_its_entries_give(data: st.DataObject, tmp_path: Path) -> None:
     tails = data.draw(ledgers())
     asked, spec = data.draw(reads(len(tails)))
-    url = write_object(tmp_path / f"{random.getrandbits(64):x}.parquet", piece(len(tails)), groups_of(tails))
+    url = write_object(tmp_path / f"{os.urandom(8).hex()}.parquet", piece(len(tails)), groups_of(tails))
     decoded, read = ScanCounters(), ScanCounters()
     expected = outcome(lambda: rows_by_decoding(tails, asked, spec, decoded))
     task = ScanTask((replace(asked, object_url=url),), ())
     assert outcome(lambda: rows_of(scan_task(task, spec, read))) == expected
-    assert (read.messages, read.markers, read.bad_records) == (decoded.messages, decoded.markers, decoded.bad_records)
+    if isinstance(expected, list):
+        assert (read.messages, read.markers, read.bad_records) == (decoded.messages, decoded.markers, decoded.bad_records)
 
 
 RECORD = b'{"type":"record","name":"R","fields":[%s]}'
@@ -184,7 +186,7 @@ VALUES: dict[str, Any] = {  # by kind: values of each version, and some that are
 @pytest.mark.parametrize("written", [1, 2], ids=["an older version", "the newest version"])
 @pytest.mark.parametrize("schemas", [AVRO, JSON, PRIMITIVE], ids=["avro", "json", "int32"])
 @given(data=st.data())
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_typed_rows_of_an_object_are_those_of_its_entries(
     data: st.DataObject, schemas: tuple[SchemaVersion, ...], written: int, tmp_path: Path
 ) -> None:
@@ -199,12 +201,13 @@ def test_typed_rows_of_an_object_are_those_of_its_entries(
     )
     asked, template = data.draw(reads(len(tails)))
     spec = replace(template, mode=ReadMode.TYPED, columns=tuple(columns), schemas=schemas, reader_version=shown)
-    path = tmp_path / f"{random.getrandbits(64):x}.parquet"
+    path = tmp_path / f"{os.urandom(8).hex()}.parquet"
     url = write_object(path, piece(len(tails)), groups_of(tails), schemas=schemas[:written])
     decoded, read = ScanCounters(), ScanCounters()
     expected = outcome(lambda: rows_by_decoding(tails, asked, spec, decoded))
     assert outcome(lambda: rows_of(scan_task(ScanTask((replace(asked, object_url=url),), ()), spec, read))) == expected
-    assert (read.messages, read.bad_records) == (decoded.messages, decoded.bad_records)
+    if isinstance(expected, list):
+        assert (read.messages, read.bad_records) == (decoded.messages, decoded.bad_records)
 
 
 def _typed_batch(chance: random.Random, schemas: tuple[SchemaVersion, ...], odd: float) -> bytes:
