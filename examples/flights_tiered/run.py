@@ -137,7 +137,7 @@ class _Demo:
         self._audited = int(len(self._body) * READ_BY_AUDIT)
         seen = self._consume(self._cluster, AUDIT, self._audited, to_end=False)
         self._checks.append(checks.check_seen("a subscription reads the first third", seen, range(self._audited)))
-        # Unloading ends the open ledger, so that all flights published so far can be offloaded. The next look opens the topic again.
+        # Unloading ends the open ledger, so that all flights so far can be offloaded. The call after it opens the topic again.
         self._admin("PUT", "/admin/v2/persistent/public/default/flights/unload")
         self._admin("GET", "/admin/v2/persistent/public/default/flights/stats")
 
