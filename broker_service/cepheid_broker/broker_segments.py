@@ -1,11 +1,13 @@
 """Object stores as one broker uses them: opened at first use, fed with the schemas of its topics, and counted for metrics.
 
 Most brokers never offload anything. So the libraries of object stores and of Parquet, tens of megabytes of memory, are loaded when
-the first ledger is uploaded or read back, and not at start.
+the first ledger is uploaded or read back, and not at start. Ledgers are written and verified in a process beside this one, so that
+publishing does not share an interpreter lock with it; reading for consumers is done here, in threads.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -21,9 +23,10 @@ from cepheid_wire import TopicName
 
 if TYPE_CHECKING:
     from cepheid_decode import SchemaVersion
+    from cepheid_tiered.offload_process import ProcessSegments
     from cepheid_tiered.segments import Segments
 
-_THREADS = 2  # one reads for consumers while the other verifies an upload
+_THREADS = 2  # a long row group does not hold up the next reader
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,9 @@ class BrokerSegments:
         self._cluster = cluster
         self._ports = ports
         self._worker: Worker | None = None
-        self._opened: Segments | None = None
+        self._local: Segments | None = None
+        self._opened: ProcessSegments | None = None
+        self._loaded: set[str] = set()  # libraries that the worker has imported
         self._figures = SegmentStatistics(failures=dict.fromkeys(("upload", "verification", "read", "deletion"), 0))
 
     def __repr__(self) -> str:
@@ -60,11 +65,13 @@ class BrokerSegments:
     async def aclose(self) -> None:
         if self._opened is not None:
             await self._opened.aclose()
+        if self._local is not None:
+            await self._local.aclose()
         if self._worker is not None:
             await self._worker.aclose()
 
     def statistics(self) -> SegmentStatistics:
-        return replace(self._figures, cached_bytes=0 if self._opened is None else self._opened.cached_bytes)
+        return replace(self._figures, cached_bytes=0 if self._local is None else self._local.cached_bytes)
 
     def url_of(self, store_url: str, topic: TopicName, ledger_id: int) -> str:
         return self._segments().url_of(store_url, topic, ledger_id)
@@ -89,7 +96,9 @@ class BrokerSegments:
 
     async def open(self, url: str, ledger_id: int, entries: int) -> SegmentReader:
         try:
-            reader = await self._segments().open(url, ledger_id, entries)
+            segments = self._segments()
+            await self._load("cepheid_tiered.segment_reader", *_libraries_of(url))
+            reader = await segments.open(url, ledger_id, entries)
         except SegmentError:
             self._count_failure("read")
             raise
@@ -97,21 +106,38 @@ class BrokerSegments:
 
     async def delete(self, url: str) -> None:
         try:
-            await self._segments().delete(url)
+            segments = self._segments()
+            await self._load(*_libraries_of(url))
+            await segments.delete(url)
         except SegmentError:
             self._count_failure("deletion")
             raise
         self._count(deletions=1)
 
-    def _segments(self) -> Segments:
+    @property
+    def child_pid(self) -> int | None:
+        """Process that writes and verifies; None: it does not run now."""
+        return None if self._opened is None else self._opened.child_pid
+
+    def _segments(self) -> ProcessSegments:
         if self._opened is None:
             from cepheid_tiered.object_stores import ObjectStores
+            from cepheid_tiered.offload_process import ProcessSegments
             from cepheid_tiered.segments import Segments, SegmentSettings
 
             worker = self._worker = self._ports.new_worker("segments", _THREADS)
             settings = SegmentSettings(cache_bytes=self._settings.read_cache_bytes, cluster=self._cluster)
-            self._opened = Segments(ObjectStores(worker), worker, self._schemas_of, settings)
+            local = self._local = Segments(ObjectStores(worker), worker, self._schemas_of, settings)
+            self._opened = ProcessSegments(local, self._schemas_of, cluster=self._cluster)
         return self._opened
+
+    async def _load(self, *modules: str) -> None:
+        """Import large libraries in a thread: the loop would stand still for up to a second."""
+        assert self._worker is not None, "_segments() comes first"
+        for module in modules:
+            if module not in self._loaded:
+                await self._worker.run(lambda module=module: importlib.import_module(module))  # type: ignore[misc]
+                self._loaded.add(module)
 
     async def _schemas_of(self, topic: TopicName) -> Sequence[SchemaVersion]:
         """Every version that an entry may name, oldest first: also those that are not in force any more."""
@@ -136,6 +162,10 @@ class BrokerSegments:
 def broker_segments(store: MetadataStore, settings: TieredSettings, cluster: str, ports: Ports) -> BrokerSegments | None:
     """Return None where the libraries are not installed: the broker then says what is missing when it needs them."""
     return None if missing_requirements() is not None else BrokerSegments(store, settings, cluster, ports)
+
+
+def _libraries_of(url: str) -> tuple[str, ...]:
+    return () if url.startswith("file:") else ("obstore",)
 
 
 @dataclass(frozen=True, slots=True)

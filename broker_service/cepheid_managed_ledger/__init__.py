@@ -30,6 +30,7 @@ from cepheid_managed_ledger.finish import finish
 from cepheid_managed_ledger.ledger_list import LedgerList
 from cepheid_managed_ledger.managed_ledger import ManagedLedger, State
 from cepheid_managed_ledger.managed_ledgers import ManagedLedgers
+from cepheid_managed_ledger.offload_plan import due_ledgers
 from cepheid_managed_ledger.offload_pool import OffloadPool
 from cepheid_managed_ledger.offloader import OffloadState, OffloadStatus
 from cepheid_managed_ledger.settings import ManagedLedgerConfig, ManagedLedgerSettings, OffloadConfig
@@ -82,5 +83,6 @@ __all__ = [
     "TooManyCursorsError",
     "TopicTerminatedError",
     "UnderReplicatedFigures",
+    "due_ledgers",
     "finish",
 ]

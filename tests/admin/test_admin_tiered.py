@@ -37,12 +37,15 @@ class World:
         assert result.exit_code == 0, result.output
         return result.stdout
 
-    def written(self, topic: str, entries: int = 20) -> list[bytes]:
+    def written(self, topic: str) -> list[bytes]:
         """A topic with a subscription and several ledgers, of which all but the last have ended."""
         assert self.admin.put(f"{NAMESPACE}/{topic}").status_code == 204
         assert self.admin.put(f"{NAMESPACE}/{topic}/subscription/all").status_code == 204
-        payloads = [b"%d " % number * 300 for number in range(entries)]
-        self.admin.publish(topic, payloads)
+        payloads: list[bytes] = []
+        while len(self.ledgers(topic)) < 4:
+            more = [b"%d " % number * 300 for number in range(len(payloads), len(payloads) + 8)]
+            self.admin.publish(topic, more)
+            payloads += more
         return payloads
 
     def ledgers(self, topic: str) -> list[dict[str, Any]]:

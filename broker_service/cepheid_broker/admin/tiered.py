@@ -16,9 +16,8 @@ from cepheid_broker.admin.path_names import AnyTopicPath, NamespacePath
 from cepheid_broker.admin.topic_access import require_owner, require_plain
 from cepheid_broker.admin.topic_lists import topics_in
 from cepheid_broker.topics import PersistentTopic
-from cepheid_managed_ledger import ManagedLedger
-from cepheid_managed_ledger.offload_plan import due_ledgers
-from cepheid_metadata import Chain, chain_records
+from cepheid_managed_ledger import ManagedLedger, due_ledgers
+from cepheid_metadata import Chain, read_chain
 from cepheid_wire import PERSISTENT, TopicName
 
 _READ_IN_ONE_GO = 50  # chains; other requests get their turn in between
@@ -51,7 +50,7 @@ def tiered(context: AdminContext) -> APIRouter:
 async def _row(context: AdminContext, topic: TopicName) -> dict[str, Any]:
     opened = context.broker.topics.find(topic)
     ledger = opened.ledger if isinstance(opened, PersistentTopic) else None
-    found = await chain_records(context.store).get(topic)
+    found = await read_chain(context.store, topic)
     chain = None if found is None else found.record
     config = (await context.broker.catalog.policies(topic)).offload
     last_bytes = 0 if ledger is None else ledger.statistics().current_ledger_bytes

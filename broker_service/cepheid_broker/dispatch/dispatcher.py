@@ -25,6 +25,7 @@ from cepheid_ledger import is_entry_gone
 from cepheid_metadata import Position
 from cepheid_ports import CepheidError, TaskOwner
 from cepheid_rpc import EntryGroup
+from cepheid_tiered import SegmentError
 
 if TYPE_CHECKING:
     from cepheid_managed_ledger import Cursor, ManagedLedger
@@ -65,7 +66,11 @@ class ReadFailure:
         return is_entry_gone(self.error)
 
     def why(self, now_s: float) -> Why:
-        idle = Idle.UNREADABLE if self.is_unreadable else Idle.READ_FAILED
+        idle = Idle.READ_FAILED
+        if self.is_unreadable:
+            idle = Idle.UNREADABLE
+        elif isinstance(self.error, SegmentError):
+            idle = Idle.OBJECT_FAILED
         return Why(idle, position=self.position, since_s=now_s - self.since_s, details=str(self.error))
 
 

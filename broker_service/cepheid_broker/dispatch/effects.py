@@ -105,6 +105,10 @@ class Idle(enum.Enum):
     SUBSCRIPTION_UNACKED = ("the subscription reached its limit of unacknowledged messages", "acknowledgements arrive")
     READING = ("entries are being read from storage", "the read ends")
     READ_FAILED = ("the last read from storage failed", "the pause before the next attempt ends")
+    OBJECT_FAILED = (
+        "the object store does not give the next entries, and the bookies do not have them any more",
+        "the object store gives them: see cepheid tiered status and cepheid tiered verify",
+    )
     UNREADABLE = (
         "the next entry has no valid copy",
         "a bookie has a valid copy again, or an operator skips it: cepheid subscriptions skip TOPIC SUBSCRIPTION --unreadable",
