@@ -22,8 +22,8 @@ def check_seen(promise: str, seen: Seen, expected: Sequence[int]) -> Check:
 
 
 def check_continues(promise: str, seen: Seen, start: int, end: int) -> Check:
-    """A subscription that stopped before event `start` goes on there. It may stop within a batch, which then comes again as a whole:
-    the client acknowledges whole batches."""
+    """A subscription that stopped before event `start` goes on there. The client acknowledges whole batches, so one in which it
+    stopped comes again."""
     first = seen.ids[0] if seen.ids else end
     held = start - MAX_BATCH < first <= start and seen.is_exactly(range(first, end))
     return Check(
