@@ -36,8 +36,7 @@ FACES = (
 )
 """Packages that other product code imports from as a whole, never from their modules."""
 CORES = (
-    "ack_set", "back_reader", "background_pace", "bundle_states", "chain_edits", "chunk_owners", "counted_group", "cursor_state",
-    "deduplication",
+    "ack_set", "back_reader", "background_pace", "bundle_states", "chunk_owners", "counted_group", "cursor_state", "deduplication",
     "delayed_entries", "delivery_counts", "dispatch_failover", "dispatch_key_shared", "dispatch_shared", "effects", "ended_totals",
     "entry_group", "forward_reader", "frames", "holders", "journal_tail",
     "key_owners", "key_places", "ledger_counts", "ledger_list", "ledger_part", "limbo",

@@ -36,6 +36,21 @@ def test_every_ledger_is_one_object_and_on_no_bookie(chain: dict[str, Any], obje
     assert checks.check_offloaded(chain, objects).held is held
 
 
+@pytest.mark.parametrize(
+    ("seen", "held"),
+    [
+        (Seen(list(range(1_000, 1_010))), True),
+        (Seen(list(range(990, 1_010))), True),  # the batch in which it stopped comes again
+        (Seen(list(range(1_001, 1_010))), False),
+        (Seen(list(range(1_000, 1_009))), False),
+        (Seen(list(range(500, 1_010))), False),
+        (Seen([]), False),
+    ],
+)
+def test_a_subscription_goes_on_where_it_was(seen: Seen, held: bool) -> None:
+    assert checks.check_continues("x", seen, 1_000, 1_010).held is held
+
+
 @pytest.mark.parametrize(("begun", "complete", "held"), [(1, 1, True), (0, 1, False), (1, 3, False)])
 def test_the_kill_hits_an_upload(begun: int, complete: int, held: bool) -> None:
     assert checks.check_crash({"begun": begun, "complete": complete, "ended": 3}).held is held

@@ -70,11 +70,15 @@ def test_nothing_that_a_chain_names_is_ever_deleted(data: st.DataObject) -> None
 
     def live() -> None:
         nonlocal now_ms
-        for step in data.draw(st.lists(st.sampled_from(["begin", "upload", "forget", "delete topic", "wait"]), max_size=8)):
+        for step in data.draw(
+            st.lists(st.sampled_from(["begin", "offload", "upload", "forget", "delete topic", "wait"]), max_size=8)
+        ):
             topic = data.draw(st.sampled_from([0, 1]))
-            if step == "begin":
+            if step in ("begin", "offload"):
                 url = next(urls)
                 chains[int(url.split("/")[-2])].add(url)  # recorded before the upload begins
+                if step == "offload":
+                    objects[url] = now_ms
             elif step == "upload" and chains[topic]:
                 objects.setdefault(data.draw(st.sampled_from(sorted(chains[topic]))), now_ms)
             elif step == "forget" and chains[topic]:
@@ -85,11 +89,12 @@ def test_nothing_that_a_chain_names_is_ever_deleted(data: st.DataObject) -> None
                 now_ms += HOUR_MS
 
     live()
+    now_ms += data.draw(st.sampled_from([0, 2 * HOUR_MS]))
     listed = [StoredObject(url, 1, at_ms) for url, at_ms in objects.items()]
     live()
     named = Named(frozenset(place_of(url) for urls_of in chains.values() for url in urls_of))
     live()
-    sightings = {f"{ROOT}/t/n/{topic}": Sighting(data.draw(st.sampled_from(["ours", "other", None]))) for topic in chains}
+    sightings = {f"{ROOT}/t/n/{topic}": Sighting(data.draw(st.sampled_from(["ours", "ours", "other", None]))) for topic in chains}
     plan = plan_sweep(listed, named, sightings, "ours", now_ms, grace_ms=HOUR_MS)
     live()
     deleted = {found.url for found in plan.orphans}
