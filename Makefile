@@ -12,10 +12,11 @@ BENCH  ?= all
 # Without compiled modules on disk every process that a test starts compiles the product again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install demo demo-spark run test test-all check bench simulate clean
+.PHONY: help install demo demo-spark demo-tiered run test test-all check bench simulate clean
 help:
 	@echo "make demo              the main job on real input: publish, crash, consume, check (about 2 minutes; EVENTS=20000: a part)"
 	@echo "make demo-spark        the same flights as DataFrames while a driver and a bookie are killed (needs Java 17; EVENTS=20000: a part)"
+	@echo "make demo-tiered       the same flights in an S3 bucket: offload through a crash, query, restore (needs Java 17; EVENTS=20000: a part)"
 	@echo "make install           the environment, for commands typed by hand: source $(VENV)/bin/activate"
 	@echo "make run               a standalone server in the foreground on ./$(DATA)"
 	@echo "make check             format, lint, import contracts, types, generated pages (a minute or two)"
@@ -36,6 +37,9 @@ demo: $(STAMP)
 
 demo-spark: $(STAMP)
 	$(BIN)/cepheid demo-spark $(if $(EVENTS),--events $(EVENTS))
+
+demo-tiered: $(STAMP)
+	$(BIN)/cepheid demo-tiered $(if $(EVENTS),--events $(EVENTS))
 
 run: $(STAMP)
 	$(BIN)/cepheid standalone --data $(DATA)
@@ -62,4 +66,4 @@ simulate: $(STAMP)
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --cores $(CORES) $(if $(FRESH),--fresh) $(if $(BRANCHES),--branches)
 
 clean:
-	rm -rf $(VENV) demo-data demo-spark-data .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) demo-data demo-spark-data demo-tiered-data .pytest_cache .mypy_cache .ruff_cache .hypothesis

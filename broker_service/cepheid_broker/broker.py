@@ -26,6 +26,7 @@ from cepheid_broker.topics import (
     PartitionedTopics,
     TopicCatalog,
     TopicChangeMarks,
+    TopicManifests,
     Topics,
     TopicWatches,
 )
@@ -33,6 +34,7 @@ from cepheid_broker.traffic import TrafficFigures
 from cepheid_managed_ledger import ManagedLedgerConfig, ManagedLedgers
 from cepheid_metadata import MetadataStore
 from cepheid_ports import Ports, RefusalLog, TaskOwner
+from cepheid_tiered.bucket import Bucket
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +67,9 @@ class Broker:
         *,
         ledger_config: ManagedLedgerConfig | None = None,
         ownership: Ownership | None = None,
+        bucket: Bucket | None = None,
     ) -> None:
+        """`bucket`: object stores, for the manifests of offloaded topics; None: their libraries are not installed."""
         self.ownership: Ownership = ownership or SoleOwnership()
         self.settings = settings
         self.cluster = cluster
@@ -94,6 +98,10 @@ class Broker:
         self.catalog.on_changed.append(self.topic_watches.on_changed)
         self.schemas = SchemaRegistry(store, ports)
         self.topics.on_deleting.append(self.schemas.on_topic_deleting)
+        self.manifests: TopicManifests | None = None
+        if bucket is not None:
+            self.manifests = TopicManifests(self.topics.loaded, store, bucket, self._tasks, ports, settings.manifest_interval_s)
+            self.topics.on_deleting.append(self.manifests.on_topic_deleting)
         self._publish_budget = PublishBudget(settings.publish_buffer_bytes)
         self._refusals = RefusalLog()
         services = Services(
@@ -177,3 +185,5 @@ class Broker:
         self.topic_watches.on_tick(self.settings.rate_window_s)
         self.inactive.on_tick(self.settings.rate_window_s)
         self.leases.on_tick(self.settings.rate_window_s)
+        if self.manifests is not None:
+            self.manifests.on_tick()

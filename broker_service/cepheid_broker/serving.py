@@ -22,6 +22,7 @@ from cepheid_managed_ledger import ManagedLedgerConfig, ManagedLedgers, TailCach
 from cepheid_metadata import LedgerIds, MetadataStore, SessionState, ledger_records
 from cepheid_ports import Ports, rack_distance
 from cepheid_recovery import AuditFollower
+from cepheid_tiered.bucket import LazyBucket
 
 if TYPE_CHECKING:
     from cepheid_ports.prometheus import Family
@@ -80,12 +81,22 @@ class Serving:
         self._segments = segments = broker_segments(store, settings.tiered, cluster, ports)
         if segments is not None:
             opened.push_async_callback(segments.aclose)
+        bucket = None if segments is None else LazyBucket(lambda: ports.new_worker("manifests", 1))
+        if bucket is not None:
+            opened.push_async_callback(bucket.aclose)
         self.managed_ledgers = ManagedLedgers(
             self.ledger_client, store, self._tail_cache, settings.managed_ledger, ports, bookies=bookies, segments=segments
         )
         opened.push_async_callback(self.managed_ledgers.aclose)
         self.broker = Broker(
-            settings, cluster, store, self.managed_ledgers, ports, ledger_config=ledger_config, ownership=ownership
+            settings,
+            cluster,
+            store,
+            self.managed_ledgers,
+            ports,
+            ledger_config=ledger_config,
+            ownership=ownership,
+            bucket=bucket,
         )
         context = AdminContext(
             self.broker,

@@ -321,6 +321,11 @@ class BrokerSettings(BaseModel, frozen=True, extra="forbid"):
     inactive_check_s: PositiveFloat = Field(
         60.0, description="Interval between checks of open topics for unused ones, where a policy has them deleted."
     )
+    manifest_interval_s: PositiveFloat = Field(
+        60.0,
+        description="Interval at which the manifest of an offloaded topic is written again while its cursors change. A restore "
+        "from the bucket alone has cursors of at most this age. An offload that completes is written at once.",
+    )
     lease_check_s: PositiveFloat = Field(
         30.0,
         description="Interval between checks of the leases on open topics. Leases are the subscriptions with which Spark keeps "

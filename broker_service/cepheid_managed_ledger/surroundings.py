@@ -31,8 +31,8 @@ class Surroundings:
     """Outlives every managed ledger: here runs what must be finished."""
     settings: ManagedLedgerSettings
     ports: Ports
-    page_limits: PageLimits
     offload_pool: OffloadPool
+    page_limits: PageLimits
     segments: SegmentStore | None = None
     """Object stores; None: their libraries are not installed, and nothing is offloaded."""
     unfinished: dict[TopicName, asyncio.Future[None]] = field(default_factory=dict)

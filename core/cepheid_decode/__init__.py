@@ -34,6 +34,7 @@ from cepheid_decode.scan_request import (
     RowFilter,
     ScanRequest,
     ScanSpec,
+    StorageAccess,
     TopicSelection,
 )
 
@@ -67,6 +68,7 @@ __all__ = [
     "ScanSpec",
     "ScanTask",
     "SchemaVersion",
+    "StorageAccess",
     "TopicHistory",
     "TopicSelection",
 ]

@@ -23,7 +23,10 @@ class Fragment:
 
 @dataclass(frozen=True, slots=True)
 class LedgerHistory:
-    """One ledger of a chain. `last_entry_id` is the last entry to read, -1: none; of the open ledger, up to here it is certain."""
+    """One ledger of a chain. `last_entry_id` is the last entry to read, -1: none; of the open ledger, up to here it is certain.
+
+    `object_url`: the ledger's complete copy in object storage, "": there is none. A ledger that is only an object has no fragments.
+    """
 
     ledger_id: int
     last_entry_id: int
@@ -34,6 +37,12 @@ class LedgerHistory:
     write_quorum: int
     fragments: tuple[Fragment, ...]
     master_key: bytes
+    object_url: str = ""
+    object_bytes: int = 0
+
+    @property
+    def is_on_bookies(self) -> bool:
+        return not self.object_url or bool(self.fragments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +94,8 @@ class Piece:
 
     Of the first entry, the messages before `first_batch_index` are left out; of the last one, those from `end_batch_index` on
     (-1: none). `before`: where the entries before the ledger's first lie, for messages in chunks that began there: the tails of
-    ledgers before, the oldest first. Pieces of a task share them, so that pickled they take little.
+    ledgers before, the oldest first. Pieces of a task share them, so that pickled they take little. `object_url`: as that of
+    LedgerHistory; with fragments too, either copy may be read.
     """
 
     topic: str
@@ -99,6 +109,7 @@ class Piece:
     first_batch_index: int = 0
     end_batch_index: int = -1
     before: tuple[Piece, ...] = ()
+    object_url: str = ""
 
 
 @dataclass(frozen=True, slots=True)

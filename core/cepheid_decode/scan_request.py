@@ -36,6 +36,18 @@ class PlanSource:
 
 
 @dataclass(frozen=True, slots=True)
+class StorageAccess:
+    """How a reader reaches object storage, where its environment does not say it. The URL of an object names the store itself; what
+    is given here counts more than what the URL or the environment says. None of it is shown by repr."""
+
+    access_key: str | None = field(default=None, repr=False)
+    secret_key: str | None = field(default=None, repr=False)
+    session_token: str | None = field(default=None, repr=False)
+    endpoint: str | None = field(default=None, repr=False)
+    region: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class TopicSelection:
     """Exactly one of the two. Partitioned topics mean all their partitions, unless `partitions` names some."""
 
@@ -110,6 +122,7 @@ class ReadSettings:
     decode_bytes: int = 3 << 20  # 16 MiB are hardly faster
     verify_checksum: bool = True
     chunk_lookback: int = 1000  # entries before its own that a task may read for messages in chunks
+    prefer_bookies: bool = False  # of ledgers that bookies and object storage have; else the object is read
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +144,7 @@ class ScanSpec:
     reader_version: bytes | None = None
     writers: tuple[tuple[str, tuple[SchemaVersion, ...]], ...] = ()
     plan_source: PlanSource | None = None  # to look once again where a ledger went
+    storage: StorageAccess = StorageAccess()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -17,7 +19,7 @@ from cepheid_decode.columns import arrow_schema
 from cepheid_decode.counters import ScanCounters
 from cepheid_decode.errors import BadRecordError
 from cepheid_decode.history import Piece
-from cepheid_decode.message_decoder import DecodedMessages, MessageDecoder
+from cepheid_decode.message_decoder import MessageDecoder
 from cepheid_decode.scan_request import OnBadRecord, ReadMode, ScanSpec
 from cepheid_decode.shared_schema import base_of
 from cepheid_decode.typed import TypedColumns, typed_fields
@@ -26,6 +28,26 @@ from cepheid_rpc import EntryGroup
 ERROR_COLUMN = "_error"
 METADATA_PREFIX = "__"
 _NEEDED = ("value", "key_bytes", "ledger_id", "entry_id", "batch_index")
+
+
+class Messages(Protocol):
+    """What typed rows are made of: the face of DecodedMessages."""
+
+    def __len__(self) -> int: ...
+
+    def keep(self, wanted: npt.NDArray[np.bool_]) -> None: ...
+
+    def column(self, name: str) -> pa.Array: ...
+
+    def readable_values(self) -> pa.BinaryArray: ...
+
+    def errors(self) -> pa.StringArray | None: ...
+
+    @property
+    def versions(self) -> list[bytes]: ...
+
+    @property
+    def version_codes(self) -> npt.NDArray[np.int32]: ...
 
 
 class TypedRows:
@@ -45,24 +67,28 @@ class TypedRows:
 
     def decode(self, piece: Piece, groups: Iterable[EntryGroup]) -> Iterator[pa.RecordBatch]:
         for messages in self._messages.decode_messages(piece, groups):
-            try:
-                rows = self._rows(piece, messages)
-            except BadRecordError as error:
-                # The rows before it first: a reader that has enough of them never meets it.
-                row = error.facts.get("row")
-                if isinstance(row, int) and row > 0:
-                    self._counters.messages -= len(messages) - row
-                    messages.keep(np.arange(len(messages)) < row)
-                    yield self._rows(piece, messages)
-                raise
-            yield rows
-            del messages, rows
+            yield from self.rows(piece, messages)
+            del messages
+
+    def rows(self, piece: Piece, messages: Messages) -> Iterator[pa.RecordBatch]:
+        """Rows of messages that were counted as given out. Raises BadRecordError, after the rows before the message."""
+        try:
+            rows = self._rows(piece, messages)
+        except BadRecordError as error:
+            # The rows before it first: a reader that has enough of them never meets it.
+            row = error.facts.get("row")
+            if isinstance(row, int) and row > 0:
+                self._counters.messages -= len(messages) - row
+                messages.keep(np.arange(len(messages)) < row)
+                yield self._rows(piece, messages)
+            raise
+        yield rows
 
     def finish(self, piece: Piece) -> Iterator[pa.RecordBatch]:
         for messages in self._messages.finish_messages(piece):
             yield self._rows(piece, messages)
 
-    def _rows(self, piece: Piece, messages: DecodedMessages) -> pa.RecordBatch:
+    def _rows(self, piece: Piece, messages: Messages) -> pa.RecordBatch:
         try:
             typed = self._typed(piece.topic).columns(
                 messages.readable_values(), messages.column("key_bytes"), messages.version_codes, messages.versions
@@ -89,14 +115,14 @@ class TypedRows:
             )
         return self._by_topic[key]
 
-    def _beside(self, name: str, messages: DecodedMessages, errors: pa.Array | None) -> pa.Array:
+    def _beside(self, name: str, messages: Messages, errors: pa.Array | None) -> pa.Array:
         if name != ERROR_COLUMN:
             return messages.column(name.removeprefix(METADATA_PREFIX))
         texts = [text for text in (messages.errors(), errors) if text is not None]
         return pc.coalesce(*texts) if texts else pa.nulls(len(messages), pa.string())
 
 
-def _placed(error: BadRecordError, piece: Piece, messages: DecodedMessages) -> BadRecordError:
+def _placed(error: BadRecordError, piece: Piece, messages: Messages) -> BadRecordError:
     """The same with the place of the message, where the error names its row."""
     row = error.facts.get("row")
     if not isinstance(row, int):

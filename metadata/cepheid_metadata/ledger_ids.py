@@ -107,6 +107,21 @@ class LedgerIds:
             return first, first + self._block
 
 
+async def raise_ledger_ids(store: MetadataStore, at_least: int) -> None:
+    """Make the next block of ids begin at `at_least` or above. No running broker may have a block left: it would not notice."""
+    counter: Records[None, LedgerIdCounter] = Records(store, lambda _: keys.LEDGER_IDS_KEY, LedgerIdCounter)
+    while True:
+        found = await counter.get(None)
+        try:
+            if found is None:
+                await counter.create(None, LedgerIdCounter(next_ledger_id=at_least))
+            elif found.record.next_ledger_id < at_least:
+                await counter.replace(None, found.record.replace(next_ledger_id=at_least), found.version)
+        except (BadVersionError, KeyExistsError):
+            continue  # a bookie raised it at this moment
+        return
+
+
 def _rolled_back(ledger_id: int, next_ledger_id: int) -> LedgerIdsRolledBackError:
     message = f"ledger {ledger_id} exists, but the id counter stands at {next_ledger_id}"
     return LedgerIdsRolledBackError(message, ledger_id=ledger_id, next_ledger_id=next_ledger_id)

@@ -96,6 +96,23 @@ def demo_spark(
         raise typer.Exit(1)
 
 
+@app.command(name="demo-tiered")
+def demo_tiered(
+    data: Annotated[Path, typer.Option(help="Directory for data and logs; an earlier demo in it is deleted.")] = Path(
+        "demo-tiered-data"
+    ),
+    events: Annotated[int | None, typer.Option(min=5000, help="Publish only this many flights. Default: all 336,776")] = None,
+) -> None:
+    """Offload a year of flights to an S3 server through a crash, query them there, and restore them into a second cluster."""
+    from rich.console import Console
+
+    make_examples_importable()
+    from examples.flights_tiered.run import DemoOptions, run_demo_tiered
+
+    if not run_demo_tiered(DemoOptions(data, events), Console()):
+        raise typer.Exit(1)
+
+
 @app.command()
 def produce(
     topic: Annotated[str, typer.Argument(help="Topic, short (orders) or full (persistent://public/default/orders).")],

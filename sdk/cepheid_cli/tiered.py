@@ -8,12 +8,15 @@ from typing import Annotated, Any
 
 import typer
 
+from cepheid_cli import tiered_objects
 from cepheid_cli.admin.common import DEFAULT_URL, AdminClient, AdminUrl, Json, done, print_json, print_lines, print_table, sub_app
 from cepheid_cli.admin.units import counted, shown_bytes, shown_time
 from cepheid_cli.admin_client import AdminError, quoted, topic_parts
 from cepheid_wire import NamespaceName, TopicName
 
 app = sub_app("tiered", "Tiered storage: topics' old ledgers in object stores.")
+
+tiered_objects.register(app)
 
 _MAX_ASKED = 100
 """Owners of topics that one `status` asks, each for one topic."""
@@ -28,9 +31,7 @@ def status(
     admin_url: AdminUrl = DEFAULT_URL,
 ) -> None:
     """Show what lies on bookies, in the object store, and in both; what is due; and why it is not there yet."""
-    admin = AdminClient(admin_url)
-    is_namespace = name.count("/") == 1
-    rows = _of_namespace(admin, name) if is_namespace else [_of_topic(admin, part) for part in topic_parts(admin, name)]
+    rows = rows_of(AdminClient(admin_url), name)
     if as_json:
         print_json(rows)
         return
@@ -43,6 +44,13 @@ def status(
         done(f"{counted(len(rows) - len(shown), 'topic')} without an offload policy: cepheid topics set TOPIC offload URL")
     if not rows:
         done(f"{name} has no topics")
+
+
+def rows_of(admin: AdminClient, name: str) -> list[dict[str, Any]]:
+    """Return what brokers say of a namespace's topics, or of one topic (its partitions)."""
+    if name.count("/") == 1:
+        return _of_namespace(admin, name)
+    return [_of_topic(admin, part) for part in topic_parts(admin, name)]
 
 
 def _of_namespace(admin: AdminClient, name: str) -> list[dict[str, Any]]:

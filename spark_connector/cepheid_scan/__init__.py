@@ -30,6 +30,7 @@ from cepheid_decode import (
     ScanSpec,
     ScanTask,
     SchemaVersion,
+    StorageAccess,
     TopicHistory,
     TopicSelection,
 )
@@ -65,6 +66,7 @@ __all__ = [
     "ScanSpec",
     "ScanTask",
     "SchemaVersion",
+    "StorageAccess",
     "TopicHistory",
     "TopicSelection",
     "scan",

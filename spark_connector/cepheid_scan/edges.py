@@ -34,8 +34,9 @@ _BEFORE_ALL = MessagePosition(0, 0)
 class EntryProbe(Protocol):
     """Safe to call from several threads."""
 
-    def publish_time_ms(self, history: TopicHistory, ledger: LedgerHistory, entry_id: int) -> int | None:
-        """None: the entry is not kept any more. Raises BadRecordError, DamagedEntryError when it is, and does not tell."""
+    def publish_time_ms(self, history: TopicHistory, ledger: LedgerHistory, entry_id: int, about_ms: int) -> int | None:
+        """The time, or another one on the same side of `about_ms`, which may be known without reading the entry. None: the entry is
+        not kept any more. Raises BadRecordError, DamagedEntryError when it is, and does not tell."""
 
 
 def resolve_edge(
@@ -116,7 +117,7 @@ class _Entries:
         for place in range(number, end):
             ledger, entry_id = self._find(place)
             try:
-                published_ms = self._probe.publish_time_ms(self._history, ledger, entry_id)
+                published_ms = self._probe.publish_time_ms(self._history, ledger, entry_id, time_ms)
             except (BadRecordError, DamagedEntryError):
                 if place - number >= _MOST_UNREADABLE:
                     raise

@@ -1,18 +1,28 @@
-"""When a stored entry was published: a read of that one entry, straight from a bookie."""
+"""When a stored entry was published: a read of that one entry, straight from a bookie.
+
+Of a ledger in object storage the statistics of row groups tell on which side of a time a whole row group lies. The column with
+publish times is read only of the one that lies on both.
+"""
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Mapping
+from typing import Any
 
 from cepheid_decode.counters import ScanCounters
-from cepheid_decode.errors import BadRecordError, DataLossError
+from cepheid_decode.errors import BadOptionError, BadRecordError, DataLossError
 from cepheid_decode.history import HistoryPlan, LedgerHistory, Piece, TopicHistory
-from cepheid_decode.scan_request import ReadSettings
+from cepheid_decode.scan_request import ReadSettings, StorageAccess
 from cepheid_scan.entry_source import EntrySource
+from cepheid_scan.ledger_source import LedgerSource
 from cepheid_scan.plan_lookup import Replan
 from cepheid_scan.splits import fragments_of
 from cepheid_wire import WireError, split_tail
 from cepheid_wire import pulsar_api_pb2 as pb
+
+log = logging.getLogger(__name__)
 
 _BROKER_METADATA = b"\x0e\x02"
 _PREFIX_BYTES = 6  # magic, size of the broker's own metadata
@@ -21,14 +31,27 @@ _PREFIX_BYTES = 6  # magic, size of the broker's own metadata
 class BookieProbe:
     """Implements `edges.EntryProbe`. `replan`: where a ledger lies by now, None when it is gone."""
 
-    def __init__(self, plan: HistoryPlan, settings: ReadSettings, replan: Replan | None = None) -> None:
+    def __init__(
+        self,
+        plan: HistoryPlan,
+        settings: ReadSettings,
+        replan: Replan | None = None,
+        storage: StorageAccess = StorageAccess(),  # noqa: B008 - frozen
+    ) -> None:
+        self._storage = storage
+        self._objects: dict[str, _ObjectTimes | None] = {}  # None: it cannot be read, and its bookies are asked
+        self._lock = threading.Lock()
         self._bookies: Mapping[str, str] = plan.bookies
         self._plan = plan
         self._settings = settings
         self._replan = replan
         self.probes = 0
 
-    def publish_time_ms(self, history: TopicHistory, ledger: LedgerHistory, entry_id: int) -> int | None:
+    def publish_time_ms(self, history: TopicHistory, ledger: LedgerHistory, entry_id: int, about_ms: int) -> int | None:
+        if ledger.object_url and not (ledger.fragments and self._settings.prefer_bookies):
+            found = self._in_object(ledger, entry_id, about_ms)
+            if found is not None:
+                return found
         piece = Piece(
             history.topic,
             history.partition,
@@ -38,10 +61,12 @@ class BookieProbe:
             ledger.ensemble_size,
             ledger.write_quorum,
             fragments_of(ledger, entry_id, entry_id),
+            object_url=ledger.object_url,
         )
         self.probes += 1
         ticket = self._plan.ticket_of(history.topic, history.partition)  # all of hundreds of topics would be more than fits
-        source = EntrySource(self._bookies, ticket, self._settings, ScanCounters(), replan=self._replan)
+        bookies = EntrySource(self._bookies, ticket, self._settings, ScanCounters(), replan=self._replan)
+        source = LedgerSource(bookies, self._settings, ScanCounters(), storage=self._storage, replan=self._replan)
         try:
             (group,) = source.read(piece)
         except DataLossError:
@@ -51,6 +76,51 @@ class BookieProbe:
         except (WireError, ValueError) as error:
             message = f"entry {ledger.ledger_id}:{entry_id} of {history.topic} tells no publish time: {error}"
             raise BadRecordError(message, topic=history.topic, ledger_id=ledger.ledger_id, entry_id=entry_id) from None
+
+    def _in_object(self, ledger: LedgerHistory, entry_id: int, about_ms: int) -> int | None:
+        """None: the columns do not tell, or the object cannot be read."""
+        from cepheid_scan.object_files import SegmentUnusableError
+
+        with self._lock:  # one object is not for two threads
+            try:
+                if ledger.object_url not in self._objects:
+                    self._objects[ledger.object_url] = _ObjectTimes(ledger, self._storage, self._settings)
+                times = self._objects[ledger.object_url]
+                return None if times is None else times.publish_time_ms(entry_id, about_ms)
+            except SegmentUnusableError as error:
+                log.warning("scan.object_unusable: %s: %s", ledger.object_url, error, extra={"ledger_id": ledger.ledger_id})
+                self._objects[ledger.object_url] = None
+                return None
+            except BadOptionError:  # the library is missing
+                if not ledger.fragments:
+                    raise
+                self._objects[ledger.object_url] = None
+                return None
+
+
+class _ObjectTimes:
+    """Publish times of one object. Raises SegmentUnusableError."""
+
+    def __init__(self, ledger: LedgerHistory, storage: StorageAccess, settings: ReadSettings) -> None:
+        from cepheid_scan.object_segments import open_segment
+
+        self._segment = open_segment(ledger.object_url, ledger.ledger_id, storage, settings, ScanCounters())
+        self._index = -1  # of the row group whose times were read last
+        self._times: tuple[Any, Any] = ((), ())
+
+    def publish_time_ms(self, entry_id: int, about_ms: int) -> int | None:
+        (group,) = self._segment.within(entry_id, entry_id)
+        found = group.publish_ms
+        if group.complete and found is not None:
+            if found.high < about_ms:
+                return int(found.high)
+            if found.low >= about_ms:
+                return int(found.low)
+        if group.index != self._index:
+            self._times, self._index = self._segment.publish_times(group), group.index
+        ids, times = self._times
+        published_ms = int(times[ids.searchsorted(entry_id)])
+        return published_ms if published_ms >= 0 else None
 
 
 def publish_time_ms(tail: memoryview) -> int:

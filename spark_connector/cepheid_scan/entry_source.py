@@ -35,6 +35,16 @@ log = logging.getLogger(__name__)
 RACK_VARIABLE = "CEPHEID_RACK"
 _NO_LIMIT_BYTES = 1 << 62
 
+
+class MovedToObjectError(Exception):
+    """Bookies have the ledger no more: it is an object now. `entry_id`: the next entry to read."""
+
+    def __init__(self, url: str, entry_id: int) -> None:
+        super().__init__(f"the ledger moved to {url}")
+        self.url = url
+        self.entry_id = entry_id
+
+
 _suspects = Suspects()  # of the process: tasks that share it learn from each other
 
 
@@ -70,8 +80,8 @@ class EntrySource:
         return f"<EntrySource of {len(self._bookies)} bookies>"
 
     def read(self, piece: Piece) -> Iterator[EntryGroup]:
-        """Groups of exactly the piece's range, in order. Raises EntriesUnreadableError, DataLossError, which say where, and
-        StoppedError."""
+        """Groups of exactly the piece's range, in order. Raises EntriesUnreadableError, DataLossError, which say where,
+        MovedToObjectError and StoppedError."""
         entry_id = piece.first_entry_id
         looked_at = damaged_at = -2  # none
         while entry_id <= piece.last_entry_id:
@@ -202,6 +212,9 @@ class EntrySource:
                 entry_id=stuck.entry_id,
                 last_entry_id=piece.last_entry_id,
             )
+        if ledger.object_url and not ledger.fragments:
+            log.info("scan.ledger_moved", extra={"topic": piece.topic, "ledger_id": piece.ledger_id, "entry_id": here})
+            raise MovedToObjectError(ledger.object_url, here)
         if self._place(ledger.fragments, here) == known:
             raise _unreadable(piece, stuck)
         log.info("scan.ledger_moved", extra={"topic": piece.topic, "ledger_id": piece.ledger_id, "entry_id": here})

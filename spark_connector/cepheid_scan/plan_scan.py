@@ -75,7 +75,7 @@ def plan_ranges(
         def replan(piece: Piece) -> LedgerHistory | None:
             return find_ledger(request.source, piece.topic, piece.ledger_id)
 
-        probe = BookieProbe(plan, request.spec.settings, replan)
+        probe = BookieProbe(plan, request.spec.settings, replan, request.spec.storage)
     skew_ms, ask = request.timestamp_skew_ms, planner.subscription_position
     starts = resolve_edge(request.start, plan, probe, is_end=False, skew_ms=skew_ms, subscription_position=ask)
     ends = resolve_edge(request.end, plan, probe, is_end=True, skew_ms=skew_ms, subscription_position=ask)

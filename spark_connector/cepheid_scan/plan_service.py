@@ -13,6 +13,7 @@ import base64
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -24,7 +25,7 @@ from cepheid_scan.admin_http import AdminHttp
 from cepheid_scan.gone_ledgers import GoneLedgers
 from cepheid_scan.planner import expand_checked, namespace_of_pattern, no_such_topics, parse_topic
 
-_FORMAT = 1
+_FORMATS = (1, 2)  # 2: ledgers may be objects alone, without fragments
 _AT_ONCE = 8  # requests
 _NAMES_PER_REQUEST = 100  # their URL stays below 64 KB
 _MOST_KNOWN_LEDGERS = 100_000  # closed ones, remembered between plans
@@ -216,8 +217,10 @@ def _last_known(topic: str, known: Mapping[str, Mapping[int, LedgerHistory]]) ->
 
 def _checked(answer: Any) -> dict[str, Any]:
     found = answer.get("format") if isinstance(answer, dict) else None
-    if found != _FORMAT:
-        raise PlanUnavailableError(f"the plan service answers in format {found}, this release reads format {_FORMAT}: upgrade it")
+    if found not in _FORMATS:
+        raise PlanUnavailableError(
+            f"the plan service answers in format {found}, this release reads formats up to {_FORMATS[-1]}: upgrade it"
+        )
     return dict(answer)
 
 
@@ -229,7 +232,7 @@ def _parse(answer: Mapping[str, Any], known: Mapping[str, Mapping[int, LedgerHis
         before = known.get(plan["topic"], {})
         ledgers: list[LedgerHistory] = []
         for ledger in plan["ledgers"]:
-            found = _ledger(ledger, shared) if "fragments" in ledger else before.get(ledger["ledger_id"])
+            found = _ledger(ledger, shared, before.get(ledger["ledger_id"]))
             if found is None:
                 return None
             ledgers.append(found)
@@ -242,8 +245,32 @@ def _parse(answer: Mapping[str, Any], known: Mapping[str, Mapping[int, LedgerHis
     return _Answer(histories, dict(answer["bookies"]), racks, answer["read_ticket"].encode(), schemas)
 
 
-def _ledger(ledger: Mapping[str, Any], shared: dict[str, str]) -> LedgerHistory:
+def _ledger(ledger: Mapping[str, Any], shared: dict[str, str], known: LedgerHistory | None) -> LedgerHistory | None:
+    """`known`: what an earlier plan said of it; needed where the answer leaves the fragments out. What it says of a copy in object
+    storage is always new: a ledger moves there after it ended."""
     is_open = ledger["entries"] is None
+    offloaded = ledger.get("offloaded")
+    url, object_bytes = (offloaded["url"], offloaded["object_bytes"]) if offloaded else ("", 0)
+    is_on_bookies = offloaded is None or offloaded["on_bookies"]
+    if is_on_bookies and "fragments" not in ledger:
+        if known is None or not known.fragments:
+            return None
+        same = (known.object_url, known.object_bytes) == (url, object_bytes)
+        return known if same else replace(known, object_url=url, object_bytes=object_bytes)
+    if not is_on_bookies:
+        return LedgerHistory(
+            ledger_id=ledger["ledger_id"],
+            last_entry_id=ledger["last_entry_id"],
+            is_open=is_open,
+            size_bytes=ledger["size_bytes"],
+            closed_at_ms=ledger["closed_at_ms"],
+            ensemble_size=0,
+            write_quorum=0,
+            fragments=(),
+            master_key=b"",
+            object_url=url,
+            object_bytes=object_bytes,
+        )
     return LedgerHistory(
         ledger_id=ledger["ledger_id"],
         last_entry_id=ledger["last_entry_id"],
@@ -257,6 +284,8 @@ def _ledger(ledger: Mapping[str, Any], shared: dict[str, str]) -> LedgerHistory:
             for fragment in ledger["fragments"]
         ),
         master_key=base64.b64decode(ledger["master_key"]),
+        object_url=url,
+        object_bytes=object_bytes,
     )
 
 

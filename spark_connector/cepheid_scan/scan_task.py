@@ -1,7 +1,8 @@
 """One task of a scan, from its pieces to rows in Arrow: what a Spark task, `scan()` and the command line run.
 
-    pieces ──► EntrySource ──► groups, `decode_bytes` at a time ──► decoder ──► RecordBatches
-                   ▲ a thread reads on meanwhile
+    pieces ──► LedgerSource ──► groups, `decode_bytes` at a time ──► decoder ──► RecordBatches
+       │           ▲ a thread reads on meanwhile                                    ▲
+       └─ object in object storage ──► ObjectRows, where its columns say all ───────┘
 
 Rule 1: order is that of the pieces, and within them of the entries; every row once.
 Rule 2: memory is bounded by what is read ahead, what is collected, or instead the decoder's copy of it, and its rows: each of about
@@ -16,7 +17,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from cepheid_decode.counters import ScanCounters
 from cepheid_decode.errors import DataLossError
@@ -24,12 +25,18 @@ from cepheid_decode.history import LedgerHistory, Piece, ScanTask
 from cepheid_decode.scan_request import OnBadRecord, PlanSource, ReadMode, ScanSpec
 from cepheid_rpc import EntryGroup
 from cepheid_scan.entry_source import EntrySource
+from cepheid_scan.ledger_source import LedgerSource
+from cepheid_scan.object_files import SegmentUnusableError
 from cepheid_scan.stop_signal import StopSignal
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from cepheid_decode.typed_rows import TypedRows
+
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class Decoder(Protocol):
@@ -49,9 +56,10 @@ def scan_task(
     bookies = dict(task.bookies)
     replan = _replanner(spec.plan_source, bookies)
     skips = spec.on_bad_record is not OnBadRecord.FAIL
-    source = EntrySource(
+    from_bookies = EntrySource(
         bookies, task.ticket, spec.settings, counters, replan=replan, racks=dict(task.racks), damaged_as_empty=skips, stop=stop
     )
+    source = LedgerSource(from_bookies, spec.settings, counters, storage=spec.storage, replan=replan, stop=stop)
     decoder = _decoder(spec, counters, LookBack(source))
     began = time.monotonic()
     outcome = "stopped by the reader"
@@ -68,7 +76,79 @@ def scan_task(
 
 
 def _scan_piece(
-    piece: Piece, source: EntrySource, decoder: Decoder, spec: ScanSpec, counters: ScanCounters
+    piece: Piece, source: LedgerSource, decoder: Decoder, spec: ScanSpec, counters: ScanCounters
+) -> Iterator[pa.RecordBatch]:
+    if spec.mode is ReadMode.ENTRIES or not source.reads_object(piece):
+        yield from _decode_piece(piece, source, decoder, spec, counters)
+        return
+    progress = _Progress(piece)
+    try:
+        yield from _scan_object(progress, source, decoder, spec, counters)
+    except SegmentUnusableError as error:
+        left = progress.left()
+        if left is None:
+            return
+        try:
+            left = source.without_object(left, error)
+        except DataLossError as loss:
+            _note_loss(left, left.first_entry_id, loss, spec, counters)
+            return
+        yield from _decode_piece(left, source, decoder, spec, counters)
+
+
+class _Progress:
+    """What of a piece was given out."""
+
+    def __init__(self, piece: Piece) -> None:
+        self._piece = piece
+        self._left: Piece | None = piece
+
+    def left(self) -> Piece | None:
+        """None: nothing is."""
+        return self._left
+
+    def set(self, entry_id: int, batch_index: int = -1) -> None:
+        """Through this message. `batch_index` -1: through the whole entry."""
+        first, index = (entry_id + 1, 0) if batch_index < 0 else (entry_id, batch_index + 1)
+        piece = self._piece
+        self._left = replace(piece, first_entry_id=first, first_batch_index=index) if first <= piece.last_entry_id else None
+
+
+def _scan_object(
+    progress: _Progress, source: LedgerSource, decoder: Decoder, spec: ScanSpec, counters: ScanCounters
+) -> Iterator[pa.RecordBatch]:
+    """From the columns of the piece's object, and by decoding its entries where these do not have all that is asked for."""
+    from cepheid_scan.object_rows import ObjectRows, plan_steps
+
+    piece = progress.left()
+    assert piece is not None
+    segment = source.segment(piece)
+    rows = ObjectRows(spec, piece, segment, counters, _typed_rows(decoder, spec))
+    for step in plan_steps(piece, segment, spec.row_filter):
+        if step.group is None:
+            # From here on the step is read by another source, which changes copies by itself.
+            yield from _decode_piece(step.piece, source, decoder, spec, counters)
+        else:
+            for batch, entry_id, batch_index in _timed(rows.read(step), counters):
+                source.check_stopped()
+                yield batch
+                progress.set(entry_id, batch_index)
+                del batch
+            counters.entries += step.piece.last_entry_id - step.piece.first_entry_id + 1
+        progress.set(step.piece.last_entry_id)
+
+
+def _typed_rows(decoder: Decoder, spec: ScanSpec) -> TypedRows | None:
+    if spec.mode is not ReadMode.TYPED:
+        return None
+    from cepheid_decode.typed_rows import TypedRows
+
+    assert isinstance(decoder, TypedRows)
+    return decoder
+
+
+def _decode_piece(
+    piece: Piece, source: LedgerSource, decoder: Decoder, spec: ScanSpec, counters: ScanCounters
 ) -> Iterator[pa.RecordBatch]:
     entry_id = piece.first_entry_id
     try:
@@ -76,13 +156,18 @@ def _scan_piece(
             entry_id = groups[-1].last_entry_id + 1
             yield from _timed(decoder.decode(piece, _emptied(groups)), counters)
     except DataLossError as loss:
-        if spec.fail_on_data_loss:
-            raise
-        lost = piece.last_entry_id - entry_id + 1
-        counters.lost_entries += lost
-        facts = {"topic": piece.topic, "ledger_id": piece.ledger_id, "entry_id": entry_id, "lost_entries": lost}
-        log.warning("scan.data_lost: %d entries: %s", lost, loss.args[0], extra=facts)
+        _note_loss(piece, entry_id, loss, spec, counters)
     yield from _timed(decoder.finish(piece), counters)
+
+
+def _note_loss(piece: Piece, entry_id: int, loss: DataLossError, spec: ScanSpec, counters: ScanCounters) -> None:
+    """Raises the loss, unless the reader accepts it."""
+    if spec.fail_on_data_loss:
+        raise loss
+    lost = piece.last_entry_id - entry_id + 1
+    counters.lost_entries += lost
+    facts = {"topic": piece.topic, "ledger_id": piece.ledger_id, "entry_id": entry_id, "lost_entries": lost}
+    log.warning("scan.data_lost: %d entries: %s", lost, loss.args[0], extra=facts)
 
 
 def collected(groups: Iterable[EntryGroup], limit_bytes: int) -> Iterator[list[EntryGroup]]:
@@ -114,7 +199,7 @@ def _emptied(groups: list[EntryGroup]) -> Iterator[EntryGroup]:
 class LookBack:
     """The entries right before a piece, for messages in chunks that began there."""
 
-    def __init__(self, source: EntrySource) -> None:
+    def __init__(self, source: EntrySource | LedgerSource) -> None:
         self._source = source
 
     def __call__(self, piece: Piece, count: int) -> Iterator[EntryGroup]:
@@ -147,7 +232,7 @@ def _last_entries(tails: Sequence[Piece], count: int) -> list[Piece]:
     return wanted[::-1]
 
 
-def _timed(batches: Iterator[pa.RecordBatch], counters: ScanCounters) -> Iterator[pa.RecordBatch]:
+def _timed(batches: Iterator[T], counters: ScanCounters) -> Iterator[T]:
     """Counts the time in the decoder, not that of whoever takes the batches."""
     while True:
         began = time.monotonic()

@@ -144,6 +144,7 @@ class _Run:
             first_batch_index=self.first_batch_index if first == self.first else 0,
             end_batch_index=self.end_batch_index if last == self.last else -1,
             before=_reaching(self.before, self.look_back - first),
+            object_url=ledger.object_url,
         )
 
 
@@ -201,17 +202,18 @@ def _tail(history: TopicHistory, ledger: LedgerHistory, entries: int) -> Piece:
         history.topic,
         history.partition,
         ledger.ledger_id,
-        max(first, fragments[0].first_entry_id),
+        max(first, fragments[0].first_entry_id) if fragments else first,
         last,
         ledger.ensemble_size,
         ledger.write_quorum,
         fragments,
+        object_url=ledger.object_url,
     )
 
 
 def _from_near(fragments: tuple[Fragment, ...], entry_id: int) -> tuple[Fragment, ...]:
     """Without the oldest before that of `entry_id` that a task has no room for."""
-    start = sum(fragment.first_entry_id <= entry_id for fragment in fragments) - 1
+    start = max(0, sum(fragment.first_entry_id <= entry_id for fragment in fragments) - 1)
     size_bytes = 0
     while start > 0 and (size_bytes := size_bytes + _fragment_bytes(fragments[start - 1])) <= _BEFORE_BYTES:
         start -= 1
@@ -219,7 +221,9 @@ def _from_near(fragments: tuple[Fragment, ...], entry_id: int) -> tuple[Fragment
 
 
 def fragments_of(ledger: LedgerHistory, first: int, last: int) -> tuple[Fragment, ...]:
-    """Those that hold any of `first..last`."""
+    """Those that hold any of `first..last`; none of a ledger that is only an object."""
+    if not ledger.fragments:
+        return ()
     ends = [fragment.first_entry_id for fragment in ledger.fragments[1:]] + [last + 1]
     return tuple(
         fragment for fragment, end in zip(ledger.fragments, ends, strict=True) if fragment.first_entry_id <= last and end > first
@@ -353,7 +357,7 @@ def _place_of(piece: Piece) -> tuple[str, int]:
 
 
 def _piece_bytes(piece: Piece) -> int:
-    return _PIECE_BYTES + sum(map(_fragment_bytes, piece.fragments))
+    return _PIECE_BYTES + len(piece.object_url) + sum(map(_fragment_bytes, piece.fragments))
 
 
 def _fragment_bytes(fragment: Fragment) -> int:

@@ -25,6 +25,7 @@ from cepheid_metadata import (
     DeletedLedger,
     LedgerMetadata,
     MetadataError,
+    OffloadedLedger,
     SchemaDefinition,
     SchemaHistory,
     TopicRecord,
@@ -105,7 +106,7 @@ class ZooKeeperPlanner:
             raise no_such_topics(missing, self._listed(parse_topic(missing[0]).namespace))
         for _ in range(_ATTEMPTS):
             chains = self._chains(names)
-            ledgers = None if chains is None else self._ledgers([each for chain in chains if chain for each in chain.ledgers])
+            ledgers = None if chains is None else self._ledgers([each for chain in chains if chain for each in _on_bookies(chain)])
             if chains is not None and ledgers is not None:
                 histories = _histories(names, chains, ledgers)
                 break
@@ -239,6 +240,11 @@ class ZooKeeperPlanner:
         return [ledger_id for ledger_id in found if ledger_id in ids]
 
 
+def _on_bookies(chain: Chain) -> list[ChainLedger]:
+    """Those that have a record of their own: one that is only an object has none."""
+    return [ledger for ledger in chain.ledgers if chain.is_on_bookies(ledger.ledger_id)]
+
+
 def _addresses(registered: Iterable[BookieRegistration]) -> dict[str, str]:
     return {one.bookie_id: one.addresses["grpc"] for one in registered}
 
@@ -253,14 +259,37 @@ def _histories(
             str(name),
             name.partition_index,
             "" if chain is None else chain.incarnation,
-            () if chain is None else tuple(_ledger(ledger, ledgers[ledger.ledger_id], shared) for ledger in chain.ledgers),
+            ()
+            if chain is None
+            else tuple(
+                _ledger(ledger, ledgers.get(ledger.ledger_id), chain.offload_of(ledger.ledger_id), shared)
+                for ledger in chain.ledgers
+            ),
         )
         for name, chain in zip(names, chains, strict=True)
     ]
 
 
-def _ledger(recorded: ChainLedger, metadata: LedgerMetadata, shared: dict[str, str]) -> LedgerHistory:
-    """`shared`: one object per bookie, since pickled tasks repeat objects for two bytes."""
+def _ledger(
+    recorded: ChainLedger, metadata: LedgerMetadata | None, offload: OffloadedLedger | None, shared: dict[str, str]
+) -> LedgerHistory:
+    """`shared`: one object per bookie, since pickled tasks repeat objects for two bytes. Without metadata it is only an object."""
+    url, object_bytes = ("", 0) if offload is None else (offload.url, offload.object_bytes)
+    if metadata is None:
+        assert recorded.entries is not None, "only ledgers that ended are offloaded"
+        return LedgerHistory(
+            ledger_id=recorded.ledger_id,
+            last_entry_id=recorded.entries - 1,
+            is_open=False,
+            size_bytes=recorded.size_bytes,
+            closed_at_ms=recorded.closed_at_ms,
+            ensemble_size=0,
+            write_quorum=0,
+            fragments=(),
+            master_key=b"",
+            object_url=url,
+            object_bytes=object_bytes,
+        )
     closed_at = metadata.last_entry_id if metadata.last_entry_id is not None else -1
     return LedgerHistory(
         ledger_id=recorded.ledger_id,
@@ -275,4 +304,6 @@ def _ledger(recorded: ChainLedger, metadata: LedgerMetadata, shared: dict[str, s
             for fragment in metadata.fragments
         ),
         master_key=master_key_of(metadata),
+        object_url=url,
+        object_bytes=object_bytes,
     )

@@ -14,7 +14,7 @@ from tests.installed_wheel import CLONE
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["demo", "demo-spark"])
+@pytest.mark.parametrize("command", ["demo", "demo-spark", "demo-tiered"])
 def test_an_installed_command_says_where_the_demos_are(wheel_bin: Path, command: str) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     done = subprocess.run(

@@ -1,6 +1,6 @@
-"""`cepheid demo` and `cepheid demo-spark` on a part of the flights: every promise holds while processes are really killed.
+"""`cepheid demo`, `demo-spark` and `demo-tiered` on a part of the flights: every promise holds while processes are really killed.
 
-Both run in a directory outside of the repository, because the commands must find `examples/` from anywhere.
+They run in a directory outside of the repository, because the commands must find `examples/` from anywhere.
 """
 
 from __future__ import annotations
@@ -46,3 +46,16 @@ def test_the_spark_demo_on_a_part_of_the_flights(tmp_path: Path) -> None:
     printed = run_demo(tmp_path, "demo-spark", "--events", "6250", timeout_s=840)
     assert re.findall(r"│ (yes|NO) ", printed) == ["yes"] * 10, printed
     assert sorted(path.name for path in (tmp_path / "demo").glob("*.png")) == ["delays.png", "scan.png", "stream.png"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_tiered_demo_on_a_part_of_the_flights(tmp_path: Path) -> None:
+    pytest.importorskip("moto", reason="NO S3 SERVER: pip install 'moto[s3,server]'")
+    try:
+        find_java()
+    except NoJavaError as error:
+        pytest.skip(f"NO SPARK: {error}")
+    printed = run_demo(tmp_path, "demo-tiered", "--events", "20000", timeout_s=840)
+    assert re.findall(r"│ (yes|NO) ", printed) == ["yes"] * 11, printed
+    assert printed.count("SIGKILL") == 1

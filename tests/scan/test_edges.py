@@ -34,7 +34,7 @@ class ScriptedProbe:
         self.unreadable = unreadable
         self.asked: list[tuple[int, int]] = []
 
-    def publish_time_ms(self, history: TopicHistory, ledger: LedgerHistory, entry_id: int) -> int | None:
+    def publish_time_ms(self, history: TopicHistory, ledger: LedgerHistory, entry_id: int, about_ms: int) -> int | None:
         self.asked.append((ledger.ledger_id, entry_id))
         if (ledger.ledger_id, entry_id) in self.unreadable:
             raise BadRecordError(f"{ledger.ledger_id}:{entry_id} is damaged")

@@ -198,9 +198,29 @@ def test_many_names_are_asked_for_in_groups(http: ScriptedHttp, planner: PlanSer
 
 
 def test_another_format_is_refused_by_name(http: ScriptedHttp, planner: PlanServicePlanner) -> None:
-    http.ledgers[TOPIC], http.format = [ledger(1, None)], 2
-    with pytest.raises(PlanUnavailableError, match="format 2, this release reads format 1"):
+    http.ledgers[TOPIC], http.format = [ledger(1, None)], 3
+    with pytest.raises(PlanUnavailableError, match="format 3, this release reads formats up to 2"):
         planner.plan([TOPIC])
+
+
+def test_a_known_ledger_moves_to_its_object(http: ScriptedHttp, planner: PlanServicePlanner) -> None:
+    """Closed ledgers are remembered with their fragments; where their copies are is in every answer."""
+    url = "s3://bucket/3.parquet"
+    http.ledgers[TOPIC] = [ledger(3, 10), ledger(5, None)]
+    places = []
+    for copy in (None, {"url": url, "object_bytes": 70, "on_bookies": True}, {"url": url, "object_bytes": 70, "on_bookies": False}):
+        http.ledgers[TOPIC][0] |= {} if copy is None else {"offloaded": copy}
+        (first, _) = planner.plan([TOPIC]).topics[0].ledgers
+        places.append((first.object_url, first.object_bytes, bool(first.fragments), first.last_entry_id, first.is_on_bookies))
+    assert places == [("", 0, True, 9, True), (url, 70, True, 9, True), (url, 70, False, 9, False)]
+
+
+def test_a_ledger_that_is_only_an_object_needs_no_fragments(http: ScriptedHttp, planner: PlanServicePlanner) -> None:
+    copy = {"url": "s3://bucket/3.parquet", "object_bytes": 70, "on_bookies": False}
+    bare = {name: value for name, value in ledger(3, 10).items() if name not in ("fragments", "ensemble_size", "master_key")}
+    http.ledgers[TOPIC], http.format = [bare | {"offloaded": copy}, ledger(5, None)], 2
+    for _ in range(2):  # the second time it is known
+        assert shape(planner.plan([TOPIC])) == {TOPIC: [(3, 9), (5, 0)]}
 
 
 def test_a_look_at_many_topics_costs_each_of_them_once(

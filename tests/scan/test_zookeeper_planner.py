@@ -7,7 +7,17 @@ from typing import TypeVar
 
 import pytest
 
-from cepheid_metadata import BookieRegistration, Chain, ChainLedger, LedgerMetadata, LedgerState, Record, TopicRecord, keys
+from cepheid_metadata import (
+    BookieRegistration,
+    Chain,
+    ChainLedger,
+    LedgerMetadata,
+    LedgerState,
+    OffloadedLedger,
+    Record,
+    TopicRecord,
+    keys,
+)
 from cepheid_metadata import Fragment as RecordedFragment
 from cepheid_scan import PlanSource, PlanUnavailableError
 from cepheid_scan import zookeeper_planner as planner_module
@@ -99,6 +109,22 @@ def test_a_chain_that_is_trimmed_at_every_look_is_no_plan(reads: ScriptedReads) 
     assert reads.chain_reads == 3
     reads.on_chain = lambda: None
     assert planned(planner) == [3], "the next question is a new one"
+
+
+def test_a_ledger_that_is_only_an_object_needs_no_record_of_its_own(reads: ScriptedReads) -> None:
+    reads.keep(1, 2)
+    ledgers = (ChainLedger(ledger_id=1, entries=5, size_bytes=50, closed_at_ms=9), ChainLedger(ledger_id=2, entries=5))
+    copies = {
+        1: OffloadedLedger(url="s3://b/1", started_at_ms=1, complete=True, on_bookies=False, object_bytes=30),
+        2: OffloadedLedger(url="s3://b/2", started_at_ms=1),
+    }
+    reads.found[CHAIN] = Chain(incarnation="i", ledgers=ledgers, offloaded=copies)
+    del reads.found[keys.ledger_key(1)]
+    (history,) = ZooKeeperPlanner(PlanSource(metadata="zk://nobody")).plan([str(TOPIC)]).topics
+    assert [(one.ledger_id, one.last_entry_id, one.object_url, bool(one.fragments)) for one in history.ledgers] == [
+        (1, 4, "s3://b/1", False),
+        (2, 4, "", True),  # an upload that is not complete does not count
+    ]
 
 
 def test_what_is_known_of_a_closed_ledger_counts_though_its_record_went(reads: ScriptedReads) -> None:

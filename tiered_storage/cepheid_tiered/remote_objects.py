@@ -251,3 +251,8 @@ def _reason(text: str) -> tuple[str, str]:
 
 def _first_line(error: object) -> str:
     return str(error).split("\n", 1)[0].split("<?xml", 1)[0][:300].strip()
+
+
+def error_of(url: str, error: BaseException) -> SegmentError:
+    """Return the error of this package for one that obstore raised, for callers that use the library without a loop."""
+    return _told(url, StoreUrl.parse(url), error)

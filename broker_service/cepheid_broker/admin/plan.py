@@ -8,6 +8,8 @@ Rules
 2. The chain's record of a ledger is its end (cepheid_ledger.chain_end). The open ledger has none: up to its hint it is certain.
 3. Entries never pass the broker, and the answer is a snapshot: who misses a ledger that was trimmed since asks anew.
 4. A reader that plans again and again names the last ledger that it knows (`after`): fragments come for the later ones alone.
+5. A ledger with a complete copy in object storage names it (`offloaded`), whatever `after` says, since a ledger moves there after
+   it ended. A ledger that is only an object has no fragments: an answer that names one has format 2, which older readers refuse.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import base64
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any, TypeVar
-from urllib.parse import urlencode
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import JSONResponse
@@ -35,6 +37,7 @@ from cepheid_metadata import (
     Chain,
     ChainLedger,
     LedgerMetadata,
+    OffloadedLedger,
     Position,
     available_bookies,
     keys,
@@ -48,10 +51,12 @@ from cepheid_metadata import (
 from cepheid_wire import PERSISTENT, NamespaceName, TopicName
 
 FORMAT = 1
+FORMAT_WITH_OBJECTS = 2  # rule 5
 _AT_ONCE = 64  # records asked for together, and partitions opened together
 _ATTEMPTS = 3  # of a chain that is trimmed while it is looked at
 _ENCODED_AT_ONCE = 200
 _MOST_NAMES = 1000  # in one question
+_PUBLIC_STORE_OPTIONS = frozenset({"endpoint", "region"})
 
 N = TypeVar("N")
 R = TypeVar("R")
@@ -70,11 +75,12 @@ def plan(context: AdminContext) -> APIRouter:
             raise TopicNotFoundError(f"Topic {name} does not exist", topic=str(name))
         parts = [name.partition(index) for index in range(partitions)] or [name]
         bookies = await _bookies(context)
+        plans = await _plans(context, name, parts, after)
         answer = {
-            "format": FORMAT,
+            "format": _format_of(plans),
             "topic": str(name),
             "partitions": partitions,
-            "plans": await _plans(context, name, parts, after),
+            "plans": plans,
             "schemas": await _schemas(context, name) if schemas else [],
             "bookies": {bookie.bookie_id: bookie.addresses["grpc"] for bookie in bookies},
             "racks": {bookie.bookie_id: bookie.rack for bookie in bookies if bookie.rack is not None},
@@ -186,12 +192,20 @@ async def _ledgers(context: AdminContext, chain: Chain, end: Position, open_byte
     records = ledger_records(context.store)
 
     async def ledger_of(recorded: ChainLedger) -> dict[str, Any] | None:
-        if recorded.ledger_id <= after and not recorded.is_open:
-            return _ledger(recorded, None, end, open_bytes)
+        offload = chain.offload_of(recorded.ledger_id)
+        is_known = recorded.ledger_id <= after and not recorded.is_open
+        if is_known or not chain.is_on_bookies(recorded.ledger_id):  # an object alone has no metadata (rule 5)
+            return _ledger(recorded, None, end, open_bytes, offload)
         found = await records.get(recorded.ledger_id)
-        return None if found is None else _ledger(recorded, found.record, end, open_bytes)
+        return None if found is None else _ledger(recorded, found.record, end, open_bytes, offload)
 
     return await _in_groups(chain.ledgers, ledger_of)
+
+
+def _format_of(plans: Sequence[dict[str, Any]]) -> int:
+    """The oldest format whose readers understand the answer. Rule 5."""
+    objects = (ledger["offloaded"] for plan in plans for ledger in plan["ledgers"] if "offloaded" in ledger)
+    return FORMAT if all(each["on_bookies"] for each in objects) else FORMAT_WITH_OBJECTS
 
 
 async def _encoded(answer: dict[str, Any]) -> bytes:
@@ -208,9 +222,11 @@ async def _encoded(answer: dict[str, Any]) -> bytes:
     return f'{head[:-1]}, "plans": [{", ".join(plans)}]}}'.encode()
 
 
-def _ledger(recorded: ChainLedger, metadata: LedgerMetadata | None, end: Position, open_bytes: int) -> dict[str, Any]:
+def _ledger(
+    recorded: ChainLedger, metadata: LedgerMetadata | None, end: Position, open_bytes: int, offload: OffloadedLedger | None
+) -> dict[str, Any]:
     is_last = end.ledger_id == recorded.ledger_id
-    fields = {
+    fields: dict[str, Any] = {
         "ledger_id": recorded.ledger_id,
         "open": recorded.is_open,
         "entries": recorded.entries,
@@ -218,7 +234,27 @@ def _ledger(recorded: ChainLedger, metadata: LedgerMetadata | None, end: Positio
         "size_bytes": open_bytes if recorded.is_open and is_last else recorded.size_bytes,
         "closed_at_ms": recorded.closed_at_ms,
     }
+    if offload is not None:
+        fields["offloaded"] = {
+            "url": without_secrets(offload.url),
+            "object_bytes": offload.object_bytes,
+            "on_bookies": offload.on_bookies,
+        }
     return fields if metadata is None else fields | _placement(metadata)
+
+
+def without_secrets(url: str) -> str:
+    """Return the URL without a user and password, and without options that are not known to be harmless.
+
+    URLs in records have no credentials: policies refuse them. This is the last place to stop one that got there otherwise.
+    """
+    parts = urlsplit(url)
+    options = parse_qsl(parts.query)
+    public = [(name, value) for name, value in options if name in _PUBLIC_STORE_OPTIONS]
+    query = parts.query if public == options else urlencode(public, safe=":/")
+    user, _, host = parts.netloc.rpartition("@")
+    has_user = user and (":" in user or not parts.scheme.startswith("abfs"))  # abfs://container@account… is a place
+    return urlunsplit(parts._replace(netloc=host if has_user else parts.netloc, query=query))
 
 
 def _placement(metadata: LedgerMetadata) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from cepheid_broker.topics.subscription_figures import ConsumerFigures, Subscrip
 from cepheid_broker.topics.topic import Topic, TopicFigures
 from cepheid_broker.topics.topic_catalog import TopicCatalog, is_system_topic
 from cepheid_broker.topics.topic_changes import TopicChangeMarks
+from cepheid_broker.topics.topic_manifests import TopicManifests
 from cepheid_broker.topics.topic_pattern import TopicPattern
 from cepheid_broker.topics.topic_positions import last_message, position_at_time
 from cepheid_broker.topics.topic_watches import TopicWatch, TopicWatches, topics_hash
@@ -34,6 +35,7 @@ __all__ = [
     "TopicCatalog",
     "TopicChangeMarks",
     "TopicFigures",
+    "TopicManifests",
     "TopicPattern",
     "TopicWatch",
     "TopicWatches",

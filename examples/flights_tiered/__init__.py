@@ -1,0 +1,1 @@
+"""Tiered storage on real data: `cepheid demo-tiered`."""

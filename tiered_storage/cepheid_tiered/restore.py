@@ -1,0 +1,557 @@
+"""Brings topics back from a bucket alone, by their manifests.
+
+    list the bucket ► read manifests ► no broker runs, no id is taken ► id counter above all ids
+        each topic: tenant, namespace, schemas, cursors ► chain and its mark ► topic record ► manifest names this cluster
+
+What comes back has its ledger ids, its incarnation, its schema versions and its cursors, so positions that others keep (offsets of
+Spark, message ids of clients) stay valid. Ledgers are read from their objects alone; nothing is copied to bookies.
+
+Rules:
+1. The bucket is read before metadata is written. If it cannot be listed nothing is restored.
+2. No broker is registered: one might have taken ledger ids that a manifest names. No other ledger of the cluster has such an id.
+3. The record of the topic is written last, so no client finds a topic that is half there. A restore that was cut off is repeated:
+   what is there already, of the same incarnation, is kept, and the rest is added.
+4. A topic that exists is never changed. One topic that cannot be restored does not hinder the others.
+5. An object that is missing, or has another size, is named, and its topic is refused unless the caller accepts that.
+6. The objects belong to the restored topic from then on: its manifest is written again with the id of its new cluster, by which
+   brokers and sweeps of the old cluster know that they are not theirs any more.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any, ClassVar, TypeVar
+
+from cepheid_metadata import (
+    MAX_REQUEST_BYTES,
+    BadVersionError,
+    Chain,
+    ChainLedger,
+    ClusterIdentity,
+    Create,
+    CursorRecord,
+    Found,
+    KeyExistsError,
+    MetadataError,
+    MetadataStore,
+    NamespaceRecord,
+    NoSuchKeyError,
+    OffloadedLedger,
+    Position,
+    Put,
+    Record,
+    SchemaDefinition,
+    SchemaHistory,
+    TenantRecord,
+    TopicRecord,
+    keys,
+    namespace_records,
+    read_chain,
+    require_cluster,
+    schema_histories,
+    tenant_records,
+    topic_records,
+)
+from cepheid_metadata.chain_pages import split
+from cepheid_metadata.ledger_ids import raise_ledger_ids
+from cepheid_metadata.listing import list_deleted_ledgers, list_ledgers, list_names
+from cepheid_metadata.repositories import restored_record
+from cepheid_metadata.restored_metadata import ID_MARGIN
+from cepheid_ports import CepheidError
+from cepheid_tiered.bucket import Bucket
+from cepheid_tiered.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest, ManifestError, ManifestLedger, url_from
+from cepheid_tiered.segment import SegmentError
+from cepheid_tiered.sweep import list_all_chains, place_of
+from cepheid_wire import InvalidTopicNameError, TopicName
+
+_PART_BYTES = MAX_REQUEST_BYTES - 50_000  # room for the key and for a request's own bytes
+_TRIES = 20
+
+R = TypeVar("R", bound=Record)
+
+
+class BucketRestoreRefusedError(CepheidError):
+    """The restore cannot begin. Nothing was written."""
+
+    hint: ClassVar[str] = "stop all brokers of the cluster, restore, and start them again"
+
+
+class NotConfirmedError(BucketRestoreRefusedError):
+    """Metadata may still name more than it does now."""
+
+    hint: ClassVar[str] = "run `cepheid metadata confirm` first"
+
+
+class NoManifestError(CepheidError):
+    """There is nothing to restore below the URL."""
+
+    hint: ClassVar[str] = "name the URL of the offload policy (bucket and prefix), or the directory of a tenant, namespace or topic"
+
+
+class Outcome(Enum):
+    RESTORED = "restored"
+    PLANNED = "would be restored"
+    THERE = "is restored already"
+    REFUSED = "refused"
+    UNREADABLE = "unreadable"
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredTopic:
+    """What became of one manifest."""
+
+    topic: str
+    manifest: str
+    outcome: Outcome
+    reason: str = ""
+    """Why it is refused or unreadable; or what is to be known although it was restored."""
+    ledgers: int = 0
+    entries: int = 0
+    size_bytes: int = 0
+    cursors: int = 0
+    cursors_without_state: tuple[str, ...] = ()
+    """Cursors whose acknowledgements above the mark-delete position are not in the manifest: those are delivered again."""
+    cursors_age_ms: int = 0
+    lost: tuple[ManifestLedger, ...] = ()
+    """Ledgers with entries that were never offloaded."""
+    missing: tuple[str, ...] = ()
+    """Objects that the manifest names and that are not in the bucket as they were."""
+
+    @property
+    def is_bad(self) -> bool:
+        return self.outcome in (Outcome.REFUSED, Outcome.UNREADABLE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """A topic that can be restored."""
+
+    name: TopicName
+    url: str
+    manifest: Manifest
+    kept: tuple[ManifestLedger, ...]
+    missing: tuple[str, ...]
+    there: bool
+    """Its chain is: the restore is continued, or repeated."""
+
+
+async def restore_topics(
+    store: MetadataStore,
+    bucket: Bucket,
+    url: str,
+    now_ms: int,
+    *,
+    only: str | None = None,
+    accept_missing: bool = False,
+    dry_run: bool = False,
+    on_topic: Callable[[RestoredTopic], None] = lambda _: None,
+) -> list[RestoredTopic]:
+    """Restore all topics below `url`, or `only` one (with its partitions), and return what became of each, by name.
+
+    Raises BucketRestoreRefusedError, NoManifestError, SegmentError (the bucket could not be read), and what the store raises: then
+    call it again.
+    """
+    sizes, manifests = await _list(bucket, url)
+    found: list[tuple[str, Manifest]] = []
+    report: list[RestoredTopic] = []
+
+    def note(one: RestoredTopic) -> None:
+        report.append(one)
+        on_topic(one)
+
+    for manifest_url in manifests:
+        try:
+            manifest = Manifest.decode(await bucket.get(manifest_url, max_bytes=MAX_MANIFEST_BYTES), manifest_url)
+            name = TopicName.parse(manifest.topic)
+        except (ManifestError, InvalidTopicNameError, SegmentError) as error:
+            note(RestoredTopic("", manifest_url, Outcome.UNREADABLE, str(error)))
+            continue
+        if only is None or only in (str(name), str(name.base)):
+            found.append((manifest_url, manifest))
+    if not found and not report:
+        raise NoManifestError(f"there is no {MANIFEST_NAME}{f' of {only}' if only else ''} below {url}", url=url)
+    identity = await _require_idle(store)
+    taken = await _TakenIds.read(store)
+    plans: list[_Plan] = []
+    for manifest_url, manifest in sorted(found, key=lambda one: (one[1].topic, -one[1].written_at_ms)):
+        try:
+            plans.append(await _plan(store, manifest_url, manifest, sizes, taken, plans, accept_missing))
+        except _RefusedTopicError as error:
+            note(_told(manifest_url, manifest, now_ms, Outcome.REFUSED, str(error.args[0]), missing=error.missing))
+    if dry_run:
+        for plan in plans:
+            note(_told(plan.url, plan.manifest, now_ms, Outcome.THERE if plan.there else Outcome.PLANNED, plan=plan))
+        return _sorted(report)
+    if plans:
+        largest = max((ledger.ledger_id for plan in plans for ledger in plan.manifest.ledgers), default=0)
+        await raise_ledger_ids(store, largest + 1 + ID_MARGIN)  # ids of ledgers that came after the manifest are not used again
+    bases = _newest_bases(plan.manifest for plan in plans)
+    for plan in plans:
+        try:
+            await _Writer(store, identity, plan, bases.get(plan.name.base)).write()
+        except _RefusedTopicError as error:
+            note(_told(plan.url, plan.manifest, now_ms, Outcome.REFUSED, str(error.args[0])))
+            continue
+        reason = await _claim(bucket, plan, identity)
+        note(_told(plan.url, plan.manifest, now_ms, Outcome.THERE if plan.there else Outcome.RESTORED, reason, plan=plan))
+    return _sorted(report)
+
+
+class _RefusedTopicError(Exception):
+    def __init__(self, reason: str, missing: tuple[str, ...] = ()) -> None:
+        super().__init__(reason)
+        self.missing = missing
+
+
+async def _list(bucket: Bucket, url: str) -> tuple[dict[str, int], list[str]]:
+    """Sizes of all objects by their place, and the URLs of the manifests, sorted."""
+    sizes: dict[str, int] = {}
+    manifests: list[str] = []
+    async for found in bucket.list(url):
+        sizes[place_of(found.url)] = found.size_bytes
+        if place_of(found.url).endswith(f"/{MANIFEST_NAME}"):
+            manifests.append(found.url)
+    return sizes, sorted(manifests)
+
+
+async def _require_idle(store: MetadataStore) -> ClusterIdentity:
+    """Rule 2. Raises BucketRestoreRefusedError, ClusterNotFoundedError."""
+    identity = await require_cluster(store)
+    await store.sync(keys.BROKERS_KEY)
+    if names := await list_names(store, keys.BROKERS_KEY):
+        raise BucketRestoreRefusedError(f"broker {names[0]} runs in cluster {identity.name!r}", brokers=names)
+    if await restored_record(store).exists(None):
+        raise NotConfirmedError("metadata of this cluster was restored from a backup, and that is not confirmed yet")
+    return identity
+
+
+class _TakenIds:
+    """Ledger ids that the cluster uses, each with what has it."""
+
+    def __init__(self) -> None:
+        self._owners: dict[int, str] = {}
+
+    @classmethod
+    async def read(cls, store: MetadataStore) -> _TakenIds:
+        taken = cls()
+        async for ledger_id in list_ledgers(store):
+            taken._owners[ledger_id] = "a ledger on the bookies"
+        async for ledger_id in list_deleted_ledgers(store):
+            taken._owners[ledger_id] = "a deleted ledger that can be restored"
+        for topic in await list_all_chains(store):
+            if (found := await _read_chain(store, topic)) is not None:
+                taken.take(str(topic), [ledger.ledger_id for ledger in found.record.ledgers])
+                taken.take(str(topic), found.record.deletions)
+        return taken
+
+    def take(self, owner: str, ledger_ids: Iterable[int]) -> None:
+        self._owners.update(dict.fromkeys(ledger_ids, owner))
+
+    def conflict(self, owner: str, ledger_ids: Iterable[int]) -> tuple[int, str] | None:
+        for ledger_id in ledger_ids:
+            if (found := self._owners.get(ledger_id, owner)) != owner:
+                return ledger_id, found
+        return None
+
+
+async def _plan(
+    store: MetadataStore,
+    url: str,
+    manifest: Manifest,
+    sizes: Mapping[str, int],
+    taken: _TakenIds,
+    before: Sequence[_Plan],
+    accept_missing: bool,
+) -> _Plan:
+    """Raises _RefusedTopicError, and MetadataErrors of the store."""
+    name = TopicName.parse(manifest.topic)
+    if twin := next((plan for plan in before if plan.name == name), None):
+        raise _RefusedTopicError(f"{twin.url} is a newer manifest of this topic")
+    chain = await _read_chain(store, name)
+    if chain is not None and chain.record.incarnation != manifest.incarnation:
+        raise _RefusedTopicError("the cluster has a topic of this name; delete it, or restore into another cluster")
+    if chain is None and await topic_records(store).exists(name):
+        raise _RefusedTopicError(
+            "the cluster has a topic of this name without any entries; delete it to restore the one of the bucket"
+        )
+    _check_records(manifest, url)
+    kept, missing = _present(manifest, url, sizes)
+    if missing and not accept_missing:
+        names = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        reason = f"{names} {'is' if len(missing) == 1 else 'are'} not in the bucket, or not of the size that was written"
+        raise _RefusedTopicError(f"{reason}; put back what is missing, or restore the rest with --accept-missing", missing)
+    ids = [ledger.ledger_id for ledger in kept]
+    if chain is None and (conflict := taken.conflict(manifest.topic, ids)):
+        ledger_id, owner = conflict
+        raise _RefusedTopicError(f"ledger {ledger_id} is that of {owner} in this cluster; restore into an empty cluster")
+    taken.take(manifest.topic, ids)
+    return _Plan(name, url, manifest, kept, missing, chain is not None)
+
+
+def _check_records(manifest: Manifest, url: str) -> None:
+    """Each record can be read by this release. Raises _RefusedTopicError."""
+    records: list[tuple[type[Record], Mapping[str, Any] | None, str]] = [
+        (TenantRecord, manifest.tenant_record, "tenant"),
+        (NamespaceRecord, manifest.namespace_record, "namespace"),
+        (TopicRecord, manifest.topic_record, "topic"),
+        (TopicRecord, manifest.base_record, "partitioned topic"),
+        (SchemaHistory, manifest.schema_history, "schema history"),
+        *((SchemaDefinition, one, f"schema version {version}") for version, one in manifest.schema_definitions.items()),
+    ]
+    for kind, fields, what in records:
+        if fields is not None:
+            try:
+                _decoded(kind, fields, f"{what} in {url}")
+            except MetadataError as error:
+                raise _RefusedTopicError(str(error)) from None
+
+
+def _decoded(kind: type[R], fields: Mapping[str, Any], where: str) -> R:
+    """Raises NewerFormatError, CorruptRecordError."""
+    return kind.decode(json.dumps(fields).encode(), where)
+
+
+def _present(manifest: Manifest, url: str, sizes: Mapping[str, int]) -> tuple[tuple[ManifestLedger, ...], tuple[str, ...]]:
+    """Ledgers whose objects are in the bucket with their size, and the names of the other objects.
+
+    An object in another store, which was not listed, is taken as it is recorded: `cepheid tiered verify` reads it.
+    """
+    kept: list[ManifestLedger] = []
+    missing: list[str] = []
+    for ledger in manifest.offloaded:
+        assert ledger.object is not None
+        place = place_of(url_from(url, ledger.object.name))
+        if ("://" in ledger.object.name and place not in sizes) or sizes.get(place) == ledger.object.size_bytes:
+            kept.append(ledger)
+        else:
+            missing.append(ledger.object.name)
+    return tuple(kept), tuple(missing)
+
+
+def _newest_bases(manifests: Iterable[Manifest]) -> dict[TopicName, TopicRecord]:
+    """Records of partitioned topics: the newest that a partition's manifest has, with the largest number of partitions."""
+    bases: dict[TopicName, tuple[int, TopicRecord]] = {}
+    for manifest in manifests:
+        if manifest.base_record is None:
+            continue
+        name = TopicName.parse(manifest.topic).base
+        record = _decoded(TopicRecord, manifest.base_record, str(name))
+        written_at_ms, before = bases.get(name, (-1, record))
+        partitions = max(before.partitions, record.partitions)
+        newest = record if manifest.written_at_ms > written_at_ms else before
+        bases[name] = max(written_at_ms, manifest.written_at_ms), newest.replace(partitions=partitions, deleted=None)
+    return {name: record for name, (_, record) in bases.items()}
+
+
+class _Writer:
+    """The records of one topic, in the order of rule 3."""
+
+    def __init__(self, store: MetadataStore, identity: ClusterIdentity, plan: _Plan, base: TopicRecord | None) -> None:
+        self._store = store
+        self._identity = identity
+        self._plan = plan
+        self._manifest = plan.manifest
+        self._name = plan.name
+        self._base = base
+
+    async def write(self) -> None:
+        await self._write_owners()
+        await self._write_schemas()
+        if not self._plan.there:
+            for key, record in self._cursors():
+                await self._put(key, record.encode())
+            await self._write_chain()
+        await self._write_topic()
+
+    async def _write_owners(self) -> None:
+        """Tenant and namespace, as far as the cluster has none of that name."""
+        manifest, namespace = self._manifest, self._name.namespace
+        tenant = TenantRecord(allowed_clusters=(self._identity.name,))
+        if manifest.tenant_record is not None:
+            tenant = _decoded(TenantRecord, manifest.tenant_record, namespace.tenant)
+            tenant = tenant.replace(allowed_clusters=self._renamed(tenant.allowed_clusters))
+        policies = NamespaceRecord(replication_clusters=(self._identity.name,))
+        if manifest.namespace_record is not None:
+            policies = _decoded(NamespaceRecord, manifest.namespace_record, str(namespace))
+            policies = policies.replace(replication_clusters=self._renamed(policies.replication_clusters), deleted=False)
+        await self._create(tenant_records(self._store).key_of(namespace.tenant), tenant.encode())
+        await self._create(namespace_records(self._store).key_of((namespace.tenant, namespace.local_name)), policies.encode())
+
+    def _renamed(self, clusters: Sequence[str]) -> tuple[str, ...]:
+        """The restored topics are of this cluster, where they were of the old one."""
+        return tuple(dict.fromkeys(self._identity.name if name == self._manifest.cluster else name for name in clusters))
+
+    async def _write_schemas(self) -> None:
+        if self._manifest.schema_history is None:
+            return
+        records = schema_histories(self._store)
+        history = _decoded(SchemaHistory, self._manifest.schema_history, str(self._name))
+        await self._create(records.key_of(self._name), SchemaHistory(current_from=0).encode())
+        found = await records.get(self._name)
+        assert found is not None
+        rows = list(found.record.versions)
+        if [row.version for row in rows] != [row.version for row in history.versions[: len(rows)]]:
+            return  # the topic's other partitions have a newer one
+        version = found.version
+        for row in history.versions[len(rows) :]:
+            definition = _decoded(SchemaDefinition, self._manifest.schema_definitions[str(row.version)], str(self._name)).encode()
+            parts = [definition[start : start + _PART_BYTES] for start in range(0, len(definition), _PART_BYTES)]
+            for number, part in enumerate(parts):
+                await self._put(keys.schema_part_key(self._name, row.token, number), part)
+            rows.append(row.replace(parts=len(parts), size_bytes=len(definition)))
+            grown = SchemaHistory(next_version=row.version + 1, versions=tuple(rows))
+            version = await records.replace(self._name, grown, version)
+        whole = SchemaHistory(next_version=history.next_version, current_from=history.current_from, versions=tuple(rows))
+        await records.replace(self._name, whole, version)
+
+    def _cursors(self) -> list[tuple[str, CursorRecord]]:
+        manifest = self._manifest
+        return [
+            (
+                keys.cursor_key(self._name, cursor.name),
+                CursorRecord(
+                    chain_incarnation=manifest.incarnation,
+                    chain_epoch=manifest.epoch,
+                    mark_delete=Position(*cursor.mark_delete),
+                    state=cursor.state,
+                    subscription_properties=dict(cursor.properties),
+                    created_at_ms=manifest.cursors_at_ms,
+                ),
+            )
+            for cursor in manifest.cursors
+        ]
+
+    async def _write_chain(self) -> None:
+        """Pages first, then the record that names them, with the mark: a chain that is not there whole is not there at all."""
+        key = keys.chain_key(self._name)
+        stored = split(restored_chain(self._manifest, self._plan.url, self._plan.kept))
+        for ref, page in zip(stored.refs, stored.pages, strict=True):
+            await self._put(keys.chain_page_key(key, ref.number), page.encode())
+        mark = Create(keys.incarnation_key(stored.chain.incarnation), str(self._name).encode())
+        parent = await self._store.get(key)  # of pages, without a value
+        value = stored.record.encode()
+        try:
+            await self._store.multi([Create(key, value) if parent is None else Put(key, value, parent.version), mark])
+        except (KeyExistsError, BadVersionError) as error:
+            raise _RefusedTopicError(f"it was created at this moment: {error.args[0]}") from None
+
+    async def _write_topic(self) -> None:
+        manifest = self._manifest
+        if manifest.topic_record is not None or not self._name.is_partition:
+            record = TopicRecord(created_at_ms=manifest.written_at_ms)
+            if manifest.topic_record is not None:
+                record = _decoded(TopicRecord, manifest.topic_record, str(self._name)).replace(deleted=None)
+            await self._create(keys.topic_key(self._name), record.encode())
+        if self._base is not None and self._name.is_partition:
+            await self._write_base(self._base)
+
+    async def _write_base(self, record: TopicRecord) -> None:
+        records, base = topic_records(self._store), self._name.base
+        await self._create(records.key_of(base), record.encode())
+        found = await records.get(base)
+        if found is not None and found.record.partitions < record.partitions:
+            await records.replace(base, found.record.replace(partitions=record.partitions), found.version)
+
+    async def _create(self, key: str, value: bytes) -> None:
+        """Keeps what is there. A key with children and without a value is only their parent."""
+        await self._put(key, value, over_others=False)
+
+    async def _put(self, key: str, value: bytes, *, over_others: bool = True) -> None:
+        for _ in range(_TRIES):
+            found = await self._store.get(key)
+            if found is not None and found.value and (found.value == value or not over_others):
+                return
+            try:
+                await self._store.multi([Create(key, value) if found is None else Put(key, value, found.version)])
+            except (KeyExistsError, BadVersionError, NoSuchKeyError):
+                continue  # another restore writes the same
+            return
+        raise MetadataError(f"{key} was changed by others {_TRIES} times in a row; try again")
+
+
+async def _read_chain(store: MetadataStore, name: TopicName) -> Found[Chain] | None:
+    """The chain of a topic. A key without a value is the parent of pages that a restore wrote before it was cut off."""
+    found = await store.get(keys.chain_key(name))
+    return None if found is None or not found.value else await read_chain(store, name)
+
+
+def restored_chain(manifest: Manifest, url: str, kept: Sequence[ManifestLedger]) -> Chain:
+    """The chain of these ledgers, which are in the bucket alone."""
+    offloaded: dict[int, OffloadedLedger] = {}
+    for ledger in kept:
+        assert ledger.object is not None
+        offloaded[ledger.ledger_id] = OffloadedLedger(
+            url=url_from(url, ledger.object.name),
+            started_at_ms=ledger.object.completed_at_ms,
+            complete=True,
+            completed_at_ms=ledger.object.completed_at_ms,
+            object_bytes=ledger.object.size_bytes,
+            on_bookies=False,
+        )
+    terminated_at = None if manifest.terminated_at is None else Position(*manifest.terminated_at)
+    if terminated_at is not None and (not kept or kept[-1].ledger_id != terminated_at.ledger_id):
+        # What came last was never offloaded. The topic stays terminated, at the last entry that there is.
+        terminated_at = Position(kept[-1].ledger_id, kept[-1].entries - 1) if kept else Position(0, -1)
+    return Chain(
+        incarnation=manifest.incarnation,
+        epoch=manifest.epoch,
+        ledgers=tuple(
+            ChainLedger(
+                ledger_id=ledger.ledger_id, entries=ledger.entries, size_bytes=ledger.size_bytes, closed_at_ms=ledger.ended_at_ms
+            )
+            for ledger in kept
+        ),
+        terminated_at=terminated_at,
+        properties=dict(manifest.properties),
+        messages={ledger.ledger_id: ledger.messages for ledger in kept if ledger.messages is not None} or None,
+        offloaded=offloaded or None,
+    )
+
+
+async def _claim(bucket: Bucket, plan: _Plan, identity: ClusterIdentity) -> str:
+    """Rule 6. Return what is to be said about it."""
+    if plan.manifest.cluster_id == identity.cluster_id:
+        return ""
+    # Ledgers that were never offloaded stay in it: a restore that is repeated says the same.
+    kept = {ledger.ledger_id for ledger in plan.kept}
+    ledgers = [ledger for ledger in plan.manifest.ledgers if ledger.object is None or ledger.ledger_id in kept]
+    claimed = replace(plan.manifest, cluster_id=identity.cluster_id, cluster=identity.name, ledgers=ledgers)
+    try:
+        await bucket.put(plan.url, claimed.encode())
+    except SegmentError as error:
+        return f"its manifest still names cluster {plan.manifest.cluster_id}, so it is not kept up to date: {error}; restore again"
+    return ""
+
+
+def _told(
+    url: str,
+    manifest: Manifest,
+    now_ms: int,
+    outcome: Outcome,
+    reason: str = "",
+    *,
+    plan: _Plan | None = None,
+    missing: tuple[str, ...] = (),
+) -> RestoredTopic:
+    kept = plan.kept if plan is not None else ()
+    return RestoredTopic(
+        topic=manifest.topic,
+        manifest=url,
+        outcome=outcome,
+        reason=reason,
+        ledgers=len(kept),
+        entries=sum(ledger.entries for ledger in kept),
+        size_bytes=sum(ledger.size_bytes for ledger in kept),
+        cursors=len(manifest.cursors),
+        cursors_without_state=tuple(cursor.name for cursor in manifest.cursors if cursor.state is None),
+        cursors_age_ms=max(0, now_ms - manifest.cursors_at_ms),
+        lost=tuple(manifest.not_offloaded),
+        missing=plan.missing if plan is not None else missing,
+    )
+
+
+def _sorted(report: list[RestoredTopic]) -> list[RestoredTopic]:
+    return sorted(report, key=lambda one: (one.topic, one.manifest))

@@ -1,0 +1,261 @@
+"""Removes objects that no topic needs: what crashed uploads and deleted topics left in a bucket.
+
+    list the bucket ──► read all chains ──► plan_sweep (core) ──► read the chain of each directory again ──► delete
+
+An object is an orphan only when all of this holds:
+1. No chain record names it: as an offloaded ledger, as an upload that has begun, or among the objects that are to be deleted.
+2. It is older than the grace period, by the clock of the store that lists it.
+3. It belongs to this cluster: the manifest of its directory names it. Without a manifest, or with one that cannot be read, nobody
+   knows, and it is kept.
+4. Metadata answered for certain. A chain that cannot be read keeps its whole directory; a listing that fails ends the sweep.
+   While metadata was restored from a backup and that is not confirmed, nothing is deleted: chains may name less than they did.
+
+The bucket is listed before the chains are read. An upload is recorded in its chain before it begins, and a URL is never used twice.
+So what was listed and is not named afterwards will not be named later, except by a restore from this bucket. The last look at each
+directory is for that; still, do not sweep while a restore runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import ClassVar
+from urllib.parse import quote, unquote, urlsplit
+
+from cepheid_metadata import (
+    Chain,
+    CorruptRecordError,
+    MetadataStore,
+    NewerFormatError,
+    keys,
+    list_chains,
+    read_chain,
+    require_cluster,
+)
+from cepheid_metadata.listing import list_names
+from cepheid_metadata.repositories import restored_record
+from cepheid_ports import CepheidError
+from cepheid_tiered.bucket import Bucket
+from cepheid_tiered.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest, ManifestError, manifest_url
+from cepheid_tiered.object_store import StoredObject
+from cepheid_tiered.segment import SegmentError
+from cepheid_wire import NamespaceName, TopicName
+
+DEFAULT_GRACE_S = 7 * 24 * 3600
+
+
+class SweepRefusedError(CepheidError):
+    """Metadata cannot say for certain what is needed. Nothing was deleted."""
+
+    hint: ClassVar[str] = "run `cepheid metadata confirm` first; what the restored metadata does not name may be the only copy"
+
+
+class Why(Enum):
+    """What a sweep decides about an object."""
+
+    ORPHAN = "orphan"
+    NAMED = "named by a chain"
+    YOUNG = "younger than the grace period"
+    OTHER_CLUSTER = "belongs to another cluster"
+    UNKNOWN_CLUSTER = "without a readable manifest: its cluster is not known"
+    UNKNOWN_CHAIN = "its topic's chain cannot be read"
+    NOT_OURS = "not an object of tiered storage"
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """What was found out about one directory, which is that of one topic."""
+
+    cluster_id: str | None
+    """Of its manifest; None: it has none that can be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """What metadata names."""
+
+    places: frozenset[str]
+    """Of all objects in chain records, without the options of their URLs."""
+    topics: frozenset[str] = frozenset()
+    """Ends of the directories of all topics with a chain: `tenant/namespace/topic`."""
+    unreadable: frozenset[str] = frozenset()
+    """Ends of the directories of topics whose chain cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class SweepPlan:
+    decisions: tuple[tuple[StoredObject, Why], ...]
+
+    @property
+    def orphans(self) -> list[StoredObject]:
+        return [found for found, why in self.decisions if why is Why.ORPHAN]
+
+    def count(self, why: Why) -> int:
+        return sum(one is why for _, one in self.decisions)
+
+
+def plan_sweep(
+    objects: Iterable[StoredObject],
+    named: Named,
+    sightings: Mapping[str, Sighting],
+    cluster_id: str,
+    now_ms: int,
+    grace_ms: int,
+) -> SweepPlan:
+    """Decide about each object. `sightings` are by directory; `named` was read after the objects were listed."""
+    return SweepPlan(tuple((found, _decide(found, named, sightings, cluster_id, now_ms - grace_ms)) for found in objects))
+
+
+def _decide(found: StoredObject, named: Named, sightings: Mapping[str, Sighting], cluster_id: str, before_ms: int) -> Why:
+    place = place_of(found.url)
+    directory, _, name = place.rpartition("/")
+    if place in named.places:
+        return Why.NAMED
+    if not _is_segment(name) and name != MANIFEST_NAME:
+        return Why.NOT_OURS
+    topic = topic_path_of(directory)
+    if topic in named.unreadable:
+        return Why.UNKNOWN_CHAIN
+    sighting = sightings.get(directory)
+    if sighting is None or sighting.cluster_id is None:
+        return Why.UNKNOWN_CLUSTER
+    if sighting.cluster_id != cluster_id:
+        return Why.OTHER_CLUSTER
+    if name == MANIFEST_NAME and topic in named.topics:
+        return Why.NAMED  # the topic lives, and its owner writes it
+    return Why.YOUNG if found.modified_ms > before_ms else Why.ORPHAN
+
+
+def place_of(url: str) -> str:
+    """Where an object is, whatever options its URL has: two URLs that differ in these alone are taken for one object."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc}{parts.path}"
+
+
+def topic_path_of(directory: str) -> str:
+    """The end of a directory's URL that names the topic, in one spelling."""
+    return "/".join(quote(unquote(part), safe="") for part in directory.split("/")[-3:])
+
+
+def topic_path(topic: TopicName) -> str:
+    return "/".join(quote(part, safe="") for part in (topic.tenant, topic.namespace.local_name, topic.local_name))
+
+
+def _is_segment(name: str) -> bool:
+    """`{20 digits}-{16 hex digits}.parquet`."""
+    ledger_id, _, rest = name.partition("-")
+    mark, _, ending = rest.partition(".")
+    return (
+        len(ledger_id) == 20
+        and ledger_id.isascii()
+        and ledger_id.isdigit()
+        and len(mark) == 16
+        and all(digit in "0123456789abcdef" for digit in mark)
+        and ending == "parquet"
+    )
+
+
+def names_of(chain: Chain) -> set[str]:
+    """Places of all objects that a chain names."""
+    urls = [found.url for found in (chain.offloaded or {}).values()]
+    return {place_of(url) for url in (*urls, *(chain.object_deletions or ()))}
+
+
+async def sweep(
+    store: MetadataStore,
+    bucket: Bucket,
+    url: str,
+    now_ms: int,
+    *,
+    grace_s: float = DEFAULT_GRACE_S,
+    dry_run: bool = False,
+    on_deleted: Callable[[StoredObject], None] = lambda _: None,
+) -> SweepPlan:
+    """Delete the orphans below `url`. Raises SweepRefusedError, SegmentError, and what the store raises; call it again then."""
+    identity = await require_cluster(store)
+    await _require_confirmed(store)
+    objects = [found async for found in bucket.list(url)]
+    sightings = await _sightings(bucket, objects)
+    named = await read_named(store)
+    plan = plan_sweep(objects, named, sightings, identity.cluster_id, now_ms, round(grace_s * 1_000))
+    if dry_run:
+        return plan
+    by_directory: dict[str, list[StoredObject]] = {}
+    for found in plan.orphans:
+        by_directory.setdefault(place_of(found.url).rpartition("/")[0], []).append(found)
+    for orphans in by_directory.values():
+        await _require_confirmed(store)
+        if not await _is_still_orphaned(store, bucket, orphans, identity.cluster_id):
+            continue
+        # The manifest comes last: what a sweep that is cut off leaves is still known to be of this cluster.
+        for found in sorted(orphans, key=lambda one: one.url.partition("?")[0].endswith(f"/{MANIFEST_NAME}")):
+            await bucket.delete(found.url)
+            on_deleted(found)
+    return plan
+
+
+async def _require_confirmed(store: MetadataStore) -> None:
+    await store.sync(keys.RESTORED_KEY)
+    if await restored_record(store).exists(None):
+        raise SweepRefusedError("metadata was restored from a backup, and that is not confirmed yet: nothing is deleted")
+
+
+async def _sightings(bucket: Bucket, objects: Sequence[StoredObject]) -> dict[str, Sighting]:
+    """By directory, from the manifests that were listed."""
+    sightings: dict[str, Sighting] = {}
+    for found in objects:
+        directory, _, name = place_of(found.url).rpartition("/")
+        if name == MANIFEST_NAME:
+            sightings[directory] = await _sighting(bucket, found.url)
+    return sightings
+
+
+async def _sighting(bucket: Bucket, manifest_url: str) -> Sighting:
+    try:
+        manifest = Manifest.decode(await bucket.get(manifest_url, max_bytes=MAX_MANIFEST_BYTES), manifest_url)
+    except (ManifestError, SegmentError):
+        return Sighting(None)
+    return Sighting(manifest.cluster_id)
+
+
+async def read_named(store: MetadataStore) -> Named:
+    """What all chains name. Raises what the store raises: then nothing is known."""
+    await store.sync(keys.CHAINS_KEY)
+    places: set[str] = set()
+    topics: set[str] = set()
+    unreadable: set[str] = set()
+    for topic in await list_all_chains(store):
+        try:
+            found = await read_chain(store, topic)
+        except (CorruptRecordError, NewerFormatError):
+            unreadable.add(topic_path(topic))
+            continue
+        if found is not None:
+            places |= names_of(found.record)
+            topics.add(topic_path(topic))
+    return Named(frozenset(places), frozenset(topics), frozenset(unreadable))
+
+
+async def list_all_chains(store: MetadataStore) -> list[TopicName]:
+    """Every topic with a chain, also one whose tenant or namespace has no record any more."""
+    topics: list[TopicName] = []
+    for tenant in await list_names(store, keys.CHAINS_KEY):
+        for namespace in await list_names(store, f"{keys.CHAINS_KEY}/{keys.encode_name(tenant)}"):
+            topics += await list_chains(store, tenant, namespace, "persistent")
+    return topics
+
+
+async def _is_still_orphaned(store: MetadataStore, bucket: Bucket, orphans: Sequence[StoredObject], cluster_id: str) -> bool:
+    """Look at one directory once more, directly before the deletion: the topic may have been restored from it meanwhile."""
+    directory = place_of(orphans[0].url).rpartition("/")[0]
+    tenant, namespace, local_name = (unquote(part) for part in directory.split("/")[-3:])
+    topic = TopicName("persistent", NamespaceName(tenant, namespace), local_name)
+    await store.sync(keys.chain_key(topic))
+    try:
+        found = await read_chain(store, topic)
+    except (CorruptRecordError, NewerFormatError):
+        return False
+    if found is not None and names_of(found.record).intersection(place_of(one.url) for one in orphans):
+        return False
+    return (await _sighting(bucket, manifest_url(orphans[0].url))).cluster_id == cluster_id
