@@ -19,6 +19,7 @@ from cepheid_broker.policies.topic_policies import (
     TopicPolicies,
 )
 from cepheid_managed_ledger import OffloadConfig, Retention
+from cepheid_tiered import requirements
 from cepheid_wire import TopicName
 from tests.admin.admin_world import AdminWorld
 from tests.support import wait_until
@@ -485,6 +486,13 @@ def test_a_topic_changes_one_number_and_keeps_the_store_of_its_namespace(admin: 
     wait_in_force(admin, {"offload": OffloadConfig(url="s3://archive")}, "split-partition-1")
     assert admin.delete(f"{TOPIC}/offloadPolicies").status_code == 204
     assert admin.delete(f"{NAMESPACE}/removeOffloadPolicies").status_code == 204
+
+
+def test_a_store_is_refused_where_its_libraries_are_missing(admin: AdminWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requirements, "_LIBRARIES", ("no_such_library",))
+    answer = admin.post(f"{TOPIC}/offloadPolicies", json=S3_ARCHIVE)
+    assert answer.status_code == 412
+    assert "no_such_library is not installed; run pip install 'cepheid[tiered]'" in answer.json()["reason"]
 
 
 def test_the_numbers_of_a_namespaces_offload_policy_have_calls_of_their_own(admin: AdminWorld) -> None:

@@ -19,6 +19,7 @@ from cepheid_cli.admin.units import (
     time_ms,
 )
 from cepheid_cli.admin_client import AdminClient, AdminUnreachableError, subscription_path, topic_path
+from cepheid_cli.tiered import problem_lines
 
 
 @pytest.mark.parametrize(
@@ -197,3 +198,18 @@ def test_a_bad_offload_policy_is_refused_with_what_to_write(text: str, says: str
     with pytest.raises(BadValueError, match=says) as refused:
         offload_body(text)
     assert "hush" not in str(refused.value)
+
+
+def test_tiered_status_says_what_is_under_way_and_what_fails() -> None:
+    quiet = {"topic": "t", "live": None, "waiting_deletions": 0}
+    busy = {"topic": "u", "live": {"uploading": 7, "last_error": None, "deletion_error": None}, "waiting_deletions": 0}
+    failing = {
+        "topic": "v",
+        "live": {"uploading": None, "last_error": "no bucket", "failing_since_ms": 1000, "deletion_error": "away"},
+        "waiting_deletions": 2,
+    }
+    lines = problem_lines([quiet, busy, failing])
+    assert lines[0] == "u: ledger 7 is being uploaded"
+    assert lines[1].startswith("v: offloading fails since ")
+    assert lines[1].endswith(": no bucket")
+    assert lines[2] == "v: 2 objects of removed ledgers wait to be deleted: away"
