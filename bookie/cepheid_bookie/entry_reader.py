@@ -251,7 +251,7 @@ class EntryReader:
 
         def read_block(block: BlockRef) -> tuple[Status, EntryGroup | None]:
             read.append(block)
-            return _read_block(self._logs, block, check=True)
+            return _read_block(self._logs, block, check=True, fresh=False)
 
         generation, size_bytes = self._blocks.generation, 0
         for block in self._index.find(ledger_id, position, _LAST_ENTRY_ID, _AHEAD_BLOCKS):
@@ -605,7 +605,7 @@ class _Lookup:
         self._blocks = _blocks(self._index, self._ledger_id, first, self._last)
 
 
-def _read_block(logs: EntryLogReader, block: BlockRef, *, check: bool, fresh: bool = False) -> tuple[Status, EntryGroup | None]:
+def _read_block(logs: EntryLogReader, block: BlockRef, *, check: bool, fresh: bool) -> tuple[Status, EntryGroup | None]:
     """Raises FileNotFoundError where the log was deleted."""
     try:
         return Status.OK, logs.read_block(block, check=check, fresh=fresh)

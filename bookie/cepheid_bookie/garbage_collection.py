@@ -56,7 +56,7 @@ class LedgersInMetadata(LedgersToTouch, Protocol):
         """Return those of the ledgers that certainly do not exist: read one by one, not from a follower that lags."""
 
     async def next_ledger_id(self) -> int:
-        """Return the id from which on no ledger can exist, as far as metadata knows; not from a follower that lags."""
+        """Return the id from which on no ledger can exist, as far as metadata knows. Called after `listing`."""
 
     async def report_missing(self, bookie_id: str, held: int, missing: Collection[int]) -> bool:
         """Record that metadata lacks so many ledgers. Return whether an operator has confirmed that these are deleted."""

@@ -180,7 +180,7 @@ class MetadataLedgers:
         return True
 
     async def next_ledger_id(self) -> int:
-        await self._store.sync(keys.LEDGER_IDS_KEY)
+        # No sync: `listing` has just made one, and a session never sees older metadata than it has seen.
         found = await self._ids.get(None)
         return 0 if found is None else found.record.next_ledger_id
 

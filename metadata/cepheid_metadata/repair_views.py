@@ -254,8 +254,10 @@ async def report_missing(store: MetadataStore, bookie: str, held: int, missing: 
 
 async def withdraw_missing(store: MetadataStore, bookie: str) -> None:
     """Remove the record of a bookie that misses no ledgers any more. Safe to repeat."""
+    records = missing_ledgers(store)
     try:
-        await missing_ledgers(store).delete(bookie, None)
+        if await records.exists(bookie):  # mostly there is none, and a look costs less than a write
+            await records.delete(bookie, None)
     except NoSuchKeyError:
         pass
 

@@ -149,8 +149,8 @@ def deny_what_cannot_be_read() -> Iterator[None]:
     """A block that is damaged or that the disk does not give is taken for one that was never written."""
     read_block = entry_reader._read_block
 
-    def deny(logs: Any, block: Any, *, check: bool) -> Any:
-        status, group = read_block(logs, block, check=check)
+    def deny(logs: Any, block: Any, *, check: bool, fresh: bool) -> Any:
+        status, group = read_block(logs, block, check=check, fresh=fresh)
         return (status if group is not None else Status.NO_ENTRY), group
 
     with mock.patch.object(entry_reader, "_read_block", deny):
@@ -489,12 +489,12 @@ def give_up_a_log_whose_read_failed_once() -> Iterator[None]:
     """Whoever failed is not asked again: what lies in that entry log stays unknown, though the disk is well."""
     read_block = EntryLogReader.read_block
 
-    def read_block_once(self: EntryLogReader, block: BlockRef, *, check: bool = True) -> EntryGroup:
+    def read_block_once(self: EntryLogReader, block: BlockRef, *, check: bool = True, fresh: bool = False) -> EntryGroup:
         given_up: set[int] = self.__dict__.setdefault("given_up", set())
         if block.log_id in given_up:
             raise OSError(f"log {block.log_id} failed before")
         try:
-            return read_block(self, block, check=check)
+            return read_block(self, block, check=check, fresh=fresh)
         except OSError:
             given_up.add(block.log_id)
             raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -13,6 +13,7 @@ from unittest import mock
 from cepheid_bookie import Bookie, opening, surplus_copies
 from cepheid_bookie.admission import Admission
 from cepheid_bookie.checkpoint import Checkpointer, FlushStore
+from cepheid_bookie.fail_stop import FailStopWorker
 from cepheid_bookie.garbage_collection import GarbageCollector
 from cepheid_bookie.ledger_record import LedgerRecord
 from cepheid_bookie.log_collection import LogCollection
@@ -43,6 +44,7 @@ from cepheid_metadata import (
     keys,
 )
 from cepheid_metadata.ledger_ids import FIRST_LEDGER_ID
+from cepheid_ports import OnDone
 from cepheid_rpc import EntryGroup
 from cepheid_wire import encode_send_receipts
 from tests.simulation.mutants.registry import mutant, scenario_mutant
@@ -75,7 +77,10 @@ def retry_a_flush_whatever_failed() -> Iterator[None]:
     def retry(self: Checkpointer, error: BaseException) -> None:
         retry_or_fail(self, OSError(errno.ENOSPC, str(error)) if isinstance(error, OSError) else error)
 
-    with mock.patch.object(Checkpointer, "_retry_or_fail", retry):
+    def submit(self: FailStopWorker, work: Callable[[], Any], on_done: OnDone) -> None:
+        self._worker.submit(work, on_done)  # or a failed sync of collection would stop the bookie
+
+    with mock.patch.object(Checkpointer, "_retry_or_fail", retry), mock.patch.object(FailStopWorker, "submit", submit):
         yield
 
 
@@ -240,7 +245,9 @@ def ask_any_follower_what_to_collect() -> Iterator[None]:
     Random worlds miss it: a bookie's own writes bring its follower up to date before each look, unless its disks are full; then
     it has to lag for longer than two looks are apart.
     """
-    with mock.patch.object(MetadataLedgers, "_sync", mock.AsyncMock()):
+    # Its counter of ledger ids would give the lag away in a cluster whose first ledger was just created.
+    counter = mock.patch.object(MetadataLedgers, "next_ledger_id", mock.AsyncMock(return_value=1 << 40))
+    with mock.patch.object(MetadataLedgers, "_sync", mock.AsyncMock()), counter:
         yield
 
 
