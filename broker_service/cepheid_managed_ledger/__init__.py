@@ -34,6 +34,7 @@ from cepheid_managed_ledger.offload_pool import OffloadPool
 from cepheid_managed_ledger.offloader import OffloadState, OffloadStatus
 from cepheid_managed_ledger.settings import ManagedLedgerConfig, ManagedLedgerSettings, OffloadConfig
 from cepheid_managed_ledger.statistics import CursorStatistics, ManagedLedgerStatistics, OffloadStatistics
+from cepheid_managed_ledger.stored_copies import is_entry_gone
 from cepheid_managed_ledger.tail_cache import TailCache, TailCacheStatistics
 from cepheid_managed_ledger.trim import Retention
 from cepheid_managed_ledger.under_replicated import UnderReplicatedFigures
@@ -83,4 +84,5 @@ __all__ = [
     "TopicTerminatedError",
     "UnderReplicatedFigures",
     "finish",
+    "is_entry_gone",
 ]

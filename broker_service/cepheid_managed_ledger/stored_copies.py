@@ -19,13 +19,19 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from cepheid_ledger import LedgerClient, LedgerError, LedgerReader, NoSuchLedgerError, check_end
+from cepheid_ledger import is_entry_gone as is_gone_from_bookies
 from cepheid_managed_ledger.errors import NoObjectStoreError
 from cepheid_managed_ledger.ledger_list import LedgerList
 from cepheid_metadata import Chain, MetadataError
 from cepheid_rpc import EntryGroup
-from cepheid_tiered import DamagedSegmentError, SegmentError, SegmentReader, SegmentStore
+from cepheid_tiered import DamagedSegmentError, NoSuchSegmentError, SegmentError, SegmentReader, SegmentStore
 
 log = logging.getLogger(__name__)
+
+
+def is_entry_gone(error: BaseException) -> bool:
+    """Return whether a read failed because no copy of its first entry is left, for certain: asking again finds the same."""
+    return is_gone_from_bookies(error) or isinstance(error, NoSuchSegmentError | DamagedSegmentError)
 
 
 class Source(enum.Enum):

@@ -18,6 +18,7 @@ from cepheid_managed_ledger import (
     OffloadRunningError,
     OffloadState,
     Retention,
+    is_entry_gone,
 )
 from cepheid_metadata import Chain, MemoryTree, Op, OpResult, Position
 from cepheid_tiered import DamagedSegmentError, NoSuchSegmentError, SegmentError
@@ -437,3 +438,18 @@ async def test_topics_take_turns_at_uploading() -> None:
         for ledger in opened:
             await settle(world, ledger, off_bookies=False)
         assert order[:3] == ["long", "short", "long"], "a topic with many ledgers waits in line after each"
+
+
+async def test_an_entry_whose_only_object_is_missing_is_gone_for_certain() -> None:
+    async with topic_world(settings=SMALL) as world:
+        ledger = await world.broker().open(offloads(AT_ONCE))
+        await fill(ledger, 1)
+        await settle(world, ledger)
+        world.segments.objects.clear()
+        with pytest.raises(NoSuchSegmentError) as failure:
+            await read_all(ledger, cached=False)
+        assert is_entry_gone(failure.value)
+        world.segments.fail = store_is_away()
+        with pytest.raises(SegmentError) as failure:
+            await read_all(ledger, cached=False)
+        assert not is_entry_gone(failure.value), "a store that does not answer says nothing"

@@ -21,7 +21,7 @@ from cepheid_broker.dispatch.effects import Announce, DispatchCore, Effect, Idle
 from cepheid_broker.peer import Peer
 from cepheid_broker.settings import DispatchSettings
 from cepheid_broker.traffic import Activity, Traffic
-from cepheid_ledger import is_entry_gone
+from cepheid_managed_ledger import is_entry_gone
 from cepheid_metadata import Position
 from cepheid_ports import CepheidError, TaskOwner
 from cepheid_rpc import EntryGroup

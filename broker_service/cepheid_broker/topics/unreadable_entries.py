@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from cepheid_ledger import is_entry_gone
+from cepheid_managed_ledger import is_entry_gone
 from cepheid_metadata import Position
 from cepheid_ports import CepheidError
 

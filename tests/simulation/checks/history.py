@@ -110,6 +110,9 @@ class History:
         self.on_forgotten: Callable[[str], None] = lambda bookie: None  # repair deletes the cookie of a bookie that is empty
         self.is_on_disk: Callable[[str, bytes], bool] = lambda bookie, data: False  # of a bookie that is there
         self.is_readable: Callable[[str, int, int], bool] = lambda bookie, ledger_id, entry_id: True  # nothing of it decayed
+        # Object stores
+        self.objects: dict[str, bytes] = {}  # by URL
+        self.late_objects: dict[str, None] = {}  # see SimObjects
         # Topics
         self.topics: dict[str, TopicModel] = {}  # what clients were told, by key of the chain record
         self.reigning: dict[str, tuple[str, int]] = {}  # by chain: who committed last, and in which epoch

@@ -72,8 +72,9 @@ class LedgerRecordChecks:
         history.note(f"{process} deletes ledger {ledger_id}")
         history.check("L13", record.is_closed, f"ledger {ledger_id} was deleted while {record.state}: its writer may go on")
         for key, chain in history.chains.items():
-            named = any(ledger.ledger_id == ledger_id for ledger in chain.ledgers)
-            history.check("M7", not named, lambda key=key: f"{process} deletes ledger {ledger_id}, which {key} names")
+            needed = any(ledger.ledger_id == ledger_id for ledger in chain.ledgers) and chain.is_on_bookies(ledger_id)
+            rule = "T2" if ledger_id in (chain.offloaded or {}) else "M7"
+            history.check(rule, not needed, lambda key=key: f"{process} deletes ledger {ledger_id}, which {key} names")
 
     def _check_automaton(self, before: LedgerMetadata, after: LedgerMetadata) -> None:
         name = f"ledger {after.ledger_id}"

@@ -7,6 +7,7 @@ from typing import Any
 from cepheid_metadata import Chain, CursorRecord, Position, keys
 from tests.simulation.checks.client_notes import mask_of
 from tests.simulation.checks.history import History
+from tests.simulation.checks.offload import OffloadChecks
 from tests.simulation.checks.topic_model import DEDUP, WHOLE, Acked, CursorModel, TopicModel
 from tests.simulation.checks.trim import TrimChecks, check_positions
 
@@ -17,6 +18,7 @@ class TopicRecordChecks:
     def __init__(self, history: History) -> None:
         self._history = history
         self._trims = TrimChecks(history)
+        self._offloads = OffloadChecks(history)
         self._earlier: dict[str, set[str]] = {}  # by key of the chain: incarnations that were followed by another
 
     def on_chain(self, key: str, chain: Chain, process: str) -> None:
@@ -35,6 +37,7 @@ class TopicRecordChecks:
         in_turn = epoch > before[1] or (process, epoch) == before
         history.check("M1", in_turn, lambda: f"{process} writes {key} in epoch {epoch}, {before[0]} had written in {before[1]}")
         self._trims.on_chain(key, known, chain, process)
+        self._offloads.on_chain(key, known, chain, process)
         self._check_terminated(key, known, chain)
         history.note(
             lambda: f"{process} chain epoch {chain.epoch} {[(ledger.ledger_id, ledger.entries) for ledger in chain.ledgers]}"
@@ -51,7 +54,7 @@ class TopicRecordChecks:
                 last == ledger.entries - 1,
                 lambda ledger=ledger: f"{process} records {ledger.entries} entries in {key}; {history.story(ledger.ledger_id)}",
             )
-            gone = ledger.ledger_id not in history.ledgers
+            gone = ledger.ledger_id not in history.ledgers and chain.is_on_bookies(ledger.ledger_id)
             history.check("M7", not gone, lambda ledger=ledger: f"{key} names ledger {ledger.ledger_id}, which was deleted")
 
     def _check_rise(self, key: str, before: Chain | None, chain: Chain) -> None:

@@ -118,6 +118,7 @@ class TopicModel:
     policies: dict[str, list[Retention]] = field(default_factory=dict)
     closed_at_ms: dict[int, int] = field(default_factory=dict)  # ledger → true time, where the record says nearly the same
     timely: dict[tuple[str, int], None] = field(default_factory=dict)  # openings by a process whose clock was right then
+    keeps_on_bookies_ms: int = 0  # after a ledger was offloaded
     cursors: dict[str, CursorModel] = field(default_factory=dict)
     # (number of the append, its last position) that was answered last, by opening: only within one opening is the order of
     # answers that of entries. A process that slept tells late what was stored before its successor began.

@@ -104,7 +104,8 @@ def check_not_read(history: History, key: str, chain: Chain, process: str) -> No
         return  # an opening, or a deletion: whoever was reading there is deposed
     kept = [ledger.ledger_id for ledger in chain.ledgers]
     gone = [ledger.ledger_id for ledger in before.ledgers if ledger.ledger_id not in kept]
-    is_read = [ledger_id for ledger_id in gone if history.reads.get((process, ledger_id))]
+    uploads = [ledger_id for ledger_id, found in (before.offloaded or {}).items() if not found.complete]  # they are stopped
+    is_read = [ledger_id for ledger_id in gone if history.reads.get((process, ledger_id)) and ledger_id not in uploads]
     history.check("M6", not is_read, lambda: f"{process} takes ledgers {is_read} out of {key} while it reads them")
 
 

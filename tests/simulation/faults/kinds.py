@@ -108,6 +108,13 @@ MODEL: tuple[tuple[str, tuple[tuple[str, tuple[str, ...]], ...]], ...] = (
         ),
     ),
     (
+        "object stores: slow, refusing, answers lost, half of an object kept; in the worlds that offload ledgers",
+        (
+            ("world/sim_objects.py", ("slow object store", "object store refused")),
+            ("world/sim_objects.py", ("answer of the object store lost", "half an object kept")),
+        ),
+    ),
+    (
         "concurrency: beside brokers that fight in half of the worlds (three in some), several recoverers of one ledger",
         (
             (

@@ -47,6 +47,13 @@ class Faults:
     # clocks of machines
     clock_skew_s: float = 2.0
     clock_drift: float = 0.01
+    # object stores, per request
+    object_delay_s: tuple[float, float] = (0.001, 0.02)
+    object_slow: float = 0.02
+    object_slow_s: tuple[float, float] = (0.5, 4.0)
+    object_refused: float = 0.03
+    object_answer_lost: float = 0.02
+    object_cut: float = 0.03  # per object: half of it is kept, and nobody is told
     # metadata, per request
     metadata_delay_s: tuple[float, float] = (0.0, 0.003)
     lost_answer: float = 0.01  # the write happened, the caller hears "unknown"
@@ -66,6 +73,7 @@ CALM = Faults().without(
     "late", "loss", "reset", "duplicate", "corrupt", "corrupt_answer", "slow_receiver", "pieces", "slow_sync", "stuck_sync",
     "sync_error", "write_error", "read_error", "index_error", "crash_at_disk", "pause_at_disk", "clock_skew_s", "clock_drift",
     "lost_answer", "refused", "stale_read", "late_watch", "missed_watch",
+    "object_slow", "object_refused", "object_answer_lost", "object_cut",
 )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from tests.simulation.mutants import (  # noqa: F401  they register their mutant
     compaction,
     cursors,
     dispatch,
+    offload,
     recovery,
     repair,
     sequence_ids,

@@ -31,6 +31,7 @@ VERBS = (
     "repair",
     "producers",
     "clients",
+    "offload",
 )
 """Modules that register kinds and steps."""
 

@@ -20,6 +20,7 @@ from cepheid_managed_ledger import (
     ManagedLedgerError,
     ManagedLedgerFailedError,
     NoOpenLedgerError,
+    OffloadConfig,
     Retention,
     SplitPosition,
     State,
@@ -68,7 +69,17 @@ _STALE_S = 10.0
 
 
 class TopicWorkload:
-    def __init__(self, name: str, rng: random.Random, history: History, quorums: Quorums, *, weak_ledgers: bool = True) -> None:
+    def __init__(
+        self,
+        name: str,
+        rng: random.Random,
+        history: History,
+        quorums: Quorums,
+        *,
+        weak_ledgers: bool = True,
+        offload: OffloadConfig | None = None,
+    ) -> None:
+        self.offload = offload or OffloadConfig()
         self.topic = TopicName.parse(f"persistent://public/default/{name}")
         self._random = rng
         self._history = history
@@ -98,6 +109,7 @@ class TopicWorkload:
         """Nothing is in the topic."""
         self._listed_at_s = math.inf  # when its chain was first seen with ledgers
         self.model = TopicModel(str(self.topic), keys.chain_key(self.topic))
+        self.model.keeps_on_bookies_ms = self.offload.keep_ms if self.offload.url is not None else 0
         self._history.topics[self.model.key] = self.model
 
     def forget(self) -> None:
@@ -106,7 +118,7 @@ class TopicWorkload:
 
     def _new_config(self, quorums: Quorums) -> ManagedLedgerConfig:
         retention = self._random.choice(self._retentions)
-        return ManagedLedgerConfig(quorums.ensemble_size, quorums.write_quorum, quorums.ack_quorum, retention)
+        return ManagedLedgerConfig(quorums.ensemble_size, quorums.write_quorum, quorums.ack_quorum, retention, self.offload)
 
     async def own(self, broker: SimBroker) -> None:
         """Again and again, with pauses in which somebody else may."""

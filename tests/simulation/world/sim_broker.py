@@ -32,6 +32,7 @@ from tests.simulation.world.node import Node
 from tests.simulation.world.sim_connection import SimConnections
 from tests.simulation.world.sim_directory import SESSION_S, SimDirectory
 from tests.simulation.world.sim_network import Network
+from tests.simulation.world.sim_objects import SimObjects, segments_of
 from tests.simulation.world.sim_serving import SimServing, broker_settings
 from tests.simulation.world.sim_store import SimStore, SimTree
 from tests.simulation.world.sim_worker import sim_ports
@@ -73,6 +74,7 @@ MANAGED_LEDGER_SETTINGS = ManagedLedgerSettings(
     cursor_part_bytes=40,
     cursor_ledger_max_bytes=2 * KIB,
     append_window_bytes=64 * KIB,  # of worlds: WINDOWS_BYTES
+    offload_retry_s=0.5,
 )
 WINDOWS_BYTES = (2 * KIB, 4 * KIB)
 """Of appends, so that a topic whose bookies or metadata are away for seconds refuses some."""
@@ -94,8 +96,10 @@ class SimBroker:
         directory: SimDirectory | None,
         *,
         sockets: Sockets | None = None,
+        objects: SimObjects | None = None,
     ) -> None:
-        """Without `directory` it follows the registrations of bookies; without `sockets` it cannot serve."""
+        """Without `directory` it follows the registrations of bookies; without `sockets` it cannot serve; without `objects` it
+        offloads nothing."""
         self.name = name
         self.serves = False
         self.orderly = True  # it asks whose a topic is; else it believes that all are its own
@@ -105,6 +109,7 @@ class SimBroker:
         self.on_down: Callable[[SimBroker], None] = lambda _: None  # its process ended by itself
         self._opened: list[Callable[[], Awaitable[None]]] = []  # closed in reverse
         self._sockets = sockets
+        self._objects = objects
         self._outside = contextvars.copy_context()  # of no process
         self._tree = tree
         self._network = network
@@ -177,9 +182,9 @@ class SimBroker:
             TailCache(8 * KIB, keep_s=0.5),
             self.settings,
             self.ports,
+            segments=None if self._objects is None else segments_of(self._objects, self.ports, history),
             page_limits=self.page_limits,
         )
-
         self._opened.append(self.managed_ledgers.aclose)
 
     def _build_serving(self) -> None:

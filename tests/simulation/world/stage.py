@@ -18,6 +18,7 @@ from tests.simulation.world.node import Node, NodeCrashed
 from tests.simulation.world.sim_broker import SimBroker
 from tests.simulation.world.sim_directory import SimDirectory
 from tests.simulation.world.sim_network import Network
+from tests.simulation.world.sim_objects import SimObjects
 from tests.simulation.world.sim_sockets import Sockets
 from tests.simulation.world.sim_store import SimTree
 from tests.simulation.world.virtual_loop import SimulationError, VirtualLoop
@@ -43,6 +44,7 @@ class Stage:
         self.tree.checks = StoreChecks(self.history, self.tree.nodes)
         self.network = Network(self.plan)
         self.sockets = self.loop.sockets = Sockets(self.loop, self.network)
+        self.objects: SimObjects | None = None  # an object store, if there is one
         self.bookies: dict[str, SimBookie] = {}
         self.brokers: dict[str, SimBroker] = {}
         self._context = contextvars.copy_context()
@@ -79,7 +81,9 @@ class Stage:
         return bookie_id in self.bookies and not self.bookies[bookie_id].has_decayed(ledger_id, entry_id)
 
     def new_broker(self, name: str) -> SimBroker:
-        return SimBroker(name, self.tree, self.network, self.plan, self.history, self.directory, sockets=self.sockets)
+        return SimBroker(
+            name, self.tree, self.network, self.plan, self.history, self.directory, sockets=self.sockets, objects=self.objects
+        )
 
     def on_bookie_down(self, bookie: SimBookie) -> None:
         """A bookie's process or machine ended. Scripts start it again when they want to."""

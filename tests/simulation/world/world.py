@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 
-from cepheid_managed_ledger import ManagedLedgerConfig, Retention
+from cepheid_managed_ledger import ManagedLedgerConfig, OffloadConfig, Retention
 from cepheid_metadata import UNDELETED, SessionState
 from tests.simulation.checks.audit import audit
 from tests.simulation.checks.topic import inspect_subscriptions
@@ -27,6 +27,7 @@ from tests.simulation.world.repairs import SHARE, SPARES, Repairs
 from tests.simulation.world.replays import Replays
 from tests.simulation.world.sim_broker import FEW_LEDGERS, WINDOWS_BYTES, SimBroker
 from tests.simulation.world.sim_clock import JUMPS_MS
+from tests.simulation.world.sim_objects import SimObjects, some_offload, tiered_settings
 from tests.simulation.world.sim_serving import found_cluster
 from tests.simulation.world.stage import Stage
 
@@ -41,6 +42,8 @@ _THREE_BROKERS = 0.25
 """Of worlds have all of them, the others two."""
 _SCRUBS = 0.5
 """Of worlds have bookies whose scrubbers run."""
+_OFFLOADS = 0.25
+"""Of worlds have an object store, to which their topics are offloaded."""
 _PAGES = 0.5
 """Of worlds have topics whose chains are in pages."""
 _ORDERLY = 0.5
@@ -76,6 +79,7 @@ class World(Stage):
         if has_repair:
             self.quorums = Quorums(*random.Random(f"{self.seed}/repaired quorums").choice(_REPAIRED_QUORUMS))
             spares = SPARES
+        offload = self._some_offload()
         self.build(self.quorums.ensemble_size + spares, brokers, registers=True)
         window_bytes = random.Random(f"{self.seed}/windows").choice(WINDOWS_BYTES)
         has_pages = random.Random(f"{self.seed}/pages").random() < _PAGES
@@ -93,7 +97,7 @@ class World(Stage):
         await found_cluster(self.tree)
         self._choose_flavour()
         self.topic_workload = TopicWorkload(
-            "orders", self.random, self.history, self.quorums, weak_ledgers=self._least_ack_quorum == 1
+            "orders", self.random, self.history, self.quorums, weak_ledgers=self._least_ack_quorum == 1, offload=offload
         )
         self.dedup_workload = DedupWorkload("payments", random.Random(f"{self.seed}/dedup"), self.history, self.quorums)
         self.owners = OwnershipWorkload(random.Random(f"{self.seed}/owners"), self.history, self.tree)
@@ -102,7 +106,7 @@ class World(Stage):
         if self.orderly:
             self.topic_workload.owners = self.dedup_workload.owners = self.owners
         if self.clients is not None:
-            await self._prepare_clients(self.clients)
+            await self._prepare_clients(self.clients, offload)
         scrubs = random.Random(f"{self.seed}/scrubs").random() < _SCRUBS
         for bookie in self.bookies.values():
             bookie.scrubs = scrubs
@@ -141,6 +145,14 @@ class World(Stage):
         waits = self.repairs is not None and self.repairs.waits_for_more
         return (nemesis.is_rolling or waits) and self._fewest_faults > 0
 
+    def _some_offload(self) -> OffloadConfig:
+        """In some worlds there is an object store, which topics are offloaded to."""
+        rng = random.Random(f"{self.seed}/offload")
+        if rng.random() >= _OFFLOADS:
+            return OffloadConfig()
+        self.objects = SimObjects(self.plan, self.history)
+        return OffloadConfig(**some_offload(rng))
+
     def _has_repair(self) -> bool:
         return random.Random(f"{self.seed}/has repair").random() < SHARE
 
@@ -152,12 +164,14 @@ class World(Stage):
         if not self.stores:
             self.clients = ClientWorkload(self, list(self.brokers))
 
-    async def _prepare_clients(self, clients: ClientWorkload) -> None:
+    async def _prepare_clients(self, clients: ClientWorkload, offload: OffloadConfig) -> None:
         await clients.found()
         quorums, retention = self.quorums, Retention(time_ms=-1, size_bytes=-1)
+        tiered = tiered_settings(offload)
         for broker in self.brokers.values():
             broker.serves, broker.orderly = True, self.orderly
             broker.ledger_config = ManagedLedgerConfig(quorums.ensemble_size, quorums.write_quorum, quorums.ack_quorum, retention)
+            broker.broker_settings = broker.broker_settings.model_copy(update={"tiered": tiered})
             broker.on_down = lambda broker: self.later(0.3, lambda: broker.node.alive or self.begin(broker))
         self.sockets.listened_in = lambda protocol, name: clients.tap(protocol, self.brokers[name])
 
