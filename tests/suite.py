@@ -1,8 +1,8 @@
 """Runs the rings of the test suite: `python -m tests.suite fast`, `slow`, or `all` (fast, then slow if fast passed).
 
 The fast ring is everything that is not marked `slow`. Neither ring has tests marked `page`, which `make check` runs. A ring has
-three parts. The simulator runs beside the two others, with a low priority: it uses the processors while the others wait for servers, and
-takes little time from them. Its output is shown when it ends.
+three parts. The simulator runs beside the two others, with a low priority: it uses the processors while the others wait for
+servers, and takes little time from them. Its output is shown when it ends.
 
     simulation    ──────────────────────────────►   two processes, test by test
     spark ────────► others ─────────────────────►   one process (slow: two), then three, a file at a time

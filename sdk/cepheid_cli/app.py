@@ -19,6 +19,7 @@ from cepheid_cli import (
     role_commands,
     secure,
     tiered,
+    tiered_objects,
     tokens,
 )
 from cepheid_cli.admin import namespaces, schemas, subscriptions, tenants, topics
@@ -52,6 +53,7 @@ for sub_app in (
 ):
     app.add_typer(sub_app)
 
+tiered_objects.register(tiered.app)
 for command in (role_commands.init, role_commands.bookie, role_commands.autorecovery, role_commands.broker, read.read):
     app.command()(command)
 

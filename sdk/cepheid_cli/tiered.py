@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import typer
 
-from cepheid_cli import tiered_objects
 from cepheid_cli.admin.common import DEFAULT_URL, AdminClient, AdminUrl, Json, done, print_json, print_lines, print_table, sub_app
 from cepheid_cli.admin.units import counted, shown_bytes, shown_time
 from cepheid_cli.admin_client import AdminError, quoted, topic_parts
@@ -16,7 +15,6 @@ from cepheid_wire import NamespaceName, TopicName
 
 app = sub_app("tiered", "Tiered storage: topics' old ledgers in object stores.")
 
-tiered_objects.register(app)
 
 _MAX_ASKED = 100
 """Owners of topics that one `status` asks, each for one topic."""
