@@ -94,11 +94,11 @@ class BrokerSegments:
             self._count_failure("verification")
             raise
 
-    async def open(self, url: str, ledger_id: int, entries: int) -> SegmentReader:
+    async def open(self, url: str, ledger_id: int, entries: int, *, fresh: bool = False) -> SegmentReader:
         try:
             segments = self._segments()
             await self._load("cepheid_tiered.segment_reader", *_libraries_of(url))
-            reader = await segments.open(url, ledger_id, entries)
+            reader = await segments.open(url, ledger_id, entries, fresh=fresh)
         except SegmentError:
             self._count_failure("read")
             raise

@@ -352,7 +352,7 @@ class Offloader:
         if found is None or entries is None or self._store is None:
             return False
         try:
-            await self._store.open(found.url, ledger_id, entries)
+            await self._store.open(found.url, ledger_id, entries, fresh=True)
         except SegmentError as error:
             if error.retriable:
                 raise

@@ -55,7 +55,7 @@ class MemorySegments:
             group.verify()
         return summary_of(groups)
 
-    async def open(self, url: str, ledger_id: int, entries: int) -> MemorySegmentReader:
+    async def open(self, url: str, ledger_id: int, entries: int, *, fresh: bool = False) -> MemorySegmentReader:
         self._step("open", url)
         summary = summary_of(self._groups(url))
         if summary.entries < entries:

@@ -201,6 +201,17 @@ async def test_a_segment_of_another_ledger_or_length_is_refused() -> None:
             await segments.open(url, LEDGER_ID, 2)
 
 
+async def test_who_opens_a_segment_afresh_hears_that_somebody_deleted_it() -> None:
+    objects = MemoryObjects()
+    async with segments_over(objects) as segments:
+        url, _ = await write(segments, groups_of([single()]))
+        await segments.open(url, LEDGER_ID, 1)
+        await objects.delete(url)  # behind the back of `segments`, which has its footer in memory
+        await segments.open(url, LEDGER_ID, 1)
+        with pytest.raises(NoSuchSegmentError):
+            await segments.open(url, LEDGER_ID, 1, fresh=True)
+
+
 async def test_a_deleted_segment_is_gone_and_deleting_it_again_is_no_error() -> None:
     async with segments_over(MemoryObjects()) as segments:
         url, _ = await write(segments, groups_of([single()]))

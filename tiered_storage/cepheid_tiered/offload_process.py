@@ -98,8 +98,8 @@ class ProcessSegments:
     def url_of(self, store_url: str, topic: TopicName, ledger_id: int) -> str:
         return self._local.url_of(store_url, topic, ledger_id)
 
-    async def open(self, url: str, ledger_id: int, entries: int) -> SegmentReader:
-        return await self._local.open(url, ledger_id, entries)
+    async def open(self, url: str, ledger_id: int, entries: int, *, fresh: bool = False) -> SegmentReader:
+        return await self._local.open(url, ledger_id, entries, fresh=fresh)
 
     async def delete(self, url: str) -> None:
         await self._local.delete(url)

@@ -73,8 +73,11 @@ class SegmentStore(Protocol):
     async def verify(self, url: str, ledger_id: int) -> SegmentSummary:
         """Read the whole object back and check every entry's digest."""
 
-    async def open(self, url: str, ledger_id: int, entries: int) -> SegmentReader:
-        """Raises NoSuchSegmentError, DamagedSegmentError (also when it has fewer entries than the chain recorded)."""
+    async def open(self, url: str, ledger_id: int, entries: int, *, fresh: bool = False) -> SegmentReader:
+        """`fresh`: ask the store, whatever is in memory of this object.
+
+        Raises NoSuchSegmentError, DamagedSegmentError (also when it has fewer entries than the chain recorded).
+        """
 
     async def delete(self, url: str) -> None:
         """Delete the object and any unfinished upload of it. No such object is success."""

@@ -152,7 +152,9 @@ class Segments:
             )
         return SegmentSummary(said.entries, said.messages, entry_bytes, footer.object_bytes, crc)
 
-    async def open(self, url: str, ledger_id: int, entries: int) -> SegmentReader:
+    async def open(self, url: str, ledger_id: int, entries: int, *, fresh: bool = False) -> SegmentReader:
+        if fresh:
+            self._footers.discard(lambda key: key == url)
         footer = await self.footer(url, ledger_id)
         if footer.metadata.entries != entries:
             raise DamagedSegmentError(

@@ -101,8 +101,8 @@ class SegmentsProbe:
     async def write(self, url: str, topic: TopicName, ledger_id: int, groups: AsyncIterator[Sequence[EntryGroup]]) -> Any:
         return await self._segments.write(url, topic, ledger_id, groups)
 
-    async def open(self, url: str, ledger_id: int, entries: int) -> SegmentProbe:
-        return SegmentProbe(await self._segments.open(url, ledger_id, entries), ledger_id, self._history)
+    async def open(self, url: str, ledger_id: int, entries: int, *, fresh: bool = False) -> SegmentProbe:
+        return SegmentProbe(await self._segments.open(url, ledger_id, entries, fresh=fresh), ledger_id, self._history)
 
 
 class SegmentProbe:
