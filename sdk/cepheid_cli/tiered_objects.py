@@ -14,12 +14,12 @@ import typer
 
 from cepheid_cli.admin.common import DEFAULT_URL, AdminUrl, Json, done, print_json, print_lines
 from cepheid_cli.admin.units import counted, shown_bytes, shown_time
-from cepheid_cli.ledger_verifying import Verdict
 from cepheid_cli.metadata import STORE_HELP
 from cepheid_ports import CepheidError
 from cepheid_wire import NamespaceName, TopicName
 
 if TYPE_CHECKING:
+    from cepheid_cli.ledger_verifying import Verdict
     from cepheid_metadata import MetadataStore
     from cepheid_tiered import SegmentStore
     from cepheid_tiered.bucket import Bucket
@@ -90,7 +90,7 @@ def verify(
     else:
         print_lines([_verified_words(verified)])
     verdict = _verdict(verified, unread)
-    if verdict is not Verdict.SOUND:
+    if verdict:
         raise typer.Exit(int(verdict))
 
 
@@ -198,6 +198,8 @@ def _verified_words(verified: list[VerifiedSegment]) -> str:
 
 
 def _verdict(verified: list[VerifiedSegment], unread: list[str]) -> Verdict:
+    from cepheid_cli.ledger_verifying import Verdict
+
     conditions = {one.condition.name for one in verified}
     if "BAD" in conditions:
         return Verdict.BAD

@@ -455,11 +455,11 @@ async def test_a_read_whose_log_is_deleted_under_it_asks_the_index_again(monkeyp
     bookie = await sparse(machine)
     read_block, collecting = EntryLogReader.read_block, []
 
-    def after_a_collection(self: EntryLogReader, block: BlockRef, *, check: bool = True) -> Any:
+    def after_a_collection(self: EntryLogReader, block: BlockRef, **options: bool) -> Any:
         if not collecting:
             collecting.append(asyncio.ensure_future(bookie.reclaim()))
             raise FileNotFoundError(errno.ENOENT, "the log was deleted in this moment")
-        return read_block(self, block, check=check)
+        return read_block(self, block, **options)
 
     monkeypatch.setattr(EntryLogReader, "read_block", after_a_collection)
     await check_kept(bookie)

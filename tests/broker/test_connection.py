@@ -104,7 +104,7 @@ async def test_trap_06_one_request_id_may_be_in_flight_twice_for_different_comma
         (struct.pack(">II", 6, 2) + b"\x08\x7f", "type"),  # a command that does not exist
         (encode_body(pb.CommandFlow(consumer_id=0, messagePermits=0))[:-2], None),
         (b"GET / HTTP/1.1\r\n\r\n", "limit"),
-        (encode_body(pb.CommandAuthResponse()), "nobody asked"),
+        (encode_body(pb.CommandAuthResponse()), "without a challenge"),
         (send_frame(pb.CommandSend(producer_id=9, sequence_id=0), message(0)), "producer 9"),
     ],
 )
