@@ -238,10 +238,10 @@ class Connection(asyncio.Protocol):
                     producer.on_send_error(body)
             case CommandType.CLOSE_PRODUCER:
                 if producer := self.producers.pop(body.producer_id, None):
-                    producer.on_closed_by_broker(body.assignedBrokerServiceUrl)
+                    producer.on_closed_by_broker(self._url_of(body))
             case CommandType.CLOSE_CONSUMER:
                 if consumer := self.consumers.pop(body.consumer_id, None):
-                    consumer.on_closed_by_broker(body.assignedBrokerServiceUrl)
+                    consumer.on_closed_by_broker(self._url_of(body))
             case CommandType.ACTIVE_CONSUMER_CHANGE:
                 if consumer := self.consumers.get(body.consumer_id):
                     consumer.on_active_change(body.is_active)
@@ -258,6 +258,10 @@ class Connection(asyncio.Protocol):
             case _:
                 if answer := self._requests.get(getattr(body, "request_id", 0)):
                     _set_result(answer, body)
+
+    def _url_of(self, closed: pb.CommandCloseProducer | pb.CommandCloseConsumer) -> str:
+        """Of the broker that serves the topic from now on, with TLS if this connection has it; "" if the broker does not say."""
+        return closed.assignedBrokerServiceUrlTls if self.address.over_tls else closed.assignedBrokerServiceUrl
 
     def _answer_challenge(self) -> None:
         """The broker asks for credentials again, because those that it knows have expired."""

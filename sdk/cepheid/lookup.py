@@ -84,6 +84,8 @@ class Lookup:
                 kind = "with" if connection.address.over_tls else "without"
                 raise ConnectError(f"{what}: {connection.address} named a broker without an address for clients {kind} TLS")
             (broker, *_) = parse_service_url(url)
+            if connection.address.over_tls and not broker.over_tls:  # credentials and messages would cross the network in the clear
+                raise ConnectError(f"{what}: {connection.address} named {url}, which has no TLS")
             if answer.proxy_through_service_url:
                 connection = await self._pool.get(connection.address, proxy_to=broker)
             else:

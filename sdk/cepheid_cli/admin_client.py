@@ -85,6 +85,8 @@ class AdminClient:
                 break
             # Another broker serves that topic: the same call there, body and all.
             parts = urlsplit(answered["location"])
+            if url.startswith("https:") and parts.scheme != "https":  # the token would cross the network in the clear
+                raise AdminUnreachableError(f"{url} sends this call to {parts.netloc} without TLS", url=url)
             url, connection = f"{parts.scheme}://{parts.netloc}", self._connect(parts)
             target = f"{parts.path}?{parts.query}" if parts.query else parts.path
         if status >= HTTPStatus.MULTIPLE_CHOICES:

@@ -127,6 +127,8 @@ class AdminHttp:
                 return named, status, text
             parts = urlsplit(location)
             target = _target(parts) if parts.netloc else origin
+            if origin[0] == "https" and target[0] != "https":  # the token would cross the network in the clear
+                raise _NoAnswerError(f"it redirects to {target[1]}:{target[2]} without TLS")
             if named[0] == "pulsar":
                 named = target
             origin, path = target, parts.path + (f"?{parts.query}" if parts.query else "")

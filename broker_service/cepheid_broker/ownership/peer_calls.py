@@ -75,6 +75,8 @@ class PeerCalls:
             if status != HTTPStatus.TEMPORARY_REDIRECT:
                 return status, content
             parts = urlsplit(location)  # its bundle has just moved
+            if url.startswith("https:") and parts.scheme != "https":
+                raise OSError(f"{url} sends this call to {parts.netloc} without TLS")
             url, target = f"{parts.scheme}://{parts.netloc}", f"{parts.path}?{parts.query}" if parts.query else parts.path
         raise OSError(f"{_MAX_REDIRECTS} redirects, the last one to {url}: brokers do not agree yet who serves it")
 
