@@ -307,6 +307,19 @@ def test_a_bookie_that_cannot_be_replaced_stays_and_what_it_acknowledged_meanwhi
     assert state.retry_change() == [], "whoever asked asks again"
 
 
+def test_without_a_spare_a_bookie_that_waits_for_a_change_of_its_own_stays_as_well() -> None:
+    """Else the same change would be asked for again at once, and without end (seed 0x23)."""
+    state = WriterState(ABC, 2)
+    state.on_add_failed("c")
+    state.begin_change()
+    state.on_change_impossible()
+    assert state.dropped == ("c",)
+    state.on_leave("b")
+    assert state.begin_change().failed == ("c",), "a and b are needed for the quorum"
+    assert state.on_change_impossible() == []
+    assert (state.dropped, state.receivers) == (("c",), ("a", "b"))
+
+
 def test_a_change_for_others_does_not_stop_a_bookie_from_counting_that_is_kept() -> None:
     state = WriterState(ABCD, 2)
     state.append(1)
