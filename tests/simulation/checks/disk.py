@@ -142,8 +142,8 @@ class DiskChecks:
 
     def _check_segment(self, disks: Sequence[SimDisk], path: str) -> None:
         files = _files_of(disks)
-        if not _was_begun(files.get(path, b"")):
-            return  # it could not be made, and nothing was ever in it
+        if path.endswith(".new") or not _was_begun(files.get(path, b"")):
+            return  # it could not be made, and nothing was ever in it: batches come after it has its name
         marks, segment_id = _marks(files), _segment_id(path)
         below = len(marks) == 2 and all(segment_id < mark[1] for mark in marks)
         self._history.check("S7", below, lambda: f"{self._id} deletes journal segment {segment_id}, its marks are {marks}")
