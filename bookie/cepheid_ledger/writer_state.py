@@ -280,8 +280,8 @@ class WriterState:
                 self._dropped[bookie] = None
             else:  # it is well, and stays
                 del self._leaving[bookie]
-        # Those that were to wait for a change of their own stay, too. Dropped bookies come first in each change, so that it would be
-        # this very change again, at once and without end.
+        # Those that were to wait for a change of their own stay, too. Dropped bookies come first in each change, so that it would
+        # be this very change again, at once and without end.
         self._leaving.clear()
         return self._go_on()
 

@@ -118,6 +118,7 @@ class BrokerRole(Role):
             ports,
             ownership=ownership,
             families=self._families,
+            cluster_id=identity.cluster_id,
             is_ready=lambda: self.ready,
             on_failed=self._failure.report,
         )

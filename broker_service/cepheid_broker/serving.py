@@ -54,6 +54,7 @@ class Serving:
         ownership: Ownership | None = None,
         families: Callable[[], Iterator[Family]],
         is_ready: Callable[[], bool],
+        cluster_id: str = "",
         held_ledgers: Callable[[str, int], dict[str, Any] | None] = lambda _bookie, _above: None,
         on_failed: Callable[[BaseException], None],
     ) -> None:
@@ -86,7 +87,7 @@ class Serving:
         self._audit = AuditFollower(store)
         opened.push_async_callback(self._audit.aclose)
         self._tail_cache = TailCache(settings.tail_cache_bytes)
-        self._segments = segments = broker_segments(store, settings.tiered, cluster, ports)
+        self._segments = segments = broker_segments(store, settings.tiered, cluster_id, ports)
         if segments is not None:
             opened.push_async_callback(segments.aclose)
         bucket = None if segments is None else LazyBucket(lambda: ports.new_worker("manifests", 1))
@@ -160,6 +161,16 @@ class Serving:
             if settings.anonymous_role is not None or settings.secret_keys or settings.public_keys or settings.passwords_file:
                 raise SecurityConfigurationError("authentication is set up, but authentication.methods names no method")
             return None
+        if "tls" in settings.methods and (not self._settings.tls.enabled or self._settings.tls.client_certificates == "none"):
+            raise SecurityConfigurationError(
+                "the method tls needs certificates of clients: "
+                "set tls.certificate_file, tls.client_ca_file and tls.client_certificates"
+            )
+        if self._settings.has_plain_ports and self._settings.host not in ("127.0.0.1", "::1", "localhost"):
+            log.warning(
+                "authentication.without_tls",
+                extra={"host": self._settings.host, "hint": "tokens and passwords cross the network in the clear: set up tls"},
+            )
         worker = ports.new_worker("passwords", 1)
         self._opened.push_async_callback(worker.aclose)
 

@@ -28,7 +28,7 @@ from cepheid_broker.settings import BrokerSettings
 from cepheid_managed_ledger import ManagedLedgerConfig
 from cepheid_metadata import cluster_identity, found_cluster
 from cepheid_metadata.rocks_store import RocksStore
-from cepheid_ports import CepheidError, Ports, Role, TaskOwner, host_port, make_private
+from cepheid_ports import HOST_PATTERN, CepheidError, Ports, Role, TaskOwner, host_port, make_private
 from cepheid_recovery import AutoRecovery, RecoverySettings
 
 if TYPE_CHECKING:
@@ -65,6 +65,12 @@ class StandaloneSettings(BrokerSettings):
         le=65535,
         description="gRPC port of the first bookie; the others use the following ports. 0: any free ports, which readers learn "
         "from the admin API.",
+    )
+    bookie_host: str | None = Field(
+        None,
+        pattern=HOST_PATTERN,
+        description="Address of the bookies' ports. They ask nobody who it is, so they listen on 127.0.0.1 where clients have to "
+        "authenticate, unless this is set. Unset otherwise: `host`.",
     )
     storage: StorageSettings = Field(StorageSettings(), description="Bounds and intervals of each bookie's storage.")
     grpc_server: BookieServerSettings = Field(BookieServerSettings(), description="Bounds of each bookie's gRPC server.")
@@ -155,6 +161,7 @@ class Standalone(Role):
             settings.ledger_config,
             ports,
             families=self._families,
+            cluster_id=identity.cluster_id,
             is_ready=lambda: self._phase == "serving",
             held_ledgers=bookies.held_ledgers,
             on_failed=self._failure.report,
@@ -191,7 +198,8 @@ class Standalone(Role):
     async def _start_network_services(self) -> None:
         """The admin API, then the bookies' ports; large libraries are imported in threads, and clients are served meanwhile."""
         await self._serving.start_admin()
-        await self.bookies.serve(self.settings.host, self.settings.bookie_port, self.settings.grpc_server, self._ports)
+        host = self.settings.bookie_host or ("127.0.0.1" if self.settings.authentication.enabled else self.settings.host)
+        await self.bookies.serve(host, self.settings.bookie_port, self.settings.grpc_server, self._ports)
 
     def _families(self) -> Iterator[Family]:
         from cepheid_bookie.bookie_metrics import bookie_families

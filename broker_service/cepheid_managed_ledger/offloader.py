@@ -324,7 +324,7 @@ class Offloader:
         log.info("offload.attempt_cleared", extra=fields)
 
     async def _leave(self, ledger_ids: Sequence[int]) -> None:
-        """Rule 4. Raises SegmentError when the store does not answer."""
+        """Rule 4. A ledger whose store does not answer stays; it does not hold up what goes to another store."""
         intact = [ledger_id for ledger_id in ledger_ids if await self._is_intact(ledger_id)]
         left: list[int] = []
 
@@ -354,10 +354,10 @@ class Offloader:
         try:
             await self._store.open(found.url, ledger_id, entries, fresh=True)
         except SegmentError as error:
-            if error.retriable:
-                raise
-            self._skipped[ledger_id] = self._now() + _MAX_PAUSE_S
+            self._skipped[ledger_id] = self._now() + (self._pause_s() if error.retriable else _MAX_PAUSE_S)
             self._note_failure(error)
+            if error.retriable:
+                return False
             fields = {"topic": str(self._topic), "ledger_id": ledger_id, "url": found.url, "error": str(error)}
             log.error(
                 "ledger.kept_on_bookies", extra={**fields, "hint": "its object is not what was uploaded: the bookies keep it"}

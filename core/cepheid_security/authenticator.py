@@ -14,6 +14,10 @@ from cepheid_security.settings import AuthenticationSettings
 from cepheid_security.token_keys import TokenKey, public_key, secret_key
 from cepheid_security.tokens import TokenVerifier
 
+MAX_PASSWORD_CHECKS = 32
+"""That wait or run: each takes 50 ms and more of a processor, and strangers can ask for them."""
+_MAX_BASIC_BYTES = 1024
+
 RunBlocking = Callable[[Callable[[], Principal]], Awaitable[Principal]]
 
 
@@ -37,6 +41,7 @@ class Authenticator:
             issuer=settings.issuer,
             leeway_s=settings.clock_leeway_s,
         )
+        self._password_checks = 0
         self._passwords = read_passwords(settings.passwords_file) if settings.passwords_file is not None else {}
 
     def __repr__(self) -> str:
@@ -55,10 +60,21 @@ class Authenticator:
         if method == "token":
             return self._tokens.verify(credentials.data.strip(), self._now_ms())
         if method == "basic":
-            return await self._run_blocking(lambda: check_password(self._passwords, credentials.data))
+            return await self._check_password(credentials.data)
         if not credentials.certificate_names:
             raise AuthenticationError("the client showed no certificate that one of this cluster's CAs signed")
         return Principal(credentials.certificate_names[0], "tls")
+
+    async def _check_password(self, data: bytes) -> Principal:
+        if len(data) > _MAX_BASIC_BYTES:
+            raise AuthenticationError(f"a user name with its password has {len(data)} bytes, at most {_MAX_BASIC_BYTES} are read")
+        if self._password_checks >= MAX_PASSWORD_CHECKS:
+            raise AuthenticationError("too many passwords are being checked at this moment; try again")
+        self._password_checks += 1
+        try:
+            return await self._run_blocking(lambda: check_password(self._passwords, data))
+        finally:
+            self._password_checks -= 1
 
 
 def _keys(named: tuple[str, ...], read: Callable[[str, str | None], TokenKey]) -> list[TokenKey]:

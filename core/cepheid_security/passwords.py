@@ -5,11 +5,13 @@ Other hashes of htpasswd (MD5, SHA-1, crypt) are refused when the file is read: 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from cepheid_security.principal import AuthenticationError, Principal, SecurityConfigurationError
 
+_BCRYPT = re.compile(r"\$2[aby]\$(0[4-9]|[12][0-9]|3[01])\$[./A-Za-z0-9]{53}")
 _MAX_PASSWORD_BYTES = 72  # bcrypt reads no more; a longer one would match with any other end
 
 
@@ -24,7 +26,7 @@ def read_passwords(path: str) -> Mapping[str, bytes]:
         if not line.strip() or line.startswith("#"):
             continue
         user, colon, hashed = line.strip().partition(":")
-        if not user or not colon or not hashed.startswith(("$2a$", "$2b$", "$2y$")):
+        if not user or not colon or _BCRYPT.fullmatch(hashed) is None:
             raise SecurityConfigurationError(f"{path}, line {number}: expected user:bcrypt-hash, as `htpasswd -B` writes it")
         found[user] = hashed.encode()
     return found
@@ -44,10 +46,16 @@ def check_password(users: Mapping[str, bytes], data: bytes) -> Principal:
         name = ""
     hashed = users.get(name)
     # A hash that nothing matches: who is not known must not be answered sooner.
-    matches = bcrypt.checkpw(password[:_MAX_PASSWORD_BYTES], hashed or _NOBODY) and len(password) <= _MAX_PASSWORD_BYTES
+    matches = bcrypt.checkpw(password[:_MAX_PASSWORD_BYTES], hashed or _like(users)) and len(password) <= _MAX_PASSWORD_BYTES
     if not colon or hashed is None or not matches:
         raise AuthenticationError("the user name or the password is wrong")
     return Principal(name, "basic")
 
 
-_NOBODY = b"$2b$12$C6UzMDM.H6dfI/f/IKcEeO7ZxK1uDg0pJ0Pq1oJx9sZ8i1pQd1D5y"
+def _like(users: Mapping[str, bytes]) -> bytes:
+    """A hash that nothing matches, of the highest cost in the file."""
+    cost = max((hashed[4:6] for hashed in users.values()), default=b"10")
+    return b"$2b$" + cost + b"$" + _NOBODY
+
+
+_NOBODY = b"C6UzMDM.H6dfI/f/IKcEeO7ZxK1uDg0pJ0Pq1oJx9sZ8i1pQd1D5y"

@@ -45,6 +45,7 @@ class AuthenticationSettings(BaseModel, frozen=True, extra="forbid"):
     )
     secret_keys: tuple[str, ...] = Field(
         (),
+        repr=False,
         description="Secret keys of tokens: path, `file:` or `data:;base64,` URL; `NAME=path` for tokens that name their key. "
         "Several while a key is exchanged.",
     )

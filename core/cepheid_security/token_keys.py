@@ -59,9 +59,28 @@ def secret_key(location: str, key_id: str | None = None) -> TokenKey:
         raise SecurityConfigurationError(
             f"a secret key has {len(secret)} bytes and needs {_MIN_SECRET_BYTES}: `cepheid tokens create-secret-key` makes one"
         )
+    if _is_asymmetric(secret):
+        raise SecurityConfigurationError(
+            "a secret key is random bytes, and this is a public or private key: whoever has the public one could make tokens"
+        )
     # Longer hashes want longer keys; PyJWT would warn at each token.
     allowed = tuple(name for name in SECRET_ALGORITHMS if len(secret) * 8 >= int(name[2:]))
     return TokenKey(key_id, allowed, secret)
+
+
+def _is_asymmetric(data: bytes) -> bool:
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.serialization import load_der_private_key, load_der_public_key
+
+    if data.lstrip().startswith(b"-----BEGIN"):
+        return True
+    for load in (load_der_public_key, lambda der: load_der_private_key(der, None)):
+        try:
+            load(data)
+        except (ValueError, TypeError, UnsupportedAlgorithm):
+            continue
+        return True
+    return False
 
 
 def public_key(location: str, key_id: str | None = None) -> TokenKey:

@@ -15,6 +15,7 @@ from cepheid_security.token_keys import TokenKey
 
 MAX_TOKEN_BYTES = 16 << 10
 _MAX_ROLE_CHARACTERS = 1000
+_MAX_TIME_S = 1 << 53  # of a time: larger numbers, infinity and NaN are none
 
 
 class TokenVerifier:
@@ -45,6 +46,10 @@ class TokenVerifier:
             header = jwt.get_unverified_header(token)
         except jwt.PyJWTError:
             raise AuthenticationError("that is not a token: it has no readable header") from None
+        except RecursionError:  # older PyJWT: a header of nested brackets
+            raise AuthenticationError("that is not a token: it has no readable header") from None
+        if "crit" in header:  # RFC 7515 §4.1.11: what is not understood must be refused
+            raise AuthenticationError("the token has extensions (crit) that are not known here")
         algorithm, key_id = header.get("alg"), header.get("kid")
         claims = self._verified(token, str(algorithm), None if key_id is None else str(key_id))
         self._check_times(claims, now_ms)
@@ -86,7 +91,7 @@ class TokenVerifier:
                 problem = f"its claim {error.claim!r} is missing"
             except jwt.InvalidSignatureError:
                 continue
-            except jwt.PyJWTError as error:
+            except (jwt.PyJWTError, ValueError, TypeError, OverflowError) as error:
                 problem = f"it cannot be read ({type(error).__name__})"
         raise AuthenticationError(f"the token is not valid: {problem}")
 
@@ -96,7 +101,7 @@ class TokenVerifier:
             value = claims.get(claim)
             if value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int | float):
+            if isinstance(value, bool) or not isinstance(value, int | float) or not -_MAX_TIME_S < value < _MAX_TIME_S:
                 raise AuthenticationError(f"the token's claim {claim!r} is no time")
             if claim == "exp" and now_s >= value + self._leeway_s:
                 raise AuthenticationError(f"the token expired {now_s - value:.0f} s ago")

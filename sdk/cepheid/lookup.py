@@ -98,6 +98,8 @@ class Lookup:
     async def at(self, broker_url: str) -> Connection:
         """Return a connection to the broker of a URL that another broker gave."""
         (address, *_) = parse_service_url(broker_url)
+        if self._addresses[0].over_tls and not address.over_tls:  # credentials and messages would cross the network in the clear
+            raise ConnectError(f"a broker named {broker_url}, which has no TLS")
         return await self._pool.get(address)
 
     async def partitions(self, topic: str) -> int:

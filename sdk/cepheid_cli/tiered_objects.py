@@ -21,9 +21,9 @@ from cepheid_wire import NamespaceName, TopicName
 if TYPE_CHECKING:
     from cepheid_cli.ledger_verifying import Verdict
     from cepheid_metadata import MetadataStore
-    from cepheid_tiered import SegmentStore
     from cepheid_tiered.bucket import Bucket
     from cepheid_tiered.restore import RestoredTopic
+    from cepheid_tiered.segments import Segments
     from cepheid_tiered.sweep import SweepPlan
     from cepheid_tiered.verify_objects import ExpectedSegment, VerifiedSegment
 
@@ -108,8 +108,15 @@ def sweep(
     from cepheid_tiered.sweep import sweep as sweep_bucket
 
     async def main() -> SweepPlan:
-        async with _opened_objects() as (bucket, _), _opened_store(metadata) as store:
-            return await sweep_bucket(store, bucket, url, _now_ms(), grace_s=grace_hours * 3600, dry_run=dry_run)
+        async with _opened_objects() as (bucket, segments), _opened_store(metadata) as store:
+
+            async def writer_of(segment: str) -> str:
+                ledger_id = int(segment.partition("?")[0].rpartition("/")[2].partition("-")[0])
+                return (await segments.footer(segment, ledger_id)).metadata.cluster
+
+            return await sweep_bucket(
+                store, bucket, url, _now_ms(), grace_s=grace_hours * 3600, dry_run=dry_run, writer_of=writer_of
+            )
 
     plan = asyncio.run(main())
     if as_json:
@@ -322,7 +329,7 @@ class _Progress:
 
 
 @asynccontextmanager
-async def _opened_objects() -> AsyncIterator[tuple[Bucket, SegmentStore]]:
+async def _opened_objects() -> AsyncIterator[tuple[Bucket, Segments]]:
     from cepheid_ports import ThreadWorker
     from cepheid_tiered.bucket import ObjectBucket
     from cepheid_tiered.object_stores import ObjectStores

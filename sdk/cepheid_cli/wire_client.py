@@ -78,6 +78,8 @@ class WireClient:
             raise ServerRefusedError(f"lookup of {topic} failed: {answer.message}", topic=topic)
         if (where := _place_of(answer.brokerServiceUrlTls if self._peer[2] else answer.brokerServiceUrl)) != self._peer:
             self.close()
+            if self._peer[2] and not where[2]:
+                raise ServerUnreachableError(f"the broker of {topic} is at {where[0]}:{where[1]}, without TLS")
             self._open(*where, timeout_s)
 
     def _open_any(self, service_url: str, timeout_s: float) -> None:

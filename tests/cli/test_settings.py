@@ -25,6 +25,7 @@ SAMPLES: dict[str, Any] = {
     "write_quorum": 2,  # at most the ensemble size
     "admin_allowed_hosts": ["admin.example.org", ".svc.cluster.local"],
     "host": "0.0.0.0",
+    "bookie_host": "10.1.2.3",
     "http_host": "::1",
     "advertised_host": "broker-1.example.org",
     "broker_id": "broker-1",

@@ -12,13 +12,14 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from cepheid_cli.app import app
-from cepheid_metadata import chain_records, found_cluster
+from cepheid_decode import SchemaVersion
+from cepheid_metadata import chain_records, cluster_identity, found_cluster
 from cepheid_metadata.open_store import open_store
 from cepheid_ports import Ports, ThreadWorker
 from cepheid_rpc import EntryGroup, encode_group
 from cepheid_tiered.manifest import Manifest, ManifestCursor, ManifestLedger, ManifestObject
 from cepheid_tiered.object_stores import ObjectStores
-from cepheid_tiered.segments import Segments
+from cepheid_tiered.segments import Segments, SegmentSettings
 from cepheid_wire import TopicName
 
 ORDERS = TopicName.parse("persistent://t/n/orders")
@@ -65,6 +66,27 @@ class BucketOfFiles:
 
     def object(self, index: int) -> Path:
         return sorted((self.directory / "bucket/t/n/orders").glob("*.parquet"))[index]
+
+    async def write_remains(self) -> Path:
+        """An object of the new cluster that no chain names."""
+        store = await open_store(self.metadata, Ports())
+        identity = await cluster_identity(store).get(None)
+        await store.aclose()
+        assert identity is not None
+        worker = ThreadWorker("objects", threads=1)
+
+        async def no_schemas(_: TopicName) -> list[SchemaVersion]:
+            return []
+
+        async def groups() -> AsyncIterator[Sequence[EntryGroup]]:
+            yield [encode_group(5, 0, -1, 0, [b"x"])]
+
+        segments = Segments(ObjectStores(worker), worker, no_schemas, SegmentSettings(cluster=identity.record.cluster_id))
+        url = segments.url_of(self.url, ORDERS, 5)
+        await segments.write(url, ORDERS, 5, groups())
+        await segments.aclose()
+        await worker.aclose()
+        return self.directory / "bucket/t/n/orders" / url.rpartition("/")[2]
 
     async def ledger_ids(self) -> list[int]:
         store = await open_store(self.metadata, Ports())
@@ -131,14 +153,16 @@ def test_restores_sweeps_and_verifies_against_chains(bucket: BucketOfFiles) -> N
     assert "delivered again: sub" in result.output
     assert asyncio.run(bucket.ledger_ids()) == [7, 8]
     assert tiered("verify", "--metadata", bucket.metadata).exit_code == 0
-    remains = bucket.object(0).with_name(f"{5:020d}-0123456789abcdef.parquet")
-    remains.write_bytes(b"x")
+    remains = asyncio.run(bucket.write_remains())
+    unknown = remains.with_name(f"{6:020d}-0123456789abcdef.parquet")
+    unknown.write_bytes(b"x")
     result = tiered("sweep", bucket.url, "--metadata", bucket.metadata, "--grace-hours", "0", "--dry-run")
     assert "1 object" in result.output
     assert remains.exists()
     result = tiered("sweep", bucket.url, "--metadata", bucket.metadata, "--grace-hours", "0", "--json")
     assert [one["decision"] for one in json.loads(result.stdout)].count("orphan") == 1
     assert not remains.exists()
+    assert unknown.exists(), "it does not say who wrote it"
     assert tiered("verify", "--metadata", bucket.metadata).exit_code == 0
 
 

@@ -33,7 +33,9 @@ def test_users_are_told_by_their_passwords(tmp_path: Path) -> None:
             check_password(users, wrong)
 
 
-@pytest.mark.parametrize("line", ["ann:$apr1$salt$hash", "ann:{SHA}abc=", "ann", ":x"])
+@pytest.mark.parametrize(
+    "line", ["ann:$apr1$salt$hash", "ann:{SHA}abc=", "ann", ":x", "ann:$2y$05$short", "ann:$2y$99$" + "a" * 53]
+)
 def test_hashes_that_are_broken_are_refused_by_line(tmp_path: Path, line: str) -> None:
     file = tmp_path / "users"
     file.write_text(f"# one\n{line}\n")

@@ -52,6 +52,9 @@ def test_a_pair_of_keys_signs_and_checks(key: Any) -> None:
 RSA_PRIVATE, RSA_PUBLIC = pair(rsa.generate_private_key(65537, 2048))
 
 
+PUBLIC_DER = RSA_PUBLIC.key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+
+
 def hmac_with_public_key() -> bytes:
     """The forgery that a library without a list of algorithms would accept (RFC 8725 §2.1), signed without PyJWT's own check."""
     import hashlib
@@ -66,6 +69,9 @@ def hmac_with_public_key() -> bytes:
 REFUSED: dict[str, tuple[bytes, str]] = {
     "expired": (signed({"sub": "a", "exp": NOW_MS // 1000 - 10}), "expired 10 s ago"),
     "not yet valid": (signed({"sub": "a", "nbf": NOW_MS // 1000 + 60}), "not valid for another 60 s"),
+    "expires at infinity": (signed({"sub": "a", "exp": float("inf")}), "'exp' is no time"),
+    "valid from no number on": (signed({"sub": "a", "nbf": float("nan")}), "'nbf' is no time"),
+    "unknown extensions": (signed({"sub": "a"}, crit=["x"], x=1), "extensions|no readable header"),
     "no role": (signed({"name": "a"}), "claim 'sub', the role, is missing"),
     "role is a number": (signed({"sub": "5", "exp": "soon"}), "'exp' is no time"),
     "wrong key": (signed({"sub": "a"}, key=SECRET[::-1]), "signature does not match"),
@@ -131,6 +137,7 @@ def test_while_a_key_is_exchanged_both_hold_and_a_key_that_is_named_alone_is_tri
     ("read", "location", "reason"),
     [
         (secret_key, url_of(b"short"), "has 5 bytes and needs 32"),
+        (secret_key, url_of(PUBLIC_DER), "whoever has the public one could make tokens"),
         (secret_key, "data:;base64,***", "is not base64"),
         (secret_key, "data:text", "looks like data:;base64"),
         (secret_key, "/no/such/key", "cannot be read: No such file"),

@@ -14,7 +14,7 @@ from cepheid_metadata.repositories import restored_record
 from cepheid_metadata.restored_records import RestoredMetadata
 from cepheid_ports import Ports
 from cepheid_tiered.object_store import StoredObject
-from cepheid_tiered.segment import SegmentError
+from cepheid_tiered.segment import DamagedSegmentError, SegmentError
 from cepheid_tiered.sweep import Named, Sighting, SweepRefusedError, Why, place_of, plan_sweep, sweep, topic_path
 from cepheid_wire import TopicName
 from tests.tiered.fake_bucket import NOW_MS, ROOT, FakeBucket, manifest_of, object_name, offloaded
@@ -124,6 +124,33 @@ def chain_of(*, complete: tuple[int, ...] = (), begun: tuple[int, ...] = (), to_
         offloaded={one: OffloadedLedger(url=orders_url(one), started_at_ms=1, complete=one in complete) for one in ids},
         object_deletions=tuple(map(orders_url, to_delete)),
     )
+
+
+def test_an_object_that_a_chain_names_by_another_url_stays() -> None:
+    """A link to the directory, or another name of the store's host."""
+    elsewhere = f"{ROOT}-link/t/n/orders"
+    named = Named(frozenset([f"{ROOT}/t/n/orders/{object_name(7)}"]))
+    found = StoredObject(f"{elsewhere}/{object_name(7)}", 1, 0)
+    plan = plan_sweep([found], named, {elsewhere: Sighting("ours")}, "ours", NOW_MS, HOUR_MS)
+    assert plan.decisions == ((found, Why.NAMED),)
+
+
+def test_what_another_cluster_wrote_into_our_directory_stays() -> None:
+    async def test(store: MemoryStore, bucket: FakeBucket, cluster_id: str) -> None:
+        bucket.add_topic(manifest_of("t/n/orders", *(offloaded(number) for number in (4, 5, 6)), cluster_id=cluster_id))
+        writers = {orders_url(4): cluster_id, orders_url(5): "other"}
+
+        async def writer_of(url: str) -> str:
+            if url not in writers:
+                raise DamagedSegmentError(f"{url} has no footer")
+            return writers[url]
+
+        plan = await sweep(store, bucket, ROOT, NOW_MS, writer_of=writer_of)
+        assert [found.url for found in plan.orphans][:1] == [orders_url(4)]
+        assert (plan.count(Why.OTHER_CLUSTER), plan.count(Why.UNKNOWN_CLUSTER)) == (1, 1)
+        assert {orders_url(5), orders_url(6)} <= set(bucket.objects)
+
+    run(test)
 
 
 def test_remains_are_deleted_and_what_the_chain_names_stays() -> None:

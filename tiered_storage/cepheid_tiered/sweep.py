@@ -17,8 +17,8 @@ directory is for that; still, do not sweep while a restore runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar
 from urllib.parse import quote, unquote, urlsplit
@@ -39,7 +39,7 @@ from cepheid_ports import CepheidError
 from cepheid_tiered.bucket import Bucket
 from cepheid_tiered.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest, ManifestError, manifest_url
 from cepheid_tiered.object_store import StoredObject
-from cepheid_tiered.segment import SegmentError
+from cepheid_tiered.segment import DamagedSegmentError, NoSuchSegmentError, SegmentError
 from cepheid_wire import NamespaceName, TopicName
 
 DEFAULT_GRACE_S = 7 * 24 * 3600
@@ -58,7 +58,7 @@ class Why(Enum):
     NAMED = "named by a chain"
     YOUNG = "younger than the grace period"
     OTHER_CLUSTER = "belongs to another cluster"
-    UNKNOWN_CLUSTER = "without a readable manifest: its cluster is not known"
+    UNKNOWN_CLUSTER = "without a readable manifest or footer: its cluster is not known"
     UNKNOWN_CHAIN = "its topic's chain cannot be read"
     NOT_OURS = "not an object of tiered storage"
 
@@ -81,6 +81,12 @@ class Named:
     """Ends of the directories of all topics with a chain: `tenant/namespace/topic`."""
     unreadable: frozenset[str] = frozenset()
     """Ends of the directories of topics whose chain cannot be read."""
+    names: frozenset[str] = field(init=False)
+    """Of the objects, without their directories: a place may have several URLs (a link, another host name of a store), and the name
+    of a segment has 64 random bits."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "names", frozenset(place.rpartition("/")[2] for place in self.places))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +116,7 @@ def plan_sweep(
 def _decide(found: StoredObject, named: Named, sightings: Mapping[str, Sighting], cluster_id: str, before_ms: int) -> Why:
     place = place_of(found.url)
     directory, _, name = place.rpartition("/")
-    if place in named.places:
+    if place in named.places or (_is_segment(name) and name in named.names):
         return Why.NAMED
     if not _is_segment(name) and name != MANIFEST_NAME:
         return Why.NOT_OURS
@@ -171,14 +177,21 @@ async def sweep(
     grace_s: float = DEFAULT_GRACE_S,
     dry_run: bool = False,
     on_deleted: Callable[[StoredObject], None] = lambda _: None,
+    writer_of: Callable[[str], Awaitable[str]] | None = None,
 ) -> SweepPlan:
-    """Delete the orphans below `url`. Raises SweepRefusedError, SegmentError, and what the store raises; call it again then."""
+    """Delete the orphans below `url`. Raises SweepRefusedError, SegmentError, and what the store raises; call it again then.
+
+    `writer_of` reads from a segment which cluster wrote it. Two clusters may share a directory by mistake, and its manifest names
+    one of them: what the other one wrote stays.
+    """
     identity = await require_cluster(store)
     await _require_confirmed(store)
     objects = [found async for found in bucket.list(url)]
     sightings = await _sightings(bucket, objects)
     named = await read_named(store)
     plan = plan_sweep(objects, named, sightings, identity.cluster_id, now_ms, round(grace_s * 1_000))
+    if writer_of is not None:
+        plan = await _without_those_of_others(plan, writer_of, identity.cluster_id)
     if dry_run:
         return plan
     by_directory: dict[str, list[StoredObject]] = {}
@@ -193,6 +206,23 @@ async def sweep(
             await bucket.delete(found.url)
             on_deleted(found)
     return plan
+
+
+async def _without_those_of_others(plan: SweepPlan, writer_of: Callable[[str], Awaitable[str]], cluster_id: str) -> SweepPlan:
+    """Keep the orphans that another cluster wrote, and those that do not say who did."""
+    decisions: list[tuple[StoredObject, Why]] = []
+    for found, why in plan.decisions:
+        if why is Why.ORPHAN and _is_segment(place_of(found.url).rpartition("/")[2]):
+            try:
+                writer = await writer_of(found.url)
+            except NoSuchSegmentError:
+                pass  # it is gone already
+            except DamagedSegmentError:
+                why = Why.UNKNOWN_CLUSTER
+            else:
+                why = why if writer == cluster_id else Why.OTHER_CLUSTER
+        decisions.append((found, why))
+    return SweepPlan(tuple(decisions))
 
 
 async def _require_confirmed(store: MetadataStore) -> None:
@@ -256,6 +286,8 @@ async def _is_still_orphaned(store: MetadataStore, bucket: Bucket, orphans: Sequ
         found = await read_chain(store, topic)
     except (CorruptRecordError, NewerFormatError):
         return False
-    if found is not None and names_of(found.record).intersection(place_of(one.url) for one in orphans):
-        return False
+    if found is not None:
+        named = Named(frozenset(names_of(found.record)))
+        if any(place_of(one.url).rpartition("/")[2] in named.names for one in orphans):
+            return False
     return (await _sighting(bucket, manifest_url(orphans[0].url))).cluster_id == cluster_id

@@ -6,6 +6,7 @@ The API names a broker by the address of its admin API, which is what tools go o
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from http import HTTPStatus
 from importlib.metadata import version
@@ -141,7 +142,12 @@ def _flat(prefix: str, settings: BaseModel) -> Iterator[tuple[str, str]]:
         if isinstance(value, BaseModel):
             yield from _flat(f"{prefix}{name}.", value)
         else:
-            yield f"{prefix}{name}", value if isinstance(value, str) else json.dumps(value, default=str)
+            yield f"{prefix}{name}", _shown(value if isinstance(value, str) else json.dumps(value, default=str))
+
+
+def _shown(text: str) -> str:
+    """Without what may be a secret: a `data:` URL holds the key itself."""
+    return re.sub(r"data:[^\"]*", "data:…", text)
 
 
 def _not_dynamic(name: str) -> PreconditionError:

@@ -89,6 +89,8 @@ class PeerCalls:
         if scheme == "https" and self._tls is None:
             raise OSError(f"{url} needs TLS, and this broker has no CA for it: set tls.ca_file")
         token = self._token()
+        if token and self._tls is not None and scheme != "https":
+            raise OSError(f"{url} has no TLS, and this broker shows its token only over TLS")
         tls = self._tls if scheme == "https" else None
         reader, writer = await asyncio.open_connection(host.strip("[]"), int(port), ssl=tls)
         try:

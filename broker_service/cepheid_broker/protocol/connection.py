@@ -72,6 +72,8 @@ GATHER_BYTES = 64 * 1024
 """Beyond, what was gathered is written at once: the socket's own bound must notice."""
 
 
+MAX_CONNECT_BYTES = 64 * 1024
+"""Of frames before a client has shown who it is, where it is asked: strangers get little memory."""
 NO_REQUEST = (1 << 64) - 1
 """-1, as the reference writes it: an error that answers CONNECT (protocol.md §2.1)."""
 REFRESH_MARK = b"PulsarAuthRefresh"
@@ -93,7 +95,8 @@ class Connection(asyncio.Protocol):
         self._settings = services.settings.connection
         self._on_made = on_made
         self._on_lost = on_lost
-        self._splitter = FrameSplitter(services.settings.max_frame_bytes)
+        asks = services.authenticator is not None
+        self._splitter = FrameSplitter(MAX_CONNECT_BYTES if asks else services.settings.max_frame_bytes)
         self._requests = Requests(services.tasks, self._settings.max_waiting_requests)
         self.window = PublishWindow(
             self._settings.publish_window_bytes,
@@ -341,6 +344,7 @@ class Connection(asyncio.Protocol):
 
     def _accept(self) -> None:
         self._ready = True
+        self._splitter.max_frame_bytes = self._services.settings.max_frame_bytes
         self._timer.cancel()
         self._timer = self._loop.call_later(self._settings.keepalive_s, self._on_timer)
         self.send(
