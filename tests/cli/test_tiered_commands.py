@@ -44,6 +44,7 @@ class BucketOfFiles:
         async def groups(ledger_id: int) -> AsyncIterator[Sequence[EntryGroup]]:
             yield [encode_group(ledger_id, 0, -1, 0, [b"%d" % number for number in range(ENTRIES)])]
 
+        (self.directory / "bucket").mkdir()
         objects = ObjectStores(worker)
         segments = Segments(objects, worker, no_schemas)  # type: ignore[arg-type]
         rows = []

@@ -236,3 +236,16 @@ async def test_the_store_in_memory_fails_before_or_after_the_effect(operation: s
     with pytest.raises(StoreUnavailableError, match="is away"):
         await store.put(f"{STORE}/x", b"")
     assert bool(await keys(store, STORE)) is exists
+
+
+async def test_a_directory_whose_disk_is_not_mounted_is_not_made(tmp_path: Path) -> None:
+    worker = ThreadWorker("files", threads=1)
+    objects = ObjectStores(worker)
+    url = f"file://{tmp_path}/archive/t/n/orders/manifest.json"
+    for attempt in (objects.put(url, b"x"), objects.delete(url), objects.size(url)):
+        with pytest.raises(StoreUnavailableError, match="Is its disk mounted"):
+            await attempt
+    (tmp_path / "archive").mkdir()
+    await objects.put(url, b"x")
+    assert await objects.size(url) == 1
+    await worker.aclose()

@@ -8,6 +8,7 @@ them, and `delete` of the object removes them.
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -69,6 +70,7 @@ class FileObjects:
     async def delete(self, url: str) -> None:
         def remove() -> None:
             path = _path(url)
+            _require_base(path)
             for name in (path, *path.parent.glob(f".{path.name}.*{_PART}")):
                 name.unlink(missing_ok=True)
             if path.parent.is_dir():
@@ -87,6 +89,7 @@ class _Upload:
     def __init__(self, url: str) -> None:
         self._path = _path(url)
         self.size_bytes = 0
+        _require_base(self._path)
         _make_folders(self._path.parent)
         self._part = self._path.with_name(f".{self._path.name}.{secrets.token_hex(4)}{_PART}")
         self._fd = os.open(self._part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
@@ -114,6 +117,22 @@ class _Upload:
 
 def _path(url: str) -> Path:
     return Path("/" + StoreUrl.parse(url).key)
+
+
+def _require_base(path: Path) -> None:
+    """Raise FileNotFoundError where the directory of the policy is not there: its disk may not be mounted. Made here, it would be
+    another one, which vanishes behind the disk when that is mounted again."""
+    above = path.parents[len(_BELOW_BASE) :]
+    if above and not above[0].is_dir():
+        raise FileNotFoundError(errno.ENOENT, "no such directory", str(above[0]))
+
+
+_BELOW_BASE = ("topic", "namespace", "tenant")
+
+
+def make_base(store_url: str) -> None:
+    """Make the directory of a policy that is being set. Blocking. Raises OSError."""
+    _make_folders(_path(store_url))
 
 
 def _make_folders(folder: Path) -> None:

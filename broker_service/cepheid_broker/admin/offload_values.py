@@ -9,6 +9,7 @@ Field names are those of docs/reference/shapes.md §3.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
@@ -116,6 +117,20 @@ async def check_offload_possible(context: AdminContext, policy: OffloadPolicy) -
     """Raises PreconditionError where this broker could not carry the policy out."""
     if policy.url is not None and (missing := missing_requirements()) is not None:
         raise PreconditionError(f"Nothing can be offloaded: {missing}")
+    if policy.url is not None and policy.url.startswith("file:"):
+        await _make_directory(context, policy.url)
+
+
+async def _make_directory(context: AdminContext, url: str) -> None:
+    """Uploads do not make the directory of a policy: its disk might not be mounted. If it cannot be made, they say why."""
+    from cepheid_tiered.file_objects import make_base
+
+    worker = context.broker.ports.new_worker("make-directory", 1)
+    try:
+        with suppress(OSError):
+            await worker.run(lambda: make_base(url))
+    finally:
+        await worker.aclose()
 
 
 def threshold(value: int | None, *, most: float = float("inf")) -> int | None:
