@@ -32,7 +32,6 @@ def repair(arguments: argparse.Namespace, gigabytes: float) -> tuple[Repair, dic
         cluster.processes.kill(VICTIM)
         meter = RepairMeter(cluster)
         repaired = meter.watch(shape.ledgers, arguments.limit_s, began_at)
-        meter.check_whole()
         return repaired, cluster.settings
 
 

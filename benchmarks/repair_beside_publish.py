@@ -97,7 +97,6 @@ def main() -> None:
             write_ledgers(cluster, shape)
             topic = topic_without_victim(cluster, f"beside-{number}")
             quiet, busy, repair = load.run(publish_during_repair(cluster, topic, shape, arguments))
-            RepairMeter(cluster).check_whole()
             before.append(percentile(quiet, 0.99))
             during.append(percentile(busy, 0.99))
             rates.append(repair.mb_per_s)

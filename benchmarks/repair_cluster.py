@@ -210,35 +210,38 @@ class RepairMeter:
         return sum(map(self._cluster.cpu_of_s, names))
 
     def watch(self, ledgers: int, limit_s: float, began_at: float) -> Repair:
-        """Return when so many ledgers are repaired. Raises ServerFailedError when that takes too long."""
+        """Return when so many ledgers are repaired. Raises ServerFailedError when that takes too long.
+
+        A ledger can be repaired twice: on a loaded machine another bookie may miss its session for a moment, and its ledgers are
+        marked as well. So the counters say when to look, and metadata says whether everything is whole.
+        """
         first_s = last_s = 0.0
         copied = repaired = 0.0
         cpu_before_s = self.cpu_s()
         before_s = time.perf_counter() - began_at
-        while repaired < ledgers:
+        unfinished: list[str] | None = None
+        while unfinished is None or unfinished:
             now_copied, repaired = self.total(COPIED_BYTES, REPAIRED)
             now_s = time.perf_counter() - began_at
             if now_copied > copied:
                 first_s = first_s or before_s
                 last_s, copied = now_s, now_copied
             if now_s > limit_s:
-                raise ServerFailedError(f"{repaired:.0f} of {ledgers} ledgers are repaired after {limit_s:g} s")
+                left = f"; not whole: {unfinished[:5]}" if unfinished else ""
+                raise ServerFailedError(f"{repaired:.0f} of {ledgers} ledgers are repaired after {limit_s:g} s{left}")
             before_s = now_s
-            if repaired < ledgers:
+            if repaired >= ledgers:
+                unfinished = load.run(_unfinished(self._cluster.processes.metadata_url))
+            else:
                 time.sleep(SAMPLE_S)
         whole_s = time.perf_counter() - began_at
         cpu_s = self.cpu_s() - cpu_before_s
         return Repair(first_s, last_s, whole_s, copied, cpu_s, began_at)
 
-    def check_whole(self) -> None:
-        """Raise ServerFailedError if a ledger was counted as repaired and is not."""
-        if unfinished := load.run(_unfinished(self._cluster.processes.metadata_url)):
-            raise ServerFailedError(f"{len(unfinished)} ledgers are not repaired, although they were counted: {unfinished[:10]}")
 
-
-async def _unfinished(metadata_url: str) -> list[int]:
-    """Return the closed ledgers that are marked, or whose record names the victim. Open ones belong to brokers."""
-    from cepheid_metadata import ledger_records, list_ledgers, list_repair_marks
+async def _unfinished(metadata_url: str) -> list[str]:
+    """Name the closed ledgers that are marked, or whose record names the victim. Open ones belong to brokers."""
+    from cepheid_metadata import ledger_records, list_ledgers, list_repair_marks, repair_marks
     from cepheid_metadata.open_store import open_store
     from cepheid_ports import Ports
 
@@ -250,7 +253,10 @@ async def _unfinished(metadata_url: str) -> list[int]:
         for start in range(0, len(ledger_ids), 100):
             found += await asyncio.gather(*map(ledger_records(store).get, ledger_ids[start : start + 100]))
         closed = [one.record for one in found if one is not None and one.record.is_closed]
-        return [ledger.ledger_id for ledger in closed if ledger.ledger_id in marked or _names_victim(ledger)]
+        unfinished = [ledger.ledger_id for ledger in closed if ledger.ledger_id in marked or _names_victim(ledger)]
+        marks = await asyncio.gather(*map(repair_marks(store).get, unfinished[:5]))
+        reasons = [f" ({dict(mark.record.bookies)} {mark.record.problem})" if mark is not None else "" for mark in marks]
+        return [f"{ledger_id}{reason}" for ledger_id, reason in itertools.zip_longest(unfinished, reasons, fillvalue="")]
     finally:
         await store.aclose()
 

@@ -64,7 +64,6 @@ def main() -> None:
         repair = meter.watch(arguments.ledgers, arguments.limit_s, time.perf_counter())
         walked = meter.total(WALKED)[0] - walked_before
         asked = metadata_requests(cluster) - requests_before - idle_per_s * repair.whole_s
-        meter.check_whole()
         print_line(
             "repair_small_ledgers",
             figures={
