@@ -191,6 +191,8 @@ class RepairMeter:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
+        self.own_requests = 0
+        """Metadata requests of this meter itself."""
 
     def total(self, *names: str) -> list[float]:
         """Return the sums of counters over these bookies."""
@@ -231,7 +233,8 @@ class RepairMeter:
                 raise ServerFailedError(f"{repaired:.0f} of {ledgers} ledgers are repaired after {limit_s:g} s{left}")
             before_s = now_s
             if repaired >= ledgers:
-                unfinished = load.run(_unfinished(self._cluster.processes.metadata_url))
+                unfinished, requests = load.run(_unfinished(self._cluster.processes.metadata_url))
+                self.own_requests += requests
             else:
                 time.sleep(SAMPLE_S)
         whole_s = time.perf_counter() - began_at
@@ -239,8 +242,11 @@ class RepairMeter:
         return Repair(first_s, last_s, whole_s, copied, cpu_s, began_at)
 
 
-async def _unfinished(metadata_url: str) -> list[str]:
-    """Name the closed ledgers that are marked, or whose record names the victim. Open ones belong to brokers."""
+async def _unfinished(metadata_url: str) -> tuple[list[str], int]:
+    """Name the closed ledgers that are marked, or whose record names the victim, and count the metadata requests for that.
+
+    Open ledgers belong to brokers.
+    """
     from cepheid_metadata import ledger_records, list_ledgers, list_repair_marks, repair_marks
     from cepheid_metadata.open_store import open_store
     from cepheid_ports import Ports
@@ -255,8 +261,9 @@ async def _unfinished(metadata_url: str) -> list[str]:
         closed = [one.record for one in found if one is not None and one.record.is_closed]
         unfinished = [ledger.ledger_id for ledger in closed if ledger.ledger_id in marked or _names_victim(ledger)]
         marks = await asyncio.gather(*map(repair_marks(store).get, unfinished[:5]))
+        requests = len(ledger_ids) + len(marks)  # listing asks for few more
         reasons = [f" ({dict(mark.record.bookies)} {mark.record.problem})" if mark is not None else "" for mark in marks]
-        return [f"{ledger_id}{reason}" for ledger_id, reason in itertools.zip_longest(unfinished, reasons, fillvalue="")]
+        return [f"{ledger_id}{reason}" for ledger_id, reason in itertools.zip_longest(unfinished, reasons, fillvalue="")], requests
     finally:
         await store.aclose()
 

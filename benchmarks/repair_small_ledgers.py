@@ -63,7 +63,7 @@ def main() -> None:
         admin.delete("/cepheid/v1/repair/off")
         repair = meter.watch(arguments.ledgers, arguments.limit_s, time.perf_counter())
         walked = meter.total(WALKED)[0] - walked_before
-        asked = metadata_requests(cluster) - requests_before - idle_per_s * repair.whole_s
+        asked = metadata_requests(cluster) - requests_before - meter.own_requests - idle_per_s * repair.whole_s
         print_line(
             "repair_small_ledgers",
             figures={
