@@ -63,6 +63,7 @@ async def a_life(bookie: Bookie, promises: Promises) -> None:
     await bookie.aclose()
 
 
+@pytest.mark.slow
 def test_every_operation_of_a_life() -> None:
     operations = run_async(sweep(a_life, seeds=3))
     assert operations > 60

@@ -522,6 +522,7 @@ async def test_a_compaction_cut_at_each_step(operation: str, path: str, moved: b
         assert set(list_logs(machine.disk)) <= referenced | {bookie._logs.current_log_id}
 
 
+@pytest.mark.slow
 async def test_a_compaction_cut_at_every_operation() -> None:
     """Power is lost while adds, a flush and a deletion of what is being copied run beside the compaction."""
 

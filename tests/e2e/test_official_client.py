@@ -165,6 +165,7 @@ def test_trap_33_a_negative_acknowledgement_counts_until_the_dead_letter_topic(c
         assert payloads_of(receive(dead, 1)) == [b"message-1"]
 
 
+@pytest.mark.slow
 def test_the_acknowledgement_timeout_brings_messages_again(cluster: ProcessCluster, topic: str) -> None:
     with client_of(cluster.service_url) as client:
         publish(client, topic, numbered(3))

@@ -324,6 +324,7 @@ async def test_pages_are_deleted_with_their_record() -> None:
     assert await read_chain(store, TOPIC) is None
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_ledgers_fit() -> None:
     chain = Chain(incarnation="c0ffee", ledgers=ledgers(1, 100_000))
     chain = chain.replace(offloaded={ledger.ledger_id: copy_of(ledger.ledger_id, 150) for ledger in chain.ledgers})

@@ -331,6 +331,7 @@ def test_a_terminated_topic_ends_at_the_last_entry_that_came_back(
     run(test)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("writes", [3, 6, None])
 def test_a_chain_of_20_000_ledgers_comes_back_in_pages(writes: int | None) -> None:
     """Also when it was cut off between two pages."""

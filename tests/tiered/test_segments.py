@@ -48,7 +48,7 @@ def any_entry() -> st.SearchStrategy[bytes]:
     row_group_bytes=st.integers(50, 5000),
     max_bytes=st.integers(0, 3000),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_entries_come_back_as_the_same_bytes(tails: list[bytes], per_group: int, row_group_bytes: int, max_bytes: int) -> None:
     groups = groups_of(tails, per_group)
     with pytest.MonkeyPatch.context() as patch:
