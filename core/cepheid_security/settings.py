@@ -1,10 +1,12 @@
-"""Settings of TLS and of authentication: of every process that clients connect to."""
+"""Settings of TLS, authentication and authorization: of every process that clients connect to."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 from pydantic import BaseModel, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
+
+from cepheid_security.authorization import Roles
 
 
 class TlsSettings(BaseModel, frozen=True, extra="forbid"):
@@ -67,3 +69,29 @@ class AuthenticationSettings(BaseModel, frozen=True, extra="forbid"):
     @property
     def enabled(self) -> bool:
         return bool(self.methods)
+
+
+class AuthorizationSettings(BaseModel, frozen=True, extra="forbid"):
+    """What authenticated clients may do. While it is off, each of them may do everything."""
+
+    enabled: bool = Field(
+        False, description="Whether clients need permissions. It requires `authentication.methods`. What is not granted is denied."
+    )
+    super_user_roles: tuple[str, ...] = Field((), description="Roles that may do everything, in all tenants.")
+    proxy_roles: tuple[str, ...] = Field(
+        (),
+        description="Roles of proxies. Such a client must name the principal for whom it speaks, and needs the same permissions "
+        "as that principal.",
+    )
+    peer_roles: tuple[str, ...] = Field(
+        (), description="Roles of the brokers and repair workers of this cluster, for the calls that they make to each other."
+    )
+    stale_s: PositiveFloat = Field(
+        300.0,
+        description="Time for which known permissions are used while the metadata store cannot be reached. After it only "
+        "super-users are served. Longer: clients survive longer outages, and a revoked role may go on for longer during one.",
+    )
+
+    @property
+    def roles(self) -> Roles:
+        return Roles(frozenset(self.super_user_roles), frozenset(self.proxy_roles), frozenset(self.peer_roles))
