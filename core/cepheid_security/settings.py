@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
+from pydantic import BaseModel, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from cepheid_security.authorization import Roles
 
@@ -37,6 +37,26 @@ class TlsSettings(BaseModel, frozen=True, extra="forbid"):
     @property
     def enabled(self) -> bool:
         return self.certificate_file is not None
+
+
+class AuditSettings(BaseModel, frozen=True, extra="forbid"):
+    """The audit log: a line of JSON for each change and for each denial."""
+
+    enabled: bool | None = Field(
+        None, description="Whether changes and denials are recorded. Unset: they are where authorization is on."
+    )
+    file: str | None = Field(
+        None,
+        description="File of the audit log; `-` is standard output. Unset: `audit/audit.log` in the data directory, and standard "
+        "output where a process has no data directory.",
+    )
+    max_bytes: PositiveInt = Field(
+        64 << 20, ge=4096, description="Size of the file in bytes from which it is renamed to `.1` and a new one is begun."
+    )
+    max_files: PositiveInt = Field(10, le=1000, description="Number of files that are kept, the current one included.")
+    max_waiting_lines: PositiveInt = Field(
+        10_000, description="Lines that may wait to be written. Beyond it lines are lost and counted."
+    )
 
 
 class AuthenticationSettings(BaseModel, frozen=True, extra="forbid"):
