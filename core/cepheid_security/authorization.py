@@ -80,6 +80,8 @@ class Decision:
     allowed: bool
     rule: str
     """The sentence that says which rule allows or denies. It is shown to the client, so it names no other roles."""
+    temporary: bool = False
+    """Denied only because the permissions cannot be read at the moment."""
 
 
 _TOPIC_ACTIONS: Mapping[Need, tuple[Action, ...]] = {
