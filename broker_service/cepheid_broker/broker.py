@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from cepheid_broker.authorizer import Authorizer
 from cepheid_broker.ownership import Ownership, PeerCalls, RemoteParts, SoleOwnership
@@ -33,7 +34,7 @@ from cepheid_broker.topics import (
 )
 from cepheid_broker.traffic import TrafficFigures
 from cepheid_managed_ledger import ManagedLedgerConfig, ManagedLedgers
-from cepheid_metadata import MetadataStore
+from cepheid_metadata import MetadataStore, delete_topic_permissions
 from cepheid_ports import Ports, RefusalLog, TaskOwner
 from cepheid_security import ServerTls
 from cepheid_security.audit import AuditLog
@@ -116,6 +117,7 @@ class Broker:
         if settings.authorization.enabled:
             authorization = settings.authorization
             self.authorizer = Authorizer(authorization.roles, authorization.stale_s, store, self._tasks)
+            self.topics.on_deleting.append(partial(delete_topic_permissions, store))
         self._publish_budget = PublishBudget(settings.publish_buffer_bytes)
         self._refusals = RefusalLog()
         services = Services(

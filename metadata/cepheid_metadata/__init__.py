@@ -68,6 +68,7 @@ from cepheid_metadata.permission_changes import (
     PermissionsFullError,
     change_permissions,
     delete_permissions_ops,
+    delete_topic_permissions,
 )
 from cepheid_metadata.permission_records import NamespacePermissions, grants_of
 from cepheid_metadata.policy_records import (
@@ -269,6 +270,7 @@ __all__ = [
     "cluster_records",
     "cursor_records",
     "delete_permissions_ops",
+    "delete_topic_permissions",
     "deleted_ledger_records",
     "draining_bookies",
     "found_cluster",

@@ -6,18 +6,21 @@
 Rules
 1. The write checks the version of the namespace's record. So nothing is granted in a namespace whose deletion has begun, and the
    write that deletes the namespace deletes its permissions with it.
-2. A namespace begins without permissions: the write that creates it deletes what an older release left under its name.
+2. A topic that is deleted takes the permissions on it along, as in Pulsar: whoever creates a topic of that name grants again.
+3. A namespace begins without permissions: the write that creates it deletes what an older release left under its name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import ClassVar
 
 from cepheid_metadata.errors import BadVersionError, KeyExistsError, MetadataError, NoSuchKeyError
 from cepheid_metadata.permission_records import NamespacePermissions
 from cepheid_metadata.repositories import namespace_permissions, namespace_records
 from cepheid_metadata.store import Check, MetadataStore, Op
+from cepheid_wire import TopicName
 
 MAX_PERMISSIONS_BYTES = 500_000
 """Of one record: well below what one request to ZooKeeper may carry. Brokers read it as a whole at each change."""
@@ -63,6 +66,20 @@ async def change_permissions(
         except (BadVersionError, KeyExistsError, NoSuchKeyError):
             continue  # somebody else changed one of the two records
     raise PermissionsContendedError(f"the permissions on namespace {tenant}/{namespace} were changed by others {_TRIES} times")
+
+
+async def delete_topic_permissions(store: MetadataStore, topic: TopicName) -> None:
+    """Delete what was granted on this topic itself. Raises as `change_permissions`, but a namespace that is gone is success."""
+    name, namespace = str(topic), topic.namespace
+    found = await namespace_permissions(store).get((namespace.tenant, namespace.local_name))
+    if found is None or name not in found.record.topics:
+        return
+
+    def without(before: NamespacePermissions) -> NamespacePermissions:
+        return before.replace(topics={other: roles for other, roles in before.topics.items() if other != name})
+
+    with suppress(NoSuchKeyError):
+        await change_permissions(store, namespace.tenant, namespace.local_name, without)
 
 
 async def delete_permissions_ops(store: MetadataStore, tenant: str, namespace: str) -> list[Op]:
