@@ -151,6 +151,8 @@ class WatchedRecords:
             return False
         if watched.suspicions == suspicions:
             watched.stale_since = None
+        if watched.watch is not None:
+            watched.watch.cancel()  # still armed, if nothing but a suspicion led here
         watched.watch = watch
         watch.call_when_settled(lambda: self._on_settled(watched, watch))
         return changed

@@ -123,5 +123,9 @@ class Access:
 
     def _settle(self, command: CommandType, what: TopicName | NamespaceName, decision: Decision) -> None:
         if not decision.allowed:
-            self._audit.record(self._peer.principal, self._peer.address, command.name, str(what), "denied", decision.rule)
+            principal = self._peer.principal
+            original_role = "" if principal is None else principal.original_role or ""
+            self._audit.record(
+                principal, self._peer.address, command.name, str(what), "denied", decision.rule, original_role=original_role
+            )
             raise refusal(decision, f"{_DONE_BY[COMMAND_NEEDS[command]]} {what}")

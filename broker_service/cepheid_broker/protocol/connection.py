@@ -313,7 +313,15 @@ class Connection(asyncio.Protocol):
         if self.closed:
             return
         log.warning("authorization.failed", extra={"peer": self.address, "role": principal.role, "error": problem})
-        self._services.audit.record(principal, self.address, CommandType.CONNECT.name, "", "denied", problem)
+        self._services.audit.record(
+            principal,
+            self.address,
+            CommandType.CONNECT.name,
+            "",
+            "denied",
+            problem,
+            original_role=principal.original_role or "",
+        )
         self.send_error(NO_REQUEST, ServerError.AUTHORIZATION_ERROR, problem)
         self.close(f"authorization failed: {problem}")
 
