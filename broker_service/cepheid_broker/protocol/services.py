@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from cepheid_broker.authorizer import Authorizer
 from cepheid_broker.ownership import Ownership
 from cepheid_broker.publish_window import PublishBudget
 from cepheid_broker.schemas import SchemaRegistry
 from cepheid_broker.settings import BrokerSettings
 from cepheid_broker.topics import TopicCatalog, Topics, TopicWatches
 from cepheid_ports import Ports, RefusalLog, TaskOwner
+from cepheid_security.audit import AuditLog
 from cepheid_security.authenticator import Authenticator
 
 
@@ -34,3 +36,6 @@ class Services:
     """0: it is not open."""
     authenticator: Authenticator | None = None
     """None: clients are not asked who they are."""
+    authorizer: Authorizer | None = None
+    """None: every client may do everything."""
+    audit: AuditLog = field(default_factory=AuditLog)
