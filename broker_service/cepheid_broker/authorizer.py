@@ -39,6 +39,9 @@ from cepheid_wire import NamespaceName, TopicName
 log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
+"""How often permissions that are too old are looked at."""
+SHORTEST_S = 0.05
+"""Rounding must not lead to a deadline that is over at once, again and again."""
 R = TypeVar("R", bound=Record)
 
 _FROM_SETTINGS = (Need.NOBODY_IN_PARTICULAR, Need.AUTHENTICATED, Need.SUPER_USER, Need.CLUSTER_PEER)
@@ -237,11 +240,10 @@ class Authorizer:
             )
             self._too_old_records = too_old
             self._notify(None)
-        waiting = [each.stale_since for each in known if each.stale_since is not None]
-        if too_old:
-            self._deadline = loop.call_later(LOOK_S, self._on_deadline)
-        else:
-            self._deadline = loop.call_later(min(waiting) + self._stale_s - loop.time(), self._on_deadline) if waiting else None
+        since = [each.stale_since for each in known if each.stale_since is not None]
+        if since:
+            left_s = LOOK_S if too_old else max(SHORTEST_S, min(since) + self._stale_s - loop.time())
+            self._deadline = loop.call_later(left_s, self._on_deadline)
 
 
 class _Facts(TypedDict):

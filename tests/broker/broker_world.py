@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -169,10 +170,12 @@ class BrokerWorld:
     async def client(self, role: str = "", *, handshake: bool = True, original_principal: str = "") -> ScriptedClient:
         return await ScriptedClient.open(self.port, handshake=handshake, role=role, original_principal=original_principal)
 
-    async def permit(self, namespace: str = "default", **permissions: Any) -> None:
-        """Permissions on a namespace of the tenant `public`, in the place of those that there were."""
+    async def permit(self, where: str = "default", /, **permissions: Any) -> None:
+        """Permissions on a namespace of the tenant `public`, in the place of those that there were; the broker knows them then."""
         record = NamespacePermissions.model_validate(permissions)
-        await change_permissions(self.store, "public", namespace, lambda _: record)
+        await change_permissions(self.store, "public", where, lambda _: record)
+        for _ in range(20):  # turns of the loop in which the watch fires and the record is read
+            await asyncio.sleep(0)
 
     def topic(self, name: str) -> Topic:
         topic = self.broker.topics.find(TopicName.parse(name))

@@ -57,7 +57,9 @@ ASKS: dict[CommandType, Callable[[], Message]] = {
         namespace="public/default", topics_pattern=".*", request_id=0, watcher_id=0
     ),
     CommandType.GET_SCHEMA: lambda: pb.CommandGetSchema(topic=TOPIC, request_id=0),
-    CommandType.GET_OR_CREATE_SCHEMA: lambda: pb.CommandGetOrCreateSchema(topic=TOPIC, request_id=0),
+    CommandType.GET_OR_CREATE_SCHEMA: lambda: pb.CommandGetOrCreateSchema(
+        topic=TOPIC, request_id=0, schema=pb.Schema(name="", schema_data=b"", type=pb.Schema.String)
+    ),
     CommandType.PRODUCER: lambda: producer(TOPIC),
     CommandType.SUBSCRIBE: lambda: subscribe(TOPIC, "s", 0, 0, subType=pb.CommandSubscribe.Exclusive),
 }
@@ -104,7 +106,7 @@ async def test_a_grant_lets_a_client_in_and_its_end_closes_what_is_open() -> Non
 async def test_a_role_may_only_do_what_it_was_granted() -> None:
     async with world_of() as world, await world.client("writer") as writer, await world.client("reader") as reader:
         await world.permit(**BOTH)
-        refused = await writer.ask(subscribe(TOPIC, "s", 0, 0), pb.CommandError)
+        refused = await writer.ask(subscribe(TOPIC, "s", 0, 0, subType=pb.CommandSubscribe.Exclusive), pb.CommandError)
         assert (error_of(refused), "consume" in refused.message) == (ServerError.AUTHORIZATION_ERROR, True)
         refused = await reader.ask(producer(TOPIC), pb.CommandError)
         assert (error_of(refused), "produce" in refused.message) == (ServerError.AUTHORIZATION_ERROR, True)
