@@ -26,6 +26,7 @@ from cepheid_metadata import LedgerIds, MetadataStore, SessionState, ledger_reco
 from cepheid_ports import Ports, TaskOwner, rack_distance
 from cepheid_recovery import AuditFollower
 from cepheid_security import Principal, SecurityConfigurationError, ServerTls, client_context
+from cepheid_security.audit import AuditFile, AuditLog, write_to_stdout
 from cepheid_security.authenticator import Authenticator
 from cepheid_tiered.bucket import LazyBucket
 
@@ -55,6 +56,7 @@ class Serving:
         families: Callable[[], Iterator[Family]],
         is_ready: Callable[[], bool],
         cluster_id: str = "",
+        data_dir: Path | None = None,
         held_ledgers: Callable[[str, int], dict[str, Any] | None] = lambda _bookie, _above: None,
         on_failed: Callable[[BaseException], None],
     ) -> None:
@@ -99,6 +101,7 @@ class Serving:
         opened.push_async_callback(self.managed_ledgers.aclose)
         self._tasks = TaskOwner("serving")
         opened.push_async_callback(self._tasks.aclose)
+        audit = self._audit_log(data_dir, ports)
         self._tls = tls = _server_tls(settings)
         authenticator = self._authenticator(ports)
         own_token = settings.authentication.own_token_file
@@ -118,6 +121,7 @@ class Serving:
                 token=lambda: "" if own_token is None else _read_token(own_token),
             ),
             bucket=bucket,
+            audit=audit,
         )
         context = AdminContext(
             self.broker,
@@ -187,6 +191,27 @@ class Serving:
 
         return Authenticator(settings, ports.wall_ms, run)
 
+    def _audit_log(self, data_dir: Path | None, ports: Ports) -> AuditLog:
+        """Raises SecurityConfigurationError."""
+        settings = self._settings.audit
+        if not (self._settings.authorization.enabled if settings.enabled is None else settings.enabled):
+            return AuditLog()
+        path = None if data_dir is None else data_dir / "audit" / "audit.log"
+        if settings.file is not None:
+            path = None if settings.file == "-" else Path(settings.file)
+        write = write_to_stdout
+        if path is not None:
+            file = AuditFile(path, max_bytes=settings.max_bytes, max_files=settings.max_files)
+            self._opened.callback(file.close)
+            try:
+                file.open()
+            except OSError as error:
+                raise SecurityConfigurationError(f"the audit log {path} cannot be written: {error}; set audit.file") from None
+            write = file.write
+        audit = AuditLog(write, ports.new_worker("audit", 1), ports.wall_ms, settings.max_waiting_lines)
+        self._opened.push_async_callback(audit.aclose)
+        return audit
+
     async def _reload_certificates(self, tls: ServerTls) -> None:
         """New files are used for new connections. Files that cannot be used leave the old ones in use, and are named once."""
         named = ""
@@ -241,6 +266,7 @@ class Serving:
         """What is counted beside the broker."""
         from cepheid_broker.admin.broker_metrics import (
             admin_server_families,
+            audit_families,
             bookie_state_families,
             ensemble_change_families,
             ledger_client_families,
@@ -250,6 +276,7 @@ class Serving:
         )
 
         yield from admin_server_families(self._admin.statistics())
+        yield from audit_families(self.broker.audit.figures())
         yield from tail_cache_families(self._tail_cache.statistics())
         yield from ledger_client_families(self.ledger_client.statistics())
         yield from ensemble_change_families(self.ledger_client.ensemble_change_statistics())

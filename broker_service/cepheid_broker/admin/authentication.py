@@ -18,6 +18,7 @@ from cepheid_security import AuthenticationError, Credentials
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
+    from cepheid_security.audit import AuditLog
     from cepheid_security.authenticator import Authenticator
 
 log = logging.getLogger(__name__)
@@ -29,9 +30,10 @@ PRINCIPAL = "cepheid.principal"
 class AdminAuthentication:
     """Wraps the application. What it lets through has a `Principal` in its scope."""
 
-    def __init__(self, app: ASGIApp, authenticator: Authenticator) -> None:
+    def __init__(self, app: ASGIApp, authenticator: Authenticator, audit: AuditLog) -> None:
         self._app = app
         self._authenticator = authenticator
+        self._audit = audit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["raw_path"] in PROBES:
@@ -43,6 +45,7 @@ class AdminAuthentication:
             peer = scope["client"][0] if scope.get("client") else "?"
             call = f"{scope['method']} {scope['path'][:200]}"
             log.warning("authentication.failed", extra={"peer": peer, "call": call, "error": str(error)})
+            self._audit.record(None, peer, call, scope["path"], "denied", str(error))
             await _refuse(send, str(error))
             return
         await self._app({**scope, PRINCIPAL: principal}, receive, send)

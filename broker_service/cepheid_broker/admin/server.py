@@ -158,7 +158,7 @@ class AdminServer:
         settings = self._context.settings
         app = create_app(self._context)
         if self._authenticator is not None:
-            app = AdminAuthentication(app, self._authenticator)
+            app = AdminAuthentication(app, self._authenticator, self._context.broker.audit)
         config = Config(
             CrossSiteGuard(app, AdminHosts.of(self._context.broker.settings)),
             ws="none",

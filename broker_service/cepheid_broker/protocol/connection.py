@@ -329,6 +329,7 @@ class Connection(asyncio.Protocol):
         if self.closed:
             return
         log.warning("authentication.failed", extra={"peer": self.address, "error": str(error)})
+        self._services.audit.record(None, self.address, CommandType.CONNECT.name, "", "denied", str(error))
         self.send_error(NO_REQUEST, ServerError.AUTHENTICATION_ERROR, str(error))
         self.close(f"authentication failed: {error}")
 
