@@ -30,6 +30,7 @@
     /repair/draining/ID                        bookie that is being decommissioned
     /repair/requests/ID                        bookie whose ledgers are to be repaired now
     /repair/missing/ID                         ledgers that a bookie keeps although metadata lacks them
+    /revocations                               list of revoked tokens
     /upgrade/format                            storage format of the cluster
     /upgrade/bookies/ID                        storage format that the last process of a bookie knows
     /restored                                  metadata was restored from a backup, and an operator has not confirmed it yet
@@ -82,6 +83,7 @@ REPAIR_OFF_KEY = "/repair/off"
 DRAINING_BOOKIES_KEY = "/repair/draining"
 REPAIR_REQUESTS_KEY = "/repair/requests"
 MISSING_LEDGERS_KEY = "/repair/missing"
+REVOCATIONS_KEY = "/revocations"
 STORAGE_FORMAT_KEY = "/upgrade/format"
 KNOWN_FORMATS_KEY = "/upgrade/bookies"
 RESTORED_KEY = "/restored"
