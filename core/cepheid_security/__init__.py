@@ -3,7 +3,7 @@
 What needs more than the standard library (PyJWT, cryptography, bcrypt: extra [server]) is imported when it is used.
 """
 
-from cepheid_security.principal import AuthenticationError, Credentials, Principal, SecurityConfigurationError
+from cepheid_security.principal import AuthenticationError, Credentials, Principal, SecurityConfigurationError, TokenIdentity
 from cepheid_security.tls import ServerTls, certificate_names, client_context
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "Principal",
     "SecurityConfigurationError",
     "ServerTls",
+    "TokenIdentity",
     "certificate_names",
     "client_context",
 ]

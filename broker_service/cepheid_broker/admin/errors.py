@@ -40,6 +40,7 @@ from cepheid_metadata import (
     KeyExistsError,
     NotEmptyError,
     RestoreNotReportedError,
+    RevocationListFullError,
     SessionLostError,
 )
 from cepheid_metadata.upgrade import UpgradeNotPossibleError
@@ -145,6 +146,7 @@ HTTP_STATUSES: dict[type[CepheidError], HTTPStatus] = {
     OffloadOffError: HTTPStatus.PRECONDITION_FAILED,
     NoObjectStoreError: HTTPStatus.PRECONDITION_FAILED,
     RestoreNotReportedError: HTTPStatus.SERVICE_UNAVAILABLE,
+    RevocationListFullError: HTTPStatus.PRECONDITION_FAILED,
 }
 
 
