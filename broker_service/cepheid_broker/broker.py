@@ -12,7 +12,9 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
+from cepheid_broker.authorizer import Authorizer
 from cepheid_broker.ownership import Ownership, PeerCalls, RemoteParts, SoleOwnership, There
 from cepheid_broker.policies import PolicyFollower, broker_policies
 from cepheid_broker.protocol import Listener, Services, advertised_url
@@ -32,9 +34,10 @@ from cepheid_broker.topics import (
 )
 from cepheid_broker.traffic import TrafficFigures
 from cepheid_managed_ledger import ManagedLedgerConfig, ManagedLedgers
-from cepheid_metadata import MetadataStore
+from cepheid_metadata import MetadataStore, delete_topic_permissions
 from cepheid_ports import Ports, RefusalLog, TaskOwner
 from cepheid_security import ServerTls
+from cepheid_security.audit import AuditLog
 from cepheid_security.authenticator import Authenticator
 from cepheid_tiered.bucket import Bucket
 
@@ -74,6 +77,7 @@ class Broker:
         ownership: Ownership | None = None,
         tls: ServerTls | None = None,
         authenticator: Authenticator | None = None,
+        audit: AuditLog | None = None,
         peers: PeerCalls | None = None,
         bucket: Bucket | None = None,
     ) -> None:
@@ -111,6 +115,13 @@ class Broker:
         if bucket is not None:
             self.manifests = TopicManifests(self.topics.loaded, store, bucket, self._tasks, ports, settings.manifest_interval_s)
             self.topics.on_deleting.append(self.manifests.on_topic_deleting)
+        self.audit = audit or AuditLog()
+        self.authorizer: Authorizer | None = None
+        """None: every client may do everything."""
+        if settings.authorization.enabled:
+            authorization = settings.authorization
+            self.authorizer = Authorizer(authorization.roles, authorization.stale_s, store, self._tasks)
+            self.topics.on_deleting.append(partial(delete_topic_permissions, store))
         self._publish_budget = PublishBudget(settings.publish_buffer_bytes)
         self._refusals = RefusalLog()
         services = Services(
@@ -128,6 +139,8 @@ class Broker:
             admin_url=self._admin_url,
             tls_port=lambda: self._listener.tls_port,
             authenticator=authenticator,
+            authorizer=self.authorizer,
+            audit=self.audit,
         )
         self._listener = Listener(services, tls)
         self.backlog_checks = BacklogChecks(self.topics.loaded, settings.backlog_check_s, settings.request_timeout_s)
@@ -182,6 +195,8 @@ class Broker:
         await self.ownership.aclose()
         self._listener.close_connections("the broker stops")
         await self._listener.aclose()
+        if self.authorizer is not None:
+            await self.authorizer.aclose()
         await self._tasks.aclose()
         log.info("broker.stopped")
 

@@ -162,8 +162,16 @@ class Serving:
 
     def _new_authenticator(self, ports: Ports) -> Authenticator | None:
         """Raises SecurityConfigurationError."""
-        settings = self._settings.authentication
+        settings, authorization = self._settings.authentication, self._settings.authorization
+        if not authorization.enabled and (authorization.super_user_roles or authorization.proxy_roles):
+            raise SecurityConfigurationError(
+                "authorization is set up, but authorization.enabled is false: every client may do everything"
+            )
         if not settings.enabled:
+            if authorization.enabled:
+                raise SecurityConfigurationError(
+                    "authorization.enabled needs authentication.methods: without one all clients are alike"
+                )
             keys = (*settings.secret_keys, *settings.public_keys, *settings.oidc.issuers)
             if settings.anonymous_role is not None or keys or settings.passwords_file:
                 raise SecurityConfigurationError("authentication is set up, but authentication.methods names no method")

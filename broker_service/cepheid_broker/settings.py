@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveIn
 from cepheid_ledger import LedgerSettings
 from cepheid_managed_ledger import ManagedLedgerConfig, ManagedLedgerSettings
 from cepheid_ports import HOST_PATTERN, RACK_PATTERN
-from cepheid_security.settings import AuthenticationSettings, TlsSettings
+from cepheid_security.settings import AuditSettings, AuthenticationSettings, AuthorizationSettings, TlsSettings
 from cepheid_tiered import StoreLocation, StoreLocationError
 
 KIB = 1 << 10
@@ -378,6 +378,8 @@ class BrokerSettings(BaseModel, frozen=True, extra="forbid"):
     admin: AdminSettings = Field(AdminSettings(), description="Bounds of the admin API.")
     tls: TlsSettings = Field(TlsSettings(), description="Encrypted ports.")
     authentication: AuthenticationSettings = Field(AuthenticationSettings(), description="Who may connect.")
+    authorization: AuthorizationSettings = Field(AuthorizationSettings(), description="What clients may do.")
+    audit: AuditSettings = Field(AuditSettings(), description="The audit log.")
 
     @property
     def has_plain_ports(self) -> bool:

@@ -37,6 +37,8 @@ class Principal:
     method: str
     expires_at_ms: int | None = None
     """Wall-clock time from which its credentials hold no longer; None: they do not expire."""
+    original_role: str | None = None
+    """Role of the client for whom a proxy with `role` speaks; None: it speaks for itself."""
     token: TokenIdentity | None = None
     """The token that it showed; None: it proved itself in another way."""
 

@@ -1,10 +1,12 @@
-"""Settings of TLS and of authentication: of every process that clients connect to."""
+"""Settings of TLS, authentication and authorization: of every process that clients connect to."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
+from pydantic import BaseModel, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from cepheid_security.authorization import Roles
 
 
 class TlsSettings(BaseModel, frozen=True, extra="forbid"):
@@ -61,6 +63,26 @@ class OidcSettings(BaseModel, frozen=True, extra="forbid"):
     )
 
 
+class AuditSettings(BaseModel, frozen=True, extra="forbid"):
+    """The audit log: a line of JSON for each change and for each denial."""
+
+    enabled: bool | None = Field(
+        None, description="Whether changes and denials are recorded. Unset: they are where authorization is on."
+    )
+    file: str | None = Field(
+        None,
+        description="File of the audit log; `-` is standard output. Unset: `audit/audit.log` in the data directory, and standard "
+        "output where a process has no data directory.",
+    )
+    max_bytes: PositiveInt = Field(
+        64 << 20, ge=4096, description="Size of the file in bytes from which it is renamed to `.1` and a new one is begun."
+    )
+    max_files: PositiveInt = Field(10, le=1000, description="Number of files that are kept, the current one included.")
+    max_waiting_lines: PositiveInt = Field(
+        10_000, description="Lines that may wait to be written. Beyond it lines are lost and counted."
+    )
+
+
 class AuthenticationSettings(BaseModel, frozen=True, extra="forbid"):
     """Who may connect. Without a method everybody may; with one, nobody without credentials."""
 
@@ -105,3 +127,29 @@ class AuthenticationSettings(BaseModel, frozen=True, extra="forbid"):
     @property
     def enabled(self) -> bool:
         return bool(self.methods)
+
+
+class AuthorizationSettings(BaseModel, frozen=True, extra="forbid"):
+    """What authenticated clients may do. While it is off, each of them may do everything."""
+
+    enabled: bool = Field(
+        False, description="Whether clients need permissions. It requires `authentication.methods`. What is not granted is denied."
+    )
+    super_user_roles: tuple[str, ...] = Field((), description="Roles that may do everything, in all tenants.")
+    proxy_roles: tuple[str, ...] = Field(
+        (),
+        description="Roles of proxies. Such a client must name the principal for whom it speaks, and needs the same permissions "
+        "as that principal.",
+    )
+    peer_roles: tuple[str, ...] = Field(
+        (), description="Roles of the brokers and repair workers of this cluster, for the calls that they make to each other."
+    )
+    stale_s: PositiveFloat = Field(
+        300.0,
+        description="Time for which known permissions are used while the metadata store cannot be reached. After it only "
+        "super-users are served. Longer: clients survive longer outages, and a revoked role may go on for longer during one.",
+    )
+
+    @property
+    def roles(self) -> Roles:
+        return Roles(frozenset(self.super_user_roles), frozenset(self.proxy_roles), frozenset(self.peer_roles))

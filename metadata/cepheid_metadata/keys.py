@@ -21,6 +21,7 @@
     /bundles/T/N/range                         owner of a bundle (ephemeral)
     /bundle-histories/T/N/range                epochs of a bundle's owners
     /topic-changes/T/N                         mark of a namespace whose topics changed
+    /permissions/T/N                           permissions on a namespace and its topics
     /repair/marks/dddd/dddd/dddd               ledger that lacks copies, id below 10^12
     /repair/marks/high/ddd/dddd/…              the same, id from 10^12
     /repair/locks/ID                           ledger that a replication worker is repairing (ephemeral)
@@ -74,6 +75,7 @@ BROKERS_KEY = "/brokers"
 BUNDLES_KEY = "/bundles"
 BUNDLE_HISTORIES_KEY = "/bundle-histories"
 TOPIC_CHANGES_KEY = "/topic-changes"
+PERMISSIONS_KEY = "/permissions"
 REPAIR_MARKS_KEY = "/repair/marks"
 HIGH_REPAIR_MARKS_KEY = "/repair/marks/high"
 REPAIR_LOCKS_KEY = "/repair/locks"
@@ -293,3 +295,7 @@ def bundle_history_key(tenant: str, namespace: str, bundle_range: str) -> str:
 
 def topic_changes_key(tenant: str, namespace: str) -> str:
     return f"{TOPIC_CHANGES_KEY}/{encode_name(tenant)}/{encode_name(namespace)}"
+
+
+def permissions_key(tenant: str, namespace: str) -> str:
+    return f"{PERMISSIONS_KEY}/{encode_name(tenant)}/{encode_name(namespace)}"

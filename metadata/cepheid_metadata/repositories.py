@@ -23,6 +23,7 @@ from cepheid_metadata.cluster_records import (
 )
 from cepheid_metadata.errors import CorruptRecordError
 from cepheid_metadata.ledger_records import DeletedLedger, LedgerMetadata
+from cepheid_metadata.permission_records import NamespacePermissions
 from cepheid_metadata.record import Record
 from cepheid_metadata.repair_records import (
     Audit,
@@ -133,6 +134,11 @@ def tenant_records(store: MetadataStore) -> Records[str, TenantRecord]:
 def namespace_records(store: MetadataStore) -> Records[tuple[str, str], NamespaceRecord]:
     """By (tenant, namespace)."""
     return Records(store, lambda noun: keys.namespace_key(*noun), NamespaceRecord)
+
+
+def namespace_permissions(store: MetadataStore) -> Records[tuple[str, str], NamespacePermissions]:
+    """By (tenant, namespace). Changed by `change_permissions` alone."""
+    return Records(store, lambda noun: keys.permissions_key(*noun), NamespacePermissions)
 
 
 def cluster_records(store: MetadataStore) -> Records[str, ClusterRecord]:

@@ -10,6 +10,7 @@ from http import HTTPStatus
 from typing import ClassVar
 
 from cepheid_broker.errors import (
+    AuthorizationError,
     BacklogQuotaExceededError,
     BacklogQuotaHoldError,
     BrokerError,
@@ -117,6 +118,7 @@ HTTP_STATUSES: dict[type[CepheidError], HTTPStatus] = {
     NamespaceNotFoundError: HTTPStatus.NOT_FOUND,
     ConsumerNotFoundError: HTTPStatus.NOT_FOUND,
     SubscriptionNotFoundError: HTTPStatus.NOT_FOUND,
+    AuthorizationError: HTTPStatus.FORBIDDEN,
     ServiceNotReadyError: HTTPStatus.SERVICE_UNAVAILABLE,
     NotOwnerError: HTTPStatus.SERVICE_UNAVAILABLE,  # where its owner has no admin address: else the caller is sent there (app.py)
     PeerUnreachableError: HTTPStatus.SERVICE_UNAVAILABLE,

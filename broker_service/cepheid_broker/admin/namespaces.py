@@ -20,6 +20,7 @@ from cepheid_metadata import (
     KeyExistsError,
     NamespaceRecord,
     NoSuchKeyError,
+    delete_permissions_ops,
     list_namespaces,
     list_topics,
 )
@@ -87,12 +88,13 @@ def namespaces(context: AdminContext) -> APIRouter:
 
 async def _create(context: AdminContext, namespace: NamespaceName, record: NamespaceRecord) -> None:
     """In one step with a write of its tenant: who deletes or narrows that meanwhile finds it changed, and looks again."""
-    create = context.namespaces.create_op((namespace.tenant, namespace.local_name), record)
+    noun = (namespace.tenant, namespace.local_name)
+    create = context.namespaces.create_op(noun, record)
     for _ in range(TRIES):
         tenant = await context.require_tenant(namespace.tenant)
         touch = context.tenants.replace_op(namespace.tenant, tenant.record, tenant.version)
         try:
-            await context.store.multi([touch, create])
+            await context.store.multi([touch, create, *await delete_permissions_ops(context.store, *noun)])
             return
         except (BadVersionError, NoSuchKeyError):
             continue
@@ -119,4 +121,4 @@ async def _delete(context: AdminContext, namespace: NamespaceName) -> None:
         await replace_or_conflict(context.namespaces.replace(noun, found.record.replace(deleted=False), version))
         raise ConflictError(f"Namespace {namespace} still has {len(topics)} topics, one is {topics[0]}", namespace=str(namespace))
     await context.broker.schemas.on_namespace_deleting(namespace)
-    await context.namespaces.delete(noun, version)
+    await context.store.multi([context.namespaces.delete_op(noun, version), *await delete_permissions_ops(context.store, *noun)])

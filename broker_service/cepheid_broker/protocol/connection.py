@@ -22,12 +22,14 @@ import asyncio
 import enum
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from google.protobuf.message import Message
 
 from cepheid_broker.errors import ProtocolViolationError
 from cepheid_broker.peer import Buffer
+from cepheid_broker.protocol.access import COMMAND_NEEDS, Access
 from cepheid_broker.protocol.arrivals import Place
 from cepheid_broker.protocol.connection_consumer import ConsumerCommands
 from cepheid_broker.protocol.connection_lookup import LookupCommands
@@ -41,6 +43,7 @@ from cepheid_broker.protocol.services import Services
 from cepheid_broker.publish_window import PublishWindow
 from cepheid_ports import CepheidError, without_details
 from cepheid_security import AuthenticationError, Credentials, Principal, certificate_names
+from cepheid_security.authorization import original_role_problem
 from cepheid_wire import (
     BODY_FIELDS,
     PING_FRAME,
@@ -105,20 +108,22 @@ class Connection(asyncio.Protocol):
             lambda: self._hold(_Hold.WINDOW),
             lambda: self._release(_Hold.WINDOW),
         )
-        self._producers = ProducerCommands(self, services, self._requests)
-        self._consumers = ConsumerCommands(self, services, self._requests)
-        self._watches = WatchCommands(self, services, self._requests)
-        self._table: Mapping[int, Callable[[Any], None]] = {
+        access = Access(self, services.authorizer, services.audit)
+        self._producers = ProducerCommands(self, services, self._requests, access)
+        self._consumers = ConsumerCommands(self, services, self._requests, access)
+        self._watches = WatchCommands(self, services, self._requests, access)
+        table: Mapping[int, Callable[[Any], None]] = {
             CommandType.CONNECT: self._on_connect,
             CommandType.PONG: self._on_pong,
             CommandType.AUTH_RESPONSE: self._on_auth_response,
             **UnservedCommands(self).table,
-            **LookupCommands(self, services, self._requests).table,
-            **SchemaCommands(self, services, self._requests).table,
+            **LookupCommands(self, services, self._requests, access).table,
+            **SchemaCommands(self, services, self._requests, access).table,
             **self._producers.table,
             **self._consumers.table,
             **self._watches.table,
         }
+        self._table = {kind: serve for kind, serve in table.items() if kind in COMMAND_NEEDS}
         self._unserved: list[Frame] = []  # of what was received: a later turn of the loop serves them
         self._broken: BadFrameError | None = None  # what came after them
         self._gathered: list[Buffer] = []  # written at the end of this turn of the loop
@@ -296,15 +301,21 @@ class Connection(asyncio.Protocol):
         self._services.tasks.start(self._admit(credentials, connect.original_principal), name="authenticate")
 
     async def _admit(self, credentials: Credentials, original_principal: str) -> None:
-        authenticator = self._services.authenticator
+        authenticator, authorizer = self._services.authenticator, self._services.authorizer
         assert authenticator is not None
         try:
-            if original_principal:
+            if original_principal and authorizer is None:
                 raise AuthenticationError("it speaks for somebody else, which only a proxy may, and this cluster has none")
             principal = await authenticator.authenticate(credentials)
         except AuthenticationError as error:
             await self._refuse_late(credentials, error)
             return
+        principal = replace(principal, original_role=original_principal or None)
+        if authorizer is not None:
+            problem = original_role_problem(authorizer.roles, principal.role, principal.original_role)
+            if problem is not None:
+                self._refuse_original_role(principal, problem)
+                return
         if not self.closed:
             self._authenticating, self.principal = False, principal
             self._accept()
@@ -317,6 +328,23 @@ class Connection(asyncio.Protocol):
                 await asyncio.sleep(delay_s)
         self._refuse_credentials(error)
 
+    def _refuse_original_role(self, principal: Principal, problem: str) -> None:
+        """An error of authorization, as Pulsar answers: the credentials themselves are valid."""
+        if self.closed:
+            return
+        log.warning("authorization.failed", extra={"peer": self.address, "role": principal.role, "error": problem})
+        self._services.audit.record(
+            principal,
+            self.address,
+            CommandType.CONNECT.name,
+            "",
+            "denied",
+            problem,
+            original_role=principal.original_role or "",
+        )
+        self.send_error(NO_REQUEST, ServerError.AUTHORIZATION_ERROR, problem)
+        self.close(f"authorization failed: {problem}")
+
     def _refuse_credentials(self, error: AuthenticationError) -> None:
         if self.closed:
             return
@@ -327,6 +355,7 @@ class Connection(asyncio.Protocol):
             peer=self.address,
             error=str(error),
         )
+        self._services.audit.record(self.principal, self.address, CommandType.CONNECT.name, "", "denied", str(error))
         self.send_error(NO_REQUEST, ServerError.AUTHENTICATION_ERROR, str(error))
         self.close(f"authentication failed: {error}")
 
@@ -350,7 +379,15 @@ class Connection(asyncio.Protocol):
         except AuthenticationError as error:
             await self._refuse_late(credentials, error)
             return
-        self.principal, self._authenticating, self._challenged = principal, False, False
+        self.principal = replace(principal, original_role=before.original_role)
+        self._authenticating = self._challenged = False
+
+    def on_permissions_changed(self, tenant: str | None) -> None:
+        """Close what the client may not use any more. `tenant`: only there; None: anywhere."""
+        if self.principal is not None and not self.closed:
+            self._producers.on_permissions_changed(tenant)
+            self._consumers.on_permissions_changed(tenant)
+            self._watches.on_permissions_changed(tenant)
 
     def end_if_revoked(self) -> None:
         """Close the connection when the token that it showed was revoked."""
@@ -396,6 +433,8 @@ class Connection(asyncio.Protocol):
         extra = {"peer": self.address, "client_version": self.client_version, "protocol_version": self.protocol_version}
         if self.principal is not None:
             extra["role"] = self.principal.role
+            if self.principal.original_role is not None:
+                extra["original_role"] = self.principal.original_role
         log.info("connection.opened", extra=extra)
 
     def _on_pong(self, pong: pb.CommandPong) -> None:

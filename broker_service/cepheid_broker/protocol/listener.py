@@ -18,6 +18,8 @@ from cepheid_security import ServerTls
 log = logging.getLogger(__name__)
 
 BACKLOG = 1024
+CONNECTIONS_PER_TURN = 200
+"""Connections whose permissions are checked again in one turn of the loop."""
 
 
 class PortInUseError(CepheidError):
@@ -50,6 +52,10 @@ class Listener:
         self.connections: dict[Connection, None] = {}
         self.accepted = 0
         self.refused = 0
+        self._changed_tenants: dict[str | None, None] = {}
+        self._looking = False
+        if services.authorizer is not None:
+            services.authorizer.on_changed.append(self._on_permissions_changed)
         self.port = 0
         """0: not open."""
         self.tls_port = 0
@@ -148,6 +154,26 @@ class Listener:
         self.connections.pop(connection, None)
         if connection.place is not None:
             connection.place.free()
+
+    def _on_permissions_changed(self, tenant: str | None) -> None:
+        self._changed_tenants[tenant] = None
+        if not self._looking:
+            self._looking = True
+            self._services.tasks.start(self._look_at_connections(), name="check-permissions")
+
+    async def _look_at_connections(self) -> None:
+        """All connections, with pauses in which others are served. Changes that come meanwhile lead to one more walk."""
+        try:
+            while self._changed_tenants:
+                tenants = [None] if None in self._changed_tenants else list(self._changed_tenants)
+                self._changed_tenants = {}
+                for count, connection in enumerate(list(self.connections), 1):
+                    for tenant in tenants:
+                        connection.on_permissions_changed(tenant)
+                    if count % CONNECTIONS_PER_TURN == 0:
+                        await asyncio.sleep(0)
+        finally:
+            self._looking = False
 
     def stop_accepting(self) -> None:
         if self._server is not None:

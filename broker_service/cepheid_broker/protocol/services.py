@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from cepheid_broker.authorizer import Authorizer
 from cepheid_broker.ownership import Ownership
 from cepheid_broker.publish_window import PublishBudget
 from cepheid_broker.schemas import SchemaRegistry
 from cepheid_broker.settings import BrokerSettings
 from cepheid_broker.topics import TopicCatalog, Topics, TopicWatches
 from cepheid_ports import Ports, RefusalLog, TaskOwner
+from cepheid_security.audit import AuditLog
 from cepheid_security.authenticator import Authenticator
 from cepheid_security.failed_attempts import FailedAttempts
 
@@ -36,3 +38,6 @@ class Services:
     authenticator: Authenticator | None = None
     """None: clients are not asked who they are."""
     failed_attempts: FailedAttempts = field(default_factory=FailedAttempts)
+    authorizer: Authorizer | None = None
+    """None: every client may do everything."""
+    audit: AuditLog = field(default_factory=AuditLog)
