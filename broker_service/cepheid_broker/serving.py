@@ -27,6 +27,7 @@ from cepheid_metadata import LedgerIds, MetadataStore, SessionState, ledger_reco
 from cepheid_ports import Ports, TaskOwner, rack_distance
 from cepheid_recovery import AuditFollower
 from cepheid_security import Principal, SecurityConfigurationError, ServerTls, client_context
+from cepheid_security.audit import AuditFile, AuditLog, write_to_stdout
 from cepheid_security.authenticator import Authenticator
 from cepheid_tiered.bucket import LazyBucket
 
@@ -56,6 +57,7 @@ class Serving:
         families: Callable[[], Iterator[Family]],
         is_ready: Callable[[], bool],
         cluster_id: str = "",
+        data_dir: Path | None = None,
         held_ledgers: Callable[[str, int], dict[str, Any] | None] = lambda _bookie, _above: None,
         on_failed: Callable[[BaseException], None],
     ) -> None:
@@ -100,6 +102,7 @@ class Serving:
         opened.push_async_callback(self.managed_ledgers.aclose)
         self._tasks = TaskOwner("serving")
         opened.push_async_callback(self._tasks.aclose)
+        audit = self._audit_log(data_dir, ports)
         certificates = settings.tls.client_certificates
         tls = _server_tls(settings, certificates)
         # Probes have no certificate: on the admin port, `required` is the matter of the application (CertificateRequired).
@@ -123,6 +126,7 @@ class Serving:
                 token=lambda: "" if own_token is None else _read_token(own_token),
             ),
             bucket=bucket,
+            audit=audit,
         )
         context = AdminContext(
             self.broker,
@@ -196,6 +200,27 @@ class Serving:
         self._opened.push_async_callback(authenticator.aclose)
         return authenticator
 
+    def _audit_log(self, data_dir: Path | None, ports: Ports) -> AuditLog:
+        """Raises SecurityConfigurationError."""
+        settings = self._settings.audit
+        if not (self._settings.authorization.enabled if settings.enabled is None else settings.enabled):
+            return AuditLog()
+        path = None if data_dir is None else data_dir / "audit" / "audit.log"
+        if settings.file is not None:
+            path = None if settings.file == "-" else Path(settings.file)
+        write = write_to_stdout
+        if path is not None:
+            file = AuditFile(path, max_bytes=settings.max_bytes, max_files=settings.max_files)
+            self._opened.callback(file.close)
+            try:
+                file.open()
+            except OSError as error:
+                raise SecurityConfigurationError(f"the audit log {path} cannot be written: {error}; set audit.file") from None
+            write = file.write
+        audit = AuditLog(write, ports.new_worker("audit", 1), ports.wall_ms, settings.max_waiting_lines)
+        self._opened.push_async_callback(audit.aclose)
+        return audit
+
     async def _reload(self, what: str, every_s: float, reloads: Sequence[Callable[[], bool]]) -> None:
         """New files are used for new connections. Files that cannot be used leave the old ones in use, and are named once."""
         named = ""
@@ -257,6 +282,7 @@ class Serving:
         """What is counted beside the broker."""
         from cepheid_broker.admin.broker_metrics import (
             admin_server_families,
+            audit_families,
             bookie_state_families,
             ensemble_change_families,
             ledger_client_families,
@@ -266,6 +292,7 @@ class Serving:
         )
 
         yield from admin_server_families(self._admin.statistics())
+        yield from audit_families(self.broker.audit.figures())
         yield from tail_cache_families(self._tail_cache.statistics())
         yield from ledger_client_families(self.ledger_client.statistics())
         yield from ensemble_change_families(self.ledger_client.ensemble_change_statistics())

@@ -167,6 +167,7 @@ class Standalone(Role):
             ports,
             families=self._families,
             cluster_id=identity.cluster_id,
+            data_dir=settings.data_dir,
             is_ready=lambda: self._phase == "serving",
             held_ledgers=bookies.held_ledgers,
             on_failed=self._failure.report,

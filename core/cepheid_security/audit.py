@@ -6,8 +6,8 @@ Rules
 1. `record` never waits and never fails. What cannot be written is lost, counted, and reported by a line of its own as soon as lines
    can be written again.
 2. A line says who did what from where and how it ended. It never contains a body, a query or credentials.
-3. Strangers can cause denials at will. Of each address only so many are written in a while (`DENIALS_PER_WINDOW`); the others are
-   counted and summed up in one line, so that a flood does not push the older lines out of the files.
+3. Clients can cause denials and failures at will. Of each address only so many are written in a while (`REFUSALS_PER_WINDOW`); the
+   others are counted and summed up in one line, so that a flood does not push the older lines out of the files.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 Result = Literal["done", "failed", "denied"]
 """`done`: the change was made. `failed`: the role may do it, but it was not possible. `denied`: the role or the client may not."""
 
-DENIALS_PER_WINDOW = 200
+REFUSALS_PER_WINDOW = 200
 WINDOW_MS = 10_000
 _MAX_ADDRESSES = 1000
 _MAX_FIELD_CHARACTERS = 500
@@ -45,7 +45,7 @@ class AuditFigures:
     lost: int
     """Lines that were not written: too many waited, or the file could not be written."""
     suppressed: int
-    """Denials that were summed up (rule 3)."""
+    """Denials and failures that were summed up (rule 3)."""
     waiting: int
 
 
@@ -64,7 +64,7 @@ class AuditLog:
         self._worker = worker
         self._wall_ms = wall_ms
         self._max_waiting_lines = max_waiting_lines
-        self._denials = DenialBudget()
+        self._refusals = RefusalBudget()
         self._waiting: list[bytes] = []
         self._in_flight = 0  # lines that the worker has
         self._is_scheduled = self._closed = False
@@ -80,7 +80,7 @@ class AuditLog:
         return self._write is not None
 
     def figures(self) -> AuditFigures:
-        return AuditFigures(self._written, self._lost, self._denials.suppressed, len(self._waiting) + self._in_flight)
+        return AuditFigures(self._written, self._lost, self._refusals.suppressed, len(self._waiting) + self._in_flight)
 
     def record(
         self,
@@ -102,10 +102,10 @@ class AuditLog:
         if self._write is None:
             return
         now_ms = self._wall_ms()
-        if result == "denied":
-            is_written, summary = self._denials.take(_host(peer), now_ms)
+        if result != "done":
+            is_written, summary = self._refusals.take(_host(peer), now_ms)
             if summary:
-                self._queue(_line(now_ms, None, _host(peer), "audit.denials_suppressed", "", "denied", f"{summary} more denials"))
+                self._queue(_summary(now_ms, _host(peer), summary))
             if not is_written:
                 return
         self._queue(_line(now_ms, principal, peer, operation, object, result, detail, original_role))
@@ -166,8 +166,8 @@ class AuditLog:
             return
         if self._write is not None:
             now_ms = self._wall_ms()
-            for host, count in self._denials.rest():
-                self._queue(_line(now_ms, None, host, "audit.denials_suppressed", "", "denied", f"{count} more denials"))
+            for host, count in self._refusals.rest():
+                self._queue(_summary(now_ms, host, count))
         self._closed = True
         if self._worker is not None:
             if self._waiting:
@@ -175,15 +175,15 @@ class AuditLog:
             await self._worker.aclose()
 
 
-class DenialBudget:
-    """How many denials of each address are written in a window, and how many were not. Without I/O."""
+class RefusalBudget:
+    """How many denials and failures of each address are written in a window, and how many were not. Without I/O."""
 
     def __init__(self) -> None:
         self.suppressed = 0
         self._windows: OrderedDict[str, _Window] = OrderedDict()
 
     def take(self, host: str, now_ms: int) -> tuple[bool, int]:
-        """Return whether this denial is written, and how many of an earlier window are to be summed up first."""
+        """Return whether this one is written, and how many of an earlier window are to be summed up first."""
         window = self._windows.get(host)
         summary = 0
         if window is None or not 0 <= now_ms - window.since_ms < WINDOW_MS:
@@ -192,7 +192,7 @@ class DenialBudget:
             self._windows.move_to_end(host)
             if len(self._windows) > _MAX_ADDRESSES:
                 self._windows.popitem(last=False)
-        if window.taken < DENIALS_PER_WINDOW:
+        if window.taken < REFUSALS_PER_WINDOW:
             window.taken += 1
             return True, summary
         window.suppressed += 1
@@ -239,6 +239,10 @@ def _line(
     return json.dumps({name: value[:_MAX_FIELD_CHARACTERS] for name, value in fields.items() if value}).encode("ascii") + b"\n"
 
 
+def _summary(now_ms: int, host: str, suppressed: int) -> bytes:
+    return _line(now_ms, None, host, "audit.suppressed", "", "denied", f"{suppressed} more denials and failures")
+
+
 def _host(peer: str) -> str:
     """Return `peer` without its port: `10.0.0.1:5000` and `[::1]:5000` are addresses with one."""
     host, colon, port = peer.rpartition(":")
@@ -261,7 +265,7 @@ class AuditFile:
     def write(self, lines: bytes) -> None:
         """Append complete lines. Raises OSError."""
         if self._file is None or self._was_moved():
-            self._open()
+            self.open()
         if self._size_bytes and self._size_bytes + len(lines) > self._max_bytes:
             self._rotate()
         assert self._file is not None
@@ -276,7 +280,8 @@ class AuditFile:
             os.close(self._file)
             self._file = None
 
-    def _open(self) -> None:
+    def open(self) -> None:
+        """Open the file, and create it where it does not exist. `write` does it by itself. Raises OSError."""
         self.close()
         self._path.parent.mkdir(0o750, parents=True, exist_ok=True)
         file = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
@@ -307,7 +312,7 @@ class AuditFile:
             newer = self._path if number == 1 else self._numbered(number - 1)
             if newer.exists():
                 newer.replace(self._numbered(number))
-        self._open()
+        self.open()
 
     def _numbered(self, number: int) -> Path:
         return self._path.with_name(f"{self._path.name}.{number}")

@@ -144,6 +144,9 @@ class AuthorizationSettings(BaseModel, frozen=True, extra="forbid"):
     peer_roles: tuple[str, ...] = Field(
         (), description="Roles of the brokers and repair workers of this cluster, for the calls that they make to each other."
     )
+    monitoring_roles: tuple[str, ...] = Field(
+        (), description="Roles that read all metrics, such as that of a Prometheus server, and may do nothing else by that."
+    )
     stale_s: PositiveFloat = Field(
         300.0,
         description="Time for which known permissions are used while the metadata store cannot be reached. After it only "

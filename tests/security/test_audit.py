@@ -11,7 +11,7 @@ import pytest
 
 from cepheid_ports import ThreadWorker
 from cepheid_security import Principal
-from cepheid_security.audit import DENIALS_PER_WINDOW, WINDOW_MS, AuditFile, AuditLog
+from cepheid_security.audit import REFUSALS_PER_WINDOW, WINDOW_MS, AuditFile, AuditLog
 
 ANN = Principal("ann", "token")
 NOON_MS = 1_767_268_800_123
@@ -95,15 +95,15 @@ async def test_a_flood_of_denials_from_one_address_is_summed_up() -> None:
     now_ms = [NOON_MS]
     written = Written()
     audit = AuditLog(written, ThreadWorker("audit"), lambda: now_ms[0])
-    for port in range(DENIALS_PER_WINDOW + 5):
+    for port in range(REFUSALS_PER_WINDOW + 5):
         audit.record(None, f"10.0.0.1:{1000 + port}", "CONNECT", "", "denied")
     audit.record(None, "10.0.0.2:1", "CONNECT", "", "denied")
     audit.record(ANN, "10.0.0.1:1", "change", "", "done")
     now_ms[0] += WINDOW_MS
     audit.record(None, "10.0.0.1:9", "CONNECT", "", "denied")
     await audit.aclose()
-    assert len(written.lines) == DENIALS_PER_WINDOW + 4
-    assert [line["reason"] for line in written.lines if line["operation"] == "audit.denials_suppressed"] == ["5 more denials"]
+    assert len(written.lines) == REFUSALS_PER_WINDOW + 4
+    assert [line["reason"] for line in written.lines if line["operation"] == "audit.suppressed"] == ["5 more denials and failures"]
     assert audit.figures().suppressed == 5
 
 

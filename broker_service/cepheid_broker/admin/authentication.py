@@ -23,6 +23,7 @@ from cepheid_security.failed_attempts import FailedAttempts
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
+    from cepheid_security.audit import AuditLog
     from cepheid_security.authenticator import Authenticator
     from cepheid_security.tls import CertificateRule
 
@@ -37,12 +38,15 @@ CERTIFICATE = "cepheid.certificate"
 class AdminAuthentication:
     """Wraps the application. What it lets through has a `Principal` in its scope."""
 
-    def __init__(self, app: ASGIApp, authenticator: Authenticator, certificate_role: CertificateRule = "common_name") -> None:
+    def __init__(
+        self, app: ASGIApp, authenticator: Authenticator, audit: AuditLog, certificate_role: CertificateRule = "common_name"
+    ) -> None:
         self._app = app
         self._certificate_role: CertificateRule = certificate_role
         self._authenticator = authenticator
         self._refusals = RefusalLog()
         self._failed_attempts = FailedAttempts()
+        self._audit = audit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["raw_path"] in PROBES:
@@ -75,6 +79,7 @@ class AdminAuthentication:
             call=call,
             error=str(error),
         )
+        self._audit.record(None, peer, call, scope["path"], "denied", str(error))
         if any(name == b"authorization" for name, _ in scope["headers"]):
             delay_s = self._failed_attempts.note(peer, asyncio.get_running_loop().time())
             await asyncio.sleep(delay_s)

@@ -21,6 +21,7 @@ from cepheid_broker.errors import (
     InvalidSchemaError,
     NamespaceNotFoundError,
     NotAllowedError,
+    PermissionsOutOfDateError,
     ProducerBusyError,
     ProducerFencedError,
     SchemaNotFoundError,
@@ -40,6 +41,8 @@ from cepheid_metadata import (
     InvalidNameError,
     KeyExistsError,
     NotEmptyError,
+    PermissionsContendedError,
+    PermissionsFullError,
     RestoreNotReportedError,
     RevocationListFullError,
     SessionLostError,
@@ -120,6 +123,7 @@ HTTP_STATUSES: dict[type[CepheidError], HTTPStatus] = {
     SubscriptionNotFoundError: HTTPStatus.NOT_FOUND,
     AuthorizationError: HTTPStatus.FORBIDDEN,
     ServiceNotReadyError: HTTPStatus.SERVICE_UNAVAILABLE,
+    PermissionsOutOfDateError: HTTPStatus.SERVICE_UNAVAILABLE,
     NotOwnerError: HTTPStatus.SERVICE_UNAVAILABLE,  # where its owner has no admin address: else the caller is sent there (app.py)
     PeerUnreachableError: HTTPStatus.SERVICE_UNAVAILABLE,
     RemoteRefusedError: HTTPStatus.BAD_GATEWAY,  # with a status that we do not know: else that
@@ -143,6 +147,8 @@ HTTP_STATUSES: dict[type[CepheidError], HTTPStatus] = {
     KeyExistsError: HTTPStatus.CONFLICT,
     BadVersionError: HTTPStatus.CONFLICT,
     NotEmptyError: HTTPStatus.CONFLICT,
+    PermissionsContendedError: HTTPStatus.CONFLICT,
+    PermissionsFullError: HTTPStatus.PRECONDITION_FAILED,
     SessionLostError: HTTPStatus.SERVICE_UNAVAILABLE,
     OffloadRunningError: HTTPStatus.CONFLICT,
     OffloadOffError: HTTPStatus.PRECONDITION_FAILED,

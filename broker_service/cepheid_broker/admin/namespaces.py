@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 
+from cepheid_broker.admin.access import require, visible_topics
 from cepheid_broker.admin.bundle_calls import unload_all
 from cepheid_broker.admin.bundles import bundles_data
 from cepheid_broker.admin.context import AdminContext, replace_or_conflict
@@ -13,6 +14,7 @@ from cepheid_broker.admin.errors import ConflictError, NotAllowedHereError, Prec
 from cepheid_broker.admin.json_body import json_body
 from cepheid_broker.admin.namespace_object import NamespaceBody, namespace_object, namespace_schema, new_namespace
 from cepheid_broker.admin.path_names import NamespacePath, TenantPath
+from cepheid_broker.admin.permissions import read_permissions
 from cepheid_broker.admin.policy_change import TRIES, contended
 from cepheid_broker.admin.topic_lists import is_shown, topics_in
 from cepheid_metadata import (
@@ -24,6 +26,7 @@ from cepheid_metadata import (
     list_namespaces,
     list_topics,
 )
+from cepheid_security import Need
 from cepheid_wire import NON_PERSISTENT, PERSISTENT, NamespaceName
 
 NO_CONTENT = 204
@@ -45,12 +48,17 @@ def namespaces(context: AdminContext) -> APIRouter:
     @router.get("/{tenant}/{namespace}")
     async def get_policies(namespace: NamespacePath) -> dict[str, Any]:
         """All policies"""
-        return namespace_object((await context.require_namespace(namespace)).record, context.broker.catalog.broker_policies)
+        record = (await context.require_namespace(namespace)).record
+        granted = await read_permissions(context, namespace)
+        return namespace_object(record, context.broker.catalog.broker_policies, granted)
 
     @router.put("/{tenant}/{namespace}", status_code=NO_CONTENT, openapi_extra=_POLICIES_BODY)
-    async def create_namespace(namespace: NamespacePath, policies: PoliciesBody) -> None:
+    async def create_namespace(namespace: NamespacePath, policies: PoliciesBody, request: Request) -> None:
+        """An offload policy in the body needs a super-user, as by its own call"""
         await context.require_tenant(namespace.tenant)
         record = await new_namespace(context, policies or NamespaceBody())
+        if record.offload is not None:
+            await require(context, request, Need.SUPER_USER)
         for cluster in record.replication_clusters:
             await context.require_cluster(cluster)
         await _create(context, namespace, record)
@@ -65,14 +73,17 @@ def namespaces(context: AdminContext) -> APIRouter:
     @router.get("/{tenant}/{namespace}/topics")
     async def topics_of_namespace(
         namespace: NamespacePath,
+        request: Request,
         mode: str = "PERSISTENT",
         includeSystemTopic: bool = False,
     ) -> list[str]:
-        """`mode` is PERSISTENT, NON_PERSISTENT or ALL"""
+        """Topics that the role may use; `mode` is PERSISTENT, NON_PERSISTENT or ALL"""
         if mode not in _MODES:
             raise PreconditionError(f"mode {mode!r} is none of {', '.join(_MODES)}")
         topics = [topic for domain in _MODES[mode] for topic in await topics_in(context, namespace, domain)]
-        return [str(topic) for topic in topics if is_shown(topic, includeSystemTopic)]
+        return [
+            str(topic) for topic in await visible_topics(context, request, namespace, topics) if is_shown(topic, includeSystemTopic)
+        ]
 
     @router.get("/{tenant}/{namespace}/bundles")
     async def get_bundles(namespace: NamespacePath) -> dict[str, Any]:

@@ -187,7 +187,8 @@ class AdminServer:
         settings = self._context.settings
         app = create_app(self._context)
         if self._authenticator is not None:
-            app = AdminAuthentication(app, self._authenticator, self._context.broker.settings.authentication.certificate_role)
+            broker = self._context.broker
+            app = AdminAuthentication(app, self._authenticator, broker.audit, broker.settings.authentication.certificate_role)
         if self._context.broker.settings.tls.client_certificates == "required":
             app = CertificateRequired(app)
         config = Config(
