@@ -24,9 +24,10 @@ from cepheid_broker.settings import BrokerSettings
 from cepheid_ledger import BookieConnections, BookieStates, LedgerClient, RackAwarePlacement
 from cepheid_managed_ledger import ManagedLedgerConfig, ManagedLedgers, TailCache
 from cepheid_metadata import LedgerIds, MetadataStore, SessionState, ledger_records
+from cepheid_metadata.ticket_keyring import TicketKeyring
 from cepheid_ports import Ports, TaskOwner, rack_distance
 from cepheid_recovery import AuditFollower
-from cepheid_security import Principal, SecurityConfigurationError, ServerTls, client_context
+from cepheid_security import Principal, SecurityConfigurationError, ServerTls
 from cepheid_security.audit import AuditFile, AuditLog, write_to_stdout
 from cepheid_security.authenticator import Authenticator
 from cepheid_tiered.bucket import LazyBucket
@@ -109,6 +110,7 @@ class Serving:
         admin_tls = _server_tls(settings, "optional" if certificates == "required" else certificates)
         self._tls = [each for each in (tls, admin_tls) if each is not None]
         self._authenticator = authenticator = self._new_authenticator(ports)
+        own_tls = settings.tls.own_tls
         own_token = settings.authentication.own_token_file
         self.broker = Broker(
             settings,
@@ -122,18 +124,23 @@ class Serving:
             authenticator=authenticator,
             peers=PeerCalls(
                 settings.request_timeout_s,
-                tls=client_context(ca_file=settings.tls.ca_file) if settings.tls.enabled else None,
+                tls=None if own_tls is None else own_tls.followed(),
                 token=lambda: "" if own_token is None else _read_token(own_token),
             ),
             bucket=bucket,
             audit=audit,
         )
+        self._tickets: TicketKeyring | None = None
+        if settings.signs_tickets:
+            self._tickets = TicketKeyring(store, ports, life_s=settings.read_tickets.life_s)
+            opened.push_async_callback(self._tickets.aclose)
         context = AdminContext(
             self.broker,
             settings.admin,
             families=(self._families,),
             is_ready=is_ready,
             bookies=bookies,
+            tickets=self._tickets,
             problems=self.problems,
             held_ledgers=held_ledgers,
         )
@@ -153,6 +160,11 @@ class Serving:
 
     def __repr__(self) -> str:
         return f"<Serving {self.broker!r}, {self._admin!r}>"
+
+    @property
+    def tickets(self) -> TicketKeyring | None:
+        """The keys of read tickets; None: plans have none."""
+        return self._tickets
 
     @property
     def admin_port(self) -> int:
@@ -267,6 +279,8 @@ class Serving:
             reload_s = self._settings.authentication.reload_s
             self._tasks.start(self._reload("keys", reload_s, [self._authenticator.reload_if_changed]), name="reload-keys")
             await RevocationFollower(self._store, self._tasks, self._authenticator, self.broker.end_revoked).start()
+        if self._tickets is not None:
+            await self._tickets.start(rotate_s=self._settings.read_tickets.rotate_s)
         await self.broker.start()
         self._opened.push_async_callback(self.broker.aclose)
         self._audit.start()

@@ -7,6 +7,8 @@ from typing import Literal
 from pydantic import BaseModel, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from cepheid_security.authorization import Roles
+from cepheid_security.principal import SecurityConfigurationError
+from cepheid_security.tls import ClientTls
 
 
 class TlsSettings(BaseModel, frozen=True, extra="forbid"):
@@ -25,6 +27,12 @@ class TlsSettings(BaseModel, frozen=True, extra="forbid"):
     ca_file: str | None = Field(
         None, description="PEM file with the CAs that signed the certificates of the other brokers. Unset: the CAs of the system."
     )
+    own_certificate_file: str | None = Field(
+        None,
+        description="PEM file with the certificate that this process shows to other brokers and to bookies. Unset: that of "
+        "`certificate_file`. Set it where a CA issues certificates for servers alone.",
+    )
+    own_key_file: str | None = Field(None, description="PEM file with the private key of `own_certificate_file`.")
     client_ca_file: str | None = Field(None, description="PEM file with the CAs that sign certificates of clients.")
     client_certificates: Literal["none", "optional", "required"] = Field(
         "none", description="Whether clients are asked for a certificate. A certificate is what the method `tls` authenticates by."
@@ -37,6 +45,19 @@ class TlsSettings(BaseModel, frozen=True, extra="forbid"):
     @property
     def enabled(self) -> bool:
         return self.certificate_file is not None
+
+    @property
+    def own_tls(self) -> ClientTls | None:
+        """What this process shows to the brokers and bookies of its cluster; None without TLS.
+
+        Raises SecurityConfigurationError.
+        """
+        if (self.own_certificate_file is None) != (self.own_key_file is None):
+            raise SecurityConfigurationError("tls.own_certificate_file and tls.own_key_file are set together, or neither of them")
+        if not self.enabled:
+            return None
+        own = (self.own_certificate_file or self.certificate_file, self.own_key_file or self.key_file)
+        return ClientTls(self.ca_file, *own)
 
 
 class OidcSettings(BaseModel, frozen=True, extra="forbid"):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from cepheid_security.principal import SecurityConfigurationError
+
+log = logging.getLogger(__name__)
 
 TlsVersion = Literal["1.2", "1.3"]
 FileState = tuple[tuple[int, int] | None, ...]
@@ -72,6 +76,73 @@ class ServerTls:
         if self._client_ca_file is not None:
             _load_ca(context, self._client_ca_file)
         return context
+
+
+def followed_context(
+    certificate_file: str, key_file: str, client_ca_file: str, minimum_version: TlsVersion = "1.2"
+) -> Callable[[], ssl.SSLContext]:
+    """Return a function that gives a server's context, which demands client certificates, of the files as they are at each call.
+
+    Files that cannot be used leave the previous context in force, and are named in the log once.
+    Raises SecurityConfigurationError when the first files cannot be used.
+    """
+    files = (certificate_file, key_file, client_ca_file)
+
+    def load() -> ssl.SSLContext:
+        return ServerTls(
+            certificate_file,
+            key_file,
+            client_ca_file=client_ca_file,
+            client_certificates="required",
+            minimum_version=minimum_version,
+        ).context
+
+    return _followed(load, lambda: file_state(files))
+
+
+def _followed(load: Callable[[], ssl.SSLContext], state: Callable[[], FileState]) -> Callable[[], ssl.SSLContext]:
+    seen, context = state(), load()
+
+    def follow() -> ssl.SSLContext:
+        nonlocal seen, context
+        if (found := state()) != seen:
+            seen = found
+            try:
+                context = load()
+            except SecurityConfigurationError as error:
+                log.warning("tls.not_reloaded", extra={"error": str(error), "hint": "the old certificate stays in use"})
+        return context
+
+    return follow
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTls:
+    """Files with which a process opens TLS connections. Without `ca_file` the system's CAs are trusted."""
+
+    ca_file: str | None = None
+    certificate_file: str | None = None
+    key_file: str | None = None
+
+    @classmethod
+    def from_environment(cls) -> ClientTls:
+        """Return what CEPHEID_TLS_CA_FILE, _CERTIFICATE_FILE and _KEY_FILE name; an empty variable counts as unset."""
+        names = ("CEPHEID_TLS_CA_FILE", "CEPHEID_TLS_CERTIFICATE_FILE", "CEPHEID_TLS_KEY_FILE")
+        return cls(*(os.environ.get(name) or None for name in names))
+
+    def context(self) -> ssl.SSLContext:
+        """Return a new context of these files. Raises SecurityConfigurationError."""
+        if (self.certificate_file is None) != (self.key_file is None):
+            raise SecurityConfigurationError("a client certificate and its key are given together, or neither of them")
+        return client_context(ca_file=self.ca_file, certificate_file=self.certificate_file, key_file=self.key_file)
+
+    def followed(self) -> Callable[[], ssl.SSLContext]:
+        """Return a function that gives a context of the files as they are at each call; as `followed_context` for servers."""
+        return _followed(self.context, self.state)
+
+    def state(self) -> FileState:
+        """Return a value that changes when one of the files does."""
+        return file_state([name for name in (self.ca_file, self.certificate_file, self.key_file) if name is not None])
 
 
 def file_state(paths: Sequence[str]) -> FileState:

@@ -6,11 +6,11 @@
     token.key                          the secret key of tokens
     admin.token                        a token of the role `admin`, for a year
     broker.token                       what brokers show to each other
-    server.toml                        settings for `cepheid standalone` and `cepheid broker`: --config DIR/server.toml
+    server.toml                        settings for `cepheid standalone`: --secure DIR
     client.env                         environment of the command line: source it
 
 A second run adds what is missing, adds hosts to the certificate of brokers, and renews what expires within 30 days. It leaves the
-rest, and refuses files that do not belong together.
+rest, and refuses files that do not belong together. The files of a cluster of processes are in secured_cluster.py.
 """
 
 from __future__ import annotations
@@ -55,6 +55,9 @@ export CEPHEID_URL=pulsar+ssl://localhost:6651
 export CEPHEID_ADMIN_URL=https://localhost:8443
 export CEPHEID_TLS_CA_FILE={ca}
 export CEPHEID_TOKEN_FILE={token}
+export CEPHEID_TLS_CERTIFICATE_FILE={certificate}
+export CEPHEID_TLS_KEY_FILE={key}
+export CEPHEID_METADATA_AUTH_FILE={metadata_auth}
 """
 
 
@@ -71,6 +74,7 @@ def init(
     ] = None,
 ) -> None:
     """Make a CA, certificates, a token key, tokens and the settings that use them. Repeat it to add hosts, and to renew."""
+    from cepheid_cli.secured_cluster import add_cluster_files
     from cepheid_security import token_keys
     from cepheid_security.authority import Authority, write_private
 
@@ -85,12 +89,13 @@ def init(
         made.append("token.key")
     key = token_keys.secret_key(str(full / "token.key"))
     made += [name for role, life_s in _TOKENS if (name := _token(full, key, role, life_s)) is not None]
+    made += add_cluster_files(authority, full, hosts)
     for name, text in (("server.toml", _server_settings(full)), ("client.env", _client_environment(full))):
         if not (path := full / name).exists():
             write_private(path, text.encode())
             made.append(name)
     print(f"{full}: {', '.join(made) if made else 'everything is there already'}")
-    print(f"start:  cepheid standalone --config {shlex.quote(f'{full}/server.toml')}")
+    print(f"start:  cepheid standalone --secure {shlex.quote(str(full))}")
     print(f"use:    source {shlex.quote(f'{full}/client.env')} && cepheid topics list")
 
 
@@ -133,4 +138,30 @@ def _server_settings(directory: Path) -> str:
 
 def _client_environment(directory: Path) -> str:
     """Return the text of client.env, for a POSIX shell."""
-    return _CLIENT.format(ca=shlex.quote(str(directory / "ca.pem")), token=shlex.quote(str(directory / f"{ADMIN_ROLE}.token")))
+
+    def file(name: str) -> str:
+        return shlex.quote(str(directory / name))
+
+    return _CLIENT.format(
+        ca=file("ca.pem"),
+        token=file(f"{ADMIN_ROLE}.token"),
+        certificate=file("admin.pem"),
+        key=file("admin-key.pem"),
+        metadata_auth=file("metadata.auth"),
+    )
+
+
+@app.command("metadata")
+def metadata(
+    url: Annotated[str, typer.Option("--metadata", envvar="CEPHEID_METADATA", help="ZooKeeper: zk://host:port/root")],
+    secure: Annotated[
+        Path | None, typer.Option(help="Directory of `cepheid secure init` with the cluster's ZooKeeper user.")
+    ] = None,
+    everybody: Annotated[bool, typer.Option("--everybody", help="The way back: nodes are for everybody again.")] = False,
+) -> None:
+    """Give the nodes that a cluster has in ZooKeeper to its own user alone. New nodes are, where processes have the user."""
+    from cepheid_cli.secured_cluster import metadata_auth
+    from cepheid_metadata.zookeeper_acls import set_cluster_acls
+
+    report = set_cluster_acls(url, auth=metadata_auth(secure), everybody=everybody)
+    print(f"{report.nodes} nodes are readable by {'everybody' if everybody else 'the user of the cluster alone'}")
