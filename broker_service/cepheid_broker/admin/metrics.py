@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from fastapi import APIRouter
 from fastapi.responses import Response
 
-from cepheid_broker.admin.broker_metrics import broker_families, offload_families, ownership_families
+from cepheid_broker.admin.broker_metrics import broker_families, closed_topic_families, offload_families, ownership_families
 from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.pulsar_metrics import backlog_families, pulsar_families
 from cepheid_ports.process_metrics import process_families
@@ -38,6 +38,7 @@ def _families(context: AdminContext) -> Iterator[Family]:
         broker_families(broker),
         ownership_families(broker),
         offload_families(broker),
+        closed_topic_families(broker),
         backlog_families(broker),
         pulsar_families(broker),
         *sources,
