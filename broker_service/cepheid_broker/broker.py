@@ -23,6 +23,7 @@ from cepheid_broker.schemas import SchemaRegistry
 from cepheid_broker.settings import BrokerSettings
 from cepheid_broker.topics import (
     BacklogChecks,
+    ClosedTopics,
     InactiveTopics,
     LeaseExpiry,
     PartitionedTopics,
@@ -144,6 +145,10 @@ class Broker:
         )
         self._listener = Listener(services, tls)
         self.backlog_checks = BacklogChecks(self.topics.loaded, settings.backlog_check_s, settings.request_timeout_s)
+        self.closed_topics = ClosedTopics(
+            store, self.catalog, self.topics, managed_ledgers, self.backlog_checks, self.manifests, ports,
+            check_s=settings.closed_topic_check_s, at_once=settings.closed_topics_at_once,
+        )  # fmt: skip
         self._tick: asyncio.TimerHandle | None = None
         self.admin_port: Callable[[], int] | None = None
         """Of the admin API beside it, set by whoever opens that. 0: not open."""
@@ -183,6 +188,7 @@ class Broker:
         await self._listener.start()
         self._schedule_tick()
         self.backlog_checks.start()
+        self.closed_topics.start()
         log.info("broker.started", extra={"host": self.settings.host, "port": self.port})
 
     async def aclose(self) -> None:
@@ -190,6 +196,7 @@ class Broker:
         self._listener.stop_accepting()
         if self._tick is not None:
             self._tick.cancel()
+        await self.closed_topics.aclose()
         await self.backlog_checks.aclose()
         await self.topics.aclose()
         await self.ownership.aclose()

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from cepheid_tiered.segments import Segments
 
 _THREADS = 2  # a long row group does not hold up the next reader
+_FILE_THREADS = 4  # for file:// alone: a mount that hangs must hold up neither decoding nor readers of other stores at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +49,15 @@ class SegmentStatistics:
 class BrokerSegments:
     """A `SegmentStore`."""
 
-    def __init__(self, store: MetadataStore, settings: TieredSettings, cluster: str, ports: Ports) -> None:
+    def __init__(self, store: MetadataStore, settings: TieredSettings, cluster: str, ports: Ports, uploads: int = 1) -> None:
+        """`uploads`: the most that are under way at a time."""
         self._histories = HistoryStore(store)
         self._settings = settings
         self._cluster = cluster
         self._ports = ports
+        self._uploads = uploads
         self._worker: Worker | None = None
+        self._files: Worker | None = None
         self._local: Segments | None = None
         self._opened: ProcessSegments | None = None
         self._loaded: set[str] = set()  # libraries that the worker has imported
@@ -67,8 +71,9 @@ class BrokerSegments:
             await self._opened.aclose()
         if self._local is not None:
             await self._local.aclose()
-        if self._worker is not None:
-            await self._worker.aclose()
+        for worker in (self._worker, self._files):
+            if worker is not None:
+                await worker.aclose()
 
     def statistics(self) -> SegmentStatistics:
         return replace(self._figures, cached_bytes=0 if self._local is None else self._local.cached_bytes)
@@ -122,13 +127,15 @@ class BrokerSegments:
     def _segments(self) -> ProcessSegments:
         if self._opened is None:
             from cepheid_tiered.object_stores import ObjectStores
-            from cepheid_tiered.offload_process import ProcessSegments
+            from cepheid_tiered.offload_process import OffloadProcessSettings, ProcessSegments
             from cepheid_tiered.segments import Segments, SegmentSettings
 
             worker = self._worker = self._ports.new_worker("segments", _THREADS)
             settings = SegmentSettings(cache_bytes=self._settings.read_cache_bytes, cluster=self._cluster)
-            local = self._local = Segments(ObjectStores(worker), worker, self._schemas_of, settings)
-            self._opened = ProcessSegments(local, self._schemas_of, cluster=self._cluster)
+            files = self._files = self._ports.new_worker("segment-files", _FILE_THREADS)
+            local = self._local = Segments(ObjectStores(files), worker, self._schemas_of, settings)
+            process = OffloadProcessSettings(calls_at_once=max(2, self._uploads))
+            self._opened = ProcessSegments(local, self._schemas_of, process, cluster=self._cluster)
         return self._opened
 
     async def _load(self, *modules: str) -> None:
@@ -159,9 +166,11 @@ class BrokerSegments:
         self._figures.failures[what] += 1
 
 
-def broker_segments(store: MetadataStore, settings: TieredSettings, cluster: str, ports: Ports) -> BrokerSegments | None:
+def broker_segments(
+    store: MetadataStore, settings: TieredSettings, cluster: str, ports: Ports, uploads: int = 1
+) -> BrokerSegments | None:
     """Return None where the libraries are not installed: the broker then says what is missing when it needs them."""
-    return None if missing_requirements() is not None else BrokerSegments(store, settings, cluster, ports)
+    return None if missing_requirements() is not None else BrokerSegments(store, settings, cluster, ports, uploads)
 
 
 def _libraries_of(url: str) -> tuple[str, ...]:

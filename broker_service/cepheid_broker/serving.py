@@ -91,7 +91,9 @@ class Serving:
         self._audit = AuditFollower(store)
         opened.push_async_callback(self._audit.aclose)
         self._tail_cache = TailCache(settings.tail_cache_bytes)
-        self._segments = segments = broker_segments(store, settings.tiered, cluster_id, ports)
+        self._segments = segments = broker_segments(
+            store, settings.tiered, cluster_id, ports, settings.managed_ledger.offload_uploads
+        )
         if segments is not None:
             opened.push_async_callback(segments.aclose)
         bucket = None if segments is None else LazyBucket(lambda: ports.new_worker("manifests", 1))

@@ -10,7 +10,16 @@ import socket
 from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 
 from cepheid_ledger import LedgerSettings
 from cepheid_managed_ledger import ManagedLedgerConfig, ManagedLedgerSettings
@@ -340,6 +349,15 @@ class BrokerSettings(BaseModel, frozen=True, extra="forbid"):
     )
     inactive_check_s: PositiveFloat = Field(
         60.0, description="Interval between checks of open topics for unused ones, where a policy has them deleted."
+    )
+    closed_topic_check_s: NonNegativeFloat = Field(
+        600.0,
+        description="Pause between passes over topics that no client has open. Those with ledgers to offload or to trim, or with "
+        "expired messages, are opened, and closed again when that is done. 0: no passes, so this waits for a client. Longer: fewer "
+        "reads of metadata, two for each topic in each pass.",
+    )
+    closed_topics_at_once: PositiveInt = Field(
+        2, description="Topics that such a pass has open at the same time. Raise it when passes do not keep up."
     )
     manifest_interval_s: PositiveFloat = Field(
         60.0,

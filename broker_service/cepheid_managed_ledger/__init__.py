@@ -2,6 +2,7 @@
 
 from cepheid_managed_ledger.ack_set import MAX_BATCH_MESSAGES, AckSet
 from cepheid_managed_ledger.appender import AppendDone, SplitPosition
+from cepheid_managed_ledger.closed_work import ClosedWork, Reason, closed_work
 from cepheid_managed_ledger.cursor import Cursor
 from cepheid_managed_ledger.errors import (
     ChainDamagedError,
@@ -46,6 +47,7 @@ __all__ = [
     "AppendDone",
     "ChainDamagedError",
     "ChainNotDeletableError",
+    "ClosedWork",
     "Cursor",
     "CursorExistsError",
     "CursorLedgerError",
@@ -75,6 +77,7 @@ __all__ = [
     "OffloadState",
     "OffloadStatistics",
     "OffloadStatus",
+    "Reason",
     "Retention",
     "SplitPosition",
     "State",
@@ -84,6 +87,7 @@ __all__ = [
     "TooManyCursorsError",
     "TopicTerminatedError",
     "UnderReplicatedFigures",
+    "closed_work",
     "due_ledgers",
     "finish",
     "is_entry_gone",

@@ -22,7 +22,7 @@ from collections.abc import Container, Iterable, Sequence
 from functools import partial
 
 from cepheid_ledger import LedgerClient, LedgerError, NoSuchLedgerError
-from cepheid_managed_ledger.chain_edits import without_first
+from cepheid_managed_ledger.chain_edits import count_that_may_leave, without_first
 from cepheid_managed_ledger.chain_keeper import ChainKeeper
 from cepheid_managed_ledger.errors import ChainNotDeletableError
 from cepheid_managed_ledger.object_deletion import delete_objects_or_leave
@@ -32,8 +32,10 @@ from cepheid_metadata import (
     Delete,
     MetadataStore,
     NewerFormatError,
+    NoSuchKeyError,
     Op,
     cursor_records,
+    keys,
     list_cursors,
 )
 from cepheid_ports import CepheidError
@@ -75,8 +77,8 @@ async def delete_chain(
     names = await list_cursors(store, topic)
     await _end_ledgers(topic, [*keeper.waiting_deletions(), *ledger_ids, *await _cursor_ledgers(topic, names, store)], client)
     patience_s = _OBJECTS_PATIENCE_S
-    while len(keeper.chain.ledgers) > _LEAVE_AT_ONCE:  # rule 5
-        await keeper.commit(lambda chain: (without_first(chain, _LEAVE_AT_ONCE), ()))
+    while (count := _count_that_leaves(keeper.chain)) < len(keeper.chain.ledgers):  # rule 5
+        await keeper.commit(lambda chain, count=count: (without_first(chain, count), ()))  # type: ignore[misc]
         patience_s = await _delete_left(topic, keeper, client, segments, patience_s)
     await keeper.commit(lambda chain: (without_first(chain.replace(terminated_at=None), len(chain.ledgers)), ()))
     for start in range(0, len(names), _CURSORS_AT_ONCE):
@@ -93,7 +95,29 @@ async def delete_chain(
         await _delete(client, ledger_id)
         keeper.note_deleted(ledger_id)
     await delete_objects_or_leave(topic, segments, keeper.chain.object_deletions or (), patience_s)
+    if strays := await _stray_pages(topic, keeper, store):
+        await keeper.commit(lambda _: (None, strays))
     await keeper.delete()
+
+
+async def _stray_pages(topic: TopicName, keeper: ChainKeeper, store: MetadataStore) -> list[Op]:
+    """Return deletions of the pages that the chain's record does not name. A restore that was cut off may have left some, and a key
+    with children cannot be deleted."""
+    key = keys.chain_key(topic)
+    strays: list[Op] = []
+    try:
+        names = await store.children(key)
+    except NoSuchKeyError:  # another owner has deleted it: the next write finds out
+        names = []
+    for name in names:
+        page_key = f"{key}/{name}"
+        if page_key not in keeper.page_keys and (found := await store.get(page_key)) is not None:
+            strays.append(Delete(page_key, found.version))
+    return strays
+
+
+def _count_that_leaves(chain: Chain) -> int:
+    return min(_LEAVE_AT_ONCE, count_that_may_leave(chain))
 
 
 async def _delete_left(

@@ -10,7 +10,7 @@ ledger and no object is forgotten, wherever the owner dies.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from cepheid_metadata import Chain
 
@@ -18,8 +18,34 @@ MAX_WAITING_OBJECTS = 1_000
 """Objects of one topic that may wait for their deletion. Their URLs are part of the chain's record, whose size is limited. Beyond
 it no offloaded ledger is trimmed and none is offloaded."""
 
+MAX_WAITING_OBJECT_BYTES = 200_000
+"""Bytes of these URLs, which are as long as prefixes and names of topics make them. The same happens beyond it."""
+
 LEAVE_AT_ONCE = 10_000
 """Ledgers that leave a chain in one write. Their ids wait for the deletion in its record, whose size is limited."""
+
+
+def has_room_for_objects(chain: Chain) -> bool:
+    """Whether one more object may wait for its deletion."""
+    waiting = chain.object_deletions or ()
+    return len(waiting) < MAX_WAITING_OBJECTS and _bytes_of(waiting) < MAX_WAITING_OBJECT_BYTES
+
+
+def count_that_may_leave(chain: Chain) -> int:
+    """How many ledgers, from the first on, may leave the chain in one step without too many objects waiting for their deletion."""
+    offloaded, waiting = chain.offloaded or {}, chain.object_deletions or ()
+    objects, size_bytes = len(waiting), _bytes_of(waiting)
+    for count, ledger in enumerate(chain.ledgers):
+        if (found := offloaded.get(ledger.ledger_id)) is None:
+            continue
+        objects, size_bytes = objects + 1, size_bytes + len(found.url.encode())
+        if objects > MAX_WAITING_OBJECTS or size_bytes > MAX_WAITING_OBJECT_BYTES:
+            return count
+    return len(chain.ledgers)
+
+
+def _bytes_of(urls: Sequence[str]) -> int:
+    return sum(len(url.encode()) for url in urls)
 
 
 def without_first(chain: Chain, count: int) -> Chain:

@@ -130,6 +130,11 @@ class ChainKeeper:
         return self._chain
 
     @property
+    def page_keys(self) -> list[str]:
+        """The keys of the pages that the record names."""
+        return [] if self._stored is None else [keys.chain_page_key(self._key, ref.number) for ref in self._stored.refs]
+
+    @property
     def has_most_ledgers(self) -> bool:
         """The chain has as many ledgers as a chain may have."""
         return len(self.chain.ledgers) >= self._limits.most_ledgers

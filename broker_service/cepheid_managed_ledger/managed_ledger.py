@@ -463,6 +463,16 @@ class ManagedLedger:
             self._upkeep.clean()
             self._upkeep.offload_if_due()
 
+    @property
+    def has_maintenance(self) -> bool:
+        """Whether work that needs no client is under way or could begin now: ending and trimming ledgers, offloading, deleting."""
+        return self.is_usable and self._upkeep.has_work
+
+    @property
+    def uploading_ledger_id(self) -> int | None:
+        """The ledger that is being copied to an object store; None: none is."""
+        return None if self._offloader is None else self._offloader.uploading_ledger_id
+
     async def trim(self) -> int:
         """How many ledgers went by retention. Raises ManagedLedgerError, LedgerError, MetadataError."""
         self._check_usable()

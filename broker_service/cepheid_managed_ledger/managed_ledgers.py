@@ -83,6 +83,11 @@ class ManagedLedgers:
         return self._open
 
     @property
+    def has_object_stores(self) -> bool:
+        """Whether ledgers can be offloaded and read back: the libraries are installed."""
+        return self._shared.segments is not None
+
+    @property
     def client(self) -> LedgerClient:
         """What reaches single ledgers, for operators."""
         return self._shared.client

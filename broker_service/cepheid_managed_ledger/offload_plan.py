@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container
 from dataclasses import dataclass
 
-from cepheid_managed_ledger.chain_edits import MAX_WAITING_OBJECTS
+from cepheid_managed_ledger.chain_edits import has_room_for_objects
 from cepheid_managed_ledger.settings import OffloadConfig
 from cepheid_metadata import Chain, ChainLedger, Position
 
@@ -88,7 +88,7 @@ def plan_offload(
     if config.url is None:
         return OffloadPlan(clear)
     due = due_ledgers(chain, last_size_bytes=last_size_bytes, config=config, now_ms=now_ms, before=before)
-    has_room = len(chain.object_deletions or ()) < MAX_WAITING_OBJECTS
+    has_room = has_room_for_objects(chain)
     upload = next((ledger for ledger in due if has_room and ledger.ledger_id not in skipped), None)
     leave = tuple(
         ledger_id

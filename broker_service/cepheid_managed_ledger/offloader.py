@@ -15,7 +15,9 @@ Rules:
    once more: what somebody deleted or damaged since keeps the ledger on the bookies, with a warning.
 5. When the attempt leaves the record while its upload runs (its ledger was trimmed), the upload is stopped. Its object is deleted
    only after it has stopped.
-6. A failure never reaches the topic: it is kept for statistics, logged, and followed by a pause that doubles.
+6. A failure never reaches the topic: it is kept for statistics, logged, and followed by a pause that doubles. What is the matter
+   with one ledger alone does not hold up the others.
+7. Retention waits for a ledger that is due, but not for ever: one whose offload failed is held for `offload_hold_s`.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ import asyncio
 import enum
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from crc32c import crc32c
 
@@ -42,7 +44,7 @@ from cepheid_managed_ledger.stored_copies import StoredCopies
 from cepheid_metadata import Chain, ChainLedger, OffloadedLedger, Op, Position, StoreUnavailableError
 from cepheid_ports import CepheidError, Ports, SteadyClock, TaskOwner
 from cepheid_rpc import HEADER_BYTES, EntryGroup
-from cepheid_tiered import DamagedSegmentError, SegmentError, SegmentStore, SegmentSummary
+from cepheid_tiered import DamagedSegmentError, SegmentError, SegmentNotWrittenError, SegmentStore, SegmentSummary
 from cepheid_wire import TopicName
 
 log = logging.getLogger(__name__)
@@ -52,7 +54,9 @@ _MAX_PAUSE_S = 300.0
 _LEAVE_AT_ONCE = 100
 _PATIENCE_S = 300.0
 _SLOWEST_BYTES_PER_S = 256 * 1024
-"""An upload that is slower than this, after `_PATIENCE_S`, is given up: others wait for its turn."""
+"""An upload that is slower than this, after `_PATIENCE_S`, is given up: others wait for its turn. Less where the rate of all
+uploads is limited: half of an equal share counts as slow."""
+_MOST_SHOWN = 20
 
 
 class OffloadState(enum.Enum):
@@ -87,6 +91,17 @@ class _Uploaded:
 
     content: _Content
     object_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """A ledger whose last attempt failed, in this opening of the topic."""
+
+    error: str
+    is_final: bool
+    """The reason does not pass by itself."""
+    is_told: bool = False
+    """The log says that retention no longer waits for it."""
 
 
 class Offloader:
@@ -132,6 +147,7 @@ class Offloader:
         self._before: Position | None = None
         self._status = OffloadStatus()
         self._skipped: dict[int, float] = {}  # ledgers that failed, and until when (loop time) others come first
+        self._failed: dict[int, _Failed] = {}
         self._retry_at = 0.0
         self._failures_in_a_row = 0
         self._last_success_at_ms = self._last_failure_at_ms = self._failing_since_ms = 0
@@ -186,9 +202,40 @@ class Offloader:
             return
         self._running = self._tasks.start(self._run(), name="offload")
 
+    @property
+    def has_work(self) -> bool:
+        """Whether a run is under way, or would begin now."""
+        if self._running is not None:
+            return True
+        return not self._stopped and self._now() >= self._retry_at and not self._plan().is_idle
+
+    @property
+    def uploading_ledger_id(self) -> int | None:
+        return self._uploading[0] if self._uploading else None
+
     def held(self) -> Mapping[int, None]:
-        """Ledgers that must not be trimmed yet: they are due to be offloaded."""
-        return {ledger.ledger_id: None for ledger in self._due()}
+        """Ledgers that must not be trimmed yet: they are due to be offloaded (rule 7)."""
+        held: dict[int, None] = {}
+        for ledger in self._due():
+            if self._is_given_up(ledger):
+                self._tell_given_up(ledger)
+            else:
+                held[ledger.ledger_id] = None
+        return held
+
+    def _tell_given_up(self, ledger: ChainLedger) -> None:
+        failed = self._failed[ledger.ledger_id]
+        if not failed.is_told:
+            self._failed[ledger.ledger_id] = replace(failed, is_told=True)
+            hint = "raise managed_ledger.offload_hold_s to have retention wait longer"
+            fields = {"topic": str(self._topic), "ledger_id": ledger.ledger_id, "error": failed.error, "hint": hint}
+            log.warning("offload.retention_not_held", extra=fields)
+
+    def _is_given_up(self, ledger: ChainLedger) -> bool:
+        if ledger.ledger_id not in self._failed:
+            return False
+        due_at_ms = ledger.closed_at_ms + max(0, self._config().after_ms)
+        return self._clock.now_ms() - due_at_ms >= 1_000 * self._settings.offload_hold_s
 
     def on_chain_changed(self) -> None:
         """Rule 5."""
@@ -384,13 +431,23 @@ class Offloader:
             case None:
                 self._note_discarded(ledger)
             case error:
+                self._note_failed_ledger(ledger, error)
                 await self._clear((ledger.ledger_id,))
                 await self._deletions.run()
-                if not isinstance(error, LedgerError):
+                if not _concerns_one_ledger(error):
                     raise error
-                # Of this ledger alone: the bookies do not give all of it. The next ones may be fine.
                 self._skipped[ledger.ledger_id] = self._now() + self._pause_s()
                 self._note_failure(error)
+
+    def _note_failed_ledger(self, ledger: ChainLedger, error: Exception) -> None:
+        due = {each.ledger_id for each in self._due()}
+        self._failed = {ledger_id: found for ledger_id, found in self._failed.items() if ledger_id in due}
+        before = self._failed.get(ledger.ledger_id)
+        is_final = not getattr(error, "retriable", True)
+        self._failed[ledger.ledger_id] = _Failed(str(error), is_final, before is not None and before.is_told)
+        if is_final and (before is None or not before.is_final):
+            fields = {"topic": str(self._topic), "ledger_id": ledger.ledger_id, "error": str(error)}
+            log.error("offload.ledger_refused", extra={**fields, "hint": getattr(error, "hint", "")})
 
     async def _record_attempt(self, ledger_id: int, url: str) -> bool:
         """False: the ledger is not to be offloaded any more."""
@@ -425,7 +482,7 @@ class Offloader:
 
     async def _upload_quietly(self, store: SegmentStore, url: str, ledger: ChainLedger) -> _Uploaded | Exception:
         try:
-            async with asyncio.timeout(_PATIENCE_S + ledger.size_bytes / _SLOWEST_BYTES_PER_S):
+            async with asyncio.timeout(_PATIENCE_S + ledger.size_bytes / self._slowest_bytes_per_s()):
                 return await self._upload_and_verify(store, url, ledger)
         except asyncio.CancelledError:
             if self._keeper.lost is not None:
@@ -440,6 +497,10 @@ class Offloader:
         except Exception as error:  # rule 6
             log.error("offload.defect", extra={"topic": str(self._topic), "error": repr(error)}, exc_info=error)
             return error
+
+    def _slowest_bytes_per_s(self) -> float:
+        rate = self._settings.offload_bytes_per_s
+        return min(_SLOWEST_BYTES_PER_S, rate / (2 * self._settings.offload_uploads)) if rate else _SLOWEST_BYTES_PER_S
 
     async def _drop(self, store: SegmentStore, url: str) -> None:
         try:
@@ -491,6 +552,7 @@ class Offloader:
         self._uploaded_ledgers += 1
         self._uploaded_bytes += content.entry_bytes
         self._skipped.pop(ledger.ledger_id, None)
+        self._failed.pop(ledger.ledger_id, None)
         fields = {"topic": str(self._topic), "ledger_id": ledger.ledger_id, "entries": content.entries, "url": url}
         log.info("ledger.offloaded", extra={**fields, "bytes": content.entry_bytes, "duration_ms": round(1000 * duration_s)})
 
@@ -514,14 +576,19 @@ class Offloader:
         complete = [found for found in (chain.offloaded or {}).values() if found.complete]
         copied = [ledger for ledger in chain.ledgers if complete and chain.offload_of(ledger.ledger_id) is not None]
         off = [ledger for ledger in copied if not chain.is_on_bookies(ledger.ledger_id)]
+        failed = [(ledger, found) for ledger in due if (found := self._failed.get(ledger.ledger_id)) is not None]
+        refused = [(ledger.ledger_id, found.error) for ledger, found in failed if found.is_final]
         return OffloadStatistics(
             ledgers=len(complete),
             size_bytes=sum(ledger.size_bytes for ledger in copied),
             object_bytes=sum(found.object_bytes for found in complete),
             off_bookies_ledgers=len(off),
             off_bookies_bytes=sum(ledger.size_bytes for ledger in off),
-            uploading_ledger_id=self._uploading[0] if self._uploading else None,
+            uploading_ledger_id=self.uploading_ledger_id,
             due_ledgers=len(due),
+            refused_ledgers=len(refused),
+            refused=dict(refused[:_MOST_SHOWN]),
+            not_held_ledgers=sum(self._is_given_up(ledger) for ledger, _ in failed),
             oldest_due_age_ms=self._age_of_oldest(due),
             last_success_at_ms=self._last_success_at_ms,
             last_failure_at_ms=self._last_failure_at_ms,
@@ -573,6 +640,11 @@ class _Reading:
             before.entry_bytes + len(view) - HEADER_BYTES * len(group.ends),
             crc32c(digests, before.crc32c),
         )
+
+
+def _concerns_one_ledger(error: Exception) -> bool:
+    """Whether the next ledgers may be fine: the bookies do not give all of this one, or it cannot become an object."""
+    return isinstance(error, LedgerError | SegmentNotWrittenError) or (isinstance(error, SegmentError) and not error.retriable)
 
 
 def _content_of(summary: SegmentSummary) -> _Content:

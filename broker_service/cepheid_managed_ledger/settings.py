@@ -111,6 +111,12 @@ class ManagedLedgerSettings(BaseModel, frozen=True, extra="forbid"):
     offload_retry_s: PositiveFloat = Field(
         5.0, description="Pause after a failed offload of a topic. It doubles with each further failure, up to 5 minutes."
     )
+    offload_hold_s: NonNegativeFloat = Field(
+        24 * 3600.0,
+        description="Time for which retention waits for a ledger whose offload fails, from the moment when it was due by age, or "
+        "else from its end. After it retention may delete the ledger without a copy. Longer: more disk on bookies while a bucket "
+        "is away or a ledger cannot be offloaded at all.",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cepheid_managed_ledger.cursor import Cursor
 from cepheid_metadata import ChainLedger, Position
@@ -54,6 +54,12 @@ class OffloadStatistics:
     uploading_ledger_id: int | None = None
     due_ledgers: int = 0
     """Due to be offloaded, and not complete yet."""
+    refused_ledgers: int = 0
+    """Of these, the ones whose offload failed for a reason that does not pass by itself."""
+    refused: Mapping[int, str] = field(default_factory=dict)
+    """The reasons by ledger id, of the oldest."""
+    not_held_ledgers: int = 0
+    """Of the due ones, those that retention no longer waits for, because their offload has failed for too long."""
     oldest_due_age_ms: int | None = None
     """Time since the oldest due ledger ended; None: none is due. It grows while offloading fails, or cannot keep up."""
     last_success_at_ms: int = 0

@@ -7,9 +7,10 @@ Rules:
    begin meanwhile: they are looked for again in the step in which the record is written.
 2. First the record (and the list in memory with it), then any data: a crash in between leaves the deletion queue.
 3. The clock that decides never runs faster than the loop's since opening: a wall clock that jumps ahead expires nothing.
-4. A ledger that is due to be offloaded stays until its copy is complete. `held` has these ledgers; a truncation ignores them.
-5. Objects of ledgers that leave wait for their deletion in the same record. Their number is limited, so a trim may take several
-   steps while the object store is away.
+4. A ledger that is due to be offloaded stays until its copy is complete, or for a limited time if it cannot be copied. `held` has
+   these ledgers; a truncation ignores them.
+5. Objects of ledgers that leave wait for their deletion in the same record. Their number and the bytes of their URLs are limited,
+   so a trim may take several steps while the object store is away.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from cepheid_managed_ledger.chain_edits import LEAVE_AT_ONCE, MAX_WAITING_OBJECTS, without_first
+from cepheid_managed_ledger.chain_edits import LEAVE_AT_ONCE, count_that_may_leave, without_first
 from cepheid_managed_ledger.chain_keeper import ChainKeeper
 from cepheid_managed_ledger.cursor import Cursor
 from cepheid_managed_ledger.cursor_store import CursorStore
@@ -75,7 +76,7 @@ class Trimmer:
         count = plan(self._is_in_use)
         if count and holds and (held := self._held()):
             count = plan(lambda ledger_id: self._is_in_use(ledger_id) or ledger_id in held)
-        return min(count, _room_for(chain), LEAVE_AT_ONCE)
+        return min(count, count_that_may_leave(chain), LEAVE_AT_ONCE)
 
     async def run(self, retention: Callable[[], Retention], *, holds: bool = True) -> int:
         """How many ledgers went. Raises ManagedLedgerError, MetadataError, LedgerError: then nothing went."""
@@ -108,13 +109,3 @@ class Trimmer:
         fields = {"topic": str(self._topic), "ledgers": count, "first": going[0].ledger_id, "last": going[-1].ledger_id}
         log.info("ledgers.trimmed", extra=fields)
         return count
-
-
-def _room_for(chain: Chain) -> int:
-    """How many ledgers may leave in one step, so that not too many objects wait for their deletion (rule 5)."""
-    offloaded, room = chain.offloaded or {}, MAX_WAITING_OBJECTS - len(chain.object_deletions or ())
-    for count, ledger in enumerate(chain.ledgers):
-        room -= ledger.ledger_id in offloaded
-        if room < 0:
-            return count
-    return len(chain.ledgers)

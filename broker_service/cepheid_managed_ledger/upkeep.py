@@ -85,6 +85,18 @@ class Upkeep:
         return self._trimmer.trimmed
 
     @property
+    def has_work(self) -> bool:
+        """Whether something is under way, or could begin now. What failed a moment ago and pauses does not count."""
+        running = (self._rolling, self._trimming, self._deleting, self._deleting_objects)
+        return (
+            any(task is not None for task in running)
+            or self._offloader.has_work
+            or self._trimmer.plan(self._retention()) > 0
+            or bool(self._keeper.waiting_deletions())
+            or self._object_deletions.is_due
+        )
+
+    @property
     def is_rolling(self) -> bool:
         return self._rolling is not None
 

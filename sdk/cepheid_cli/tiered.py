@@ -91,7 +91,8 @@ def _table_row(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def problem_lines(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return a line for each topic that is being offloaded, whose offload fails, or whose objects wait to be deleted."""
+    """Return a line for each topic that is being offloaded, whose offload fails, whose objects wait to be deleted, or that has no
+    retention."""
     lines = []
     for row in rows:
         live = row["live"] or {}
@@ -99,6 +100,21 @@ def problem_lines(rows: Iterable[Mapping[str, Any]]) -> list[str]:
             lines.append(f"{row['topic']}: ledger {live['uploading']} is being uploaded")
         if live.get("last_error"):
             lines.append(f"{row['topic']}: offloading fails since {shown_time(live['failing_since_ms'])}: {live['last_error']}")
+        if live.get("refused_ledgers"):
+            ledger_id, error = next(iter(live["refused"].items()))
+            others = live["refused_ledgers"] - 1
+            more = f" and {counted(others, 'other ledger')}" if others else ""
+            lines.append(f"{row['topic']}: ledger {ledger_id}{more} cannot be offloaded at all: {error}")
+        if live.get("not_held_ledgers"):
+            ledgers = counted(live["not_held_ledgers"], "ledger")
+            lines.append(
+                f"{row['topic']}: retention no longer waits for {ledgers} whose offload fails (managed_ledger.offload_hold_s)"
+            )
+        if row["url"] is not None and row.get("retention_time_ms") == 0 and row.get("retention_bytes") == 0:
+            lines.append(
+                f"{row['topic']}: no retention is set, so acknowledged messages are deleted, from bookies and store alike: "
+                "cepheid topics set TOPIC retention TIME,SIZE"
+            )
         if row["waiting_deletions"]:
             waiting = f"{row['topic']}: {counted(row['waiting_deletions'], 'object')} of removed ledgers wait to be deleted"
             lines.append(f"{waiting}: {live['deletion_error']}" if live.get("deletion_error") else waiting)

@@ -149,8 +149,10 @@ def restore(
 
     async def main() -> list[RestoredTopic]:
         only = None if topic is None else str(TopicName.parse(topic))
-        async with _opened_objects() as (bucket, _), _opened_store(into) as store:
-            return await restore_topics(store, bucket, url, _now_ms(), only=only, accept_missing=accept_missing, dry_run=dry_run)
+        async with _opened_objects() as (bucket, segments), _opened_store(into) as store:
+            return await restore_topics(
+                store, bucket, url, _now_ms(), only=only, accept_missing=accept_missing, dry_run=dry_run, footer_of=segments.footer
+            )
 
     report = asyncio.run(main())
     if as_json:
@@ -177,6 +179,11 @@ def restored_lines(one: RestoredTopic) -> list[str]:
         ids = ", ".join(str(ledger.ledger_id) for ledger in one.lost[:_SHOWN]) + (" …" if len(one.lost) > _SHOWN else "")
         ledgers = f"{counted(len(one.lost), 'ledger')} ({ids})"
         lines.append(f"  never offloaded, lost: {ledgers}, {counted(entries, 'entry', 'entries')}, {shown_bytes(size_bytes)}")
+    if one.taken_in:
+        ids = ", ".join(map(str, one.taken_in[:_SHOWN])) + (" …" if len(one.taken_in) > _SHOWN else "")
+        whose = "in its chain" if one.outcome.name == "THERE" else "in the manifest"
+        lines.append(f"  found in the bucket, not {whose}, and taken in: {counted(len(one.taken_in), 'ledger')} ({ids})")
+    lines += [f"  found in the bucket, and not taken in: {text}" for text in one.not_taken[:_SHOWN]]
     if one.missing:
         lines.append(f"  missing in the bucket: {', '.join(one.missing[:_SHOWN])}")
     if one.cursors_without_state:

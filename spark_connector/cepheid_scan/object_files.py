@@ -55,7 +55,7 @@ _lock = threading.Lock()
 def open_object(url: str, access: StorageAccess, settings: ReadSettings, counters: ScanCounters) -> ObjectFile:
     """Raises SegmentUnusableError; BadOptionError where the library is not installed."""
     try:
-        import obstore
+        import obstore  # noqa: F401
     except ImportError:
         raise BadOptionError(
             "reading ledgers from object storage needs obstore: pip install 'cepheid[tiered]', on every machine that reads",
@@ -64,10 +64,20 @@ def open_object(url: str, access: StorageAccess, settings: ReadSettings, counter
     try:
         place = _place_of(url, access)
         store = _store_of(place, settings)
-        size_bytes = int(obstore.head(store, place.key)["size"])
+        size_bytes = _size(store, place.key)
     except Exception as error:
         raise _unusable(url, error) from None
     return ObjectFile(url, store, place.key, size_bytes, counters)
+
+
+def _size(store: ObjectStore, key: str) -> int:
+    import obstore
+
+    try:
+        return int(obstore.head(store, key)["size"])
+    except FileNotFoundError:
+        obstore.get_range(store, key, start=0, end=1)  # an answer to HEAD has no text that says what is missing
+        raise
 
 
 class ObjectFile(io.RawIOBase):

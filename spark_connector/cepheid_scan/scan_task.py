@@ -85,6 +85,7 @@ def _scan_piece(
     try:
         yield from _scan_object(progress, source, decoder, spec, counters)
     except SegmentUnusableError as error:
+        yield from _timed(decoder.finish(piece), counters)  # what is read again must not look like a repetition
         left = progress.left()
         if left is None:
             return
@@ -126,8 +127,9 @@ def _scan_object(
     rows = ObjectRows(spec, piece, segment, counters, _typed_rows(decoder, spec))
     for step in plan_steps(piece, segment, spec.row_filter):
         if step.group is None:
-            # From here on the step is read by another source, which changes copies by itself.
-            yield from _decode_piece(step.piece, source, decoder, spec, counters)
+            # From here on the step is read by another source, which changes copies by itself. It is decoded as a part of the whole
+            # piece: the chunks of a message may lie in several steps, and between them row groups that are read as columns.
+            yield from _decode_part(step.piece, piece, source, decoder, spec, counters)
         else:
             for batch, entry_id, batch_index in _timed(rows.read(step), counters):
                 source.check_stopped()
@@ -136,6 +138,7 @@ def _scan_object(
                 del batch
             counters.entries += step.piece.last_entry_id - step.piece.first_entry_id + 1
         progress.set(step.piece.last_entry_id)
+    yield from _timed(decoder.finish(piece), counters)
 
 
 def _typed_rows(decoder: Decoder, spec: ScanSpec) -> TypedRows | None:
@@ -150,14 +153,21 @@ def _typed_rows(decoder: Decoder, spec: ScanSpec) -> TypedRows | None:
 def _decode_piece(
     piece: Piece, source: LedgerSource, decoder: Decoder, spec: ScanSpec, counters: ScanCounters
 ) -> Iterator[pa.RecordBatch]:
-    entry_id = piece.first_entry_id
+    yield from _decode_part(piece, piece, source, decoder, spec, counters)
+    yield from _timed(decoder.finish(piece), counters)
+
+
+def _decode_part(
+    part: Piece, piece: Piece, source: LedgerSource, decoder: Decoder, spec: ScanSpec, counters: ScanCounters
+) -> Iterator[pa.RecordBatch]:
+    """Rows of the entries of `part`, which is the next one of `piece` to decode."""
+    entry_id = part.first_entry_id
     try:
-        for groups in collected(source.read(piece), spec.settings.decode_bytes):
+        for groups in collected(source.read(part), spec.settings.decode_bytes):
             entry_id = groups[-1].last_entry_id + 1
             yield from _timed(decoder.decode(piece, _emptied(groups)), counters)
     except DataLossError as loss:
-        _note_loss(piece, entry_id, loss, spec, counters)
-    yield from _timed(decoder.finish(piece), counters)
+        _note_loss(part, entry_id, loss, spec, counters)
 
 
 def _note_loss(piece: Piece, entry_id: int, loss: DataLossError, spec: ScanSpec, counters: ScanCounters) -> None:

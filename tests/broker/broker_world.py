@@ -34,6 +34,7 @@ from cepheid_ports import Ports
 from cepheid_rpc import BookieConnection
 from cepheid_security import Principal
 from cepheid_security.audit import AuditLog, Result
+from cepheid_tiered import SegmentStore
 from cepheid_wire import TopicName
 from tests.broker.scripted_client import ScriptedClient
 from tests.roles_by_name import RolesByName
@@ -112,10 +113,18 @@ class OneBookie:
 class BrokerWorld:
     """`async with BrokerWorld(max_message_bytes=…) as world`: the keywords are fields of BrokerSettings."""
 
-    def __init__(self, *, ledgers: ManagedLedgerSettings | None = None, refusal_retry_s: float = 10.0, **settings: Any) -> None:
+    def __init__(
+        self,
+        *,
+        ledgers: ManagedLedgerSettings | None = None,
+        refusal_retry_s: float = 10.0,
+        segments: SegmentStore | None = None,
+        **settings: Any,
+    ) -> None:
         self.settings = BrokerSettings.model_validate({"port": 0, "topic_retry_s": 0.02, **settings})
         self._ledger_settings = ledgers or ManagedLedgerSettings()
         self._client_settings = LedgerSettings(refusal_retry_s=refusal_retry_s)
+        self._segments = segments
         self._opened = AsyncExitStack()
         self.writable = ["bookie-1"]
         """The bookies that new ledgers may get."""
@@ -154,7 +163,9 @@ class BrokerWorld:
         )
         opened.push_async_callback(self.ledger_client.aclose)
         self.tail_cache = TailCache(64 << 20)
-        self._managed_ledgers = _RefusableLedgers(self.ledger_client, self.store, self.tail_cache, self._ledger_settings, ports)
+        self._managed_ledgers = _RefusableLedgers(
+            self.ledger_client, self.store, self.tail_cache, self._ledger_settings, ports, segments=self._segments
+        )
         opened.push_async_callback(self._managed_ledgers.aclose)
         authenticator = RolesByName() if self.settings.authorization.enabled else None
         self.broker = Broker(

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from cepheid_managed_ledger import OffloadConfig
-from cepheid_managed_ledger.chain_edits import MAX_WAITING_OBJECTS, off_bookies, without_attempts, without_first
+from cepheid_managed_ledger.chain_edits import (
+    MAX_WAITING_OBJECTS,
+    count_that_may_leave,
+    has_room_for_objects,
+    off_bookies,
+    without_attempts,
+    without_first,
+)
 from cepheid_managed_ledger.offload_plan import due_ledgers, plan_offload
 from cepheid_metadata import Chain, ChainLedger, OffloadedLedger, Position
 
@@ -130,3 +137,15 @@ def test_cleared_attempts_and_ledgers_that_leave_the_bookies() -> None:
     found = off_bookies(found, [6])
     assert found.deletions == (6,)
     assert not found.is_on_bookies(6)
+
+
+@pytest.mark.parametrize(
+    ("waiting", "url_bytes", "may_leave"), [(0, 100, 5), (998, 100, 3), (1_000, 100, 0), (2, 100_000, 0), (1, 198_500, 1)]
+)
+def test_what_waits_for_its_deletion_is_limited_in_number_and_bytes(waiting: int, url_bytes: int, may_leave: int) -> None:
+    """Three ledgers have objects with URLs of 1,000 bytes."""
+    copies = {number: complete(number).replace(url="u" * 1_000) for number in (5, 6, 8)}
+    urls = tuple(f"{number:0{url_bytes}d}" for number in range(waiting)) or None
+    before = chain().replace(offloaded=copies, object_deletions=urls)
+    assert count_that_may_leave(before) == may_leave
+    assert has_room_for_objects(before) is (may_leave > 0)

@@ -22,6 +22,7 @@ from cepheid_managed_ledger import (
 )
 from cepheid_metadata import Chain, MemoryTree, Op, OpResult, Position
 from cepheid_tiered import DamagedSegmentError, NoSuchSegmentError, SegmentError
+from cepheid_tiered.object_store import UnusableNameError
 from tests.managed_ledger.losing_store import LosingStore, changes
 from tests.managed_ledger.memory_segments import MemorySegments, store_is_away
 from tests.managed_ledger.topic_world import (
@@ -283,6 +284,51 @@ async def test_an_object_that_is_not_the_ledger_does_not_count() -> None:
         assert_objects_are_named(world, chain)
 
 
+def refuses(ledger_id: int) -> Callable[[str, str], Exception | None]:
+    """A store that takes every ledger but this one."""
+    return lambda step, url: UnusableNameError("too long") if step == "write" and f"{ledger_id:020d}-" in url else None
+
+
+async def test_a_ledger_that_is_refused_for_good_is_named_and_does_not_hold_up_the_others() -> None:
+    async with topic_world(settings=SMALL) as world:
+        ledger = await world.broker().open()
+        await fill(ledger, 3)
+        refused = ended(ledger.chain)[0]
+        world.segments.fail = refuses(refused)
+        ledger.config = offloads(AT_ONCE)
+        others = ended(ledger.chain)[1:]
+        await wait_until(lambda: ledger.tick() or all(map(ledger.chain.offload_of, others)), timeout_s=120)
+        figures = ledger.statistics().offload
+        assert (figures.refused_ledgers, list(figures.refused)) == (1, [refused])
+        assert "too long" in figures.refused[refused]
+        world.segments.fail = lambda step, url: None
+        await settle(world, ledger)
+        assert ledger.statistics().offload.refused_ledgers == 0
+
+
+@pytest.mark.deadline(1_000)
+async def test_retention_waits_for_a_failing_offload_only_for_a_time(caplog: pytest.LogCaptureFixture) -> None:
+    async with topic_world(settings=SMALL.model_copy(update={"offload_hold_s": 100.0})) as world:
+        world.segments.fail = store_is_away("write")
+        ledger = await world.broker().open(offloads(AT_ONCE, Retention()))
+        await fill(ledger, 1)
+        await wait_until(lambda: ledger.statistics().offload.failures > 0)
+        world.clock.now_ms += 90_000
+        await asyncio.sleep(90)
+        assert len(ended(ledger.chain)) == 1
+        world.clock.now_ms += 60_000
+        await wait_until(lambda: not ended(ledger.chain), timeout_s=400)
+        assert "offload.retention_not_held" in caplog.messages
+
+
+async def test_a_low_rate_gives_uploads_more_time() -> None:
+    slow = SMALL.model_copy(update={"offload_bytes_per_s": 1_000, "offload_uploads": 2})
+    async with topic_world(settings=slow) as world:
+        ledger = await world.broker().open(offloads(BOTH))
+        assert ledger._offloader is not None
+        assert ledger._offloader._slowest_bytes_per_s() == 250
+
+
 async def test_a_reader_in_the_middle_of_a_ledger_goes_on_when_the_copy_under_it_is_deleted() -> None:
     async with topic_world(settings=SMALL) as world:
         ledger = await world.broker().open(offloads(BOTH))
@@ -337,6 +383,45 @@ async def test_a_truncated_topic_stops_the_upload_and_deletes_its_object() -> No
         await asyncio.sleep(5)
         assert world.segments.objects == {}
         assert ledger.chain.offloaded is None
+
+
+async def test_a_topic_deleted_in_the_middle_of_an_upload_leaves_nothing() -> None:
+    async with topic_world(settings=SMALL) as world:
+        world.segments.gate = asyncio.Event()
+        broker = world.broker()
+        ledger = await broker.open(offloads(BOTH))
+        await fill(ledger, 1)
+        await wait_until(lambda: ledger.tick() or ledger.statistics().offload.uploading_ledger_id is not None)
+        await broker.ledgers.delete(ledger.topic)
+        world.segments.gate.set()
+        await asyncio.sleep(5)
+        assert world.segments.objects == {}
+        assert await broker.store.get("/chains/persistent/public/default/orders") is None
+
+
+@pytest.mark.deadline(10_000)
+async def test_an_hour_without_the_store_costs_nothing() -> None:
+    """Readers get an error that passes, nothing leaves the bookies, and what was published meanwhile is offloaded afterwards."""
+    async with topic_world(settings=SMALL) as world:
+        ledger = await world.broker().open(offloads(AT_ONCE))
+        stored = await fill(ledger, 1)
+        await settle(world, ledger)
+        world.segments.fail = store_is_away()
+        before = len(world.segments.written)
+        await append(ledger, b"m4", b"m5", b"m6", b"m7")
+        for _ in range(120):
+            world.clock.now_ms += 30_000
+            await asyncio.sleep(30)
+            ledger.tick()
+        with pytest.raises(SegmentError) as failure:
+            await read_all(ledger, cached=False)
+        assert failure.value.retriable
+        assert len([ledger_id for ledger_id in ended(ledger.chain) if ledger.chain.is_on_bookies(ledger_id)]) == 1
+        world.segments.fail = lambda step, url: None
+        await asyncio.sleep(300)
+        await settle(world, ledger)
+        assert await read_all(ledger, cached=False) == [*stored, b"m4", b"m5", b"m6", b"m7"]
+        assert len(world.segments.written) == before + 1
 
 
 @pytest.mark.parametrize("is_away", [False, True])

@@ -169,6 +169,18 @@ def test_an_object_gives_the_rows_that_its_entries_give(data: st.DataObject, tmp
         assert (read.messages, read.markers, read.bad_records) == (decoded.messages, decoded.markers, decoded.bad_records)
 
 
+def test_chunks_far_apart_in_one_object_are_one_message(tmp_path: Path) -> None:
+    """Between them lie row groups that are read as columns, with more entries than are looked back at."""
+    between = [single(b"x", publish_time=BASE_MS) for _ in range(1_100)]
+    tails = [chunk(0, 0), *between, chunk(1, 1), marker(2)]  # the marker has the last row group decoded
+    spec = ScanSpec(ReadMode.MESSAGES, ("value", "entry_id"))
+    asked = piece(len(tails))
+    url = write_object(tmp_path / "x.parquet", asked, groups_of(tails))
+    rows = rows_of(scan_task(ScanTask((replace(asked, object_url=url),), ()), spec))
+    assert rows == rows_by_decoding(tails, asked, spec, ScanCounters())
+    assert rows[-1] == {"value": b"abcabc", "entry_id": 1_101}
+
+
 RECORD = b'{"type":"record","name":"R","fields":[%s]}'
 AVRO = (
     SchemaVersion(bytes(8), "AVRO", RECORD % b'{"name":"key","type":"int"}'),

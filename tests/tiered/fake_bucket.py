@@ -66,6 +66,10 @@ def on_bookies(ledger_id: int, entries: int = 10) -> ManifestLedger:
     return ManifestLedger(ledger_id, entries, 100 * entries, None, 0, None)
 
 
+def ended(ledger_id: int, entries: int = 10) -> ManifestLedger:
+    return ManifestLedger(ledger_id, entries, 100 * entries, None, NOW_MS - 100_000, None)
+
+
 def manifest_of(topic: str, *ledgers: ManifestLedger, incarnation: str = "", cluster_id: str = "old") -> Manifest:
     return Manifest(
         cluster_id=cluster_id,

@@ -19,6 +19,7 @@ from cepheid_tiered.object_store import (
     StoreRefusedError,
     StoreUnavailableError,
     StoreUrl,
+    UnusableNameError,
     join_url,
 )
 from cepheid_tiered.object_stores import ObjectStores
@@ -161,6 +162,36 @@ async def test_a_missing_bucket_and_a_dead_server_are_no_missing_objects(s3: S3S
         dead = f"s3://segments/a?endpoint=http://127.0.0.1:{free_port()}"
         with pytest.raises(StoreUnavailableError, match="could not be reached"):
             await store.size(dead)
+
+
+async def test_a_404_of_any_server_is_no_missing_object() -> None:
+    """What answers there is not the object store: a wrong endpoint, or a proxy that is being set up."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        page = b"<html>nothing here</html>"
+        writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % len(page) + page)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    url = f"s3://segments/a?endpoint=http://127.0.0.1:{port}"
+    with credentials():
+        async with server, Opened(url) as store:
+            for asked in (store.size(url), store.get_range(url, 0, 1), store.delete(url)):
+                with pytest.raises(StoreRefusedError, match="check bucket and endpoint"):
+                    await asked
+
+
+async def test_a_name_that_is_too_long_for_a_file_is_refused_for_good(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/{'é' * 200}/x.parquet"
+    async with Opened(url) as store:
+        for asked in (store.put(url, b"x"), store.upload(url, parts_of(b"x"))):
+            with pytest.raises(UnusableNameError, match="400 bytes") as caught:
+                await asked
+            assert not caught.value.retriable
+        await store.delete(url)  # there can be no such object
 
 
 async def test_missing_folders_and_permissions_of_files_are_no_missing_objects(tmp_path: Path) -> None:

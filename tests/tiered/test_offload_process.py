@@ -124,6 +124,55 @@ async def test_a_write_that_is_given_up_leaves_nothing(how: str, tmp_path: Path)
         await wait_until(lambda: not [path for path in tmp_path.rglob("*") if path.is_file()], what="removal of the part")
 
 
+async def test_an_object_that_is_complete_when_its_caller_has_gone_is_deleted(tmp_path: Path) -> None:
+    """The child has read everything, and stores it, while the caller gives up: nobody would ever name the object."""
+    sent = asyncio.Event()
+
+    async def groups() -> AsyncIterator[Sequence[EntryGroup]]:
+        yield GROUPS
+        await asyncio.sleep(0.5)  # the child has taken them by now
+        assert segments.child_pid is not None
+        os.kill(segments.child_pid, signal.SIGSTOP)  # it sees the end of the entries and that of its caller together
+        sent.set()
+
+    async with process_segments() as segments:
+        for name in ("first", "other"):
+            (tmp_path / name).mkdir()
+        await write(segments, GROUPS[:1], f"file://{tmp_path}/first")
+        url = segments.url_of(f"file://{tmp_path}/other", TOPIC, LEDGER_ID)
+        writing = asyncio.ensure_future(segments.write(url, TOPIC, LEDGER_ID, groups()))
+        await sent.wait()
+        await asyncio.sleep(0.1)
+        writing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await writing
+        assert segments.child_pid is not None
+        os.kill(segments.child_pid, signal.SIGCONT)
+        assert (await write(segments, GROUPS[:1], f"file://{tmp_path}/first"))[1].entries == 20
+        below = tmp_path / "other"
+        await wait_until(lambda: not [path for path in below.rglob("*") if path.is_file()], what="deletion of the object")
+        await asyncio.sleep(0.2)
+        assert not [path for path in below.rglob("*") if path.is_file()]
+
+
+async def test_a_child_that_hangs_is_killed_and_the_next_call_has_a_new_one(tmp_path: Path) -> None:
+    async with process_segments() as segments:
+        await write(segments, GROUPS[:1], f"file://{tmp_path}")  # it has loaded its libraries, which may take seconds
+        patience, segments._settings = segments._settings, OffloadProcessSettings(answer_s=0.2)
+        hanging = segments.child_pid
+        assert hanging is not None
+        assert segments._child is not None
+        segments._child.is_watched = False
+        os.kill(hanging, signal.SIGSTOP)
+        url = segments.url_of(f"file://{tmp_path}", TOPIC, LEDGER_ID)
+        with pytest.raises(OffloadProcessEndedError, match="signal 9"):
+            await segments.write(url, TOPIC, LEDGER_ID, source(GROUPS))
+        segments._settings = patience
+        _, summary = await write(segments, GROUPS, f"file://{tmp_path}")
+        assert summary.entries == 400
+        assert segments.child_pid != hanging
+
+
 async def test_the_source_is_held_back_by_the_child(tmp_path: Path) -> None:
     """A stopped child takes what fits into its socket, and no more."""
     taken = 0

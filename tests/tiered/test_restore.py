@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from cepheid_metadata import (
+    Chain,
+    ChainLedger,
     LedgerIds,
     MemoryStore,
     MemoryTree,
@@ -17,6 +21,7 @@ from cepheid_metadata import (
     SchemaDefinition,
     SchemaHistory,
     SchemaVersion,
+    TopicRecord,
     chain_records,
     cursor_records,
     found_cluster,
@@ -27,6 +32,7 @@ from cepheid_metadata import (
     tenant_records,
     topic_records,
 )
+from cepheid_metadata.chain_pages import create_chain
 from cepheid_metadata.store import Op, OpResult
 from cepheid_ports import Ports
 from cepheid_tiered.manifest import Manifest, ManifestLedger
@@ -37,9 +43,11 @@ from cepheid_tiered.restore import (
     RestoredTopic,
     restore_topics,
 )
-from cepheid_tiered.segment import SegmentError
+from cepheid_tiered.segment import DamagedSegmentError, SegmentError
+from cepheid_tiered.segment_format import SegmentMetadata
+from cepheid_tiered.unnamed_objects import FooterOf
 from cepheid_wire import TopicName
-from tests.tiered.fake_bucket import NOW_MS, ROOT, FakeBucket, manifest_of, object_name, offloaded, on_bookies
+from tests.tiered.fake_bucket import NOW_MS, ROOT, FakeBucket, ended, manifest_of, object_name, offloaded, on_bookies
 
 ORDERS = TopicName.parse("persistent://t/n/orders")
 
@@ -358,5 +366,130 @@ def test_a_chain_of_20_000_ledgers_comes_back_in_pages(writes: int | None) -> No
         assert found is not None
         assert [one.ledger_id for one in found.record.ledgers] == list(range(1, 20_001))
         assert len(found.record.offloaded or ()) == 20_000
+
+    run(test)
+
+
+def footers(*found: tuple[int, int], topic: str = str(ORDERS), cluster: str = "old", size_bytes: int = 30) -> FooterOf:
+    """Of the objects of these ledgers, each with so many entries. Others are damaged."""
+
+    async def footer_of(url: str, ledger_id: int) -> Any:
+        if ledger_id not in dict(found):
+            raise DamagedSegmentError(f"{url} was cut off", url=url)
+        entries = dict(found)[ledger_id]
+        metadata = SegmentMetadata(topic, ledger_id, entries, entries, 100 * entries, 7, cluster)
+        return SimpleNamespace(metadata=metadata, object_bytes=size_bytes)
+
+    return footer_of
+
+
+def add_object(bucket: FakeBucket, ledger_id: int, token: int | None = None) -> str:
+    name = object_name(ledger_id) if token is None else f"{ledger_id:020d}-{token:016x}.parquet"
+    bucket.objects[f"{ROOT}/t/n/orders/{name}"] = (b"x" * 30, NOW_MS)
+    return name
+
+
+@pytest.mark.parametrize(
+    ("manifest", "footer_of", "taken_in", "reason"),
+    [
+        ((offloaded(41), ended(42)), footers((42, 10)), (42,), None),
+        ((offloaded(41), on_bookies(42, 3)), footers((42, 10)), (42,), None),  # it was open, and got more
+        ((offloaded(41),), footers((42, 10)), (42,), None),  # it came after the manifest
+        ((offloaded(41), ended(42)), footers((42, 9)), (), "has 9 entries, the manifest says 10"),
+        ((offloaded(41), on_bookies(42, 11)), footers((42, 10)), (), "has 10 entries, the manifest says 11"),
+        ((offloaded(41), offloaded(43)), footers((42, 10)), (), "older than those of the manifest"),
+        ((offloaded(41), ended(42)), footers((41, 10), (42, 10), cluster="twin"), (42,), None),  # as its named objects
+        ((ended(42),), footers((42, 10), cluster="twin"), (), "cluster twin wrote it"),
+        ((offloaded(41), ended(42)), footers((42, 10), topic="persistent://t/n/x"), (), "holds a ledger of persistent://t/n/x"),
+        ((offloaded(41), ended(42)), footers(), (), "was cut off"),
+    ],
+)
+def test_objects_that_the_manifest_does_not_name_are_taken_in_by_their_footers(
+    manifest: tuple[ManifestLedger, ...], footer_of: FooterOf, taken_in: tuple[int, ...], reason: str | None
+) -> None:
+    async def test(store: MemoryStore, bucket: FakeBucket) -> None:
+        bucket.add_topic(manifest_of("t/n/orders", *manifest))
+        name = add_object(bucket, 42)
+        report = (await restored(store, bucket, footer_of=footer_of))[str(ORDERS)]
+        assert (report.outcome, report.taken_in) == (Outcome.RESTORED, taken_in)
+        found = await read_chain(store, ORDERS)
+        assert found is not None
+        copy = found.record.offload_of(42)
+        if reason is None:
+            assert report.not_taken == ()
+            assert copy is not None
+            assert copy.url.endswith(name)
+            assert next(one.entries for one in found.record.ledgers if one.ledger_id == 42) == 10
+        else:
+            assert copy is None
+            assert name in report.not_taken[0]
+            assert reason in report.not_taken[0]
+
+    run(test)
+
+
+def test_another_copy_takes_the_place_of_a_missing_one() -> None:
+    async def test(store: MemoryStore, bucket: FakeBucket) -> None:
+        bucket.add_topic(manifest_of("t/n/orders", offloaded(41)))
+        del bucket.objects[f"{ROOT}/t/n/orders/{object_name(41)}"]
+        add_object(bucket, 41, token=5)
+        report = (await restored(store, bucket, footer_of=footers((41, 10))))[str(ORDERS)]
+        assert (report.outcome, report.taken_in, report.missing) == (Outcome.RESTORED, (41,), ())
+
+    run(test)
+
+
+def test_metadata_older_than_the_bucket_gets_the_copies_that_it_does_not_name() -> None:
+    """As after a restore from a backup: 41 left the bookies since, 42 was open, 43 came later, and 44 is named by nothing."""
+
+    async def test(store: MemoryStore, bucket: FakeBucket) -> None:
+        bucket.add_topic(manifest_of("t/n/orders", offloaded(41), offloaded(42), offloaded(43)))
+        add_object(bucket, 44)
+        ledgers = (ChainLedger(ledger_id=41, entries=10, size_bytes=1_000, closed_at_ms=5), ChainLedger(ledger_id=42))
+        old = Chain(incarnation="incarnation-of-t/n/orders", epoch=2, ledgers=ledgers)
+        await create_chain(store, ORDERS, old)
+        await topic_records(store).create(ORDERS, TopicRecord(created_at_ms=1))
+        report = (await restored(store, bucket, footer_of=footers((44, 10))))[str(ORDERS)]
+        assert (report.outcome, report.taken_in) == (Outcome.THERE, (41, 42, 43, 44))
+        chain = (await read_chain(store, ORDERS)).record  # type: ignore[union-attr]
+        assert [(one.ledger_id, one.entries) for one in chain.ledgers] == [(41, 10), (42, 10), (43, 10), (44, 10)]
+        assert all(chain.offload_of(one.ledger_id) for one in chain.ledgers)
+        assert [chain.is_on_bookies(number) for number in (41, 42, 43)] == [True, True, False]
+        again = (await restored(store, bucket, footer_of=footers((44, 10))))[str(ORDERS)]
+        assert again.taken_in == ()
+
+    run(test)
+
+
+def test_ledger_ids_of_the_whole_bucket_are_not_used_again() -> None:
+    """Also those of topics that are not restored now, and of objects without a manifest."""
+
+    async def test(store: MemoryStore, bucket: FakeBucket) -> None:
+        bucket.add_topic(manifest_of("t/n/orders", offloaded(41)))
+        bucket.add_topic(manifest_of("t/n/other", offloaded(5_000_000)))
+        bucket.objects[f"{ROOT}/t/n/gone/{object_name(7_000_000)}"] = (b"x", 0)
+        await restored(store, bucket, only=str(ORDERS))
+        assert await LedgerIds(store).take(newest=True) > 7_000_000
+
+    run(test)
+
+
+def test_pages_of_a_restore_that_was_cut_off_do_not_stay() -> None:
+    """They would keep the chain's key from being deleted."""
+
+    async def test(store: MemoryStore, bucket: FakeBucket) -> None:
+        key = keys.chain_key(ORDERS)
+        for number in (0, 9):
+            await store.create(keys.chain_page_key(key, number), b"of another restore")
+            await store.put(keys.chain_page_key(key, number), b"written twice", 0)
+        bucket.add_topic(manifest_of("t/n/orders", *(offloaded(number) for number in range(1, 5_001))))
+        await restored(store, bucket)
+        found = await chain_records(store).get(ORDERS)
+        assert found is not None
+        pages = [str(ref.number) for ref in found.record.pages or ()]
+        assert await store.children(key) == sorted(pages)
+        assert len(pages) > 1
+        versions = [await store.get(keys.chain_page_key(key, int(page))) for page in pages]
+        assert {one.version for one in versions if one is not None} == {0}
 
     run(test)

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from cepheid_ports import Worker
 from cepheid_rpc import Buffer
-from cepheid_tiered.object_store import StoredObject, StoreRefusedError, StoreUnavailableError, StoreUrl
+from cepheid_tiered.object_store import StoredObject, StoreRefusedError, StoreUnavailableError, StoreUrl, UnusableNameError
 from cepheid_tiered.segment import DamagedSegmentError, NoSuchSegmentError, SegmentError
 
 T = TypeVar("T")
@@ -71,8 +71,13 @@ class FileObjects:
         def remove() -> None:
             path = _path(url)
             _require_base(path)
-            for name in (path, *path.parent.glob(f".{path.name}.*{_PART}")):
-                name.unlink(missing_ok=True)
+            try:
+                for name in (path, *path.parent.glob(f".{path.name}.*{_PART}")):
+                    name.unlink(missing_ok=True)
+            except OSError as error:
+                if error.errno == errno.ENAMETOOLONG:
+                    return  # there can be no such file
+                raise
             if path.parent.is_dir():
                 _sync_folder(path.parent)
 
@@ -194,6 +199,10 @@ def _told(url: str, error: OSError) -> SegmentError:
         if folder.is_dir():
             return NoSuchSegmentError(f"{url} does not exist", url=url)
         return StoreUnavailableError(f"{url}: the folder {folder} does not exist. Is its disk mounted?", url=url)
+    if error.errno == errno.ENAMETOOLONG:
+        longest = max(len(part.encode()) for part in _path(url).parts)
+        message = f"{url}: the topic makes a file name of {longest} bytes, and the file system takes fewer (mostly 255)"
+        return UnusableNameError(message, url=url)
     if isinstance(error, PermissionError):
         return StoreRefusedError(f"{url}: no permission ({error.strerror})", url=url)
     return StoreUnavailableError(f"{url}: {error.strerror or error}", url=url)

@@ -31,6 +31,15 @@ class BadStoreUrlError(SegmentError):
     hint = "use file:///path, s3://bucket/prefix, gs://bucket/prefix or abfs://container@account.dfs.core.windows.net/prefix"
 
 
+class UnusableNameError(SegmentError):
+    """The store cannot have an object of this name."""
+
+    retriable = False
+    hint = (
+        "give the topic an offload URL of a store that takes longer names (s3://, gs://, abfs://), or switch offloading off for it"
+    )
+
+
 class StoreUnavailableError(SegmentError):
     """The object store could not be reached, answered too late, or failed."""
 

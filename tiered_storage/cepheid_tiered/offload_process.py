@@ -6,11 +6,15 @@
       control socket ─────────► a socket for each call;  its end is the end of the process
 
     call     │length│JSON│ then, for a write, │length│groups│ … │0│           answer   │length│JSON│
+    after the answer to a write that succeeded: │length│taken│
 
 Rule 1: what the child has not read yet waits in the broker's source: a socket holds little, and nothing is queued behind it.
 Rule 2: when the child ends, its calls fail with a retriable error, and the next call starts a new one. When the broker ends,
 however that happens, the child aborts its uploads and ends.
-Rule 3: credentials reach the child through the environment that it inherits, never on its command line.
+Rule 3: a write belongs to the caller only once the caller has confirmed the answer. When its socket ends before that, the child
+aborts the upload and deletes the object: the caller has given up, or died, and may have deleted the object before it was complete.
+Rule 4: a child that hangs is killed. While calls are under way it must answer a ping by each of its threads now and then.
+Rule 5: credentials reach the child through the environment that it inherits, never on its command line.
 """
 
 from __future__ import annotations
@@ -33,9 +37,22 @@ from typing import Any
 from cepheid_decode import SchemaVersion
 from cepheid_ports import TaskOwner, ThreadWorker, share_one_arena
 from cepheid_rpc import Buffer, EntryGroup, decode_group, encode_group_to
-from cepheid_tiered.object_store import BadStoreUrlError, NewerSegmentError, StoreRefusedError, StoreUnavailableError
+from cepheid_tiered.object_store import (
+    BadStoreUrlError,
+    NewerSegmentError,
+    StoreRefusedError,
+    StoreUnavailableError,
+    UnusableNameError,
+)
 from cepheid_tiered.object_stores import ObjectStores
-from cepheid_tiered.segment import DamagedSegmentError, NoSuchSegmentError, SegmentError, SegmentReader, SegmentSummary
+from cepheid_tiered.segment import (
+    DamagedSegmentError,
+    NoSuchSegmentError,
+    SegmentError,
+    SegmentNotWrittenError,
+    SegmentReader,
+    SegmentSummary,
+)
 from cepheid_tiered.segments import Schemas, Segments, SegmentSettings, close_source
 from cepheid_wire import TopicName
 
@@ -44,23 +61,27 @@ log = logging.getLogger(__name__)
 _LENGTH = struct.Struct("<I")
 _MAX_HEAD_BYTES = 64 << 20  # of JSON, which holds the schemas
 _SOCKET_BYTES = 1 << 20
-_CALLS_AT_ONCE = 2
-_END_S = 5.0
+_TAKEN = b"taken"
+_END_S = 10.0
+_DROP_S = 30.0
+"""Time that the child takes to abort and delete what its caller has given up."""
 _ERRORS: dict[str, type[SegmentError]] = {
     kind.__name__: kind
     for kind in (
         SegmentError,
+        SegmentNotWrittenError,
         NoSuchSegmentError,
         DamagedSegmentError,
         NewerSegmentError,
         BadStoreUrlError,
+        UnusableNameError,
         StoreRefusedError,
         StoreUnavailableError,
     )
 }
 
 
-class OffloadProcessEndedError(SegmentError):
+class OffloadProcessEndedError(SegmentNotWrittenError):
     """The process that writes segments ended during a call."""
 
     hint = (
@@ -74,6 +95,11 @@ class OffloadProcessSettings:
     """How far the child's priority is below the broker's."""
     memory_bytes: int = 2 << 30
     """Limit of the child's memory: beyond it a write fails. Writing takes about 250 MB."""
+    calls_at_once: int = 2
+    """Writes and verifications at the same time; others wait. Each takes about 100 MB."""
+    answer_s: float = 300.0
+    """Time that the child may take to answer a ping before it is killed. Long: its priority is low, and on a busy machine one row
+    group may keep a thread of it busy for a minute."""
 
 
 class ProcessSegments:
@@ -88,6 +114,7 @@ class ProcessSegments:
         self._cluster = cluster
         self._child: _Child | None = None
         self._starting = asyncio.Lock()
+        self._watches = TaskOwner("offload-process")
         self._closed = False
 
     @property
@@ -117,12 +144,17 @@ class ProcessSegments:
     async def aclose(self) -> None:
         """End the child. The store for reading is closed by its owner."""
         self._closed = True
+        await self._watches.aclose()
         if self._child is not None:
             await self._child.aclose()
 
     async def _call(self, url: str, head: dict[str, Any], groups: AsyncIterator[Sequence[EntryGroup]] | None) -> SegmentSummary:
         child = await self._running_child()
         reader, writer = await child.connect()
+        child.calls += 1
+        if not child.is_watched:
+            child.is_watched = True
+            self._watches.start(self._watch(child), name=f"watch {child.pid}")
         answer = asyncio.ensure_future(_read_frame(reader))
         try:
             try:
@@ -137,15 +169,48 @@ class ProcessSegments:
                         await _send(writer, parts)
                     if not answer.done():
                         await _send(writer, [])
-                found = await answer
+                found = json.loads(bytes(await answer))
+                if groups is not None and "summary" in found:
+                    await _send(writer, [_TAKEN])  # rule 3
             except (ConnectionError, asyncio.IncompleteReadError):
                 status = await child.ended()
                 raise OffloadProcessEndedError(f"the process that writes {url} ended ({status})", url=url) from None
+            writer.close()  # after what was sent has left
         finally:
+            child.calls -= 1
             answer.cancel()
-            writer.transport.abort()  # the end of the socket tells the child to give up what is not finished
+            if not writer.is_closing():
+                writer.transport.abort()  # the end of the socket tells the child to give up what is not finished
             await close_source(groups)
-        return _summary(json.loads(bytes(found)))
+        return _summary(found)
+
+    async def _watch(self, child: _Child) -> None:
+        """Rule 4. For as long as calls are under way."""
+        limit_s = self._settings.answer_s
+        while True:
+            await asyncio.sleep(limit_s / 2)
+            if not child.calls or not child.is_alive:
+                break
+            try:
+                async with asyncio.timeout(limit_s):
+                    await self._ping(child)
+            except TimeoutError:
+                hint = (
+                    "its calls fail and are tried again with a new process; see whether the disk or mount of a file:// store hangs"
+                )
+                log.error("offload.process_hangs", extra={"pid": child.pid, "silent_s": limit_s, "hint": hint})
+                child.kill()
+            except (SegmentError, ConnectionError, asyncio.IncompleteReadError):
+                break  # it has ended: its calls know
+        child.is_watched = False
+
+    async def _ping(self, child: _Child) -> None:
+        reader, writer = await child.connect()
+        try:
+            await _send(writer, [json.dumps({"call": "ping"}).encode()])
+            await _read_frame(reader)
+        finally:
+            writer.transport.abort()
 
     async def _running_child(self) -> _Child:
         async with self._starting:
@@ -164,6 +229,10 @@ class _Child:
     def __init__(self, process: asyncio.subprocess.Process, control: socket.socket) -> None:
         self._process = process
         self._control = control
+        self._control.setblocking(False)  # a child that hangs must not stop this process
+        self.calls = 0
+        """Writes and verifications under way."""
+        self.is_watched = False
 
     @classmethod
     async def start(cls, settings: OffloadProcessSettings) -> _Child:
@@ -176,6 +245,7 @@ class _Child:
                 f"--control-fd={theirs.fileno()}",
                 f"--nice={settings.nice}",
                 f"--memory-bytes={settings.memory_bytes}",
+                f"--calls={settings.calls_at_once}",
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
@@ -220,14 +290,17 @@ class _Child:
         code = self._process.returncode or 0
         return f"signal {-code}" if code < 0 else f"status {code}"
 
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+
     async def aclose(self) -> None:
         self._control.close()
         try:
             async with asyncio.timeout(_END_S):
                 await self._process.wait()
         except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
+            self.kill()
             await self._process.wait()
 
 
@@ -235,11 +308,12 @@ class _Child:
 
 
 class _Server:
-    def __init__(self, control: socket.socket) -> None:
+    def __init__(self, control: socket.socket, calls_at_once: int) -> None:
         self._control = control
         self._worker = ThreadWorker("segments")
-        self._objects = ObjectStores(ThreadWorker("segment-files"))
-        self._room = asyncio.Semaphore(_CALLS_AT_ONCE)
+        self._files = ThreadWorker("segment-files")
+        self._objects = ObjectStores(self._files)
+        self._room = asyncio.Semaphore(calls_at_once)
         self._calls = TaskOwner("segment-calls")
         self._parent_ended = asyncio.Event()
 
@@ -250,7 +324,7 @@ class _Server:
         await self._parent_ended.wait()
         loop.remove_reader(self._control)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_END_S):
+            async with asyncio.timeout(_DROP_S):
                 await self._calls.aclose()
 
     def _take_call(self) -> None:
@@ -267,10 +341,19 @@ class _Server:
 
     async def _serve_call(self, sock: socket.socket) -> None:
         reader, writer = await asyncio.open_connection(sock=sock, limit=_SOCKET_BYTES)
+        unclaimed: str | None = None
         try:
-            async with self._room:
-                answer = await self._answer(reader)
+            head = json.loads(bytes(await _read_frame(reader, _MAX_HEAD_BYTES)))
+            if head["call"] == "ping":
+                answer = await self._pong()
+            else:
+                async with self._room:
+                    unclaimed = head["url"] if head["call"] == "write" else None
+                    answer = await self._answer_while_wanted(head, reader)
             await _send(writer, [json.dumps(answer).encode()])
+            if unclaimed is not None and "summary" in answer:
+                await _read_frame(reader, len(_TAKEN))
+            unclaimed = None
             # The parent closes. Until then what it still sends is read: closing with unread bytes could cost it the answer.
             while await reader.read(_SOCKET_BYTES):
                 pass
@@ -278,9 +361,44 @@ class _Server:
             pass  # the parent gave up
         finally:
             writer.transport.abort()
+            if unclaimed is not None:
+                await self._drop(unclaimed)
 
-    async def _answer(self, reader: asyncio.StreamReader) -> dict[str, Any]:
-        head = json.loads(bytes(await _read_frame(reader, _MAX_HEAD_BYTES)))
+    async def _pong(self) -> dict[str, Any]:
+        """Once every thread has had its turn."""
+        for worker in (self._worker, self._files):
+            await worker.run(lambda: None)
+        return {}
+
+    async def _drop(self, url: str) -> None:
+        """Rule 3."""
+        try:
+            async with asyncio.timeout(_DROP_S):
+                await self._objects.delete(url)
+        except (SegmentError, TimeoutError) as error:
+            log.warning("segments.left_behind: %s: %s", url, error)
+
+    async def _answer_while_wanted(self, head: dict[str, Any], reader: asyncio.StreamReader) -> dict[str, Any]:
+        """Raises ConnectionError when the parent gives up, after the work has been stopped."""
+        has_all = asyncio.Event()  # of what the parent sends before the answer
+
+        async def until_it_gives_up() -> None:
+            await has_all.wait()
+            await reader.read(1)
+
+        answering = asyncio.ensure_future(self._answer(head, reader, has_all))
+        given_up = asyncio.ensure_future(until_it_gives_up())
+        try:
+            await asyncio.wait([answering, given_up], return_when=asyncio.FIRST_COMPLETED)
+            if not answering.done():
+                raise ConnectionError("the caller gave up")
+            return answering.result()
+        finally:
+            for task in (answering, given_up):
+                task.cancel()
+            await asyncio.wait([answering, given_up])
+
+    async def _answer(self, head: dict[str, Any], reader: asyncio.StreamReader, has_all: asyncio.Event) -> dict[str, Any]:
         schemas = tuple(_schema_from_json(schema) for schema in head.get("schemas", ()))
 
         async def known(_topic: TopicName) -> Sequence[SchemaVersion]:
@@ -288,7 +406,7 @@ class _Server:
 
         segments = Segments(self._objects, self._worker, known, SegmentSettings(cluster=head.get("cluster", "")))
         try:
-            summary = await self._run(segments, head, reader)
+            summary = await self._run(segments, head, reader, has_all)
         except (ConnectionError, asyncio.IncompleteReadError):
             raise
         except SegmentError as error:
@@ -296,27 +414,32 @@ class _Server:
             return {"error": known_kind.__name__, "message": str(error.args[0])}
         except Exception as error:
             log.exception("offload.call_failed")
-            return {"error": SegmentError.__name__, "message": f"{head['url']} could not be written: {error!r}"}
+            return {"error": SegmentNotWrittenError.__name__, "message": f"{head['url']} could not be written: {error!r}"}
         return {"summary": asdict(summary)}
 
-    async def _run(self, segments: Segments, head: dict[str, Any], reader: asyncio.StreamReader) -> SegmentSummary:
+    async def _run(
+        self, segments: Segments, head: dict[str, Any], reader: asyncio.StreamReader, has_all: asyncio.Event
+    ) -> SegmentSummary:
         url, ledger_id = head["url"], head["ledger_id"]
         if head["call"] == "write":
-            return await segments.write(url, TopicName.parse(head["topic"]), ledger_id, _groups(reader))
+            return await segments.write(url, TopicName.parse(head["topic"]), ledger_id, _groups(reader, has_all))
+        has_all.set()
         return await segments.verify(url, ledger_id)
 
 
-async def _groups(reader: asyncio.StreamReader) -> AsyncIterator[Sequence[EntryGroup]]:
+async def _groups(reader: asyncio.StreamReader, has_all: asyncio.Event) -> AsyncIterator[Sequence[EntryGroup]]:
+    """Sets `has_all` after the last of them."""
     while len(view := memoryview(await _read_frame(reader))):
         groups, at = [], 0
         while at < len(view):
             group, at = decode_group(view, at)
             groups.append(group)
         yield groups
+    has_all.set()
 
 
-async def _serve(control_fd: int) -> None:
-    server = _Server(socket.socket(fileno=control_fd))
+async def _serve(control_fd: int, calls_at_once: int) -> None:
+    server = _Server(socket.socket(fileno=control_fd), calls_at_once)
     await server.serve()
 
 
@@ -325,6 +448,7 @@ def main() -> None:
     parser.add_argument("--control-fd", type=int, required=True)
     parser.add_argument("--nice", type=int, default=10)
     parser.add_argument("--memory-bytes", type=int, default=0)
+    parser.add_argument("--calls", type=int, default=2)
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.WARNING)
     os.nice(arguments.nice)
@@ -333,7 +457,7 @@ def main() -> None:
         limit = arguments.memory_bytes if most == resource.RLIM_INFINITY else min(arguments.memory_bytes, most)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, most))
     share_one_arena()
-    asyncio.run(_serve(arguments.control_fd))
+    asyncio.run(_serve(arguments.control_fd, arguments.calls))
     os._exit(0)  # threads of libraries are not waited for: the parent is gone
 
 

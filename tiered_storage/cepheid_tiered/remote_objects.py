@@ -22,6 +22,10 @@ PART_BYTES = 8 << 20
 _PARTS_AT_ONCE = 2
 
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "bucket does not exist")
+_NO_OBJECT = ("NoSuchKey", "BlobNotFound", "No such object")
+"""What S3 and Google, Azure, and Google's JSON say of a missing object. A 404 without it may come from any web server."""
+_EXPIRED = ("ExpiredToken", "TokenRefreshRequired", "InvalidToken")
+_WRONG_CLOCK = ("RequestTimeTooSkewed", "RequestExpired")
 _WRONG_REGION = ("PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException", "redirect")
 
 
@@ -229,11 +233,18 @@ def _told(url: str, at: StoreUrl, error: BaseException) -> SegmentError:
     if any(mark in text for mark in _NO_BUCKET):
         return StoreRefusedError(f"{url}: there is no bucket {at.place} ({code or 'not found'})", url=url)
     if isinstance(error, FileNotFoundError | exceptions.NotFoundError):
-        return NoSuchSegmentError(f"{url} does not exist", url=url)
+        if at.scheme == "file" or any(mark in text for mark in _NO_OBJECT):
+            return NoSuchSegmentError(f"{url} does not exist", url=url)
+        what = f"the answer is 404, and does not say that the object is missing ({reason})"
+        return StoreRefusedError(f"{url}: {what}: check bucket and endpoint", url=url)
     if code == "InvalidRange" or "Requested range" in text:
         return DamagedSegmentError(f"{url} is shorter than the range that was asked for", url=url)
     if any(mark in code for mark in _WRONG_REGION) or "redirect" in text.lower():
         return StoreRefusedError(f"{url}: the bucket {at.place} is in another region ({reason}): give it as ?region=", url=url)
+    if code in _EXPIRED:
+        return StoreRefusedError(f"{url}: the credentials have expired ({reason}): renew those in the environment", url=url)
+    if code in _WRONG_CLOCK:
+        return StoreRefusedError(f"{url}: the clock of this machine differs from that of the store ({reason}): set it", url=url)
     if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError) or "status code: 403" in text:
         return StoreRefusedError(f"{url}: no permission ({reason}): check the credentials in the environment", url=url)
     if "missing credentials" in text.lower() or "credential" in text.lower() or "169.254.169.254" in text:

@@ -1,6 +1,6 @@
 """Brings topics back from a bucket alone, by their manifests.
 
-    list the bucket ► read manifests ► no broker runs, no id is taken ► id counter above all ids
+    list the bucket ► read manifests ► no broker runs, no id is taken ► id counter above all ids of the bucket
         each topic: tenant, namespace, schemas, cursors ► chain and its mark ► topic record ► manifest names this cluster
 
 What comes back has its ledger ids, its incarnation, its schema versions and its cursors, so positions that others keep (offsets of
@@ -11,16 +11,19 @@ Rules:
 2. No broker is registered: one might have taken ledger ids that a manifest names. No other ledger of the cluster has such an id.
 3. The record of the topic is written last, so no client finds a topic that is half there. A restore that was cut off is repeated:
    what is there already, of the same incarnation, is kept, and the rest is added.
-4. A topic that exists is never changed. One topic that cannot be restored does not hinder the others.
+4. A topic that exists keeps all that it has. Where metadata is older than the bucket, as after a restore from a backup, its chain
+   gets the copies that it does not name: of its own ledgers, and of ledgers that came after them. One topic that cannot be restored
+   does not hinder the others.
 5. An object that is missing, or has another size, is named, and its topic is refused unless the caller accepts that.
-6. The objects belong to the restored topic from then on: its manifest is written again with the id of its new cluster, by which
+6. Objects that the manifest does not name are taken in where their footers say that they belong to it (unnamed_objects.py).
+7. The objects belong to the restored topic from then on: its manifest is written again with the id of its new cluster, by which
    brokers and sweeps of the old cluster know that they are not theirs any more.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, ClassVar, TypeVar
@@ -55,7 +58,7 @@ from cepheid_metadata import (
     tenant_records,
     topic_records,
 )
-from cepheid_metadata.chain_pages import split
+from cepheid_metadata.chain_pages import changes, read_stored_chain, split
 from cepheid_metadata.ledger_ids import raise_ledger_ids
 from cepheid_metadata.listing import list_deleted_ledgers, list_ledgers, list_names
 from cepheid_metadata.repositories import restored_record
@@ -63,12 +66,15 @@ from cepheid_metadata.restored_metadata import ID_MARGIN
 from cepheid_ports import CepheidError
 from cepheid_tiered.bucket import Bucket
 from cepheid_tiered.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest, ManifestError, ManifestLedger, url_from
+from cepheid_tiered.object_store import StoredObject
 from cepheid_tiered.segment import SegmentError
 from cepheid_tiered.sweep import list_all_chains, place_of
+from cepheid_tiered.unnamed_objects import FooterOf, FoundObjects, find_unnamed, ledger_id_of
 from cepheid_wire import InvalidTopicNameError, TopicName
 
 _PART_BYTES = MAX_REQUEST_BYTES - 50_000  # room for the key and for a request's own bytes
 _TRIES = 20
+_TAKEN_IN_AT_ONCE = 200
 
 R = TypeVar("R", bound=Record)
 
@@ -119,6 +125,10 @@ class RestoredTopic:
     """Ledgers with entries that were never offloaded."""
     missing: tuple[str, ...] = ()
     """Objects that the manifest names and that are not in the bucket as they were."""
+    taken_in: tuple[int, ...] = ()
+    """Ledgers whose objects were found by listing the bucket. Of a topic that exists: those whose copies its chain did not name."""
+    not_taken: tuple[str, ...] = ()
+    """Other objects in its directory that the manifest does not name, with the reason."""
 
     @property
     def is_bad(self) -> bool:
@@ -136,6 +146,8 @@ class _Plan:
     missing: tuple[str, ...]
     there: bool
     """Its chain is: the restore is continued, or repeated."""
+    taken_in: tuple[int, ...] = ()
+    not_taken: tuple[str, ...] = ()
 
 
 async def restore_topics(
@@ -147,14 +159,18 @@ async def restore_topics(
     only: str | None = None,
     accept_missing: bool = False,
     dry_run: bool = False,
+    footer_of: FooterOf | None = None,
     on_topic: Callable[[RestoredTopic], None] = lambda _: None,
 ) -> list[RestoredTopic]:
     """Restore all topics below `url`, or `only` one (with its partitions), and return what became of each, by name.
 
+    `footer_of` reads objects that no manifest names; without it they are left out.
+
     Raises BucketRestoreRefusedError, NoManifestError, SegmentError (the bucket could not be read), and what the store raises: then
     call it again.
     """
-    sizes, manifests = await _list(bucket, url)
+    objects, manifests = await _list(bucket, url)
+    largest_id = max((one for name in objects if (one := ledger_id_of(name.rpartition("/")[2])) is not None), default=-1)
     found: list[tuple[str, Manifest]] = []
     report: list[RestoredTopic] = []
 
@@ -169,6 +185,7 @@ async def restore_topics(
         except (ManifestError, InvalidTopicNameError, SegmentError) as error:
             note(RestoredTopic("", manifest_url, Outcome.UNREADABLE, str(error)))
             continue
+        largest_id = max([largest_id, *(ledger.ledger_id for ledger in manifest.ledgers)])
         if only is None or only in (str(name), str(name.base)):
             found.append((manifest_url, manifest))
     if not found and not report:
@@ -178,7 +195,7 @@ async def restore_topics(
     plans: list[_Plan] = []
     for manifest_url, manifest in sorted(found, key=lambda one: (one[1].topic, -one[1].written_at_ms)):
         try:
-            plans.append(await _plan(store, manifest_url, manifest, sizes, taken, plans, accept_missing))
+            plans.append(await _plan(store, manifest_url, manifest, objects, taken, plans, accept_missing, footer_of))
         except _RefusedTopicError as error:
             note(_told(manifest_url, manifest, now_ms, Outcome.REFUSED, str(error.args[0]), missing=error.missing))
     if dry_run:
@@ -186,8 +203,9 @@ async def restore_topics(
             note(_told(plan.url, plan.manifest, now_ms, Outcome.THERE if plan.there else Outcome.PLANNED, plan=plan))
         return _sorted(report)
     if plans:
-        largest = max((ledger.ledger_id for plan in plans for ledger in plan.manifest.ledgers), default=0)
-        await raise_ledger_ids(store, largest + 1 + ID_MARGIN)  # ids of ledgers that came after the manifest are not used again
+        # Of the whole bucket, not only of what is restored now: another restore may bring the rest back later. With a margin for
+        # ledgers that came after the manifests.
+        await raise_ledger_ids(store, max(largest_id, 0) + 1 + ID_MARGIN)
     bases = _newest_bases(plan.manifest for plan in plans)
     for plan in plans:
         try:
@@ -206,15 +224,15 @@ class _RefusedTopicError(Exception):
         self.missing = missing
 
 
-async def _list(bucket: Bucket, url: str) -> tuple[dict[str, int], list[str]]:
-    """Sizes of all objects by their place, and the URLs of the manifests, sorted."""
-    sizes: dict[str, int] = {}
+async def _list(bucket: Bucket, url: str) -> tuple[dict[str, StoredObject], list[str]]:
+    """All objects by their place, and the URLs of the manifests, sorted."""
+    objects: dict[str, StoredObject] = {}
     manifests: list[str] = []
     async for found in bucket.list(url):
-        sizes[place_of(found.url)] = found.size_bytes
+        objects[place_of(found.url)] = found
         if place_of(found.url).endswith(f"/{MANIFEST_NAME}"):
             manifests.append(found.url)
-    return sizes, sorted(manifests)
+    return objects, sorted(manifests)
 
 
 async def _require_idle(store: MetadataStore) -> ClusterIdentity:
@@ -261,12 +279,13 @@ async def _plan(
     store: MetadataStore,
     url: str,
     manifest: Manifest,
-    sizes: Mapping[str, int],
+    objects: Mapping[str, StoredObject],
     taken: _TakenIds,
     before: Sequence[_Plan],
     accept_missing: bool,
+    footer_of: FooterOf | None,
 ) -> _Plan:
-    """Raises _RefusedTopicError, and MetadataErrors of the store."""
+    """Raises _RefusedTopicError, SegmentError, and MetadataErrors of the store."""
     name = TopicName.parse(manifest.topic)
     if twin := next((plan for plan in before if plan.name == name), None):
         raise _RefusedTopicError(f"{twin.url} is a newer manifest of this topic")
@@ -278,7 +297,14 @@ async def _plan(
             "the cluster has a topic of this name without any entries; delete it to restore the one of the bucket"
         )
     _check_records(manifest, url)
-    kept, missing = _present(manifest, url, sizes)
+    kept, missing = _present(manifest, url, objects)
+    extra = FoundObjects(manifest)
+    if footer_of is not None:
+        directory = place_of(url).rpartition("/")[0]
+        beside = [found for place, found in objects.items() if place.rpartition("/")[0] == directory]
+        extra = await find_unnamed(manifest, url, beside, missing, footer_of)
+        kept, missing = _present(extra.manifest, url, objects)
+    manifest = extra.manifest
     if missing and not accept_missing:
         names = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
         reason = f"{names} {'is' if len(missing) == 1 else 'are'} not in the bucket, or not of the size that was written"
@@ -288,7 +314,10 @@ async def _plan(
         ledger_id, owner = conflict
         raise _RefusedTopicError(f"ledger {ledger_id} is that of {owner} in this cluster; restore into an empty cluster")
     taken.take(manifest.topic, ids)
-    return _Plan(name, url, manifest, kept, missing, chain is not None)
+    taken_in = extra.taken_in
+    if chain is not None:
+        taken_in = tuple(ledger.ledger_id for ledger in _lacking(chain.record, url, kept))
+    return _Plan(name, url, manifest, kept, missing, chain is not None, taken_in, extra.not_taken)
 
 
 def _check_records(manifest: Manifest, url: str) -> None:
@@ -314,7 +343,9 @@ def _decoded(kind: type[R], fields: Mapping[str, Any], where: str) -> R:
     return kind.decode(json.dumps(fields).encode(), where)
 
 
-def _present(manifest: Manifest, url: str, sizes: Mapping[str, int]) -> tuple[tuple[ManifestLedger, ...], tuple[str, ...]]:
+def _present(
+    manifest: Manifest, url: str, objects: Mapping[str, StoredObject]
+) -> tuple[tuple[ManifestLedger, ...], tuple[str, ...]]:
     """Ledgers whose objects are in the bucket with their size, and the names of the other objects.
 
     An object in another store, which was not listed, is taken as it is recorded: `cepheid tiered verify` reads it.
@@ -324,7 +355,8 @@ def _present(manifest: Manifest, url: str, sizes: Mapping[str, int]) -> tuple[tu
     for ledger in manifest.offloaded:
         assert ledger.object is not None
         place = place_of(url_from(url, ledger.object.name))
-        if ("://" in ledger.object.name and place not in sizes) or sizes.get(place) == ledger.object.size_bytes:
+        found = objects.get(place)
+        if "://" in ledger.object.name if found is None else found.size_bytes == ledger.object.size_bytes:
             kept.append(ledger)
         else:
             missing.append(ledger.object.name)
@@ -364,6 +396,8 @@ class _Writer:
             for key, record in self._cursors():
                 await self._put(key, record.encode())
             await self._write_chain()
+        elif self._plan.taken_in:
+            await self._take_in()
         await self._write_topic()
 
     async def _write_owners(self) -> None:
@@ -429,7 +463,8 @@ class _Writer:
         key = keys.chain_key(self._name)
         stored = split(restored_chain(self._manifest, self._plan.url, self._plan.kept))
         for ref, page in zip(stored.refs, stored.pages, strict=True):
-            await self._put(keys.chain_page_key(key, ref.number), page.encode())
+            await self._put_page(keys.chain_page_key(key, ref.number), page.encode())
+        await self._delete_other_pages(key, {str(ref.number) for ref in stored.refs})
         mark = Create(keys.incarnation_key(stored.chain.incarnation), str(self._name).encode())
         parent = await self._store.get(key)  # of pages, without a value
         value = stored.record.encode()
@@ -437,6 +472,40 @@ class _Writer:
             await self._store.multi([Create(key, value) if parent is None else Put(key, value, parent.version), mark])
         except (KeyExistsError, BadVersionError) as error:
             raise _RefusedTopicError(f"it was created at this moment: {error.args[0]}") from None
+
+    async def _put_page(self, key: str, value: bytes) -> None:
+        """A page has version 0, also where a restore that was cut off has left another one: its chain deletes it by that."""
+        found = await self._store.get(key)
+        if found is not None and (found.value != value or found.version):
+            await self._store.delete(key, found.version)
+            found = None
+        if found is None:
+            await self._store.multi([Create(key, value)])
+
+    async def _delete_other_pages(self, chain_key: str, names: Container[str]) -> None:
+        """Those of a restore that was cut off. A key with children cannot be deleted, nor then the topic."""
+        try:
+            children = await self._store.children(chain_key)
+        except NoSuchKeyError:
+            return
+        for name in children:
+            if name not in names:
+                await self._store.delete(f"{chain_key}/{name}", None)
+
+    async def _take_in(self) -> None:
+        """Rule 4. In steps: a write may change only so many pages."""
+        key = keys.chain_key(self._name)
+        by_id = {ledger.ledger_id: ledger for ledger in self._plan.kept}
+        rows = [by_id[ledger_id] for ledger_id in self._plan.taken_in]
+        for start in range(0, len(rows), _TAKEN_IN_AT_ONCE):
+            found = await read_stored_chain(self._store, self._name)
+            assert found is not None, f"{self._name} has a chain, and no broker runs"
+            stored, version = found
+            chain = with_copies(stored.chain, self._manifest, self._plan.url, rows[start : start + _TAKEN_IN_AT_ONCE])
+            try:
+                await self._store.multi(changes(key, version, stored, split(chain, stored)))
+            except BadVersionError as error:
+                raise _RefusedTopicError(f"it was changed at this moment: {error.args[0]}") from None
 
     async def _write_topic(self) -> None:
         manifest = self._manifest
@@ -480,17 +549,7 @@ async def _read_chain(store: MetadataStore, name: TopicName) -> Found[Chain] | N
 
 def restored_chain(manifest: Manifest, url: str, kept: Sequence[ManifestLedger]) -> Chain:
     """The chain of these ledgers, which are in the bucket alone."""
-    offloaded: dict[int, OffloadedLedger] = {}
-    for ledger in kept:
-        assert ledger.object is not None
-        offloaded[ledger.ledger_id] = OffloadedLedger(
-            url=url_from(url, ledger.object.name),
-            started_at_ms=ledger.object.completed_at_ms,
-            complete=True,
-            completed_at_ms=ledger.object.completed_at_ms,
-            object_bytes=ledger.object.size_bytes,
-            on_bookies=False,
-        )
+    offloaded = {ledger.ledger_id: _copy_of(ledger, url) for ledger in kept}
     terminated_at = None if manifest.terminated_at is None else Position(*manifest.terminated_at)
     if terminated_at is not None and (not kept or kept[-1].ledger_id != terminated_at.ledger_id):
         # What came last was never offloaded. The topic stays terminated, at the last entry that there is.
@@ -498,16 +557,64 @@ def restored_chain(manifest: Manifest, url: str, kept: Sequence[ManifestLedger])
     return Chain(
         incarnation=manifest.incarnation,
         epoch=manifest.epoch,
-        ledgers=tuple(
-            ChainLedger(
-                ledger_id=ledger.ledger_id, entries=ledger.entries, size_bytes=ledger.size_bytes, closed_at_ms=ledger.ended_at_ms
-            )
-            for ledger in kept
-        ),
+        ledgers=tuple(map(_chain_ledger, kept)),
         terminated_at=terminated_at,
         properties=dict(manifest.properties),
         messages={ledger.ledger_id: ledger.messages for ledger in kept if ledger.messages is not None} or None,
         offloaded=offloaded or None,
+    )
+
+
+def _lacking(chain: Chain, url: str, kept: Sequence[ManifestLedger]) -> list[ManifestLedger]:
+    """Which of these ledgers an existing chain lacks the copies of: its own, and those that came after its last one."""
+    ledgers = {ledger.ledger_id: ledger for ledger in chain.ledgers}
+    newest = max(ledgers, default=-1)
+    going = {place_of(url) for url in chain.object_deletions or ()}
+    lacking: list[ManifestLedger] = []
+    for row in kept:
+        found = ledgers.get(row.ledger_id)
+        if row.object is None or place_of(url_from(url, row.object.name)) in going:
+            is_lacking = False
+        elif found is None:
+            is_lacking = row.ledger_id > newest and chain.terminated_at is None
+        else:
+            is_lacking = chain.offload_of(row.ledger_id) is None and found.entries in (None, row.entries)
+        if is_lacking:
+            lacking.append(row)
+    return lacking
+
+
+def with_copies(chain: Chain, manifest: Manifest, url: str, rows: Sequence[ManifestLedger]) -> Chain:
+    """The chain with these ledgers as offloaded. A last ledger without an end gets the one that the manifest says."""
+    ends = {ledger.ledger_id: ledger for ledger in (*manifest.ledgers, *rows) if ledger.ended_at_ms}
+    ledgers = {ledger.ledger_id: ledger for ledger in chain.ledgers}
+    offloaded = dict(chain.offloaded or {})
+    for ledger in chain.ledgers:
+        if ledger.is_open and (end := ends.get(ledger.ledger_id)) is not None:
+            ledgers[ledger.ledger_id] = _chain_ledger(end)
+    for row in rows:
+        is_new = row.ledger_id not in ledgers
+        if is_new and any(ledger.is_open for ledger in ledgers.values()):
+            continue  # nothing may follow a ledger whose end is not known
+        ledgers.setdefault(row.ledger_id, _chain_ledger(row))
+        # What the chain says of the bookies stays true: a read that fails there goes on to the object.
+        offloaded[row.ledger_id] = _copy_of(row, url).replace(on_bookies=not is_new)
+    return chain.replace(ledgers=tuple(ledgers[ledger_id] for ledger_id in sorted(ledgers)), offloaded=offloaded or None)
+
+
+def _chain_ledger(row: ManifestLedger) -> ChainLedger:
+    return ChainLedger(ledger_id=row.ledger_id, entries=row.entries, size_bytes=row.size_bytes, closed_at_ms=row.ended_at_ms)
+
+
+def _copy_of(row: ManifestLedger, url: str) -> OffloadedLedger:
+    assert row.object is not None
+    return OffloadedLedger(
+        url=url_from(url, row.object.name),
+        started_at_ms=row.object.completed_at_ms,
+        complete=True,
+        completed_at_ms=row.object.completed_at_ms,
+        object_bytes=row.object.size_bytes,
+        on_bookies=False,
     )
 
 
@@ -550,6 +657,8 @@ def _told(
         cursors_age_ms=max(0, now_ms - manifest.cursors_at_ms),
         lost=tuple(manifest.not_offloaded),
         missing=plan.missing if plan is not None else missing,
+        taken_in=plan.taken_in if plan is not None else (),
+        not_taken=plan.not_taken if plan is not None else (),
     )
 
 

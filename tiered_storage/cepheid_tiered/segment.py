@@ -32,6 +32,12 @@ class NoSuchSegmentError(SegmentError):
     hint = "somebody deleted it, or the URL is of another store; see `cepheid tiered verify`"
 
 
+class SegmentNotWrittenError(SegmentError):
+    """The ledger could not be made into an object, whatever the store says. Other ledgers may be fine."""
+
+    hint = "see the broker's log for the reason; the bookies keep the ledger, and the offload is tried again"
+
+
 class DamagedSegmentError(SegmentError):
     """The object is not what was uploaded: cut off, changed, or of another ledger."""
 

@@ -40,6 +40,7 @@ from cepheid_tiered.bucket import Bucket
 from cepheid_tiered.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest, ManifestError, manifest_url
 from cepheid_tiered.object_store import StoredObject
 from cepheid_tiered.segment import DamagedSegmentError, NoSuchSegmentError, SegmentError
+from cepheid_tiered.unnamed_objects import ledger_id_of
 from cepheid_wire import NamespaceName, TopicName
 
 DEFAULT_GRACE_S = 7 * 24 * 3600
@@ -149,17 +150,7 @@ def topic_path(topic: TopicName) -> str:
 
 
 def _is_segment(name: str) -> bool:
-    """`{20 digits}-{16 hex digits}.parquet`."""
-    ledger_id, _, rest = name.partition("-")
-    mark, _, ending = rest.partition(".")
-    return (
-        len(ledger_id) == 20
-        and ledger_id.isascii()
-        and ledger_id.isdigit()
-        and len(mark) == 16
-        and all(digit in "0123456789abcdef" for digit in mark)
-        and ending == "parquet"
-    )
+    return ledger_id_of(name) is not None
 
 
 def names_of(chain: Chain) -> set[str]:

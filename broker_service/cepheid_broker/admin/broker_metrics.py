@@ -150,11 +150,15 @@ def segment_families(segments: SegmentStatistics) -> Iterator[Family]:
 
 
 def offload_families(broker: Broker) -> Iterator[Family]:
-    """Open topics whose ledgers are, or are to be, in object stores."""
+    """Topics whose ledgers are, or are to be, in object stores: the open ones as of now, closed ones as of the last pass."""
     found = [topic.ledger.offload_statistics() for topic in broker.topics.loaded() if isinstance(topic, PersistentTopic)]
+    closed = broker.closed_topics.figures()
     oldest_ms = max((figures.oldest_due_age_ms or 0 for figures in found), default=0)
+    oldest_ms = max(oldest_ms, closed.oldest_due_age_ms)
     yield gauge(
-        "cepheid_offload_due_ledgers", "Ledgers that are due to be offloaded and are not.", sum(each.due_ledgers for each in found)
+        "cepheid_offload_due_ledgers",
+        "Ledgers that are due to be offloaded and are not.",
+        sum(each.due_ledgers for each in found) + closed.due_ledgers,
     )
     yield gauge(
         "cepheid_offload_oldest_due_seconds",
@@ -164,13 +168,32 @@ def offload_families(broker: Broker) -> Iterator[Family]:
     yield gauge(
         "cepheid_offload_failing_topics",
         "Topics whose last attempt to offload failed.",
-        sum(each.last_error is not None for each in found),
+        sum(each.last_error is not None for each in found) + closed.failing,
+    )
+    yield gauge(
+        "cepheid_offload_refused_ledgers",
+        "Ledgers of open topics that cannot be offloaded, for a reason that does not pass by itself.",
+        sum(each.refused_ledgers for each in found),
+    )
+    yield gauge(
+        "cepheid_offload_not_held_ledgers",
+        "Ledgers of open topics whose offload has failed for so long that retention no longer waits for them.",
+        sum(each.not_held_ledgers for each in found),
     )
     yield gauge(
         "cepheid_offload_waiting_deletions",
         "Objects of removed ledgers that wait to be deleted.",
         sum(each.waiting_object_deletions for each in found),
     )
+
+
+def closed_topic_families(broker: Broker) -> Iterator[Family]:
+    """Topics that no client has open, and that have ledgers to offload or to trim, or expired messages."""
+    figures = broker.closed_topics.figures()
+    yield counter("cepheid_closed_topic_passes_total", "Passes over closed topics that were completed.", figures.passes)
+    yield gauge("cepheid_closed_topics_waiting", "Closed topics with work due, as of the last pass.", figures.waiting)
+    yield counter("cepheid_closed_topics_opened_total", "Closed topics that were opened for work that was due.", figures.opened)
+    yield counter("cepheid_closed_topics_failed_total", "Those whose work failed or was not finished.", figures.failed)
 
 
 def ledger_client_families(channels: Mapping[str, ChannelStatistics]) -> Iterator[Family]:

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from cepheid_broker.admin.access import call_of, may
-from cepheid_broker.admin.broker_metrics import broker_families, offload_families, ownership_families
+from cepheid_broker.admin.broker_metrics import broker_families, closed_topic_families, offload_families, ownership_families
 from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.pulsar_metrics import backlog_families, pulsar_families
 from cepheid_ports.process_metrics import process_families
@@ -69,6 +69,7 @@ def _families(context: AdminContext) -> Iterator[Family]:
         broker_families(broker),
         ownership_families(broker),
         offload_families(broker),
+        closed_topic_families(broker),
         backlog_families(broker),
         pulsar_families(broker),
         *sources,

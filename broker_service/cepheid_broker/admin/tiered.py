@@ -52,7 +52,8 @@ async def _row(context: AdminContext, topic: TopicName) -> dict[str, Any]:
     ledger = opened.ledger if isinstance(opened, PersistentTopic) else None
     found = await read_chain(context.store, topic)
     chain = None if found is None else found.record
-    config = (await context.broker.catalog.policies(topic)).offload
+    policies = await context.broker.catalog.policies(topic)
+    config = policies.offload
     last_bytes = 0 if ledger is None else ledger.statistics().current_ledger_bytes
     row: dict[str, Any] = {
         "topic": str(topic),
@@ -60,6 +61,8 @@ async def _row(context: AdminContext, topic: TopicName) -> dict[str, Any]:
         "after_bytes": config.after_bytes,
         "after_ms": config.after_ms,
         "keep_ms": config.keep_ms,
+        "retention_time_ms": policies.retention.time_ms,
+        "retention_bytes": policies.retention.size_bytes,
         **_places(chain, last_bytes),
     }
     now_ms = context.broker.ports.wall_ms()
@@ -102,6 +105,9 @@ def _live(ledger: ManagedLedger) -> dict[str, Any]:
         "uploaded_ledgers": figures.uploaded_ledgers,
         "uploaded_bytes": figures.uploaded_bytes,
         "failures": figures.failures,
+        "refused_ledgers": figures.refused_ledgers,
+        "refused": {str(ledger_id): error for ledger_id, error in figures.refused.items()},
+        "not_held_ledgers": figures.not_held_ledgers,
         "deletion_error": figures.object_deletion_error,
         "object_reads": figures.object_reads,
         "object_read_bytes": figures.object_read_bytes,

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from cepheid_broker.errors import ServiceNotReadyError
@@ -190,6 +190,31 @@ class BundleOwnership:
         bundle = await self.bundle_of(topic)
         look = partial(self.locate_bundle, bundle, authoritative=authoritative)
         return await look() if self._reach is None else await self._reach.reachable(bundle, await look(), look)
+
+    async def would_own(self, topics: Sequence[TopicName]) -> list[TopicName]:
+        asked: dict[Bundle, bool] = {}
+        found: list[TopicName] = []
+        for topic in topics:
+            if not self.owns(topic):
+                bundle = await self.bundle_of(topic)
+                if bundle not in asked:
+                    asked[bundle] = await self._would_take(bundle)
+                if not asked[bundle]:
+                    continue
+            found.append(topic)
+        return found
+
+    async def _would_take(self, bundle: Bundle) -> bool:
+        """Whether it is served here, or is served by no broker and this one is the first choice."""
+        if self._stopping or not self._registered.is_set():
+            return False
+        owner = await self.owner_of(bundle)
+        if owner is not None:
+            return isinstance(owner, Here)
+        try:
+            return await self._choose(bundle, authoritative=False) is None
+        except MetadataError as error:
+            raise bundle_not_ready(bundle, f"metadata cannot be asked who is to have it: {error}") from error
 
     async def require(self, topic: TopicName) -> None:
         if topic == self._own_topic and self.owns(topic):

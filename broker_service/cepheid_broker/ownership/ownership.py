@@ -8,7 +8,7 @@ Ownership is for order and speed. That nothing is lost or doubled when two broke
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
@@ -116,6 +116,10 @@ class Ownership(Protocol):
         """Who serves it; what nobody owns is taken if it is this broker's to take, or `authoritative`: another broker chose this
         one. Raises ServiceNotReadyError (ask again), NamespaceNotFoundError."""
 
+    async def would_own(self, topics: Sequence[TopicName]) -> list[TopicName]:
+        """Those of these topics that this broker serves, or would be given if a client asked for them. Nothing is taken. Raises
+        ServiceNotReadyError, NamespaceNotFoundError."""
+
     async def require(self, topic: TopicName) -> None:
         """It is served here when this returns. Raises NotOwnerError and as `locate`."""
 
@@ -160,6 +164,9 @@ class SoleOwnership:
 
     async def locate(self, topic: TopicName, *, authoritative: bool = False) -> Location:
         return Here()
+
+    async def would_own(self, topics: Sequence[TopicName]) -> list[TopicName]:
+        return list(topics)
 
     async def require(self, topic: TopicName) -> None:
         return

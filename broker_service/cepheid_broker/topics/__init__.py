@@ -2,6 +2,7 @@
 
 from cepheid_broker.topics.backlog import MeasuredBacklog, exact_backlog, measure_backlog
 from cepheid_broker.topics.backlog_check import BacklogChecks
+from cepheid_broker.topics.closed_topics import ClosedTopicFigures, ClosedTopics
 from cepheid_broker.topics.inactive_topics import InactiveTopics
 from cepheid_broker.topics.lease_expiry import LeaseExpiry
 from cepheid_broker.topics.non_persistent_subscription import NonPersistentSubscription
@@ -21,6 +22,8 @@ from cepheid_broker.topics.topics import Topics
 __all__ = [
     "BacklogChecks",
     "BatchAck",
+    "ClosedTopicFigures",
+    "ClosedTopics",
     "Consumer",
     "ConsumerFigures",
     "InactiveTopics",

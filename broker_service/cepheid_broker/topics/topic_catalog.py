@@ -8,7 +8,7 @@ T, deleted         its deletion has begun: T and its partitions cannot be used, 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -180,6 +180,20 @@ class TopicCatalog:
                     partitions = found.record.partitions
                     names += [topic.partition(index) for index in range(partitions)] if partitions else [topic]
         return names
+
+    async def topics_with_policies(self, namespace: NamespaceName) -> AsyncIterator[dict[TopicName, TopicPolicies]]:
+        """Every persistent topic and partition with what holds for it, some at a time. Raises NamespaceNotFoundError."""
+        own = await self._require_namespace(namespace)
+        topics = await list_topics(self._store, namespace.tenant, namespace.local_name, PERSISTENT)
+        for start in range(0, len(topics), READ_TOGETHER):
+            together = topics[start : start + READ_TOGETHER]
+            some: dict[TopicName, TopicPolicies] = {}
+            for topic, found in zip(together, await asyncio.gather(*map(self._records.get, together)), strict=True):
+                if found is not None and not found.record.deleted:
+                    policies = resolve(found.record, own, self.broker_policies)
+                    names = [topic.partition(index) for index in range(found.record.partitions)] or [topic]
+                    some.update(dict.fromkeys(names, policies))
+            yield some
 
     async def policies(self, topic: TopicName) -> TopicPolicies:
         """What holds for the topic now; an open one has them as `Topic.policies`. Raises NamespaceNotFoundError."""

@@ -117,6 +117,16 @@ class TopicManifests:
             if due:
                 self._writing = self._tasks.start(self._write_all(due), name="topic-manifests")
 
+    def is_late(self, topic: PersistentTopic) -> bool:
+        """Whether what was offloaded of this open topic is not in its manifest yet. False where writing it has just failed."""
+        chain = topic.ledger.chain
+        if not chain.offloaded:
+            return False
+        written = self._topics.get(topic.name)
+        if written is None or written.topic is not topic:
+            return True
+        return not written.failed and not written.foreign and _complete(chain) != written.complete
+
     async def on_topic_deleting(self, name: TopicName) -> None:
         """Rule 4."""
         self._topics.pop(name, None)

@@ -86,6 +86,10 @@ class Topics:
     def loaded(self) -> Iterable[Topic]:
         return list(self._open.values())
 
+    def is_loaded(self, name: TopicName) -> bool:
+        """Whether it is open, or is being opened or closed."""
+        return name in self._open or name in self._opening or name in self._closing
+
     def find(self, name: TopicName) -> Topic | None:
         """The topic if it is open."""
         return self._open.get(name)
