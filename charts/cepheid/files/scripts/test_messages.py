@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-TIMEOUT_S = 60
+TIMEOUT_S = 100
 MESSAGES = 10
 
 
