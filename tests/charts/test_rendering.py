@@ -202,3 +202,43 @@ def test_secured_brokers_have_the_settings_that_secure_init_writes(tmp_path: Pat
         config = named(render(f"--set=profile={profile},{SECURE}"), "ConfigMap", component)["data"][f"{component}.toml"]
         settings = tomllib.loads(config)
         assert {name: settings.get(name) for name in wanted} == wanted
+
+
+def broken(manifests: list[dict[str, Any]], path: str, value: Any) -> list[dict[str, Any]]:
+    """Return the manifests with one value of the bookie's StatefulSet changed."""
+    *keys, last = path.split(".")
+    part: Any = named(manifests, "StatefulSet", "bookie")
+    for key in keys:
+        part = part[int(key)] if key.isdecimal() else part[key]
+    part[last] = value
+    return manifests
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        ("metadata.name", "a" * 60, "at most 63 characters"),
+        ("metadata.labels", {}, "common labels are missing"),
+        ("spec.serviceName", "other", "no headless service"),
+        ("spec.template.spec.enableServiceLinks", True, "enableServiceLinks"),
+        ("spec.template.spec.automountServiceAccountToken", True, "without an account"),
+        ("spec.template.spec.securityContext", {}, "not restricted"),
+        ("spec.template.spec.volumes", [], "volume config does not exist"),
+        ("spec.template.spec.containers.0.image", "cepheid", "no fixed tag"),
+        ("spec.template.spec.containers.0.image", "host:5000/cepheid:latest", "no fixed tag"),
+        ("spec.template.spec.containers.0.securityContext.readOnlyRootFilesystem", False, "can be written"),
+        ("spec.template.spec.containers.0.resources", {"requests": {"cpu": "1", "memory": "1Gi"}}, "limit of memory"),
+        ("spec.template.spec.containers.0.env", [{"name": "CEPHEID_BOOKIE_PROT", "value": "1"}], "is not a setting"),
+        ("spec.template.spec.containers.0.ports", [], "port grpc does not exist"),
+        ("spec.template.spec.containers.0.startupProbe", {"httpGet": {"port": "htp"}}, "asks port htp"),
+        ("spec.template.metadata.labels", {}, "selects no pod"),
+    ],
+)
+def test_the_rules_notice_what_breaks_them(path: str, value: Any, said: str, tmp_path: Path) -> None:
+    assert said in "\n".join(problems(broken(render(), path, value), tmp_path))
+
+
+def test_the_rules_notice_settings_that_the_process_would_refuse(tmp_path: Path) -> None:
+    manifests = render()
+    named(manifests, "ConfigMap", "broker")["data"]["broker.toml"] += "\nprot = 1\n"
+    assert any("'prot'" in problem and "'port'" in problem for problem in problems(manifests, tmp_path))
