@@ -265,8 +265,8 @@ class SequenceIds:
                 saved[name] = ends
                 if begins != ends:
                     saved[_BEGINS + name] = begins
-                if (claim := sequence.claim) is not None:
-                    saved[_CLAIM + json.dumps([name, claim.owner, claim.first_id, claim.content])] = claim.memory_s
+            if (claim := sequence.claim) is not None:
+                saved[_CLAIM + json.dumps([name, claim.owner, claim.first_id, claim.content])] = claim.memory_s
             if (chunk := sequence.chunk) is not None:
                 saved[f"{_CHUNK}{chunk.chunk_id}/{chunk.publish_time_ms}/{chunk.message_bytes}/{name}"] = chunk.sequence_id
         return saved

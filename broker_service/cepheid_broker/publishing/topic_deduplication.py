@@ -9,7 +9,7 @@ Rules
    not whole: these hold no position, as their rest may never come.
 2. The policy may change at any time. Turned on, it holds for what is published from then on. Turned off, the cursor is deleted
    before entries go unjudged: sequence ids from before a gap would call new messages duplicates.
-3. Saving costs as much as there are names, so it happens at most once in as many entries.
+3. Saving costs as much as there are names, so it happens at most once in as many entries, and for new claims at most once a tick.
 """
 
 from __future__ import annotations
@@ -202,8 +202,8 @@ class TopicDeduplication:
 
     def on_appended(self) -> None:
         """Once per group, after its producer was told (rule 1)."""
-        if self.active and (self._entries_since_snapshot >= self._entries_between_snapshots or self._has_new_claims):
-            self.snapshot()  # a claim is in no entry, from which it could be found after a crash
+        if self.active and self._entries_since_snapshot >= self._entries_between_snapshots:
+            self.snapshot()
 
     @property
     def _entries_between_snapshots(self) -> int:
@@ -213,8 +213,8 @@ class TopicDeduplication:
     def on_tick(self) -> None:
         if self.active:
             now = self._now()
-            if now - self._snapshot_at >= self._policies().dedup_snapshot_s:
-                self.snapshot()
+            if now - self._snapshot_at >= self._policies().dedup_snapshot_s or self._has_new_claims:
+                self.snapshot()  # a claim is in no entry, from which it could be found after a crash
         self.on_policies()
 
     def snapshot(self, *, everything_goes: bool = False) -> None:
