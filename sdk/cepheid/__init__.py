@@ -32,7 +32,7 @@ from cepheid.message_id import EARLIEST, LATEST, MessageId
 from cepheid.producer import Producer
 from cepheid.reader import Reader
 from cepheid.record_types import Float32, Int32
-from cepheid.schemas import AvroSchema, BytesSchema, JsonSchema, Schema, StringSchema
+from cepheid.schemas import AvroSchema, BytesSchema, JsonSchema, Schema, StringSchema, TopicSchema
 from cepheid.topic_consumer import NackBackoff
 from cepheid_security.oauth2 import ClientCredentials
 
@@ -70,6 +70,7 @@ __all__ = [
     "StringSchema",
     "TerminatedError",
     "TimedOutError",
+    "TopicSchema",
     "UnreadableMessageError",
     "UsageError",
     "WindowFullError",

@@ -39,6 +39,7 @@ class ProducerArguments(TypedDict, total=False):
     window_bytes: int
     send_timeout_s: float
     initial_subscription: str | None
+    repeatable: bool
 
 
 class ConsumerArguments(TypedDict, total=False):
@@ -87,8 +88,15 @@ def plan_producer(
     window_bytes: int = 64 * 1024 * 1024,
     send_timeout_s: float = 30.0,
     initial_subscription: str | None = None,
+    repeatable: bool = False,
 ) -> ProducerPlan:
     """Raises UsageError, MissingExtraError."""
+    if repeatable and (window_messages < 2 * batch_messages or window_bytes < 2 * batch_bytes or batch_by_key):
+        # A batch that is open is never sent for want of room: there must be room for it beside one that waits for its receipt.
+        raise UsageError(
+            "repeatable needs a window of two batches at least, and no batch_by_key: got window_messages "
+            f"{window_messages:,}, batch_messages {batch_messages:,}, window_bytes {window_bytes:,}, batch_bytes {batch_bytes:,}"
+        )
     if batch_messages < 1 or batch_bytes < 1 or batch_delay_s < 0 or send_timeout_s < 0:
         raise UsageError(
             "batch_messages and batch_bytes must be 1 or more, batch_delay_s and send_timeout_s 0 or more, got "
@@ -110,6 +118,7 @@ def plan_producer(
         chunking=chunking,
         send_timeout_s=send_timeout_s,
         initial_subscription=initial_subscription,
+        repeatable=repeatable,
     )
     return ProducerPlan(schema, options, SendWindow(window_messages, window_bytes), routing, key_hash)
 

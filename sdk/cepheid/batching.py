@@ -42,6 +42,7 @@ class Attributes:
 
 
 NO_ATTRIBUTES = Attributes()
+NO_VALUE = Attributes(is_null=True)
 
 
 @lru_cache(maxsize=4096)

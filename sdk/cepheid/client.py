@@ -31,12 +31,13 @@ from cepheid.opening import Opening
 from cepheid.producer import Producer
 from cepheid.reader import Reader
 from cepheid.routing import PartitionChooser
-from cepheid.schemas import BYTES, Schema, schema_of
+from cepheid.schemas import BYTES, Schema, TopicSchema, schema_of
 from cepheid.service_url import parse_service_url
 from cepheid.topic_consumer import ConsumerOptions, TopicConsumer
 from cepheid.topic_producer import TopicProducer
 from cepheid_ports import TaskOwner
 from cepheid_wire import InvalidTopicNameError, TopicName
+from cepheid_wire import pulsar_api_pb2 as pb
 
 log = logging.getLogger(__name__)
 
@@ -180,6 +181,9 @@ class Client:
         refuses.
         `send_timeout_s` (30): 0 means that messages wait for their receipt without a limit.
         `initial_subscription`: created at the start of the topic, if it is not there.
+        `repeatable`: cut batches by count and bytes alone, never by time, and let the first failure end the producer, with nothing
+        after it stored. With a `name`, deduplication and the same messages in the same order, an application that starts over
+        after `last_sequence_id` then repeats nothing. A batch that is not full waits for `flush`.
 
         Raises, when it is opened: UsageError, MissingExtraError, TimedOutError, and RefusedError with what derives from it.
         """
@@ -259,6 +263,15 @@ class Client:
         self._use()
         return await self._lookup.partitions(full_name(topic))
 
+    async def topic_schema(self, topic: str) -> TopicSchema | None:
+        """Return the latest schema of a topic, None if it has none."""
+        self._use()
+        found = await self._lookup.schema(full_name(topic))
+        if found is None:
+            return None
+        kind = pb.Schema.Type.Name(found.type)
+        return TopicSchema(kind.upper(), found.name, found.schema_data)
+
     async def _open_producer(self, topic: str, plan: ProducerPlan) -> Producer[Any]:
         self._use()
         count = await self._lookup.partitions(topic)
@@ -274,7 +287,7 @@ class Client:
         await open_all(links)
         producer: Producer[Any] = Producer(
             topic, plan.schema, plan.window, chooser, links, self._forget,
-            flush_limit_s=None if plan.options.send_timeout_s else self._request_timeout_s,
+            flush_limit_s=None if plan.options.send_timeout_s else self._request_timeout_s, repeatable=plan.options.repeatable,
         )  # fmt: skip
         if self._closed:
             await producer.close()

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Generic, TypeVar
 
-from cepheid.batching import NO_ATTRIBUTES, Attributes
+from cepheid.batching import NO_ATTRIBUTES, NO_VALUE, Attributes
 from cepheid.errors import TimedOutError, UsageError, WindowFullError
 from cepheid.message_id import MessageId
 from cepheid.routing import PartitionChooser
@@ -31,6 +31,7 @@ class Producer(Generic[T]):
         on_closed: Callable[[Producer[T]], None],
         *,
         flush_limit_s: float | None,
+        repeatable: bool = False,
     ) -> None:
         self.topic = topic
         self._schema = schema
@@ -41,6 +42,7 @@ class Producer(Generic[T]):
         self._only = partitions[0] if len(partitions) == 1 else None
         self._on_closed = on_closed
         self._flush_limit_s = flush_limit_s
+        self._repeatable = repeatable
         self._closed = False
 
     def __repr__(self) -> str:
@@ -72,7 +74,7 @@ class Producer(Generic[T]):
 
     async def send(
         self,
-        value: T,
+        value: T | None,
         *,
         key: str | None = None,
         ordering_key: bytes | None = None,
@@ -83,31 +85,32 @@ class Producer(Generic[T]):
         sequence_id: int | None = None,
     ) -> MessageId:
         """Publish a message and return its id once it is stored. Times are datetimes or milliseconds since 1970, `deliver_after`
-        a timedelta or seconds. While the window is full this waits for room, after the calls that wait already.
+        a timedelta or seconds. The value None makes a message without value: to compaction it deletes what its key has. While the
+        window is full this waits for room, after the calls that wait already.
 
         Raises TimedOutError after the send timeout (the message may be stored or not), MessageTooLargeError, UsageError,
         ClosedError, and why the producer was lost. Cancelled while it waits for room: nothing is sent. Cancelled after that: the
         message is sent all the same.
         """
-        payload = self._encode(value)
+        payload = b"" if value is None else self._encode(value)
         if (
             key is None and properties is None and deliver_after is None and deliver_at is None and event_time is None
             and ordering_key is None
         ):  # fmt: skip
-            attributes = NO_ATTRIBUTES
+            attributes = NO_ATTRIBUTES if value is not None else NO_VALUE
         else:
-            attributes = _attributes(key, ordering_key, properties, event_time, deliver_at, deliver_after)
+            attributes = _attributes(value is None, key, ordering_key, properties, event_time, deliver_at, deliver_after)
         if self._window.is_full or self._window.has_waiters:
             await self.drain()
         waiter: asyncio.Future[MessageId] = asyncio.get_running_loop().create_future()
         self._choose(key).add(payload, attributes, sequence_id, waiter)
-        if self._window.has_waiters and self._window.is_full:
+        if self._window.has_waiters and self._window.is_full and not self._repeatable:
             self._seal_all()  # others wait for receipts: what is open must not wait for company
         return await waiter
 
     def send_nowait(
         self,
-        value: T,
+        value: T | None,
         *,
         key: str | None = None,
         ordering_key: bytes | None = None,
@@ -122,7 +125,7 @@ class Producer(Generic[T]):
         Raises WindowFullError (await `drain()` and call again), MessageTooLargeError, UsageError, ClosedError, and why the
         producer was lost; then the message was not taken.
         """
-        payload = self._encode(value)
+        payload = b"" if value is None else self._encode(value)
         window = self._window
         if window.messages >= window.limit_messages or window.bytes >= window.limit_bytes:
             raise WindowFullError(
@@ -134,17 +137,17 @@ class Producer(Generic[T]):
             producer = self._choose(key)
         if (
             key is None and properties is None and sequence_id is None and deliver_after is None
-            and deliver_at is None and event_time is None and ordering_key is None
+            and deliver_at is None and event_time is None and ordering_key is None and value is not None
         ):  # fmt: skip
             producer.add_plain(payload)
         else:
-            attributes = _attributes(key, ordering_key, properties, event_time, deliver_at, deliver_after)
+            attributes = _attributes(value is None, key, ordering_key, properties, event_time, deliver_at, deliver_after)
             producer.add(payload, attributes, sequence_id, None)
 
     async def drain(self) -> None:
         """Wait until the window has room for at least one message. Cancelling it changes nothing."""
         self._check_usable()
-        if self._window.is_full:
+        if self._window.is_full and not self._repeatable:  # a full window of a repeatable producer has sealed batches in it
             self._seal_all()
         await self._window.wait_for_room()
         self._check_usable()
@@ -182,6 +185,19 @@ class Producer(Generic[T]):
             await _all(partition.close() for partition in self._partitions)
             self._on_closed(self)
 
+    async def abandon(self) -> None:
+        """Leave the topic at once: what waits for a batch is not sent, and what has no receipt yet may be stored or not.
+
+        For an application that starts over. After it `close` does nothing.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            await _all(partition.close() for partition in self._partitions)
+        finally:
+            self._on_closed(self)
+
     def add_partitions(self, partitions: list[TopicProducer]) -> None:
         """The topic has grown. Keys may now belong to another partition, as with the official clients."""
         if self._closed:
@@ -216,6 +232,7 @@ class Producer(Generic[T]):
 
 
 def _attributes(
+    is_null: bool,
     key: str | None,
     ordering_key: bytes | None,
     properties: Mapping[str, str] | None,
@@ -238,7 +255,7 @@ def _attributes(
             raise UsageError(f"deliver_after must be 0 or more seconds, got {after_s:g}")
         deliver_at_ms = time.time_ns() // 1_000_000 + int(after_s * 1000)
     event_time_ms = None if event_time is None else to_ms("event_time", event_time)
-    return Attributes(key, ordering_key, properties, event_time_ms, deliver_at_ms)
+    return Attributes(key, ordering_key, properties, event_time_ms, deliver_at_ms, is_null)
 
 
 def to_ms(name: str, when: datetime | int) -> int:

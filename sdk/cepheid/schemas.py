@@ -12,6 +12,7 @@ import functools
 import io
 import json
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from cepheid.errors import MissingExtraError, UnreadableMessageError, UsageError
@@ -128,6 +129,15 @@ class AvroSchema(Schema[T]):
 
     def describe(self) -> pb.Schema:
         return pb.Schema(name=self.definition["name"], type=pb.Schema.Avro, schema_data=json.dumps(self.definition).encode())
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSchema:
+    """A schema as a topic has it. `kind`: AVRO, JSON, STRING, PROTOBUF, …; `definition`: of these two in Avro's language."""
+
+    kind: str
+    name: str
+    definition: bytes
 
 
 BYTES = BytesSchema()

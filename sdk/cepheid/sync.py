@@ -64,7 +64,7 @@ class Producer(_Blocking, Generic[T]):
     def __repr__(self) -> str:
         return repr(self._producer)
 
-    def send(self, value: T, **arguments: Unpack[SendArguments]) -> MessageId:
+    def send(self, value: T | None, **arguments: Unpack[SendArguments]) -> MessageId:
         return self._thread.run(self._producer.send(value, **arguments))
 
     def send_all(self, values: Iterable[T]) -> int:

@@ -9,6 +9,8 @@ Rules
  2. A batch is sealed when it is full, when its time is up, and at the end of the loop's turn if nothing is unanswered: a lone
     message does not wait for company, and under load batches fill while receipts are under way.
  3. What leaves the window has ended: stored, or failed with an error that reached the future or the count of failures.
+ 4. A repeatable producer cuts batches by count and bytes alone, and ends at its first failure: an application that starts over, and
+    goes on after `last_sequence_id`, makes the same batches of the same messages, and finds no gap in what is stored before that.
 """
 
 from __future__ import annotations
@@ -70,6 +72,7 @@ class ProducerOptions:
     chunking: bool
     send_timeout_s: float
     initial_subscription: str | None = None
+    repeatable: bool = False
 
     def __post_init__(self) -> None:
         if self.access not in _ACCESS_MODES:
@@ -288,7 +291,7 @@ class TopicProducer(TopicLink):
         self._open_bytes += size_bytes
         if self._open_messages >= self._batch_limit_messages:
             self.seal()
-        elif self._seal_soon is None:
+        elif self._seal_soon is None and not options.repeatable:  # rule 4
             loop = asyncio.get_running_loop()
             if self._unanswered:
                 self._seal_soon = loop.call_later(options.batch_delay_s, self.seal)
@@ -409,7 +412,7 @@ class TopicProducer(TopicLink):
                 if not waiter.done():
                     waiter.set_result(MessageId(ledger_id, entry_id, index if entry.is_batch else -1, self._partition, size))
         self._end(entry)
-        if not self._unanswered and self._open_messages:
+        if not self._unanswered and self._open_messages and not self._options.repeatable:
             self.seal()  # rule 2
 
     def on_send_error(self, error: pb.CommandSendError) -> None:
@@ -514,6 +517,9 @@ class TopicProducer(TopicLink):
 
     def _fail_first(self, error: Error) -> None:
         """Fail the first unanswered entry; of a message in chunks, all chunks that are left: without one of them it is nothing."""
+        if self._options.repeatable:  # rule 4: none of the later ones may be stored
+            self._fail(error)
+            return
         sequence_id = self._unanswered[0].sequence_id
         while self._unanswered and self._unanswered[0].sequence_id == sequence_id:
             self._fail_entry(self._unanswered.popleft(), error)

@@ -9,9 +9,10 @@ a,b or ["a","b"]                     lists
 from __future__ import annotations
 
 import datetime
+import difflib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from cepheid_decode.scan_request import MAX_TIME_MS
@@ -164,3 +165,54 @@ def parse_regex(name: str, text: str) -> str:
     except re.error as error:
         raise refuse(name, text, f"persistent://tenant/namespace/REGEX, a regular expression of its names ({error})") from None
     return text.strip()
+
+
+def plain_name(name: str) -> str:
+    """Return a name as names are compared: without case, dots and underscores."""
+    return re.sub(r"[._]", "", name.lower())
+
+
+class OptionTable:
+    """The options of one use, by name.
+
+    `refused` maps names that exist elsewhere, or do not exist yet, to the rest of the error `option NAME …`; `refused_prefixes`
+    does so for all names that begin alike.
+    """
+
+    def __init__(
+        self,
+        parsers: Mapping[str, Parse[Any]],
+        other_names: Mapping[str, str] | None = None,
+        refused: Mapping[str, str] | None = None,
+        refused_prefixes: Mapping[str, str] | None = None,
+    ) -> None:
+        self._parsers = parsers
+        self._other_names = other_names or {}
+        self._refused = refused or {}
+        self._refused_prefixes = refused_prefixes or {}
+        self._names = {plain_name(name): name for name in (*parsers, *self._other_names, *self._refused)}
+
+    def parse(self, options: Mapping[str, str]) -> dict[str, Any]:
+        """Return the values by our name. Raises BadOptionError."""
+        values: dict[str, Any] = {}
+        texts: dict[str, tuple[str, str]] = {}  # by our name: how it was written, and its text
+        for written, text in options.items():
+            name = self._known_name(written)
+            if name in texts and texts[name][1] != text:
+                raise BadOptionError(f"options {texts[name][0]} and {written} are one option and have two values: give one of them")
+            texts[name] = (written, text)
+            values[name] = self._parsers[name](name, text)  # Spark has lower-cased what the user wrote
+        return values
+
+    def _known_name(self, written: str) -> str:
+        for prefix, why in self._refused_prefixes.items():
+            if written.lower().startswith(prefix):
+                raise BadOptionError(f"option {written} {why}", option=written)
+        name = self._names.get(plain_name(written))
+        if name is None:
+            near = difflib.get_close_matches(plain_name(written), self._names, n=1, cutoff=0.5)
+            advice = f"did you mean {self._names[near[0]]}?" if near else f"known are: {', '.join(self._parsers)}"
+            raise BadOptionError(f"there is no option {written}; {advice}", option=written)
+        if name in self._refused:
+            raise BadOptionError(f"option {name} {self._refused[name]}", option=name)
+        return self._other_names.get(name, name)

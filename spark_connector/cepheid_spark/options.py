@@ -7,11 +7,9 @@ error that names the nearest known one; so is an option of what is not served ye
 
 from __future__ import annotations
 
-import difflib
 import json
 import logging
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -34,6 +32,7 @@ from cepheid_scan import (
     TopicSelection,
 )
 from cepheid_spark.option_values import (
+    OptionTable,
     Parse,
     address,
     duration,
@@ -44,6 +43,7 @@ from cepheid_spark.option_values import (
     parse_regex,
     parse_text,
     parse_time_ms,
+    plain_name,
     refuse,
     size,
     whole_number,
@@ -130,11 +130,17 @@ OPTIONS: Mapping[str, Parse[Any]] = {
     "metadataRetry": duration(),
 }
 OTHER_NAMES = {"publishedFrom": "startingTimestamp", "publishedUntil": "endingTimestamp"}
-_SINK = "the sink"
-_NOT_SERVED = {"exactlyOnce": _SINK, "order": _SINK, "sinkId": _SINK, "encode": _SINK, "onTooLarge": _SINK}
-_NOT_SERVED |= dict.fromkeys(("authPlugin", "authParams"), "authentication plugins (a token is taken: tokenEnv, tokenFile)")
-_NOT_SERVED |= dict.fromkeys(("tlsTrustCerts", "tlsCertFile", "tlsKeyFile", "tlsValidateHostname"), "TLS")
-_NOT_SERVED_PREFIXES = {"producer.": _SINK}
+_OF_WRITING = "is for writing alone: give it to df.write or df.writeStream"
+_NO_PLUGINS = "is not served yet: it belongs to authentication plugins (a token is taken: tokenEnv, tokenFile)"
+_NOT_SERVED = dict.fromkeys(
+    ("exactlyOnce", "order", "sinkName", "sinkMemory", "batchId", "encode", "onTooLarge", "keyHash", "compression", "sendTimeout"),
+    _OF_WRITING,
+)
+_NOT_SERVED |= dict.fromkeys(("authPlugin", "authParams"), _NO_PLUGINS)
+_NOT_SERVED |= dict.fromkeys(
+    ("tlsTrustCerts", "tlsCertFile", "tlsKeyFile", "tlsValidateHostname"), "is not served yet by the source: it belongs to TLS"
+)
+_NOT_SERVED_PREFIXES = {"producer.": "is not served: a write chooses itself how it sends"}
 SECRETS = ("token", "storageAccessKey", "storageSecretKey", "storageSessionToken")
 """Options that nothing may show. Spark's logs leave out what matches `spark.redaction.regex`; by default these do."""
 
@@ -236,42 +242,16 @@ def parse_options(options: Mapping[str, str], *, streaming: bool) -> SourceOptio
 
 def is_secret(written: str) -> bool:
     """Whether the option of this name, as somebody wrote it, is one that nothing may show."""
-    return _plain(written) in {_plain(name) for name in SECRETS}
+    return plain_name(written) in {plain_name(name) for name in SECRETS}
 
 
-def _plain(name: str) -> str:
-    return re.sub(r"[._]", "", name.lower())
-
-
-_NAMES = {_plain(name): name for name in (*OPTIONS, *OTHER_NAMES, *_NOT_SERVED)}
+_TABLE = OptionTable(OPTIONS, OTHER_NAMES, _NOT_SERVED, _NOT_SERVED_PREFIXES)
 
 
 def _parse_values(options: Mapping[str, str]) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    texts: dict[str, tuple[str, str]] = {}  # by our name: how it was written, and its text
-    for written, text in options.items():
-        name = _known_name(written)
-        if name in texts and texts[name][1] != text:
-            raise BadOptionError(f"options {texts[name][0]} and {written} are one option and have two values: give one of them")
-        texts[name] = (written, text)
-        values[name] = OPTIONS[name](name, text)  # Spark has lower-cased what the user wrote
-    return values
-
-
-def _known_name(written: str) -> str:
-    for prefix, what in _NOT_SERVED_PREFIXES.items():
-        if written.lower().startswith(prefix):
-            raise BadOptionError(f"option {written} is not served yet: it belongs to {what}", option=written)
-    name = _NAMES.get(_plain(written))
-    if name is None:
-        if _plain(written) == "path":
-            raise BadOptionError("load() takes no path here: name the topic by .option('topic', …)", option=written)
-        near = difflib.get_close_matches(_plain(written), _NAMES, n=1, cutoff=0.5)
-        advice = f"did you mean {_NAMES[near[0]]}?" if near else f"known are: {', '.join(OPTIONS)}"
-        raise BadOptionError(f"there is no option {written}; {advice}", option=written)
-    if name in _NOT_SERVED:
-        raise BadOptionError(f"option {name} is not served yet: it belongs to {_NOT_SERVED[name]}", option=name)
-    return OTHER_NAMES.get(name, name)
+    if any(plain_name(written) == "path" for written in options):
+        raise BadOptionError("load() takes no path here: name the topic by .option('topic', …)", option="path")
+    return _TABLE.parse(options)
 
 
 def _plan_source(given: Mapping[str, Any]) -> PlanSource:
@@ -282,10 +262,10 @@ def _plan_source(given: Mapping[str, Any]) -> PlanSource:
         )
     service_url, admin_url, metadata = urls
     retry_s = given.get("metadataRetry", 60.0)
-    return PlanSource(service_url=service_url, admin_url=admin_url, metadata=metadata, token=_token(given), retry_s=retry_s)
+    return PlanSource(service_url=service_url, admin_url=admin_url, metadata=metadata, token=read_token(given), retry_s=retry_s)
 
 
-def _token(given: Mapping[str, Any]) -> str | None:
+def read_token(given: Mapping[str, Any]) -> str | None:
     """Read on the driver. Its text appears in no error."""
     named = [name for name in ("token", "tokenEnv", "tokenFile") if name in given]
     if len(named) > 1:

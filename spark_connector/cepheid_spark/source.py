@@ -1,4 +1,4 @@
-"""Spark's data source "cepheid": spark.read.format("cepheid") and spark.readStream.format("cepheid").
+"""Spark's data source and sink "cepheid": read, readStream, write and writeStream with format("cepheid").
 
 Spark imports this module whenever it looks up any Python source (through pyspark_cepheid): whatever is heavy, or may be missing, is
 imported by the method that needs it. Every method runs in a Python worker of the driver's JVM, with the driver's PYSPARK_PYTHON.
@@ -7,9 +7,8 @@ imported by the method that needs it. Every method runs in a Python worker of th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
-from cepheid_ports import CepheidError
 from cepheid_spark.brief_errors import brief_errors
 
 try:
@@ -18,17 +17,16 @@ except ImportError:
     raise ImportError("format 'cepheid' needs Spark 4.2 or newer: pip install 'pyspark>=4.2', on the cluster too") from None
 
 if TYPE_CHECKING:
-    from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
+    from pyspark.sql.datasource import (
+        DataSourceArrowWriter,
+        DataSourceReader,
+        DataSourceStreamArrowWriter,
+        DataSourceStreamReader,
+    )
     from pyspark.sql.types import StructType
 
     from cepheid_scan import SchemaVersion
     from cepheid_spark.options import SourceOptions
-
-
-class NotServedError(CepheidError):
-    """Something that a source may do, and this one does not do yet."""
-
-    hint = "produce with any Pulsar client, e.g. in foreachPartition"
 
 
 class CepheidDataSource(DataSource):
@@ -68,10 +66,22 @@ class CepheidDataSource(DataSource):
         return CepheidStreamReader(schema, _parse(recall(schema, self._given), streaming=True), self._schemas)
 
     @brief_errors
-    def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
-        raise NotServedError("writing to topics from Spark is not served yet")
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        from cepheid_spark.sink_options import parse_sink_options
+        from cepheid_spark.sink_writer import CepheidBatchWriter
+        from cepheid_spark.versions import require_spark
 
-    streamWriter = writer
+        require_spark()
+        return CepheidBatchWriter(schema, parse_sink_options(self._given, streaming=False), overwrite=overwrite)
+
+    @brief_errors
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+        from cepheid_spark.sink_options import parse_sink_options
+        from cepheid_spark.sink_writer import CepheidStreamWriter
+        from cepheid_spark.versions import require_spark
+
+        require_spark()
+        return CepheidStreamWriter(schema, parse_sink_options(self._given, streaming=True), overwrite=overwrite)
 
     def _topic_schemas(self, options: SourceOptions) -> tuple[SchemaVersion, ...]:
         if self._schemas is None:

@@ -9,6 +9,7 @@ import pytest
 from cepheid_broker.publishing.topic_deduplication import DEDUP_CURSOR
 from cepheid_wire import ServerError, add_checksum, encode_tail
 from cepheid_wire import pulsar_api_pb2 as pb
+from tests.broker.broker_world import BrokerWorld
 from tests.broker.deduplicated_world import (
     NAME,
     REPEATED,
@@ -21,7 +22,7 @@ from tests.broker.deduplicated_world import (
     publish,
     stored,
 )
-from tests.broker.scripted_client import full, message, send_frame
+from tests.broker.scripted_client import ScriptedClient, full, message, send_frame
 from tests.support import wait_until
 
 
@@ -208,3 +209,43 @@ async def test_names_are_those_of_the_messages_also_when_they_are_no_text() -> N
         assert await connect(client, epoch=1) == 5
         client.send_message(1, tail=named(b"\xff\xfe234567", 1))
         assert position_of(await client.expect(pb.CommandSendReceipt)) == REPEATED
+
+
+async def claim(client: ScriptedClient, owner: str, **more: str) -> pb.CommandProducerSuccess | pb.CommandError:
+    """PRODUCER with the properties of a claim: the answer."""
+    ask = pb.CommandProducer(topic=full("t"), producer_id=0, request_id=1, producer_name=NAME)
+    for key, value in {"owner": owner, **more}.items():
+        ask.metadata.add(key=f"cepheid-name-{key}", value=value)
+    client.send(ask)
+    received = await client.receive()
+    assert received is not None
+    return received.body  # type: ignore[no-any-return]  # one of the two
+
+
+async def test_a_claimed_name_is_its_owners_also_after_the_topic_was_closed() -> None:
+    async with deduplicating() as (world, client):
+        assert isinstance(await claim(client, "me", **{"memory-s": "1000", "content": "0/two"}), pb.CommandProducerSuccess)
+        await publish(client, 0)
+        client.abort()
+        await world.broker.topics.unload(TOPIC)
+        for owner, content, said in (("you", "0/two", "belongs to 'me'"), ("me", "0/three", "of other content (two, now three)")):
+            async with await world.client() as other:
+                refused = await claim(other, owner, content=content)
+                assert isinstance(refused, pb.CommandError)
+                assert said in refused.message
+        async with await world.client() as again:
+            answer = await claim(again, "me", content="0/two")
+            assert isinstance(answer, pb.CommandProducerSuccess)
+            assert answer.last_sequence_id == 0
+
+
+async def test_a_claim_needs_deduplication_and_sense() -> None:
+    async with deduplicating() as (_, client):
+        for properties in ({"memory-s": "-1"}, {"memory-s": "1e9"}, {"content": "two"}, {"content": "x/two"}):
+            refused = await claim(client, "me", **properties)
+            assert isinstance(refused, pb.CommandError)
+            assert refused.error == ServerError.NOT_ALLOWED_ERROR
+    async with BrokerWorld() as world, await world.client() as client:
+        refused = await claim(client, "me")
+        assert isinstance(refused, pb.CommandError)
+        assert "needs deduplication, which is off" in refused.message

@@ -12,7 +12,15 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from cepheid_broker.publishing.deduplication import Chunk, Mark, ProducerSequence, SequenceIds, mark_of_batch, sequence_ids_of
+from cepheid_broker.publishing.deduplication import (
+    Chunk,
+    Mark,
+    NameClaim,
+    ProducerSequence,
+    SequenceIds,
+    mark_of_batch,
+    sequence_ids_of,
+)
 
 
 class Verdict(enum.Enum):
@@ -85,8 +93,8 @@ def test_a_name_is_forgotten_when_nobody_uses_it_for_long() -> None:
     waiting.begin(one(2))
     ids.leave(left, 10.0)
     ids.leave(waiting, 10.0)
-    assert ids.forget_idle(unused_since=10.0, max_names=100) == 0
-    assert ids.forget_idle(unused_since=11.0, max_names=100) == 1
+    assert ids.forget_idle(10.0, 0.0, max_names=100) == 0
+    assert ids.forget_idle(11.0, 0.0, max_names=100) == 1
     assert left.is_forgotten
     assert ids.snapshot() == {"used": 1, "waiting": 1}
 
@@ -98,7 +106,7 @@ def test_beyond_the_bound_the_longest_unused_names_go_first() -> None:
         stored(sequence, index)
         if index >= 2:
             ids.leave(sequence, 100.0 - index)
-    assert ids.forget_idle(unused_since=0.0, max_names=4) == 6
+    assert ids.forget_idle(0.0, 0.0, max_names=4) == 6
     assert list(ids.snapshot()) == ["p0", "p1", "p2", "p3"]
 
 
@@ -131,8 +139,60 @@ def test_chunks_of_messages_that_are_not_whole_are_saved_as_long_as_their_name_i
     assert new.has_chunk(Chunk(0, -1, 17, -300))
     restored.note_stored(name, one(5), 2.0)
     restored.leave(new, 2.0)
-    restored.forget_idle(unused_since=3.0, max_names=100)
+    restored.forget_idle(3.0, 0.0, max_names=100)
     assert restored.snapshot() == {name: 5}
+
+
+def claimed(ids: SequenceIds, name: str, claim: NameClaim, ends: int) -> None:
+    ids.set_claim(name, claim, 0.0)
+    stored(ids.follow(name, 0.0), ends)
+
+
+def test_a_claimed_name_is_remembered_for_as_long_as_it_says_and_forgotten_last() -> None:
+    ids = SequenceIds()
+    for name, used_at in (("claimed", 0.0), ("early", 50.0), ("late", 80.0)):
+        sequence = ids.follow(name, 0.0)
+        stored(sequence, 1)
+        ids.leave(sequence, used_at)
+    ids.set_claim("claimed", NameClaim("me", 100), 0.0)
+    assert ids.forget_idle(90.0, idle_s=30.0, max_names=100) == 1
+    assert sequence_ids_of(ids.snapshot()) == {"claimed": 1, "late": 1}
+    assert ids.forget_idle(90.0, idle_s=30.0, max_names=1) == 1
+    assert sequence_ids_of(ids.snapshot()) == {"claimed": 1}
+    assert ids.forget_idle(101.0, idle_s=30.0, max_names=100) == 1
+
+
+def test_what_is_claimed_survives_and_earlier_releases_pass_over_it() -> None:
+    ids = SequenceIds()
+    claimed(ids, "a/b", NameClaim("me", 100, 4, "ten"), 9)
+    saved = ids.snapshot()
+    assert sequence_ids_of(saved) == {"a/b": 9}
+    restored = SequenceIds()
+    restored.restore(saved, 0.0)
+    assert restored.snapshot() == saved
+
+
+@pytest.mark.parametrize(
+    ("claim", "reason"),
+    [
+        (NameClaim("me", 100, 4, "ten"), None),
+        (NameClaim("me", 100), None),  # tells nothing
+        (NameClaim("me", 100, 10, "more"), None),  # of what comes next
+        (NameClaim("me", 100, 4, "nine"), "of other content"),
+        (NameClaim("you", 100, 4, "ten"), "belongs to 'me'"),
+    ],
+)
+def test_a_name_is_for_its_owner_and_what_was_begun_is_not_changed(claim: NameClaim, reason: str | None) -> None:
+    ids = SequenceIds()
+    claimed(ids, "p", NameClaim("me", 100, 4, "ten"), 9)
+    said = ids.why_refused("p", claim)
+    assert said is None if reason is None else reason in str(said)
+
+
+def test_what_was_told_and_never_stored_may_be_told_anew() -> None:
+    ids = SequenceIds()
+    claimed(ids, "p", NameClaim("me", 100, 10, "ten"), 9)
+    assert ids.why_refused("p", NameClaim("me", 100, 10, "nine")) is None
 
 
 Batch = tuple[int, ...]

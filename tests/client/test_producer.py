@@ -371,3 +371,55 @@ async def test_errors_that_repeat_are_answered_more_and_more_slowly(
             assert link._reattach_backoff.next_s() >= 0.8 * 0.4
         await producer.send(b"")
         assert link._reattach_backoff.next_s() <= 0.05, "a receipt ends it"
+
+
+async def test_a_repeatable_producer_cuts_batches_by_count_alone(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client, client.producer(topic, repeatable=True, batch_messages=4) as producer:
+        for number in range(10):
+            producer.send_nowait(b"%d" % number)
+            await asyncio.sleep(0.03)  # longer than a batch waits otherwise
+        await producer.flush()
+        messages = await read_all(client, topic, 10)
+        assert [message.message_id.batch_size for message in messages] == [4] * 8 + [2] * 2
+
+
+async def test_after_the_first_failure_of_a_repeatable_producer_nothing_is_stored(cluster: ClusterThread, topic: str) -> None:
+    cluster.admin("PUT", f"persistent/public/default/{topic}")
+    cluster.admin("POST", f"persistent/public/default/{topic}/maxMessageSize", 1000)
+    async with cepheid.connect(cluster.url) as client:
+        producer = await client.producer(topic, repeatable=True, batching=False)
+        for payload in (b"first", b"x" * 2000, b"last"):
+            producer.send_nowait(payload)
+        with pytest.raises(cepheid.SendFailedError):
+            await producer.flush()
+        with pytest.raises(cepheid.NotAllowedError):
+            producer.send_nowait(b"later")
+        await producer.abandon()
+        assert [message.data for message in await read_all(client, topic, 1)] == [b"first"]
+
+
+async def test_what_waits_for_a_batch_is_not_sent_when_a_producer_is_abandoned(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client:
+        producer = await client.producer(topic, repeatable=True)
+        producer.send_nowait(b"waits")
+        await producer.abandon()
+        await producer.close()
+        assert await read_all(client, topic, 0) == []
+
+
+async def test_none_is_a_message_without_value(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client, client.producer(topic) as producer:
+        await producer.send(None, key="gone")
+        await producer.send(None)
+        first, second = await read_all(client, topic, 2)
+        assert (first.is_null, first.key, first.value) == (True, "gone", None)
+        assert second.is_null
+
+
+async def test_the_schema_of_a_topic(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client:
+        assert await client.topic_schema(topic) is None
+        async with client.producer(topic, schema=str):
+            found = await client.topic_schema(topic)
+        assert found is not None
+        assert found.kind == "STRING"

@@ -85,13 +85,6 @@ def test_nobody_answers(topic: str, spark: SparkSession) -> None:
     assert "127.0.0.1:1" in message
 
 
-@pytest.mark.slow
-def test_a_sink_is_not_served_yet(spark: SparkSession, server: Any, topic: str) -> None:
-    writing = spark.range(1).write.format("cepheid").option("serviceUrl", server.service_url).option("topic", topic)
-    message = said(writing.mode("append").save)
-    assert "NotServedError: writing to topics from Spark is not served yet" in message
-
-
 def test_bookies_that_do_not_answer_are_named_with_the_entries() -> None:
     """As where executors have no network to them."""
     fragment = Fragment(0, ("bookie-1", "bookie-2"))

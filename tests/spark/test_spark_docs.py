@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from cepheid_cli.app import app
 from cepheid_decode.columns import ENTRY_COLUMNS, MESSAGE_COLUMNS
 from cepheid_spark.option_values import duration, parse_bool, size
 from cepheid_spark.options import OPTIONS, OTHER_NAMES, SourceOptions, parse_options
+from cepheid_spark.sink_options import SINK_OPTIONS, parse_sink_options
 from cepheid_testkit import ProcessCluster
 
 PAGE = (Path(__file__).parents[2] / "docs/spark.md").read_text()
@@ -27,6 +29,9 @@ URL = "pulsar://127.0.0.1:6650"
 def documented(spark: SparkSession) -> Iterator[ProcessCluster]:
     """A server of its own: the page's topics and ids are those of a new one."""
     with ProcessCluster() as cluster:
+        url = f"{cluster.admin_url}/admin/v2/namespaces/public/default/deduplication"
+        request = urllib.request.Request(url, b"true", {"Content-Type": "application/json"}, method="POST")
+        urllib.request.urlopen(request, timeout=30).close()  # as the page says before it writes
         yield cluster
     spark.sql("DROP TABLE IF EXISTS visits_table")
 
@@ -63,6 +68,24 @@ def test_the_table_of_options_has_each_option_once() -> None:
     cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
     listed = [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
     assert sorted(listed) == sorted(OPTIONS)
+
+
+@pytest.mark.page
+def test_the_table_of_a_write_has_each_option_with_its_default() -> None:
+    table = PAGE.partition("### What a write is given")[2].partition("\n##")[0]
+    rows = [line.split("|")[1:3] for line in table.splitlines() if line.startswith("| `")]
+    told = {name: default.strip() for names, defaults in rows for name, default in _defaults(names, defaults)}
+    assert sorted(told) == sorted(SINK_OPTIONS)
+    options = parse_sink_options({"service.url": URL}, streaming=True)
+    assert (told["exactlyOnce"], told["order"]) == ("true", "sorted")
+    assert (told["keyHash"], told["compression"]) == (options.key_hash, options.compression)
+    assert duration()("default", told["sinkMemory"]) == options.memory_s
+    assert duration()("default", told["sendTimeout"]) == options.send_timeout_s
+
+
+def _defaults(names: str, defaults: str) -> list[tuple[str, str]]:
+    found, texts = re.findall(r"`(\w+)`", names), defaults.split(",")
+    return list(zip(found, texts if len(texts) == len(found) else texts * len(found), strict=True))
 
 
 def option_rows() -> Iterator[tuple[list[str], str, str]]:

@@ -24,7 +24,7 @@ from cepheid_broker.protocol.requests import Requests
 from cepheid_broker.protocol.services import Services
 from cepheid_broker.protocol.subscribe_checks import check_subscription_name
 from cepheid_broker.protocol.wire_errors import error_text, server_error_of
-from cepheid_broker.publishing import AccessMode, Producer, ProducerState
+from cepheid_broker.publishing import AccessMode, Producer, ProducerState, claim_of
 from cepheid_broker.schemas import asked_schema
 from cepheid_broker.topics import Topic
 from cepheid_metadata import EARLIEST
@@ -141,6 +141,7 @@ class ProducerCommands:
             await topic.check_publishing(encrypted=ask.encrypted, reconnecting=ask.epoch > 0)
             schema_version = await self._services.schemas.for_producer(name, asked_schema(ask), topic.policies)
             await self._create_initial_subscription(topic, ask)
+            check_claim(topic, ask.producer_name, properties)
             producer = Producer(
                 topic,
                 self._peer,
@@ -301,6 +302,18 @@ def checked_name(name: str) -> str:
     if len(name) > MAX_NAME_CHARACTERS:
         raise NotAllowedError(f"a producer name has {len(name)} characters, the limit is {MAX_NAME_CHARACTERS}: {name[:40]!r}…")
     return name
+
+
+def check_claim(topic: Topic, name: str, properties: Mapping[str, str]) -> None:
+    """What a producer asks of deduplication. Raises NotAllowedError, ServiceNotReadyError."""
+    claim = claim_of(properties)
+    if claim is None:
+        return
+    if not name:
+        raise NotAllowedError("a producer that names an owner of its name has a name of its own")
+    if topic.deduplication is None:
+        raise NotAllowedError(f"topic {topic.name} is not persistent: it has no deduplication", topic=str(topic.name))
+    topic.deduplication.check_claim(name, claim)
 
 
 def checked_properties(ask: pb.CommandProducer) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from cepheid_broker.publishing.deduplication import sequence_ids_of
 from cepheid_broker.publishing.producer import Producer, ProducerFigures, ProducerState
 from cepheid_broker.publishing.producer_access import AccessMode
-from cepheid_broker.publishing.topic_deduplication import DEDUP_CURSOR, TopicDeduplication
+from cepheid_broker.publishing.topic_deduplication import DEDUP_CURSOR, TopicDeduplication, claim_of
 from cepheid_broker.publishing.topic_producers import TopicProducers
 
 __all__ = [
@@ -14,5 +14,6 @@ __all__ = [
     "ProducerState",
     "TopicDeduplication",
     "TopicProducers",
+    "claim_of",
     "sequence_ids_of",
 ]

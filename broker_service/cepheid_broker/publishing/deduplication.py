@@ -19,19 +19,28 @@ Rules
    duplicate.
 6. A name is followed while somebody uses it. Others are forgotten after `idle_s`, and the longest unused ones beyond `max_names`;
    what a forgotten name sends again is stored again.
+7. A name that is claimed is remembered for as long as its claim says, if that is longer, and beyond `max_names` it is forgotten
+   after all that are not claimed. It belongs to the owner that its claim names, until it is forgotten. A claim may tell by a text
+   what is sent from a sequence id on: once some of it is stored, another text for that id is refused, since other messages would be
+   called duplicates.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import NamedTuple
 
 MAX_SEQUENCE_ID = (1 << 63) - 1
 NOTHING_PERSISTED = -1
 _BEGINS = "\0"
-"""In what is saved, in front of a name: `Mark.begins`, where it differs. No name begins like that (`name_key`)."""
+"""In what is saved, in front of a name: `Mark.begins`, where it differs."""
 _CHUNK = "\0\0"
 """In what is saved, in front of `chunk id/publish time/bytes of the message/name`: the sequence id of `ProducerSequence.chunk`."""
+_CLAIM = "\0\1"
+"""In what is saved, in front of the rest of a `NameClaim` and the name, as JSON: its `memory_s`. Earlier releases pass over it."""
+NO_NAMES = ("\0", "\1")
+"""No name begins like these (`name_key`): they tell what is saved beside names apart."""
 
 
 class Mark(NamedTuple):
@@ -70,6 +79,16 @@ class Chunk(NamedTuple):
         return self == other._replace(chunk_id=self.chunk_id)
 
 
+class NameClaim(NamedTuple):
+    """What a producer asks for with its name: who may use it, and for how long it is remembered after its last use."""
+
+    owner: str
+    memory_s: int
+    first_id: int = -1
+    """From where `content` tells what is sent; -1: it tells nothing."""
+    content: str = ""
+
+
 class ProducerSequence:
     """What is known of one producer name. Made by `SequenceIds`."""
 
@@ -78,6 +97,7 @@ class ProducerSequence:
         "_pushed_ends",
         "_under_way",
         "chunk",
+        "claim",
         "is_forgotten",
         "name",
         "persisted",
@@ -95,6 +115,7 @@ class ProducerSequence:
         """Nothing of it is kept any more: whoever still has it asks for the name again."""
         self.chunk: Chunk | None = None
         """The newest that is stored of a message that is not whole; those before it are as well."""
+        self.claim: NameClaim | None = None
         self._under_way: list[Mark] = []  # of each group being appended: few, and mostly none
 
     def __repr__(self) -> str:
@@ -189,6 +210,28 @@ class SequenceIds:
         sequence = self._names.get(name)
         return sequence is None or sequence.is_settled
 
+    def why_refused(self, name: str, claim: NameClaim) -> str | None:
+        """Return what speaks against a claim (rule 7); None: nothing."""
+        sequence = self._names.get(name)
+        if sequence is None or sequence.claim is None:
+            return None
+        before = sequence.claim
+        if before.owner != claim.owner:
+            return f"the name belongs to {before.owner!r}, and {claim.owner!r} asks for it: use another name"
+        begun = before.first_id == claim.first_id and 0 <= claim.first_id <= sequence.persisted.ends
+        if begun and before.content != claim.content:
+            count = sequence.persisted.ends - claim.first_id + 1
+            return (
+                f"{count:,} messages from {claim.first_id} on are stored, of other content ({before.content}, now {claim.content})"
+            )
+        return None
+
+    def set_claim(self, name: str, claim: NameClaim, now: float) -> bool:
+        """Return whether that is news, which is to be saved."""
+        sequence = self._known(name, now)
+        is_new, sequence.claim = sequence.claim != claim, claim
+        return is_new
+
     # What is saved
 
     def restore(self, saved: Mapping[str, int], now: float) -> None:
@@ -199,6 +242,9 @@ class SequenceIds:
             if key.startswith(_CHUNK):
                 chunk_id, publish_time_ms, message_bytes, name = key.removeprefix(_CHUNK).split("/", 3)
                 self._known(name, now).chunk = Chunk(sequence_id, int(chunk_id), int(publish_time_ms), int(message_bytes))
+            elif key.startswith(_CLAIM):
+                name, owner, first_id, content = json.loads(key.removeprefix(_CLAIM))
+                self._known(name, now).claim = NameClaim(owner, sequence_id, first_id, content)
 
     def note_stored(self, name: str, mark: Mark, now: float) -> None:
         """An entry that is stored behind what was saved."""
@@ -219,6 +265,8 @@ class SequenceIds:
                 saved[name] = ends
                 if begins != ends:
                     saved[_BEGINS + name] = begins
+            if (claim := sequence.claim) is not None:
+                saved[_CLAIM + json.dumps([name, claim.owner, claim.first_id, claim.content])] = claim.memory_s
             if (chunk := sequence.chunk) is not None:
                 saved[f"{_CHUNK}{chunk.chunk_id}/{chunk.publish_time_ms}/{chunk.message_bytes}/{name}"] = chunk.sequence_id
         return saved
@@ -230,12 +278,18 @@ class SequenceIds:
             sequence.chunk = None
         return len(incomplete)
 
-    def forget_idle(self, unused_since: float, max_names: int) -> int:
-        """Rule 6. How many are forgotten."""
+    def forget_idle(self, now: float, idle_s: float, max_names: int) -> int:
+        """Forget what nobody used for `idle_s`, or for as long as its claim says, and what is beyond `max_names`: return how many.
+
+        Rules 6 and 7."""
         unused = [sequence for sequence in self._names.values() if not sequence.users and sequence.is_settled]
-        unused.sort(key=lambda sequence: sequence.used_at)
+        unused.sort(key=lambda sequence: (sequence.claim is not None, sequence.used_at))
         excess = len(self._names) - max_names
-        forgotten = [sequence for index, sequence in enumerate(unused) if index < excess or sequence.used_at < unused_since]
+        forgotten = [
+            sequence
+            for index, sequence in enumerate(unused)
+            if index < excess or sequence.used_at < now - max(idle_s, 0 if sequence.claim is None else sequence.claim.memory_s)
+        ]
         for sequence in forgotten:
             self._forget(sequence)
         return len(forgotten)

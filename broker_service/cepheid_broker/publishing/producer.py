@@ -32,7 +32,7 @@ from cepheid_broker.publishing.deduplication import Mark, ProducerSequence
 from cepheid_broker.publishing.producer_access import AccessMode
 from cepheid_broker.publishing.publish_group import why_not_allowed
 from cepheid_broker.publishing.repetitions import Repetitions
-from cepheid_broker.publishing.topic_deduplication import TopicDeduplication
+from cepheid_broker.publishing.topic_deduplication import TopicDeduplication, claim_of
 from cepheid_broker.publishing.unanswered_sends import AppendTarget, UnansweredSends
 from cepheid_broker.traffic import Traffic, TrafficFigures
 from cepheid_ports import RefusalLog
@@ -232,6 +232,8 @@ class Producer:
         self.state = ProducerState.OPEN
         if self._repetitions is not None:
             self._repetitions.begin(self.name)
+            if (claim := claim_of(self.metadata)) is not None and self.topic.deduplication is not None:
+                self.topic.deduplication.set_claim(self.name, claim)
         self._owner.on_admitted(self)
 
     def on_waiting(self) -> None:

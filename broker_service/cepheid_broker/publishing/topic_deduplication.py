@@ -9,19 +9,29 @@ Rules
    not whole: these hold no position, as their rest may never come.
 2. The policy may change at any time. Turned on, it holds for what is published from then on. Turned off, the cursor is deleted
    before entries go unjudged: sequence ids from before a gap would call new messages duplicates.
-3. Saving costs as much as there are names, so it happens at most once in as many entries.
+3. Saving costs as much as there are names, so it happens at most once in as many entries, and for new claims at most once a tick.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
+from cepheid_broker.errors import NotAllowedError, ServiceNotReadyError
 from cepheid_broker.policies import TopicPolicies
-from cepheid_broker.publishing.deduplication import MAX_SEQUENCE_ID, NOTHING_PERSISTED, Chunk, Mark, SequenceIds, mark_of_batch
+from cepheid_broker.publishing.deduplication import (
+    MAX_SEQUENCE_ID,
+    NO_NAMES,
+    NOTHING_PERSISTED,
+    Chunk,
+    Mark,
+    NameClaim,
+    SequenceIds,
+    mark_of_batch,
+)
 from cepheid_broker.settings import DeduplicationSettings
 from cepheid_broker.traffic import BrokerTraffic, Traffic
 from cepheid_metadata import Position
@@ -37,6 +47,9 @@ log = logging.getLogger(__name__)
 DEDUP_CURSOR = "pulsar.dedup"
 _REPLAY_READ_BYTES = 1 << 20
 _NAME_CHARACTERS = 2048  # as many as PRODUCER allows
+OWNER_PROPERTY, MEMORY_PROPERTY, CONTENT_PROPERTY = "cepheid-name-owner", "cepheid-name-memory-s", "cepheid-name-content"
+_MOST_CLAIM_CHARACTERS = 200
+_MOST_MEMORY_S = 366 * 86400
 
 
 def is_recorded(metadata: pb.MessageMetadata) -> bool:
@@ -55,9 +68,26 @@ def producer_name_of(metadata: pb.MessageMetadata) -> str:
 
 def name_key(name: str) -> str:
     """By which it is remembered: messages name producers as they like, and a name is kept for hours."""
-    if len(name) <= _NAME_CHARACTERS and not name.startswith("\0"):  # those are no names (deduplication.py)
+    if len(name) <= _NAME_CHARACTERS and not name.startswith(NO_NAMES):
         return name
-    return f"{name.lstrip(chr(0))[:64]}… sha256 {sha256(name.encode()).hexdigest()}"
+    return f"{name.lstrip(''.join(NO_NAMES))[:64]}… sha256 {sha256(name.encode()).hexdigest()}"
+
+
+def claim_of(properties: Mapping[str, str]) -> NameClaim | None:
+    """Return what a producer claims by its properties (docs/producers.md). Raises NotAllowedError."""
+    owner, text = properties.get(OWNER_PROPERTY), properties.get(MEMORY_PROPERTY, "0")
+    if owner is None:
+        return None
+    if not 0 < len(owner) <= _MOST_CLAIM_CHARACTERS:
+        raise NotAllowedError(f"{OWNER_PROPERTY} must have 1 to {_MOST_CLAIM_CHARACTERS} characters, got {len(owner)}")
+    if not (text.isascii() and text.isdigit() and int(text[:12]) <= _MOST_MEMORY_S):
+        raise NotAllowedError(f"{MEMORY_PROPERTY} must be whole seconds from 0 to {_MOST_MEMORY_S:,}, got {text[:40]!r}")
+    if (content := properties.get(CONTENT_PROPERTY)) is None:
+        return NameClaim(owner, int(text))
+    first_id, slash, told = content.partition("/")
+    if not (slash and first_id.isascii() and first_id.isdigit() and len(first_id) < 20 and len(told) <= _MOST_CLAIM_CHARACTERS):
+        raise NotAllowedError(f"{CONTENT_PROPERTY} must be a sequence id, / and a short text, got {content[:40]!r}")
+    return NameClaim(owner, int(text), int(first_id), told)
 
 
 class TopicDeduplication:
@@ -84,6 +114,7 @@ class TopicDeduplication:
         self._settling: dict[str, Callable[[], None]] = {}  # a name belongs to one producer at a time
         self._entries_since_snapshot = 0
         self._snapshot_at = 0.0
+        self._has_new_claims = False
         self._closed = False
 
     def __repr__(self) -> str:
@@ -133,6 +164,24 @@ class TopicDeduplication:
         """For PRODUCER_SUCCESS: where a client with this name goes on."""
         return self.sequences.last_sequence_id(name_key(name)) if self.active else NOTHING_PERSISTED
 
+    def check_claim(self, name: str, claim: NameClaim) -> None:
+        """Raises NotAllowedError: there is no deduplication, or an earlier claim to the name. ServiceNotReadyError: not yet."""
+        if not self._policies().deduplication:
+            raise NotAllowedError(
+                f"producer {name!r} needs deduplication, which is off for topic {self._topic}: turn it on for the topic or its "
+                "namespace (cepheid namespaces set TENANT/NAMESPACE dedup on)",
+                topic=self._topic,
+            )
+        if not self.active:
+            raise ServiceNotReadyError(f"deduplication of topic {self._topic} is being turned on", topic=self._topic)
+        if (reason := self.sequences.why_refused(name_key(name), claim)) is not None:
+            raise NotAllowedError(f"producer {name!r} of topic {self._topic}: {reason}", topic=self._topic)
+
+    def set_claim(self, name: str, claim: NameClaim) -> None:
+        """The name is in use by the producer that claims it."""
+        if self.active and self.sequences.set_claim(name_key(name), claim, self._now()):
+            self._has_new_claims = True
+
     def when_settled(self, name: str, on_settled: Callable[[], None]) -> None:
         """Calls back, perhaps at once, when nothing that was sent under this name is under way: what is persisted is what is
         stored. For the one producer that has the name now: without it its client would go on, or send again, while it is not
@@ -164,22 +213,23 @@ class TopicDeduplication:
     def on_tick(self) -> None:
         if self.active:
             now = self._now()
-            if now - self._snapshot_at >= self._policies().dedup_snapshot_s:
-                self.snapshot()
+            if now - self._snapshot_at >= self._policies().dedup_snapshot_s or self._has_new_claims:
+                self.snapshot()  # a claim is in no entry, from which it could be found after a crash
         self.on_policies()
 
     def snapshot(self, *, everything_goes: bool = False) -> None:
         """Saved within `cursor_flush_s`, or when the ledger closes. `everything_goes`: what is stored is about to be deleted."""
         now = self._now()
-        forgotten = self.sequences.forget_idle(now - self._settings.idle_s, self._settings.max_names)
+        forgotten = self.sequences.forget_idle(now, self._settings.idle_s, self._settings.max_names)
         if everything_goes:
             forgotten += self.sequences.forget_chunks()
         self._snapshot_at = now
         cursor = self._ledger.cursors.get(DEDUP_CURSOR)  # None: it is being deleted
-        if cursor is not None and (self._entries_since_snapshot or forgotten):
+        if cursor is not None and (self._entries_since_snapshot or forgotten or self._has_new_claims):
             cursor.advance_to(self._ledger.last_confirmed)
             cursor.set_sequence_ids(self.sequences.snapshot())
             self._entries_since_snapshot = 0
+            self._has_new_claims = False
 
     async def save(self, *, everything_goes: bool = False) -> None:
         """At once: its cursor holds as little as possible, or nothing. Raises what saving cursors raises."""

@@ -1,0 +1,108 @@
+"""What the driver finds out before a write begins, so that what cannot work is an error before any task runs.
+
+columns ──► RowPlan        topic ──► number of partitions, schema ──► SinkPlan, pickled for the tasks
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import cepheid
+from cepheid_scan import BadOptionError
+from cepheid_spark.sink_options import SinkOptions
+from cepheid_spark.sink_records import RecordEncoder, definition_of
+from cepheid_spark.sink_rows import Encoder, RowPlan, plan_rows
+from cepheid_spark.sink_sender import PayloadSchema, claim_properties, connect, open_producer
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+
+@dataclass(frozen=True, slots=True)
+class SinkPlan:
+    """All that a task needs. `counts`: the number of partitions of the topic that the write names. `schema`: that of records."""
+
+    options: SinkOptions
+    rows: RowPlan
+    counts: Mapping[str, int] = field(default_factory=dict)
+    schema: cepheid.TopicSchema | None = None
+    columns: StructType | None = None
+
+    def encoder(self) -> Encoder | None:
+        """Raises BadOptionError when the columns do not fit the schema."""
+        if self.schema is None or self.columns is None:
+            return None
+        return RecordEncoder(self.schema.kind, json.loads(self.schema.definition), self.columns).encode
+
+    def payload_schema(self) -> PayloadSchema:
+        return PayloadSchema(self.schema)
+
+
+def plan_sink(schema: StructType, options: SinkOptions) -> SinkPlan:
+    """Raises BadOptionError, and what the client raises."""
+    plan = SinkPlan(options, plan_rows(schema, has_topic=options.topic is not None, encode=options.encode))
+    if plan.rows.has_records:
+        from pyspark.sql.types import StructType
+
+        plan = replace(plan, columns=StructType([schema.fields[index] for index in plan.rows.fields]))
+    if options.topic is None:
+        return _with_derived_schema(plan, "the rows") if plan.rows.has_records else plan
+    return asyncio.run(_look_at_topic(plan, options.topic))
+
+
+async def _look_at_topic(plan: SinkPlan, topic: str) -> SinkPlan:
+    async with connect(plan.options) as client:
+        count = await client.partitions(topic)
+        plan = replace(plan, counts={topic: count})
+        if plan.rows.has_records:
+            plan = _with_schema(plan, topic, await client.topic_schema(topic))
+            plan.encoder()  # whether the columns fit
+        await _try_to_open(client, plan, f"{topic}-partition-0" if count else topic)
+    return plan
+
+
+def _with_schema(plan: SinkPlan, topic: str, found: cepheid.TopicSchema | None) -> SinkPlan:
+    """Records are encoded by the schema that the topic has now: a later one is used by the next micro-batch."""
+    encode = plan.options.encode
+    if found is None:
+        return _with_derived_schema(plan, topic)
+    if found.kind not in ("AVRO", "JSON"):
+        raise BadOptionError(
+            f"{topic} has a schema of kind {found.kind}: write a column value with payloads that are encoded already"
+        )
+    if encode is not None and encode != found.kind.lower():
+        raise BadOptionError(f"option encode: {topic} has a schema of kind {found.kind}: leave encode out", option="encode")
+    return replace(plan, schema=found)
+
+
+def _with_derived_schema(plan: SinkPlan, where: str) -> SinkPlan:
+    assert plan.columns is not None, "records have columns"
+    if plan.options.encode is None:
+        why = f"{where} has no schema" if plan.options.topic is not None else "a column names the topics"
+        raise BadOptionError(
+            f"{why}, and there is no column value: give encode=avro or encode=json, which makes a schema of the columns, or a "
+            "column value",
+            option="encode",
+        )
+    definition = json.dumps(definition_of(plan.columns)).encode()
+    return replace(plan, schema=cepheid.TopicSchema(plan.options.encode.upper(), "Row", definition))
+
+
+async def _try_to_open(client: cepheid.Client, plan: SinkPlan, topic: str) -> None:
+    """Open a producer and close it. The broker says whether the topic may be written, takes the schema and has deduplication.
+
+    Its name is the same each time: a topic remembers names, and there may be a micro-batch every second.
+    """
+    options = plan.options
+    name = f"spark-check-{hashlib.sha256(topic.encode()).hexdigest()[:16]}"
+    try:
+        claim = claim_properties(options, "check") if options.exactly_once else {}
+        producer = await open_producer(client, options, topic, plan.payload_schema(), name, claim, waits=False)
+    except cepheid.BusyError:
+        return  # another write is checking the same thing
+    await producer.close()
