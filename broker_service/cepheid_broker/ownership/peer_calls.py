@@ -46,9 +46,10 @@ class PeerUnreachableError(ServiceNotReadyError):
 
 
 class PeerCalls:
-    """Of one broker. `tls` gives the context of the next call; None: other brokers are reached without TLS.
+    """The calls that one broker makes.
 
-    `token` gives what this broker shows to them, "" nothing.
+    `tls` gives the context of the next call; None: other brokers are reached without TLS. `token` gives what this broker shows to
+    them, "" for nothing.
     """
 
     def __init__(
