@@ -74,7 +74,8 @@ class TokenVerifier:
             token_id if isinstance(token_id, str) else None,
             int(float(issued) * 1000) if _is_time(issued) else None,
         )
-        return Principal(role, self._method, None if expires is None else int((float(expires) + self._leeway_s) * 1000), identity)
+        expires_at_ms = None if expires is None else int((float(expires) + self._leeway_s) * 1000)
+        return Principal(role, self._method, expires_at_ms, token=identity)
 
     def _verified(self, token: bytes, algorithm: str, key_id: str | None) -> Mapping[str, Any]:
         import jwt

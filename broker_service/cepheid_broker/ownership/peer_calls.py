@@ -46,7 +46,11 @@ class PeerUnreachableError(ServiceNotReadyError):
 
 
 class PeerCalls:
-    """Of one broker. `tls` gives the context of the next call; None: other brokers are reached without TLS. `token` gives what this broker shows to them, "" nothing."""
+    """The calls that one broker makes to the others.
+
+    `tls` gives the context of the next call; None: other brokers are reached without TLS. `token` gives what this broker shows to
+    them, "" nothing.
+    """
 
     def __init__(
         self, timeout_s: float, *, tls: Callable[[], ssl.SSLContext] | None = None, token: Callable[[], str] = lambda: ""
