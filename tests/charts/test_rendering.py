@@ -16,18 +16,18 @@ from tests.charts.manifest_rules import containers_of, pod_of, problems
 
 pytestmark = pytest.mark.skipif(find_helm() is None, reason=MISSING)
 
-SECURE = "secure=true"
+OPEN, SECURE = "secure=false", "secure=true"
 ZOOKEEPER = "zookeeper.externalUrl=zk://zk.example.org:2181/cepheid"
 MONITORING = ("monitoring.podMonitor.enabled=true", "monitoring.rules.enabled=true", "monitoring.dashboards.enabled=true")
 EXTERNAL = ("external.type=LoadBalancer", "external.hosts={a.example.org,b.example.org,c.example.org}")
 COMBINATIONS = [
-    *([f"profile={profile}", *more] for profile in ("one", "small", "production") for more in ([], [SECURE], list(MONITORING))),
+    *([f"profile={profile}", *more] for profile in ("one", "small", "production") for more in ([], [OPEN], list(MONITORING))),
     ["profile=production", SECURE, *MONITORING, *EXTERNAL, "rackAwareness.enabled=true"],
-    ["external.type=NodePort"],
+    ["external.type=NodePort", OPEN],
     ["external.type=NodePort", SECURE, "security.hosts={10.0.0.1,broker.example.org}"],
     ["rackAwareness.enabled=true"],
     [ZOOKEEPER],
-    [ZOOKEEPER, SECURE],
+    [ZOOKEEPER, OPEN],
     ["bookie.journal.size=10Gi", "bookie.storage.storageClass=fast", "bookie.journal.storageClass=-"],
     ["bookie.replicas=1", "broker.replicas=1"],
     ["bookie.replicas=12", "broker.replicas=7", "zookeeper.replicas=5"],
@@ -246,5 +246,6 @@ def test_the_rules_notice_what_breaks_them(path: str, value: Any, said: str, tmp
 
 def test_the_rules_notice_settings_that_the_process_would_refuse(tmp_path: Path) -> None:
     manifests = render()
-    named(manifests, "ConfigMap", "broker")["data"]["broker.toml"] += "\nprot = 1\n"
+    settings = named(manifests, "ConfigMap", "broker")["data"]
+    settings["broker.toml"] = f"prot = 1\n{settings['broker.toml']}"
     assert any("'prot'" in problem and "'port'" in problem for problem in problems(manifests, tmp_path))
