@@ -36,10 +36,10 @@ JARS = (
 )  # fmt: skip
 """What a ZooKeeper server loads, with TLS; about 10 MB of the 300 MB in the package."""
 PRUNED = (
-    "*/tests", "*/test", "pyarrow/include", "pyarrow/src", "pyarrow/*.pyx", "pyarrow/*.pxi", "pyarrow/includes",
-    "pyarrow/libarrow_flight.so*", "pyarrow/_flight*.so", "numpy/*/tests", "numpy/_core/include",
+    "*/tests", "*/test", "numpy/*/tests", "numpy/_core/include", "pyarrow/include", "pyarrow/includes", "pyarrow/src",
+    "pyarrow/*.pyx", "pyarrow/*.pxi", "pyarrow/*.pxd", "pyarrow/*flight*", "pyarrow/*s3*.so*",
 )  # fmt: skip
-"""Parts of wheels that no server loads: tests, headers, and Arrow's network protocol."""
+"""Parts of wheels that no server loads: tests, headers, Arrow's network protocol and its S3 client (ours is obstore)."""
 ZOOKEEPER_SERVER = """\
 #!/bin/sh
 # Runs one ZooKeeper server in the foreground. Usage: zookeeper-server CONFIG

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import subprocess
@@ -25,11 +26,12 @@ RATE_PER_S = 500
 class Release:
     """A release in a namespace of its own, which enforces the restricted Pod Security profile."""
 
-    def __init__(self, node: RunningNode, name: str, *values: str) -> None:
+    def __init__(self, node: RunningNode, name: str, *values: str, secure: bool = False) -> None:
         self.node = node
         self.name = name
         self.namespace = f"test-{name}"
-        self._values = [*IMAGE_VALUES, *values]
+        self.secure = secure
+        self._values = [*IMAGE_VALUES, *values, f"--set=secure={str(secure).lower()}"]
 
     # ---- the life of the release
 
@@ -156,10 +158,25 @@ class Release:
         report: dict[str, Any] = json.loads(output.splitlines()[-1])
         return report
 
+    def secret(self, ending: str) -> dict[str, str]:
+        """Return the contents of the secret whose name has this ending."""
+        (found,) = (item for item in self.objects("secrets") if item["metadata"]["name"].endswith(ending))
+        return {name: base64.b64decode(content).decode() for name, content in found["data"].items()}
+
+    def credentials(self) -> list[str]:
+        """Return the options by which the client of load.py trusts the servers, and is trusted by them."""
+        secret = self.secret("-client")
+        folder = REPORTS / self.namespace
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "ca.pem").write_text(secret["ca.pem"])
+        return ["--ca", str(folder / "ca.pem"), "--token", secret["admin.token"].strip()]
+
     def _start_load(self, *options: str) -> subprocess.Popen[str]:
         REPORTS.mkdir(parents=True, exist_ok=True)
-        url = f"pulsar://{self.service_host()}:6650"
-        command = self.node.command(sys.executable, "-m", "tests.kubernetes.load", "--url", url, *options)
+        host = self.service_host()
+        url = f"pulsar+ssl://{host}:6651" if self.secure else f"pulsar://{host}:6650"
+        credentials = self.credentials() if self.secure else []
+        command = self.node.command(sys.executable, "-m", "tests.kubernetes.load", "--url", url, *credentials, *options)
         pipe = subprocess.PIPE
         return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, cwd=REPOSITORY)
 

@@ -120,7 +120,7 @@ def test_a_bookie_that_lost_its_volume_is_filled_again(small: Release) -> None:
         small.kubectl("delete", "persistentvolumeclaim", *claims, "--wait=false")
         uid = small.uid(pod)
         small.kubectl("delete", "pod", pod)
-        replace_lost_bookie(small, pod)
+        accept_empty_volume(small, pod, uid)
         small.wait_pod_replaced(pod, uid, timeout_s=300)
     assert (report["lost"], report["error_count"]) == (0, 0), report
 
@@ -140,5 +140,16 @@ def annotated(value: str) -> list[str]:
     return [f"--set={part}.podAnnotations.test={value}" for part in ("zookeeper", "bookie", "broker")]
 
 
-def replace_lost_bookie(small: Release, pod: str) -> None:
-    """Do what docs/kubernetes.md says for a bookie whose volume is gone."""
+def accept_empty_volume(small: Release, pod: str, old_uid: str) -> None:
+    """Do what docs/kubernetes.md says for a bookie whose volume is gone; before that it must refuse to start, and say so."""
+
+    def refusal() -> str:
+        found = [each for each in small.objects("pods") if each["metadata"]["name"] == pod and each["metadata"]["uid"] != old_uid]
+        statuses = [status for each in found for status in each["status"].get("containerStatuses", [])]
+        ended = [
+            state["terminated"] for status in statuses for state in (status["state"], status["lastState"]) if "terminated" in state
+        ]
+        return " ".join(each.get("message", "") for each in ended)
+
+    wait_until(lambda: "--accept-empty-disk" in refusal(), 180, f"refusal of {pod} to start on an empty volume")
+    small.kubectl("annotate", "pod", pod, "cepheid/accept-empty-disk=true")
