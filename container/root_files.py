@@ -98,7 +98,7 @@ def install(root: Path, arguments: Iterable[str]) -> None:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     move_scripts(site / "bin", root / "usr/local/bin")
     # Bytecode that is never compared with its source: files of an image do not change, and their times say nothing.
-    compiling = ("-m", "compileall", "-q", "--invalidation-mode=unchecked-hash", f"--stripdir={root}", "--prependdir=/", str(site))
+    compiling = ("-m", "compileall", "-q", "--invalidation-mode=unchecked-hash", f"-s{root}", "-p/", str(site))
     subprocess.run([sys.executable, *compiling], check=True)
 
 
