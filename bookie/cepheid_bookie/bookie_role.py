@@ -88,9 +88,10 @@ class BookieRole(Role):
         self._store: MetadataStore | None = None
         self._registration: Registration[BookieRegistration] | None = None
         self._tasks = TaskOwner(f"bookie {self.bookie_id}", self._failure.report)
-        pages = {"/health": self._health_page, "/ready": self._ready_page, "/metrics": self._metrics_page}
+        self._pages = {"/health": self._health_page, "/ready": self._ready_page, "/metrics": self._metrics_page}
         host, queried = settings.http_host or settings.host, {"/ledgers": self._ledgers_page}
-        self._health = HealthServer(host, settings.http_port, pages, queried)
+        self._health = HealthServer(host, settings.http_port, self._pages, queried)
+        self._record: BookieRegistration
         self._server: BookieServer
 
     def __repr__(self) -> str:
@@ -135,7 +136,7 @@ class BookieRole(Role):
             await importing
         await report_bookie(store, self.bookie, ports)
         await self._serve()
-        record = self._new_record()
+        self._record = record = self._new_record()
         await report_known_format(store, self.bookie_id, record.process or "")
         self._registration = self._new_registration(store, record)
         opened.push_async_callback(self._registration.aclose)  # first at the end: nobody else is sent here

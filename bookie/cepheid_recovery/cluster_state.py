@@ -56,8 +56,13 @@ class ClusterState:
 
     def run_of(self, bookie_id: str) -> str:
         """Return a name of this run of the bookie on these disks: another one means that it was restarted."""
-        return f"{self._bookies.incarnation_of(bookie_id)} {self._bookies.process_of(bookie_id)}"
+        return run_name(self._bookies.incarnation_of(bookie_id), self._bookies.process_of(bookie_id))
 
     def racks(self) -> Mapping[str, str]:
         """Return the racks of the bookies that have one, as far as known."""
         return self._bookies.racks()
+
+
+def run_name(incarnation: str, process: str) -> str:
+    """Return the name of one run of a bookie, from the disks and the process that it registered with."""
+    return f"{incarnation} {process}"

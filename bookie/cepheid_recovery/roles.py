@@ -19,6 +19,8 @@ from cepheid_ports import Ports, Role, host_port
 from cepheid_ports.process_metrics import process_families
 from cepheid_ports.prometheus import CONTENT_TYPE, Family, encode, gauge
 from cepheid_recovery.auto_recovery import AutoRecovery
+from cepheid_recovery.caught_up import CaughtUp
+from cepheid_recovery.cluster_state import run_name
 from cepheid_recovery.settings import RecoverySettings
 
 _REFUSAL_RETRY_S = 60.0
@@ -62,6 +64,11 @@ async def open_auto_recovery(
 class BookieNodeSettings(BookieRoleSettings, frozen=True):
     """One storage node as a process, with automatic repair in it."""
 
+    caught_up_timeout_s: PositiveFloat = Field(
+        1800.0,
+        description="Time after which `/caught-up` answers 200 although ledgers still lack copies, so that a rolling restart goes "
+        "on. Longer: a restart waits for repairs that take longer.",
+    )
     recovery: RecoverySettings = Field(RecoverySettings(), description="Automatic repair of ledgers that lack copies.")
     ledger: LedgerSettings = Field(LedgerSettings(), description="How repair reads and writes entries.")
 
@@ -73,6 +80,8 @@ class BookieNode(BookieRole):
         super().__init__(settings, ports, accept_empty_disk=accept_empty_disk)
         self._node_settings = settings
         self._recovery: AutoRecovery | None = None
+        self._caught_up: CaughtUp | None = None
+        self._pages["/caught-up"] = self._caught_up_page
 
     async def _start(self) -> None:
         await super()._start()
@@ -81,6 +90,19 @@ class BookieNode(BookieRole):
             self._recovery = await open_auto_recovery(
                 self.bookie_id, self._opened_store, settings.ledger, settings.recovery, self._ports, self._opened
             )
+            run = run_name(self._record.incarnation, self._record.process or "")
+            self._caught_up = CaughtUp(self._opened_store, self.bookie_id, run, settings.caught_up_timeout_s)
+            self._opened.push_async_callback(self._caught_up.aclose)
+            self._caught_up.start()
+
+    def _caught_up_page(self) -> Page:
+        """Answer 200 when the bookie is ready and the next one may be restarted."""
+        if not self.ready:
+            return self._ready_page()
+        missing = "" if self._caught_up is None else self._caught_up.missing
+        if missing:
+            return Page(f"serving, not caught up: {missing}\n", HTTPStatus.SERVICE_UNAVAILABLE)
+        return Page("serving, caught up\n")
 
     def _families(self) -> Iterator[Family]:
         yield from super()._families()

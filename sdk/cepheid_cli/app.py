@@ -11,6 +11,7 @@ import typer
 from cepheid_cli import (
     bookie_shell,
     cluster,
+    config,
     dev,
     ledgers,
     metadata,
@@ -47,6 +48,7 @@ for sub_app in (
     repair.app,
     tiered.app,
     cluster.app,
+    config.app,
     metadata.app,
     tokens.app,
     secure.app,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from typing import ClassVar
 
+from cepheid_cli.log_lines import start_logging
 from cepheid_ports import CepheidError, Ports
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9_.:=-]{1,200}")
@@ -21,6 +23,7 @@ def run_init(metadata: str, cluster: str, service_url: str, admin_url: str, wait
     """Raises ClusterNameError, OtherClusterError, and what opening the store raises."""
     if not NAME_PATTERN.fullmatch(cluster):
         raise ClusterNameError(f"{cluster[:100]!r} cannot be the name of a cluster")
+    start_logging(logging.WARNING)  # it may wait for the metadata store for long, and says so
     print(asyncio.run(_found(metadata, cluster, service_url, admin_url, wait_s)))
 
 

@@ -1,0 +1,52 @@
+"""`helm test`: publish messages, consume them, and read them back from storage. CEPHEID_URL and CEPHEID_ADMIN_URL say where."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+TIMEOUT_S = 60
+MESSAGES = 10
+
+
+def main(arguments: list[str]) -> None:
+    topic = f"persistent://public/default/helm-test-{int(time.time() * 1000)}"
+    sent = [f"message {number}" for number in range(MESSAGES)]
+    step("publish", "produce", topic, *sent)
+    consumed = step("consume", "consume", topic, "--subscription=helm-test", "--earliest", f"--count={MESSAGES}")
+    missing = [message for message in sent if message not in consumed]
+    if missing:
+        sys.exit(f"consumed without {', '.join(missing)}; got:\n{consumed}")
+    if "--without-storage" in arguments:
+        print("read from storage: left out, the bookie is not reached from other pods")
+    else:
+        admin_url = os.environ["CEPHEID_ADMIN_URL"]
+        if token_file := os.environ.get("CEPHEID_TOKEN_FILE"):  # this command knows the token itself only
+            os.environ["CEPHEID_TOKEN"] = Path(token_file).read_text().strip()
+        read = step("read from storage", "read", topic, "--format=json", "--columns=value", f"--admin-url={admin_url}")
+        rows = [json.loads(line) for line in read.splitlines() if line.strip()]
+        if len(rows) != MESSAGES:
+            sys.exit(f"read {len(rows)} messages from storage instead of {MESSAGES}:\n{read}")
+    step("delete the topic", "topics", "delete", topic, "--force")
+    print(f"all well: {MESSAGES} messages")
+
+
+def step(what: str, *command: str) -> str:
+    """Run one command of `cepheid` and return what it printed; end with its message when it fails."""
+    began = time.monotonic()
+    try:
+        done = subprocess.run(["cepheid", *command], capture_output=True, text=True, timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired as error:
+        sys.exit(f"{what}: no answer within {TIMEOUT_S} s: {error.stderr or error.stdout or ''}")
+    if done.returncode != 0:
+        sys.exit(f"{what} failed with exit code {done.returncode}: {done.stderr.strip() or done.stdout.strip()}")
+    print(f"{what}: {time.monotonic() - began:.1f} s", flush=True)
+    return done.stdout
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,138 @@
+{{/* The values of the user over those of the profile, as YAML. An empty text or list counts as not given. */}}
+{{- define "cepheid.values" -}}
+{{- $profile := .Files.Get (printf "profiles/%s.yaml" .Values.profile) | fromYaml -}}
+{{- mergeOverwrite $profile (include "cepheid.given" .Values | fromYaml) | toYaml -}}
+{{- end -}}
+
+{{- define "cepheid.given" -}}
+{{- $given := dict -}}
+{{- range $key, $value := . -}}
+{{- if kindIs "map" $value -}}
+{{- $_ := set $given $key (include "cepheid.given" $value | fromYaml) -}}
+{{- else if not (or (kindIs "invalid" $value) (and (or (kindIs "string" $value) (kindIs "slice" $value)) (empty $value))) -}}
+{{- $_ := set $given $key $value -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $given -}}
+{{- end -}}
+
+{{/* Begins the name of each object. The longest ending has 20 characters, and a name may have 63. */}}
+{{- define "cepheid.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- if contains $name .Release.Name -}}
+{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "cepheid.selector" -}}
+app.kubernetes.io/name: {{ default .root.Chart.Name .root.Values.nameOverride | trunc 63 | trimSuffix "-" }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- end -}}
+
+{{- define "cepheid.labels" -}}
+{{ include "cepheid.selector" . }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
+{{- end -}}
+
+{{- define "cepheid.image" -}}
+{{ printf "%s:%s" .Values.image.repository (default .Chart.AppVersion .Values.image.tag) }}
+{{- end -}}
+
+{{/* DNS domain of a headless service: the names of its pods are below it. */}}
+{{- define "cepheid.domain" -}}
+{{ printf "%s-%s.%s.svc.%s" (include "cepheid.fullname" .root) .component .root.Release.Namespace .root.Values.clusterDomain }}
+{{- end -}}
+
+{{- define "cepheid.clusterName" -}}
+{{ default (include "cepheid.fullname" .) .Values.clusterName }}
+{{- end -}}
+
+{{- define "cepheid.metadataUrl" -}}
+{{- if .Values.zookeeper.externalUrl -}}
+{{ .Values.zookeeper.externalUrl }}
+{{- else -}}
+zk://{{ include "cepheid.fullname" . }}-zookeeper-client.{{ .Release.Namespace }}.svc.{{ .Values.clusterDomain }}:2181
+{{- end -}}
+{{- end -}}
+
+{{/* The name under which clients in the Kubernetes cluster reach all brokers together. */}}
+{{- define "cepheid.serviceHost" -}}
+{{ printf "%s.%s.svc.%s" (include "cepheid.fullname" .) .Release.Namespace .Values.clusterDomain }}
+{{- end -}}
+
+{{- define "cepheid.serviceUrl" -}}
+{{ printf (ternary "pulsar+ssl://%s:6651" "pulsar://%s:6650" .Values.secure) (include "cepheid.serviceHost" .) }}
+{{- end -}}
+
+{{- define "cepheid.adminUrl" -}}
+{{ printf (ternary "https://%s:8443" "http://%s:8080" .Values.secure) (include "cepheid.serviceHost" .) }}
+{{- end -}}
+
+{{- define "cepheid.serverSecret" -}}
+{{ default (printf "%s-server" (include "cepheid.fullname" .)) .Values.security.existingSecrets.server }}
+{{- end -}}
+
+{{- define "cepheid.clientSecret" -}}
+{{ default (printf "%s-client" (include "cepheid.fullname" .)) .Values.security.existingSecrets.client }}
+{{- end -}}
+
+{{/* Settings as TOML. Arguments: table, path (the dotted name of the table with a dot after it). */}}
+{{- define "cepheid.toml" -}}
+{{- $path := .path -}}
+{{- range $key, $value := .table }}
+{{- if not (or (kindIs "map" $value) (kindIs "invalid" $value)) }}
+{{ $key }} = {{ include "cepheid.tomlValue" $value }}
+{{- end }}
+{{- end }}
+{{- range $key, $value := .table }}
+{{- if kindIs "map" $value }}
+
+[{{ $path }}{{ $key }}]
+{{- include "cepheid.toml" (dict "table" $value "path" (printf "%s%s." $path $key)) }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* Numbers of values.yaml arrive as floating point; a text in JSON is also one in TOML. */}}
+{{- define "cepheid.tomlValue" -}}
+{{- if and (kindIs "float64" .) (eq (floor .) .) -}}{{ int64 . }}{{- else -}}{{ toJson . }}{{- end -}}
+{{- end -}}
+
+{{/* Settings of brokers and of the standalone server when they are secured. The secret of the server is mounted there. */}}
+{{- define "cepheid.secureSettings" -}}
+tls:
+  certificate_file: /etc/cepheid/secure/server.pem
+  key_file: /etc/cepheid/secure/server-key.pem
+  ca_file: /etc/cepheid/secure/ca.pem
+  client_ca_file: /etc/cepheid/secure/ca.pem
+  client_certificates: optional
+authentication:
+  methods: [token, tls]
+  secret_keys: [/etc/cepheid/secure/token.key]
+  own_token_file: /etc/cepheid/secure/broker.token
+{{- end -}}
+
+{{/* Names under which the admin API may be called; the API refuses others, so that no foreign web page reaches it. */}}
+{{- define "cepheid.allowedHosts" -}}
+{{- $name := include "cepheid.fullname" . -}}
+{{- $namespace := .Release.Namespace -}}
+{{- $domain := .Values.clusterDomain -}}
+hosts:
+  - {{ $name }}
+  - {{ $name }}.{{ $namespace }}
+  - {{ $name }}.{{ $namespace }}.svc
+  - {{ $name }}.{{ $namespace }}.svc.{{ $domain }}
+  - .{{ $name }}-broker.{{ $namespace }}.svc.{{ $domain }}
+{{- range concat .Values.external.hosts .Values.security.hosts }}
+  - {{ . }}
+{{- end }}
+{{- end -}}

@@ -1,0 +1,162 @@
+{{/* What all pods share. Arguments: root, component, values (those of the component; may be empty). */}}
+{{- define "cepheid.pod" -}}
+{{- $root := .root -}}
+automountServiceAccountToken: {{ default false .token }}
+# A service called NAME-broker would set CEPHEID_BROKER_PORT, which is a setting of ours.
+enableServiceLinks: false
+securityContext:
+  runAsNonRoot: true
+  runAsUser: 10001
+  runAsGroup: 10001
+  fsGroup: 10001
+  fsGroupChangePolicy: OnRootMismatch
+  seccompProfile: {type: RuntimeDefault}
+{{- with $root.Values.image.pullSecrets }}
+imagePullSecrets:
+{{- range . }}
+  - name: {{ . }}
+{{- end }}
+{{- end }}
+{{- with .values.terminationGracePeriodSeconds }}
+terminationGracePeriodSeconds: {{ int . }}
+{{- end }}
+{{- with .values.nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .values.tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .values.affinity }}
+affinity: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- $selector := include "cepheid.selector" . | fromYaml -}}
+{{- $constraints := list -}}
+{{- $spread := default dict .values.spread -}}
+{{- range $key, $topology := dict "hosts" "kubernetes.io/hostname" "zones" "topology.kubernetes.io/zone" -}}
+{{- $how := get $spread $key -}}
+{{- if has $how (list "require" "prefer") -}}
+{{- $unsatisfiable := ternary "DoNotSchedule" "ScheduleAnyway" (eq $how "require") -}}
+{{- $constraints = append $constraints (dict "maxSkew" 1 "topologyKey" $topology "whenUnsatisfiable" $unsatisfiable "labelSelector" (dict "matchLabels" $selector)) -}}
+{{- end -}}
+{{- end -}}
+{{- with $constraints }}
+topologySpreadConstraints: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* What all containers share. Arguments: root, resources. */}}
+{{- define "cepheid.container" -}}
+image: {{ include "cepheid.image" .root }}
+imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+# The reason of a failed start is then shown by `kubectl describe pod`.
+terminationMessagePolicy: FallbackToLogsOnError
+securityContext:
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: true
+  capabilities: {drop: [ALL]}
+resources: {{- toYaml .resources | nindent 2 }}
+{{- end -}}
+
+{{- define "cepheid.smallResources" -}}
+requests: {cpu: 20m, memory: 64Mi}
+limits: {memory: 256Mi}
+{{- end -}}
+
+{{/* Names of the pod for its settings. */}}
+{{- define "cepheid.podEnv" -}}
+- name: POD_NAME
+  valueFrom: {fieldRef: {fieldPath: metadata.name}}
+- name: POD_IP
+  valueFrom: {fieldRef: {fieldPath: status.podIP}}
+{{- end -}}
+
+{{/* How commands in pods reach the brokers. Arguments: root. The volume `client` has CA and token where the cluster is secured. */}}
+{{- define "cepheid.clientEnv" -}}
+- name: CEPHEID_URL
+  value: {{ include "cepheid.serviceUrl" .root }}
+- name: CEPHEID_ADMIN_URL
+  value: {{ include "cepheid.adminUrl" .root }}
+{{- if .root.Values.secure }}
+- name: CEPHEID_TLS_CA_FILE
+  value: /etc/cepheid/client/ca.pem
+- name: CEPHEID_TOKEN_FILE
+  value: /etc/cepheid/client/admin.token
+# `cepheid read` asks the plan service with Python's own settings of TLS.
+- name: SSL_CERT_FILE
+  value: /etc/cepheid/client/ca.pem
+{{- end }}
+{{- end -}}
+
+{{/* The init container that founds the cluster. It waits for ZooKeeper; when the cluster is there it does nothing. Arguments: root. */}}
+{{- define "cepheid.foundCluster" -}}
+- name: found-cluster
+  {{- include "cepheid.container" (dict "root" .root "resources" (include "cepheid.smallResources" . | fromYaml)) | nindent 2 }}
+  command: [cepheid, init]
+  args:
+    - --metadata={{ include "cepheid.metadataUrl" .root }}
+    - --cluster={{ include "cepheid.clusterName" .root }}
+    - --service-url={{ include "cepheid.serviceUrl" .root }}
+    - --admin-url={{ include "cepheid.adminUrl" .root }}
+    - --wait=3600
+  volumeMounts:
+    - {name: tmp, mountPath: /tmp}
+{{- end -}}
+
+{{/* The init container that adds to a TOML file what depends on the pod: its rack and its outer address. Arguments: root, role. */}}
+{{- define "cepheid.configurePod" -}}
+- name: configure
+  {{- include "cepheid.container" (dict "root" .root "resources" (include "cepheid.smallResources" . | fromYaml)) | nindent 2 }}
+  command: [python3, /etc/cepheid/scripts/configure_pod.py]
+  args: [/etc/cepheid/config/{{ .role }}.toml, /run/cepheid/{{ .role }}.toml]
+  env:
+    - name: POD_NAME
+      valueFrom: {fieldRef: {fieldPath: metadata.name}}
+    {{- if .root.Values.rackAwareness.enabled }}
+    - name: NODE_NAME
+      valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
+    {{- end }}
+    {{- if and .root.Values.external.type (eq .role "broker") }}
+    - name: NODE_IP
+      valueFrom: {fieldRef: {fieldPath: status.hostIP}}
+    - name: EXTERNAL_HOSTS
+      value: {{ join "," .root.Values.external.hosts | quote }}
+    {{- if eq .root.Values.external.type "NodePort" }}
+    - name: FIRST_NODE_PORT
+      value: {{ int .root.Values.external.firstNodePort | quote }}
+    {{- end }}
+    - name: SECURE
+      value: {{ .root.Values.secure | quote }}
+    {{- end }}
+  volumeMounts:
+    - {name: config, mountPath: /etc/cepheid/config, readOnly: true}
+    - {name: scripts, mountPath: /etc/cepheid/scripts, readOnly: true}
+    - {name: run, mountPath: /run/cepheid}
+{{- end -}}
+
+{{/* Annotations of pods by which Prometheus finds their metrics. Arguments: root, values, port, scheme. */}}
+{{- define "cepheid.podAnnotations" -}}
+{{- if .root.Values.monitoring.annotations }}
+prometheus.io/scrape: "true"
+prometheus.io/path: /metrics
+prometheus.io/port: {{ .port | quote }}
+prometheus.io/scheme: {{ .scheme }}
+{{- end }}
+{{- with .values.podAnnotations }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* A claim of a StatefulSet. Arguments: name, storage. */}}
+{{- define "cepheid.claim" -}}
+- metadata:
+    name: {{ .name }}
+  spec:
+    accessModes: [ReadWriteOnce]
+    {{- with .storage.storageClass }}
+    storageClassName: {{ if eq . "-" }}""{{ else }}{{ . }}{{ end }}
+    {{- end }}
+    resources: {requests: {storage: {{ .storage.size }}}}
+{{- end -}}

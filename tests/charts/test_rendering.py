@@ -1,0 +1,204 @@
+"""The chart rendered by Helm: every profile and the combinations that matter keep the rules of manifest_rules.py."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from cepheid_cli import secure
+from tests.charts.helm_command import MISSING, find_helm, render, template
+from tests.charts.manifest_rules import containers_of, pod_of, problems
+
+pytestmark = pytest.mark.skipif(find_helm() is None, reason=MISSING)
+
+SECURE = "secure=true"
+ZOOKEEPER = "zookeeper.externalUrl=zk://zk.example.org:2181/cepheid"
+MONITORING = ("monitoring.podMonitor.enabled=true", "monitoring.rules.enabled=true", "monitoring.dashboards.enabled=true")
+EXTERNAL = ("external.type=LoadBalancer", "external.hosts={a.example.org,b.example.org,c.example.org}")
+COMBINATIONS = [
+    *([f"profile={profile}", *more] for profile in ("one", "small", "production") for more in ([], [SECURE], list(MONITORING))),
+    ["profile=production", SECURE, *MONITORING, *EXTERNAL, "rackAwareness.enabled=true"],
+    ["external.type=NodePort"],
+    ["external.type=NodePort", SECURE, "security.hosts={10.0.0.1,broker.example.org}"],
+    ["rackAwareness.enabled=true"],
+    [ZOOKEEPER],
+    [ZOOKEEPER, SECURE],
+    ["bookie.journal.size=10Gi", "bookie.storage.storageClass=fast", "bookie.journal.storageClass=-"],
+    ["bookie.replicas=1", "broker.replicas=1"],
+    ["bookie.replicas=12", "broker.replicas=7", "zookeeper.replicas=5"],
+    ["tiering.url=s3://bucket/prefix?region=eu-1", "tiering.credentialsSecret=s3-keys"],
+    ["profile=one", "tiering.url=s3://bucket", "tiering.credentialsSecret=s3-keys", "monitoring.annotations=false"],
+    [SECURE, "security.existingSecrets.server=a", "security.existingSecrets.client=b"],
+    ["networkPolicy.enabled=false", "podDisruptionBudget=false", "upgradeGate.enabled=false", "scaleIn.enabled=false"],
+    ["broker.config.tail_cache_bytes=268435456", "broker.config.dispatch.max_permits=500", "bookie.config.report_free_space=true"],
+    [
+        "broker.priorityClassName=high",
+        "bookie.nodeSelector.disk=ssd",
+        "bookie.podAnnotations.team=data",
+        "image.pullSecrets={regcred}",
+    ],
+    ["bookie.rack=eu/a", "broker.rack=eu/a", "bookie.spread.zones=require", "bookie.spread.hosts=off"],
+]
+
+
+def sets(combination: list[str]) -> list[str]:
+    return [f"--set={one}" for one in combination]
+
+
+@pytest.mark.parametrize("combination", COMBINATIONS, ids=" ".join)
+def test_every_combination_keeps_the_rules(combination: list[str], tmp_path: Path) -> None:
+    assert problems(render(*sets(combination)), tmp_path) == []
+
+
+@pytest.mark.parametrize("release", ["cepheid", "a", "my-very-long-release-name-of-more-than-forty-characters"[:53]])
+def test_names_stay_short_enough_for_every_release(release: str, tmp_path: Path) -> None:
+    arguments = sets(["profile=production", SECURE, *MONITORING, *EXTERNAL, "rackAwareness.enabled=true"])
+    assert problems(render(*arguments, release=release, namespace="a" * 63), tmp_path) == []
+
+
+def test_rendering_twice_gives_the_same_text() -> None:
+    arguments = sets(["profile=production", SECURE, *MONITORING])
+    assert template(*arguments).stdout == template(*arguments).stdout
+
+
+def test_objects_of_every_profile() -> None:
+    kinds = {
+        profile: {
+            one["metadata"]["name"]: one["spec"]["replicas"]
+            for one in render(f"--set=profile={profile}")
+            if one["kind"] == "StatefulSet"
+        }
+        for profile in ("one", "small", "production")
+    }
+    assert kinds == {
+        "one": {"my-cepheid-standalone": 1},
+        "small": {"my-cepheid-zookeeper": 1, "my-cepheid-bookie": 3, "my-cepheid-broker": 2},
+        "production": {"my-cepheid-zookeeper": 3, "my-cepheid-bookie": 3, "my-cepheid-broker": 3},
+    }
+
+
+def test_values_of_the_user_win_over_those_of_the_profile() -> None:
+    bookie = named(render("--set=profile=production,bookie.replicas=5,bookie.resources.limits.memory=3Gi"), "StatefulSet", "bookie")
+    (container,) = bookie["spec"]["template"]["spec"]["containers"]
+    assert bookie["spec"]["replicas"] == 5
+    assert container["resources"] == {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"memory": "3Gi"}}
+
+
+def test_a_change_of_settings_restarts_the_pods_that_read_them_and_no_others() -> None:
+    def checksums(*arguments: str) -> dict[str, str]:
+        return {
+            one["metadata"]["name"]: one["spec"]["template"]["metadata"]["annotations"]["checksum/config"]
+            for one in render(*arguments)
+            if one["kind"] == "StatefulSet"
+        }
+
+    before, after = checksums(), checksums("--set=broker.config.max_connections=7")
+    assert [name for name in before if before[name] != after[name]] == ["my-cepheid-broker"]
+
+
+def test_only_hooks_may_ask_kubernetes_for_anything() -> None:
+    manifests = render("--set=secure=true")
+    with_token = [one["metadata"]["name"] for one in manifests if (pod_of(one) or {}).get("automountServiceAccountToken")]
+    assert with_token == ["my-cepheid-secrets"]
+    rules = [rule for one in manifests if one["kind"] in ("Role", "ClusterRole") for rule in one["rules"]]
+    assert {resource for rule in rules for resource in rule["resources"]} == {"secrets"}
+
+
+def test_a_secured_broker_has_no_plain_port_and_its_pods_no_authority_key() -> None:
+    manifests = render("--set=secure=true")
+    ports = {port["name"] for one in manifests if one["kind"] == "Service" for port in one["spec"]["ports"]}
+    assert not ports & {"pulsar", "admin"}
+    secrets = {
+        volume["secret"]["secretName"]
+        for one in manifests
+        for volume in (pod_of(one) or {}).get("volumes", ())
+        if "secret" in volume
+    }
+    assert secrets == {"my-cepheid-server", "my-cepheid-client"}
+
+
+def test_node_ports_of_brokers_do_not_collide() -> None:
+    manifests = render("--set=external.type=NodePort,broker.replicas=3")
+    ports = [
+        port["nodePort"] for one in manifests if one["kind"] == "Service" for port in one["spec"]["ports"] if "nodePort" in port
+    ]
+    assert ports == [30650, 30651, 30652, 30653, 30654, 30655]
+
+
+def test_readiness_of_a_bookie_waits_for_its_copies_unless_the_gate_is_off() -> None:
+    def path(*arguments: str) -> str:
+        (container,) = named(render(*arguments), "StatefulSet", "bookie")["spec"]["template"]["spec"]["containers"]
+        found: str = container["readinessProbe"]["httpGet"]["path"]
+        return found
+
+    assert (path(), path("--set=upgradeGate.enabled=false")) == ("/caught-up", "/ready")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("brokr.replicas=3", "brokr"),
+        ("broker.replica=3", "replica"),
+        ("profile=large", "profile"),
+        ("broker.config.max_conections=3", "max_conections"),
+        ("broker.config.dispatch.max_permits=many", "max_permits"),
+        ("broker.config.port=7000", "port"),
+        ("zookeeper.replicas=2", "replicas"),
+        ("image.tag=latest", "tag"),
+        ("bookie.storage.size=big", "size"),
+    ],
+)
+def test_what_is_not_a_value_is_refused_by_name(wrong: str, said: str) -> None:
+    done = template(f"--set={wrong}")
+    assert done.returncode != 0
+    assert said in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("combination", "said"),
+    [
+        (["external.type=LoadBalancer"], "external.hosts needs the address of each of the 2 brokers, got 0"),
+        (["profile=one", "external.type=NodePort"], "with profile one set service.type"),
+    ],
+)
+def test_combinations_that_cannot_work_are_refused_with_what_to_do(combination: list[str], said: str) -> None:
+    assert said in template(*sets(combination)).stderr
+
+
+def test_bookies_have_writers_and_named_readers_alone() -> None:
+    values = json.dumps([{"namespaceSelector": {"matchLabels": {"team": "spark"}}}])
+    policy = named(render(f"--set-json=networkPolicy.readers={values}"), "NetworkPolicy", "bookie")
+    entries, _ = policy["spec"]["ingress"]
+    components = [
+        peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"] for peer in entries["from"] if "podSelector" in peer
+    ]
+    assert components == ["broker", "bookie", "test"]
+    assert entries["from"][-1] == {"namespaceSelector": {"matchLabels": {"team": "spark"}}}
+
+
+def test_extra_environment_reaches_the_process() -> None:
+    values = json.dumps([{"name": "AWS_REGION", "value": "eu-1"}])
+    pod = pod_of(named(render(f"--set-json=broker.extraEnv={values}"), "StatefulSet", "broker"))
+    assert pod is not None
+    assert {"name": "AWS_REGION", "value": "eu-1"} in containers_of(pod)[-1]["env"]
+
+
+def named(manifests: list[dict[str, Any]], kind: str, component: str) -> dict[str, Any]:
+    (found,) = [one for one in manifests if one["kind"] == kind and one["metadata"]["name"] == f"my-cepheid-{component}"]
+    return found
+
+
+def test_secured_brokers_have_the_settings_that_secure_init_writes(tmp_path: Path) -> None:
+    """A setting that `cepheid secure init` adds to server.toml belongs into the chart as well."""
+    done = CliRunner().invoke(secure.app, ["init", str(tmp_path / "made")])
+    assert done.exit_code == 0, done.output
+    wanted = tomllib.loads((tmp_path / "made" / "server.toml").read_text().replace(str(tmp_path / "made"), "/etc/cepheid/secure"))
+    for profile, component in (("small", "broker"), ("one", "standalone")):
+        config = named(render(f"--set=profile={profile},{SECURE}"), "ConfigMap", component)["data"][f"{component}.toml"]
+        settings = tomllib.loads(config)
+        assert {name: settings.get(name) for name in wanted} == wanted

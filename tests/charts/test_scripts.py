@@ -1,0 +1,185 @@
+"""The scripts that run in the chart's pods: secrets at the first install, scale-in before an upgrade, settings of one pod."""
+
+from __future__ import annotations
+
+import base64
+import importlib.util
+import json
+import os
+import ssl
+import sys
+import threading
+import tomllib
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from cepheid_security import client_context
+from tests.charts.chart_pages import CHART
+from tests.test_source_rules import FOLDERS, ROOT
+
+
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"chart_{name}", CHART / "files" / "scripts" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class SecretsApi:
+    """The Secrets of a namespace, as Kubernetes serves them."""
+
+    def __init__(self) -> None:
+        self.secrets: dict[str, dict[str, Any]] = {}
+        api = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                name = self.path.rpartition("/")[2]
+                self._answer(200, api.secrets[name]) if name in api.secrets else self._answer(404, {"message": "not found"})
+
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                name = body["metadata"]["name"]
+                if name in api.secrets:
+                    self._answer(409, {"message": "exists"})
+                else:
+                    api.secrets[name] = body
+                    self._answer(201, body)
+
+            def _answer(self, status: int, body: Any) -> None:
+                self.send_response(status)
+                self.end_headers()
+                self.wfile.write(json.dumps(body).encode())
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever)
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def file(self, secret: str, key: str) -> bytes:
+        return base64.b64decode(self.secrets[secret]["data"][key])
+
+
+@pytest.fixture
+def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SecretsApi]:
+    command = tmp_path / "cepheid"  # the command of this checkout, whatever is installed
+    command.write_text(f"#!{sys.executable}\nfrom cepheid_cli import main\nmain()\n")
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(str(ROOT / folder) for folder in FOLDERS))
+    api = SecretsApi()
+    yield api
+    api.close()
+
+
+def ensure(api: SecretsApi) -> list[str]:
+    create_secrets = script("create_secrets")
+    cluster = create_secrets.Kubernetes(api.url, "pub", "token", None)
+    lines: list[str] = create_secrets.ensure(cluster, "my-ca", "my-server", "my-client", ["my.pub.svc", "*.my-broker.pub.svc"])
+    return lines
+
+
+def test_secrets_are_created_once_and_kept(api: SecretsApi, tmp_path: Path) -> None:
+    assert ensure(api) == ["my-ca is created", "my-server is created", "my-client is created"]
+    before = dict(api.secrets)
+    assert ensure(api) == ["my-server and my-client exist, and are kept"]
+    assert api.secrets == before
+    assert sorted(api.secrets["my-server"]["data"]) == ["broker.token", "ca.pem", "server-key.pem", "server.pem", "token.key"]
+    assert "ca-key.pem" not in {**api.secrets["my-server"]["data"], **api.secrets["my-client"]["data"]}
+    certificate = tmp_path / "server.pem"
+    certificate.write_bytes(api.file("my-server", "server.pem"))
+    names = {name for _, name in ssl._ssl._test_decode_cert(str(certificate))["subjectAltName"]}  # type: ignore[attr-defined]
+    assert {"my.pub.svc", "*.my-broker.pub.svc", "localhost"} <= names
+
+
+def test_a_secret_that_was_deleted_is_made_again_by_the_same_authority(api: SecretsApi, tmp_path: Path) -> None:
+    ensure(api)
+    kept = api.file("my-client", "ca.pem")
+    del api.secrets["my-server"]
+    assert ensure(api) == ["my-server is created"]
+    assert api.file("my-server", "ca.pem") == kept
+    for key in ("server.pem", "server-key.pem", "ca.pem"):
+        (tmp_path / key).write_bytes(api.file("my-server", key))
+    client_context(ca_file=str(tmp_path / "ca.pem")).load_cert_chain(tmp_path / "server.pem", tmp_path / "server-key.pem")
+
+
+def test_without_the_authority_nothing_is_signed_by_another_one(api: SecretsApi) -> None:
+    ensure(api)
+    del api.secrets["my-ca"], api.secrets["my-client"]
+    with pytest.raises(SystemExit, match="my-server exists, but my-ca with the key of its CA does not"):
+        ensure(api)
+    assert sorted(api.secrets) == ["my-server"]
+
+
+def bookie(name: str, draining: str | None = None) -> dict[str, Any]:
+    return {"bookie_id": name, "draining": draining}
+
+
+@pytest.mark.parametrize(
+    ("bookies", "replicas", "leaving", "staying"),
+    [
+        (["my-bookie-0", "my-bookie-1", "my-bookie-2"], 3, [], []),
+        (["my-bookie-0", "my-bookie-9", "my-bookie-10"], 1, ["my-bookie-10", "my-bookie-9"], []),  # as numbers, not as texts
+        (["my-bookie-0", "other-bookie-7", "my-bookie-x"], 1, [], []),  # bookies of another release
+        ([], 3, [], []),
+    ],
+)
+def test_bookies_above_the_new_number_leave(bookies: list[str], replicas: int, leaving: list[str], staying: list[str]) -> None:
+    assert script("scale_in").plan(map(bookie, bookies), "my-bookie-", replicas) == (leaving, staying)
+
+
+def test_a_bookie_that_was_to_leave_and_is_wanted_again_stays() -> None:
+    found = [bookie("my-bookie-0"), bookie("my-bookie-1", "drained"), bookie("my-bookie-2", "draining")]
+    assert script("scale_in").plan(found, "my-bookie-", 2) == (["my-bookie-2"], ["my-bookie-1"])
+
+
+TOML = 'host = "0.0.0.0"\nrack = "old"\n\n[tls]\nport = 6651\n'
+
+
+@pytest.mark.parametrize(
+    ("environment", "labels", "settings"),
+    [
+        ({}, {}, {}),
+        ({}, {"topology.kubernetes.io/zone": "a"}, {"rack": "a"}),
+        ({}, {"topology.kubernetes.io/zone": "a", "topology.kubernetes.io/region": "eu"}, {"rack": "eu/a"}),
+        ({"NODE_IP": "10.0.0.7", "EXTERNAL_HOSTS": "a,b,c"}, {}, {"advertised_host": "c"}),
+        (
+            {"NODE_IP": "10.0.0.7", "FIRST_NODE_PORT": "30650"},
+            {},
+            {"advertised_host": "10.0.0.7", "advertised_port": 30654, "advertised_admin_port": 30655},
+        ),
+        (
+            {"NODE_IP": "10.0.0.7", "FIRST_NODE_PORT": "30650", "SECURE": "true"},
+            {},
+            {"advertised_host": "10.0.0.7", "advertised_tls_port": 30654, "advertised_tls_admin_port": 30655},
+        ),
+    ],
+)
+def test_settings_of_a_pod_are_put_before_the_tables(
+    environment: dict[str, str], labels: dict[str, str], settings: dict[str, Any]
+) -> None:
+    configure_pod = script("configure_pod")
+    found = configure_pod.settings_of_pod({"POD_NAME": "my-broker-2", **environment}, labels)
+    assert found == settings
+    merged = tomllib.loads(configure_pod.merged(TOML, found))
+    assert merged == {"host": "0.0.0.0", "rack": "old", "tls": {"port": 6651}, **settings}
+
+
+def test_a_broker_without_an_outer_address_says_which_value_lacks_it() -> None:
+    with pytest.raises(SystemExit, match=r"external.hosts has 1 addresses, and none for my-broker-2"):
+        script("configure_pod").settings_of_pod({"POD_NAME": "my-broker-2", "NODE_IP": "10.0.0.7", "EXTERNAL_HOSTS": "a"}, {})

@@ -1,0 +1,70 @@
+"""When a bookie that was restarted has caught up, so that the next one may be."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from cepheid_metadata import Audit, MemoryStore, MemoryTree, RepairSwitch, ShortFigures, audit_record
+from cepheid_recovery.caught_up import CaughtUp, what_is_missing
+from tests.support import wait_until
+
+RUN = "disks process"
+
+
+def audit(short: int = 0, **runs: str) -> Audit:
+    return Audit(finished_at_ms=1, ledgers=5, short=ShortFigures(ledgers=short), bookies={}, runs=runs)
+
+
+@pytest.mark.parametrize(
+    ("found", "missing"),
+    [
+        (None, "no walk over all ledgers has ended yet"),
+        (audit(), "its copies are being checked"),  # the auditor has not seen it yet
+        (audit(b1="disks earlier"), "its copies are being checked"),  # figures from before the restart
+        (audit(b1=""), "its copies are being checked"),
+        (audit(1, b1=RUN), "1 ledger lacks a copy: cepheid ledgers short"),
+        (audit(7, b1=RUN), "7 ledgers lack a copy: cepheid ledgers short"),
+        (audit(b1=RUN, b2="other"), ""),
+    ],
+)
+def test_a_bookie_has_caught_up_when_its_run_was_checked_and_no_ledger_lacks_a_copy(found: Audit | None, missing: str) -> None:
+    assert what_is_missing(found, None, "b1", RUN) == missing
+
+
+def test_repair_that_is_off_is_named_as_what_to_change() -> None:
+    assert "automatic repair is off: cepheid repair on" in what_is_missing(
+        audit(1, b1=RUN), RepairSwitch(off_since_ms=1), "b1", RUN
+    )
+
+
+@pytest.mark.virtual_time
+@pytest.mark.deadline(200)
+async def test_it_stays_caught_up_whatever_is_lost_later() -> None:
+    store = MemoryStore(MemoryTree())
+    records = audit_record(store)
+    version = await records.create(None, audit(3, b1=RUN))
+    follower = CaughtUp(store, "b1", RUN, timeout_s=1800)
+    follower.start()
+    await asyncio.sleep(10)
+    assert follower.missing.startswith("3 ledgers lack a copy")
+    version = await records.replace(None, audit(b1=RUN), version)
+    await wait_until(lambda: not follower.missing)
+    await records.replace(None, audit(9, b1=RUN), version)
+    await asyncio.sleep(60)
+    assert follower.missing == ""
+    await follower.aclose()
+
+
+@pytest.mark.virtual_time
+@pytest.mark.deadline(4000)
+async def test_it_counts_as_caught_up_after_the_timeout() -> None:
+    store = MemoryStore(MemoryTree())
+    follower = CaughtUp(store, "b1", RUN, timeout_s=1800)
+    follower.start()
+    await asyncio.sleep(1790)
+    assert follower.missing == "no walk over all ledgers has ended yet"
+    await asyncio.sleep(20)
+    assert follower.missing == ""
+    await follower.aclose()
