@@ -23,7 +23,7 @@ help:
 	@echo "make test              the fast tests of every part (under 6 minutes on two cores)"
 	@echo "make test-all          every test (under 30 minutes)"
 	@echo "make test-kubernetes   the Helm chart on a real Kubernetes, started here (root on Linux, Go; builds it once in 10 minutes)"
-	@echo "make image             the container image (IMAGE=name:tag, BUILDER=buildah|podman|docker|archive)"
+	@echo "make image             the container image (IMAGE=name:tag BUILDER=buildah|podman|docker|archive EXTRAS=...)"
 	@echo "make bench BENCH=a,b   benchmarks (CHECK=1 compares with benchmarks/bars.toml)"
 	@echo "make simulate SEEDS=n  n seeds of the simulator (CORES=k: in k processes; FRESH=1: seeds nobody has seen; BRANCHES=1: of the cores)"
 

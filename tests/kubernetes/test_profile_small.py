@@ -121,7 +121,7 @@ def test_a_bookie_that_lost_its_volume_is_filled_again(small: Release) -> None:
         uid = small.uid(pod)
         small.kubectl("delete", "pod", pod)
         accept_empty_volume(small, pod, uid)
-        small.wait_pod_replaced(pod, uid, timeout_s=300)
+        small.wait_pod_replaced(pod, uid, timeout_s=600)
     assert (report["lost"], report["error_count"]) == (0, 0), report
 
 
