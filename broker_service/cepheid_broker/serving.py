@@ -23,6 +23,7 @@ from cepheid_broker.settings import BrokerSettings
 from cepheid_ledger import BookieConnections, BookieStates, LedgerClient, RackAwarePlacement
 from cepheid_managed_ledger import ManagedLedgerConfig, ManagedLedgers, TailCache
 from cepheid_metadata import LedgerIds, MetadataStore, SessionState, ledger_records
+from cepheid_metadata.ticket_keyring import TicketKeyring
 from cepheid_ports import Ports, TaskOwner, rack_distance
 from cepheid_recovery import AuditFollower
 from cepheid_security import Principal, SecurityConfigurationError, ServerTls, client_context
@@ -119,12 +120,17 @@ class Serving:
             ),
             bucket=bucket,
         )
+        self._tickets: TicketKeyring | None = None
+        if settings.signs_tickets:
+            self._tickets = TicketKeyring(store, ports, life_s=settings.read_tickets.life_s)
+            opened.push_async_callback(self._tickets.aclose)
         context = AdminContext(
             self.broker,
             settings.admin,
             families=(self._families,),
             is_ready=is_ready,
             bookies=bookies,
+            tickets=self._tickets,
             problems=self.problems,
             held_ledgers=held_ledgers,
         )
@@ -143,6 +149,11 @@ class Serving:
 
     def __repr__(self) -> str:
         return f"<Serving {self.broker!r}, {self._admin!r}>"
+
+    @property
+    def tickets(self) -> TicketKeyring | None:
+        """The keys of read tickets; None: plans have none."""
+        return self._tickets
 
     @property
     def admin_port(self) -> int:
@@ -216,6 +227,8 @@ class Serving:
     async def start(self) -> None:
         """Returns when clients are served. Raises PortInUseError, LedgerIdsRolledBackError, and what the store raises."""
         await self._ledger_ids.check()
+        if self._tickets is not None:
+            await self._tickets.start(rotate_s=self._settings.read_tickets.rotate_s)
         if self._tls is not None:
             self._tasks.start(self._reload_certificates(self._tls), name="reload-certificates")
         await self.broker.start()

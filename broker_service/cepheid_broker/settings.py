@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveIn
 from cepheid_ledger import LedgerSettings
 from cepheid_managed_ledger import ManagedLedgerConfig, ManagedLedgerSettings
 from cepheid_ports import HOST_PATTERN, RACK_PATTERN
+from cepheid_security.peer_settings import ReadTicketSettings
 from cepheid_security.settings import AuthenticationSettings, TlsSettings
 from cepheid_tiered import StoreLocation, StoreLocationError
 
@@ -363,6 +364,12 @@ class BrokerSettings(BaseModel, frozen=True, extra="forbid"):
     admin: AdminSettings = Field(AdminSettings(), description="Bounds of the admin API.")
     tls: TlsSettings = Field(TlsSettings(), description="Encrypted ports.")
     authentication: AuthenticationSettings = Field(AuthenticationSettings(), description="Who may connect.")
+    read_tickets: ReadTicketSettings = Field(ReadTicketSettings(), description="Permissions to read history from bookies.")
+
+    @property
+    def signs_tickets(self) -> bool:
+        """Whether plans have signed tickets instead of master keys: in every cluster that has set up any security."""
+        return self.authentication.enabled or self.tls.enabled
 
     @property
     def has_plain_ports(self) -> bool:
@@ -390,6 +397,16 @@ class BrokerRoleSettings(BrokerSettings):
     )
     metadata_wait_s: PositiveFloat = Field(
         60.0, description="Time for which a start waits for a metadata store that it cannot reach, before it gives up."
+    )
+    metadata_auth_file: str | None = Field(
+        None,
+        description="File with the ZooKeeper user of this cluster, as `digest:user:password`. What the cluster creates is then "
+        "readable by this user alone. Unset: what the environment variable `CEPHEID_METADATA_AUTH` says.",
+    )
+    metadata_private: bool = Field(
+        True,
+        description="Whether what this process creates in ZooKeeper is for the user of `metadata_auth_file` alone. `false` only "
+        "while other processes of the cluster still run without that user.",
     )
     broker_id: str | None = Field(
         None,

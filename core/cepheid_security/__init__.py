@@ -4,10 +4,11 @@ What needs more than the standard library (PyJWT, cryptography, bcrypt: extra [s
 """
 
 from cepheid_security.principal import AuthenticationError, Credentials, Principal, SecurityConfigurationError
-from cepheid_security.tls import ServerTls, certificate_names, client_context
+from cepheid_security.tls import ClientTls, ServerTls, certificate_names, client_context
 
 __all__ = [
     "AuthenticationError",
+    "ClientTls",
     "Credentials",
     "Principal",
     "SecurityConfigurationError",

@@ -6,6 +6,8 @@ from typing import Literal
 
 from pydantic import BaseModel, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
+from cepheid_security.tls import ClientTls
+
 
 class TlsSettings(BaseModel, frozen=True, extra="forbid"):
     """Encrypted ports beside the plain ones, or in their place."""
@@ -35,6 +37,11 @@ class TlsSettings(BaseModel, frozen=True, extra="forbid"):
     @property
     def enabled(self) -> bool:
         return self.certificate_file is not None
+
+    @property
+    def own_tls(self) -> ClientTls | None:
+        """What this process shows to the bookies of its cluster; None without TLS."""
+        return ClientTls(self.ca_file, self.certificate_file, self.key_file) if self.enabled else None
 
 
 class AuthenticationSettings(BaseModel, frozen=True, extra="forbid"):

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from cepheid_security.principal import SecurityConfigurationError
 
+log = logging.getLogger(__name__)
+
 TlsVersion = Literal["1.2", "1.3"]
+FileState = tuple[tuple[int, int] | None, ...]
 _VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 """Of TLS 1.2: forward secrecy and authenticated encryption alone. Those of TLS 1.3 are all of that kind."""
@@ -52,15 +57,8 @@ class ServerTls:
         self._seen = state
         return True
 
-    def _state(self) -> tuple[tuple[int, int] | None, ...]:
-        def of(path: str) -> tuple[int, int] | None:
-            try:
-                found = os.stat(path)
-            except OSError:
-                return None
-            return found.st_mtime_ns, found.st_ino
-
-        return tuple(map(of, self._files))
+    def _state(self) -> FileState:
+        return file_state(self._files)
 
     def _load(self) -> None:
         try:
@@ -70,6 +68,79 @@ class ServerTls:
             raise SecurityConfigurationError(message, path=self._certificate_file) from None
         if self._client_ca_file is not None:
             _load_ca(self.context, self._client_ca_file)
+
+
+def followed_context(
+    certificate_file: str, key_file: str, client_ca_file: str, minimum_version: TlsVersion = "1.2"
+) -> Callable[[], ssl.SSLContext]:
+    """Return a function that gives a server's context, which demands client certificates, of the files as they are at each call.
+
+    Files that cannot be used leave the previous context in force, and are named in the log once.
+    Raises SecurityConfigurationError when the first files cannot be used.
+    """
+    files = (certificate_file, key_file, client_ca_file)
+
+    def load() -> ssl.SSLContext:
+        return ServerTls(
+            certificate_file,
+            key_file,
+            client_ca_file=client_ca_file,
+            client_certificates="required",
+            minimum_version=minimum_version,
+        ).context
+
+    seen, context = file_state(files), load()
+
+    def follow() -> ssl.SSLContext:
+        nonlocal seen, context
+        state = file_state(files)
+        if state != seen:
+            seen = state
+            try:
+                context = load()
+            except SecurityConfigurationError as error:
+                log.warning("tls.not_reloaded", extra={"error": str(error), "hint": "the old certificate stays in use"})
+        return context
+
+    return follow
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTls:
+    """Files with which a process opens TLS connections. Without `ca_file` the system's CAs are trusted."""
+
+    ca_file: str | None = None
+    certificate_file: str | None = None
+    key_file: str | None = None
+
+    @classmethod
+    def from_environment(cls) -> ClientTls:
+        """Return what CEPHEID_TLS_CA_FILE, _CERTIFICATE_FILE and _KEY_FILE name; an empty variable counts as unset."""
+        names = ("CEPHEID_TLS_CA_FILE", "CEPHEID_TLS_CERTIFICATE_FILE", "CEPHEID_TLS_KEY_FILE")
+        return cls(*(os.environ.get(name) or None for name in names))
+
+    def context(self) -> ssl.SSLContext:
+        """Return a new context of these files. Raises SecurityConfigurationError."""
+        if (self.certificate_file is None) != (self.key_file is None):
+            raise SecurityConfigurationError("a client certificate and its key are given together, or neither of them")
+        return client_context(ca_file=self.ca_file, certificate_file=self.certificate_file, key_file=self.key_file)
+
+    def state(self) -> FileState:
+        """Return a value that changes when one of the files does."""
+        return file_state([name for name in (self.ca_file, self.certificate_file, self.key_file) if name is not None])
+
+
+def file_state(paths: Sequence[str]) -> FileState:
+    """Return modification times and inodes of files, None for one that is not there: another value when one was exchanged."""
+
+    def of(path: str) -> tuple[int, int] | None:
+        try:
+            found = os.stat(path)
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_ino
+
+    return tuple(map(of, paths))
 
 
 def client_context(

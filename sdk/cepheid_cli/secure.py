@@ -6,10 +6,10 @@
     token.key                          the secret key of tokens
     admin.token                        a token of the role `admin`
     broker.token                       what brokers show to each other
-    server.toml                        settings for `cepheid standalone` and `cepheid broker`: --config DIR/server.toml
+    server.toml                        settings for `cepheid standalone`: --secure DIR
     client.env                         environment of the command line: source it
 
-A second run leaves what is there and adds what is missing.
+Those of a cluster of processes are in secured_cluster.py. A second run leaves what is there and adds what is missing.
 """
 
 from __future__ import annotations
@@ -47,6 +47,9 @@ export CEPHEID_URL=pulsar+ssl://localhost:6651
 export CEPHEID_ADMIN_URL=https://localhost:8443
 export CEPHEID_TLS_CA_FILE="{directory}/ca.pem"
 export CEPHEID_TOKEN_FILE="{directory}/admin.token"
+export CEPHEID_TLS_CERTIFICATE_FILE="{directory}/admin.pem"
+export CEPHEID_TLS_KEY_FILE="{directory}/admin-key.pem"
+export CEPHEID_METADATA_AUTH_FILE="{directory}/metadata.auth"
 """
 
 
@@ -63,6 +66,7 @@ def init(
     ] = None,
 ) -> None:
     """Make a CA, certificates, a token key, tokens and the settings that use them."""
+    from cepheid_cli.secured_cluster import add_cluster_files
     from cepheid_security import token_keys
     from cepheid_security.authority import Authority, write_private
     from cepheid_security.tokens import create_token
@@ -84,10 +88,27 @@ def init(
         if not (path := full / f"{role}.token").exists():
             write_private(path, create_token(key, role, time.time_ns() // 1_000_000).encode() + b"\n")
             made.append(path.name)
+    made += add_cluster_files(authority, full, hosts)
     for name, text in (("server.toml", _SERVER), ("client.env", _CLIENT)):
         if not (path := full / name).exists():
             write_private(path, text.format(directory=full).encode())
             made.append(name)
     print(f"{full}: {', '.join(made) if made else 'everything is there already'}")
-    print(f"start:  cepheid standalone --config {full}/server.toml")
+    print(f"start:  cepheid standalone --secure {full}")
     print(f"use:    source {full}/client.env && cepheid topics list")
+
+
+@app.command("metadata")
+def metadata(
+    url: Annotated[str, typer.Option("--metadata", envvar="CEPHEID_METADATA", help="ZooKeeper: zk://host:port/root")],
+    secure: Annotated[
+        Path | None, typer.Option(help="Directory of `cepheid secure init` with the cluster's ZooKeeper user.")
+    ] = None,
+    everybody: Annotated[bool, typer.Option("--everybody", help="The way back: nodes are for everybody again.")] = False,
+) -> None:
+    """Give the nodes that a cluster has in ZooKeeper to its own user alone. New nodes are, where processes have the user."""
+    from cepheid_cli.secured_cluster import metadata_auth
+    from cepheid_metadata.zookeeper_acls import set_cluster_acls
+
+    report = set_cluster_acls(url, auth=metadata_auth(secure), everybody=everybody)
+    print(f"{report.nodes} nodes are readable by {'everybody' if everybody else 'the user of the cluster alone'}")

@@ -33,7 +33,7 @@ COMBINATIONS = [
     ["bookie.replicas=12", "broker.replicas=7", "zookeeper.replicas=5"],
     ["tiering.url=s3://bucket/prefix?region=eu-1", "tiering.credentialsSecret=s3-keys"],
     ["profile=one", "tiering.url=s3://bucket", "tiering.credentialsSecret=s3-keys", "monitoring.annotations=false"],
-    [SECURE, "security.existingSecrets.server=a", "security.existingSecrets.client=b"],
+    [SECURE, *(f"security.existingSecrets.{kind}=mine-{kind}" for kind in ("server", "bookie", "client"))],
     ["networkPolicy.enabled=false", "podDisruptionBudget=false", "upgradeGate.enabled=false", "scaleIn.enabled=false"],
     ["broker.config.tail_cache_bytes=268435456", "broker.config.dispatch.max_permits=500", "bookie.config.report_free_space=true"],
     [
@@ -119,7 +119,7 @@ def test_a_secured_broker_has_no_plain_port_and_its_pods_no_authority_key() -> N
         for volume in (pod_of(one) or {}).get("volumes", ())
         if "secret" in volume
     }
-    assert secrets == {"my-cepheid-server", "my-cepheid-client"}
+    assert secrets == {"my-cepheid-server", "my-cepheid-bookie", "my-cepheid-client"}
 
 
 def test_node_ports_of_brokers_do_not_collide() -> None:
@@ -193,12 +193,58 @@ def named(manifests: list[dict[str, Any]], kind: str, component: str) -> dict[st
     return found
 
 
-def test_secured_brokers_have_the_settings_that_secure_init_writes(tmp_path: Path) -> None:
-    """A setting that `cepheid secure init` adds to server.toml belongs into the chart as well."""
+@pytest.mark.parametrize(
+    ("profile", "component", "written"),
+    [("small", "broker", "broker"), ("small", "bookie", "bookie"), ("one", "standalone", "server")],
+)
+def test_secured_processes_have_the_settings_that_secure_init_writes(
+    profile: str, component: str, written: str, tmp_path: Path
+) -> None:
+    """A setting that `cepheid secure init` adds to a role's file belongs into the chart as well."""
     done = CliRunner().invoke(secure.app, ["init", str(tmp_path / "made")])
     assert done.exit_code == 0, done.output
-    wanted = tomllib.loads((tmp_path / "made" / "server.toml").read_text().replace(str(tmp_path / "made"), "/etc/cepheid/secure"))
-    for profile, component in (("small", "broker"), ("one", "standalone")):
-        config = named(render(f"--set=profile={profile},{SECURE}"), "ConfigMap", component)["data"][f"{component}.toml"]
-        settings = tomllib.loads(config)
-        assert {name: settings.get(name) for name in wanted} == wanted
+    text = (tmp_path / "made" / f"{written}.toml").read_text()
+    wanted = tomllib.loads(text.replace(str(tmp_path / "made"), "/etc/cepheid/secure"))
+    config = named(render(f"--set=profile={profile},{SECURE}"), "ConfigMap", component)["data"][f"{component}.toml"]
+    settings = tomllib.loads(config)
+    assert {name: settings.get(name) for name in wanted} == wanted
+
+
+def broken(manifests: list[dict[str, Any]], path: str, value: Any) -> list[dict[str, Any]]:
+    """Return the manifests with one value of the bookie's StatefulSet changed."""
+    *keys, last = path.split(".")
+    part: Any = named(manifests, "StatefulSet", "bookie")
+    for key in keys:
+        part = part[int(key)] if key.isdecimal() else part[key]
+    part[last] = value
+    return manifests
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        ("metadata.name", "a" * 60, "at most 63 characters"),
+        ("metadata.labels", {}, "common labels are missing"),
+        ("spec.serviceName", "other", "no headless service"),
+        ("spec.template.spec.enableServiceLinks", True, "enableServiceLinks"),
+        ("spec.template.spec.automountServiceAccountToken", True, "without an account"),
+        ("spec.template.spec.securityContext", {}, "not restricted"),
+        ("spec.template.spec.volumes", [], "volume config does not exist"),
+        ("spec.template.spec.containers.0.image", "cepheid", "no fixed tag"),
+        ("spec.template.spec.containers.0.image", "host:5000/cepheid:latest", "no fixed tag"),
+        ("spec.template.spec.containers.0.securityContext.readOnlyRootFilesystem", False, "can be written"),
+        ("spec.template.spec.containers.0.resources", {"requests": {"cpu": "1", "memory": "1Gi"}}, "limit of memory"),
+        ("spec.template.spec.containers.0.env", [{"name": "CEPHEID_BOOKIE_PROT", "value": "1"}], "is not a setting"),
+        ("spec.template.spec.containers.0.ports", [], "port grpc does not exist"),
+        ("spec.template.spec.containers.0.startupProbe", {"httpGet": {"port": "htp"}}, "asks port htp"),
+        ("spec.template.metadata.labels", {}, "selects no pod"),
+    ],
+)
+def test_the_rules_notice_what_breaks_them(path: str, value: Any, said: str, tmp_path: Path) -> None:
+    assert said in "\n".join(problems(broken(render(), path, value), tmp_path))
+
+
+def test_the_rules_notice_settings_that_the_process_would_refuse(tmp_path: Path) -> None:
+    manifests = render()
+    named(manifests, "ConfigMap", "broker")["data"]["broker.toml"] += "\nprot = 1\n"
+    assert any("'prot'" in problem and "'port'" in problem for problem in problems(manifests, tmp_path))

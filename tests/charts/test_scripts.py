@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import copy
 import importlib.util
 import json
 import os
@@ -53,6 +54,11 @@ class SecretsApi:
                     api.secrets[name] = body
                     self._answer(201, body)
 
+            def do_PATCH(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                api.secrets[self.path.rpartition("/")[2]]["data"].update(body["data"])
+                self._answer(200, body)
+
             def _answer(self, status: int, body: Any) -> None:
                 self.send_response(status)
                 self.end_headers()
@@ -90,40 +96,52 @@ def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SecretsApi]
 def ensure(api: SecretsApi) -> list[str]:
     create_secrets = script("create_secrets")
     cluster = create_secrets.Kubernetes(api.url, "pub", "token", None)
-    lines: list[str] = create_secrets.ensure(cluster, "my-ca", "my-server", "my-client", ["my.pub.svc", "*.my-broker.pub.svc"])
+    wanted = {f"my-{kind}": files for kind, files in create_secrets.FILES.items()}
+    lines: list[str] = create_secrets.ensure(cluster, "my-ca", wanted, ["my.pub.svc", "*.my-broker.pub.svc"])
     return lines
 
 
 def test_secrets_are_created_once_and_kept(api: SecretsApi, tmp_path: Path) -> None:
-    assert ensure(api) == ["my-ca is created", "my-server is created", "my-client is created"]
-    before = dict(api.secrets)
-    assert ensure(api) == ["my-server and my-client exist, and are kept"]
+    assert ensure(api) == [f"my-{name} is created" for name in ("ca", "server", "bookie", "client")]
+    before = copy.deepcopy(api.secrets)
+    assert ensure(api) == [f"my-{name} exists, and is kept" for name in ("server", "bookie", "client")]
     assert api.secrets == before
-    assert sorted(api.secrets["my-server"]["data"]) == ["broker.token", "ca.pem", "server-key.pem", "server.pem", "token.key"]
-    assert "ca-key.pem" not in {**api.secrets["my-server"]["data"], **api.secrets["my-client"]["data"]}
-    certificate = tmp_path / "server.pem"
-    certificate.write_bytes(api.file("my-server", "server.pem"))
-    names = {name for _, name in ssl._ssl._test_decode_cert(str(certificate))["subjectAltName"]}  # type: ignore[attr-defined]
-    assert {"my.pub.svc", "*.my-broker.pub.svc", "localhost"} <= names
+    assert [name for name, secret in api.secrets.items() if "ca-key.pem" in secret["data"]] == ["my-ca"]
+    assert [name for name, secret in api.secrets.items() if "token.key" in secret["data"]] == ["my-server"]
+    for role, secret in (("server", "server"), ("broker", "server"), ("bookie", "bookie")):
+        certificate = tmp_path / f"{role}.pem"
+        certificate.write_bytes(api.file(f"my-{secret}", f"{role}.pem"))
+        decoded = ssl._ssl._test_decode_cert(str(certificate))  # type: ignore[attr-defined]
+        assert {"my.pub.svc", "*.my-broker.pub.svc", "localhost"} <= {name for _, name in decoded["subjectAltName"]}
 
 
 def test_a_secret_that_was_deleted_is_made_again_by_the_same_authority(api: SecretsApi, tmp_path: Path) -> None:
     ensure(api)
-    kept = api.file("my-client", "ca.pem")
-    del api.secrets["my-server"]
-    assert ensure(api) == ["my-server is created"]
-    assert api.file("my-server", "ca.pem") == kept
-    for key in ("server.pem", "server-key.pem", "ca.pem"):
-        (tmp_path / key).write_bytes(api.file("my-server", key))
-    client_context(ca_file=str(tmp_path / "ca.pem")).load_cert_chain(tmp_path / "server.pem", tmp_path / "server-key.pem")
+    kept, user = api.file("my-client", "ca.pem"), api.file("my-client", "metadata.auth")
+    del api.secrets["my-bookie"]
+    assert ensure(api)[2:3] == ["my-bookie is created"]
+    assert (api.file("my-bookie", "ca.pem"), api.file("my-bookie", "metadata.auth")) == (kept, user)
+    for key in ("bookie.pem", "bookie-key.pem", "ca.pem"):
+        (tmp_path / key).write_bytes(api.file("my-bookie", key))
+    client_context(ca_file=str(tmp_path / "ca.pem")).load_cert_chain(tmp_path / "bookie.pem", tmp_path / "bookie-key.pem")
+
+
+def test_a_secret_of_an_older_release_gets_what_it_lacks(api: SecretsApi) -> None:
+    ensure(api)
+    before = copy.deepcopy(api.secrets)
+    for key in ("broker.pem", "broker-key.pem"):
+        del api.secrets["my-server"]["data"][key]
+    assert ensure(api)[1] == "my-server gets broker.pem, broker-key.pem"
+    changed = {key for key, value in api.secrets["my-server"]["data"].items() if before["my-server"]["data"][key] != value}
+    assert changed == {"broker.pem", "broker-key.pem"}
 
 
 def test_without_the_authority_nothing_is_signed_by_another_one(api: SecretsApi) -> None:
     ensure(api)
     del api.secrets["my-ca"], api.secrets["my-client"]
-    with pytest.raises(SystemExit, match="my-server exists, but my-ca with the key of its CA does not"):
+    with pytest.raises(SystemExit, match="my-server, my-bookie exists, but my-ca with the key of its CA does not"):
         ensure(api)
-    assert sorted(api.secrets) == ["my-server"]
+    assert sorted(api.secrets) == ["my-bookie", "my-server"]
 
 
 def bookie(name: str, draining: str | None = None) -> dict[str, Any]:

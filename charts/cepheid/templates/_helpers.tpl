@@ -81,6 +81,10 @@ zk://{{ include "cepheid.fullname" . }}-zookeeper-client.{{ .Release.Namespace }
 {{ default (printf "%s-server" (include "cepheid.fullname" .)) .Values.security.existingSecrets.server }}
 {{- end -}}
 
+{{- define "cepheid.bookieSecret" -}}
+{{ default (printf "%s-bookie" (include "cepheid.fullname" .)) .Values.security.existingSecrets.bookie }}
+{{- end -}}
+
 {{- define "cepheid.clientSecret" -}}
 {{ default (printf "%s-client" (include "cepheid.fullname" .)) .Values.security.existingSecrets.client }}
 {{- end -}}
@@ -107,11 +111,15 @@ zk://{{ include "cepheid.fullname" . }}-zookeeper-client.{{ .Release.Namespace }
 {{- if and (kindIs "float64" .) (eq (floor .) .) -}}{{ int64 . }}{{- else -}}{{ toJson . }}{{- end -}}
 {{- end -}}
 
-{{/* Settings of brokers and of the standalone server when they are secured. The secret of the server is mounted there. */}}
+{{/* Settings of brokers and of the standalone server when they are secured, as `cepheid secure init` writes them. */}}
 {{- define "cepheid.secureSettings" -}}
+{{- $certificate := ternary "server" "broker" (eq .Values.profile "one") -}}
+{{- if ne .Values.profile "one" }}
+metadata_auth_file: /etc/cepheid/secure/metadata.auth
+{{- end }}
 tls:
-  certificate_file: /etc/cepheid/secure/server.pem
-  key_file: /etc/cepheid/secure/server-key.pem
+  certificate_file: /etc/cepheid/secure/{{ $certificate }}.pem
+  key_file: /etc/cepheid/secure/{{ $certificate }}-key.pem
   ca_file: /etc/cepheid/secure/ca.pem
   client_ca_file: /etc/cepheid/secure/ca.pem
   client_certificates: optional
@@ -131,7 +139,7 @@ hosts:
   - {{ $name }}.{{ $namespace }}
   - {{ $name }}.{{ $namespace }}.svc
   - {{ $name }}.{{ $namespace }}.svc.{{ $domain }}
-  - .{{ $name }}-broker.{{ $namespace }}.svc.{{ $domain }}
+  - .{{ $name }}-{{ ternary "standalone" "broker" (eq .Values.profile "one") }}.{{ $namespace }}.svc.{{ $domain }}
 {{- range concat .Values.external.hosts .Values.security.hosts }}
   - {{ . }}
 {{- end }}

@@ -82,11 +82,35 @@ limits: {memory: 256Mi}
 {{- if .root.Values.secure }}
 - name: CEPHEID_TLS_CA_FILE
   value: /etc/cepheid/client/ca.pem
+- name: CEPHEID_TLS_CERTIFICATE_FILE
+  value: /etc/cepheid/client/admin.pem
+- name: CEPHEID_TLS_KEY_FILE
+  value: /etc/cepheid/client/admin-key.pem
 - name: CEPHEID_TOKEN_FILE
   value: /etc/cepheid/client/admin.token
-# `cepheid read` asks the plan service with Python's own settings of TLS.
-- name: SSL_CERT_FILE
-  value: /etc/cepheid/client/ca.pem
+- name: CEPHEID_METADATA_AUTH_FILE
+  value: /etc/cepheid/client/metadata.auth
+{{- end }}
+{{- end -}}
+
+{{/* How commands that an operator runs in a broker's pod reach the brokers: with the broker's own credentials. Arguments: root. */}}
+{{- define "cepheid.operatorEnv" -}}
+- name: CEPHEID_URL
+  value: {{ include "cepheid.serviceUrl" .root }}
+- name: CEPHEID_ADMIN_URL
+  value: {{ include "cepheid.adminUrl" .root }}
+{{- if .root.Values.secure }}
+{{- $certificate := ternary "server" "broker" (eq .root.Values.profile "one") }}
+- name: CEPHEID_TLS_CA_FILE
+  value: /etc/cepheid/secure/ca.pem
+- name: CEPHEID_TLS_CERTIFICATE_FILE
+  value: /etc/cepheid/secure/{{ $certificate }}.pem
+- name: CEPHEID_TLS_KEY_FILE
+  value: /etc/cepheid/secure/{{ $certificate }}-key.pem
+- name: CEPHEID_TOKEN_FILE
+  value: /etc/cepheid/secure/broker.token
+- name: CEPHEID_METADATA_AUTH_FILE
+  value: /etc/cepheid/secure/metadata.auth
 {{- end }}
 {{- end -}}
 
@@ -101,8 +125,14 @@ limits: {memory: 256Mi}
     - --service-url={{ include "cepheid.serviceUrl" .root }}
     - --admin-url={{ include "cepheid.adminUrl" .root }}
     - --wait=3600
+    {{- if .root.Values.secure }}
+    - --secure=/etc/cepheid/secure
+    {{- end }}
   volumeMounts:
     - {name: tmp, mountPath: /tmp}
+    {{- if .root.Values.secure }}
+    - {name: secure, mountPath: /etc/cepheid/secure, readOnly: true}
+    {{- end }}
 {{- end -}}
 
 {{/* The init container that adds to a TOML file what depends on the pod: its rack and its outer address. Arguments: root, role. */}}

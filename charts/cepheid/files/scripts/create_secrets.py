@@ -1,12 +1,14 @@
 """Run `cepheid secure init` and store what it made in Secrets of this namespace. What exists is left as it is.
 
-    create_secrets.py --namespace NAME --server SECRET --client SECRET --authority SECRET --host NAME …
+    create_secrets.py --namespace NAME --authority SECRET --server SECRET --bookie SECRET --client SECRET --host NAME …
 
-    SERVER      for brokers: certificate and key, CA, token key, the brokers' own token
-    CLIENT      for operators and tests: CA, token of the role admin, a client certificate
     AUTHORITY   the key of the CA, which no pod gets
+    SERVER      for brokers: certificates and keys, token key, the brokers' own token, the user of ZooKeeper
+    BOOKIE      for bookies: certificate and key, the user of ZooKeeper
+    CLIENT      for operators, hooks and tests: certificates and token of an administrator, the user of ZooKeeper
 
-Nothing of it is printed. It uses the account of its pod, which may create Secrets and read these three.
+A Secret that lacks files, because it is of an older release, gets those. Only names of Secrets are printed. The account of the pod
+may create Secrets, and read and change these four.
 """
 
 from __future__ import annotations
@@ -21,13 +23,19 @@ import sys
 import tempfile
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 AUTHORITY = ("ca.pem", "ca-key.pem")
-SERVER = ("ca.pem", "server.pem", "server-key.pem", "token.key", "broker.token")
-CLIENT = ("ca.pem", "client.pem", "client-key.pem", "admin.token")
+FILES = {
+    "server": (
+        "ca.pem", "server.pem", "server-key.pem", "broker.pem", "broker-key.pem", "token.key", "broker.token", "metadata.auth",
+    ),
+    "bookie": ("ca.pem", "bookie.pem", "bookie-key.pem", "metadata.auth"),
+    "client": ("ca.pem", "client.pem", "client-key.pem", "admin.pem", "admin-key.pem", "admin.token", "metadata.auth"),
+}  # fmt: skip
 NOT_FOUND, CONFLICT = 404, 409
 
 
@@ -49,10 +57,9 @@ class Kubernetes:
             raise
         return {key: base64.b64decode(value) for key, value in (found.get("data") or {}).items()}
 
-    def create(self, name: str, files: dict[str, bytes]) -> bool:
+    def create(self, name: str, files: Mapping[str, bytes]) -> bool:
         """Create a Secret; return False if another process was quicker."""
-        data = {key: base64.b64encode(value).decode() for key, value in files.items()}
-        body = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "type": "Opaque", "data": data}
+        body = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "type": "Opaque", "data": _encoded(files)}
         try:
             self._call("POST", "", body)
         except urllib.error.HTTPError as error:
@@ -61,59 +68,72 @@ class Kubernetes:
             raise
         return True
 
+    def add(self, name: str, files: Mapping[str, bytes]) -> None:
+        """Add files to a Secret."""
+        self._call("PATCH", f"/{name}", {"data": _encoded(files)})
+
     def _call(self, method: str, path: str, body: Any = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
-        headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
+        kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
+        headers = {"Authorization": f"Bearer {self._token}", "Content-Type": kind}
         request = urllib.request.Request(self._base + path, data=data, headers=headers, method=method)
         with urllib.request.urlopen(request, timeout=30, context=self._context) as answer:
             return json.load(answer)
 
 
+def _encoded(files: Mapping[str, bytes]) -> dict[str, str]:
+    return {key: base64.b64encode(value).decode() for key, value in files.items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name in ("namespace", "server", "client", "authority"):
+    for name in ("namespace", "authority", *FILES):
         parser.add_argument(f"--{name}", required=True)
-    parser.add_argument("--host", action="append", default=[], help="name under which brokers are reached")
+    parser.add_argument("--host", action="append", default=[], help="name under which a server is reached")
     options = parser.parse_args()
     host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
     token, context = (ACCOUNT / "token").read_text(), ssl.create_default_context(cafile=str(ACCOUNT / "ca.crt"))
     address = f"[{host}]" if ":" in host else host
     cluster = Kubernetes(f"https://{address}:{port}", options.namespace, token, context)
+    wanted = {getattr(options, kind): files for kind, files in FILES.items()}
     try:
-        for line in ensure(cluster, options.authority, options.server, options.client, options.host):
+        for line in ensure(cluster, options.authority, wanted, options.host):
             print(line)
     except urllib.error.HTTPError as error:
         reason = json.loads(error.read() or b"{}").get("message", error.reason)
         sys.exit(f"Kubernetes refused: {reason}")
 
 
-def ensure(cluster: Kubernetes, authority: str, server: str, client: str, hosts: list[str]) -> list[str]:
-    """Create the Secrets that are missing and return a line about each."""
-    wanted = {authority: AUTHORITY, server: SERVER, client: CLIENT}
-    found = {name: cluster.read(name) for name in wanted}
-    if all(files is not None for name, files in found.items() if name != authority):
-        return [f"{server} and {client} exist, and are kept"]
+def ensure(cluster: Kubernetes, authority: str, wanted: Mapping[str, tuple[str, ...]], hosts: list[str]) -> list[str]:
+    """Create or complete the Secrets of `wanted`, by name, and return a line about each."""
+    found = {name: cluster.read(name) or {} for name in (authority, *wanted)}
+    lacking = {name: [key for key in keys if key not in found[name]] for name, keys in wanted.items()}
+    if not any(lacking.values()):
+        return [f"{name} exists, and is kept" for name in wanted]
+    if not found[authority] and any(found.values()):
+        existing = ", ".join(name for name in wanted if found[name])
+        sys.exit(f"{existing} exists, but {authority} with the key of its CA does not: restore {authority}, or delete {existing}")
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder, "secure")
         directory.mkdir(mode=0o700)
-        for name, files in found.items():  # made once, signed by the same CA ever after
-            for key in wanted[name] if files is not None else ():
-                if key in (files or {}):
-                    (directory / key).write_bytes((files or {})[key])
-        if (directory / "ca.pem").exists() and not (directory / "ca-key.pem").exists():
-            existing = ", ".join(name for name, files in found.items() if files is not None)
-            sys.exit(
-                f"{existing} exists, but {authority} with the key of its CA does not: restore {authority}, or delete {existing}"
-            )
+        for name, keys in {authority: AUTHORITY, **wanted}.items():  # what exists decides what is signed, and by which CA
+            for key in keys:
+                if key in found[name]:
+                    (directory / key).write_bytes(found[name][key])
         command = ["cepheid", "secure", "init", str(directory), *(f"--host={host}" for host in hosts)]
         made = subprocess.run(command, capture_output=True, text=True)
         if made.returncode != 0:
             sys.exit(f"cepheid secure init failed: {made.stderr.strip()}")
         lines = []
-        for name, keys in wanted.items():
-            if found[name] is None:
-                created = cluster.create(name, {key: (directory / key).read_bytes() for key in keys})
-                lines.append(f"{name} is created" if created else f"{name} was created by another process")
+        for name, keys in {authority: AUTHORITY, **wanted}.items():
+            files = {key: (directory / key).read_bytes() for key in keys if key not in found[name]}
+            if not files:
+                lines.append(f"{name} exists, and is kept")
+            elif found[name]:
+                cluster.add(name, files)
+                lines.append(f"{name} gets {', '.join(files)}")
+            else:
+                lines.append(f"{name} is created" if cluster.create(name, files) else f"{name} was created by another process")
         return lines
 
 

@@ -2,8 +2,8 @@
 
     scale_in.py --metadata zk://… --prefix my-cepheid-bookie- --replicas 3
 
-Bookies are found in metadata by their names, which are those of their pods. A bookie that stays although it is being emptied, because an
-earlier attempt was given up, is kept. Needs CEPHEID_ADMIN_URL. Safe to repeat: what was moved stays moved.
+Bookies are found in metadata by their names, which are those of their pods. A bookie that is to stay may still be leaving, if an
+earlier attempt was given up. This is cancelled. Needs CEPHEID_ADMIN_URL. Safe to repeat: what was moved stays moved.
 """
 
 from __future__ import annotations

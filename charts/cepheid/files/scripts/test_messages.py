@@ -9,11 +9,11 @@ import sys
 import time
 from pathlib import Path
 
-TIMEOUT_S = 60
+TIMEOUT_S = 100
 MESSAGES = 10
 
 
-def main(arguments: list[str]) -> None:
+def main() -> None:
     topic = f"persistent://public/default/helm-test-{int(time.time() * 1000)}"
     sent = [f"message {number}" for number in range(MESSAGES)]
     step("publish", "produce", topic, *sent)
@@ -21,16 +21,13 @@ def main(arguments: list[str]) -> None:
     missing = [message for message in sent if message not in consumed]
     if missing:
         sys.exit(f"consumed without {', '.join(missing)}; got:\n{consumed}")
-    if "--without-storage" in arguments:
-        print("read from storage: left out, the bookie is not reached from other pods")
-    else:
-        admin_url = os.environ["CEPHEID_ADMIN_URL"]
-        if token_file := os.environ.get("CEPHEID_TOKEN_FILE"):  # this command knows the token itself only
-            os.environ["CEPHEID_TOKEN"] = Path(token_file).read_text().strip()
-        read = step("read from storage", "read", topic, "--format=json", "--columns=value", f"--admin-url={admin_url}")
-        rows = [json.loads(line) for line in read.splitlines() if line.strip()]
-        if len(rows) != MESSAGES:
-            sys.exit(f"read {len(rows)} messages from storage instead of {MESSAGES}:\n{read}")
+    admin_url = os.environ["CEPHEID_ADMIN_URL"]
+    if token_file := os.environ.get("CEPHEID_TOKEN_FILE"):  # this command knows the token itself only
+        os.environ["CEPHEID_TOKEN"] = Path(token_file).read_text().strip()
+    read = step("read from storage", "read", topic, "--format=json", "--columns=value", f"--admin-url={admin_url}")
+    rows = [json.loads(line) for line in read.splitlines() if line.strip()]
+    if len(rows) != MESSAGES:
+        sys.exit(f"read {len(rows)} messages from storage instead of {MESSAGES}:\n{read}")
     step("delete the topic", "topics", "delete", topic, "--force")
     print(f"all well: {MESSAGES} messages")
 
@@ -49,4 +46,4 @@ def step(what: str, *command: str) -> str:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()
