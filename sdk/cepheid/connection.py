@@ -78,6 +78,7 @@ class Connection(asyncio.Protocol):
         self.address = address
         self._security = security
         self.max_message_bytes = DEFAULT_MAX_MESSAGE_BYTES
+        self.server_version = ""
         self.producers: dict[int, ProducerEnd] = {}
         self.consumers: dict[int, ConsumerEnd] = {}
         self.is_open = False
@@ -116,6 +117,7 @@ class Connection(asyncio.Protocol):
         if connected.max_message_size > 0:
             self.max_message_bytes = connected.max_message_size
             self._splitter.max_frame_bytes = connected.max_message_size + FRAME_PADDING_BYTES
+        self.server_version = connected.server_version
         self.is_open = True
         self._keep_alive = asyncio.get_running_loop().call_later(self._keep_alive_s, self._check_alive)
 

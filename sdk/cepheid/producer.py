@@ -63,6 +63,11 @@ class Producer(Generic[T]):
         return min(partition.last_sequence_id for partition in self._partitions)
 
     @property
+    def server_version(self) -> str:
+        """What the broker of the topic, or of its first partition, calls itself."""
+        return self._partitions[0].server_version
+
+    @property
     def has_failed(self) -> bool:
         """Whether it was lost for good, on one partition at least."""
         return any(partition.failure is not None for partition in self._partitions)

@@ -204,6 +204,7 @@ class TopicProducer(TopicLink):
         self._batch_limit_messages = options.batch_messages if options.batching else 1
         self._batch_limit_bytes = options.batch_bytes
         self._max_message_bytes = 0
+        self.server_version = ""
         self._filling: dict[str | bytes | None, _Filling] = {}  # one batch, or with batch_by_key one for each key
         self._plain: _Filling | None = None  # the batch that messages without attributes may join
         self._open_messages = 0
@@ -479,6 +480,7 @@ class TopicProducer(TopicLink):
             self._next_sequence_id = answer.last_sequence_id + 1
         self.name = answer.producer_name
         self._max_message_bytes = connection.max_message_bytes
+        self.server_version = connection.server_version
         # An entry must not be larger than what the broker takes, or it would close the connection and get the entry again for ever.
         self._batch_limit_bytes = min(options.batch_bytes, connection.max_message_bytes // 2)
         if options.batching:

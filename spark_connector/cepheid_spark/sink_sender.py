@@ -19,6 +19,7 @@ from cepheid.loop_thread import LoopThread
 from cepheid.routing import PartitionChooser
 from cepheid.schemas import Schema
 from cepheid_ports import CepheidError
+from cepheid_scan import BadOptionError
 from cepheid_spark.sink_identity import MOST_ROWS, SinkIdentity
 from cepheid_spark.sink_options import SinkOptions, full_topic_name
 from cepheid_spark.sink_rows import Messages
@@ -33,6 +34,8 @@ BATCH_BYTES = 256 << 10
 WINDOW_MESSAGES = 20 * BATCH_MESSAGES
 WINDOW_BYTES = 8 << 20
 """Of each topic partition: what waits for receipts."""
+_CEPHEID = "Cepheid"
+"""So begins the version of a broker that knows claims to names. Others ignore them."""
 _BUSY_LIMIT_S = 60.0
 _BUSY_PAUSE_S = 0.2
 OWNER_PROPERTY = "cepheid-name-owner"
@@ -101,8 +104,8 @@ class TaskSender:
         self._counts = counts
         self._task = task
         self._topics: dict[str, _Topic] = {}
-        self._thread = LoopThread("cepheid-sink")
         self._client = connect(options)
+        self._thread = LoopThread("cepheid-sink")
 
     def send(self, messages: Messages) -> None:
         """Take messages for sending. Raises SinkError, BadOptionError and what the client raises."""
@@ -173,16 +176,13 @@ class TaskSender:
         for partition in everything:
             if self._identity is not None:
                 self._identity.check_rows(partition.rows, partition.stored, partition.where)
-        for partition in everything:
-            await self._in_time(partition.producer.flush(), partition.where)
-        for partition in everything:
-            await partition.producer.close()
+        await asyncio.gather(*(self._in_time(partition.producer.flush(), partition.where) for partition in everything))
+        await asyncio.gather(*(partition.producer.close() for partition in everything))
         return sum(partition.rows for partition in everything), sum(partition.stored for partition in everything)
 
     async def _close(self) -> None:
-        for topic in self._topics.values():
-            for partition in topic.partitions.values():
-                await partition.producer.abandon()
+        partitions = [partition for topic in self._topics.values() for partition in topic.partitions.values()]
+        await asyncio.gather(*(partition.producer.abandon() for partition in partitions))
         await self._client.close()
 
     def _choose(self, topic: _Topic, key: str | None) -> int:
@@ -283,7 +283,15 @@ async def open_producer(
             send_timeout_s=0,
         )
 
-    return await _while_busy(attempt, _BUSY_LIMIT_S if waits else 0.0)
+    producer = await _while_busy(attempt, _BUSY_LIMIT_S if waits else 0.0)
+    if claim and not producer.server_version.startswith(_CEPHEID):
+        await producer.abandon()
+        raise BadOptionError(
+            f"the broker of {topic} is {producer.server_version or 'unknown'}, and does not say whether it stores rows once: "
+            "write with exactlyOnce=false",
+            option="exactlyOnce",
+        )
+    return producer
 
 
 async def _while_busy(attempt: Callable[[], Coroutine[Any, Any, T]], limit_s: float) -> T:

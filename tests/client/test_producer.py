@@ -178,6 +178,7 @@ async def test_a_named_producer_goes_on_after_its_last_sequence_id(cluster: Clus
         ({"access": "mine"}, "access must be one of shared"),
         ({"batch_messages": 0}, "batch_messages and batch_bytes must be 1 or more"),
         ({"window_bytes": 0}, "window_messages and window_bytes must be 1 or more"),
+        ({"repeatable": True, "window_messages": 1500}, "repeatable needs a window of two batches"),
     ],
 )
 async def test_bad_options_are_named(options: dict[str, Any], why: str) -> None:
@@ -381,6 +382,7 @@ async def test_a_repeatable_producer_cuts_batches_by_count_alone(cluster: Cluste
         await producer.flush()
         messages = await read_all(client, topic, 10)
         assert [message.message_id.batch_size for message in messages] == [4] * 8 + [2] * 2
+        assert producer.server_version.startswith("Cepheid")
 
 
 async def test_after_the_first_failure_of_a_repeatable_producer_nothing_is_stored(cluster: ClusterThread, topic: str) -> None:

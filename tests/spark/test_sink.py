@@ -47,7 +47,8 @@ class Sink:
         return {name: str(value) for name, value in given.items() if value is not None}
 
     def send(self, numbers: range) -> None:
-        producer = self._client.create_producer(self.topic)
+        """In entries of 1000."""
+        producer = self._client.create_producer(self.topic, batching_enabled=True, batching_max_publish_delay_ms=1000)
         for number in numbers:
             producer.send_async(str(number).encode(), lambda *_: None, partition_key=f"k{number % 20}")
         producer.flush()

@@ -36,11 +36,13 @@ class Query:
         self.query_id = "query-1"
         self.options: dict[str, str] = {}
         self._fail_after: int | None = None
+        self.before_send: Callable[[], None] = lambda: None
         send = TaskSender.send
         sent = 0
 
         def send_or_fail(sender: TaskSender, messages: Any) -> None:
             nonlocal sent
+            self.before_send()
             if self._fail_after is not None and sent >= self._fail_after:
                 self._fail_after, sent = None, 0
                 raise ConnectionAbortedError("the attempt ends here")
@@ -123,6 +125,13 @@ def test_two_tasks_of_a_batch_do_not_disturb_each_other(query: Query, received: 
     query.attempt(0, rows_of(0, 10), task=0)
     query.attempt(0, rows_of(10, 10), task=1)
     assert received(20) == list(range(20))
+
+
+def test_a_topic_that_moves_in_mid_batch_has_each_row_once(query: Query, received: Callable[[int], list[int]]) -> None:
+    query.create()
+    query.before_send = lambda: query.admin("PUT", "/unload")
+    query.attempt(0, rows_of(0))
+    assert received(ROWS) == list(range(ROWS))
 
 
 def refused(work: Callable[[], Any]) -> str:
