@@ -46,10 +46,10 @@ class PeerUnreachableError(ServiceNotReadyError):
 
 
 class PeerCalls:
-    """The calls that one broker makes to the others.
+    """The calls that one broker makes.
 
     `tls` gives the context of the next call; None: other brokers are reached without TLS. `token` gives what this broker shows to
-    them, "" nothing.
+    them, "" for nothing.
     """
 
     def __init__(
