@@ -40,7 +40,7 @@ from cepheid_bookie.journal_writer import JournalSpaceError, JournalWriter
 from cepheid_bookie.lac_waits import LacWaits
 from cepheid_bookie.ledger_access import LedgerAccess
 from cepheid_bookie.ledger_deletion import HeldCopy, LedgerDeletion
-from cepheid_bookie.ledger_table import LISTED_AT_START
+from cepheid_bookie.ledger_table import LISTED_AT_START, LedgerState
 from cepheid_bookie.limbo import Limbo
 from cepheid_bookie.local_connection import LocalConnection
 from cepheid_bookie.log_collection import LogCollection
@@ -62,6 +62,7 @@ from cepheid_rpc import (
     ReadRequest,
     Status,
 )
+from cepheid_security.read_tickets import LAST_ENTRY
 
 log = logging.getLogger(__name__)
 
@@ -348,7 +349,10 @@ class Bookie:
         return await self._look_at_lac(request)
 
     async def _look_at_lac(self, request: LacRequest) -> LacAnswer:
-        status, state = await self._access.contact(request.ledger_id, request.master_key, fence=request.fence)
+        if request.ticket:
+            status, state = await self._contact_with_ticket(request)
+        else:
+            status, state = await self._access.contact(request.ledger_id, request.master_key, fence=request.fence)
         if state is None:
             return LacAnswer(self._limbo.sure(request.ledger_id, status))
         entry_id = state.last_entry_id
@@ -364,6 +368,16 @@ class Bookie:
         highest = answer.groups[0].slice(entry_id, entry_id)
         lac = max(state.explicit_lac, highest.header(entry_id).last_add_confirmed)
         return LacAnswer(Status.OK, lac, state.explicit_lac, highest)
+
+    async def _contact_with_ticket(self, request: LacRequest) -> tuple[Status, LedgerState | None]:
+        """The ledger's state for a reader. Its ticket must be for a ledger without an end: the answer has the newest entry."""
+        if request.fence:
+            return Status.BAD_REQUEST, None
+        status = self._scans.authorize(request.ticket, request.ledger_id, 0, LAST_ENTRY)
+        if status is not Status.OK:
+            self._scans.counters.unauthorized += 1
+            return status, None
+        return await self._access.find(request.ledger_id)
 
     async def read(self, request: ReadRequest) -> AsyncGenerator[ReadAnswer, None]:
         """Chunks of about 1 MB; see `BookieConnection.read`. Scans have their own reader (scans.py)."""

@@ -22,6 +22,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cepheid_bookie.access import ticket_check
 from cepheid_bookie.bookie import Bookie
 from cepheid_bookie.bookie_metrics import bookie_families
 from cepheid_bookie.bookie_role_settings import BookieRoleSettings
@@ -40,6 +41,7 @@ from cepheid_bookie.metadata_records import (
     report_bookie,
 )
 from cepheid_bookie.scans import AuthorizeRead, accept_every_ticket
+from cepheid_bookie.secured_ports import access_of, secured_ports
 from cepheid_metadata import (
     BookieRegistration,
     MetadataStore,
@@ -50,10 +52,12 @@ from cepheid_metadata import (
     require_cluster,
 )
 from cepheid_metadata.patient_open import open_patiently
+from cepheid_metadata.ticket_keyring import TicketKeyring
 from cepheid_metadata.upgrade import report_known_format
 from cepheid_ports import Ports, Role, TaskOwner, host_port
 from cepheid_ports.process_metrics import process_families
 from cepheid_ports.prometheus import CONTENT_TYPE, Family, encode, gauge
+from cepheid_rpc import TLS_PROTOCOL
 
 if TYPE_CHECKING:
     from cepheid_bookie.grpc_server import BookieServer
@@ -81,6 +85,7 @@ class BookieRole(Role):
         super().__init__()
         self._authorize_read = authorize_read
         self.settings = settings
+        self._client_tls = settings.tls.client_tls()  # a half configured TLS stops the start here
         self._accept_empty_disk = accept_empty_disk
         self.bookie_id = settings.name
         self.bookie: Bookie
@@ -102,6 +107,19 @@ class BookieRole(Role):
         return host_port(self.settings.shown_host, self.settings.advertised_port or self._server.port)
 
     @property
+    def addresses(self) -> dict[str, str]:
+        """Where it is reached, by protocol: gRPC without TLS, with it, and the health page."""
+        tls, grpc = self.settings.tls, {}
+        if not tls.enabled:
+            grpc["grpc"] = self.address
+        else:
+            grpc[TLS_PROTOCOL] = self.address
+            if tls.plain_port is not None:
+                assert self._server.plain_port is not None, "the server was given a port without TLS"
+                grpc["grpc"] = host_port(self.settings.shown_host, self._server.plain_port)
+        return {**grpc, "http": self.http_url.removeprefix("http://")}
+
+    @property
     def http_url(self) -> str:
         return f"http://{host_port(self.settings.shown_http_host, self._health.port)}"
 
@@ -121,7 +139,13 @@ class BookieRole(Role):
         await self._health.start()
         opened.push_async_callback(self._health.aclose)
         self._store = store = await open_patiently(
-            settings.metadata, ports, session_timeout_s=settings.metadata_session_timeout_s, wait_s=settings.metadata_wait_s
+            settings.metadata,
+            ports,
+            session_timeout_s=settings.metadata_session_timeout_s,
+            wait_s=settings.metadata_wait_s,
+            auth_file=settings.metadata_auth_file,
+            private=settings.metadata_private,
+            tls=self._client_tls,
         )
         opened.push_async_callback(store.aclose)
         identity = await require_cluster(store)
@@ -130,7 +154,7 @@ class BookieRole(Role):
             self.bookie = await self._open_bookie(store, identity.cluster_id)
             opened.push_async_callback(self.bookie.aclose)
             self.bookie.on_failed = self._failure.report
-            self.bookie.authorize_reads(self._authorize_read)
+            self.bookie.authorize_reads(await self._ticket_check(store))
         finally:
             await importing
         await report_bookie(store, self.bookie, ports)
@@ -145,6 +169,16 @@ class BookieRole(Role):
         if settings.report_free_space:
             opened.push_async_callback(self._tasks.aclose)
             self._tasks.start(self._report_free_space(self._registration, record), name="report free space")
+
+    async def _ticket_check(self, store: MetadataStore) -> AuthorizeRead:
+        """What scans have to show: a ticket where only ports with TLS are open."""
+        tls = self.settings.tls
+        if not tls.enabled or tls.plain_port is not None:
+            return self._authorize_read
+        keyring = TicketKeyring(store, self._ports)
+        self._opened.push_async_callback(keyring.aclose)
+        await keyring.start()
+        return ticket_check(keyring.check)
 
     async def _open_bookie(self, store: MetadataStore, cluster_id: str) -> Bookie:
         from cepheid_bookie.rocks_index import RocksBlockIndex
@@ -193,8 +227,18 @@ class BookieRole(Role):
         self.bookie.start_scrubber(MetadataDamage(self._opened_store, self.bookie_id, self._ports))
         self._opened.push_async_callback(collector.aclose)
         settings = self.settings
-        scans = ScanServer(self.bookie, settings.host, settings.scan_port, self._ports)
-        self._server = BookieServer(self.bookie, settings.host, settings.port, settings.grpc_server, scans=scans)
+        ports = secured_ports(settings.tls, access_of(settings.tls, settings.access))
+        scans = ScanServer(self.bookie, settings.host, settings.scan_port, self._ports, tls=ports.scan_context)
+        self._server = BookieServer(
+            self.bookie,
+            settings.host,
+            settings.port,
+            settings.grpc_server,
+            scans=scans,
+            credentials=ports.credentials,
+            plain_port=settings.tls.plain_port,
+            access=ports.access,
+        )
         await self._server.start()
         self._opened.push_async_callback(self._server.aclose)
 
@@ -207,7 +251,7 @@ class BookieRole(Role):
         record = BookieRegistration(
             bookie_id=self.bookie_id,
             incarnation=self.bookie.cookie.registered_as,
-            addresses={"grpc": self.address, "http": self.http_url.removeprefix("http://")},
+            addresses=self.addresses,
             rack=self.settings.rack,
             process=f"{self._ports.random.getrandbits(64):016x}",
         )
@@ -219,7 +263,8 @@ class BookieRole(Role):
     def _new_registration(self, store: MetadataStore, record: BookieRegistration) -> Registration[BookieRegistration]:
         def is_past(found: BookieRegistration) -> bool:
             """We hold the lock of that directory and listen at that address: whoever wrote this has ended."""
-            return found.incarnation == record.incarnation and found.addresses.get("grpc") == record.addresses["grpc"]
+            same = all(found.addresses.get(name) == record.addresses.get(name) for name in ("grpc", TLS_PROTOCOL))
+            return found.incarnation == record.incarnation and same
 
         return Registration(
             store,

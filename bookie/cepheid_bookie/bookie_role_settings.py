@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat
 
 from cepheid_bookie.settings import BookieServerSettings, StorageSettings
 from cepheid_ports import HOST_PATTERN, RACK_PATTERN, CepheidError, host_port
+from cepheid_security.peer_settings import BookieAccessSettings, BookieTlsSettings
 
 BOOKIE_ID_PATTERN = r"^[A-Za-z0-9._:-]{1,200}$"
 _ANY_ADDRESS = ("0.0.0.0", "::", "")
@@ -37,6 +38,16 @@ class BookieRoleSettings(BaseModel, frozen=True, extra="forbid"):
     )
     metadata_wait_s: PositiveFloat = Field(
         60.0, description="Time for which a start waits for a metadata store that it cannot reach, before it gives up."
+    )
+    metadata_auth_file: str | None = Field(
+        None,
+        description="File with the ZooKeeper user of this cluster, as `digest:user:password`. What the cluster creates is then "
+        "readable by this user alone. Unset: what the environment variable `CEPHEID_METADATA_AUTH` says.",
+    )
+    metadata_private: bool = Field(
+        True,
+        description="Whether what this process creates in ZooKeeper is for the user of `metadata_auth_file` alone. `false` only "
+        "while other processes of the cluster still run without that user.",
     )
     data_dir: Path = Field(
         Path("bookie-data"), description="Directory of entries and index, and of the journal unless `journal_dir` is set."
@@ -87,6 +98,8 @@ class BookieRoleSettings(BaseModel, frozen=True, extra="forbid"):
     )
     storage: StorageSettings = Field(StorageSettings(), description="Bounds and intervals of the storage.")
     grpc_server: BookieServerSettings = Field(BookieServerSettings(), description="Bounds of the gRPC server.")
+    tls: BookieTlsSettings = Field(BookieTlsSettings(), description="Encrypted ports.")
+    access: BookieAccessSettings = Field(BookieAccessSettings(), description="Which roles may do what, where `tls` is set up.")
 
     @property
     def shown_host(self) -> str:

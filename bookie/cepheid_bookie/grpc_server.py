@@ -9,7 +9,8 @@ ledger (a refusal fails the bookie for that ledger in any case) but never follow
 Rule 2: what a client sends ahead is bounded per stream: the server stops reading, HTTP/2 stops the client's writes.
 Rule 3: answers of reads are sent in pieces of 256 KiB, one per turn of the loop: an add waits for one piece, however many readers
 there are. Encoding and sending 1 MB takes the loop half a millisecond, in pieces as much as in one.
-Rule 4: a stop ends reading first, waits for what was admitted, sends its answers, and then ends the streams.
+Rule 4: the role of the caller's certificate is asked for before anything of a request is looked at (access.py).
+Rule 5: a stop ends reading first, waits for what was admitted, sends its answers, and then ends the streams.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ from typing import Any, NoReturn, Protocol
 import grpc
 import grpc.aio
 
+from cepheid_bookie.access import OPEN_ACCESS, BookieAccess
 from cepheid_bookie.entry_reader import split_answer
 from cepheid_bookie.errors import PortInUseError
 from cepheid_bookie.scan_server import ScanServer
 from cepheid_bookie.scans import LoopTurns
 from cepheid_bookie.settings import BookieServerSettings
-from cepheid_ports import host_port, keep_large_buffers
+from cepheid_ports import RefusalLog, host_port, keep_large_buffers
 from cepheid_rpc import (
     ADD,
     READ,
@@ -57,6 +59,7 @@ from cepheid_rpc import (
     encode_status,
     server_options,
 )
+from cepheid_security.grpc_tls import is_encrypted, peer_role
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +82,11 @@ class ServedBookie(Protocol):
 
 class BookieServer:
     """Serves one bookie on one port, until `aclose`. Port 0 lets the system choose: see `port`. `scans` is started and closed with
-    it; without one all scans are served here."""
+    it; without one all scans are served here.
+
+    `credentials`: `grpc.ServerCredentials`, which make it a port with TLS. `plain_port`: one without TLS beside it.
+    `access` says what callers may do.
+    """
 
     def __init__(
         self,
@@ -89,7 +96,15 @@ class BookieServer:
         settings: BookieServerSettings | None = None,
         *,
         scans: ScanServer | None = None,
+        credentials: Any = None,
+        plain_port: int | None = None,
+        access: BookieAccess = OPEN_ACCESS,
     ) -> None:
+        self._credentials = credentials
+        self.plain_port = plain_port
+        self._access = access
+        self._refusals = RefusalLog()
+        self.denied = 0
         self._bookie = bookie
         self._scans = scans
         self._host = host
@@ -112,14 +127,21 @@ class BookieServer:
         keep_large_buffers()
         server = grpc.aio.server(options=server_options())
         server.add_generic_rpc_handlers((self._handlers(),))
-        try:
-            self.port = server.add_insecure_port(host_port(self._host, self.port))
-        except RuntimeError as error:
-            raise PortInUseError(f"cannot listen on {self._host}:{self.port}: {error}", port=self.port) from error
+        self.port = self._listen(server, self.port, self._credentials)
+        if self.plain_port is not None:
+            self.plain_port = self._listen(server, self.plain_port, None)
         if self._scans is not None:
             await self._scans.start()
         await server.start()
         self._server = server
+
+    def _listen(self, server: grpc.aio.Server, port: int, credentials: Any) -> int:
+        """Return the port. Raises PortInUseError."""
+        address = host_port(self._host, port)
+        try:
+            return server.add_insecure_port(address) if credentials is None else server.add_secure_port(address, credentials)
+        except RuntimeError as error:
+            raise PortInUseError(f"cannot listen on {self._host}:{port}: {error}", port=port) from error
 
     async def aclose(self) -> None:
         """Stops taking requests; what was admitted is answered first, within the grace of the settings."""
@@ -146,7 +168,27 @@ class BookieServer:
             },
         )
 
+    async def _check_may_change(self, context: Context, method: str) -> None:
+        caller = context.auth_context()
+        if not self._access.may_change(peer_role(caller), is_encrypted=is_encrypted(caller)):
+            await self._deny(context, method, "only brokers and repair workers of this cluster may change what a bookie holds")
+
+    async def _check_may_read(self, context: Context, method: str) -> None:
+        """Of a request without a ticket."""
+        caller = context.auth_context()
+        if not self._access.may_read(peer_role(caller), is_encrypted=is_encrypted(caller)):
+            await self._deny(context, method, "a read needs a ticket: plan it through a broker, which issues tickets")
+
+    async def _deny(self, context: Context, method: str, reason: str) -> NoReturn:
+        role = peer_role(context.auth_context())
+        self.denied += 1
+        facts = {"method": method, "peer": context.peer(), "role": role, "reason": reason}
+        self._refusals.note("bookie.request.denied", (method, role), level=logging.WARNING, **facts)
+        await context.abort(grpc.StatusCode.PERMISSION_DENIED, f"role {role!r}: {reason}")
+        raise AssertionError("abort raises")
+
     async def _serve_add(self, _messages: object, context: Context) -> None:
+        await self._check_may_change(context, ADD)
         stream = _AddStream(self._bookie, context, self._settings.stream_in_flight_bytes)
         self._add_streams[stream] = None
         try:
@@ -161,6 +203,10 @@ class BookieServer:
             request = decode_lac_request(data)
         except MalformedGroupError as error:
             await _refuse(context, READ_LAC, error)
+        if request.fence:
+            await self._check_may_change(context, READ_LAC)
+        elif not request.ticket:
+            await self._check_may_read(context, READ_LAC)
         return encode_lac_answer(await (self._wait_for_lac(request) if request.wait_ms else self._bookie.read_lac(request)))
 
     async def _wait_for_lac(self, request: LacRequest) -> LacAnswer:
@@ -183,6 +229,10 @@ class BookieServer:
             request = decode_read_request(data)
         except MalformedGroupError as error:
             await _refuse(context, READ, error)
+        if request.fence:
+            await self._check_may_change(context, READ)
+        elif not request.scan:  # a scan shows its ticket to the bookie
+            await self._check_may_read(context, READ)
         async with aclosing(self._bookie.read(request)) as answers:
             async for answer in answers:
                 for piece in (answer,) if request.scan else split_answer(answer, _PIECE_BYTES):
@@ -197,6 +247,7 @@ class BookieServer:
         return encode_scan_port(self._scans.port, self._scans.token)
 
     async def _serve_write_lac(self, data: bytes, context: Context) -> bytes:
+        await self._check_may_change(context, WRITE_LAC)
         try:
             request = decode_explicit_lac(data)
         except MalformedGroupError as error:

@@ -59,6 +59,19 @@ class LedgerAccess:
             return status, None
         return (Status.NO_LEDGER, None) if state.deleted else (Status.OK, state)
 
+    async def find(self, ledger_id: int) -> tuple[Status, LedgerState | None]:
+        """The ledger's state for a reader whose permission was checked otherwise than by the master key; or None and why not."""
+        while (state := self._ledgers.get(ledger_id)) is None:
+            if not self._is_serving():
+                return Status.STOPPED, None
+            if not self._ledgers.may_know(ledger_id):
+                return Status.NO_LEDGER, None
+            if (status := await self.look_up(ledger_id)) is not None:
+                return status, None
+        if not self._is_serving():
+            return Status.STOPPED, None
+        return (Status.NO_LEDGER, None) if state.deleted else (Status.OK, state)
+
     async def look_up(self, ledger_id: int) -> Status | None:
         """Find out whether a ledger that is not listed yet is known. A status other than None: it cannot be found out now."""
         try:

@@ -16,6 +16,7 @@ import asyncio
 import errno
 import os
 import socket
+import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TypeVar
@@ -30,6 +31,8 @@ T = TypeVar("T")
 
 _PIECE_BYTES = 1 << 20
 """Of a run, read and sent in one go. More is in memory for no gain; what a connection does not take is read again."""
+_TLS_PIECE_BYTES = 256 << 10
+"""The same with TLS: OpenSSL takes all of a piece or asks for the same bytes again, so more is read again."""
 
 
 class RunSender:
@@ -44,6 +47,8 @@ class RunSender:
 
     async def send(self, run: StoredRun, done_bytes: int, connection: socket.socket) -> int:
         """As much of the run behind its first `done_bytes` as the connection takes, which does not block: 0 when it is full.
+
+        With TLS the same `done_bytes` are to be given again then, until it takes more.
 
         Raises LogUnreadableError, for a log that is too short as well; LogGoneError; OSError of the connection, or EMFILE."""
         return await self._to_its_end(lambda: self._send(run, done_bytes, connection))
@@ -78,12 +83,13 @@ class RunSender:
 
     def _send(self, run: StoredRun, done_bytes: int, connection: socket.socket) -> int:
         at = done_bytes
+        most_bytes = _TLS_PIECE_BYTES if isinstance(connection, ssl.SSLSocket) else _PIECE_BYTES
         while at < run.size_bytes:
             with self._reading(run.log_id):
-                piece = self._logs.read_bytes(run.log_id, min(_PIECE_BYTES, run.size_bytes - at), run.offset + at)
+                piece = self._logs.read_bytes(run.log_id, min(most_bytes, run.size_bytes - at), run.offset + at)
             try:
                 size_bytes = connection.send(piece)
-            except BlockingIOError:
+            except (BlockingIOError, ssl.SSLWantWriteError):
                 break
             at += size_bytes
             if size_bytes < len(piece):

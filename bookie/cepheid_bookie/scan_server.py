@@ -15,19 +15,22 @@ place among the open scans, until all is on its way.
 Rule 3: a frame that was begun is completed, or the connection ends: nobody takes half a run for a whole one.
 Rule 4: a log is given only to processes of the same user, or root's, in the same network namespace; and where each ticket is
 accepted, since a log has other ledgers, too.
+Rule 5: with TLS the handshake comes first and counts as part of rule 1. It demands a client certificate, as the gRPC port does.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import hmac
 import logging
 import os
 import resource
 import socket
+import ssl
 import struct
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from functools import partial
 from typing import Protocol
@@ -35,7 +38,8 @@ from typing import Protocol
 from cepheid_bookie.entry_reader import StoredRun
 from cepheid_bookie.errors import LogGoneError, LogUnreadableError, PortInUseError
 from cepheid_bookie.run_sender import RunSender
-from cepheid_ports import Ports, TaskOwner
+from cepheid_bookie.scan_streams import ScanStream, TlsScanStream
+from cepheid_ports import Ports, RefusalLog, TaskOwner
 from cepheid_rpc import (
     FRAME_HEAD,
     MAX_SCAN_REQUEST_BYTES,
@@ -76,14 +80,18 @@ class ScannedBookie(Protocol):
 
 
 class ScanServer:
-    """Of one bookie, until `aclose`. Port 0 lets the system choose: see `port`."""
+    """Of one bookie, until `aclose`. Port 0 lets the system choose: see `port`. `tls`: the context of its port; None: plain."""
 
-    def __init__(self, bookie: ScannedBookie, host: str, port: int, ports: Ports) -> None:
+    def __init__(
+        self, bookie: ScannedBookie, host: str, port: int, ports: Ports, *, tls: Callable[[], ssl.SSLContext] | None = None
+    ) -> None:
+        self._tls = tls
         self._bookie = bookie
         self._host = host
         self.port = port
         self.token = ports.random.getrandbits(8 * SCAN_TOKEN_BYTES).to_bytes(SCAN_TOKEN_BYTES, "big")
         self._tasks = TaskOwner("scan-server")
+        self._refusals = RefusalLog()
         self._listeners: list[socket.socket] = []
         self._connections = 0
         self._strangers = {socket.AF_UNIX: 0, socket.AF_INET: 0}  # by how they came: IPv6 is as IPv4
@@ -164,9 +172,17 @@ class ScanServer:
                 return  # it comes again by the port
             if not is_local:
                 _watch_peer(connection)
-            request = await self._read_request(connection)
-            if request is not None:
-                await self._answer(connection, request, places=is_local)
+            stream = ScanStream(connection)
+            try:
+                if self._tls is not None and not is_local:
+                    stream = TlsScanStream(connection, self._tls())  # takes the socket out of `connection`
+                request = await self._read_request(stream, _way(connection))
+                if request is not None:
+                    await self._answer(stream, request, places=is_local)
+            finally:
+                stream.connection.close()
+        except ssl.SSLError as error:
+            self._refusals.note("scan_server.tls_failed", error.reason, level=logging.WARNING, error=str(error))
         except LogGoneError as error:  # deleted since the index was asked; the reader asks anew, by gRPC
             log.info("scan_server.log_gone", extra={"error": str(error), **error.facts})
         except LogUnreadableError as error:  # the reader asks anew, by gRPC, which tells of each block
@@ -179,59 +195,58 @@ class ScanServer:
         except MalformedGroupError as error:
             log.warning("scan_server.request_refused", extra={"error": str(error)})
 
-    async def _read_request(self, connection: socket.socket) -> ReadRequest | None:
+    async def _read_request(self, stream: ScanStream, way: socket.AddressFamily) -> ReadRequest | None:
         """None: it was not meant for this bookie. Raises MalformedGroupError, EOFError, TimeoutError, OSError."""
-        way = _way(connection)
         async with asyncio.timeout(_REQUEST_S):
             self._strangers[way] += 1
             try:
-                nonce = await _receive(connection, SCAN_NONCE_BYTES)
-                await asyncio.get_running_loop().sock_sendall(connection, scan_proof(self.token, nonce))
-                if await _receive(connection, SCAN_TOKEN_BYTES) != self.token:
+                await stream.open()
+                nonce = await stream.receive(SCAN_NONCE_BYTES)
+                await stream.send_all(scan_proof(self.token, nonce))
+                if not hmac.compare_digest(await stream.receive(SCAN_TOKEN_BYTES), self.token):
                     return None
             finally:
                 self._strangers[way] -= 1
-            (size_bytes,) = REQUEST_LENGTH.unpack(await _receive(connection, REQUEST_LENGTH.size))
+            (size_bytes,) = REQUEST_LENGTH.unpack(await stream.receive(REQUEST_LENGTH.size))
             if size_bytes > MAX_SCAN_REQUEST_BYTES:
                 raise MalformedGroupError(f"a request of {size_bytes} bytes, {MAX_SCAN_REQUEST_BYTES} are taken")
-            request = decode_read_request(await _receive(connection, size_bytes))
+            request = decode_read_request(await stream.receive(size_bytes))
         if not request.scan:
             raise MalformedGroupError("a read that is no scan")
         return request
 
-    async def _answer(self, connection: socket.socket, request: ReadRequest, *, places: bool) -> None:
-        loop = asyncio.get_running_loop()
-        told = _Places(self._bookie.runs, connection)
+    async def _answer(self, stream: ScanStream, request: ReadRequest, *, places: bool) -> None:
+        told = _Places(self._bookie.runs, stream)
         async with aclosing(self._bookie.scan(request)) as parts:
             async for part in parts:
                 if isinstance(part, StoredRun) and places:
                     await told.tell(part)
                 elif isinstance(part, StoredRun):
                     head = FRAME_HEAD.pack(FrameKind.BLOCKS, part.size_bytes, part.first_entry_id, part.last_entry_id)
-                    await loop.sock_sendall(connection, head)
-                    await self._send_run(connection, part)
+                    await stream.send_all(head)
+                    await self._send_run(stream, part)
                 else:
                     body = encode_read_answer(part)
-                    await loop.sock_sendall(connection, FRAME_HEAD.pack(FrameKind.ANSWER, len(body), 0, 0))
-                    await loop.sock_sendall(connection, body)
-            await loop.sock_sendall(connection, FRAME_HEAD.pack(FrameKind.END, 0, 0, 0))
+                    await stream.send_all(FRAME_HEAD.pack(FrameKind.ANSWER, len(body), 0, 0))
+                    await stream.send_all(body)
+            await stream.send_all(FRAME_HEAD.pack(FrameKind.END, 0, 0, 0))
             await told.wait_read(0)
 
-    async def _send_run(self, connection: socket.socket, run: StoredRun) -> None:
+    async def _send_run(self, stream: ScanStream, run: StoredRun) -> None:
         done_bytes = 0
         while True:
-            done_bytes += await self._bookie.runs.send(run, done_bytes, connection)
+            done_bytes += await self._bookie.runs.send(run, done_bytes, stream.connection)
             if done_bytes == run.size_bytes:
                 return
-            await _writable(connection)
+            await stream.wait_writable()
 
 
 class _Places:
     """Of the runs of one answer, told to a reader on this machine."""
 
-    def __init__(self, runs: RunSender, connection: socket.socket) -> None:
+    def __init__(self, runs: RunSender, stream: ScanStream) -> None:
         self._runs = runs
-        self._connection = connection
+        self._stream = stream
         self._unread: deque[int] = deque()  # bytes of each
         self._given_log: int | None = None
 
@@ -241,48 +256,21 @@ class _Places:
         frame = FRAME_HEAD.pack(FrameKind.PLACE, RUN_PLACE.size, run.first_entry_id, run.last_entry_id)
         frame += RUN_PLACE.pack(run.offset, run.size_bytes)
         if run.log_id == self._given_log:
-            await asyncio.get_running_loop().sock_sendall(self._connection, frame)
+            await self._stream.send_all(frame)
         else:
-            while not await self._runs.share(run.log_id, frame, self._connection):
-                await _writable(self._connection)
+            while not await self._runs.share(run.log_id, frame, self._stream.connection):
+                await self._stream.wait_writable()
             self._given_log = run.log_id
         self._unread.append(run.size_bytes)
 
     async def wait_read(self, left: int) -> None:
         """Until no more than so many are left. Raises EOFError: the reader is gone."""
         while len(self._unread) > left:
-            read = await asyncio.get_running_loop().sock_recv(self._connection, len(self._unread))
+            read = await self._stream.receive_some(len(self._unread))
             if not read:
                 raise EOFError("the reader closed the connection")
             for _ in read:
                 self._runs.shared_bytes += self._unread.popleft()
-
-
-async def _receive(connection: socket.socket, size_bytes: int) -> bytes:
-    """Exactly so many. Raises EOFError."""
-    loop = asyncio.get_running_loop()
-    data = b""
-    while len(data) < size_bytes:
-        more = await loop.sock_recv(connection, size_bytes - len(data))
-        if not more:
-            raise EOFError("the reader closed the connection")
-        data += more
-    return data
-
-
-async def _writable(connection: socket.socket) -> None:
-    loop = asyncio.get_running_loop()
-    ready: asyncio.Future[None] = loop.create_future()
-
-    def on_writable() -> None:
-        if not ready.done():
-            ready.set_result(None)
-
-    loop.add_writer(connection, on_writable)
-    try:
-        await ready
-    finally:
-        loop.remove_writer(connection)
 
 
 def _connection_limit() -> int:

@@ -42,17 +42,23 @@ from cepheid_metadata import (
     readonly_bookies,
 )
 from cepheid_ports import Ports, TaskOwner
-from cepheid_rpc import BookieConnection, BookieUnavailableError
+from cepheid_rpc import TLS_MARK, BookieConnection, BookieUnavailableError, bookie_address
+from cepheid_security import ClientTls
 
 log = logging.getLogger(__name__)
 
 RETRY_S = 0.5
 SETTLE_S = 3.0
 REFRESH_S = 60.0
+_TLS_SETTINGS = "tls.certificate_file, tls.key_file and tls.ca_file"
 
 
 class OpenedConnection(BookieConnection, Protocol):
     """A connection that can be given up: its streams break, as if the bookie had gone."""
+
+    @property
+    def is_outdated(self) -> bool:
+        """It shows a certificate that was exchanged since."""
 
     @property
     def is_adding(self) -> bool:
@@ -85,8 +91,16 @@ class BookieDirectory:
     """`start` once, `aclose` once. Implements `BookieConnections` of the ledger client."""
 
     def __init__(
-        self, store: MetadataStore, ports: Ports, settings: LedgerSettings | None = None, *, connect: Connect | None = None
+        self,
+        store: MetadataStore,
+        ports: Ports,
+        settings: LedgerSettings | None = None,
+        *,
+        connect: Connect | None = None,
+        tls: ClientTls | None = None,
     ) -> None:
+        """`tls`: the certificate that bookies are shown. None: only bookies without TLS can be reached."""
+        self._tls = tls
         self._store = store
         self._ports = ports
         self._settings = settings or LedgerSettings()
@@ -143,13 +157,19 @@ class BookieDirectory:
             connection = None
         if connection is None:
             assert self._connect is not None, f"{self!r} was not started"
+            if self._tls is None and bookie.address.startswith(TLS_MARK):
+                message = f"bookie {bookie_id} takes only TLS, and this process has no certificate: set {_TLS_SETTINGS}"
+                raise BookieUnavailableError(message, bookie=bookie_id)
             connection = self._connect(bookie_id, bookie.address)
             self._connections[bookie_id] = bookie, connection
         return connection
 
     def writable(self) -> list[str]:
         """Ids of the bookies that take new ledgers."""
-        return [name for name, bookie in self._known.items() if bookie.writable]
+        has_tls = self._tls is not None
+        return [
+            name for name, bookie in self._known.items() if bookie.writable and (has_tls or not bookie.address.startswith(TLS_MARK))
+        ]
 
     def registered(self) -> list[str]:
         """Ids of the bookies that run, writable or not, also of those that this release cannot reach (rule 6)."""
@@ -190,6 +210,9 @@ class BookieDirectory:
         states |= dict.fromkeys(self.registered(), "read-only: its disk is full, its /ready and its log say which")
         for name in set(self._unreadable).difference(self._known):
             states[name] = "not reachable: its registration is damaged, or of a newer release"
+        if self._tls is None:
+            for name in (name for name, bookie in self._known.items() if bookie.address.startswith(TLS_MARK)):
+                states[name] = f"not reachable: it takes only TLS, and this process has no certificate; set {_TLS_SETTINGS}"
         writable, registered = set(self.writable()), set(self.registered())
         for name in self._draining:
             if name in states:
@@ -222,7 +245,7 @@ class BookieDirectory:
             await importer.aclose()
         from cepheid_ledger.grpc_connection import GrpcConnection
 
-        return lambda bookie_id, address: GrpcConnection(bookie_id, address, self._settings)
+        return lambda bookie_id, address: GrpcConnection(bookie_id, address, self._settings, tls=self._tls)
 
     def _on_session(self, state: SessionState) -> None:
         if state is not SessionState.CONNECTED:
@@ -286,7 +309,7 @@ class BookieDirectory:
         known = {name: bookie if name in kept else _gone(bookie) for name, bookie in self._known.items()}
         for registrations, writable in ((readonly, False), (available, True)):
             for name, record in registrations.items():
-                if (address := record.addresses.get("grpc")) is not None:
+                if (address := bookie_address(record.addresses, prefer_tls=self._tls is not None)) is not None:
                     known[name] = KnownBookie(
                         name, address, record.incarnation, True, writable, record.process, record.rack, record.free_bytes
                     )
@@ -354,6 +377,8 @@ def _why_replaced(before: KnownBookie, now: KnownBookie, connection: OpenedConne
     """Empty: it stays."""
     if before.address != now.address:
         return f"bookie {now.bookie_id} moved from {before.address} to {now.address}"
+    if connection.is_outdated and not connection.is_adding:
+        return f"the certificate for bookie {now.bookie_id} was exchanged"
     if before.process != now.process and not connection.is_adding:
         return f"bookie {now.bookie_id} runs anew"
     return ""

@@ -26,6 +26,7 @@ from cepheid_rpc import (
     MAX_MESSAGE_BYTES,
     READ,
     READ_LAC,
+    TLS_MARK,
     WRITE_LAC,
     AddAnswer,
     AddRequest,
@@ -50,24 +51,36 @@ from cepheid_rpc import (
     method_path,
     split_requests,
 )
+from cepheid_security import ClientTls
+from cepheid_security.grpc_tls import channel_credentials
 
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 
 
-def _channel(address: str) -> Any:  # the stubs demand serializers, which bytes do not need
-    return grpc.aio.insecure_channel(address, options=channel_options())
+def _channel(address: str, credentials: Any) -> Any:  # the stubs demand serializers, which bytes do not need
+    if not address.startswith(TLS_MARK):
+        return grpc.aio.insecure_channel(address, options=channel_options())
+    return grpc.aio.secure_channel(address.removeprefix(TLS_MARK), credentials, options=channel_options())
 
 
 class GrpcConnection:
-    """A BookieConnection. Connects when first used, and again by itself after a failure; each failed call says so."""
+    """A BookieConnection. Connects when first used, and again by itself after a failure; each failed call says so.
 
-    def __init__(self, bookie_id: str, address: str, settings: LedgerSettings | None = None) -> None:
+    `tls`: the certificate to show where `address` says that the bookie takes TLS. Raises SecurityConfigurationError.
+    """
+
+    def __init__(
+        self, bookie_id: str, address: str, settings: LedgerSettings | None = None, *, tls: ClientTls | None = None
+    ) -> None:
         self._bookie_id = bookie_id
         self.address = address
+        self._tls = tls or ClientTls()
+        self._tls_state = self._tls.state()
+        credentials = channel_credentials(self._tls) if address.startswith(TLS_MARK) else None
         settings = settings or LedgerSettings()
         self._silent_stream_s, self._silent_call_s = settings.silent_stream_s, settings.silent_call_s
-        self._adds = _channel(address)
-        self._reads = _channel(address)
+        self._adds = _channel(address, credentials)
+        self._reads = _channel(address, credentials)
         self._read_lac = self._adds.unary_unary(method_path(READ_LAC))
         self._write_lac = self._adds.unary_unary(method_path(WRITE_LAC))
         self._read = self._reads.unary_stream(method_path(READ))
@@ -81,6 +94,11 @@ class GrpcConnection:
     @property
     def bookie_id(self) -> str:
         return self._bookie_id
+
+    @property
+    def is_outdated(self) -> bool:
+        """Its certificate files were exchanged since it was made."""
+        return self.address.startswith(TLS_MARK) and self._tls.state() != self._tls_state
 
     @property
     def is_adding(self) -> bool:

@@ -20,6 +20,8 @@ from cepheid_ports.process_metrics import process_families
 from cepheid_ports.prometheus import CONTENT_TYPE, Family, encode, gauge
 from cepheid_recovery.auto_recovery import AutoRecovery
 from cepheid_recovery.settings import RecoverySettings
+from cepheid_security import ClientTls
+from cepheid_security.peer_settings import PeerTlsSettings
 
 _REFUSAL_RETRY_S = 60.0
 
@@ -31,12 +33,16 @@ async def open_auto_recovery(
     settings: RecoverySettings,
     ports: Ports,
     opened: AsyncExitStack,
+    tls: ClientTls | None,
 ) -> AutoRecovery:
-    """Start automatic repair with its own view of the bookies and its own connections to them; `opened` closes them."""
+    """Start automatic repair with its own view of the bookies and its own connections to them; `opened` closes them.
+
+    `tls`: the certificate that it shows to bookies.
+    """
     # A bookie under load refuses copies for longer than writers would wait.
     patience_s = max(_REFUSAL_RETRY_S, ledger_settings.refusal_retry_s)
     ledger_settings = ledger_settings.model_copy(update={"refusal_retry_s": patience_s})
-    bookies = BookieDirectory(store, ports, ledger_settings)
+    bookies = BookieDirectory(store, ports, ledger_settings, tls=tls)
     opened.push_async_callback(bookies.aclose)
     await bookies.start()
     placement = RackAwarePlacement(
@@ -79,7 +85,13 @@ class BookieNode(BookieRole):
         settings = self._node_settings
         if settings.recovery.enabled:
             self._recovery = await open_auto_recovery(
-                self.bookie_id, self._opened_store, settings.ledger, settings.recovery, self._ports, self._opened
+                self.bookie_id,
+                self._opened_store,
+                settings.ledger,
+                settings.recovery,
+                self._ports,
+                self._opened,
+                self._client_tls,
             )
 
     def _families(self) -> Iterator[Family]:
@@ -101,6 +113,16 @@ class AutoRecoverySettings(BaseModel, frozen=True, extra="forbid"):
     metadata_wait_s: PositiveFloat = Field(
         60.0, description="Time for which a start waits for a metadata store that it cannot reach, before it gives up."
     )
+    metadata_auth_file: str | None = Field(
+        None,
+        description="File with the ZooKeeper user of this cluster, as `digest:user:password`. What the cluster creates is then "
+        "readable by this user alone. Unset: what the environment variable `CEPHEID_METADATA_AUTH` says.",
+    )
+    metadata_private: bool = Field(
+        True,
+        description="Whether what this process creates in ZooKeeper is for the user of `metadata_auth_file` alone. `false` only "
+        "while other processes of the cluster still run without that user.",
+    )
     name: str | None = Field(
         None, min_length=1, max_length=200, description="Name for people. Unset: the address of its health page."
     )
@@ -108,6 +130,7 @@ class AutoRecoverySettings(BaseModel, frozen=True, extra="forbid"):
     http_port: NonNegativeInt = Field(8000, le=65535, description="Port of `/health`, `/ready` and `/metrics`. 0: any free port.")
     recovery: RecoverySettings = Field(RecoverySettings(), description="Automatic repair of ledgers that lack copies.")
     ledger: LedgerSettings = Field(LedgerSettings(), description="How repair reads and writes entries.")
+    tls: PeerTlsSettings = Field(PeerTlsSettings(), description="The certificate that bookies are shown.")
 
 
 class AutoRecoveryRole(Role):
@@ -116,6 +139,7 @@ class AutoRecoveryRole(Role):
     def __init__(self, settings: AutoRecoverySettings, ports: Ports) -> None:
         super().__init__()
         self.settings = settings
+        self._client_tls = settings.tls.client_tls()
         self._ports = ports
         self._store: MetadataStore | None = None
         self.recovery: AutoRecovery | None = None
@@ -144,11 +168,19 @@ class AutoRecoveryRole(Role):
         await self._health.start()
         opened.push_async_callback(self._health.aclose)
         self._store = store = await open_patiently(
-            settings.metadata, ports, session_timeout_s=settings.metadata_session_timeout_s, wait_s=settings.metadata_wait_s
+            settings.metadata,
+            ports,
+            session_timeout_s=settings.metadata_session_timeout_s,
+            wait_s=settings.metadata_wait_s,
+            auth_file=settings.metadata_auth_file,
+            private=settings.metadata_private,
+            tls=self._client_tls,
         )
         opened.push_async_callback(store.aclose)
         await require_cluster(store)
-        self.recovery = await open_auto_recovery(self.name, store, settings.ledger, settings.recovery, ports, opened)
+        self.recovery = await open_auto_recovery(
+            self.name, store, settings.ledger, settings.recovery, ports, opened, self._client_tls
+        )
 
     def _health_page(self) -> Page:
         return Page(f"{self._phase}\n")

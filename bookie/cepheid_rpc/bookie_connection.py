@@ -59,6 +59,7 @@ class LacRequest:
 
     With `wait_ms` (a long poll, never with `fence`): the answer may come late, when the LAC is above `above`, the ledger is fenced
     or deleted here, or the time is over. It may come earlier, too: a bookie bounds what it parks.
+    `ticket` (never with `fence`) stands in for the master key, which readers past the brokers are not given.
     """
 
     ledger_id: int
@@ -66,6 +67,7 @@ class LacRequest:
     fence: bool = False
     above: int = -1
     wait_ms: int = 0
+    ticket: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +89,8 @@ class ReadRequest:
     """Entries `first..last` (inclusive). With `fence` (recovery reads): fenced durably before anything is answered.
 
     `scan` (never with `fence`): of a reader past the brokers, served from a budget of its own, in chunks of `chunk_bytes` (one of
-    SCAN_CHUNK_BYTES) that end where blocks do, so soft by a block. `ticket` is its signed permission; bookies accept any until
-    security exists. A bookie of an older release serves a scan like any read.
+    SCAN_CHUNK_BYTES) that end where blocks do, so soft by a block. `ticket` is its signed permission; a bookie without security
+    accepts any. A bookie of an older release serves a scan like any read.
     `from_disk` (checks of copies): no block is taken from memory, where it may be sound although the disk is not. An older bookie
     takes it from memory all the same.
     """

@@ -59,10 +59,13 @@ _WAITING_FORMAT = 2
 """Of a LAC request that waits. All else is written in format 1, so that a bookie of an older release refuses nothing but long
 polls, by name, and its readers ask without waiting."""
 
+_TICKET_FORMAT = 3
+"""Of a LAC request with a read ticket. Only the plan service of a secured cluster issues those, and its bookies know them."""
+
 _DELAYING_FORMAT = 2
 """Of a read answer that says when to try again. Only scans get one, and who can ask for a scan can read it."""
 
-_NEWEST_FORMAT = {MessageKind.LAC_REQUEST: _WAITING_FORMAT, MessageKind.READ_ANSWER: _DELAYING_FORMAT}
+_NEWEST_FORMAT = {MessageKind.LAC_REQUEST: _TICKET_FORMAT, MessageKind.READ_ANSWER: _DELAYING_FORMAT}
 
 _FLAG = 1  # bit 0 of a flags byte: `recovery` of an add, `fence` of a read, `has highest entry` of a LAC answer
 
@@ -78,6 +81,7 @@ _ADD_REQUEST = struct.Struct(f"<B{MASTER_KEY_BYTES}s")
 _ADD_ANSWER = struct.Struct("<qqqB")
 _LAC_REQUEST = struct.Struct("<BBqBB")
 _LAC_WAIT = struct.Struct("<qI")
+_LAC_TICKET = struct.Struct("<H")
 _LAC_ANSWER = struct.Struct("<BBBBqq")
 _READ_REQUEST = struct.Struct("<BBqqqQBBH")
 _READ_ANSWER = struct.Struct("<BBIIq")
@@ -187,13 +191,14 @@ def decode_add_answers(data: Buffer) -> list[AddAnswer]:
 def encode_lac_request(request: LacRequest) -> bytes:
     """version (1), kind = 3 (1), ledger id (8), flags (1; bit 0: fence), key bytes k (1), master key (k).
 
-    In format 2 these follow: above (8, signed), wait in milliseconds (4).
+    In formats 2 and 3 these follow: above (8, signed), wait in milliseconds (4). In format 3: ticket bytes t (2), ticket (t).
     """
-    version = _WAITING_FORMAT if request.wait_ms > 0 else FORMAT_VERSION
+    version = _TICKET_FORMAT if request.ticket else _WAITING_FORMAT if request.wait_ms > 0 else FORMAT_VERSION
     flags = _FLAG if request.fence else 0
     head = _LAC_REQUEST.pack(version, MessageKind.LAC_REQUEST, request.ledger_id, flags, len(request.master_key))
-    wait = _LAC_WAIT.pack(request.above, request.wait_ms) if version == _WAITING_FORMAT else b""
-    return head + request.master_key + wait
+    wait = _LAC_WAIT.pack(request.above, request.wait_ms) if version != FORMAT_VERSION else b""
+    ticket = _LAC_TICKET.pack(len(request.ticket)) + request.ticket if version == _TICKET_FORMAT else b""
+    return head + request.master_key + wait + ticket
 
 
 def decode_lac_request(data: Buffer) -> LacRequest:
@@ -201,15 +206,22 @@ def decode_lac_request(data: Buffer) -> LacRequest:
     ledger_id, flags, key_bytes = _unpack_head(_LAC_REQUEST, view, MessageKind.LAC_REQUEST)
     _check_range(ledger_id, 0, 0)
     key_end = _LAC_REQUEST.size + key_bytes
-    above, wait_ms = NO_ENTRY_ID, 0
-    if view[0] == _WAITING_FORMAT:
+    above, wait_ms, ticket, end = NO_ENTRY_ID, 0, b"", key_end
+    if view[0] != FORMAT_VERSION:
         above, wait_ms = _unpack(_LAC_WAIT, view, key_end)
-        _check_end(view, key_end + _LAC_WAIT.size)
-        if above < NO_ENTRY_ID or wait_ms == 0:
+        end += _LAC_WAIT.size
+        if above < NO_ENTRY_ID or (wait_ms == 0 and view[0] == _WAITING_FORMAT):
             raise MalformedGroupError(f"no wait for a LAC above {above} within {wait_ms} ms")
-    else:
-        _check_end(view, key_end)
-    return LacRequest(ledger_id, bytes(view[_LAC_REQUEST.size : key_end]), bool(flags & _FLAG), above, wait_ms)
+    if view[0] == _TICKET_FORMAT:
+        (ticket_bytes,) = _unpack(_LAC_TICKET, view, end)
+        end += _LAC_TICKET.size
+        ticket = bytes(view[end : end + ticket_bytes])
+        end += ticket_bytes
+        if not ticket:
+            raise MalformedGroupError("a LAC request of format 3 without a ticket: that is format 1 or 2")
+    _check_end(view, end)
+    master_key = bytes(view[_LAC_REQUEST.size : key_end])
+    return LacRequest(ledger_id, master_key, bool(flags & _FLAG), above, wait_ms, ticket)
 
 
 def encode_lac_answer(answer: LacAnswer) -> bytes:

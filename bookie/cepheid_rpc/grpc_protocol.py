@@ -12,6 +12,7 @@ the reason; everything a bookie decides is a `Status` inside an answer.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 SERVICE = "cepheid.bookie.v1.Bookie"
@@ -26,6 +27,21 @@ KEEPALIVE_TIME_MS = 10_000
 MAX_STREAMS = 10_000
 """RPCs that one connection may have open. A ledger client has one for adds, one for each read, and one for each wait for a LAC.
 Further ones wait at the client until one has ended."""
+
+
+TLS_PROTOCOL = "grpc+tls"
+"""The name of the encrypted gRPC port among the addresses of a bookie's registration; `grpc` is the one without TLS."""
+
+TLS_MARK = "tls://"
+"""Before the address of an encrypted port, wherever one address of a bookie is handed on: `tls://host:port`."""
+
+
+def bookie_address(addresses: Mapping[str, str], *, prefer_tls: bool = True) -> str | None:
+    """Return where a bookie is reached, with TLS_MARK where that takes TLS; None: it serves nobody outside its process."""
+    secured, plain = addresses.get(TLS_PROTOCOL), addresses.get("grpc")
+    if secured is not None and (prefer_tls or plain is None):
+        return TLS_MARK + secured
+    return plain
 
 
 def method_path(method: str) -> str:

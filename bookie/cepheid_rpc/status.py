@@ -24,6 +24,7 @@ class Status(IntEnum):
     UNKNOWN = 10  # may have been forgotten here (limbo), or could not be found out
     BAD_REQUEST = 11  # malformed, or a version this bookie does not know
     STOPPED = 12  # the bookie is shutting down or its connection ended
+    TICKET_EXPIRED = 13  # the read ticket was valid once: plan again to get a new one
 
     @property
     def certain_no(self) -> bool:

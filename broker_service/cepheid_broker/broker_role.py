@@ -90,11 +90,17 @@ class BrokerRole(Role):
     async def _start(self) -> None:
         settings, ports, opened = self.settings, self._ports, self._opened
         self._store = store = await open_patiently(
-            settings.metadata, ports, session_timeout_s=settings.metadata_session_timeout_s, wait_s=settings.metadata_wait_s
+            settings.metadata,
+            ports,
+            session_timeout_s=settings.metadata_session_timeout_s,
+            wait_s=settings.metadata_wait_s,
+            auth_file=settings.metadata_auth_file,
+            private=settings.metadata_private,
+            tls=settings.tls.own_tls,
         )
         opened.push_async_callback(store.aclose)
         identity = await require_cluster(store)
-        self._bookies = bookies = BookieDirectory(store, ports, settings.ledger)
+        self._bookies = bookies = BookieDirectory(store, ports, settings.ledger, tls=settings.tls.own_tls)
         opened.push_async_callback(bookies.aclose)
         await bookies.start()
         self._tell_too_few_bookies()

@@ -25,9 +25,11 @@ from cepheid_bookie import (
     RealDisk,
     StorageSettings,
 )
+from cepheid_bookie.access import BookieAccess
 from cepheid_bookie.disk_space import check_disk_size
 from cepheid_bookie.held_ledgers import held_ledgers
 from cepheid_bookie.metadata_records import journal_format, report_bookie
+from cepheid_bookie.scans import AuthorizeRead
 from cepheid_bookie.settings import BookieServerSettings
 from cepheid_metadata import (
     BookieRegistration,
@@ -38,7 +40,8 @@ from cepheid_metadata import (
 )
 from cepheid_metadata.upgrade import report_known_format
 from cepheid_ports import Ports
-from cepheid_rpc import BookieConnection
+from cepheid_rpc import TLS_PROTOCOL, BookieConnection
+from cepheid_security.peer_settings import BookieTlsSettings
 
 if TYPE_CHECKING:
     from cepheid_bookie.grpc_server import BookieServer
@@ -169,8 +172,25 @@ class LocalBookies:
     def bookies(self) -> list[Bookie]:
         return list(self._bookies.values())
 
-    async def serve(self, host: str, first_port: int, settings: BookieServerSettings, ports: Ports) -> None:
-        """Opens a gRPC port for each bookie, `first_port` and the ones behind it (0: any), and registers the addresses."""
+    def authorize_reads(self, authorize: AuthorizeRead) -> None:
+        """From now on readers past the brokers have to show tickets, which `authorize` checks."""
+        for bookie in self._bookies.values():
+            bookie.authorize_reads(authorize)
+
+    async def serve(
+        self,
+        host: str,
+        first_port: int,
+        settings: BookieServerSettings,
+        ports: Ports,
+        *,
+        tls: BookieTlsSettings,
+        access: BookieAccess,
+    ) -> None:
+        """Opens a gRPC port for each bookie, `first_port` and the ones behind it (0: any), and registers the addresses.
+
+        `access`: what callers may do there. Raises SecurityConfigurationError.
+        """
         importer = ports.new_worker("grpc-import", 1)
         try:
             await importer.run(lambda: importlib.import_module("cepheid_bookie.grpc_server"))
@@ -178,15 +198,18 @@ class LocalBookies:
             await importer.aclose()
         from cepheid_bookie.grpc_server import BookieServer
         from cepheid_bookie.scan_server import ScanServer
+        from cepheid_bookie.secured_ports import secured_ports
 
+        secured = secured_ports(tls, access)
         for place, (name, bookie) in enumerate(self._bookies.items()):
             port = first_port + place if first_port else 0
-            server = BookieServer(bookie, host, port, settings, scans=ScanServer(bookie, host, 0, ports))
+            scans = ScanServer(bookie, host, 0, ports, tls=secured.scan_context)
+            server = BookieServer(bookie, host, port, settings, scans=scans, credentials=secured.credentials, access=secured.access)
             await server.start()
             self._servers.append(server)
             found = await self._registrations.get(name)
             assert found is not None, f"{name} is registered since it opened"
-            addresses = {"grpc": f"{host}:{server.port}"}
+            addresses = {TLS_PROTOCOL if tls.enabled else "grpc": f"{host}:{server.port}"}
             await self._registrations.replace(name, self._registration(bookie, addresses), found.version)
 
     async def aclose(self) -> None:

@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveIn
 from cepheid_ledger import LedgerSettings
 from cepheid_managed_ledger import ManagedLedgerConfig, ManagedLedgerSettings
 from cepheid_ports import HOST_PATTERN, RACK_PATTERN
+from cepheid_security.peer_settings import ReadTicketSettings
 from cepheid_security.settings import AuditSettings, AuthenticationSettings, AuthorizationSettings, TlsSettings
 from cepheid_tiered import StoreLocation, StoreLocationError
 
@@ -46,7 +47,17 @@ class ConnectionSettings(BaseModel, frozen=True, extra="forbid"):
     """Bounds and timeouts of each client connection."""
 
     handshake_timeout_s: PositiveFloat = Field(
-        10.0, description="Time in which a new connection must send CONNECT. After it the connection is closed."
+        10.0,
+        description="Time for the TLS handshake of a new connection, and the time in which it must then have authenticated. After "
+        "it the connection is closed.",
+    )
+    max_unauthenticated: PositiveInt = Field(
+        2000,
+        description="Connections that have not authenticated yet: in the TLS handshake, or before CONNECT is answered. Beyond it "
+        "new ones are closed at once.",
+    )
+    max_unauthenticated_per_address: PositiveInt = Field(
+        500, description="Connections from one address that have not authenticated yet, except loopback. Beyond it as above."
     )
     keepalive_s: PositiveFloat = Field(
         30.0,
@@ -284,6 +295,11 @@ class BrokerSettings(BaseModel, frozen=True, extra="forbid"):
     max_connections: PositiveInt = Field(
         50_000, description="Client connections at one time. Beyond it new ones are closed at once."
     )
+    max_connections_per_address: PositiveInt = Field(
+        10_000,
+        description="Client connections from one address at one time, except loopback. Beyond it new ones are closed at once. "
+        "Raise it where very many clients come through one address, such as that of a proxy.",
+    )
     # An entry must fit into one message between brokers and bookies (16 MiB) beside a chunk of 8 MiB that is read together with it.
     max_message_bytes: PositiveInt = Field(
         5 * MIB,
@@ -365,6 +381,12 @@ class BrokerSettings(BaseModel, frozen=True, extra="forbid"):
     authentication: AuthenticationSettings = Field(AuthenticationSettings(), description="Who may connect.")
     authorization: AuthorizationSettings = Field(AuthorizationSettings(), description="What clients may do.")
     audit: AuditSettings = Field(AuditSettings(), description="The audit log.")
+    read_tickets: ReadTicketSettings = Field(ReadTicketSettings(), description="Permissions to read history from bookies.")
+
+    @property
+    def signs_tickets(self) -> bool:
+        """Whether plans have signed tickets instead of master keys: in every cluster that has set up any security."""
+        return self.authentication.enabled or self.tls.enabled
 
     @property
     def has_plain_ports(self) -> bool:
@@ -392,6 +414,16 @@ class BrokerRoleSettings(BrokerSettings):
     )
     metadata_wait_s: PositiveFloat = Field(
         60.0, description="Time for which a start waits for a metadata store that it cannot reach, before it gives up."
+    )
+    metadata_auth_file: str | None = Field(
+        None,
+        description="File with the ZooKeeper user of this cluster, as `digest:user:password`. What the cluster creates is then "
+        "readable by this user alone. Unset: what the environment variable `CEPHEID_METADATA_AUTH` says.",
+    )
+    metadata_private: bool = Field(
+        True,
+        description="Whether what this process creates in ZooKeeper is for the user of `metadata_auth_file` alone. `false` only "
+        "while other processes of the cluster still run without that user.",
     )
     broker_id: str | None = Field(
         None,

@@ -13,11 +13,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
+from cepheid_bookie.access import ticket_check
+from cepheid_bookie.secured_ports import access_of
 from cepheid_bookie.settings import BookieServerSettings, StorageSettings
 from cepheid_broker.broker import Broker
 from cepheid_broker.first_objects import create_first_objects
@@ -30,6 +33,7 @@ from cepheid_metadata import cluster_identity, found_cluster
 from cepheid_metadata.rocks_store import RocksStore
 from cepheid_ports import HOST_PATTERN, CepheidError, Ports, Role, TaskOwner, host_port, make_private
 from cepheid_recovery import AutoRecovery, RecoverySettings
+from cepheid_security.peer_settings import BookieAccessSettings, BookieTlsSettings
 
 if TYPE_CHECKING:
     from cepheid_ports.prometheus import Family
@@ -69,12 +73,29 @@ class StandaloneSettings(BrokerSettings):
     bookie_host: str | None = Field(
         None,
         pattern=HOST_PATTERN,
-        description="Address of the bookies' ports. They ask nobody who it is, so they listen on 127.0.0.1 where clients have to "
-        "authenticate, unless this is set. Unset otherwise: `host`.",
+        description="Address of the bookies' ports, where Spark and other readers past the brokers get stored entries. Unset: "
+        "`host`; 127.0.0.1 where clients have to authenticate and `tls.client_ca_file` is not set, because the ports are then not "
+        "encrypted.",
+    )
+    bookie_access: BookieAccessSettings = Field(
+        BookieAccessSettings(), description="Which roles may do what at the bookies' ports, where they are encrypted."
     )
     storage: StorageSettings = Field(StorageSettings(), description="Bounds and intervals of each bookie's storage.")
     grpc_server: BookieServerSettings = Field(BookieServerSettings(), description="Bounds of each bookie's gRPC server.")
     recovery: RecoverySettings = Field(RecoverySettings(), description="Automatic repair of ledgers that lack copies.")
+
+    @property
+    def bookie_tls(self) -> BookieTlsSettings:
+        """TLS of the bookies' ports: that of the broker, where it knows who signs certificates of clients."""
+        tls = self.tls
+        if not tls.enabled or tls.client_ca_file is None:
+            return BookieTlsSettings()
+        return BookieTlsSettings(
+            certificate_file=tls.certificate_file,
+            key_file=tls.key_file,
+            client_ca_file=tls.client_ca_file,
+            minimum_version=tls.minimum_version,
+        )
 
     @property
     def ledger_config(self) -> ManagedLedgerConfig:
@@ -114,10 +135,15 @@ class Standalone(Role):
         return self.service_urls[0]
 
     @property
+    def admin_urls(self) -> list[str]:
+        """Of the ports that are open, without TLS and with it."""
+        ports = {"http": self._serving.admin_port, "https": self._serving.tls_admin_port}
+        return [f"{scheme}://{host_port(self._shown_host, port)}" for scheme, port in ports.items() if port]
+
+    @property
     def admin_url(self) -> str:
-        serving = self._serving
-        scheme, port = ("http", serving.admin_port) if self.settings.has_plain_ports else ("https", serving.tls_admin_port)
-        return f"{scheme}://{host_port(self._shown_host, port)}"
+        """Without TLS, if that port is open."""
+        return self.admin_urls[0]
 
     @property
     def _shown_host(self) -> str:
@@ -170,12 +196,12 @@ class Standalone(Role):
         opened.push_async_callback(self._serving.aclose)
         self._serving.listen()
         # Before the port opens: a client that finds no namespace gives up. And again, in case the system chose the port.
-        expected, *_ = self._service_urls(
+        expected = self._service_urls(
             settings.port if settings.has_plain_ports else 0, settings.tls.port if settings.tls.enabled else 0
-        ) or [""]
-        await create_first_objects(store, CLUSTER, admin_url=self.admin_url, service_url=expected)
+        )
+        await create_first_objects(store, CLUSTER, admin_urls=self.admin_urls, service_urls=expected)
         await self._serving.start()
-        await create_first_objects(store, CLUSTER, admin_url=self.admin_url, service_url=self.service_url)
+        await create_first_objects(store, CLUSTER, admin_urls=self.admin_urls, service_urls=self.service_urls)
         self._recovery = AutoRecovery(
             CLUSTER,
             store,
@@ -199,8 +225,14 @@ class Standalone(Role):
     async def _start_network_services(self) -> None:
         """The admin API, then the bookies' ports; large libraries are imported in threads, and clients are served meanwhile."""
         await self._serving.start_admin()
-        host = self.settings.bookie_host or ("127.0.0.1" if self.settings.authentication.enabled else self.settings.host)
-        await self.bookies.serve(host, self.settings.bookie_port, self.settings.grpc_server, self._ports)
+        settings, tls = self.settings, self.settings.bookie_tls
+        access = access_of(tls, settings.bookie_access)
+        if self._serving.tickets is not None:
+            self.bookies.authorize_reads(ticket_check(self._serving.tickets.check))
+            access = replace(access, open_without_tls=False)  # the broker of this process needs no port
+        is_exposed = settings.authentication.enabled and not tls.enabled
+        host = settings.bookie_host or ("127.0.0.1" if is_exposed else settings.host)
+        await self.bookies.serve(host, settings.bookie_port, settings.grpc_server, self._ports, tls=tls, access=access)
 
     def _families(self) -> Iterator[Family]:
         from cepheid_bookie.bookie_metrics import bookie_families

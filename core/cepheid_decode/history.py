@@ -26,6 +26,7 @@ class LedgerHistory:
     """One ledger of a chain. `last_entry_id` is the last entry to read, -1: none; of the open ledger, up to here it is certain.
 
     `object_url`: the ledger's complete copy in object storage, "": there is none. A ledger that is only an object has no fragments.
+    `ticket`: the signed permission to read it from bookies; a cluster without security gives the master key instead.
     """
 
     ledger_id: int
@@ -39,6 +40,7 @@ class LedgerHistory:
     master_key: bytes
     object_url: str = ""
     object_bytes: int = 0
+    ticket: bytes = field(default=b"", repr=False, compare=False)  # each plan has others
 
     @property
     def is_on_bookies(self) -> bool:
@@ -72,9 +74,10 @@ class SchemaVersion:
 
 @dataclass(frozen=True, slots=True)
 class HistoryPlan:
-    """A snapshot. `bookies`: host:port of the gRPC endpoint of each bookie that is up. `schemas`: by topic without its partition,
-    oldest version first; asked for separately. `ticket` goes into every read request; where several topics are planned each has its
-    own in `tickets`, by topic without its partition, or by its whole name where it only looks like one."""
+    """A snapshot. `bookies`: host:port of the gRPC endpoint of each bookie that is up, after `tls://` where that takes TLS.
+    `schemas`: by topic without its partition, oldest version first; asked for separately. `ticket` goes into every read request of
+    a ledger that has none of its own; where several topics are planned each has one in `tickets`, by topic without its partition,
+    or by its whole name where it only looks like one."""
 
     topics: tuple[TopicHistory, ...]
     bookies: Mapping[str, str]
@@ -95,7 +98,7 @@ class Piece:
     Of the first entry, the messages before `first_batch_index` are left out; of the last one, those from `end_batch_index` on
     (-1: none). `before`: where the entries before the ledger's first lie, for messages in chunks that began there: the tails of
     ledgers before, the oldest first. Pieces of a task share them, so that pickled they take little. `object_url`: as that of
-    LedgerHistory; with fragments too, either copy may be read.
+    LedgerHistory; with fragments too, either copy may be read. `ticket`: that of LedgerHistory.
     """
 
     topic: str
@@ -110,6 +113,7 @@ class Piece:
     end_batch_index: int = -1
     before: tuple[Piece, ...] = ()
     object_url: str = ""
+    ticket: bytes = field(default=b"", repr=False, compare=False)  # each plan has others
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from enum import Enum
 from cepheid_decode.errors import BadOptionError
 from cepheid_decode.history import SchemaVersion
 from cepheid_decode.positions import MessagePosition
+from cepheid_security import ClientTls
 
 MAX_TIME_MS = 253_402_300_799_999  # the year 9999: beyond it there is no timestamp in Spark or Python
 
@@ -33,6 +34,7 @@ class PlanSource:
     metadata: str | None = None  # zk://host:port[,host:port]/path
     token: str | None = field(default=None, repr=False)
     retry_s: float = 60.0
+    tls: ClientTls | None = None  # for https and for bookies with TLS; None: as the environment says
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +124,7 @@ class ReadSettings:
     decode_bytes: int = 3 << 20  # 16 MiB are hardly faster
     verify_checksum: bool = True
     chunk_lookback: int = 1000  # entries before its own that a task may read for messages in chunks
+    tls: ClientTls | None = None  # what bookies with TLS are shown; None: as the environment says
     prefer_bookies: bool = False  # of ledgers that bookies and object storage have; else the object is read
 
 

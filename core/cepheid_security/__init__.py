@@ -4,13 +4,14 @@ What needs more than the standard library (PyJWT, cryptography, bcrypt: extra [s
 """
 
 from cepheid_security.authorization import NO_GRANTS, Action, Decision, Grants, Need, Roles, decide
-from cepheid_security.principal import AuthenticationError, Credentials, Principal, SecurityConfigurationError
-from cepheid_security.tls import ServerTls, certificate_names, client_context
+from cepheid_security.principal import AuthenticationError, Credentials, Principal, SecurityConfigurationError, TokenIdentity
+from cepheid_security.tls import ClientTls, ServerTls, certificate_names, client_context
 
 __all__ = [
     "NO_GRANTS",
     "Action",
     "AuthenticationError",
+    "ClientTls",
     "Credentials",
     "Decision",
     "Grants",
@@ -19,6 +20,7 @@ __all__ = [
     "Roles",
     "SecurityConfigurationError",
     "ServerTls",
+    "TokenIdentity",
     "certificate_names",
     "client_context",
     "decide",

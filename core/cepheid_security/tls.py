@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from cepheid_security.principal import SecurityConfigurationError
 
+log = logging.getLogger(__name__)
+
 TlsVersion = Literal["1.2", "1.3"]
+FileState = tuple[tuple[int, int] | None, ...]
+CertificateRule = Literal["common_name", "dns", "uri", "email"]
+"""Which name of a certificate is the role. The last three are kinds of subject alternative names."""
+_SAN_KINDS = {"dns": "DNS", "uri": "URI", "email": "email"}
 _VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 """Of TLS 1.2: forward secrecy and authenticated encryption alone. Those of TLS 1.3 are all of that kind."""
 
 
 class ServerTls:
-    """A server's context. `reload_if_changed` reads its files again when they are others; connections that are open stay."""
+    """The TLS of a server: `context` is for the next connection, so it must be asked for each time.
+
+    `reload_if_changed` reads the files again when they were exchanged. Connections that are open stay as they are.
+    """
 
     def __init__(
         self,
@@ -30,46 +41,121 @@ class ServerTls:
         """Raises SecurityConfigurationError."""
         self._files = [name for name in (certificate_file, key_file, client_ca_file) if name is not None]
         self._certificate_file, self._key_file, self._client_ca_file = certificate_file, key_file, client_ca_file
-        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self.context.minimum_version = _VERSIONS[minimum_version]
-        self.context.set_ciphers(_CIPHERS)
-        self.context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
-        if client_certificates != "none":
-            if client_ca_file is None:
-                raise SecurityConfigurationError("client certificates are asked for, and no CA is given that would sign them")
-            self.context.verify_mode = ssl.CERT_REQUIRED if client_certificates == "required" else ssl.CERT_OPTIONAL
+        if client_certificates != "none" and client_ca_file is None:
+            raise SecurityConfigurationError("client certificates are asked for, and no CA is given that would sign them")
+        self._client_certificates = client_certificates
+        self._minimum_version = _VERSIONS[minimum_version]
         self._seen = self._state()
-        self._load()
+        self.context = self._load()
 
     def reload_if_changed(self) -> bool:
         """Whether there was something new. Raises SecurityConfigurationError: then the old certificate stays in use."""
         state = self._state()
         if state == self._seen:
             return False
-        # A pair that does not match must not half replace the one in use: it is tried out first.
-        ServerTls(self._certificate_file, self._key_file)
-        self._load()
+        self.context = self._load()  # a new one: a context in use cannot forget a CA, and must not be half replaced
         self._seen = state
         return True
 
-    def _state(self) -> tuple[tuple[int, int] | None, ...]:
-        def of(path: str) -> tuple[int, int] | None:
-            try:
-                found = os.stat(path)
-            except OSError:
-                return None
-            return found.st_mtime_ns, found.st_ino
+    def _state(self) -> FileState:
+        return file_state(self._files)
 
-        return tuple(map(of, self._files))
-
-    def _load(self) -> None:
+    def _load(self) -> ssl.SSLContext:
+        """Raises SecurityConfigurationError."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = self._minimum_version
+        context.set_ciphers(_CIPHERS)
+        context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
+        if self._client_certificates != "none":
+            context.verify_mode = ssl.CERT_REQUIRED if self._client_certificates == "required" else ssl.CERT_OPTIONAL
         try:
-            self.context.load_cert_chain(self._certificate_file, self._key_file, password=_no_password)
+            context.load_cert_chain(self._certificate_file, self._key_file, password=_no_password)
         except (OSError, ssl.SSLError, ValueError) as error:
             message = f"certificate {self._certificate_file} with key {self._key_file} cannot be used: {_reason(error)}"
             raise SecurityConfigurationError(message, path=self._certificate_file) from None
         if self._client_ca_file is not None:
-            _load_ca(self.context, self._client_ca_file)
+            _load_ca(context, self._client_ca_file)
+        return context
+
+
+def followed_context(
+    certificate_file: str, key_file: str, client_ca_file: str, minimum_version: TlsVersion = "1.2"
+) -> Callable[[], ssl.SSLContext]:
+    """Return a function that gives a server's context, which demands client certificates, of the files as they are at each call.
+
+    Files that cannot be used leave the previous context in force, and are named in the log once.
+    Raises SecurityConfigurationError when the first files cannot be used.
+    """
+    files = (certificate_file, key_file, client_ca_file)
+
+    def load() -> ssl.SSLContext:
+        return ServerTls(
+            certificate_file,
+            key_file,
+            client_ca_file=client_ca_file,
+            client_certificates="required",
+            minimum_version=minimum_version,
+        ).context
+
+    return _followed(load, lambda: file_state(files))
+
+
+def _followed(load: Callable[[], ssl.SSLContext], state: Callable[[], FileState]) -> Callable[[], ssl.SSLContext]:
+    seen, context = state(), load()
+
+    def follow() -> ssl.SSLContext:
+        nonlocal seen, context
+        if (found := state()) != seen:
+            seen = found
+            try:
+                context = load()
+            except SecurityConfigurationError as error:
+                log.warning("tls.not_reloaded", extra={"error": str(error), "hint": "the old certificate stays in use"})
+        return context
+
+    return follow
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTls:
+    """Files with which a process opens TLS connections. Without `ca_file` the system's CAs are trusted."""
+
+    ca_file: str | None = None
+    certificate_file: str | None = None
+    key_file: str | None = None
+
+    @classmethod
+    def from_environment(cls) -> ClientTls:
+        """Return what CEPHEID_TLS_CA_FILE, _CERTIFICATE_FILE and _KEY_FILE name; an empty variable counts as unset."""
+        names = ("CEPHEID_TLS_CA_FILE", "CEPHEID_TLS_CERTIFICATE_FILE", "CEPHEID_TLS_KEY_FILE")
+        return cls(*(os.environ.get(name) or None for name in names))
+
+    def context(self) -> ssl.SSLContext:
+        """Return a new context of these files. Raises SecurityConfigurationError."""
+        if (self.certificate_file is None) != (self.key_file is None):
+            raise SecurityConfigurationError("a client certificate and its key are given together, or neither of them")
+        return client_context(ca_file=self.ca_file, certificate_file=self.certificate_file, key_file=self.key_file)
+
+    def followed(self) -> Callable[[], ssl.SSLContext]:
+        """Return a function that gives a context of the files as they are at each call; as `followed_context` for servers."""
+        return _followed(self.context, self.state)
+
+    def state(self) -> FileState:
+        """Return a value that changes when one of the files does."""
+        return file_state([name for name in (self.ca_file, self.certificate_file, self.key_file) if name is not None])
+
+
+def file_state(paths: Sequence[str]) -> FileState:
+    """Return modification times and inodes of files, None for one that is not there: another value when one was exchanged."""
+
+    def of(path: str) -> tuple[int, int] | None:
+        try:
+            found = os.stat(path)
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_ino
+
+    return tuple(map(of, paths))
 
 
 def client_context(
@@ -94,8 +180,11 @@ def client_context(
     return context
 
 
-def certificate_names(certificate: dict[str, object] | None) -> tuple[str, ...]:
-    """Return the common name, then the DNS names, of what `SSLObject.getpeercert()` gave; () without a verified certificate."""
+def certificate_names(certificate: dict[str, object] | None, rule: CertificateRule = "common_name") -> tuple[str, ...]:
+    """Return the names of what `SSLObject.getpeercert()` gave; () without a verified certificate, or without such a name.
+
+    By the rule `common_name`: the common name, then the DNS names. By the others: the alternative names of that kind.
+    """
     if not certificate:
         return ()
     subject = certificate.get("subject", ())
@@ -103,8 +192,9 @@ def certificate_names(certificate: dict[str, object] | None) -> tuple[str, ...]:
     assert isinstance(subject, Sequence)
     assert isinstance(alternatives, Sequence)
     common = [value for part in subject for name, value in part if name == "commonName"]
-    dns = [value for kind, value in alternatives if kind == "DNS"]
-    return tuple(dict.fromkeys([*common, *dns]))
+    if rule != "common_name":
+        return tuple(value for kind, value in alternatives if kind == _SAN_KINDS[rule])
+    return tuple(dict.fromkeys([*common, *(value for kind, value in alternatives if kind == "DNS")]))
 
 
 def _load_ca(context: ssl.SSLContext, path: str) -> None:

@@ -124,6 +124,7 @@ from cepheid_metadata.repositories import (
     repair_requests,
     repair_switch,
     restored_record,
+    revocation_list,
     schema_histories,
     tenant_records,
     topic_changes,
@@ -131,6 +132,8 @@ from cepheid_metadata.repositories import (
 )
 from cepheid_metadata.restored_metadata import RestoreNotReportedError, report_ledgers
 from cepheid_metadata.restored_records import BookieReport, RestoredMetadata
+from cepheid_metadata.revocation_records import Revocation, RevocationList
+from cepheid_metadata.revocations import RevocationListFullError
 from cepheid_metadata.schema_records import SchemaDefinition, SchemaHistory, SchemaVersion
 from cepheid_metadata.store import (
     MAX_REQUEST_BYTES,
@@ -232,6 +235,9 @@ __all__ = [
     "RestoreNotReportedError",
     "RestoredMetadata",
     "RetentionPolicy",
+    "Revocation",
+    "RevocationList",
+    "RevocationListFullError",
     "SchemaDefinition",
     "SchemaHistory",
     "SchemaVersion",
@@ -300,6 +306,7 @@ __all__ = [
     "report_ledgers",
     "require_cluster",
     "restored_record",
+    "revocation_list",
     "schema_histories",
     "tenant_records",
     "topic_changes",

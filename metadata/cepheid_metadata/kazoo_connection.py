@@ -25,6 +25,7 @@ from kazoo.retry import KazooRetry
 from kazoo.security import CREATOR_ALL_ACL
 
 from cepheid_metadata.session import log as session_log
+from cepheid_security import ClientTls
 
 MAX_CONNECT_S = 2.0  # for one address; then the next is tried
 RETRY_DELAY_S, MAX_RETRY_DELAY_S = 0.05, 0.5
@@ -34,10 +35,11 @@ HANDSHAKE_SHARE = 1 / 3
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """A user with a password. Everything this user makes is for this user alone."""
+    """A user with a password. What this user creates is for this user alone where it is `private`, else for everybody."""
 
     user: str
     password: str
+    private: bool = True
 
     def __repr__(self) -> str:
         return f"<Digest {self.user}>"
@@ -116,6 +118,8 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
         return thread
 
     def create_connection(self, *args: Any, timeout: float, **kwargs: Any) -> socket.socket:
+        if kwargs.get("use_ssl"):
+            kwargs["check_hostname"] = True  # kazoo checks the CA alone: any certificate that it signed would do
         made: socket.socket = super().create_connection(*args, timeout=min(timeout, MAX_CONNECT_S), **kwargs)
         self._socket = made
         self._answered = False
@@ -154,6 +158,8 @@ class KazooConnection:
         digest: Digest | None,
         inbox: LoopInbox,
         on_event: Callable[[ConnectionEvent], None],
+        *,
+        tls: ClientTls | None = None,
     ) -> None:
         self._handler = _Handler(inbox, session_timeout_s * HANDSHAKE_SHARE)
         self._problems = _Problems()
@@ -165,8 +171,12 @@ class KazooConnection:
             handler=self._handler,
             connection_retry=retry,
             auth_data=[("digest", f"{digest.user}:{digest.password}")] if digest else None,
-            default_acl=CREATOR_ALL_ACL if digest else None,
+            default_acl=CREATOR_ALL_ACL if digest and digest.private else None,
             logger=_quiet_logger(self._problems),
+            use_ssl=tls is not None,
+            ca=tls.ca_file if tls else None,
+            certfile=tls.certificate_file if tls else None,
+            keyfile=tls.key_file if tls else None,
         )
         self._inbox = inbox
         self._on_event = on_event

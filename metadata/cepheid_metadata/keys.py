@@ -31,8 +31,10 @@
     /repair/draining/ID                        bookie that is being decommissioned
     /repair/requests/ID                        bookie whose ledgers are to be repaired now
     /repair/missing/ID                         ledgers that a bookie keeps although metadata lacks them
+    /revocations                               list of revoked tokens
     /upgrade/format                            storage format of the cluster
     /upgrade/bookies/ID                        storage format that the last process of a bookie knows
+    /secrets/ticket-keys                       keys that sign read tickets (ticket_keyring.py); no backup has them
     /restored                                  metadata was restored from a backup, and an operator has not confirmed it yet
     /restored/bookies/ID                       bookie that has reported its ledgers since the restore, or is given up
 
@@ -84,8 +86,11 @@ REPAIR_OFF_KEY = "/repair/off"
 DRAINING_BOOKIES_KEY = "/repair/draining"
 REPAIR_REQUESTS_KEY = "/repair/requests"
 MISSING_LEDGERS_KEY = "/repair/missing"
+REVOCATIONS_KEY = "/revocations"
 STORAGE_FORMAT_KEY = "/upgrade/format"
 KNOWN_FORMATS_KEY = "/upgrade/bookies"
+SECRETS_KEY = "/secrets"
+TICKET_KEYS_KEY = "/secrets/ticket-keys"
 RESTORED_KEY = "/restored"
 RESTORED_BOOKIES_KEY = "/restored/bookies"
 

@@ -1,9 +1,11 @@
 """A metadata store by URL, so that a role's one setting says where its metadata lies.
 
     zk://host:port[,host:port…][/root]      ZooKeeper; keys lie below /root; port 2181 where none is named
+    zks://host:port[,host:port…][/root]     the same through TLS; the server's certificate must name the host
     rocksdb:///absolute/path                this machine alone (rocksdb:relative/path is taken from the current directory)
 
-Credentials are no part of the URL, which ends up in logs and process lists: CEPHEID_METADATA_AUTH=digest:user:password, or `auth`.
+Credentials are not part of the URL, which ends up in logs and process lists: CEPHEID_METADATA_AUTH=digest:user:password,
+CEPHEID_METADATA_AUTH_FILE names a file with that text, or `auth`.
 """
 
 from __future__ import annotations
@@ -16,11 +18,13 @@ from typing import TYPE_CHECKING, ClassVar
 from cepheid_metadata.errors import InvalidKeyError, MetadataError
 from cepheid_metadata.store import MetadataStore, check_key
 from cepheid_ports import Ports
+from cepheid_security import ClientTls
 
 if TYPE_CHECKING:
     from cepheid_metadata.kazoo_connection import Digest
 
 AUTH_VARIABLE = "CEPHEID_METADATA_AUTH"
+AUTH_FILE_VARIABLE = "CEPHEID_METADATA_AUTH_FILE"
 DEFAULT_PORT = 2181
 _ADDRESS = re.compile(r"(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::(?P<port>[0-9]{1,5}))?")
 
@@ -32,24 +36,61 @@ class StoreUrlError(MetadataError):
 
 
 async def open_store(
-    url: str, ports: Ports, *, session_timeout_s: float = 4.0, open_timeout_s: float = 15.0, auth: str | None = None
+    url: str,
+    ports: Ports,
+    *,
+    session_timeout_s: float = 4.0,
+    open_timeout_s: float = 15.0,
+    auth: str | None = None,
+    private: bool = True,
+    tls: ClientTls | None = None,
 ) -> MetadataStore:
-    """`auth`: "digest:user:password", else from the environment. Raises StoreUrlError; StoreOpenError, which names the place."""
+    """`auth`: "digest:user:password", else from the environment. `private`: what is created is for that user alone. `tls`: for
+    zks://, else from the environment.
+
+    Raises StoreUrlError; StoreOpenError, which names the place; SecurityConfigurationError.
+    """
     scheme, _, rest = url.partition(":")
     if scheme == "rocksdb":
         directory = _rocksdb_directory(rest)
         from cepheid_metadata.rocks_store import RocksStore
 
         return await RocksStore.open(directory, ports)
-    if scheme == "zk":
+    if scheme in ("zk", "zks"):
         addresses, root = parse_zookeeper(rest)
-        digest = _digest(os.environ.get(AUTH_VARIABLE, "") if auth is None else auth)
+        digest = _digest(auth_from_environment() if auth is None else auth, private)
+        if scheme == "zks":
+            tls = tls or ClientTls.from_environment()
+            tls.context()  # names a file that cannot be used; kazoo would only try again for ever
         from cepheid_metadata.zookeeper_store import ZooKeeperStore
 
         return await ZooKeeperStore.open(
-            addresses, ports, root=root, digest=digest, session_timeout_s=session_timeout_s, open_timeout_s=open_timeout_s
+            addresses,
+            ports,
+            root=root,
+            digest=digest,
+            tls=tls if scheme == "zks" else None,
+            session_timeout_s=session_timeout_s,
+            open_timeout_s=open_timeout_s,
         )
     raise StoreUrlError(f"unknown kind of metadata store {scheme!r}")  # not the whole URL: it may hold a secret
+
+
+def auth_from_environment() -> str:
+    """Return the credentials that the environment gives, "" without any. Raises StoreUrlError."""
+    if auth := os.environ.get(AUTH_VARIABLE, ""):
+        return auth
+    path = os.environ.get(AUTH_FILE_VARIABLE, "")
+    return read_auth(path) if path else ""
+
+
+def read_auth(path: str) -> str:
+    """Return the credentials in a file. Raises StoreUrlError, without what is in it."""
+    try:
+        return Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise StoreUrlError(f"the file {path} with the credentials for the metadata store cannot be read: {reason}") from None
 
 
 def parse_zookeeper(rest: str) -> tuple[list[str], str]:
@@ -89,7 +130,7 @@ def _rocksdb_directory(rest: str) -> Path:
     return Path(rest)
 
 
-def _digest(auth: str) -> Digest | None:
+def _digest(auth: str, private: bool) -> Digest | None:
     from cepheid_metadata.kazoo_connection import Digest
 
     if not auth:
@@ -98,4 +139,4 @@ def _digest(auth: str) -> Digest | None:
     user, colon, password = rest.partition(":")
     if scheme != "digest" or not user or not colon or not password:
         raise StoreUrlError("the credentials for the metadata store do not read digest:user:password")  # without repeating them
-    return Digest(user, password)
+    return Digest(user, password, private)

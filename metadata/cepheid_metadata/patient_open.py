@@ -6,9 +6,10 @@ import asyncio
 import logging
 
 from cepheid_metadata.errors import StoreInUseError, StoreOpenError, StoreUnavailableError
-from cepheid_metadata.open_store import open_store
+from cepheid_metadata.open_store import open_store, read_auth
 from cepheid_metadata.store import MetadataStore
 from cepheid_ports import Ports
+from cepheid_security import ClientTls
 
 log = logging.getLogger(__name__)
 
@@ -16,14 +17,31 @@ _ATTEMPT_S = 5.0
 _PAUSE_S = 0.5
 
 
-async def open_patiently(url: str, ports: Ports, *, session_timeout_s: float, wait_s: float) -> MetadataStore:
-    """The store at `url`. Raises StoreOpenError when it cannot be reached for `wait_s`."""
+async def open_patiently(
+    url: str,
+    ports: Ports,
+    *,
+    session_timeout_s: float,
+    wait_s: float,
+    auth: str | None = None,
+    auth_file: str | None = None,
+    private: bool = True,
+    tls: ClientTls | None = None,
+) -> MetadataStore:
+    """Return the store at `url`. `auth`, the text in `auth_file`, `private` and `tls`: as in `open_store`.
+
+    Raises StoreOpenError when it cannot be reached for `wait_s`, StoreUrlError.
+    """
+    if auth is None and auth_file is not None:
+        auth = read_auth(auth_file)
     loop = asyncio.get_running_loop()
     deadline = loop.time() + wait_s
     while True:
         attempt_s = max(0.1, min(_ATTEMPT_S, deadline - loop.time()))
         try:
-            return await open_store(url, ports, session_timeout_s=session_timeout_s, open_timeout_s=attempt_s)
+            return await open_store(
+                url, ports, session_timeout_s=session_timeout_s, open_timeout_s=attempt_s, auth=auth, private=private, tls=tls
+            )
         except StoreInUseError:
             raise
         except (StoreOpenError, StoreUnavailableError) as error:

@@ -36,6 +36,7 @@ from cepheid_metadata.repair_records import (
     RepairSwitch,
 )
 from cepheid_metadata.restored_records import BookieReport, RestoredMetadata
+from cepheid_metadata.revocation_records import RevocationList
 from cepheid_metadata.schema_records import SchemaHistory
 from cepheid_metadata.store import Create, Delete, MetadataStore, Put
 from cepheid_metadata.topic_records import Chain, CursorRecord, TopicRecord
@@ -235,3 +236,8 @@ def restored_record(store: MetadataStore) -> Records[None, RestoredMetadata]:
 def bookie_reports(store: MetadataStore) -> Records[str, BookieReport]:
     """By bookie id."""
     return Records(store, keys.restored_bookie_key, BookieReport)
+
+
+def revocation_list(store: MetadataStore) -> Records[None, RevocationList]:
+    """There is one, once a token was revoked: its noun is None."""
+    return Records(store, lambda _: keys.REVOCATIONS_KEY, RevocationList)

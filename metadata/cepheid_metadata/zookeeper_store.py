@@ -38,6 +38,7 @@ from cepheid_metadata.watch import Watch
 from cepheid_metadata.zookeeper_tree import ZooKeeperTree
 from cepheid_metadata.zookeeper_watches import ZooKeeperWatches
 from cepheid_ports import Ports, TaskOwner
+from cepheid_security import ClientTls
 
 CLOSE_GRACE_S = 2.0
 RESTART_PAUSE_S = 1.0
@@ -60,6 +61,7 @@ class ZooKeeperStore:
         *,
         root: str,
         digest: Digest | None,
+        tls: ClientTls | None,
         session_timeout_s: float,
         request_timeout_s: float,
         patience_s: float,
@@ -69,7 +71,7 @@ class ZooKeeperStore:
         self._lane = RequestLane(self._where, request_timeout_s, patience_s)
         self._tree = ZooKeeperTree(self._lane, root)
         self._watches = ZooKeeperWatches(self._lane, self._tree.path)
-        self._connect_to = addresses, session_timeout_s, digest
+        self._connect_to = addresses, session_timeout_s, digest, tls
         self._connection = self._new_connection()
         self._worker = ports.new_worker("zookeeper-close", 1)  # kazoo blocks while it closes
         self._tasks = TaskOwner("zookeeper-store")
@@ -93,6 +95,7 @@ class ZooKeeperStore:
         *,
         root: str = "",
         digest: Digest | None = None,
+        tls: ClientTls | None = None,
         session_timeout_s: float = 4.0,
         request_timeout_s: float | None = None,
         patience_s: float = 3.0,
@@ -104,6 +107,7 @@ class ZooKeeperStore:
             ports,
             root=root,
             digest=digest,
+            tls=tls,
             session_timeout_s=session_timeout_s,
             request_timeout_s=2 * session_timeout_s if request_timeout_s is None else request_timeout_s,
             patience_s=patience_s,
@@ -276,8 +280,8 @@ class ZooKeeperStore:
                 self._old_keys.pop(key, None)
 
     def _new_connection(self) -> KazooConnection:
-        addresses, session_timeout_s, digest = self._connect_to
-        connection = KazooConnection(addresses, session_timeout_s, digest, self._inbox, self._on_connection)
+        addresses, session_timeout_s, digest, tls = self._connect_to
+        connection = KazooConnection(addresses, session_timeout_s, digest, self._inbox, self._on_connection, tls=tls)
         self._lane.client, self._lane.last_problem = connection.client, connection.last_problem
         return connection
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from cepheid_cli.settings_loader import load_settings
 from cepheid_ports import Ports
 
 
-def run_autorecovery(flags: Mapping[str, Any], config: Path | None) -> None:
+def run_autorecovery(flags: Mapping[str, Any], config: Sequence[Path]) -> None:
     """Repair until a signal; returns after a clean stop. Raises CepheidError when it cannot start."""
     started = time.monotonic()
     from cepheid_recovery.roles import AutoRecoveryRole, AutoRecoverySettings

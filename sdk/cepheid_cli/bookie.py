@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ NOT_KEPT = {
 }
 
 
-def run_bookie(flags: Mapping[str, Any], config: Path | None, *, accept_empty_disk: bool = False) -> None:
+def run_bookie(flags: Mapping[str, Any], config: Sequence[Path], *, accept_empty_disk: bool = False) -> None:
     """Serves until a signal; returns after a clean stop. Raises CepheidError when it cannot start or has to give up."""
     started = time.monotonic()
     from cepheid_recovery.roles import BookieNode, BookieNodeSettings

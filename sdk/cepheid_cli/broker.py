@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from cepheid_cli.settings_loader import load_settings
 from cepheid_ports import Ports
 
 
-def run_broker(flags: Mapping[str, Any], config: Path | None) -> None:
+def run_broker(flags: Mapping[str, Any], config: Sequence[Path]) -> None:
     """Serves until a signal; returns after a clean stop. Raises CepheidError when it cannot start or has to give up."""
     started = time.monotonic()
     from cepheid_broker.broker_role import BrokerRole

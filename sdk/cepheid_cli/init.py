@@ -17,23 +17,25 @@ class ClusterNameError(CepheidError):
     hint: ClassVar[str] = "letters, digits and _ . : = -, at most 200"
 
 
-def run_init(metadata: str, cluster: str, service_url: str, admin_url: str, wait_s: float) -> None:
+def run_init(metadata: str, cluster: str, service_url: str, admin_url: str, wait_s: float, auth: str | None = None) -> None:
     """Raises ClusterNameError, OtherClusterError, and what opening the store raises."""
     if not NAME_PATTERN.fullmatch(cluster):
         raise ClusterNameError(f"{cluster[:100]!r} cannot be the name of a cluster")
-    print(asyncio.run(_found(metadata, cluster, service_url, admin_url, wait_s)))
+    print(asyncio.run(_found(metadata, cluster, service_url, admin_url, wait_s, auth)))
 
 
-async def _found(metadata: str, cluster: str, service_url: str, admin_url: str, wait_s: float) -> str:
+async def _found(metadata: str, cluster: str, service_url: str, admin_url: str, wait_s: float, auth: str | None) -> str:
     from cepheid_broker.first_objects import create_first_objects
     from cepheid_metadata import found_cluster
     from cepheid_metadata.patient_open import open_patiently
 
     ports = Ports()
-    store = await open_patiently(metadata, ports, session_timeout_s=4.0, wait_s=wait_s)
+    store = await open_patiently(metadata, ports, session_timeout_s=4.0, wait_s=wait_s, auth=auth)
     try:
         identity = await found_cluster(store, cluster, ports)
-        await create_first_objects(store, cluster, admin_url=admin_url, service_url=service_url)
+        await create_first_objects(
+            store, cluster, admin_urls=list(filter(None, [admin_url])), service_urls=list(filter(None, [service_url]))
+        )
     finally:
         await store.aclose()
     return f"cluster {identity.name} ({identity.cluster_id}) is there: start bookies and brokers"

@@ -10,14 +10,16 @@ from typing import Any, cast
 from cepheid_cli.ledger_source import LedgerSource
 from cepheid_ledger import LedgerReader, LedgerSettings
 from cepheid_metadata import Found, LedgerMetadata, Records
-from cepheid_rpc import BookieConnection, BookieUnavailableError
+from cepheid_rpc import BookieConnection, BookieUnavailableError, bookie_address
+from cepheid_security import ClientTls
 
 
 class BookieReach:
     """Connections by bookie id; one that is down is unavailable, which readers know to handle."""
 
     def __init__(self, bookies: list[dict[str, Any]]) -> None:
-        self._addresses = {bookie["bookie_id"]: bookie["addresses"].get("grpc") for bookie in bookies}
+        self._addresses = {bookie["bookie_id"]: bookie_address(bookie["addresses"]) for bookie in bookies}
+        self._tls = ClientTls.from_environment()
         self._connections: dict[str, BookieConnection] = {}
 
     def get(self, bookie_id: str) -> BookieConnection:
@@ -28,7 +30,7 @@ class BookieReach:
                 raise BookieUnavailableError(f"bookie {bookie_id} is not running", bookie=bookie_id)
             from cepheid_ledger.grpc_connection import GrpcConnection
 
-            connection = self._connections[bookie_id] = GrpcConnection(bookie_id, address)
+            connection = self._connections[bookie_id] = GrpcConnection(bookie_id, address, tls=self._tls)
         return connection
 
     async def aclose(self) -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
+from cepheid_cli.client_security import own_token
 from cepheid_ports import CepheidError
 
 if TYPE_CHECKING:
@@ -101,7 +102,9 @@ def read(
     logging.getLogger("cepheid_scan").addHandler(logging.NullHandler())  # a replica that failed is no news: another one answers
     counters = ScanCounters()
     if url is None and admin_url is None and metadata is None:
-        url = DEFAULT_SERVICE_URL
+        admin_url = os.environ.get("CEPHEID_ADMIN_URL") or None
+        url = DEFAULT_SERVICE_URL if admin_url is None else None
+    token = token or own_token() or None
     with _errors_in_own_words():
         reader = scan(
             topic,

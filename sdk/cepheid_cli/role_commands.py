@@ -18,6 +18,7 @@ Host = Annotated[str | None, typer.Option(help="Address to bind. Default: 127.0.
 AdvertisedHost = Annotated[str | None, typer.Option(help="Address that others are told. Default: the bound one")]
 AdvertisedPort = Annotated[int | None, typer.Option(help="Port that others are told. Default: the bound one")]
 Rack = Annotated[str | None, typer.Option(help="Where it runs: region/rack, or a rack without a region")]
+Secure = Annotated[Path | None, typer.Option(help="Directory of `cepheid secure init`: TLS, and clients have to authenticate")]
 SessionTimeout = Annotated[
     float | None, typer.Option(help="Seconds of silence after which metadata takes it for dead. Default: 4", metavar="SECONDS")
 ]
@@ -29,14 +30,18 @@ def init(
     service_url: Annotated[str, typer.Option(help="Service URL of its brokers, as the admin API shows it.")] = "",
     admin_url: Annotated[str, typer.Option(help="Admin URL of its brokers, likewise.")] = "",
     wait: Annotated[float, typer.Option(help="Seconds to wait for a metadata store that cannot be reached.")] = 60.0,
+    secure: Annotated[
+        Path | None, typer.Option(help="Directory of `cepheid secure init`: what is created is for its ZooKeeper user alone.")
+    ] = None,
 ) -> None:
     """Found a cluster in a metadata store: its identity, first tenants and namespaces. Safe to repeat."""
     from cepheid_cli.init import run_init
+    from cepheid_cli.secured_cluster import metadata_auth
 
-    run_init(metadata, cluster, service_url, admin_url, wait)
+    run_init(metadata, cluster, service_url, admin_url, wait, metadata_auth(secure))
 
 
-NOT_SETTINGS = ("config", "accept_empty_disk")
+NOT_SETTINGS = ("config", "secure", "accept_empty_disk")
 """Options of roles that no file and no environment variable can give."""
 
 
@@ -53,13 +58,15 @@ def standalone(
     port: Annotated[int | None, typer.Option(help="Port of the binary protocol. Default: 6650")] = None,
     admin_port: Annotated[int | None, typer.Option(help="Port of the admin API and metrics. Default: 8080")] = None,
     bookies: Annotated[int | None, typer.Option(help="How many storage nodes, each with its directory. Default: 1")] = None,
+    secure: Secure = None,
     config: Annotated[Path | None, typer.Option(help="TOML file of settings; environment: CEPHEID_STANDALONE_NAME")] = None,
 ) -> None:
     """Run a whole cluster in this process: metadata, bookies, a broker, the admin API. Ctrl-C stops it."""
     flags = _settings_in(locals())
+    from cepheid_cli.secured_cluster import settings_files
     from cepheid_cli.standalone import run_standalone
 
-    run_standalone(flags, config)
+    run_standalone(flags, settings_files("server", secure, config))
 
 
 def bookie(
@@ -83,13 +90,15 @@ def bookie(
         bool,
         typer.Option("--accept-empty-disk", help="For this one start: go on although the disk of this known bookie is empty."),
     ] = False,
+    secure: Secure = None,
     config: Annotated[Path | None, typer.Option(help="TOML file of settings; environment: CEPHEID_BOOKIE_NAME")] = None,
 ) -> None:
     """Run one storage node of a cluster. Ctrl-C stops it."""
     flags = _settings_in(locals())
     from cepheid_cli.bookie import run_bookie
+    from cepheid_cli.secured_cluster import settings_files
 
-    run_bookie(flags, config, accept_empty_disk=accept_empty_disk)
+    run_bookie(flags, settings_files("bookie", secure, config), accept_empty_disk=accept_empty_disk)
 
 
 def autorecovery(
@@ -100,13 +109,15 @@ def autorecovery(
     ] = None,
     http_port: Annotated[int | None, typer.Option(help="Port of /health, /ready and /metrics. Default: 8000")] = None,
     metadata_session_timeout_s: SessionTimeout = None,
+    secure: Secure = None,
     config: Annotated[Path | None, typer.Option(help="TOML file of settings; environment: CEPHEID_AUTORECOVERY_NAME")] = None,
 ) -> None:
     """Repair ledgers that lack copies, in a process of its own. Bookies do it as well, unless it is switched off there."""
     flags = _settings_in(locals())
     from cepheid_cli.autorecovery import run_autorecovery
+    from cepheid_cli.secured_cluster import settings_files
 
-    run_autorecovery(flags, config)
+    run_autorecovery(flags, settings_files("autorecovery", secure, config))
 
 
 def broker(
@@ -125,10 +136,12 @@ def broker(
     ack_quorum: Annotated[int | None, typer.Option(help="Bookies that must have it before it is acknowledged. Default: 2")] = None,
     rack: Rack = None,
     metadata_session_timeout_s: SessionTimeout = None,
+    secure: Secure = None,
     config: Annotated[Path | None, typer.Option(help="TOML file of settings; environment: CEPHEID_BROKER_NAME")] = None,
 ) -> None:
     """Run one broker of a cluster. Ctrl-C stops it."""
     flags = _settings_in(locals())
     from cepheid_cli.broker import run_broker
+    from cepheid_cli.secured_cluster import settings_files
 
-    run_broker(flags, config)
+    run_broker(flags, settings_files("broker", secure, config))

@@ -18,7 +18,7 @@ import math
 import os
 import sys
 import tomllib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -111,13 +111,14 @@ def load_settings(
     *,
     flags: Mapping[str, Any],
     environment_prefix: str,
-    file: Path | None = None,
+    file: Path | Sequence[Path] | None = None,
     environment: Mapping[str, str] | None = None,
     refused: Mapping[str, str] | None = None,
     renamed: Mapping[str, str] | None = None,
 ) -> M:
-    """Return an instance of `model` from `flags` (None: not given), environment, a TOML file and defaults.
+    """Return an instance of `model` from `flags` (None: not given), environment, TOML files and defaults.
 
+    Of several files the later ones count more.
     `refused` has names that are not settings although users may take them for settings, each with the reason. `renamed` leads from
     old dotted names to new ones; an old name is accepted with a warning on standard error.
     Raises SettingsError with the source, the name, the value and what is allowed.
@@ -125,7 +126,12 @@ def load_settings(
     environment = os.environ if environment is None else environment
     known, tables = settings_of(model), tables_of(model)
     values: dict[str, _Given] = {}
-    for given in (*_from_file(file), *_from_environment(environment_prefix, environment), *_from_flags(flags)):
+    files = [file] if isinstance(file, Path) else list(file or ())
+    for given in (
+        *(each for one in files for each in _from_file(one)),
+        *_from_environment(environment_prefix, environment),
+        *_from_flags(flags),
+    ):
         name = given.name
         if given.value == {} and name in tables:
             continue
@@ -141,9 +147,7 @@ def load_settings(
     return _validated(model, known, values, environment_prefix)
 
 
-def _from_file(file: Path | None) -> Iterator[_Given]:
-    if file is None:
-        return
+def _from_file(file: Path) -> Iterator[_Given]:
     try:
         content = tomllib.loads(file.read_text())
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

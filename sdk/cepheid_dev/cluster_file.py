@@ -1,6 +1,6 @@
 """What a local cluster knows of itself between two commands: `cluster.json` in its directory.
 
-    {"format": 1, "founded": true, "session_timeout_s": 4.0, "settings": {"broker": {…}, "bookie": {…}},
+    {"format": 1, "founded": true, "secure": false, "session_timeout_s": 4.0, "settings": {"broker": {…}, "bookie": {…}},
      "members": [{"name": "bookie-1", "kind": "bookie", "ports": {"grpc": …, "http": …}, "pid": …, "born": "…", "asked": "up", …}]}
 
 Rule: it is changed under the lock of the directory, and replaced as a whole.
@@ -60,6 +60,8 @@ class ClusterState:
     session_timeout_s: float = 4.0  # as the roles have it by default
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     founded: bool = False
+    secure: bool = False
+    """With the certificates, keys and settings that `cepheid secure init` made in its directory `secure`."""
     members: tuple[Member, ...] = ()
 
     def with_member(self, member: Member) -> ClusterState:

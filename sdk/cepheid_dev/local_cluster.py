@@ -91,12 +91,14 @@ class LocalCluster:
         session_timeout_s: float | None = None,
         settings: Mapping[str, Mapping[str, Any]] | None = None,
         usual_ports: bool = False,
+        secure: bool = False,
         timeout_s: float = 60.0,
     ) -> None:
         """Makes a cluster, or brings back the one that is there; so many bookies and brokers at least. Returns when all serve.
 
         `settings`: of role "broker" or "bookie", as in their TOML files. Not given: as before. `usual_ports`: a new cluster's
         first broker gets 6650 and 8080 when they are free; two clusters that start at the same moment could both want them.
+        `secure`: a new cluster has TLS on all ports but ZooKeeper's, and clients have to authenticate.
         """
         with self._file.locked():
             state = self._file.load() or ClusterState()
@@ -105,16 +107,24 @@ class LocalCluster:
             if settings is not None:
                 state = replace(state, settings={role: dict(values) for role, values in settings.items()})
             new = not state.members
+            if secure and not new and not state.secure:
+                raise LocalClusterError(f"the cluster in {self.directory} was made without security; make a new one elsewhere")
+            state = replace(state, secure=state.secure or secure)
             state = _with_members(state, "zookeeper", 1)
             state = _with_members(state, "bookie", bookies if bookies is not None else BOOKIES if new else 0)
             state = _with_members(
-                state, "broker", brokers if brokers is not None else BROKERS if new else 0, usual_ports=usual_ports
+                state,
+                "broker",
+                brokers if brokers is not None else BROKERS if new else 0,
+                usual_ports=usual_ports and not state.secure,
             )
             self._file.save(state)
         self._check_ports([member.name for member in state.members])  # before anything is started
         for member in state.members:
             if member.process is not None:
                 member.process.send(signal.SIGCONT)  # the paused ones too are brought back
+        if self._state().secure:
+            self._secure(timeout_s)
         self._start(["zookeeper"], timeout_s)
         self._found(timeout_s)
         self._start([member.name for member in state.members], timeout_s)
@@ -126,8 +136,9 @@ class LocalCluster:
 
     def delete(self) -> None:
         """Forgets a cluster that is down, with its data and logs. What else lies in the directory is left alone."""
-        for name in self.names():
+        for name in [*self.names(), *([commands.SECURE] if self._state().secure else [])]:
             _delete_tree(self.directory / name)
+        self.client_environment.unlink(missing_ok=True)
         self._file.delete()
 
     def status(self) -> list[ProcessStatus]:
@@ -178,6 +189,16 @@ class LocalCluster:
         return name
 
     # What is where
+
+    @property
+    def secure_directory(self) -> Path | None:
+        """Where a secured cluster has its certificates, keys and tokens; None: it is open."""
+        return self.directory / commands.SECURE if self._state().secure else None
+
+    @property
+    def client_environment(self) -> Path:
+        """The file that a shell reads to reach a secured cluster."""
+        return self.directory / "client.env"
 
     @property
     def exists(self) -> bool:
@@ -243,7 +264,7 @@ class LocalCluster:
             return "died" if member.asked == "up" else member.asked
         if state is ProcessState.PAUSED:
             return "paused"
-        return "ready" if commands.is_ready(self.directory, member) else "starting"
+        return "ready" if commands.is_ready(self.directory, self._state(), member) else "starting"
 
     def _note(self, member: Member, asked: Asked) -> None:
         """Unless it was started again meanwhile."""
@@ -294,7 +315,7 @@ class LocalCluster:
     def _wait_ready(self, member: Member, deadline: float, logged: int) -> None:
         assert member.process is not None, f"{member.name} was started"
         while True:
-            ready = commands.is_ready(self.directory, member)
+            ready = commands.is_ready(self.directory, self._state(), member)
             gone = member.process.state() is ProcessState.GONE
             if ready and not gone:
                 return
@@ -310,16 +331,14 @@ class LocalCluster:
             log.seek(start)
             return "\n".join(log.read().decode(errors="replace").splitlines()[-LOG_TAIL_LINES:])
 
+    def _secure(self, timeout_s: float) -> None:
+        _run(commands.secure_init_command(self.directory), "certificates could not be made", timeout_s)
+        self.client_environment.write_text(commands.client_environment(self.directory, self._state()))
+
     def _found(self, timeout_s: float) -> None:
         if self._state().founded:
             return
-        command = commands.init_command(self._state())
-        try:
-            done = subprocess.run(command, env=commands.environment(), capture_output=True, text=True, timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            raise StartFailedError(f"the cluster could not be founded within {timeout_s:g} s; look into ZooKeeper's log") from None
-        if done.returncode != 0:
-            raise StartFailedError(f"the cluster could not be founded: {done.stderr.strip()}")
+        _run(commands.init_command(self.directory, self._state()), "the cluster could not be founded", timeout_s)
         with self._file.locked():
             self._file.save(replace(self._state(), founded=True))
 
@@ -360,6 +379,16 @@ class LocalCluster:
             if time.monotonic() > deadline:
                 raise LocalClusterError(f"{name} did not react to {number.name} within 5 s")
             time.sleep(POLL_S)
+
+
+def _run(command: Sequence[str], problem: str, timeout_s: float) -> None:
+    """Raises StartFailedError."""
+    try:
+        done = subprocess.run(command, env=commands.environment(), capture_output=True, text=True, timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        raise StartFailedError(f"{problem} within {timeout_s:g} s; look into ZooKeeper's log") from None
+    if done.returncode != 0:
+        raise StartFailedError(f"{problem}: {done.stderr.strip()}")
 
 
 def _delete_tree(directory: Path) -> None:

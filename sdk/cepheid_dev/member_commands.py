@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.client
 import os
+import shlex
+import ssl
 import sys
 from pathlib import Path
 
@@ -13,6 +15,8 @@ from cepheid_dev.zookeeper_server import ZooKeeperServer
 
 CLUSTER = "dev"
 HOST = "127.0.0.1"
+SECURE = "secure"
+"""Directory of `cepheid secure init`, in that of a secured cluster."""
 
 
 def metadata_url(state: ClusterState) -> str:
@@ -22,11 +26,13 @@ def metadata_url(state: ClusterState) -> str:
 
 def service_url(state: ClusterState) -> str:
     """All brokers: clients go on with another one when the first does not answer."""
-    return "pulsar://" + ",".join(f"{HOST}:{member.ports['pulsar']}" for member in state.members if member.kind == "broker")
+    scheme = "pulsar+ssl://" if state.secure else "pulsar://"
+    return scheme + ",".join(f"{HOST}:{member.ports['pulsar']}" for member in state.members if member.kind == "broker")
 
 
 def admin_urls(state: ClusterState) -> list[str]:
-    return [f"http://{HOST}:{member.ports['http']}" for member in state.members if member.kind == "broker"]
+    scheme = "https" if state.secure else "http"
+    return [f"{scheme}://{HOST}:{member.ports['http']}" for member in state.members if member.kind == "broker"]
 
 
 def environment() -> dict[str, str]:
@@ -34,9 +40,29 @@ def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("CEPHEID_")}
 
 
-def init_command(state: ClusterState) -> list[str]:
+def secure_init_command(directory: Path) -> list[str]:
+    """Makes what a secured cluster needs, and leaves what is there."""
+    return [*_cepheid(), SECURE, "init", str(directory / SECURE)]
+
+
+def client_environment(directory: Path, state: ClusterState) -> str:
+    """Return what a shell needs for the command line to reach a secured cluster as its administrator."""
+    secure = directory / SECURE
+    values = {
+        "CEPHEID_URL": service_url(state),
+        "CEPHEID_ADMIN_URL": admin_urls(state)[0],
+        "CEPHEID_METADATA_AUTH_FILE": str(secure / "metadata.auth"),
+        "CEPHEID_TLS_CA_FILE": str(secure / "ca.pem"),
+        "CEPHEID_TLS_CERTIFICATE_FILE": str(secure / "admin.pem"),
+        "CEPHEID_TLS_KEY_FILE": str(secure / "admin-key.pem"),
+        "CEPHEID_TOKEN_FILE": str(secure / "admin.token"),
+    }
+    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in values.items())
+
+
+def init_command(directory: Path, state: ClusterState) -> list[str]:
     urls = ["--service-url", service_url(state), "--admin-url", admin_urls(state)[0]] if admin_urls(state) else []
-    return [*_cepheid(), "init", "--metadata", metadata_url(state), "--cluster", CLUSTER, *urls]
+    return [*_cepheid(), "init", "--metadata", metadata_url(state), "--cluster", CLUSTER, *urls, *_secured(directory, state)]
 
 
 def zookeeper_of(directory: Path, member: Member) -> ZooKeeperServer:
@@ -50,7 +76,11 @@ def prepare(directory: Path, state: ClusterState, member: Member) -> None:
     if member.kind == "zookeeper":
         zookeeper_of(directory, member).write_config()
     else:
-        (own / "settings.toml").write_text(toml_text(state.settings.get(member.kind, {})))
+        settings = dict(state.settings.get(member.kind, {}))
+        if state.secure and member.kind == "broker":
+            ports = {"port": member.ports["pulsar"], "admin_port": member.ports["http"]}
+            settings["tls"] = {**settings.get("tls", {}), **ports}
+        (own / "settings.toml").write_text(toml_text(settings))
 
 
 def command(directory: Path, state: ClusterState, member: Member, *, accept_empty_disk: bool = False) -> list[str]:
@@ -63,19 +93,25 @@ def command(directory: Path, state: ClusterState, member: Member, *, accept_empt
         *("--metadata-session-timeout-s", str(state.session_timeout_s)),
         *("--config", str(own / "settings.toml")),
         *("--id", member.name),
+        *_secured(directory, state),
     ]
     if member.kind == "bookie":
         where = ["--data", str(own / "data"), "--port", str(ports["grpc"]), "--http-port", str(ports["http"])]
         return [*_cepheid(), "bookie", *common, *where, *(["--accept-empty-disk"] if accept_empty_disk else [])]
-    where = ["--port", str(ports["pulsar"]), "--admin-port", str(ports["http"])]
+    where = [] if state.secure else ["--port", str(ports["pulsar"]), "--admin-port", str(ports["http"])]
     return [*_cepheid(), "broker", *common, *where, *_quorums(state)]
 
 
-def is_ready(directory: Path, member: Member, timeout_s: float = 1.0) -> bool:
+def is_ready(directory: Path, state: ClusterState, member: Member, timeout_s: float = 1.0) -> bool:
     """It serves, and says so."""
     if member.kind == "zookeeper":
         return zookeeper_of(directory, member).is_ready(timeout_s)
-    connection = http.client.HTTPConnection(HOST, member.ports["http"], timeout=timeout_s)
+    connection: http.client.HTTPConnection
+    if state.secure and member.kind == "broker":
+        context = ssl.create_default_context(cafile=str(directory / SECURE / "ca.pem"))
+        connection = http.client.HTTPSConnection(HOST, member.ports["http"], timeout=timeout_s, context=context)
+    else:
+        connection = http.client.HTTPConnection(HOST, member.ports["http"], timeout=timeout_s)
     try:
         connection.request("GET", "/ready")
         return connection.getresponse().status == http.HTTPStatus.OK
@@ -87,6 +123,10 @@ def is_ready(directory: Path, member: Member, timeout_s: float = 1.0) -> bool:
 
 def _cepheid() -> list[str]:
     return [sys.executable, "-m", "cepheid_cli"]
+
+
+def _secured(directory: Path, state: ClusterState) -> list[str]:
+    return ["--secure", str(directory / SECURE)] if state.secure else []
 
 
 def _quorums(state: ClusterState) -> list[str]:

@@ -13,6 +13,7 @@ Rules
 from __future__ import annotations
 
 import json
+import ssl
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -22,6 +23,7 @@ from urllib.parse import SplitResult, urlencode, urlsplit
 
 from cepheid_decode.errors import AdminRefusedError, BadOptionError, PlanUnavailableError
 from cepheid_decode.scan_request import PlanSource
+from cepheid_security import ClientTls, SecurityConfigurationError
 
 _MOST_REDIRECTS = 8
 _MOST_IDLE = 16  # kept connections, over all addresses
@@ -51,6 +53,8 @@ class AdminHttp:
                     "the token has characters that no token has, e.g. the end of a line: its text is not shown here"
                 )
             self._headers["Authorization"] = f"Bearer {token}"
+        self._tls = source.tls or ClientTls.from_environment()
+        self._context: ssl.SSLContext | None = None  # made when it is needed first
         self._led_to: dict[Origin, Origin] = {}
         self._idle: list[tuple[Origin, HTTPConnection]] = []
         self._lock = threading.Lock()
@@ -160,7 +164,19 @@ class AdminHttp:
         if found is not None:
             yield found
         scheme, host, port = origin
-        yield (HTTPSConnection if scheme == "https" else HTTPConnection)(host, port, timeout=self._timeout_s)
+        if scheme == "https":
+            yield HTTPSConnection(host, port, timeout=self._timeout_s, context=self._tls_context())
+        else:
+            yield HTTPConnection(host, port, timeout=self._timeout_s)
+
+    def _tls_context(self) -> ssl.SSLContext:
+        """Raises BadOptionError: a file that is named cannot be used."""
+        if self._context is None:
+            try:
+                self._context = self._tls.context()
+            except SecurityConfigurationError as error:
+                raise BadOptionError(str(error)) from None
+        return self._context
 
     def _keep(self, origin: Origin, connection: HTTPConnection, answer: HTTPResponse) -> None:
         if answer.will_close:

@@ -31,6 +31,7 @@ from cepheid_rpc import (
 )
 from cepheid_scan.bookie_channels import ScanDoor, known_door, learn_door, read_method, scan_port_call
 from cepheid_scan.scan_connection import ScanConnection, dial_on_machine, dial_port
+from cepheid_security import ClientTls
 
 log = logging.getLogger(__name__)
 
@@ -47,9 +48,10 @@ class _DamagedRunError(Exception):
 
 class BookieAnswers:
     """Iterated once, in one thread: answers, and how many bytes each came in. Raises BookieUnavailableError, MalformedGroupError,
-    CancelledAnswersError, and what gRPC raises."""
+    CancelledAnswersError, and what gRPC raises. `tls`: what to show where the address takes TLS; None: as the environment says."""
 
-    def __init__(self, bookie: str, address: str, request: ReadRequest) -> None:
+    def __init__(self, bookie: str, address: str, request: ReadRequest, tls: ClientTls | None = None) -> None:
+        self._tls = tls
         self._bookie = bookie
         self._address = address
         self._request = request
@@ -60,7 +62,7 @@ class BookieAnswers:
     def __iter__(self) -> Iterator[tuple[ReadAnswer, int]]:
         connection = self._reach()
         if connection is None:
-            call = read_method(self._address)(encode_read_request(self._request))
+            call = read_method(self._address, self._tls)(encode_read_request(self._request))
             self._wait_for(call.cancel)
             for data in call:
                 yield decode_read_answer(data), len(data)
@@ -114,7 +116,7 @@ class BookieAnswers:
     def _ask(self) -> ScanDoor | None:
         import grpc
 
-        call = scan_port_call(self._address)
+        call = scan_port_call(self._address, self._tls)
         self._wait_for(call.cancel)
         try:
             return learn_door(self._address, call.result())
@@ -128,7 +130,8 @@ class BookieAnswers:
 
     def _dial(self, door: ScanDoor) -> ScanConnection | None:
         """None: nobody is there, or somebody else."""
-        return self._ask_at(dial_on_machine, door) or self._ask_at(dial_port, door)
+        on_machine = None if door.secured else self._ask_at(dial_on_machine, door)  # with TLS nobody is given an entry log
+        return on_machine or self._ask_at(lambda door: dial_port(door, self._tls), door)
 
     def _ask_at(self, dial: Callable[[ScanDoor], ScanConnection | None], door: ScanDoor) -> ScanConnection | None:
         if (connection := dial(door)) is None:

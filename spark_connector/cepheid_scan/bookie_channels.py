@@ -1,23 +1,31 @@
 """The gRPC channel that a process has to each bookie, and where that bookie serves scans without gRPC.
 
-Rule: one channel per bookie and process. Spark forks its workers before anything here is imported; a fork later gets its own.
+Rule: one channel per bookie, certificate and process. Spark forks its workers before anything here is imported; a fork later gets
+its own. Exchanged certificate files are used by the next read.
 """
 
 from __future__ import annotations
 
 import os
+import ssl
 import threading
 import time
 from dataclasses import dataclass
 from typing import Any
 
-from cepheid_rpc import READ, SCAN_PORT, channel_options, decode_scan_port, method_path
+from cepheid_rpc import READ, SCAN_PORT, TLS_MARK, channel_options, decode_scan_port, method_path
+from cepheid_security import ClientTls
+from cepheid_security.grpc_tls import channel_credentials
+from cepheid_security.tls import FileState
 
 CONNECT_TIMEOUT_S = 2.0
 """Longer than a broker gives: what is far away, or busy with other scans, may take its time to shake hands."""
 _BY_GRPC_S = 60.0  # what cannot be reached past gRPC is not tried again for so long
 
-_channels: dict[str, Any] = {}  # by address
+_Secured = tuple[ClientTls, FileState]
+
+_channels: dict[tuple[str, _Secured | None], Any] = {}
+_contexts: dict[_Secured, ssl.SSLContext] = {}
 _doors: dict[str, tuple[ScanDoor | None, float]] = {}  # by address; None until then: there is none
 _lock = threading.Lock()
 _channels_pid = 0
@@ -28,17 +36,41 @@ class ScanDoor:
     host: str
     port: int
     token: bytes
+    secured: bool = False
 
 
-def read_method(address: str) -> Any:
+def open_channel(address: str, options: list[tuple[str, Any]], tls: ClientTls | None) -> Any:
+    """Return a new channel to a bookie; `tls`: what to show where the address takes TLS, None: as the environment says.
+
+    Raises SecurityConfigurationError.
+    """
+    import grpc
+
+    if not address.startswith(TLS_MARK):
+        return grpc.insecure_channel(address, options=options)
+    credentials = channel_credentials(tls or ClientTls.from_environment())
+    return grpc.secure_channel(address.removeprefix(TLS_MARK), credentials, options=options)
+
+
+def tls_context(tls: ClientTls | None) -> ssl.SSLContext:
+    """Return the context for scan ports. Raises SecurityConfigurationError."""
+    tls = tls or ClientTls.from_environment()
+    key = tls, tls.state()
+    with _lock:
+        if (context := _contexts.get(key)) is None:
+            context = _contexts[key] = tls.context()
+    return context
+
+
+def read_method(address: str, tls: ClientTls | None = None) -> Any:
     """Of a bookie: called with a request it gives a call, whose messages are read answers."""
-    methods: Any = _channel(address)  # the stubs demand serializers, which bytes do not need
+    methods: Any = _channel(address, tls)  # the stubs demand serializers, which bytes do not need
     return methods.unary_stream(method_path(READ))
 
 
-def scan_port_call(address: str) -> Any:
+def scan_port_call(address: str, tls: ClientTls | None = None) -> Any:
     """A call whose `result` is what `learn_door` wants."""
-    methods: Any = _channel(address)
+    methods: Any = _channel(address, tls)
     return methods.unary_unary(method_path(SCAN_PORT)).future(b"")
 
 
@@ -54,22 +86,25 @@ def learn_door(address: str, answer: bytes | None) -> ScanDoor | None:
     door = None
     if answer is not None:
         port, token = decode_scan_port(answer)
-        door = ScanDoor(address.rpartition(":")[0].strip("[]"), port, token)
+        host = address.removeprefix(TLS_MARK).rpartition(":")[0].strip("[]")
+        door = ScanDoor(host, port, token, address.startswith(TLS_MARK))
     with _lock:
         _doors[address] = door, time.monotonic() + _BY_GRPC_S
     return door
 
 
-def _channel(address: str) -> Any:
-    import grpc
-
+def _channel(address: str, tls: ClientTls | None) -> Any:
     global _channels_pid
+    secured = None
+    if address.startswith(TLS_MARK):
+        tls = tls or ClientTls.from_environment()
+        secured = tls, tls.state()
     with _lock:
         if _channels_pid != os.getpid():
             _channels.clear()  # of the process that forked this one: not to be touched, not even closed
             _channels_pid = os.getpid()
-        if (channel := _channels.get(address)) is None:
-            channel = _channels[address] = grpc.insecure_channel(address, options=_options())
+        if (channel := _channels.get((address, secured))) is None:
+            channel = _channels[address, secured] = open_channel(address, _options(), tls)
     return channel
 
 

@@ -27,6 +27,7 @@ from cepheid_rpc import (
     Status,
 )
 from cepheid_scan.bookie_answers import BookieAnswers
+from cepheid_security import ClientTls
 
 _END_S = 5.0
 """For the thread of a read that is closed. It takes moments, also on a busy machine, unless a disk does not answer."""
@@ -48,7 +49,16 @@ class Chunk:
 class BookieRead:
     """Made with the question; `close` in any case. Raises BookieUnavailableError, MalformedGroupError."""
 
-    def __init__(self, bookie: str, address: str, request: ReadRequest, *, read_ahead_bytes: int, verify: bool) -> None:
+    def __init__(
+        self,
+        bookie: str,
+        address: str,
+        request: ReadRequest,
+        *,
+        read_ahead_bytes: int,
+        verify: bool,
+        tls: ClientTls | None = None,
+    ) -> None:
         self.bookie = bookie
         self.address = address
         self._request = request
@@ -60,7 +70,7 @@ class BookieRead:
         self._error: BaseException | None = None
         self._ended = False
         self._closed = False
-        self._answers = BookieAnswers(bookie, address, request)
+        self._answers = BookieAnswers(bookie, address, request, tls)
         self._thread = threading.Thread(target=self._fetch, name=f"scan-{bookie}", daemon=True)
         self._thread.start()
 

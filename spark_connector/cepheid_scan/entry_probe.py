@@ -65,6 +65,7 @@ class BookieProbe:
             ledger.write_quorum,
             fragments_of(ledger, entry_id, entry_id),
             object_url=ledger.object_url,
+            ticket=ledger.ticket,
         )
         self.probes += 1
         ticket = self._plan.ticket_of(history.topic, history.partition)  # all of hundreds of topics would be more than fits

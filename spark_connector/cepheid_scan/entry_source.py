@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 
 RACK_VARIABLE = "CEPHEID_RACK"
 _NO_LIMIT_BYTES = 1 << 62
+_TICKET_PAUSE_S = 1.0
 
 
 class MovedToObjectError(Exception):
@@ -75,6 +76,7 @@ class EntrySource:
         self._racks = racks or {}
         self._damaged_as_empty = damaged_as_empty
         self._stop = stop or StopSignal()
+        self._ticket_at = float("-inf")  # when the last new ticket was had
 
     def __repr__(self) -> str:
         return f"<EntrySource of {len(self._bookies)} bookies>"
@@ -96,6 +98,9 @@ class EntrySource:
                     yield group
             except GivenUpError as stuck:
                 try:
+                    if stuck.is_expired:
+                        piece = self._with_new_ticket(piece, stuck)
+                        continue
                     if stuck.entry_id == looked_at or (stuck.is_damaged and stuck.entry_id == damaged_at + 1):
                         raise _unreadable(piece, stuck) from None
                     looked_at = stuck.entry_id
@@ -127,7 +132,7 @@ class EntrySource:
                 self._stop.pause(pause_s)
                 continue
             cover = self._cover(ensemble, quorum, entry_id, reachable, usable)
-            request = self._request(piece.ledger_id, entry_id, reachable)
+            request = self._request(piece, entry_id, reachable)
             with (
                 MergedReads(
                     request,
@@ -148,10 +153,11 @@ class EntrySource:
             if merged.failure is not None:
                 self._on_failed(piece, merged.failure, rounds)
 
-    def _request(self, ledger_id: int, first: int, last: int) -> ReadRequest:
+    def _request(self, piece: Piece, first: int, last: int) -> ReadRequest:
         wished = self._settings.chunk_bytes
         chunk_bytes = next((size for size in SCAN_CHUNK_BYTES if size >= wished), SCAN_CHUNK_BYTES[-1])
-        return ReadRequest(ledger_id, first, last, _NO_LIMIT_BYTES, ticket=self._ticket, scan=True, chunk_bytes=chunk_bytes)
+        ticket = piece.ticket or self._ticket
+        return ReadRequest(piece.ledger_id, first, last, _NO_LIMIT_BYTES, ticket=ticket, scan=True, chunk_bytes=chunk_bytes)
 
     def _usable(self, ensemble: Sequence[str], ledger_id: int, entry_id: int, rounds: ReadRounds) -> list[int]:
         """Positions that may be asked in this round, the best one first."""
@@ -193,6 +199,21 @@ class EntrySource:
             extra={"topic": piece.topic, "ledger_id": piece.ledger_id, "entry_id": failure.entry_id, "bookie": failure.bookie},
         )
 
+    def _with_new_ticket(self, piece: Piece, stuck: GivenUpError) -> Piece:
+        """The piece with a ticket that was just issued: a long read outlives its first one. Raises EntriesUnreadableError."""
+        try:
+            ledger = None if self._replan is None else self._replan(piece)
+        except PlanUnavailableError as error:
+            raise _unreadable(piece, stuck) from error
+        if ledger is None or not ledger.ticket or ledger.ticket == piece.ticket:
+            raise _unreadable(piece, stuck)
+        now = time.monotonic()
+        if now - self._ticket_at < _TICKET_PAUSE_S:  # clocks far apart: every new ticket counts as expired
+            raise _unreadable(piece, stuck)
+        self._ticket_at = now
+        log.info("scan.ticket_renewed", extra={"topic": piece.topic, "ledger_id": piece.ledger_id, "entry_id": stuck.entry_id})
+        return replace(piece, ticket=ledger.ticket)
+
     def _look_again(self, piece: Piece, stuck: GivenUpError) -> Piece:
         """The piece as it lies now. The metadata is asked once per entry that nobody gives."""
         if self._replan is None:
@@ -218,7 +239,13 @@ class EntrySource:
         if self._place(ledger.fragments, here) == known:
             raise _unreadable(piece, stuck)
         log.info("scan.ledger_moved", extra={"topic": piece.topic, "ledger_id": piece.ledger_id, "entry_id": here})
-        return replace(piece, fragments=ledger.fragments, ensemble_size=ledger.ensemble_size, write_quorum=ledger.write_quorum)
+        return replace(
+            piece,
+            fragments=ledger.fragments,
+            ensemble_size=ledger.ensemble_size,
+            write_quorum=ledger.write_quorum,
+            ticket=ledger.ticket,
+        )
 
     def _place(self, fragments: Sequence[Fragment], entry_id: int) -> list[tuple[str, str | None]]:
         """Where an entry lies, as far as can be told: bookies with their addresses."""

@@ -38,6 +38,8 @@ from cepheid_rpc import (
     encode_lac_request,
     method_path,
 )
+from cepheid_scan.bookie_channels import open_channel
+from cepheid_security import ClientTls
 
 log = logging.getLogger(__name__)
 
@@ -51,19 +53,18 @@ LedgerKey = tuple[str, int]  # topic with partition, ledger id
 
 
 class LacCalls:
-    """ReadLac of bookies by address, each on a connection of its own. `close` once."""
+    """ReadLac of bookies by address, each on a connection of its own. `close` once. `tls`: what bookies with TLS are shown."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: ClientTls | None = None) -> None:
+        self._tls = tls
         self._channels: dict[str, Any] = {}
         self._lock = threading.Lock()
 
     def ask(self, address: str, request: LacRequest, timeout_s: float) -> Any:
         """A future of gRPC whose result `end_told` reads."""
-        import grpc
-
         with self._lock:
             if (channel := self._channels.get(address)) is None:
-                channel = self._channels[address] = grpc.insecure_channel(address, options=channel_options())
+                channel = self._channels[address] = open_channel(address, channel_options(), self._tls)
         call = channel.unary_unary(method_path(READ_LAC), request_serializer=None, response_deserializer=None)
         return call.future(encode_lac_request(request), timeout=timeout_s)
 
@@ -120,7 +121,9 @@ def newest_ends(
             deadline = time.monotonic() + timeout_s
             asked = [
                 {
-                    bookie: own.ask(bookies[bookie], LacRequest(ledger.ledger_id, ledger.master_key), timeout_s)
+                    bookie: own.ask(
+                        bookies[bookie], LacRequest(ledger.ledger_id, ledger.master_key, ticket=ledger.ticket), timeout_s
+                    )
                     for bookie in _to_ask(ledger, bookies, silent)
                 }
                 for ledger in together
@@ -174,11 +177,11 @@ class _Watched:
 class EndWatch:
     """`update` gives it the newest plan; `ends` answers from memory. Only open ledgers are watched. `close` once."""
 
-    def __init__(self, *, retry_s: float = 60.0, wait_s: float = 10.0) -> None:
+    def __init__(self, *, retry_s: float = 60.0, wait_s: float = 10.0, tls: ClientTls | None = None) -> None:
         """`wait_s`: how long a bookie parks a question."""
         self._retry_s = retry_s
         self._wait_s = wait_s
-        self._calls = LacCalls()
+        self._calls = LacCalls(tls)
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._watched: dict[LedgerKey, _Watched] = {}
         self._bookies: Mapping[str, str] = {}
@@ -285,7 +288,8 @@ class EndWatch:
                 self._schedule(key, bookie, now + _FAILED_PAUSE_S)
                 continue
             wait_ms = round(1000 * self._wait_s) if parked else 0
-            request = LacRequest(key[1], watched.ledger.master_key, above=watched.end.last_entry_id, wait_ms=wait_ms)
+            ledger, above = watched.ledger, watched.end.last_entry_id
+            request = LacRequest(key[1], ledger.master_key, above=above, wait_ms=wait_ms, ticket=ledger.ticket)
             future = self._calls.ask(address, request, wait_ms / 1000 + _ANSWER_S)
             self._polls[key, bookie] = future
             future.add_done_callback(functools.partial(self._note_answer, key, bookie, now, parked))

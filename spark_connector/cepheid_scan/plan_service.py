@@ -25,7 +25,7 @@ from cepheid_scan.admin_http import AdminHttp
 from cepheid_scan.gone_ledgers import GoneLedgers
 from cepheid_scan.planner import expand_checked, namespace_of_pattern, no_such_topics, parse_topic
 
-_FORMATS = (1, 2)  # 2: ledgers may be objects alone, without fragments
+_FORMATS = (1, 2, 3)  # 2: ledgers may be objects alone, without fragments; 3: ledgers have tickets in place of master keys
 _AT_ONCE = 8  # requests
 _NAMES_PER_REQUEST = 100  # their URL stays below 64 KB
 _MOST_KNOWN_LEDGERS = 100_000  # closed ones, remembered between plans
@@ -252,11 +252,12 @@ def _ledger(ledger: Mapping[str, Any], shared: dict[str, str], known: LedgerHist
     offloaded = ledger.get("offloaded")
     url, object_bytes = (offloaded["url"], offloaded["object_bytes"]) if offloaded else ("", 0)
     is_on_bookies = offloaded is None or offloaded["on_bookies"]
+    ticket = ledger.get("ticket", "").encode()
     if is_on_bookies and "fragments" not in ledger:
         if known is None or not known.fragments:
             return None
-        same = (known.object_url, known.object_bytes) == (url, object_bytes)
-        return known if same else replace(known, object_url=url, object_bytes=object_bytes)
+        same = (known.object_url, known.object_bytes, known.ticket) == (url, object_bytes, ticket)
+        return known if same else replace(known, object_url=url, object_bytes=object_bytes, ticket=ticket)
     if not is_on_bookies:
         return LedgerHistory(
             ledger_id=ledger["ledger_id"],
@@ -283,9 +284,10 @@ def _ledger(ledger: Mapping[str, Any], shared: dict[str, str], known: LedgerHist
             Fragment(fragment["first_entry_id"], tuple(shared.setdefault(bookie, bookie) for bookie in fragment["ensemble"]))
             for fragment in ledger["fragments"]
         ),
-        master_key=base64.b64decode(ledger["master_key"]),
+        master_key=base64.b64decode(ledger.get("master_key", "")),
         object_url=url,
         object_bytes=object_bytes,
+        ticket=ticket,
     )
 
 

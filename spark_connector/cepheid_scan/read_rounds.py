@@ -5,7 +5,8 @@
 
 Rule 1: a round is over when everybody who should have the entry has failed.
 Rule 2: if all of them say with certainty that they never had it, waiting helps nobody: the metadata has to be asked.
-Rule 3: while one of them may come back, it goes on for `unreachable_s` at least; else only the number of rounds counts.
+Rule 3: if one of them says that the ticket has expired, another one has to be had before anything is read.
+Rule 4: while one of them may come back, it goes on for `unreachable_s` at least; else only the number of rounds counts.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class GivenUpError(Exception):
         statuses = [failure.status for failure in failures]
         known = all(status is not None and (status.certain_no or status is Status.BAD_DIGEST) for status in statuses)
         self.is_damaged = known and Status.BAD_DIGEST in statuses  # and nobody who may have it whole is only away
+        self.is_expired = any(status is Status.TICKET_EXPIRED for status in statuses)
         self.reasons = ", ".join(f"{failure.bookie}: {failure.reason}" for failure in failures)
         super().__init__(self.reasons)
 
@@ -63,7 +65,8 @@ class ReadRounds:
         patience_s = self._unreachable_s * (OVERLOAD_PATIENCE if busy else 1)
         certain = all(failure.status is not None and failure.status.certain_no for failure in failures)
         may_pass = any(failure.may_pass for failure in failures)
-        if certain or (self._rounds >= self._read_attempts and not (may_pass and waited_s < patience_s)):
+        expired = any(failure.status is Status.TICKET_EXPIRED for failure in failures)
+        if certain or expired or (self._rounds >= self._read_attempts and not (may_pass and waited_s < patience_s)):
             raise GivenUpError(entry_id, self._rounds, failures)
         self.failures.clear()
         pause_s = min(FIRST_PAUSE_S * 2.0 ** min(self._rounds - 1, 16), LONGEST_PAUSE_S)

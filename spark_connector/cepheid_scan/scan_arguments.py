@@ -88,6 +88,7 @@ def checked_settings(given: Any) -> ReadSettings:
         verify_checksum=true_or_false("settings.verify_checksum", settings.verify_checksum),
         chunk_lookback=whole_number("settings.chunk_lookback", settings.chunk_lookback, at_least=0),
         prefer_bookies=true_or_false("settings.prefer_bookies", settings.prefer_bookies),
+        tls=settings.tls,
     )
 
 

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import errno
 import hmac
+import logging
 import os
 import socket
+import ssl
 import sys
 from contextlib import suppress
 from typing import Self
@@ -32,7 +34,10 @@ from cepheid_rpc import (
     local_scan_address,
     scan_proof,
 )
-from cepheid_scan.bookie_channels import CONNECT_TIMEOUT_S, ScanDoor
+from cepheid_scan.bookie_channels import CONNECT_TIMEOUT_S, ScanDoor, tls_context
+from cepheid_security import ClientTls
+
+log = logging.getLogger(__name__)
 
 _MAX_FRAME_BYTES = 32 << 20  # a chunk has 8 MiB, and then the largest entry
 _PIECE_BYTES = 1 << 20  # of a log, read in one go: then `end` is looked at
@@ -48,6 +53,7 @@ class ScanConnection:
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._gives_logs = connection.family == socket.AF_UNIX
+        self._flags = 0 if isinstance(connection, ssl.SSLSocket) else socket.MSG_WAITALL  # TLS gives what one record has
         self._log = _NO_LOG
         self._is_ended = False
 
@@ -65,7 +71,8 @@ class ScanConnection:
         """Whoever waits for it goes on, but for a disk that does not answer."""
         self._is_ended = True
         with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+            # Not SSLSocket's own, which has the reading thread go on without TLS.
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def ask(self, token: bytes, request: bytes) -> bool:
         """False: it is not the bookie, or says nothing soon enough. Then it was not asked."""
@@ -95,7 +102,7 @@ class ScanConnection:
                 if flags & socket.MSG_CTRUNC:
                     raise OSError(errno.EMFILE, "this process may open no more files, and so not the entry log (ulimit -n)")
             else:
-                more = self._socket.recv(left, socket.MSG_WAITALL)
+                more = self._socket.recv(left, self._flags)
             if not more:
                 raise _ended()
             data += more
@@ -123,7 +130,7 @@ class ScanConnection:
 
     def _receive_into(self, view: memoryview) -> None:
         while view:
-            size_bytes = self._socket.recv_into(view, len(view), socket.MSG_WAITALL)
+            size_bytes = self._socket.recv_into(view, len(view), self._flags)
             if size_bytes == 0:
                 raise _ended()
             view = view[size_bytes:]
@@ -159,13 +166,20 @@ def dial_on_machine(door: ScanDoor) -> ScanConnection | None:
     return ScanConnection(connection)
 
 
-def dial_port(door: ScanDoor) -> ScanConnection | None:
-    """None: it cannot be reached."""
+def dial_port(door: ScanDoor, tls: ClientTls | None = None) -> ScanConnection | None:
+    """None: it cannot be reached, or is not the bookie by its certificate. Raises SecurityConfigurationError."""
     try:
         connection = socket.create_connection((door.host, door.port), timeout=CONNECT_TIMEOUT_S)
     except OSError:
         return None
-    return ScanConnection(connection)
+    if not door.secured:
+        return ScanConnection(connection)
+    try:
+        return ScanConnection(tls_context(tls).wrap_socket(connection, server_hostname=door.host))
+    except (OSError, ValueError) as error:
+        log.info("scan.port_tls_failed: %s:%d: %s", door.host, door.port, error, extra={"host": door.host, "port": door.port})
+        connection.close()
+        return None
 
 
 def is_served(connection: ScanConnection | None, door: ScanDoor) -> bool:

@@ -145,6 +145,7 @@ class _Run:
             end_batch_index=self.end_batch_index if last == self.last else -1,
             before=_reaching(self.before, self.look_back - first),
             object_url=ledger.object_url,
+            ticket=ledger.ticket,
         )
 
 
@@ -208,6 +209,7 @@ def _tail(history: TopicHistory, ledger: LedgerHistory, entries: int) -> Piece:
         ledger.write_quorum,
         fragments,
         object_url=ledger.object_url,
+        ticket=ledger.ticket,
     )
 
 
@@ -357,7 +359,7 @@ def _place_of(piece: Piece) -> tuple[str, int]:
 
 
 def _piece_bytes(piece: Piece) -> int:
-    return _PIECE_BYTES + len(piece.object_url) + sum(map(_fragment_bytes, piece.fragments))
+    return _PIECE_BYTES + len(piece.object_url) + len(piece.ticket) + sum(map(_fragment_bytes, piece.fragments))
 
 
 def _fragment_bytes(fragment: Fragment) -> int:

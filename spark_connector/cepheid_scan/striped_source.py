@@ -21,6 +21,11 @@ from cepheid_decode.scan_request import ReadSettings
 from cepheid_rpc import BookieUnavailableError, EntryGroup, MalformedGroupError, MissingEntries, ReadRequest, Status
 from cepheid_scan.bookie_reads import BookieRead
 
+_REASONS = {
+    Status.TICKET_EXPIRED: "the read ticket has expired: plan again to get a new one",
+    Status.UNAUTHORIZED: "UNAUTHORIZED: the read ticket is not valid for these entries",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class ReplicaFailure:
@@ -65,7 +70,12 @@ class MergedReads:
             for position in positions:
                 bookie = ensemble[position]
                 read = BookieRead(
-                    bookie, addresses[bookie], request, read_ahead_bytes=read_ahead_bytes, verify=settings.verify_checksum
+                    bookie,
+                    addresses[bookie],
+                    request,
+                    read_ahead_bytes=read_ahead_bytes,
+                    verify=settings.verify_checksum,
+                    tls=settings.tls,
                 )
                 self._lanes[position] = _Lane(position, read, request.first_entry_id, counters, settings.read_timeout_s)
         except BaseException:
@@ -126,7 +136,7 @@ class _Lane:
                 return groups[0]
             for run in self._missing:
                 if run.first_entry_id <= entry_id <= run.last_entry_id:
-                    raise self._not_given(entry_id, run.status.name, run.status, run.last_entry_id)
+                    raise self._not_given(entry_id, _REASONS.get(run.status, run.status.name), run.status, run.last_entry_id)
             if entry_id < self._until:
                 raise self._not_given(entry_id, "an answer that says nothing of the entry")
             self._next_chunk(entry_id)

@@ -32,14 +32,19 @@ from cepheid_metadata import (
     keys,
 )
 from cepheid_metadata.chain_pages import assemble, missing_page, page_keys, pages_of
+from cepheid_metadata.secret_records import TicketKeys
+from cepheid_rpc import bookie_address
 from cepheid_scan.ledger_ends import LacCalls, LedgerEnd, newest_ends
 from cepheid_scan.planner import expand_checked, is_entries_of, namespace_of_pattern, no_such_topics, parse_topic
 from cepheid_scan.zookeeper_reads import ZooKeeperReads
+from cepheid_security.read_tickets import LAST_ENTRY, ReadTicket, TicketKey, sign_ticket, signing_key
 from cepheid_wire import PERSISTENT, NamespaceName, TopicName
 
 _ATTEMPTS = 3  # of a chain that is trimmed while it is read
 _LAC_TIMEOUT_S = 5.0
 _PAUSE_S = 0.5
+TICKET_ROLE = "zookeeper-reader"
+_TICKET_LIFE_MS = 3_600_000
 _IDS_PER_PARENT, _MOST_ID_PARENTS = 10_000, 20  # keys of ledgers end with four digits
 _VERSION_BYTES = 8  # of a schema, as entries carry it
 
@@ -47,7 +52,7 @@ _VERSION_BYTES = 8  # of a schema, as entries carry it
 class ZooKeeperPlanner:
     def __init__(self, source: PlanSource) -> None:
         self._reads = ZooKeeperReads(source)
-        self._lac_calls = LacCalls()
+        self._lac_calls = LacCalls(source.tls)
         self._retry_s = source.retry_s
         self._closed_ledgers: dict[int, LedgerMetadata] = {}
         if self._reads.values([keys.CLUSTER_KEY]) == [None]:
@@ -113,10 +118,26 @@ class ZooKeeperPlanner:
         else:
             raise PlanUnavailableError(f"the chains of {len(names)} topics changed {_ATTEMPTS} times while they were read")
         versions = {str(base): self._schemas(base) for base in dict.fromkeys(name.base for name in names)} if schemas else {}
-        complete = self._with_ends(histories, ledgers)
+        complete = self._with_ends(self._with_tickets(histories), ledgers)
         registered = self._bookies()  # last: some may have come back while ends were asked for
         racks = {one.bookie_id: one.rack for one in registered if one.rack is not None}
         return HistoryPlan(complete, _addresses(registered), schemas=versions, racks=racks)
+
+    def _with_tickets(self, histories: Sequence[TopicHistory]) -> list[TopicHistory]:
+        """With tickets signed here: a reader that may read all metadata has the key, too. As they are without a key."""
+        (record,) = self._reads.records([keys.TICKET_KEYS_KEY], TicketKeys)
+        if record is None:
+            return list(histories)
+        now_ms = time.time_ns() // 1_000_000
+        key = signing_key([TicketKey(each.key_id, each.secret, each.signs_from_ms) for each in record.keys], now_ms)
+        assert key is not None, "a record of keys has at least one"
+
+        def with_ticket(ledger: LedgerHistory) -> LedgerHistory:
+            last = LAST_ENTRY if ledger.is_open else ledger.last_entry_id
+            ticket = ReadTicket(ledger.ledger_id, 0, last, TICKET_ROLE, now_ms + _TICKET_LIFE_MS)
+            return replace(ledger, ticket=sign_ticket(key, ticket)) if ledger.is_on_bookies and last >= 0 else ledger
+
+        return [replace(history, ledgers=tuple(map(with_ticket, history.ledgers))) for history in histories]
 
     def _chains(self, names: Sequence[TopicName]) -> list[Chain | None] | None:
         """With the ledgers of their pages; None: one of them was changed while it was read."""
@@ -187,7 +208,7 @@ class ZooKeeperPlanner:
         found = self._reads.records(
             [f"{parent}/{name}" for parent, names in zip(parents, listed, strict=True) for name in names], BookieRegistration
         )
-        return [one for one in found if one is not None and "grpc" in one.addresses]
+        return [one for one in found if one is not None and bookie_address(one.addresses) is not None]
 
     def _schemas(self, topic: TopicName) -> tuple[SchemaVersion, ...]:
         (history,) = self._reads.records([keys.schemas_key(topic)], SchemaHistory)
@@ -246,7 +267,7 @@ def _on_bookies(chain: Chain) -> list[ChainLedger]:
 
 
 def _addresses(registered: Iterable[BookieRegistration]) -> dict[str, str]:
-    return {one.bookie_id: one.addresses["grpc"] for one in registered}
+    return {one.bookie_id: address for one in registered if (address := bookie_address(one.addresses)) is not None}
 
 
 def _histories(

@@ -6,7 +6,6 @@ A read that finds the connection gone is done again until `retry_s` is over: kaz
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -27,7 +26,8 @@ from kazoo.handlers.threading import KazooTimeoutError
 from cepheid_decode.errors import BadOptionError, PlanUnavailableError
 from cepheid_decode.scan_request import PlanSource
 from cepheid_metadata import MetadataError, Record
-from cepheid_metadata.open_store import AUTH_VARIABLE, parse_zookeeper
+from cepheid_metadata.open_store import AUTH_FILE_VARIABLE, AUTH_VARIABLE, auth_from_environment, parse_zookeeper
+from cepheid_security import ClientTls
 
 _AT_ONCE = 500
 _SESSION_TIMEOUT_S = 10.0
@@ -44,12 +44,17 @@ class ZooKeeperReads:
     def __init__(self, source: PlanSource) -> None:
         self._addresses, self._root = _parsed(source.metadata or "")
         self._retry_s = source.retry_s
-        auth = os.environ.get(AUTH_VARIABLE, "").removeprefix("digest:")
+        auth = _credentials()
+        secured = (source.tls or ClientTls.from_environment()) if (source.metadata or "").startswith("zks:") else None
         self._client: Any = KazooClient(
             hosts=",".join(self._addresses),
             timeout=_SESSION_TIMEOUT_S,
             auth_data=[("digest", auth)] if auth else None,
             read_only=True,
+            use_ssl=secured is not None,
+            ca=secured.ca_file if secured else None,
+            certfile=secured.certificate_file if secured else None,
+            keyfile=secured.key_file if secured else None,
             logger=_quiet_logger(),
         )
         try:
@@ -95,11 +100,20 @@ class ZooKeeperReads:
                 time.sleep(_PAUSE_S)
             except NoAuthError:
                 raise PlanUnavailableError(
-                    f"{self} keeps {group[0]} from us: set {AUTH_VARIABLE}, as the brokers have it"
+                    f"{self} keeps {group[0]} from us: ask a broker instead (service.url), or set {AUTH_VARIABLE} or "
+                    f"{AUTH_FILE_VARIABLE} to the credentials of the cluster"
                 ) from None
             except KazooException as error:
                 raise PlanUnavailableError(f"{self} refuses to tell {group[0]}: {error!r}") from None
         return answers
+
+
+def _credentials() -> str:
+    """`user:password`, "" without any. Raises BadOptionError."""
+    try:
+        return auth_from_environment().removeprefix("digest:")
+    except MetadataError as error:
+        raise BadOptionError(str(error)) from None
 
 
 def _answer(future: Any) -> Any:
@@ -115,7 +129,7 @@ def _parsed(url: str) -> tuple[list[str], str]:
         raise BadOptionError(
             "an embedded store belongs to its process: ask that one, with service.url (pulsar://host:6650)", value=url
         )
-    if scheme != "zk":
+    if scheme not in ("zk", "zks"):
         raise BadOptionError("the address of the metadata looks like zk://host:2181[,host:2181][/root]")  # it may hold a secret
     try:
         return parse_zookeeper(rest)

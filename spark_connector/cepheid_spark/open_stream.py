@@ -40,7 +40,7 @@ def open_stream_query(options: SourceOptions, schemas: tuple[SchemaVersion, ...]
 
     state = StreamState(
         open_planner(source),
-        EndWatch(retry_s=options.metadata_retry_s),
+        EndWatch(retry_s=options.metadata_retry_s, tls=options.settings.tls),
         options.topics,
         discovery_s=options.topic_discovery_s,
         retry_s=options.metadata_retry_s,

@@ -49,7 +49,7 @@ class World:
         self.directory = directory
         self.stores: list[MemoryStore] = []
 
-        async def open_patiently(url: str, ports: Ports, *, session_timeout_s: float, wait_s: float) -> MemoryStore:
+        async def open_patiently(url: str, ports: Ports, **_: object) -> MemoryStore:
             self.stores.append(MemoryStore(self.tree))
             return self.stores[-1]
 

@@ -35,6 +35,7 @@ class Connection:
         self.bookie_id, self.address = bookie_id, address
         self.abandoned = ""
         self.is_adding = False
+        self.is_outdated = False
         self.closed = False
 
     async def abandon(self, reason: str) -> None:

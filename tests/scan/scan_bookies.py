@@ -13,10 +13,12 @@ from cepheid_bookie import Bookie, BookieIdentity, RealDisk, StorageSettings, en
 from cepheid_bookie.grpc_server import BookieServer
 from cepheid_bookie.memory_index import MemoryBlockIndex
 from cepheid_bookie.scan_server import ScanServer
+from cepheid_bookie.secured_ports import access_of, secured_ports
 from cepheid_bookie.settings import BookieServerSettings
 from cepheid_ports import Ports
-from cepheid_rpc import EntryGroup, encode_group
+from cepheid_rpc import TLS_MARK, EntryGroup, encode_group
 from cepheid_scan import Fragment, Piece
+from cepheid_security.peer_settings import BookieAccessSettings, BookieTlsSettings
 from tests.bookie.bookie_support import added
 from tests.support import free_port
 
@@ -27,9 +29,21 @@ TOPIC = "persistent://public/default/scanned"
 
 
 class ScanBookies:
-    """`stored`: blocks go to readers as they lie on disk, past gRPC, as bookies of a cluster do it; the smallest too."""
+    """`stored`: blocks go to readers as they lie on disk, past gRPC, as bookies of a cluster do it; the smallest too.
 
-    def __init__(self, directory: Path, bookie_ids: Sequence[str], *, stored: bool = True, **settings: Any) -> None:
+    `tls`: that of their ports.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        bookie_ids: Sequence[str],
+        *,
+        stored: bool = True,
+        tls: BookieTlsSettings = BookieTlsSettings(),  # noqa: B008 - frozen
+        **settings: Any,
+    ) -> None:
+        self._tls = tls
         self._directory = directory
         self._stored = stored
         self._small_runs = mock.patch.object(entry_reader, "_RUN_BYTES", 1)
@@ -39,7 +53,8 @@ class ScanBookies:
         self._indexes = {bookie_id: MemoryBlockIndex() for bookie_id in bookie_ids}
         self._servers: dict[str, BookieServer] = {}
         self.bookies: dict[str, Bookie] = {}
-        self.addresses = {bookie_id: f"127.0.0.1:{free_port()}" for bookie_id in bookie_ids}
+        mark = TLS_MARK if tls.enabled else ""
+        self.addresses = {bookie_id: f"{mark}127.0.0.1:{free_port()}" for bookie_id in bookie_ids}
 
     def __enter__(self) -> Self:
         self._small_runs.start()
@@ -79,8 +94,11 @@ class ScanBookies:
         port = int(self.addresses[bookie_id].rpartition(":")[2])
         settings = BookieServerSettings(stop_grace_s=0.01)
         bookie = self.bookies[bookie_id]
-        scans = ScanServer(bookie, "127.0.0.1", 0, Ports()) if self._stored else None
-        server = self._servers[bookie_id] = BookieServer(bookie, "127.0.0.1", port, settings, scans=scans)
+        ports = secured_ports(self._tls, access_of(self._tls, BookieAccessSettings()))
+        scans = ScanServer(bookie, "127.0.0.1", 0, Ports(), tls=ports.scan_context) if self._stored else None
+        server = self._servers[bookie_id] = BookieServer(
+            bookie, "127.0.0.1", port, settings, scans=scans, credentials=ports.credentials, access=ports.access
+        )
         await server.start()
 
     def add(self, group: EntryGroup, *bookie_ids: str) -> None:

@@ -183,6 +183,7 @@ def _rows() -> Iterator[Row]:
         "repair",
         "repair/short",
         "upgrade",
+        "revocations",
     ):
         yield "GET", f"/cepheid/v1/{path}", _SUPER
     yield "GET", "/cepheid/v1/metadata/backup", Access(Need.SUPER_USER, audited=True)  # it holds the keys of all ledgers
@@ -195,8 +196,10 @@ def _rows() -> Iterator[Row]:
         "repair/ledgers/{ledger}",
         "bookies/{bookie}/recover",
         "upgrade/finish",
+        "revocations",
     ):
         yield "POST", f"/cepheid/v1/{path}", _SUPER
+    yield "DELETE", "/cepheid/v1/revocations", _SUPER
     yield from _each("PUT DELETE", _SUPER, "/cepheid/v1/repair/off", "/cepheid/v1/bookies/{bookie}/decommission")
 
 

@@ -47,6 +47,7 @@ from cepheid_broker.admin.policy_routes import namespace_policies, topic_policie
 from cepheid_broker.admin.raw_path import RawPathMiddleware
 from cepheid_broker.admin.repair import repair
 from cepheid_broker.admin.replication_clusters import replication_clusters
+from cepheid_broker.admin.revocations import revocations
 from cepheid_broker.admin.schemas import schemas
 from cepheid_broker.admin.stats import stats
 from cepheid_broker.admin.subscriptions import subscriptions
@@ -89,6 +90,7 @@ ROUTERS = (
     metadata,
     repair,
     upgrade,
+    revocations,
     why,
     tiered,
     brokers,  # after health: {cluster} would take its names

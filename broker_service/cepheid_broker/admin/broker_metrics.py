@@ -27,6 +27,17 @@ def broker_families(broker: Broker) -> Iterator[Family]:
     yield counter(
         "cepheid_broker_connections_refused_total", "Connections refused: too many at one time.", figures.connections_refused
     )
+    yield gauge(
+        "cepheid_broker_connections_unauthenticated",
+        "Connections in the TLS handshake, or whose CONNECT was not answered yet.",
+        figures.connections_unauthenticated,
+    )
+    yield counter("cepheid_broker_tls_handshakes_failed_total", "TLS handshakes of clients that failed.", figures.handshakes_failed)
+    yield counter(
+        "cepheid_broker_authentications_failed_total",
+        "Connections and admin calls refused because of their credentials.",
+        figures.authentications_failed,
+    )
     yield gauge("cepheid_broker_topics", "Open topics.", figures.topics_open)
     yield counter("cepheid_broker_topic_failures_total", "Topics that failed and were opened again.", figures.topic_failures)
     for way, traffic in (("published", figures.published), ("delivered", figures.delivered)):

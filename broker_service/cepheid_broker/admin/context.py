@@ -28,6 +28,7 @@ from cepheid_wire import NamespaceName, TopicName
 if TYPE_CHECKING:
     from cepheid_broker.broker import Broker
     from cepheid_ledger import BookieStates
+    from cepheid_metadata.ticket_keyring import TicketKeyring
     from cepheid_ports.prometheus import Family
 
 
@@ -40,6 +41,8 @@ class AdminContext:
     families: Sequence[Callable[[], Iterable[Family]]] = ()
     is_ready: Callable[[], bool] = field(default=lambda: True)
     bookies: BookieStates | None = None
+    tickets: TicketKeyring | None = None
+    """Signs the tickets of readers; None: bookies ask for none, and plans have the ledgers' master keys."""
     problems: Callable[[], Sequence[str]] = field(default=tuple)
     """Sentences for people about what is wrong while the broker serves."""
     held_ledgers: Callable[[str, int], dict[str, Any] | None] = field(default=lambda _bookie, _above: None)

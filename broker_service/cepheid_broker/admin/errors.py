@@ -44,6 +44,7 @@ from cepheid_metadata import (
     PermissionsContendedError,
     PermissionsFullError,
     RestoreNotReportedError,
+    RevocationListFullError,
     SessionLostError,
 )
 from cepheid_metadata.upgrade import UpgradeNotPossibleError
@@ -153,6 +154,7 @@ HTTP_STATUSES: dict[type[CepheidError], HTTPStatus] = {
     OffloadOffError: HTTPStatus.PRECONDITION_FAILED,
     NoObjectStoreError: HTTPStatus.PRECONDITION_FAILED,
     RestoreNotReportedError: HTTPStatus.SERVICE_UNAVAILABLE,
+    RevocationListFullError: HTTPStatus.PRECONDITION_FAILED,
 }
 
 

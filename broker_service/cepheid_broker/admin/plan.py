@@ -8,7 +8,9 @@ Rules
 2. The chain's record of a ledger is its end (cepheid_ledger.chain_end). The open ledger has none: up to its hint it is certain.
 3. Entries never pass the broker, and the answer is a snapshot: who misses a ledger that was trimmed since asks anew.
 4. A reader that plans again and again names the last ledger that it knows (`after`): fragments come for the later ones alone.
-5. A ledger with a complete copy in object storage names it (`offloaded`), whatever `after` says, since a ledger moves there after
+5. With security each ledger comes with a ticket for its entries, signed for the role that asks, in place of its master key. Such an
+answer has format 3. The broker that is asked signs all of them, also those of partitions that others serve.
+6. A ledger with a complete copy in object storage names it (`offloaded`), whatever `after` says, since a ledger moves there after
    it ended. A ledger that is only an object has no fragments: an answer that names one has format 2, which older readers refuse.
 """
 
@@ -24,7 +26,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 
-from cepheid_broker.admin.access import require, visible_topics
+from cepheid_broker.admin.access import call_of, require, visible_topics
 from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.errors import BadRequestError, NotServedError
 from cepheid_broker.admin.read_ticket import issue_ticket
@@ -49,15 +51,20 @@ from cepheid_metadata import (
     readonly_bookies,
     topic_records,
 )
+from cepheid_metadata.ticket_keyring import TicketKeyring
+from cepheid_rpc import bookie_address
 from cepheid_security import Need
+from cepheid_security.read_tickets import LAST_ENTRY
 from cepheid_wire import PERSISTENT, NamespaceName, TopicName
 
 FORMAT = 1
-FORMAT_WITH_OBJECTS = 2  # rule 5
+FORMAT_WITH_OBJECTS = 2  # rule 6
+FORMAT_WITH_TICKETS = 3  # rule 5
 _AT_ONCE = 64  # records asked for together, and partitions opened together
 _ATTEMPTS = 3  # of a chain that is trimmed while it is looked at
 _ENCODED_AT_ONCE = 200
 _MOST_NAMES = 1000  # in one question
+_ON_BOOKIES = {"on_bookies": True}
 _PUBLIC_STORE_OPTIONS = frozenset({"endpoint", "region"})
 
 N = TypeVar("N")
@@ -78,15 +85,17 @@ def plan(context: AdminContext) -> APIRouter:
         parts = [name.partition(index) for index in range(partitions)] or [name]
         bookies = await _bookies(context)
         plans = await _plans(context, name, parts, after)
+        if context.tickets is not None:
+            await _sign_tickets(plans, context.tickets, call_of(request).client_role)
         answer = {
-            "format": _format_of(plans),
+            "format": _format_of(plans) if context.tickets is None else FORMAT_WITH_TICKETS,
             "topic": str(name),
             "partitions": partitions,
             "plans": plans,
             "schemas": await _schemas(context, name) if schemas else [],
-            "bookies": {bookie.bookie_id: bookie.addresses["grpc"] for bookie in bookies},
+            "bookies": {bookie.bookie_id: bookie_address(bookie.addresses) for bookie in bookies},
             "racks": {bookie.bookie_id: bookie.rack for bookie in bookies if bookie.rack is not None},
-            "read_ticket": issue_ticket(name, context.broker.ports.wall_ms()),
+            "read_ticket": "" if context.tickets is not None else issue_ticket(name, context.broker.ports.wall_ms()),
         }
         return Response(await _encoded(answer), media_type="application/json")
 
@@ -108,6 +117,19 @@ def plan(context: AdminContext) -> APIRouter:
         return {"format": FORMAT, "topics": {str(name): count for name, count in zip(names, counts, strict=True)}}
 
     return router
+
+
+async def _sign_tickets(plans: Sequence[dict[str, Any]], tickets: TicketKeyring, role: str) -> None:
+    """Give each ledger that bookies have a ticket in place of its master key (rule 5), some ledgers in one turn of the loop."""
+    for plan in plans:
+        for place, ledger in enumerate(plan["ledgers"], 1):
+            ledger.pop("master_key", None)
+            ledger.pop("ticket", None)  # of the broker that serves the partition, for our role instead of the reader's
+            last = LAST_ENTRY if ledger["open"] else ledger["last_entry_id"]
+            if last >= 0 and ledger.get("offloaded", _ON_BOOKIES)["on_bookies"]:
+                ledger["ticket"] = tickets.sign(ledger["ledger_id"], last, role).decode()
+            if place % _ENCODED_AT_ONCE == 0:
+                await asyncio.sleep(0)
 
 
 def _persistent(topic: str) -> TopicName:
@@ -201,7 +223,7 @@ async def _ledgers(context: AdminContext, chain: Chain, end: Position, open_byte
     async def ledger_of(recorded: ChainLedger) -> dict[str, Any] | None:
         offload = chain.offload_of(recorded.ledger_id)
         is_known = recorded.ledger_id <= after and not recorded.is_open
-        if is_known or not chain.is_on_bookies(recorded.ledger_id):  # an object alone has no metadata (rule 5)
+        if is_known or not chain.is_on_bookies(recorded.ledger_id):  # an object alone has no metadata (rule 6)
             return _ledger(recorded, None, end, open_bytes, offload)
         found = await records.get(recorded.ledger_id)
         return None if found is None else _ledger(recorded, found.record, end, open_bytes, offload)
@@ -210,7 +232,7 @@ async def _ledgers(context: AdminContext, chain: Chain, end: Position, open_byte
 
 
 def _format_of(plans: Sequence[dict[str, Any]]) -> int:
-    """The oldest format whose readers understand the answer. Rule 5."""
+    """The oldest format whose readers understand the answer (rule 6)."""
     objects = (ledger["offloaded"] for plan in plans for ledger in plan["ledgers"] if "offloaded" in ledger)
     return FORMAT if all(each["on_bookies"] for each in objects) else FORMAT_WITH_OBJECTS
 
@@ -277,14 +299,14 @@ def _placement(metadata: LedgerMetadata) -> dict[str, Any]:
 
 
 async def _bookies(context: AdminContext) -> list[BookieRegistration]:
-    """Those that are registered with a gRPC endpoint. One that is down, or serves nobody outside, is not in it."""
+    """Those that are registered with a gRPC endpoint, with TLS or without. Not those that are down, or serve nobody outside."""
     serving: list[BookieRegistration] = []
     for parent_key, records in (
         (keys.AVAILABLE_BOOKIES_KEY, available_bookies(context.store)),
         (keys.READONLY_BOOKIES_KEY, readonly_bookies(context.store)),
     ):
         found, _ = await list_records(context.store, parent_key, records)
-        serving += [record for record in found.values() if "grpc" in record.addresses]
+        serving += [record for record in found.values() if bookie_address(record.addresses) is not None]
     return serving
 
 

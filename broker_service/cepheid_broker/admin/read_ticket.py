@@ -1,9 +1,9 @@
-"""What the plan service hands out with a plan, and bookies are shown with every read past the brokers.
+"""The unsigned ticket of a cluster without security, where bookies believe every ticket.
 
 ct0.BASE64URL(JSON)          {"topic", "subject", "until_ms"}          readers pass it on as it is
 
-Bookies know no users yet, so they believe every ticket and this one is not signed. Readers carry it already, so that nothing
-but the two ends changes when they do.
+Readers of older releases demand one. Where clients authenticate there are signed ones instead, one for each ledger
+(`cepheid_security.read_tickets`).
 """
 
 from __future__ import annotations

@@ -46,9 +46,15 @@ class PeerUnreachableError(ServiceNotReadyError):
 
 
 class PeerCalls:
-    """Of one broker. `tls` None: other brokers are reached without it. `token` gives what this broker shows to them, "" nothing."""
+    """The calls that one broker makes.
 
-    def __init__(self, timeout_s: float, *, tls: ssl.SSLContext | None = None, token: Callable[[], str] = lambda: "") -> None:
+    `tls` gives the context of the next call; None: other brokers are reached without TLS. `token` gives what this broker shows to
+    them, "" for nothing.
+    """
+
+    def __init__(
+        self, timeout_s: float, *, tls: Callable[[], ssl.SSLContext] | None = None, token: Callable[[], str] = lambda: ""
+    ) -> None:
         self.made = 0
         self.failed = 0
         self._timeout_s = timeout_s
@@ -98,7 +104,7 @@ class PeerCalls:
         token = self._token()
         if token and self._tls is not None and scheme != "https":
             raise OSError(f"{url} has no TLS, and this broker shows its token only over TLS")
-        tls = self._tls if scheme == "https" else None
+        tls = self._tls() if scheme == "https" and self._tls is not None else None
         reader, writer = await asyncio.open_connection(host.strip("[]"), int(port), ssl=tls)
         try:
             head = [f"{method} {target} HTTP/1.1", f"Host: {address}", f"Content-Length: {len(body)}", "Connection: close"]

@@ -44,6 +44,9 @@ def up(
     usual_ports: Annotated[
         bool, typer.Option("--usual-ports/--any-ports", help="A new cluster's first broker gets 6650 and 8080, if they are free.")
     ] = True,
+    secure: Annotated[
+        bool, typer.Option("--secure", help="A new cluster with TLS on all its ports but ZooKeeper's, where clients authenticate.")
+    ] = False,
     directory: Directory = DIRECTORY,
 ) -> None:
     """Start a cluster, or bring everything of the one in the directory back. It runs on until `cepheid dev down`."""
@@ -51,7 +54,14 @@ def up(
     settings = {role: _read_settings(file) for role, file in files.items() if file is not None}
     cluster = _cluster(directory)
     with _console().status("starting"):
-        cluster.up(bookies, brokers, session_timeout_s=session_timeout, settings=settings or None, usual_ports=usual_ports)
+        cluster.up(
+            bookies,
+            brokers,
+            session_timeout_s=session_timeout,
+            settings=settings or None,
+            usual_ports=usual_ports,
+            secure=secure,
+        )
     status(directory)
     for what, where in (
         ("clients", cluster.service_url),
@@ -59,6 +69,8 @@ def up(
         ("metadata", cluster.metadata_url),
     ):
         print(f"{what:<9} {where}")
+    if cluster.secure_directory is not None:
+        print(f"use       source {cluster.client_environment}")
 
 
 @app.command()

@@ -69,6 +69,10 @@ class SimConnection:
         pass
 
     @property
+    def is_outdated(self) -> bool:
+        return False
+
+    @property
     def is_adding(self) -> bool:
         return True  # it remembers nothing of failures: no need for another one
 

@@ -1,0 +1,54 @@
+"""Who may do what at a bookie's ports: the role of a caller's certificate, and read tickets. No I/O.
+
+    certificate ──► role ──► a cluster role: everything        a reader role: reads without a ticket
+                                   └── any other: reads with a ticket for the ledger, nothing else
+
+Rule 1: writes, fences and recovery reads are for cluster roles alone, whatever key or ticket comes with them.
+Rule 2: tickets are checked behind the ports (scans.py, `Bookie.read_lac`), so that the scan port and gRPC are alike.
+Rule 3: a broker in the bookie's own process does not come through a port, and is not asked for its role.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cepheid_bookie.scans import AuthorizeRead
+from cepheid_rpc import Status
+from cepheid_security.read_tickets import TicketVerdict
+
+CheckTicket = Callable[[bytes, int, int, int], TicketVerdict]
+"""`(ticket, ledger_id, first_entry_id, last_entry_id)`."""
+
+_STATUSES = {
+    TicketVerdict.VALID: Status.OK,
+    TicketVerdict.EXPIRED: Status.TICKET_EXPIRED,
+    TicketVerdict.UNKNOWN_KEY: Status.UNKNOWN,  # it may be on its way: the reader tries again
+    TicketVerdict.REFUSED: Status.UNAUTHORIZED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BookieAccess:
+    """What roles may do. `open_without_tls`: a caller on a port without TLS may do everything, as without security."""
+
+    cluster_roles: frozenset[str] = frozenset()
+    reader_roles: frozenset[str] = frozenset()
+    open_without_tls: bool = False
+
+    def may_change(self, role: str, *, is_encrypted: bool) -> bool:
+        """Return whether the role may write, fence and recover."""
+        return role in self.cluster_roles or (self.open_without_tls and not is_encrypted)
+
+    def may_read(self, role: str, *, is_encrypted: bool) -> bool:
+        """Return whether the role may read without a ticket."""
+        return role in self.reader_roles or self.may_change(role, is_encrypted=is_encrypted)
+
+
+OPEN_ACCESS = BookieAccess(open_without_tls=True)
+"""A bookie without security."""
+
+
+def ticket_check(check: CheckTicket) -> AuthorizeRead:
+    """Return the check of read tickets as a bookie's reads ask for it."""
+    return lambda ticket, ledger_id, first, last: _STATUSES[check(ticket, ledger_id, first, last)]

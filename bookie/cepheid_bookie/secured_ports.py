@@ -1,0 +1,39 @@
+"""What a bookie's ports need for TLS and roles, from its settings."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from cepheid_bookie.access import OPEN_ACCESS, BookieAccess
+from cepheid_security.grpc_tls import server_credentials
+from cepheid_security.peer_settings import BookieAccessSettings, BookieTlsSettings
+from cepheid_security.tls import followed_context
+
+
+@dataclass(frozen=True, slots=True)
+class SecuredPorts:
+    """`credentials`: of the gRPC port. `scan_context`: gives the context of the scan port. None: without TLS."""
+
+    credentials: Any
+    scan_context: Callable[[], ssl.SSLContext] | None
+    access: BookieAccess
+
+
+def access_of(tls: BookieTlsSettings, access: BookieAccessSettings) -> BookieAccess:
+    """Return what roles may do at a bookie: everything without TLS, and beside it on the port without TLS."""
+    if not tls.enabled:
+        return OPEN_ACCESS
+    roles = frozenset(access.cluster_roles), frozenset(access.reader_roles)
+    return BookieAccess(*roles, open_without_tls=tls.plain_port is not None)
+
+
+def secured_ports(tls: BookieTlsSettings, access: BookieAccess) -> SecuredPorts:
+    """Raises SecurityConfigurationError."""
+    tls.client_tls()  # names what is missing
+    if tls.certificate_file is None or tls.key_file is None or tls.client_ca_file is None:
+        return SecuredPorts(None, None, access)
+    files = (tls.certificate_file, tls.key_file, tls.client_ca_file)
+    return SecuredPorts(server_credentials(*files), followed_context(*files, tls.minimum_version), access)

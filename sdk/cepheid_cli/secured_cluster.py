@@ -1,0 +1,110 @@
+"""The files that the processes of a cluster need besides those of a standalone process, in the directory of `cepheid secure init`.
+
+    broker.pem, bookie.pem, with keys       certificates of the roles `broker` and `bookie`, for servers and clients
+    admin.pem, admin-key.pem                a certificate of the role `admin`, for tools that read from bookies
+    metadata.auth                           user and password for ZooKeeper: what the cluster creates there is for this user alone
+    broker.toml, bookie.toml                settings for `cepheid broker`, `cepheid bookie` and `cepheid autorecovery`
+
+`--secure DIR` of these commands reads the file of the role, and then that of `--config`, whose settings count more.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cepheid_ports import CepheidError
+
+if TYPE_CHECKING:
+    from cepheid_security.authority import Authority
+
+METADATA_AUTH_FILE = "metadata.auth"
+_CERTIFICATES = (("broker", True), ("bookie", True), ("admin", False))
+"""Common names, which are roles, and whether servers use them."""
+
+_HEAD = "# Written by `cepheid secure init`. Every setting is described in docs/settings.md.\n"
+_BROKER = """metadata_auth_file = {metadata_auth}
+
+[tls]
+certificate_file = {broker_pem}
+key_file = {broker_key}
+ca_file = {ca}
+client_ca_file = {ca}
+client_certificates = "optional"
+
+[authentication]
+methods = ["token", "tls"]
+secret_keys = [{token_key}]
+own_token_file = {broker_token}
+"""
+_BOOKIE = """metadata_auth_file = {metadata_auth}
+
+[tls]
+certificate_file = {bookie_pem}
+key_file = {bookie_key}
+client_ca_file = {ca}
+"""
+_AUTORECOVERY = """metadata_auth_file = {metadata_auth}
+
+[tls]
+certificate_file = {bookie_pem}
+key_file = {bookie_key}
+ca_file = {ca}
+"""
+_SETTINGS = {"broker.toml": _BROKER, "bookie.toml": _BOOKIE, "autorecovery.toml": _AUTORECOVERY}
+
+
+class NotSecuredError(CepheidError):
+    """A directory that was named does not have what `cepheid secure init` makes."""
+
+
+def add_cluster_files(authority: Authority, directory: Path, hosts: Sequence[str]) -> list[str]:
+    """Add what is missing to `directory`; return the names of what was added. `hosts`: names of the certificates for servers."""
+    from cepheid_security.authority import write_private
+
+    made: list[str] = []
+    for name, is_server in _CERTIFICATES:
+        done = authority.ensure(name, hosts=hosts if is_server else (), for_servers=is_server)
+        made += [] if done is None else [done]
+    if not (directory / METADATA_AUTH_FILE).exists():
+        write_private(directory / METADATA_AUTH_FILE, f"digest:cepheid:{secrets.token_urlsafe(32)}\n".encode())
+        made.append(METADATA_AUTH_FILE)
+    names = {
+        "metadata_auth": METADATA_AUTH_FILE,
+        "ca": "ca.pem",
+        "broker_pem": "broker.pem",
+        "broker_key": "broker-key.pem",
+        "broker_token": "broker.token",
+        "bookie_pem": "bookie.pem",
+        "bookie_key": "bookie-key.pem",
+        "token_key": "token.key",
+    }
+    # A JSON text is a TOML text, whatever characters a path has.
+    paths = {field: json.dumps(str(directory / name), ensure_ascii=False) for field, name in names.items()}
+    for name, text in _SETTINGS.items():
+        if not (directory / name).exists():
+            write_private(directory / name, (_HEAD + text.format(**paths)).encode())
+            made.append(name)
+    return made
+
+
+def settings_files(role: str, secure: Path | None, config: Path | None) -> list[Path]:
+    """Return the files of settings of a role, the one that counts more last. Raises NotSecuredError."""
+    files = []
+    if secure is not None:
+        files.append(_require(secure, f"{role}.toml"))
+    return [*files, *([config] if config is not None else [])]
+
+
+def metadata_auth(secure: Path | None) -> str | None:
+    """Return the credentials for ZooKeeper in a directory of `cepheid secure init`. Raises NotSecuredError."""
+    return None if secure is None else _require(secure, METADATA_AUTH_FILE).read_text(encoding="utf-8").strip()
+
+
+def _require(secure: Path, name: str) -> Path:
+    if not (secure / name).is_file():
+        raise NotSecuredError(f"{secure} has no {name}: make it with `cepheid secure init {secure}`", path=str(secure / name))
+    return secure / name

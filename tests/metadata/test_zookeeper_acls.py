@@ -1,0 +1,101 @@
+"""ACLs in a real ZooKeeper: what a cluster with credentials creates, and what it had before it got them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kazoo.client import KazooClient
+
+from cepheid_metadata import AccessDeniedError, Create, Put
+from cepheid_metadata.open_store import AUTH_FILE_VARIABLE, StoreUrlError, open_store
+from cepheid_metadata.zookeeper_acls import set_cluster_acls
+from cepheid_ports import Ports
+from tests.zookeeper_support import new_chroot, shared_zookeeper
+
+AUTH = "digest:cepheid:s3cret-word"
+
+
+@pytest.fixture
+def url() -> str:
+    return f"zk://{shared_zookeeper().address}{new_chroot()}"
+
+
+@pytest.fixture
+def supervisor() -> Iterator[Any]:
+    """Reads ACLs, which everybody may where a node is open."""
+    client = KazooClient(hosts=shared_zookeeper().address, auth_data=[("digest", AUTH.removeprefix("digest:"))])
+    client.start()
+    yield client
+    client.stop()
+    client.close()
+
+
+def open_nodes(client: Any, path: str) -> list[str]:
+    """Those below (and at) `path` that the world may do anything with."""
+    acls, _ = client.get_acls(path)
+    found = [path] if any(acl.id.scheme == "world" for acl in acls) else []
+    return found + [each for name in client.get_children(path) for each in open_nodes(client, f"{path}/{name}")]
+
+
+async def test_no_node_of_a_cluster_with_credentials_is_readable_by_the_world(url: str, supervisor: Any) -> None:
+    store = await open_store(url + "/deep", Ports(), auth=AUTH)
+    await store.create("/alone", b"")
+    await store.create("/with/its/parents", b"")
+    await store.create("/ephemeral", b"", ephemeral=True)
+    await store.create("/numbered-", b"", sequential=True)
+    await store.multi([Create("/several/a", b""), Create("/several/b", b""), Put("/alone", b"2", 0)])
+    root = url.partition(shared_zookeeper().address)[2]
+    assert open_nodes(supervisor, root) == []
+    await store.aclose()
+
+
+async def test_nodes_from_before_get_the_acl_and_lose_it_again(url: str, supervisor: Any) -> None:
+    before = await open_store(url, Ports(), auth="")
+    for number in range(30):
+        await before.create(f"/tree/{number}/leaf", b"x")
+    root = url.partition(shared_zookeeper().address)[2]
+    assert len(open_nodes(supervisor, root)) == 62
+    assert set_cluster_acls(url, auth=AUTH).nodes == 62
+    assert open_nodes(supervisor, root) == []
+    with pytest.raises(AccessDeniedError):
+        await before.get("/tree/3/leaf")
+    with pytest.raises(AccessDeniedError, match="belong to another ZooKeeper user"):
+        set_cluster_acls(url, auth="digest:cepheid:guess")
+    assert set_cluster_acls(url, auth=AUTH, everybody=True).nodes == 62
+    assert await before.get("/tree/3/leaf") is not None
+    await before.aclose()
+
+
+async def test_a_process_with_credentials_may_leave_nodes_open_for_those_without(url: str) -> None:
+    """The first of two rolling restarts."""
+    first = await open_store(url, Ports(), auth=AUTH, private=False)
+    without = await open_store(url, Ports(), auth="")
+    await first.create("/a", b"x")
+    await without.put("/a", b"y", 0)
+    await first.aclose()
+    await without.aclose()
+
+
+async def test_credentials_come_from_a_file(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "metadata.auth"
+    file.write_text(f"{AUTH}\n")
+    monkeypatch.setenv(AUTH_FILE_VARIABLE, str(file))
+    store = await open_store(url, Ports())
+    await store.create("/a", b"x")
+    await store.aclose()
+    monkeypatch.setenv(AUTH_FILE_VARIABLE, "")
+    with pytest.raises(AccessDeniedError):
+        await open_store(url, Ports(), auth="digest:x:y")
+    monkeypatch.setenv(AUTH_FILE_VARIABLE, str(tmp_path / "missing"))
+    with pytest.raises(StoreUrlError, match="missing with the credentials for the metadata store cannot be read"):
+        await open_store(url, Ports())
+
+
+def test_only_zookeeper_has_acls() -> None:
+    with pytest.raises(StoreUrlError, match="only ZooKeeper has ACLs"):
+        set_cluster_acls("rocksdb:///x", auth=AUTH)
+    with pytest.raises(StoreUrlError, match="name its credentials"):
+        set_cluster_acls("zk://127.0.0.1:1/x", auth="")
