@@ -137,7 +137,8 @@ def _lines() -> Iterator[str]:
         yield ""
         yield from _HEAD
         for name, field in table.model_fields.items():
-            yield _row(Setting(f"{path}.{name}", table, field))
+            if f"{path}.{name}" not in names:  # a table within the table has a section of its own
+                yield _row(Setting(f"{path}.{name}", table, field))
         yield ""
     yield "## Renamed settings"
     yield "This release accepts the old names with a warning. The next one does not."
@@ -149,7 +150,7 @@ def _lines() -> Iterator[str]:
 
 
 def _anchor(title: str) -> str:
-    return title.replace(" ", "-")
+    return title.replace(" ", "-").replace(".", "")
 
 
 def _row(setting: Setting, *cells: str) -> str:

@@ -40,6 +40,7 @@ SAMPLES: dict[str, Any] = {
     "authentication.own_token_file": "broker.token",
     "metadata_auth_file": "metadata.auth",
     **{f"{table}.{name}": ["a", "b"] for table in ("access", "bookie_access") for name in ("cluster_roles", "reader_roles")},
+    **{f"authorization.{name}_roles": ["some", "other"] for name in ("super_user", "proxy", "peer")},
     "tiered.url": "s3://archive/cepheid?region=eu-west-1",
 }
 """Text of a certain form, and what has to fit to other settings. All else follows from the type and the bounds."""
