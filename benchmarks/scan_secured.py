@@ -1,7 +1,7 @@
 """What do TLS and read tickets cost a scan of history past the brokers?
 
-Two standalone servers with the same history, neither of which gives its entry logs away (`storage.share_logs = false`): one is open,
-the other has TLS and tickets at its bookies' ports. `scan()` reads all of it from one and then from the other, in interleaved pairs,
+Two standalone servers have the same history, and neither gives entry logs away (`storage.share_logs = false`): one is open, the
+other has TLS and tickets at its bookies' ports. `scan()` reads all of it from one and then from the other, in interleaved pairs,
 with the default columns of messages, and as stored entries, which decodes nothing.
 """
 

@@ -12,8 +12,10 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
-from cepheid_broker.ownership import Ownership, PeerCalls, RemoteParts, SoleOwnership
+from cepheid_broker.authorizer import Authorizer
+from cepheid_broker.ownership import Ownership, PeerCalls, RemoteParts, SoleOwnership, There
 from cepheid_broker.policies import PolicyFollower, broker_policies
 from cepheid_broker.protocol import Listener, Services, advertised_url
 from cepheid_broker.publish_window import PublishBudget
@@ -32,9 +34,10 @@ from cepheid_broker.topics import (
 )
 from cepheid_broker.traffic import TrafficFigures
 from cepheid_managed_ledger import ManagedLedgerConfig, ManagedLedgers
-from cepheid_metadata import MetadataStore
+from cepheid_metadata import MetadataStore, delete_topic_permissions
 from cepheid_ports import Ports, RefusalLog, TaskOwner
 from cepheid_security import ServerTls
+from cepheid_security.audit import AuditLog
 from cepheid_security.authenticator import Authenticator
 from cepheid_tiered.bucket import Bucket
 
@@ -46,6 +49,9 @@ class BrokerFigures:
     connections: int
     connections_accepted: int
     connections_refused: int
+    connections_unauthenticated: int
+    handshakes_failed: int
+    authentications_failed: int
     topics_open: int
     topic_failures: int
     publish_buffer_bytes: int
@@ -71,11 +77,13 @@ class Broker:
         ownership: Ownership | None = None,
         tls: ServerTls | None = None,
         authenticator: Authenticator | None = None,
+        audit: AuditLog | None = None,
         peers: PeerCalls | None = None,
         bucket: Bucket | None = None,
     ) -> None:
         """`bucket`: object stores, for the manifests of offloaded topics; None: their libraries are not installed."""
         self.ownership: Ownership = ownership or SoleOwnership()
+        self._authenticator = authenticator
         self.settings = settings
         self.cluster = cluster
         self.store = store
@@ -107,6 +115,13 @@ class Broker:
         if bucket is not None:
             self.manifests = TopicManifests(self.topics.loaded, store, bucket, self._tasks, ports, settings.manifest_interval_s)
             self.topics.on_deleting.append(self.manifests.on_topic_deleting)
+        self.audit = audit or AuditLog()
+        self.authorizer: Authorizer | None = None
+        """None: every client may do everything."""
+        if settings.authorization.enabled:
+            authorization = settings.authorization
+            self.authorizer = Authorizer(authorization.roles, authorization.stale_s, store, self._tasks)
+            self.topics.on_deleting.append(partial(delete_topic_permissions, store))
         self._publish_budget = PublishBudget(settings.publish_buffer_bytes)
         self._refusals = RefusalLog()
         services = Services(
@@ -124,12 +139,15 @@ class Broker:
             admin_url=self._admin_url,
             tls_port=lambda: self._listener.tls_port,
             authenticator=authenticator,
+            authorizer=self.authorizer,
+            audit=self.audit,
         )
         self._listener = Listener(services, tls)
         self.backlog_checks = BacklogChecks(self.topics.loaded, settings.backlog_check_s, settings.request_timeout_s)
         self._tick: asyncio.TimerHandle | None = None
         self.admin_port: Callable[[], int] | None = None
-        """Of the admin API beside it, set by whoever opens that."""
+        """Of the admin API beside it, set by whoever opens that. 0: not open."""
+        self.admin_tls_port: Callable[[], int] | None = None
 
     def __repr__(self) -> str:
         return f"<Broker {self._listener!r}, {self.topics!r}>"
@@ -144,11 +162,21 @@ class Broker:
         """0: not open."""
         return self._listener.tls_port
 
-    def _admin_url(self, reached_host: str) -> str:
-        registered = self.ownership.brokers.get(self.ownership.broker_id, {}).get("http")
-        if registered is not None:
-            return f"http://{registered}"
-        return "" if self.admin_port is None else advertised_url("http", self.settings, self.admin_port(), reached_host)
+    def _admin_url(self, reached_host: str, over_tls: bool) -> str:
+        """Return where a client of the binary protocol finds the admin API: over TLS if it uses TLS; "" when there is none."""
+        own = There(self.ownership.broker_id, self.ownership.brokers.get(self.ownership.broker_id, {}))
+        if (registered := own.admin_url(over_tls=over_tls)) is not None:
+            return registered
+        ports = {"http": self.admin_port, "https": self.admin_tls_port}
+        for scheme in ("https", "http") if over_tls else ("http", "https"):
+            port_of = ports[scheme]
+            if port_of is not None and (port := port_of()):
+                return advertised_url(scheme, self.settings, port, reached_host)
+        return ""
+
+    def end_revoked(self) -> None:
+        """Close the connections whose token was revoked since they were opened."""
+        self._listener.end_revoked()
 
     async def start(self) -> None:
         """Raises PortInUseError."""
@@ -166,6 +194,9 @@ class Broker:
         await self.topics.aclose()
         await self.ownership.aclose()
         self._listener.close_connections("the broker stops")
+        await self._listener.aclose()
+        if self.authorizer is not None:
+            await self.authorizer.aclose()
         await self._tasks.aclose()
         log.info("broker.stopped")
 
@@ -174,6 +205,9 @@ class Broker:
             connections=len(self._listener.connections),
             connections_accepted=self._listener.accepted,
             connections_refused=self._listener.refused,
+            connections_unauthenticated=self._listener.unauthenticated,
+            handshakes_failed=self._listener.failed_handshakes,
+            authentications_failed=0 if self._authenticator is None else self._authenticator.failures,
             topics_open=len(list(self.topics.loaded())),
             topic_failures=self.topics.failures,
             publish_buffer_bytes=self._publish_budget.used_bytes,

@@ -32,6 +32,18 @@ class ServiceNotReadyError(BrokerError):
     hint = "clients retry by themselves"
 
 
+class AuthorizationError(BrokerError):
+    """The client is known, and has no permission. The text says by which rule."""
+
+    hint = "an administrator of the tenant can grant it; `cepheid permissions why` shows which rule decides"
+
+
+class PermissionsOutOfDateError(ServiceNotReadyError):
+    """The permissions that decide could not be read for too long."""
+
+    hint = "bring the metadata store back; clients retry by themselves"
+
+
 class ProducerBusyError(BrokerError):
     hint = "another producer has this name; leave the name out or choose another one"
 

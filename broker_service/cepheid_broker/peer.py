@@ -8,6 +8,7 @@ from typing import Protocol
 from google.protobuf.message import Message
 
 from cepheid_broker.publish_window import PublishWindow
+from cepheid_security import Principal
 from cepheid_wire import ServerError
 
 Buffer = bytes | bytearray | memoryview
@@ -25,6 +26,10 @@ class Peer(Protocol):
     @property
     def protocol_version(self) -> int:
         """What the client speaks: some commands are for newer ones only (protocol.md §2)."""
+
+    @property
+    def principal(self) -> Principal | None:
+        """Who the client is; None where clients are not asked."""
 
     @property
     def connected_at_ms(self) -> int: ...

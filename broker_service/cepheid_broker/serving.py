@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from cepheid_broker.admin import AdminContext, AdminServer
 from cepheid_broker.broker import Broker
 from cepheid_broker.broker_segments import broker_segments
 from cepheid_broker.ownership import Ownership, PeerCalls
+from cepheid_broker.revocation_follower import RevocationFollower
 from cepheid_broker.settings import BrokerSettings
 from cepheid_ledger import BookieConnections, BookieStates, LedgerClient, RackAwarePlacement
 from cepheid_managed_ledger import ManagedLedgerConfig, ManagedLedgers, TailCache
@@ -26,7 +27,8 @@ from cepheid_metadata import LedgerIds, MetadataStore, SessionState, ledger_reco
 from cepheid_metadata.ticket_keyring import TicketKeyring
 from cepheid_ports import Ports, TaskOwner, rack_distance
 from cepheid_recovery import AuditFollower
-from cepheid_security import Principal, SecurityConfigurationError, ServerTls, client_context
+from cepheid_security import Principal, SecurityConfigurationError, ServerTls
+from cepheid_security.audit import AuditFile, AuditLog, write_to_stdout
 from cepheid_security.authenticator import Authenticator
 from cepheid_tiered.bucket import LazyBucket
 
@@ -56,6 +58,7 @@ class Serving:
         families: Callable[[], Iterator[Family]],
         is_ready: Callable[[], bool],
         cluster_id: str = "",
+        data_dir: Path | None = None,
         held_ledgers: Callable[[str, int], dict[str, Any] | None] = lambda _bookie, _above: None,
         on_failed: Callable[[BaseException], None],
     ) -> None:
@@ -100,8 +103,14 @@ class Serving:
         opened.push_async_callback(self.managed_ledgers.aclose)
         self._tasks = TaskOwner("serving")
         opened.push_async_callback(self._tasks.aclose)
-        self._tls = tls = _server_tls(settings)
-        authenticator = self._authenticator(ports)
+        audit = self._audit_log(data_dir, ports)
+        certificates = settings.tls.client_certificates
+        tls = _server_tls(settings, certificates)
+        # Probes have no certificate: on the admin port, `required` is the matter of the application (CertificateRequired).
+        admin_tls = _server_tls(settings, "optional" if certificates == "required" else certificates)
+        self._tls = [each for each in (tls, admin_tls) if each is not None]
+        self._authenticator = authenticator = self._new_authenticator(ports)
+        own_tls = settings.tls.own_tls
         own_token = settings.authentication.own_token_file
         self.broker = Broker(
             settings,
@@ -115,10 +124,11 @@ class Serving:
             authenticator=authenticator,
             peers=PeerCalls(
                 settings.request_timeout_s,
-                tls=client_context(ca_file=settings.tls.ca_file) if settings.tls.enabled else None,
+                tls=None if own_tls is None else own_tls.followed(),
                 token=lambda: "" if own_token is None else _read_token(own_token),
             ),
             bucket=bucket,
+            audit=audit,
         )
         self._tickets: TicketKeyring | None = None
         if settings.signs_tickets:
@@ -139,12 +149,13 @@ class Serving:
             settings.host,
             settings.admin_port,
             tls_port=settings.tls.admin_port,
-            tls=tls,
+            tls=admin_tls,
             has_plain_port=settings.has_plain_ports,
             authenticator=authenticator,
             on_failed=on_failed,
         )
         self.broker.admin_port = lambda: self._admin.port
+        self.broker.admin_tls_port = lambda: self._admin.tls_port
         opened.push_async_callback(self._admin.aclose)
 
     def __repr__(self) -> str:
@@ -165,11 +176,20 @@ class Serving:
         """0: not open."""
         return self._admin.tls_port
 
-    def _authenticator(self, ports: Ports) -> Authenticator | None:
+    def _new_authenticator(self, ports: Ports) -> Authenticator | None:
         """Raises SecurityConfigurationError."""
-        settings = self._settings.authentication
+        settings, authorization = self._settings.authentication, self._settings.authorization
+        if not authorization.enabled and (authorization.super_user_roles or authorization.proxy_roles):
+            raise SecurityConfigurationError(
+                "authorization is set up, but authorization.enabled is false: every client may do everything"
+            )
         if not settings.enabled:
-            if settings.anonymous_role is not None or settings.secret_keys or settings.public_keys or settings.passwords_file:
+            if authorization.enabled:
+                raise SecurityConfigurationError(
+                    "authorization.enabled needs authentication.methods: without one all clients are alike"
+                )
+            keys = (*settings.secret_keys, *settings.public_keys, *settings.oidc.issuers)
+            if settings.anonymous_role is not None or keys or settings.passwords_file:
                 raise SecurityConfigurationError("authentication is set up, but authentication.methods names no method")
             return None
         if "tls" in settings.methods and (not self._settings.tls.enabled or self._settings.tls.client_certificates == "none"):
@@ -188,20 +208,44 @@ class Serving:
         async def run(check: Callable[[], Principal]) -> Principal:
             return await worker.run(check)
 
-        return Authenticator(settings, ports.wall_ms, run)
+        authenticator = Authenticator(settings, ports.wall_ms, run)
+        self._opened.push_async_callback(authenticator.aclose)
+        return authenticator
 
-    async def _reload_certificates(self, tls: ServerTls) -> None:
+    def _audit_log(self, data_dir: Path | None, ports: Ports) -> AuditLog:
+        """Raises SecurityConfigurationError."""
+        settings = self._settings.audit
+        if not (self._settings.authorization.enabled if settings.enabled is None else settings.enabled):
+            return AuditLog()
+        path = None if data_dir is None else data_dir / "audit" / "audit.log"
+        if settings.file is not None:
+            path = None if settings.file == "-" else Path(settings.file)
+        write = write_to_stdout
+        if path is not None:
+            file = AuditFile(path, max_bytes=settings.max_bytes, max_files=settings.max_files)
+            self._opened.callback(file.close)
+            try:
+                file.open()
+            except OSError as error:
+                raise SecurityConfigurationError(f"the audit log {path} cannot be written: {error}; set audit.file") from None
+            write = file.write
+        audit = AuditLog(write, ports.new_worker("audit", 1), ports.wall_ms, settings.max_waiting_lines)
+        self._opened.push_async_callback(audit.aclose)
+        return audit
+
+    async def _reload(self, what: str, every_s: float, reloads: Sequence[Callable[[], bool]]) -> None:
         """New files are used for new connections. Files that cannot be used leave the old ones in use, and are named once."""
         named = ""
         while True:
-            await asyncio.sleep(self._settings.tls.reload_s)
+            await asyncio.sleep(every_s)
             try:
-                if tls.reload_if_changed():
-                    log.info("tls.reloaded", extra={"certificate": self._settings.tls.certificate_file})
+                for reload in reloads:
+                    if reload():
+                        log.info(f"{what}.reloaded")
                 named = ""
             except SecurityConfigurationError as error:
                 if str(error) != named:
-                    log.warning("tls.not_reloaded", extra={"error": str(error), "hint": "the old certificate stays in use"})
+                    log.warning(f"{what}.not_reloaded", extra={"error": str(error), "hint": "the old files stay in use"})
                 named = str(error)
 
     def problems(self) -> list[str]:
@@ -209,7 +253,8 @@ class Serving:
         state = self._store.session_state
         away = [] if state is SessionState.CONNECTED else [f"the session with the metadata store is {state.value}"]
         ledgers = _lack_of_copies(self.managed_ledgers.under_replicated().ledgers)
-        return [*away, *self._bookies.problems(), *ledgers, *self._audit.problems()]
+        issuers = [] if self._authenticator is None else self._authenticator.problems()
+        return [*away, *self._bookies.problems(), *ledgers, *self._audit.problems(), *issuers]
 
     def listen(self) -> None:
         """Takes the admin port; requests wait in its backlog. Raises PortInUseError."""
@@ -227,10 +272,15 @@ class Serving:
     async def start(self) -> None:
         """Returns when clients are served. Raises PortInUseError, LedgerIdsRolledBackError, and what the store raises."""
         await self._ledger_ids.check()
+        if self._tls:
+            reloads = [each.reload_if_changed for each in self._tls]
+            self._tasks.start(self._reload("tls", self._settings.tls.reload_s, reloads), name="reload-certificates")
+        if self._authenticator is not None:
+            reload_s = self._settings.authentication.reload_s
+            self._tasks.start(self._reload("keys", reload_s, [self._authenticator.reload_if_changed]), name="reload-keys")
+            await RevocationFollower(self._store, self._tasks, self._authenticator, self.broker.end_revoked).start()
         if self._tickets is not None:
             await self._tickets.start(rotate_s=self._settings.read_tickets.rotate_s)
-        if self._tls is not None:
-            self._tasks.start(self._reload_certificates(self._tls), name="reload-certificates")
         await self.broker.start()
         self._opened.push_async_callback(self.broker.aclose)
         self._audit.start()
@@ -246,6 +296,7 @@ class Serving:
         """What is counted beside the broker."""
         from cepheid_broker.admin.broker_metrics import (
             admin_server_families,
+            audit_families,
             bookie_state_families,
             ensemble_change_families,
             ledger_client_families,
@@ -255,6 +306,7 @@ class Serving:
         )
 
         yield from admin_server_families(self._admin.statistics())
+        yield from audit_families(self.broker.audit.figures())
         yield from tail_cache_families(self._tail_cache.statistics())
         yield from ledger_client_families(self.ledger_client.statistics())
         yield from ensemble_change_families(self.ledger_client.ensemble_change_statistics())
@@ -266,7 +318,7 @@ class Serving:
         yield from self._more_families()
 
 
-def _server_tls(settings: BrokerSettings) -> ServerTls | None:
+def _server_tls(settings: BrokerSettings, client_certificates: Literal["none", "optional", "required"]) -> ServerTls | None:
     """Raises SecurityConfigurationError."""
     tls = settings.tls
     if (tls.certificate_file is None) != (tls.key_file is None):
@@ -277,7 +329,7 @@ def _server_tls(settings: BrokerSettings) -> ServerTls | None:
         tls.certificate_file,
         tls.key_file,
         client_ca_file=tls.client_ca_file,
-        client_certificates=tls.client_certificates,
+        client_certificates=client_certificates,
         minimum_version=tls.minimum_version,
     )
 

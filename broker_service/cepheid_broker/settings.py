@@ -16,7 +16,7 @@ from cepheid_ledger import LedgerSettings
 from cepheid_managed_ledger import ManagedLedgerConfig, ManagedLedgerSettings
 from cepheid_ports import HOST_PATTERN, RACK_PATTERN
 from cepheid_security.peer_settings import ReadTicketSettings
-from cepheid_security.settings import AuthenticationSettings, TlsSettings
+from cepheid_security.settings import AuditSettings, AuthenticationSettings, AuthorizationSettings, TlsSettings
 from cepheid_tiered import StoreLocation, StoreLocationError
 
 KIB = 1 << 10
@@ -47,7 +47,17 @@ class ConnectionSettings(BaseModel, frozen=True, extra="forbid"):
     """Bounds and timeouts of each client connection."""
 
     handshake_timeout_s: PositiveFloat = Field(
-        10.0, description="Time in which a new connection must send CONNECT. After it the connection is closed."
+        10.0,
+        description="Time for the TLS handshake of a new connection, and the time in which it must then have authenticated. After "
+        "it the connection is closed.",
+    )
+    max_unauthenticated: PositiveInt = Field(
+        2000,
+        description="Connections that have not authenticated yet: in the TLS handshake, or before CONNECT is answered. Beyond it "
+        "new ones are closed at once.",
+    )
+    max_unauthenticated_per_address: PositiveInt = Field(
+        500, description="Connections from one address that have not authenticated yet, except loopback. Beyond it as above."
     )
     keepalive_s: PositiveFloat = Field(
         30.0,
@@ -285,6 +295,11 @@ class BrokerSettings(BaseModel, frozen=True, extra="forbid"):
     max_connections: PositiveInt = Field(
         50_000, description="Client connections at one time. Beyond it new ones are closed at once."
     )
+    max_connections_per_address: PositiveInt = Field(
+        10_000,
+        description="Client connections from one address at one time, except loopback. Beyond it new ones are closed at once. "
+        "Raise it where very many clients come through one address, such as that of a proxy.",
+    )
     # An entry must fit into one message between brokers and bookies (16 MiB) beside a chunk of 8 MiB that is read together with it.
     max_message_bytes: PositiveInt = Field(
         5 * MIB,
@@ -364,6 +379,8 @@ class BrokerSettings(BaseModel, frozen=True, extra="forbid"):
     admin: AdminSettings = Field(AdminSettings(), description="Bounds of the admin API.")
     tls: TlsSettings = Field(TlsSettings(), description="Encrypted ports.")
     authentication: AuthenticationSettings = Field(AuthenticationSettings(), description="Who may connect.")
+    authorization: AuthorizationSettings = Field(AuthorizationSettings(), description="What clients may do.")
+    audit: AuditSettings = Field(AuditSettings(), description="The audit log.")
     read_tickets: ReadTicketSettings = Field(ReadTicketSettings(), description="Permissions to read history from bookies.")
 
     @property

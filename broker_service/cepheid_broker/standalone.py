@@ -135,10 +135,15 @@ class Standalone(Role):
         return self.service_urls[0]
 
     @property
+    def admin_urls(self) -> list[str]:
+        """Of the ports that are open, without TLS and with it."""
+        ports = {"http": self._serving.admin_port, "https": self._serving.tls_admin_port}
+        return [f"{scheme}://{host_port(self._shown_host, port)}" for scheme, port in ports.items() if port]
+
+    @property
     def admin_url(self) -> str:
-        serving = self._serving
-        scheme, port = ("http", serving.admin_port) if self.settings.has_plain_ports else ("https", serving.tls_admin_port)
-        return f"{scheme}://{host_port(self._shown_host, port)}"
+        """Without TLS, if that port is open."""
+        return self.admin_urls[0]
 
     @property
     def _shown_host(self) -> str:
@@ -183,6 +188,7 @@ class Standalone(Role):
             ports,
             families=self._families,
             cluster_id=identity.cluster_id,
+            data_dir=settings.data_dir,
             is_ready=lambda: self._phase == "serving",
             held_ledgers=bookies.held_ledgers,
             on_failed=self._failure.report,
@@ -190,12 +196,12 @@ class Standalone(Role):
         opened.push_async_callback(self._serving.aclose)
         self._serving.listen()
         # Before the port opens: a client that finds no namespace gives up. And again, in case the system chose the port.
-        expected, *_ = self._service_urls(
+        expected = self._service_urls(
             settings.port if settings.has_plain_ports else 0, settings.tls.port if settings.tls.enabled else 0
-        ) or [""]
-        await create_first_objects(store, CLUSTER, admin_url=self.admin_url, service_url=expected)
+        )
+        await create_first_objects(store, CLUSTER, admin_urls=self.admin_urls, service_urls=expected)
         await self._serving.start()
-        await create_first_objects(store, CLUSTER, admin_url=self.admin_url, service_url=self.service_url)
+        await create_first_objects(store, CLUSTER, admin_urls=self.admin_urls, service_urls=self.service_urls)
         self._recovery = AutoRecovery(
             CLUSTER,
             store,

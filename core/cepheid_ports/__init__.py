@@ -7,7 +7,7 @@ from cepheid_ports.ports import Ports
 from cepheid_ports.private_files import PRIVATE_UMASK, make_new_files_private, make_private
 from cepheid_ports.process_heap import keep_large_buffers, share_one_arena
 from cepheid_ports.racks import ELSEWHERE, RACK_PATTERN, SAME_RACK, SAME_REGION, rack_distance, region_of
-from cepheid_ports.refusal_log import RefusalLog
+from cepheid_ports.refusal_log import RefusalLog, without_details
 from cepheid_ports.role import Role
 from cepheid_ports.single_flight import SingleFlight
 from cepheid_ports.steady_clock import SteadyClock, iso_time
@@ -41,4 +41,5 @@ __all__ = [
     "rack_distance",
     "region_of",
     "share_one_arena",
+    "without_details",
 ]

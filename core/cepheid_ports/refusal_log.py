@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Any
@@ -19,6 +20,14 @@ log = logging.getLogger(__name__)
 WINDOW_S = 30.0
 MAX_KEYS = 1000
 MAX_LINES = 1000
+
+
+_DETAILS = re.compile(r"'[^']*'|[0-9]+")
+
+
+def without_details(reason: str) -> str:
+    """Return a reason without what a peer may choose in it: for `key`, reasons that differ in nothing else count as the same."""
+    return _DETAILS.sub("", reason)
 
 
 class RefusalLog:

@@ -1,18 +1,27 @@
-"""Authentication and TLS, for servers and clients. README.md of `core/` has its files.
+"""Authentication, authorization and TLS, for servers and clients. README.md of `core/` has its files.
 
 What needs more than the standard library (PyJWT, cryptography, bcrypt: extra [server]) is imported when it is used.
 """
 
-from cepheid_security.principal import AuthenticationError, Credentials, Principal, SecurityConfigurationError
+from cepheid_security.authorization import NO_GRANTS, Action, Decision, Grants, Need, Roles, decide
+from cepheid_security.principal import AuthenticationError, Credentials, Principal, SecurityConfigurationError, TokenIdentity
 from cepheid_security.tls import ClientTls, ServerTls, certificate_names, client_context
 
 __all__ = [
+    "NO_GRANTS",
+    "Action",
     "AuthenticationError",
     "ClientTls",
     "Credentials",
+    "Decision",
+    "Grants",
+    "Need",
     "Principal",
+    "Roles",
     "SecurityConfigurationError",
     "ServerTls",
+    "TokenIdentity",
     "certificate_names",
     "client_context",
+    "decide",
 ]

@@ -1,17 +1,22 @@
 """Who is that? One answer for every port: credentials in, a principal out, or the reason why not.
 
-token ─► TokenVerifier        basic ─► bcrypt, in a worker        tls ─► names of the verified certificate
-none  ─► the anonymous role, where the operator named one
+token ─► TokenVerifier, or OidcVerifier when it is from one of its issuers     basic ─► bcrypt, in a worker
+tls   ─► names of the verified certificate          none  ─► the anonymous role, where the operator named one
+
+A token that was revoked is refused, whichever of the two has accepted it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
+from cepheid_security.oidc import Fetch, OidcVerifier
 from cepheid_security.passwords import check_password, read_passwords
 from cepheid_security.principal import AuthenticationError, Credentials, Principal, SecurityConfigurationError
+from cepheid_security.revocations import NOTHING_REVOKED, RevokedTokens
 from cepheid_security.settings import AuthenticationSettings
-from cepheid_security.token_keys import TokenKey, public_key, secret_key
+from cepheid_security.tls import FileState, file_state
+from cepheid_security.token_keys import TokenKey, key_path, public_key, secret_key
 from cepheid_security.tokens import TokenVerifier
 
 MAX_PASSWORD_CHECKS = 32
@@ -22,10 +27,20 @@ RunBlocking = Callable[[Callable[[], Principal]], Awaitable[Principal]]
 
 
 class Authenticator:
-    """`now_ms`: the wall clock. `run_blocking` runs a function off the loop: bcrypt takes 50 ms and more on purpose."""
+    """`now_ms`: the wall clock. `run_blocking` runs a function off the loop: bcrypt takes 50 ms and more on purpose.
 
-    def __init__(self, settings: AuthenticationSettings, now_ms: Callable[[], int], run_blocking: RunBlocking) -> None:
-        """Reads keys and passwords. Raises SecurityConfigurationError."""
+    `aclose` once, when no client is asked any more.
+    """
+
+    def __init__(
+        self,
+        settings: AuthenticationSettings,
+        now_ms: Callable[[], int],
+        run_blocking: RunBlocking,
+        *,
+        fetch: Fetch | None = None,
+    ) -> None:
+        """Read keys and passwords. `fetch` gets documents of issuers; None: over HTTP. Raises SecurityConfigurationError."""
         self._settings = settings
         self._now_ms = now_ms
         self._run_blocking = run_blocking
@@ -33,37 +48,100 @@ class Authenticator:
             raise SecurityConfigurationError("the method token needs authentication.secret_keys or authentication.public_keys")
         if "basic" in settings.methods and settings.passwords_file is None:
             raise SecurityConfigurationError("the method basic needs authentication.passwords_file")
-        keys = [*_keys(settings.secret_keys, secret_key), *_keys(settings.public_keys, public_key)]
-        self._tokens = TokenVerifier(
-            keys,
+        self._seen = self._files()
+        self._tokens, self._passwords = self._read()
+        self._oidc = OidcVerifier(settings.oidc, settings.clock_leeway_s, fetch) if "oidc" in settings.methods else None
+        self.revoked: RevokedTokens = NOTHING_REVOKED
+        """Tokens that hold no longer. Whoever follows the list replaces it."""
+        self.failures = 0
+        """Clients and calls that were refused."""
+        self._password_checks = 0
+
+    def __repr__(self) -> str:
+        return f"<Authenticator {', '.join(self._settings.methods)}>"
+
+    def reload_if_changed(self) -> bool:
+        """Read keys and passwords again when their files were exchanged, and return whether they were.
+
+        Connected clients stay. Raises SecurityConfigurationError: they cannot be used, and the earlier ones stay in use.
+        """
+        files = self._files()
+        if files == self._seen:
+            return False
+        self._tokens, self._passwords = self._read()
+        self._seen = files
+        return True
+
+    def _read(self) -> tuple[TokenVerifier, Mapping[str, bytes]]:
+        """Raises SecurityConfigurationError."""
+        settings = self._settings
+        tokens = TokenVerifier(
+            [*_keys(settings.secret_keys, secret_key), *_keys(settings.public_keys, public_key)],
             role_claim=settings.role_claim,
             audience=settings.audience,
             issuer=settings.issuer,
             leeway_s=settings.clock_leeway_s,
         )
-        self._password_checks = 0
-        self._passwords = read_passwords(settings.passwords_file) if settings.passwords_file is not None else {}
+        return tokens, {} if settings.passwords_file is None else read_passwords(settings.passwords_file)
 
-    def __repr__(self) -> str:
-        return f"<Authenticator {', '.join(self._settings.methods)}>"
+    def _files(self) -> FileState:
+        settings = self._settings
+        locations = [_named(each)[1] for each in (*settings.secret_keys, *settings.public_keys)]
+        paths = [str(key_path(each)) for each in locations if not each.startswith("data:")]
+        return file_state([*paths, *([] if settings.passwords_file is None else [settings.passwords_file])])
+
+    @property
+    def accepts_certificates(self) -> bool:
+        """Whether a client may prove itself by its TLS certificate."""
+        return "tls" in self._settings.methods
 
     async def authenticate(self, credentials: Credentials) -> Principal:
-        """Raises AuthenticationError."""
+        """Return who shows these credentials. Raises AuthenticationError."""
+        try:
+            return await self._authenticate(credentials)
+        except AuthenticationError:
+            self.failures += 1
+            raise
+
+    async def _authenticate(self, credentials: Credentials) -> Principal:
         method = credentials.method or "none"
         if method == "none":
             if self._settings.anonymous_role is None:
                 raise AuthenticationError(f"this cluster asks for credentials: {', '.join(self._settings.methods)}")
             return Principal(self._settings.anonymous_role, "none")
-        if method not in self._settings.methods:
+        if method == "token" and self._oidc is not None:
+            return await self._check_token(self._oidc, credentials.data.strip())
+        if method not in self._settings.methods or method == "oidc":  # its tokens come as those of the method token
             shown = method[:20]
             raise AuthenticationError(f"the method {shown!r} is not accepted here, but: {', '.join(self._settings.methods)}")
         if method == "token":
-            return self._tokens.verify(credentials.data.strip(), self._now_ms())
+            return self._unrevoked(self._tokens.verify(credentials.data.strip(), self._now_ms()))
         if method == "basic":
             return await self._check_password(credentials.data)
         if not credentials.certificate_names:
             raise AuthenticationError("the client showed no certificate that one of this cluster's CAs signed")
         return Principal(credentials.certificate_names[0], "tls")
+
+    def problems(self) -> list[str]:
+        """Return sentences for people about what is wrong while clients are authenticated."""
+        return [] if self._oidc is None else self._oidc.problems()
+
+    async def aclose(self) -> None:
+        if self._oidc is not None:
+            await self._oidc.aclose()
+
+    async def _check_token(self, oidc: OidcVerifier, token: bytes) -> Principal:
+        """A token of an issuer of OpenID Connect, or of this cluster's own keys. Official clients show both alike."""
+        if oidc.knows(token) or "token" not in self._settings.methods:
+            principal = await oidc.verify(token, self._now_ms())
+        else:
+            principal = self._tokens.verify(token, self._now_ms())
+        return self._unrevoked(principal)
+
+    def _unrevoked(self, principal: Principal) -> Principal:
+        """Return it when its token still holds. Raises AuthenticationError."""
+        self.revoked.check(principal)
+        return principal
 
     async def _check_password(self, data: bytes) -> Principal:
         if len(data) > _MAX_BASIC_BYTES:
@@ -80,12 +158,17 @@ class Authenticator:
 def _keys(named: tuple[str, ...], read: Callable[[str, str | None], TokenKey]) -> list[TokenKey]:
     keys: list[TokenKey] = []
     for each in named:
-        name, equals, location = each.partition("=")
-        # A data: URL may end in `=`; a key's name has neither a slash nor a colon.
-        has_name = bool(equals) and "/" not in name and ":" not in name
+        name, location = _named(each)
         try:
-            keys.append(read(location, name) if has_name else read(each, None))
+            keys.append(read(location, name))
         except SecurityConfigurationError as error:
-            shown = name if has_name else "a token key" if each.startswith("data:") else each
+            shown = name or ("a token key" if each.startswith("data:") else each)
             raise SecurityConfigurationError(f"{shown}: {error}") from None
     return keys
+
+
+def _named(each: str) -> tuple[str | None, str]:
+    """Return the name of a key, if it has one, and where it is."""
+    name, equals, location = each.partition("=")
+    # A data: URL may end in `=`; a key's name has neither a slash nor a colon.
+    return (name, location) if equals and "/" not in name and ":" not in name else (None, each)

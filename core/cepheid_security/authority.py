@@ -6,9 +6,13 @@ Keys are EC keys of the curve P-256. The files are PEM; keys are readable by the
 from __future__ import annotations
 
 import datetime
+import errno
 import ipaddress
 import os
+import re
+import secrets
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,9 @@ from cepheid_security.principal import SecurityConfigurationError
 
 _CA_DAYS = 3650
 _CERTIFICATE_DAYS = 397  # what current TLS clients accept at most of a server's certificate
+RENEW_BEFORE = datetime.timedelta(days=30)
+"""Time before its end from which a certificate or token is made again."""
+_HOST = re.compile(r"(\*\.)?[A-Za-z0-9_]([A-Za-z0-9_.-]{0,252})")
 
 
 class Authority:
@@ -39,7 +46,10 @@ class Authority:
         certificate_file.write_bytes(_pem_of(self._certificate))
 
     def issue(self, name: str, *, hosts: Sequence[str] = (), for_servers: bool) -> None:
-        """Write `NAME.pem` and `NAME-key.pem`. `hosts`: names and addresses under which a server is reached."""
+        """Write `NAME.pem` and `NAME-key.pem`, in the place of earlier ones. `hosts`: names and addresses of a server.
+
+        Raises SecurityConfigurationError: one of `hosts` is neither.
+        """
         from cryptography.hazmat.primitives.asymmetric import ec
 
         key = ec.generate_private_key(ec.SECP256R1())
@@ -52,8 +62,53 @@ class Authority:
             names=hosts,
             for_servers=for_servers,
         )
-        write_private(self._directory / f"{name}-key.pem", _pem_of_key(key))
-        (self._directory / f"{name}.pem").write_bytes(_pem_of(certificate))
+        replace_private(self._directory / f"{name}-key.pem", _pem_of_key(key))
+        certificate_file = self._directory / f"{name}.pem"
+        replace_private(certificate_file, _pem_of(certificate))
+        certificate_file.chmod(0o644)
+
+    def ensure(self, name: str, *, hosts: Sequence[str] = (), for_servers: bool) -> str | None:
+        """Issue `NAME.pem` when it is missing, expires within 30 days, or lacks one of `hosts`. Return what was done, or None.
+
+        Hosts that it has stay: clients use them. Raises SecurityConfigurationError, also as `issued`.
+        """
+        found = self.issued(name)
+        if found is None:
+            self.issue(name, hosts=hosts, for_servers=for_servers)
+            return f"{name}.pem"
+        new = [host for host in dict.fromkeys(hosts) if host not in found.hosts]
+        if not new and found.valid_until > self._now + RENEW_BEFORE:
+            return None
+        self.issue(name, hosts=(*found.hosts, *new), for_servers=for_servers)
+        why = f"now also for {', '.join(new)}" if new else "it expired soon"
+        return f"{name}.pem (again, {why})"
+
+    def issued(self, name: str) -> Issued | None:
+        """Return what `NAME.pem` says; None when it or its key is missing, as after a run that was broken off.
+
+        Raises SecurityConfigurationError: it was signed by another CA, or is not the certificate of the key beside it.
+        """
+        from cryptography import x509
+        from cryptography.exceptions import InvalidSignature
+
+        certificate_file, key_file = self._directory / f"{name}.pem", self._directory / f"{name}-key.pem"
+        if not certificate_file.exists() or not key_file.exists():
+            return None
+        certificate, key = _read(certificate_file, key_file)
+        try:
+            certificate.verify_directly_issued_by(self._certificate)
+        except (InvalidSignature, ValueError, TypeError):
+            raise SecurityConfigurationError(
+                f"{certificate_file} was not signed by {self._directory / 'ca.pem'}: remove {name}.pem and {name}-key.pem to have "
+                "new ones made, or restore ca.pem and ca-key.pem"
+            ) from None
+        if certificate.public_key() != key.public_key():
+            raise SecurityConfigurationError(f"{certificate_file} is not the certificate of {name}-key.pem: remove both files")
+        try:
+            found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        except x509.ExtensionNotFound:
+            found = ()
+        return Issued(tuple(str(each.value) for each in found), certificate.not_valid_after_utc)
 
     def _sign(
         self, subject: Any, issuer: Any, public: Any, days: int, *, is_ca: bool, names: Sequence[str], for_servers: bool
@@ -98,11 +153,34 @@ class Authority:
         return builder.sign(self._key, hashes.SHA256())
 
 
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """A certificate that is there: the names and addresses that it is for, and its end."""
+
+    hosts: tuple[str, ...]
+    valid_until: datetime.datetime
+
+
 def write_private(path: Path, data: bytes) -> None:
     """Write a file that its owner alone may read. A file that exists stays: raises FileExistsError."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
+    if path.exists() or path.is_symlink():
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+    replace_private(path, data)
+
+
+def replace_private(path: Path, data: bytes) -> None:
+    """Write a file that its owner alone may read, in the place of an earlier one. It is there whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def _name(common_name: str) -> Any:
@@ -118,7 +196,10 @@ def _general_name(host: str) -> Any:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
-        return x509.DNSName(host)
+        pass
+    if _HOST.fullmatch(host) is None:
+        raise SecurityConfigurationError(f"{host!r} is neither a host name nor an address, such as broker.example.org or 10.0.0.5")
+    return x509.DNSName(host)
 
 
 def _pem_of(certificate: Any) -> bytes:
@@ -140,4 +221,5 @@ def _read(certificate_file: Path, key_file: Path) -> tuple[Any, Any]:
     try:
         return x509.load_pem_x509_certificate(certificate_file.read_bytes()), load_pem_private_key(key_file.read_bytes(), None)
     except (OSError, ValueError, TypeError) as error:
-        raise SecurityConfigurationError(f"the CA in {certificate_file.parent} cannot be read: {error}") from None
+        message = f"{certificate_file} and {key_file.name} cannot be read: {error}; restore them, or remove both"
+        raise SecurityConfigurationError(message) from None

@@ -39,8 +39,7 @@ class PeerTlsSettings(BaseModel, frozen=True, extra="forbid"):
 
 
 class BookieTlsSettings(PeerTlsSettings, frozen=True):
-    """Encrypted ports of a bookie. Clients need a certificate, whose common name is their role. Files may be exchanged at any time:
-    new connections use the new ones."""
+    """Encrypted ports of a bookie. Clients need a certificate, whose common name is their role."""
 
     certificate_file: str | None = Field(
         None,

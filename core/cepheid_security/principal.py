@@ -18,13 +18,34 @@ class SecurityConfigurationError(CepheidError):
 
 
 @dataclass(frozen=True, slots=True)
+class TokenIdentity:
+    """What tells one token from another without being the token: revocations name tokens by it."""
+
+    digest: str
+    """SHA-256 of what the signature covers (header and claims as sent), in hex. A signature can be written in several ways."""
+    token_id: str | None = None
+    """The claim `jti`."""
+    issued_at_ms: int | None = None
+    """The claim `iat`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Principal:
-    """A client that was authenticated. `role` is its name in permissions, `method` how it proved it."""
+    """A client that was authenticated. `role` is its name in permissions, `method` the setting of `methods` that it passed."""
 
     role: str
     method: str
     expires_at_ms: int | None = None
     """Wall-clock time from which its credentials hold no longer; None: they do not expire."""
+    original_role: str | None = None
+    """Role of the client for whom a proxy with `role` speaks; None: it speaks for itself."""
+    token: TokenIdentity | None = None
+    """The token that it showed; None: it proved itself in another way."""
+
+    @property
+    def wire_method(self) -> str:
+        """The method as clients of the binary protocol name it: they show tokens of issuers by the method token."""
+        return "token" if self.method == "oidc" else self.method
 
 
 @dataclass(frozen=True, slots=True)

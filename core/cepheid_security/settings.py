@@ -1,11 +1,13 @@
-"""Settings of TLS and of authentication: of every process that clients connect to."""
+"""Settings of TLS, authentication and authorization: of every process that clients connect to."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
+from pydantic import BaseModel, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
+from cepheid_security.authorization import Roles
+from cepheid_security.principal import SecurityConfigurationError
 from cepheid_security.tls import ClientTls
 
 
@@ -25,6 +27,12 @@ class TlsSettings(BaseModel, frozen=True, extra="forbid"):
     ca_file: str | None = Field(
         None, description="PEM file with the CAs that signed the certificates of the other brokers. Unset: the CAs of the system."
     )
+    own_certificate_file: str | None = Field(
+        None,
+        description="PEM file with the certificate that this process shows to other brokers and to bookies. Unset: that of "
+        "`certificate_file`. Set it where a CA issues certificates for servers alone.",
+    )
+    own_key_file: str | None = Field(None, description="PEM file with the private key of `own_certificate_file`.")
     client_ca_file: str | None = Field(None, description="PEM file with the CAs that sign certificates of clients.")
     client_certificates: Literal["none", "optional", "required"] = Field(
         "none", description="Whether clients are asked for a certificate. A certificate is what the method `tls` authenticates by."
@@ -40,15 +48,69 @@ class TlsSettings(BaseModel, frozen=True, extra="forbid"):
 
     @property
     def own_tls(self) -> ClientTls | None:
-        """What this process shows to the bookies of its cluster; None without TLS."""
-        return ClientTls(self.ca_file, self.certificate_file, self.key_file) if self.enabled else None
+        """What this process shows to the brokers and bookies of its cluster; None without TLS.
+
+        Raises SecurityConfigurationError.
+        """
+        if (self.own_certificate_file is None) != (self.own_key_file is None):
+            raise SecurityConfigurationError("tls.own_certificate_file and tls.own_key_file are set together, or neither of them")
+        if not self.enabled:
+            return None
+        own = (self.own_certificate_file or self.certificate_file, self.own_key_file or self.key_file)
+        return ClientTls(self.ca_file, *own)
+
+
+class OidcSettings(BaseModel, frozen=True, extra="forbid"):
+    """Issuers of OpenID Connect, whose tokens the method `oidc` accepts. Their keys are fetched from the issuer."""
+
+    issuers: tuple[str, ...] = Field(
+        (), description="URLs of the issuers, exactly as their tokens name them in the claim `iss`. Others are never contacted."
+    )
+    audiences: tuple[str, ...] = Field((), description="Audiences that tokens may be for. A token must be for one of them.")
+    role_claim: str = Field(
+        "sub", min_length=1, description="Claim of a token that is the role. Issuers differ: `sub`, `azp`, `client_id`."
+    )
+    ca_file: str | None = Field(
+        None, description="PEM file with the CAs of the issuers' own certificates. Unset: the CAs of the system."
+    )
+    refresh_s: PositiveFloat = Field(
+        3600.0,
+        description="Age from which keys are fetched again. A token that names an unknown key has them fetched at once, so a "
+        "shorter interval only withdraws old keys sooner.",
+    )
+    stale_s: PositiveFloat = Field(
+        24 * 3600.0,
+        description="Age up to which known keys are used while the issuer cannot be reached. After it its tokens are refused.",
+    )
+
+
+class AuditSettings(BaseModel, frozen=True, extra="forbid"):
+    """The audit log: a line of JSON for each change and for each denial."""
+
+    enabled: bool | None = Field(
+        None, description="Whether changes and denials are recorded. Unset: they are where authorization is on."
+    )
+    file: str | None = Field(
+        None,
+        description="File of the audit log; `-` is standard output. Unset: `audit/audit.log` in the data directory, and standard "
+        "output where a process has no data directory.",
+    )
+    max_bytes: PositiveInt = Field(
+        64 << 20, ge=4096, description="Size of the file in bytes from which it is renamed to `.1` and a new one is begun."
+    )
+    max_files: PositiveInt = Field(10, le=1000, description="Number of files that are kept, the current one included.")
+    max_waiting_lines: PositiveInt = Field(
+        10_000, description="Lines that may wait to be written. Beyond it lines are lost and counted."
+    )
 
 
 class AuthenticationSettings(BaseModel, frozen=True, extra="forbid"):
     """Who may connect. Without a method everybody may; with one, nobody without credentials."""
 
-    methods: tuple[Literal["token", "basic", "tls"], ...] = Field(
-        (), description="How clients may prove who they are: a token, a user name with a password, or a TLS certificate."
+    methods: tuple[Literal["token", "basic", "tls", "oidc"], ...] = Field(
+        (),
+        description="How clients may prove who they are: a token, a user name with a password, a TLS certificate, or a token of "
+        "an OpenID Connect issuer.",
     )
     secret_keys: tuple[str, ...] = Field(
         (),
@@ -71,6 +133,47 @@ class AuthenticationSettings(BaseModel, frozen=True, extra="forbid"):
         None, description="File with the token that this broker shows to the other brokers of its cluster."
     )
 
+    reload_s: PositiveFloat = Field(
+        10.0,
+        description="Interval between looks for new files of keys and passwords. They are used for new connections, without a "
+        "restart.",
+    )
+    certificate_role: Literal["common_name", "dns", "uri", "email"] = Field(
+        "common_name",
+        description="Name in a client's certificate that is its role, for the method `tls`: the common name, or the first subject "
+        "alternative name of a kind (`uri`: SPIFFE ids).",
+    )
+    oidc: OidcSettings = Field(OidcSettings(), description="Issuers of OpenID Connect.")
+
     @property
     def enabled(self) -> bool:
         return bool(self.methods)
+
+
+class AuthorizationSettings(BaseModel, frozen=True, extra="forbid"):
+    """What authenticated clients may do. While it is off, each of them may do everything."""
+
+    enabled: bool = Field(
+        False, description="Whether clients need permissions. It requires `authentication.methods`. What is not granted is denied."
+    )
+    super_user_roles: tuple[str, ...] = Field((), description="Roles that may do everything, in all tenants.")
+    proxy_roles: tuple[str, ...] = Field(
+        (),
+        description="Roles of proxies. Such a client must name the principal for whom it speaks, and needs the same permissions "
+        "as that principal.",
+    )
+    peer_roles: tuple[str, ...] = Field(
+        (), description="Roles of the brokers and repair workers of this cluster, for the calls that they make to each other."
+    )
+    monitoring_roles: tuple[str, ...] = Field(
+        (), description="Roles that read all metrics, such as that of a Prometheus server, and may do nothing else by that."
+    )
+    stale_s: PositiveFloat = Field(
+        300.0,
+        description="Time for which known permissions are used while the metadata store cannot be reached. After it only "
+        "super-users are served. Longer: clients survive longer outages, and a revoked role may go on for longer during one.",
+    )
+
+    @property
+    def roles(self) -> Roles:
+        return Roles(frozenset(self.super_user_roles), frozenset(self.proxy_roles), frozenset(self.peer_roles))

@@ -15,13 +15,19 @@ log = logging.getLogger(__name__)
 
 TlsVersion = Literal["1.2", "1.3"]
 FileState = tuple[tuple[int, int] | None, ...]
+CertificateRule = Literal["common_name", "dns", "uri", "email"]
+"""Which name of a certificate is the role. The last three are kinds of subject alternative names."""
+_SAN_KINDS = {"dns": "DNS", "uri": "URI", "email": "email"}
 _VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 """Of TLS 1.2: forward secrecy and authenticated encryption alone. Those of TLS 1.3 are all of that kind."""
 
 
 class ServerTls:
-    """A server's context. `reload_if_changed` reads its files again when they are others; connections that are open stay."""
+    """The TLS of a server: `context` is for the next connection, so it must be asked for each time.
+
+    `reload_if_changed` reads the files again when they were exchanged. Connections that are open stay as they are.
+    """
 
     def __init__(
         self,
@@ -35,39 +41,41 @@ class ServerTls:
         """Raises SecurityConfigurationError."""
         self._files = [name for name in (certificate_file, key_file, client_ca_file) if name is not None]
         self._certificate_file, self._key_file, self._client_ca_file = certificate_file, key_file, client_ca_file
-        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self.context.minimum_version = _VERSIONS[minimum_version]
-        self.context.set_ciphers(_CIPHERS)
-        self.context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
-        if client_certificates != "none":
-            if client_ca_file is None:
-                raise SecurityConfigurationError("client certificates are asked for, and no CA is given that would sign them")
-            self.context.verify_mode = ssl.CERT_REQUIRED if client_certificates == "required" else ssl.CERT_OPTIONAL
+        if client_certificates != "none" and client_ca_file is None:
+            raise SecurityConfigurationError("client certificates are asked for, and no CA is given that would sign them")
+        self._client_certificates = client_certificates
+        self._minimum_version = _VERSIONS[minimum_version]
         self._seen = self._state()
-        self._load()
+        self.context = self._load()
 
     def reload_if_changed(self) -> bool:
         """Whether there was something new. Raises SecurityConfigurationError: then the old certificate stays in use."""
         state = self._state()
         if state == self._seen:
             return False
-        # A pair that does not match must not half replace the one in use: it is tried out first.
-        ServerTls(self._certificate_file, self._key_file)
-        self._load()
+        self.context = self._load()  # a new one: a context in use cannot forget a CA, and must not be half replaced
         self._seen = state
         return True
 
     def _state(self) -> FileState:
         return file_state(self._files)
 
-    def _load(self) -> None:
+    def _load(self) -> ssl.SSLContext:
+        """Raises SecurityConfigurationError."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = self._minimum_version
+        context.set_ciphers(_CIPHERS)
+        context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
+        if self._client_certificates != "none":
+            context.verify_mode = ssl.CERT_REQUIRED if self._client_certificates == "required" else ssl.CERT_OPTIONAL
         try:
-            self.context.load_cert_chain(self._certificate_file, self._key_file, password=_no_password)
+            context.load_cert_chain(self._certificate_file, self._key_file, password=_no_password)
         except (OSError, ssl.SSLError, ValueError) as error:
             message = f"certificate {self._certificate_file} with key {self._key_file} cannot be used: {_reason(error)}"
             raise SecurityConfigurationError(message, path=self._certificate_file) from None
         if self._client_ca_file is not None:
-            _load_ca(self.context, self._client_ca_file)
+            _load_ca(context, self._client_ca_file)
+        return context
 
 
 def followed_context(
@@ -89,13 +97,16 @@ def followed_context(
             minimum_version=minimum_version,
         ).context
 
-    seen, context = file_state(files), load()
+    return _followed(load, lambda: file_state(files))
+
+
+def _followed(load: Callable[[], ssl.SSLContext], state: Callable[[], FileState]) -> Callable[[], ssl.SSLContext]:
+    seen, context = state(), load()
 
     def follow() -> ssl.SSLContext:
         nonlocal seen, context
-        state = file_state(files)
-        if state != seen:
-            seen = state
+        if (found := state()) != seen:
+            seen = found
             try:
                 context = load()
             except SecurityConfigurationError as error:
@@ -124,6 +135,10 @@ class ClientTls:
         if (self.certificate_file is None) != (self.key_file is None):
             raise SecurityConfigurationError("a client certificate and its key are given together, or neither of them")
         return client_context(ca_file=self.ca_file, certificate_file=self.certificate_file, key_file=self.key_file)
+
+    def followed(self) -> Callable[[], ssl.SSLContext]:
+        """Return a function that gives a context of the files as they are at each call; as `followed_context` for servers."""
+        return _followed(self.context, self.state)
 
     def state(self) -> FileState:
         """Return a value that changes when one of the files does."""
@@ -165,8 +180,11 @@ def client_context(
     return context
 
 
-def certificate_names(certificate: dict[str, object] | None) -> tuple[str, ...]:
-    """Return the common name, then the DNS names, of what `SSLObject.getpeercert()` gave; () without a verified certificate."""
+def certificate_names(certificate: dict[str, object] | None, rule: CertificateRule = "common_name") -> tuple[str, ...]:
+    """Return the names of what `SSLObject.getpeercert()` gave; () without a verified certificate, or without such a name.
+
+    By the rule `common_name`: the common name, then the DNS names. By the others: the alternative names of that kind.
+    """
     if not certificate:
         return ()
     subject = certificate.get("subject", ())
@@ -174,8 +192,9 @@ def certificate_names(certificate: dict[str, object] | None) -> tuple[str, ...]:
     assert isinstance(subject, Sequence)
     assert isinstance(alternatives, Sequence)
     common = [value for part in subject for name, value in part if name == "commonName"]
-    dns = [value for kind, value in alternatives if kind == "DNS"]
-    return tuple(dict.fromkeys([*common, *dns]))
+    if rule != "common_name":
+        return tuple(value for kind, value in alternatives if kind == _SAN_KINDS[rule])
+    return tuple(dict.fromkeys([*common, *(value for kind, value in alternatives if kind == "DNS")]))
 
 
 def _load_ca(context: ssl.SSLContext, path: str) -> None:

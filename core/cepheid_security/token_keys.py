@@ -45,11 +45,17 @@ def read_key_bytes(location: str) -> bytes:
             return base64.b64decode(unquote(text), validate=True)
         except (binascii.Error, ValueError):
             raise SecurityConfigurationError("what follows data:;base64, is not base64") from None
-    path = Path(unquote(urlsplit(location).path) if scheme == "file" else location)
+    path = key_path(location)
     try:
         return path.read_bytes()
     except OSError as error:
         raise SecurityConfigurationError(f"the key file {path} cannot be read: {error.strerror}", path=str(path)) from None
+
+
+def key_path(location: str) -> Path:
+    """Return the file that a path or a `file:` URL names."""
+    parts = urlsplit(location)
+    return Path(unquote(parts.path) if parts.scheme == "file" else location)
 
 
 def secret_key(location: str, key_id: str | None = None) -> TokenKey:
@@ -92,7 +98,7 @@ def public_key(location: str, key_id: str | None = None) -> TokenKey:
         loaded = load_pem_public_key(data) if data.lstrip().startswith(b"-----BEGIN") else load_der_public_key(data)
     except ValueError as error:
         raise SecurityConfigurationError(f"a public key is neither X.509 DER nor PEM: {error}") from None
-    return TokenKey(key_id, _algorithms_of(loaded), loaded)
+    return TokenKey(key_id, algorithms_of(loaded), loaded)
 
 
 def private_key(location: str, key_id: str | None = None) -> TokenKey:
@@ -105,10 +111,11 @@ def private_key(location: str, key_id: str | None = None) -> TokenKey:
         loaded = load_pem_private_key(data, None) if is_pem else load_der_private_key(data, None)
     except (ValueError, TypeError) as error:
         raise SecurityConfigurationError(f"a private key is neither PKCS #8 DER nor PEM without a password: {error}") from None
-    return TokenKey(key_id, _algorithms_of(loaded.public_key()), loaded)
+    return TokenKey(key_id, algorithms_of(loaded.public_key()), loaded)
 
 
-def _algorithms_of(public: Any) -> tuple[str, ...]:
+def algorithms_of(public: Any) -> tuple[str, ...]:
+    """Return the algorithms that a public key verifies. Raises SecurityConfigurationError: too short, or of another kind."""
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
     from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 

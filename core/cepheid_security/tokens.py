@@ -6,11 +6,14 @@ wrong audience or issuer, no role. Reasons never contain the token. Claims and a
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
-from cepheid_security.principal import AuthenticationError, Principal
+from cepheid_security.principal import AuthenticationError, Principal, TokenIdentity
 from cepheid_security.token_keys import TokenKey
 
 MAX_TOKEN_BYTES = 16 << 10
@@ -19,22 +22,30 @@ _MAX_TIME_S = 1 << 53  # of a time: larger numbers, infinity and NaN are none
 
 
 class TokenVerifier:
-    """`now_ms` gives the wall clock; `leeway_s` is how far clocks may be apart."""
+    """Checks tokens with a fixed set of keys. `leeway_s` is how far clocks may be apart.
+
+    `audience`: a token must be for it, or for one of several. `method` is that of the principals. `must_expire` refuses tokens
+    without an expiry.
+    """
 
     def __init__(
         self,
         keys: Sequence[TokenKey],
         *,
         role_claim: str = "sub",
-        audience: str | None = None,
+        audience: str | Sequence[str] | None = None,
         issuer: str | None = None,
         leeway_s: float = 0.0,
+        method: str = "token",
+        must_expire: bool = False,
     ) -> None:
         self._keys = tuple(keys)
         self._role_claim = role_claim
         self._audience = audience
         self._issuer = issuer
         self._leeway_s = leeway_s
+        self._method = method
+        self._must_expire = must_expire
 
     def verify(self, token: bytes, now_ms: int) -> Principal:
         """Raises AuthenticationError, which says why."""
@@ -56,8 +67,15 @@ class TokenVerifier:
         role = claims.get(self._role_claim)
         if not isinstance(role, str) or not role.strip() or len(role) > _MAX_ROLE_CHARACTERS:
             raise AuthenticationError(f"the token's claim {self._role_claim!r}, the role, is missing or is not a name")
-        expires = claims.get("exp")
-        return Principal(role, "token", None if expires is None else int((float(expires) + self._leeway_s) * 1000))
+        expires, issued = claims.get("exp"), claims.get("iat")
+        token_id = claims.get("jti")
+        identity = TokenIdentity(
+            token_digest(token),
+            token_id if isinstance(token_id, str) else None,
+            int(float(issued) * 1000) if _is_time(issued) else None,
+        )
+        expires_at_ms = None if expires is None else int((float(expires) + self._leeway_s) * 1000)
+        return Principal(role, self._method, expires_at_ms, token=identity)
 
     def _verified(self, token: bytes, algorithm: str, key_id: str | None) -> Mapping[str, Any]:
         import jwt
@@ -100,13 +118,48 @@ class TokenVerifier:
         for claim in ("exp", "nbf"):
             value = claims.get(claim)
             if value is None:
+                if claim == "exp" and self._must_expire:
+                    raise AuthenticationError("the token never expires, and tokens of an issuer must: its claim 'exp' is missing")
                 continue
-            if isinstance(value, bool) or not isinstance(value, int | float) or not -_MAX_TIME_S < value < _MAX_TIME_S:
+            if not _is_time(value):
                 raise AuthenticationError(f"the token's claim {claim!r} is no time")
             if claim == "exp" and now_s >= value + self._leeway_s:
                 raise AuthenticationError(f"the token expired {now_s - value:.0f} s ago")
             if claim == "nbf" and now_s < value - self._leeway_s:
                 raise AuthenticationError(f"the token is not valid for another {value - now_s:.0f} s")
+
+
+def _is_time(value: object) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and -_MAX_TIME_S < value < _MAX_TIME_S
+
+
+def token_digest(token: bytes) -> str:
+    """Return the digest by which a revocation names a token (`TokenIdentity.digest`)."""
+    return hashlib.sha256(token.strip().rpartition(b".")[0]).hexdigest()
+
+
+def claimed_issuer(token: bytes) -> str | None:
+    """Return the issuer that a token claims to be from, unchecked: it decides which keys the token is checked with."""
+    parts = token.split(b".", 2)
+    if len(token) > MAX_TOKEN_BYTES or len(parts) < 2:
+        return None
+    try:
+        claims = json.loads(base64.urlsafe_b64decode(parts[1] + b"=" * (-len(parts[1]) % 4)))
+    except (ValueError, RecursionError):
+        return None
+    issuer = claims.get("iss") if isinstance(claims, dict) else None
+    return issuer if isinstance(issuer, str) else None
+
+
+def named_key(token: bytes) -> str | None:
+    """Return the key that a token names in its header, unchecked; None when it names none."""
+    import jwt
+
+    try:
+        key_id = jwt.get_unverified_header(token).get("kid") if len(token) <= MAX_TOKEN_BYTES else None
+    except (jwt.PyJWTError, RecursionError):
+        return None
+    return key_id if isinstance(key_id, str) else None
 
 
 def create_token(

@@ -63,6 +63,14 @@ from cepheid_metadata.listing import (
 )
 from cepheid_metadata.memory_store import MemoryStore, MemoryTree
 from cepheid_metadata.names import EARLIEST, LATEST, Position
+from cepheid_metadata.permission_changes import (
+    PermissionsContendedError,
+    PermissionsFullError,
+    change_permissions,
+    delete_permissions_ops,
+    delete_topic_permissions,
+)
+from cepheid_metadata.permission_records import NamespacePermissions, grants_of
 from cepheid_metadata.policy_records import (
     TOPIC_POLICIES,
     AutoTopicCreation,
@@ -108,6 +116,7 @@ from cepheid_metadata.repositories import (
     deleted_ledger_records,
     draining_bookies,
     ledger_records,
+    namespace_permissions,
     namespace_records,
     readonly_bookies,
     repair_locks,
@@ -115,6 +124,7 @@ from cepheid_metadata.repositories import (
     repair_requests,
     repair_switch,
     restored_record,
+    revocation_list,
     schema_histories,
     tenant_records,
     topic_changes,
@@ -122,6 +132,8 @@ from cepheid_metadata.repositories import (
 )
 from cepheid_metadata.restored_metadata import RestoreNotReportedError, report_ledgers
 from cepheid_metadata.restored_records import BookieReport, RestoredMetadata
+from cepheid_metadata.revocation_records import Revocation, RevocationList
+from cepheid_metadata.revocations import RevocationListFullError
 from cepheid_metadata.schema_records import SchemaDefinition, SchemaHistory, SchemaVersion
 from cepheid_metadata.store import (
     MAX_REQUEST_BYTES,
@@ -194,6 +206,7 @@ __all__ = [
     "MemoryTree",
     "MetadataError",
     "MetadataStore",
+    "NamespacePermissions",
     "NamespaceRecord",
     "NewerFormatError",
     "NoSuchKeyError",
@@ -204,6 +217,8 @@ __all__ = [
     "OpResult",
     "OtherClusterError",
     "PageLimits",
+    "PermissionsContendedError",
+    "PermissionsFullError",
     "PersistencePolicy",
     "Position",
     "Put",
@@ -220,6 +235,9 @@ __all__ = [
     "RestoreNotReportedError",
     "RestoredMetadata",
     "RetentionPolicy",
+    "Revocation",
+    "RevocationList",
+    "RevocationListFullError",
     "SchemaDefinition",
     "SchemaHistory",
     "SchemaVersion",
@@ -253,12 +271,16 @@ __all__ = [
     "bundle_histories",
     "bundle_owners",
     "chain_records",
+    "change_permissions",
     "cluster_identity",
     "cluster_records",
     "cursor_records",
+    "delete_permissions_ops",
+    "delete_topic_permissions",
     "deleted_ledger_records",
     "draining_bookies",
     "found_cluster",
+    "grants_of",
     "keys",
     "largest_ledger_id",
     "ledger_records",
@@ -273,6 +295,7 @@ __all__ = [
     "list_schemas",
     "list_tenants",
     "list_topics",
+    "namespace_permissions",
     "namespace_records",
     "read_chain",
     "readonly_bookies",
@@ -283,6 +306,7 @@ __all__ = [
     "report_ledgers",
     "require_cluster",
     "restored_record",
+    "revocation_list",
     "schema_histories",
     "tenant_records",
     "topic_changes",

@@ -21,6 +21,7 @@
     /bundles/T/N/range                         owner of a bundle (ephemeral)
     /bundle-histories/T/N/range                epochs of a bundle's owners
     /topic-changes/T/N                         mark of a namespace whose topics changed
+    /permissions/T/N                           permissions on a namespace and its topics
     /repair/marks/dddd/dddd/dddd               ledger that lacks copies, id below 10^12
     /repair/marks/high/ddd/dddd/…              the same, id from 10^12
     /repair/locks/ID                           ledger that a replication worker is repairing (ephemeral)
@@ -30,6 +31,7 @@
     /repair/draining/ID                        bookie that is being decommissioned
     /repair/requests/ID                        bookie whose ledgers are to be repaired now
     /repair/missing/ID                         ledgers that a bookie keeps although metadata lacks them
+    /revocations                               list of revoked tokens
     /upgrade/format                            storage format of the cluster
     /upgrade/bookies/ID                        storage format that the last process of a bookie knows
     /secrets/ticket-keys                       keys that sign read tickets (ticket_keyring.py); no backup has them
@@ -74,6 +76,7 @@ BROKERS_KEY = "/brokers"
 BUNDLES_KEY = "/bundles"
 BUNDLE_HISTORIES_KEY = "/bundle-histories"
 TOPIC_CHANGES_KEY = "/topic-changes"
+PERMISSIONS_KEY = "/permissions"
 REPAIR_MARKS_KEY = "/repair/marks"
 HIGH_REPAIR_MARKS_KEY = "/repair/marks/high"
 REPAIR_LOCKS_KEY = "/repair/locks"
@@ -83,6 +86,7 @@ REPAIR_OFF_KEY = "/repair/off"
 DRAINING_BOOKIES_KEY = "/repair/draining"
 REPAIR_REQUESTS_KEY = "/repair/requests"
 MISSING_LEDGERS_KEY = "/repair/missing"
+REVOCATIONS_KEY = "/revocations"
 STORAGE_FORMAT_KEY = "/upgrade/format"
 KNOWN_FORMATS_KEY = "/upgrade/bookies"
 SECRETS_KEY = "/secrets"
@@ -294,3 +298,7 @@ def bundle_history_key(tenant: str, namespace: str, bundle_range: str) -> str:
 
 def topic_changes_key(tenant: str, namespace: str) -> str:
     return f"{TOPIC_CHANGES_KEY}/{encode_name(tenant)}/{encode_name(namespace)}"
+
+
+def permissions_key(tenant: str, namespace: str) -> str:
+    return f"{PERMISSIONS_KEY}/{encode_name(tenant)}/{encode_name(namespace)}"

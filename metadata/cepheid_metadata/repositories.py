@@ -23,6 +23,7 @@ from cepheid_metadata.cluster_records import (
 )
 from cepheid_metadata.errors import CorruptRecordError
 from cepheid_metadata.ledger_records import DeletedLedger, LedgerMetadata
+from cepheid_metadata.permission_records import NamespacePermissions
 from cepheid_metadata.record import Record
 from cepheid_metadata.repair_records import (
     Audit,
@@ -35,6 +36,7 @@ from cepheid_metadata.repair_records import (
     RepairSwitch,
 )
 from cepheid_metadata.restored_records import BookieReport, RestoredMetadata
+from cepheid_metadata.revocation_records import RevocationList
 from cepheid_metadata.schema_records import SchemaHistory
 from cepheid_metadata.store import Create, Delete, MetadataStore, Put
 from cepheid_metadata.topic_records import Chain, CursorRecord, TopicRecord
@@ -134,6 +136,11 @@ def namespace_records(store: MetadataStore) -> Records[tuple[str, str], Namespac
     return Records(store, lambda noun: keys.namespace_key(*noun), NamespaceRecord)
 
 
+def namespace_permissions(store: MetadataStore) -> Records[tuple[str, str], NamespacePermissions]:
+    """By (tenant, namespace). Changed by `change_permissions` alone."""
+    return Records(store, lambda noun: keys.permissions_key(*noun), NamespacePermissions)
+
+
 def cluster_records(store: MetadataStore) -> Records[str, ClusterRecord]:
     return Records(store, keys.cluster_key, ClusterRecord)
 
@@ -229,3 +236,8 @@ def restored_record(store: MetadataStore) -> Records[None, RestoredMetadata]:
 def bookie_reports(store: MetadataStore) -> Records[str, BookieReport]:
     """By bookie id."""
     return Records(store, keys.restored_bookie_key, BookieReport)
+
+
+def revocation_list(store: MetadataStore) -> Records[None, RevocationList]:
+    """There is one, once a token was revoked: its noun is None."""
+    return Records(store, lambda _: keys.REVOCATIONS_KEY, RevocationList)

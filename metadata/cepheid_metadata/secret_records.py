@@ -1,4 +1,4 @@
-"""Secrets that the processes of a cluster share through metadata. In ZooKeeper only the cluster may read them (zookeeper_acls.py)."""
+"""Secrets that the processes of a cluster share in metadata. In ZooKeeper only the cluster may read them (zookeeper_acls.py)."""
 
 from __future__ import annotations
 

@@ -7,8 +7,11 @@ a record in use, so their number is bounded by what uses them.
 
 Rules
 1. Armed, then read: no change is missed. What fires meanwhile is read once more, what fires often is read once.
-2. A record that is deleted or cannot be read stays as last read: the next change is looked at again.
+2. A record that is deleted or cannot be read stays as last read: the next change is looked at again. With `forget_deleted` one that
+   is deleted becomes None.
 3. A store that cannot be reached is asked again every second; until then everything stays as last read.
+4. `stale_since` is the time from which a record may be out of date: when its watch fired, when it could not be read, or when its
+   user called `suspect_all` because the store went away. A read that began after it ends that.
 """
 
 from __future__ import annotations
@@ -35,30 +38,44 @@ R = TypeVar("R", bound=Record)
 class WatchedRecord(Generic[R]):
     """Made by `WatchedRecords.use`. `record` None: there was none whenever it was looked at."""
 
-    def __init__(self, key: str, record_type: type[R]) -> None:
+    def __init__(self, key: str, record_type: type[R], *, forget_deleted: bool = False) -> None:
         self.key = key
         self.record: R | None = None
+        self.stale_since: float | None = None
+        """Time of the loop; None: what is here is what the store has (rule 4)."""
+        self.suspicions = 0
         self.users: dict[Hashable, Callable[[], None]] = {}
         self.watch: Watch | None = None
         self.reading = asyncio.Lock()
         self._record_type = record_type
+        self._forget_deleted = forget_deleted
 
     def __repr__(self) -> str:
         return f"<WatchedRecord {self.key}, {len(self.users)} users>"
 
+    def suspect(self) -> None:
+        self.suspicions += 1
+        if self.stale_since is None:
+            self.stale_since = asyncio.get_running_loop().time()
+
     def take(self, value: bytes | None) -> bool:
         """Whether it differs. Raises NewerFormatError, CorruptRecordError."""
         if value is None:
-            return False
+            changed = self._forget_deleted and self.record is not None
+            if self._forget_deleted:
+                self.record = None
+            return changed
         found = self._record_type.decode(value, self.key)
         changed, self.record = found != self.record, found
         return changed
 
 
 class WatchedRecords:
-    def __init__(self, store: MetadataStore, tasks: TaskOwner) -> None:
+    def __init__(self, store: MetadataStore, tasks: TaskOwner, *, on_suspected: Callable[[], None] = lambda: None) -> None:
+        """`on_suspected` is called whenever a record may be out of date from now on."""
         self._store = store
         self._tasks = tasks
+        self._on_suspected = on_suspected
         self._by_key: dict[str, WatchedRecord[Record]] = {}
         self._stale: dict[str, None] = {}
         self._refreshing = False
@@ -71,11 +88,22 @@ class WatchedRecords:
     def __len__(self) -> int:
         return len(self._by_key)
 
-    async def use(self, key: str, record_type: type[R], user: Hashable, on_change: Callable[[], None]) -> WatchedRecord[R]:
-        """Read when this returns; from then on `on_change` is called after it changed. Raises MetadataError."""
+    async def use(
+        self,
+        key: str,
+        record_type: type[R],
+        user: Hashable,
+        on_change: Callable[[], None],
+        *,
+        forget_deleted: bool = False,
+    ) -> WatchedRecord[R]:
+        """Read when this returns; from then on `on_change` is called after it changed. Raises MetadataError.
+
+        `forget_deleted` is that of the record's first user."""
         watched = self._by_key.get(key)
         if watched is None:
-            watched = self._by_key[key] = cast("WatchedRecord[Record]", WatchedRecord(key, record_type))
+            made = WatchedRecord(key, record_type, forget_deleted=forget_deleted)
+            watched = self._by_key[key] = cast("WatchedRecord[Record]", made)
         watched.users[user] = on_change
         try:
             async with watched.reading:  # by the first of them
@@ -95,8 +123,17 @@ class WatchedRecords:
             if watched.watch is not None:
                 watched.watch.cancel()
 
+    def suspect_all(self) -> None:
+        """Read every record again: the store was away, or is now."""
+        for key, watched in self._by_key.items():
+            watched.suspect()
+            self._refresh_soon(key)
+        if self._by_key:
+            self._on_suspected()
+
     async def _read(self, watched: WatchedRecord[Record]) -> bool:
         """Rule 1. Whether it differs from what was there before."""
+        suspicions = watched.suspicions
         watch = await self._store.watch(watched.key)
         try:
             found = await self._store.get(watched.key)
@@ -107,16 +144,24 @@ class WatchedRecords:
                 raise
             log.warning("record.unreadable", extra={"key": watched.key, "error": str(error)})
             changed = False
+            watched.suspect()
+            self._on_suspected()
         if self._by_key.get(watched.key) is not watched:  # everybody left meanwhile
             watch.cancel()
             return False
+        if watched.suspicions == suspicions:
+            watched.stale_since = None
+        if watched.watch is not None:
+            watched.watch.cancel()  # still armed, if nothing but a suspicion led here
         watched.watch = watch
         watch.call_when_settled(lambda: self._on_settled(watched, watch))
         return changed
 
     def _on_settled(self, watched: WatchedRecord[Record], watch: Watch) -> None:
         if self._by_key.get(watched.key) is watched and watched.watch is watch:
+            watched.suspect()
             self._refresh_soon(watched.key)
+            self._on_suspected()
 
     def _refresh_soon(self, key: str) -> None:
         if key in self._by_key:

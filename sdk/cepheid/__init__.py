@@ -34,6 +34,7 @@ from cepheid.reader import Reader
 from cepheid.record_types import Float32, Int32
 from cepheid.schemas import AvroSchema, BytesSchema, JsonSchema, Schema, StringSchema
 from cepheid.topic_consumer import NackBackoff
+from cepheid_security.oauth2 import ClientCredentials
 
 __all__ = [
     "EARLIEST",
@@ -42,6 +43,7 @@ __all__ = [
     "BusyError",
     "BytesSchema",
     "Client",
+    "ClientCredentials",
     "ClosedError",
     "ConnectError",
     "Consumer",

@@ -69,8 +69,9 @@ def connect(
     `request_timeout_s` bounds each of: opening a producer, consumer or reader, a seek, a lookup, closing.
     `partition_refresh_s`: how often partitioned topics and patterns are looked at again for new partitions and topics.
     `token` (text, or a function that returns it) or `password` (user name, password) is shown when a connection is opened, and when
-    the broker asks again because it expires. `tls_ca_file` has the CAs that sign brokers' certificates (PEM; None: those of the
-    system); `tls_certificate_file` and `tls_key_file` are the client's own certificate. Raises UsageError.
+    the broker asks again because it expires; `cepheid.ClientCredentials` fetches tokens from an OAuth2 issuer. `tls_ca_file` has
+    the CAs that sign brokers' certificates (PEM; None: those of the system); `tls_certificate_file` and `tls_key_file` are the
+    client's own certificate. Raises UsageError.
     """
     return Client(
         url,

@@ -91,6 +91,7 @@ class Connection(asyncio.Protocol):
         self._heard = True
         self._pinged = False
         self._keep_alive: asyncio.TimerHandle | None = None
+        self._renewing: asyncio.Task[None] | None = None
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._reason = "the connection was closed"
 
@@ -107,7 +108,7 @@ class Connection(asyncio.Protocol):
         """Introduce ourselves. Raises ConnectError, NotAllowedError."""
         connect = pb.CommandConnect(client_version=CLIENT_VERSION, protocol_version=PROTOCOL_VERSION)
         connect.feature_flags.supports_auth_refresh = True
-        connect.auth_method_name, connect.auth_data = self._security.show()
+        connect.auth_method_name, connect.auth_data = await self._security.show()
         if proxy_to is not None:
             connect.proxy_to_broker_url = str(proxy_to)
         self.write(encode_body(connect))
@@ -208,6 +209,8 @@ class Connection(asyncio.Protocol):
         self.is_open = False
         if self._keep_alive is not None:
             self._keep_alive.cancel()
+        if self._renewing is not None:
+            self._renewing.cancel()
         for answer in (self._handshake, *self._requests.values()):
             if not answer.done():
                 answer.set_exception(ConnectError(self._reason))
@@ -254,7 +257,7 @@ class Connection(asyncio.Protocol):
             case CommandType.ERROR if not self._handshake.done():
                 _set_exception(self._handshake, refused(body.error, body.message, f"the connection to {self.address}"))
             case CommandType.AUTH_CHALLENGE:
-                self._answer_challenge()
+                self._renewing = asyncio.get_running_loop().create_task(self._answer_challenge(), name="cepheid/renew-credentials")
             case _:
                 if answer := self._requests.get(getattr(body, "request_id", 0)):
                     _set_result(answer, body)
@@ -263,11 +266,11 @@ class Connection(asyncio.Protocol):
         """Of the broker that serves the topic from now on, with TLS if this connection has it; "" if the broker does not say."""
         return closed.assignedBrokerServiceUrlTls if self.address.over_tls else closed.assignedBrokerServiceUrl
 
-    def _answer_challenge(self) -> None:
+    async def _answer_challenge(self) -> None:
         """The broker asks for credentials again, because those that it knows have expired."""
         answer = pb.CommandAuthResponse(client_version=CLIENT_VERSION, protocol_version=PROTOCOL_VERSION)
         try:
-            answer.response.auth_method_name, answer.response.auth_data = self._security.show()
+            answer.response.auth_method_name, answer.response.auth_data = await self._security.show(renew=True)
         except ConnectError as error:
             log.warning("authentication.not_renewed", extra={"peer": str(self.address), "error": str(error)})
             self.abort(f"the broker asked for new credentials: {error.args[0]}")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from cepheid.errors import ConnectError, UsageError
+from cepheid_ports import CepheidError
 from cepheid_security import SecurityConfigurationError, client_context
+from cepheid_security.oauth2 import ClientCredentials
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +46,13 @@ class Security:
         except SecurityConfigurationError as error:
             raise UsageError(str(error)) from None
 
-    def show(self) -> tuple[str, bytes]:
-        """Return method and data for CONNECT, and for a broker that asks again. Raises ConnectError."""
+    async def show(self, *, renew: bool = False) -> tuple[str, bytes]:
+        """Return method and data for CONNECT; with `renew` for a broker that asks again. Raises ConnectError."""
+        if isinstance(self.token, ClientCredentials):
+            try:
+                return "token", (await asyncio.to_thread(self.token, renew=renew)).encode()
+            except (CepheidError, UnicodeEncodeError) as error:
+                raise ConnectError(f"no token: {error}") from error
         if self.password is not None:
             return "basic", ":".join(self.password).encode()
         if self.token is not None:

@@ -23,7 +23,7 @@ from cepheid_cli import (
     tiered_objects,
     tokens,
 )
-from cepheid_cli.admin import namespaces, schemas, subscriptions, tenants, topics
+from cepheid_cli.admin import namespaces, permissions, schemas, subscriptions, tenants, topics
 from cepheid_cli.demos import make_examples_importable
 from cepheid_ports import CepheidError
 
@@ -42,6 +42,7 @@ for sub_app in (
     schemas.app,
     namespaces.app,
     tenants.app,
+    permissions.app,
     ledgers.app,
     ledgers.bookies_app,
     bookie_shell.app,

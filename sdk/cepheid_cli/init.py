@@ -36,7 +36,9 @@ async def _found(metadata: str, cluster: str, service_url: str, admin_url: str, 
     store = await open_patiently(metadata, ports, session_timeout_s=4.0, wait_s=wait_s, auth=auth)
     try:
         identity = await found_cluster(store, cluster, ports)
-        await create_first_objects(store, cluster, admin_url=admin_url, service_url=service_url)
+        await create_first_objects(
+            store, cluster, admin_urls=list(filter(None, [admin_url])), service_urls=list(filter(None, [service_url]))
+        )
     finally:
         await store.aclose()
     return f"cluster {identity.name} ({identity.cluster_id}) is there: start bookies and brokers"

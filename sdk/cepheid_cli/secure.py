@@ -4,52 +4,60 @@
     server.pem, server-key.pem         for brokers
     client.pem, client-key.pem         a certificate for a client, where clients have some
     token.key                          the secret key of tokens
-    admin.token                        a token of the role `admin`
+    admin.token                        a token of the role `admin`, for a year
     broker.token                       what brokers show to each other
     server.toml                        settings for `cepheid standalone`: --secure DIR
     client.env                         environment of the command line: source it
 
-Those of a cluster of processes are in secured_cluster.py. A second run leaves what is there and adds what is missing.
+A second run adds what is missing, adds hosts to the certificate of brokers, and renews what expires within 30 days. It leaves the
+rest, and refuses files that do not belong together. The files of a cluster of processes are in secured_cluster.py.
 """
 
 from __future__ import annotations
 
 import datetime
+import json
 import secrets
+import shlex
 import socket
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from cepheid_security.token_keys import TokenKey
 
 app = typer.Typer(name="secure", help="Set up TLS and authentication.", no_args_is_help=True)
 
 ADMIN_ROLE = "admin"
 BROKER_ROLE = "broker"
+_TOKENS = ((ADMIN_ROLE, 365 * 86_400.0), (BROKER_ROLE, None))
+"""Roles with their tokens' lives in seconds. People renew theirs; brokers that lost theirs would no longer serve each other."""
 
 _SERVER = """# Written by `cepheid secure init`. Every setting is described in docs/settings.md.
 [tls]
-certificate_file = "{directory}/server.pem"
-key_file = "{directory}/server-key.pem"
-ca_file = "{directory}/ca.pem"
-client_ca_file = "{directory}/ca.pem"
+certificate_file = {certificate}
+key_file = {key}
+ca_file = {ca}
+client_ca_file = {ca}
 client_certificates = "optional"
 
 [authentication]
 methods = ["token", "tls"]
-secret_keys = ["{directory}/token.key"]
-own_token_file = "{directory}/broker.token"
+secret_keys = [{token_key}]
+own_token_file = {token}
 """
 
 _CLIENT = """# Written by `cepheid secure init`: source it before `cepheid topics list`, `cepheid produce` and the like.
 export CEPHEID_URL=pulsar+ssl://localhost:6651
 export CEPHEID_ADMIN_URL=https://localhost:8443
-export CEPHEID_TLS_CA_FILE="{directory}/ca.pem"
-export CEPHEID_TOKEN_FILE="{directory}/admin.token"
-export CEPHEID_TLS_CERTIFICATE_FILE="{directory}/admin.pem"
-export CEPHEID_TLS_KEY_FILE="{directory}/admin-key.pem"
-export CEPHEID_METADATA_AUTH_FILE="{directory}/metadata.auth"
+export CEPHEID_TLS_CA_FILE={ca}
+export CEPHEID_TOKEN_FILE={token}
+export CEPHEID_TLS_CERTIFICATE_FILE={certificate}
+export CEPHEID_TLS_KEY_FILE={key}
+export CEPHEID_METADATA_AUTH_FILE={metadata_auth}
 """
 
 
@@ -65,37 +73,82 @@ def init(
         list[str] | None, typer.Option(help="Name or address under which servers are reached, beside this machine's. Repeatable.")
     ] = None,
 ) -> None:
-    """Make a CA, certificates, a token key, tokens and the settings that use them."""
+    """Make a CA, certificates, a token key, tokens and the settings that use them. Repeat it to add hosts, and to renew."""
     from cepheid_cli.secured_cluster import add_cluster_files
     from cepheid_security import token_keys
     from cepheid_security.authority import Authority, write_private
-    from cepheid_security.tokens import create_token
 
     directory.mkdir(0o700, parents=True, exist_ok=True)
     full = directory.resolve()
-    made: list[str] = []
     authority = Authority(full, datetime.datetime.now(datetime.UTC))
-    hosts = tuple(dict.fromkeys(("localhost", "127.0.0.1", "::1", socket.gethostname(), *(host or ()))))
-    for name, is_server in (("server", True), ("client", False)):
-        if not (full / f"{name}.pem").exists():
-            authority.issue(name, hosts=hosts if is_server else (), for_servers=is_server)
-            made.append(f"{name}.pem")
+    hosts = ("localhost", "127.0.0.1", "::1", socket.gethostname(), *(host or ()))
+    issued = [authority.ensure("server", hosts=hosts, for_servers=True), authority.ensure("client", for_servers=False)]
+    made: list[str] = [done for done in issued if done is not None]
     if not (full / "token.key").exists():
         write_private(full / "token.key", secrets.token_bytes(64))
         made.append("token.key")
     key = token_keys.secret_key(str(full / "token.key"))
-    for role in (ADMIN_ROLE, BROKER_ROLE):
-        if not (path := full / f"{role}.token").exists():
-            write_private(path, create_token(key, role, time.time_ns() // 1_000_000).encode() + b"\n")
-            made.append(path.name)
+    made += [name for role, life_s in _TOKENS if (name := _token(full, key, role, life_s)) is not None]
     made += add_cluster_files(authority, full, hosts)
-    for name, text in (("server.toml", _SERVER), ("client.env", _CLIENT)):
+    for name, text in (("server.toml", _server_settings(full)), ("client.env", _client_environment(full))):
         if not (path := full / name).exists():
-            write_private(path, text.format(directory=full).encode())
+            write_private(path, text.encode())
             made.append(name)
     print(f"{full}: {', '.join(made) if made else 'everything is there already'}")
-    print(f"start:  cepheid standalone --secure {full}")
-    print(f"use:    source {full}/client.env && cepheid topics list")
+    print(f"start:  cepheid standalone --secure {shlex.quote(str(full))}")
+    print(f"use:    source {shlex.quote(f'{full}/client.env')} && cepheid topics list")
+
+
+def _token(directory: Path, key: TokenKey, role: str, life_s: float | None) -> str | None:
+    """Make the token of a role when it is missing or expires soon, and return what was made. Raises SecurityConfigurationError."""
+    from cepheid_security import AuthenticationError, SecurityConfigurationError
+    from cepheid_security.authority import RENEW_BEFORE, replace_private
+    from cepheid_security.tokens import TokenVerifier, create_token
+
+    path, now_ms = directory / f"{role}.token", time.time_ns() // 1_000_000
+    renewed = ""
+    if path.exists():
+        try:  # at a time before it expired: that it did is no reason to doubt the key
+            expires_at_ms = TokenVerifier([key]).verify(path.read_bytes().strip(), 0).expires_at_ms
+        except AuthenticationError as error:
+            raise SecurityConfigurationError(
+                f"{path} was not made with token.key ({error}): remove it to have a new one made, or restore token.key"
+            ) from None
+        if expires_at_ms is None or expires_at_ms > now_ms + 1000 * RENEW_BEFORE.total_seconds():
+            return None
+        renewed = " (again: it expired soon)"
+    replace_private(path, create_token(key, role, now_ms, expires_in_s=life_s).encode() + b"\n")
+    return path.name + renewed
+
+
+def _server_settings(directory: Path) -> str:
+    """Return the text of server.toml. Whatever a path has in it, JSON quotes it as TOML does."""
+
+    def file(name: str) -> str:
+        return json.dumps(str(directory / name), ensure_ascii=False)
+
+    return _SERVER.format(
+        certificate=file("server.pem"),
+        key=file("server-key.pem"),
+        ca=file("ca.pem"),
+        token_key=file("token.key"),
+        token=file(f"{BROKER_ROLE}.token"),
+    )
+
+
+def _client_environment(directory: Path) -> str:
+    """Return the text of client.env, for a POSIX shell."""
+
+    def file(name: str) -> str:
+        return shlex.quote(str(directory / name))
+
+    return _CLIENT.format(
+        ca=file("ca.pem"),
+        token=file(f"{ADMIN_ROLE}.token"),
+        certificate=file("admin.pem"),
+        key=file("admin-key.pem"),
+        metadata_auth=file("metadata.auth"),
+    )
 
 
 @app.command("metadata")

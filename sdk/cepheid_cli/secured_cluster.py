@@ -67,9 +67,8 @@ def add_cluster_files(authority: Authority, directory: Path, hosts: Sequence[str
 
     made: list[str] = []
     for name, is_server in _CERTIFICATES:
-        if not (directory / f"{name}.pem").exists():
-            authority.issue(name, hosts=hosts if is_server else (), for_servers=is_server)
-            made.append(f"{name}.pem")
+        done = authority.ensure(name, hosts=hosts if is_server else (), for_servers=is_server)
+        made += [] if done is None else [done]
     if not (directory / METADATA_AUTH_FILE).exists():
         write_private(directory / METADATA_AUTH_FILE, f"digest:cepheid:{secrets.token_urlsafe(32)}\n".encode())
         made.append(METADATA_AUTH_FILE)

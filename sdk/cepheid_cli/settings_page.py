@@ -108,12 +108,16 @@ def _number(name: str, value: float) -> str:
 
 def _lines() -> Iterator[str]:
     yield _INTRODUCTION
-    users: dict[str, list[str]] = {}
-    tables: dict[str, type[BaseModel]] = {}
+    tables: dict[tuple[str, type[BaseModel]], list[str]] = {}
+    """Tables with the roles that have them; two roles may have different tables of one name."""
     for role in ROLES:
         for path, table in tables_of(role.model).items():
-            assert tables.setdefault(path, table) is table, f"{path} of `cepheid {role.command}` is another table"
-            users.setdefault(path, []).append(role.command)
+            tables.setdefault((path, table), []).append(role.command)
+    names = [path for path, _ in tables]
+    titles = {
+        key: key[0] if names.index(key[0]) == place else f"{key[0]} of {roles[0]}"
+        for place, (key, roles) in enumerate(tables.items())
+    }
     for role in ROLES:
         yield f"## cepheid {role.command}"
         yield f"{role.title}. Environment variables begin with `{role.prefix}`."
@@ -124,15 +128,17 @@ def _lines() -> Iterator[str]:
             if "." not in setting.name:
                 yield _row(setting, f"`{flags[setting.name]}`" if setting.name in flags else "")
         yield ""
-        yield f"Tables: {_listing(f'[{path}](#{path})' for path in tables if role.command in users[path])}."
+        mine = (titles[key] for key, roles in tables.items() if role.command in roles)
+        yield f"Tables: {_listing(f'[{title}](#{_anchor(title)})' for title in mine)}."
         yield ""
-    for path, table in tables.items():
-        yield f"## {path}"
-        yield f"{(table.__doc__ or '').strip()} Used by {_listing(f'`cepheid {command}`' for command in users[path])}."
+    for (path, table), roles in tables.items():
+        yield f"## {titles[path, table]}"
+        yield f"{(table.__doc__ or '').strip()} Used by {_listing(f'`cepheid {command}`' for command in roles)}."
         yield ""
         yield from _HEAD
         for name, field in table.model_fields.items():
-            yield _row(Setting(f"{path}.{name}", table, field))
+            if f"{path}.{name}" not in names:  # a table within the table has a section of its own
+                yield _row(Setting(f"{path}.{name}", table, field))
         yield ""
     yield "## Renamed settings"
     yield "This release accepts the old names with a warning. The next one does not."
@@ -141,6 +147,10 @@ def _lines() -> Iterator[str]:
     yield "|---|---|"
     for old, new in RENAMED.items():
         yield f"| `{old}` | `{new}` |"
+
+
+def _anchor(title: str) -> str:
+    return title.replace(" ", "-").replace(".", "")
 
 
 def _row(setting: Setting, *cells: str) -> str:

@@ -1,4 +1,4 @@
-"""`cepheid tokens`: keys of tokens, tokens, and what a token says. Works without a server."""
+"""`cepheid tokens`: keys of tokens, tokens, what a token says, and its end. All but revocations works without a server."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ from typing import Annotated, Any
 
 import typer
 
+from cepheid_cli.admin.common import DEFAULT_URL, AdminClient, AdminUrl, Json, done, print_json, print_table
+from cepheid_cli.admin.units import shown_time, time_ms
 from cepheid_ports import CepheidError
 
 app = typer.Typer(name="tokens", help="Create and check tokens that clients authenticate with.", no_args_is_help=True)
 
 _SECRET_BYTES = 64  # long enough for HS512
+_REVOCATIONS = "/cepheid/v1/revocations"
+_MAX_TIME_S = 1 << 40
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400, "y": 365 * 86_400}
 
 SecretKey = Annotated[str | None, typer.Option("--secret-key", help="Secret key: path, file: or data:;base64, URL.")]
@@ -105,6 +109,89 @@ def validate(
     principal = TokenVerifier(keys, audience=audience).verify(text.encode(), time.time_ns() // 1_000_000)
     expires = None if principal.expires_at_ms is None else _utc(principal.expires_at_ms)
     print(json.dumps({"role": principal.role, "expires": expires, "checked": True}, indent=2))
+
+
+@app.command()
+def revoke(
+    token: Annotated[
+        Path | None, typer.Argument(help="File with the token to revoke. Default: standard input, unless --id or --role is given.")
+    ] = None,
+    token_id: Annotated[str | None, typer.Option("--id", help="Revoke the token with this id (its claim jti).")] = None,
+    role: Annotated[str | None, typer.Option(help="Revoke the tokens of this role that were issued up to now.")] = None,
+    issued_up_to: Annotated[
+        str | None, typer.Option(help="With --role: up to this time instead, as 2026-05-01T12:00 or -15m.")
+    ] = None,
+    expires_in: Annotated[
+        str | None, typer.Option(help="When the last of these tokens expires, as 30d: the entry is removed then. Default: never.")
+    ] = None,
+    reason: Annotated[str, typer.Option(help="Why, for those who read the list.")] = "",
+    cancel: Annotated[bool, typer.Option("--cancel", help="Take the revocation back: the token holds again.")] = False,
+    admin_url: AdminUrl = DEFAULT_URL,
+) -> None:
+    """Revoke a token: within a second its connections are closed, and its calls are refused, by every broker of the cluster.
+
+    The token itself is not sent, only a digest of it. A token that says when it expires is removed from the list after that time.
+    """
+    if sum(given is not None for given in (token, token_id, role)) > 1:
+        raise TokenCommandError("give a file with a token, --id or --role, one of them")
+    if issued_up_to is not None and role is None:
+        raise TokenCommandError("--issued-up-to needs --role")
+    now_ms = time.time_ns() // 1_000_000
+    until_ms = None if expires_in is None else now_ms + int(1000 * _seconds(expires_in))
+    entry: dict[str, Any] = {"reason": reason, "until_ms": until_ms}
+    if role is not None:
+        entry |= {"kind": "role", "value": role, "issued_up_to_ms": now_ms if issued_up_to is None else time_ms(issued_up_to)}
+    elif token_id is not None:
+        entry |= {"kind": "id", "value": token_id}
+    else:
+        entry |= _digest_of(token)
+    if cancel:
+        AdminClient(admin_url).delete(_REVOCATIONS, kind=entry["kind"], value=entry["value"])
+        done(f"no longer revoked: {entry['kind']} {entry['value']}")
+        return
+    AdminClient(admin_url).post(_REVOCATIONS, entry)
+    issued = "" if role is None else f", issued up to {_utc(entry['issued_up_to_ms'])}"
+    done(f"revoked: {entry['kind']} {entry['value']}{issued}")
+
+
+@app.command()
+def revoked(as_json: Json = False, admin_url: AdminUrl = DEFAULT_URL) -> None:
+    """List revoked tokens that have not expired yet."""
+    found = AdminClient(admin_url).get(_REVOCATIONS)
+    if as_json:
+        print_json(found)
+        return
+    rows = [
+        (
+            entry["kind"],
+            entry["value"],
+            "" if entry["issued_up_to_ms"] is None else shown_time(entry["issued_up_to_ms"]),
+            shown_time(entry["revoked_at_ms"]),
+            "never" if entry["until_ms"] is None else shown_time(entry["until_ms"]),
+            entry["reason"],
+        )
+        for entry in found
+    ]
+    print_table(("BY", "VALUE", "ISSUED UP TO", "REVOKED", "LISTED UNTIL", "REASON"), rows)
+
+
+def _digest_of(file: Path | None) -> dict[str, Any]:
+    """Return what names a token, and when it expires. Raises TokenCommandError."""
+    from cepheid_security.tokens import read_unverified, token_digest
+
+    try:
+        text = (sys.stdin.read() if file is None else file.read_text(encoding="ascii")).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise TokenCommandError(f"{file} cannot be read: {error}") from None
+    _, claims = read_unverified(text)
+    expires = claims.get("exp")
+    known = expires if isinstance(expires, int | float) and 0 <= expires < _MAX_TIME_S else None
+    # An hour more than it says: brokers accept it a little longer, as far as clocks may differ (clock_leeway_s).
+    return {
+        "kind": "digest",
+        "value": token_digest(text.encode()),
+        "until_ms": None if known is None else int((known + _UNITS["h"]) * 1000),
+    }
 
 
 def _seconds(text: str) -> float:

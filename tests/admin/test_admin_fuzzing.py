@@ -27,7 +27,7 @@ from tests.admin.admin_world import AdminWorld, running_admin
 from tests.admin.hostile_requests import Answer, Request, requests_for, send
 
 EXAMPLES = os.environ.get("CEPHEID_FUZZ_EXAMPLES")
-DESCRIPTION: dict[str, Any] = create_app(cast(AdminContext, None))._app.openapi()  # type: ignore[attr-defined]
+DESCRIPTION: dict[str, Any] = create_app(cast(AdminContext, None))._app._app.openapi()  # type: ignore[attr-defined]
 OPERATIONS = sorted(
     ((method, path) for path, operations in DESCRIPTION["paths"].items() for method in operations),
     key=lambda each: each[0] != "get",

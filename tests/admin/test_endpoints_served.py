@@ -53,8 +53,6 @@ def test_everything_of_pulsars_api_is_served_or_has_a_reason_why_not() -> None:
 
 
 NOT_YET = {
-    ("POST", "/admin/v2/namespaces/{}/{}/permissions/{}"),
-    ("POST", "/admin/v2/persistent/{}/{}/{}/permissions/{}"),
     ("PUT", "/admin/v2/persistent/{}/{}/{}/compaction"),
     ("GET", "/admin/v2/persistent/{}/{}/{}/compaction"),
     ("POST", "/admin/v2/bookies/racks-info/{}"),
@@ -63,7 +61,7 @@ NOT_YET = {
 
 
 def test_of_the_first_tier_everything_is_served_but_what_does_not_exist_at_all() -> None:
-    """Rights, compaction, racks."""
+    """Compaction, racks."""
     have = served()
     assert {call for call, endpoint in listed().items() if endpoint.tier == "1" and call not in have} == NOT_YET
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -18,17 +19,24 @@ from cepheid_metadata import (
     LedgerIds,
     MemoryStore,
     MemoryTree,
+    NamespacePermissions,
     NamespaceRecord,
+    SessionState,
+    StoreUnavailableError,
     TenantRecord,
     chain_records,
+    change_permissions,
     ledger_records,
     namespace_records,
     tenant_records,
 )
 from cepheid_ports import Ports
 from cepheid_rpc import BookieConnection
+from cepheid_security import Principal
+from cepheid_security.audit import AuditLog, Result
 from cepheid_wire import TopicName
 from tests.broker.scripted_client import ScriptedClient
+from tests.roles_by_name import RolesByName
 
 
 class _RefusableLedgers(ManagedLedgers):
@@ -49,6 +57,42 @@ class _FillableDisk(RealDisk):
 
     def free_bytes(self) -> int:
         return 0 if self.full else super().free_bytes()
+
+
+class OutageStore(MemoryStore):
+    """Cannot be reached while a test says so."""
+
+    away = False
+
+    def set_away(self, away: bool) -> None:
+        self.away = away
+        self._events.become(SessionState.SUSPENDED if away else SessionState.CONNECTED)
+
+    def _check_session(self) -> None:
+        if self.away:
+            raise StoreUnavailableError("planted: the metadata store is away")
+        super()._check_session()
+
+
+class SeenAudit(AuditLog):
+    """Keeps what is recorded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[tuple[str, str, str, str]] = []
+
+    def record(
+        self,
+        principal: Principal | None,
+        peer: str,
+        operation: str,
+        object: str,
+        result: Result,
+        detail: str = "",
+        *,
+        original_role: str = "",
+    ) -> None:
+        self.lines.append(("" if principal is None else principal.role, operation, object, result))
 
 
 class OneBookie:
@@ -75,6 +119,7 @@ class BrokerWorld:
         self._opened = AsyncExitStack()
         self.writable = ["bookie-1"]
         """The bookies that new ledgers may get."""
+        self.audit = SeenAudit()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -94,7 +139,7 @@ class BrokerWorld:
         opened, ports = self._opened, Ports()
         directory = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="cepheid-")))
         self.tree = MemoryTree()
-        self.store = MemoryStore(self.tree)
+        self.store = OutageStore(self.tree)
         await tenant_records(self.store).create("public", TenantRecord())
         await namespace_records(self.store).create(("public", "default"), NamespaceRecord())
         identity, settings = BookieIdentity("bookie-1", "test"), StorageSettings(disk_check_interval_s=0.001)
@@ -111,7 +156,10 @@ class BrokerWorld:
         self.tail_cache = TailCache(64 << 20)
         self._managed_ledgers = _RefusableLedgers(self.ledger_client, self.store, self.tail_cache, self._ledger_settings, ports)
         opened.push_async_callback(self._managed_ledgers.aclose)
-        self.broker = Broker(self.settings, "standalone", self.store, self._managed_ledgers, ports)
+        authenticator = RolesByName() if self.settings.authorization.enabled else None
+        self.broker = Broker(
+            self.settings, "standalone", self.store, self._managed_ledgers, ports, authenticator=authenticator, audit=self.audit
+        )
         await self.broker.start()
         opened.push_async_callback(self.broker.aclose)
 
@@ -119,8 +167,15 @@ class BrokerWorld:
     def port(self) -> int:
         return self.broker.port
 
-    async def client(self, *, handshake: bool = True) -> ScriptedClient:
-        return await ScriptedClient.open(self.port, handshake=handshake)
+    async def client(self, role: str = "", *, handshake: bool = True, original_principal: str = "") -> ScriptedClient:
+        return await ScriptedClient.open(self.port, handshake=handshake, role=role, original_principal=original_principal)
+
+    async def permit(self, where: str = "default", /, **permissions: Any) -> None:
+        """Permissions on a namespace of the tenant `public`, in the place of those that there were; the broker knows them then."""
+        record = NamespacePermissions.model_validate(permissions)
+        await change_permissions(self.store, "public", where, lambda _: record)
+        for _ in range(20):  # turns of the loop in which the watch fires and the record is read
+            await asyncio.sleep(0)
 
     def topic(self, name: str) -> Topic:
         topic = self.broker.topics.find(TopicName.parse(name))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
@@ -12,6 +13,7 @@ from cepheid_bookie import Bookie, BookieIdentity, RealDisk, StorageSettings
 from cepheid_bookie.memory_index import MemoryBlockIndex
 from cepheid_broker.admin import AdminContext, AdminServer
 from cepheid_broker.broker import Broker
+from cepheid_broker.ownership import PeerCalls
 from cepheid_broker.ownership.bundle_ownership import BundleOwnership
 from cepheid_broker.ownership.ownership import Here
 from cepheid_broker.settings import AdminSettings, BrokerSettings
@@ -37,9 +39,11 @@ from cepheid_metadata import (
     tenant_records,
 )
 from cepheid_ports import Ports
+from cepheid_security.audit import AuditLog
 from cepheid_wire import TopicName
 from tests.broker.broker_world import OneBookie
 from tests.broker.scripted_client import ScriptedClient, full
+from tests.roles_by_name import RolesByName
 from tests.support import wait_until
 
 SLOW_S = 30.0
@@ -184,10 +188,30 @@ class OneBroker:
         opened.push_async_callback(ledgers.aclose)
         self.ownership = BundleOwnership(store, ports, timeout_s=10.0)
         settings = BrokerSettings.model_validate({"port": port, "topic_retry_s": 0.02, **self._world.settings})
-        self.broker = Broker(settings, "standalone", store, ledgers, ports, ownership=self.ownership)
+        authenticator, peers = None, None
+        self.audited: list[dict[str, Any]] = []
+        """Lines of the audit log, where the world has roles."""
+        if self._world.with_roles:
+            authenticator, peers = RolesByName(), PeerCalls(settings.request_timeout_s, token=lambda: "broker")
+            audit = AuditLog(self._take_lines, ports.new_worker("audit", 1), ports.wall_ms)
+            opened.push_async_callback(audit.aclose)
+        else:
+            audit = AuditLog()
+        self.broker = Broker(
+            settings,
+            "standalone",
+            store,
+            ledgers,
+            ports,
+            ownership=self.ownership,
+            authenticator=authenticator,
+            peers=peers,
+            audit=audit,
+        )
         addresses = {}
         if self._world.with_admin:
-            self.admin = AdminServer(AdminContext(self.broker, AdminSettings(stop_grace_s=0.1)), "127.0.0.1", 0)
+            context = AdminContext(self.broker, AdminSettings(stop_grace_s=0.1))
+            self.admin = AdminServer(context, "127.0.0.1", 0, authenticator=authenticator)
             await self.admin.start()
             opened.push_async_callback(self.admin.aclose)
             addresses["http"] = f"127.0.0.1:{self.admin.port}"
@@ -214,15 +238,22 @@ class OneBroker:
     def has_open(self, topic: str) -> bool:
         return self.broker.topics.find(TopicName.parse(full(topic))) is not None
 
+    def _take_lines(self, lines: bytes) -> None:
+        self.audited += map(json.loads, lines.splitlines())
+
     async def stop(self) -> None:
         await self._opened.aclose()
 
 
 class BrokersWorld:
-    """`async with BrokersWorld(count=2, admin=True, …) as world`: further keywords are fields of BrokerSettings."""
+    """`async with BrokersWorld(count=2, admin=True, …) as world`: further keywords are fields of BrokerSettings.
 
-    def __init__(self, count: int = 2, *, admin: bool = False, bundles: int = 4, **settings: Any) -> None:
+    `roles`: clients are authenticated by the name of their role, and brokers have the role `broker` for each other.
+    """
+
+    def __init__(self, count: int = 2, *, admin: bool = False, roles: bool = False, bundles: int = 4, **settings: Any) -> None:
         self.settings = settings
+        self.with_roles = roles
         self.with_admin = admin
         self.brokers: list[OneBroker] = []
         self._count = count

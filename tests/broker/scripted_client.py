@@ -51,10 +51,16 @@ class ScriptedClient:
         self.answer_pings = True
 
     @classmethod
-    async def open(cls, port: int, *, handshake: bool = True) -> Self:
+    async def open(cls, port: int, *, handshake: bool = True, role: str = "", original_principal: str = "") -> Self:
+        """`role`: for a broker that asks who its clients are (tests/roles_by_name.py)."""
         client = cls(*await asyncio.open_connection("127.0.0.1", port))
         if handshake:
-            client.send(pb.CommandConnect(client_version="scripted", protocol_version=20))
+            connect = pb.CommandConnect(client_version="scripted", protocol_version=20)
+            if role:
+                connect.auth_method_name, connect.auth_data = "token", role.encode()
+            if original_principal:
+                connect.original_principal = original_principal
+            client.send(connect)
             await client.expect(pb.CommandConnected)
         return client
 

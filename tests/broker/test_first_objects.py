@@ -22,7 +22,7 @@ class Overtaken(MemoryStore):
         self.lost: list[str] = []
 
     async def create(self, key: str, value: bytes, *, ephemeral: bool = False, sequential: bool = False) -> str:
-        await create_first_objects(MemoryStore(self._tree), "east", service_url="" if self.lost else "pulsar://early:1")
+        await create_first_objects(MemoryStore(self._tree), "east", service_urls=() if self.lost else ("pulsar://early:1",))
         try:
             return await super().create(key, value, ephemeral=ephemeral, sequential=sequential)
         except KeyExistsError:
@@ -31,7 +31,7 @@ class Overtaken(MemoryStore):
 
     async def put(self, key: str, value: bytes, expected_version: int) -> int:
         if not any(lost.startswith("put") for lost in self.lost):
-            await create_first_objects(MemoryStore(self._tree), "east", admin_url="http://early:2")
+            await create_first_objects(MemoryStore(self._tree), "east", admin_urls=("http://early:2",))
         try:
             return await super().put(key, value, expected_version)
         except BadVersionError:
@@ -41,7 +41,7 @@ class Overtaken(MemoryStore):
 
 async def test_who_is_overtaken_everywhere_makes_the_same() -> None:
     store = Overtaken(MemoryTree())
-    await create_first_objects(store, "east", service_url="pulsar://late:1")
+    await create_first_objects(store, "east", service_urls=("pulsar://late:1",))
     assert store.lost[:2] == ["/clusters/east", "put /clusters/east"]
     assert "/namespaces/public/default" in store.lost
     found = await cluster_records(store).get("east")

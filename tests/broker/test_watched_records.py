@@ -61,6 +61,12 @@ class World:
         else:
             await tenant_records(self.store).replace("t", record, found.version)
 
+    async def write_while_down(self, *roles: str) -> None:
+        """By another process."""
+        self.store.down = False
+        await self.write(*roles)
+        self.store.down = True
+
     async def use(self, user: str) -> watched_records.WatchedRecord[TenantRecord]:
         return await self.records.use(KEY, TenantRecord, user, lambda: self.heard.append(user))
 
@@ -110,6 +116,44 @@ async def test_a_record_that_comes_later_is_heard_of_and_one_that_goes_stays_as_
     await world.write("b")
     await world.settle()
     assert (roles(watched), world.heard) == (("b",), ["u", "u"])
+    await world.aclose()
+
+
+async def test_a_record_that_is_to_be_forgotten_is_gone_when_it_is_deleted() -> None:
+    world = World()
+    await world.write("a")
+    watched = await world.records.use(KEY, TenantRecord, "u", lambda: world.heard.append("u"), forget_deleted=True)
+    await world.store.delete(KEY, None)
+    await world.settle()
+    assert (watched.record, world.heard) == (None, ["u"])
+    await world.write("b")
+    await world.settle()
+    assert roles(watched) == ("b",)
+    await world.aclose()
+
+
+async def test_a_record_is_stale_from_the_moment_that_it_may_have_changed_until_it_was_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watched_records, "RETRY_S", 0.01)
+    world = World()
+    suspected: list[None] = []
+    world.records = WatchedRecords(world.store, world.tasks, on_suspected=lambda: suspected.append(None))
+    await world.write("a")
+    watched = await world.use("u")
+    assert watched.stale_since is None
+    world.store.down = True
+    await world.write_while_down("b")
+    await world.settle()
+    since = watched.stale_since
+    assert since is not None
+    world.records.suspect_all()
+    await world.settle()
+    assert watched.stale_since == since, "counted from the first doubt"
+    assert suspected
+    world.store.down = False
+    await wait_until(lambda: watched.stale_since is None)
+    assert roles(watched) == ("b",)
     await world.aclose()
 
 

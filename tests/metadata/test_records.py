@@ -46,6 +46,8 @@ from cepheid_metadata import (
     Record,
     RestoredMetadata,
     RetentionPolicy,
+    Revocation,
+    RevocationList,
     TenantRecord,
     TopicChanges,
     TopicRecord,
@@ -140,6 +142,12 @@ RECORDS: list[Record] = [
     BundleHistory(epoch=3, preferred="b"),
     TopicChanges(broker_id="b", at_ms=1),
     RestoredMetadata(backup_sha256="0a", backup_created_at_ms=1, restored_at_ms=2),
+    RevocationList(
+        entries=(
+            Revocation(kind="digest", value="0a", until_ms=9, revoked_at_ms=1),
+            Revocation(kind="role", value="app", issued_up_to_ms=5, revoked_at_ms=2, reason="lost"),
+        )
+    ),
     BookieReport(bookie_id="b", incarnation="i", largest_ledger_id=-1, ledgers=0, reported_at_ms=3),
 ]
 

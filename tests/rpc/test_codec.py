@@ -71,7 +71,7 @@ def ranges(draw: st.DrawFn) -> tuple[int, int]:
 add_requests = st.builds(AddRequest, groups(), keys, st.booleans(), st.booleans())
 add_answers = st.builds(lambda ledger, run, status: AddAnswer(ledger, *run, status), ids, ranges(), statuses)
 lac_requests = st.builds(LacRequest, ids, keys, st.booleans()) | st.builds(
-    LacRequest, ids, keys, st.booleans(), st.integers(-1, 2**62), st.integers(1, 2**32 - 1)
+    LacRequest, ids, keys, st.booleans(), st.integers(-1, 2**62), st.integers(1, 2**32 - 1), st.binary(max_size=300)
 )
 missing = st.builds(lambda run, status: MissingEntries(*run, status), ranges(), statuses)
 

@@ -155,9 +155,9 @@ def answer_to_a_nonce(address: tuple[str, int], context: ssl.SSLContext | None) 
     """What a reader without a certificate gets; with TLS if there is a context."""
     try:
         with socket.create_connection(address, 5) as connection:
-            reader = connection if context is None else context.wrap_socket(connection, server_hostname=address[0])
-            reader.sendall(b"\0" * 16)
-            return reader.recv(16)
+            with connection if context is None else context.wrap_socket(connection, server_hostname=address[0]) as reader:
+                reader.sendall(b"\0" * 16)
+                return reader.recv(16)
     except OSError:
         return b""
 

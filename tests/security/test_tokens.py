@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import hashlib
+import hmac
 import json
 from typing import Any
 
@@ -55,15 +57,16 @@ RSA_PRIVATE, RSA_PUBLIC = pair(rsa.generate_private_key(65537, 2048))
 PUBLIC_DER = RSA_PUBLIC.key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
 
 
-def hmac_with_public_key() -> bytes:
+def signed_with_public_key(public_pem: bytes, claims: dict[str, Any]) -> str:
     """The forgery that a library without a list of algorithms would accept (RFC 8725 §2.1), signed without PyJWT's own check."""
-    import hashlib
-    import hmac
+    parts = [base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=") for part in ({"alg": "HS256"}, claims)]
+    signature = hmac.new(public_pem, b".".join(parts), hashlib.sha256).digest()
+    return b".".join([*parts, base64.urlsafe_b64encode(signature).rstrip(b"=")]).decode()
 
+
+def hmac_with_public_key() -> bytes:
     text = RSA_PUBLIC.key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-    parts = [base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=") for part in ({"alg": "HS256"}, {"sub": "admin"})]
-    signature = hmac.new(text, b".".join(parts), hashlib.sha256).digest()
-    return b".".join([*parts, base64.urlsafe_b64encode(signature).rstrip(b"=")])
+    return signed_with_public_key(text, {"sub": "admin"}).encode()
 
 
 REFUSED: dict[str, tuple[bytes, str]] = {

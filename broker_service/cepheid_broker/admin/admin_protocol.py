@@ -9,6 +9,7 @@ Rule: a connection that waits for its client always has a timer. uvicorn alone h
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from cepheid_broker.admin.authentication import CERTIFICATE
 from cepheid_broker.admin.connection_limits import ConnectionLimits
 from cepheid_broker.admin.cross_site import PROBES, send_reason
 from cepheid_broker.settings import AdminSettings
@@ -24,6 +26,7 @@ from cepheid_broker.settings import AdminSettings
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+_TLS_HELLO = b"\x16\x03"
 MAX_HEAD_BYTES = 64 << 10
 """Request line and headers. The longest names in a path have some kilobytes."""
 
@@ -34,6 +37,8 @@ class ProtocolFactory:
 
     settings: AdminSettings
     limits: ConnectionLimits[AdminProtocol] = field()
+    on_tls: Callable[[str], None] = field(default=lambda _address: None)
+    """Receives the address of a client that spoke TLS to the port without it."""
 
     def __call__(
         self,
@@ -63,6 +68,8 @@ class AdminProtocol(HttpToolsProtocol):
         self._writing: asyncio.TimerHandle | None = None
         self._in_head = False
         self._head_bytes = 0
+        self._is_first = True
+        self._factory = factory
         self.timeout_keep_alive = factory.settings.keepalive_s  # type: ignore[assignment]  # its timer takes fractions, too
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -72,6 +79,8 @@ class AdminProtocol(HttpToolsProtocol):
             admission.dropped.transport.abort()
         if admission.limited_by is not None:
             self.app = ProbesOnly(self.app, admission.limited_by)
+        if (tls := transport.get_extra_info("ssl_object")) is not None:
+            self.app = WithCertificate(self.app, tls.getpeercert() or {})
         self._wait(self._settings.header_timeout_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -81,6 +90,12 @@ class AdminProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._is_first:
+            self._is_first = False
+            if data.startswith(_TLS_HELLO) and self.scheme == "http":
+                self._factory.on_tls(self.client[0] if self.client else "?")
+                self.transport.abort()
+                return
         super().data_received(data)
         if self._in_head:
             self._head_bytes += len(data)
@@ -182,6 +197,17 @@ class AdminProtocol(HttpToolsProtocol):
             head = f"HTTP/1.1 {status} {status.phrase}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
             self.transport.write(head.encode() + b"Connection: close\r\n\r\n" + body)
         self._close()
+
+
+class WithCertificate:
+    """The application, with the certificate that the client of this connection has shown; {} for none."""
+
+    def __init__(self, app: ASGIApp, certificate: dict[str, object]) -> None:
+        self._app = app
+        self._certificate = certificate
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app({**scope, CERTIFICATE: self._certificate}, receive, send)
 
 
 class ProbesOnly:

@@ -9,15 +9,17 @@ import logging
 import re
 from functools import cache
 from http import HTTPStatus
+from itertools import chain
 from typing import TYPE_CHECKING
 
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
+from cepheid_broker.admin.access import CallAccess, guard
 from cepheid_broker.admin.backlog_quotas import namespace_backlog_quotas, topic_backlog_quotas
 from cepheid_broker.admin.bookies import bookies
 from cepheid_broker.admin.brokers import brokers
@@ -37,7 +39,7 @@ from cepheid_broker.admin.namespaces import namespaces
 from cepheid_broker.admin.non_persistent import non_persistent_partitions, non_persistent_stats, non_persistent_topics
 from cepheid_broker.admin.offload_calls import offload_calls
 from cepheid_broker.admin.offload_thresholds import offload_thresholds
-from cepheid_broker.admin.openapi import complete
+from cepheid_broker.admin.openapi import complete, routes_of
 from cepheid_broker.admin.partitions import partitions
 from cepheid_broker.admin.permissions import permissions
 from cepheid_broker.admin.plan import plan
@@ -45,6 +47,7 @@ from cepheid_broker.admin.policy_routes import namespace_policies, topic_policie
 from cepheid_broker.admin.raw_path import RawPathMiddleware
 from cepheid_broker.admin.repair import repair
 from cepheid_broker.admin.replication_clusters import replication_clusters
+from cepheid_broker.admin.revocations import revocations
 from cepheid_broker.admin.schemas import schemas
 from cepheid_broker.admin.stats import stats
 from cepheid_broker.admin.subscriptions import subscriptions
@@ -87,6 +90,7 @@ ROUTERS = (
     metadata,
     repair,
     upgrade,
+    revocations,
     why,
     tiered,
     brokers,  # after health: {cluster} would take its names
@@ -112,8 +116,16 @@ _NON_PERSISTENT = re.compile(r"/admin/v2/non-persistent/([^/]+/[^/]+/[^/]+(/.+))
 
 
 def create_app(context: AdminContext) -> ASGIApp:
-    app = FastAPI(title="Cepheid admin API", redirect_slashes=False, docs_url=None, redoc_url=None, openapi_url="/openapi.json")
     routers = [router(context) for router in ROUTERS]
+    allowed = Depends(guard(context, chain.from_iterable(map(routes_of, routers))))
+    app = FastAPI(
+        title="Cepheid admin API",
+        redirect_slashes=False,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url="/openapi.json",
+        dependencies=[allowed],
+    )
     for router in routers:
         app.include_router(router)
     described = app.openapi
@@ -123,7 +135,7 @@ def create_app(context: AdminContext) -> ASGIApp:
     app.add_exception_handler(ClientDisconnect, _broken_off)
     app.add_exception_handler(HTTPException, _not_routed)
     app.add_exception_handler(Exception, _unexpected)
-    return RawPathMiddleware(app)
+    return CallAccess(RawPathMiddleware(app), context)
 
 
 def _reason(status: int, text: str) -> JSONResponse:

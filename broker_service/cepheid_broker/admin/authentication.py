@@ -1,10 +1,13 @@
-"""Ask for credentials on the admin API: `Authorization: Bearer TOKEN`, or `Basic` with user and password.
+"""Ask for credentials on the admin API: `Authorization: Bearer TOKEN`, `Basic` with user and password, or a client certificate.
+
+A request with an Authorization header is judged by that alone: whoever shows a token means the role of the token.
 
 Probes are answered to everybody: load balancers have no credentials, and the answers say nothing about data.
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import json
@@ -13,39 +16,91 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from cepheid_broker.admin.cross_site import PROBES
-from cepheid_security import AuthenticationError, Credentials
+from cepheid_ports import RefusalLog, without_details
+from cepheid_security import AuthenticationError, Credentials, certificate_names
+from cepheid_security.failed_attempts import FailedAttempts
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
+    from cepheid_security.audit import AuditLog
     from cepheid_security.authenticator import Authenticator
+    from cepheid_security.tls import CertificateRule
 
 log = logging.getLogger(__name__)
 
 PRINCIPAL = "cepheid.principal"
 """Key of the request's scope: who asks."""
+CERTIFICATE = "cepheid.certificate"
+"""Key of the request's scope: the certificate that the client showed, verified, as `getpeercert` gives it. {} without one."""
 
 
 class AdminAuthentication:
     """Wraps the application. What it lets through has a `Principal` in its scope."""
 
-    def __init__(self, app: ASGIApp, authenticator: Authenticator) -> None:
+    def __init__(
+        self, app: ASGIApp, authenticator: Authenticator, audit: AuditLog, certificate_role: CertificateRule = "common_name"
+    ) -> None:
         self._app = app
+        self._certificate_role: CertificateRule = certificate_role
         self._authenticator = authenticator
+        self._refusals = RefusalLog()
+        self._failed_attempts = FailedAttempts()
+        self._audit = audit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["raw_path"] in PROBES:
             await self._app(scope, receive, send)
             return
         try:
-            principal = await self._authenticator.authenticate(_credentials(scope))
+            principal = await self._authenticator.authenticate(self._credentials(scope))
         except AuthenticationError as error:
-            peer = scope["client"][0] if scope.get("client") else "?"
-            call = f"{scope['method']} {scope['path'][:200]}"
-            log.warning("authentication.failed", extra={"peer": peer, "call": call, "error": str(error)})
-            await _refuse(send, str(error))
+            await self._refuse(scope, send, error)
             return
         await self._app({**scope, PRINCIPAL: principal}, receive, send)
+
+    def _credentials(self, scope: Scope) -> Credentials:
+        """Raises AuthenticationError."""
+        shown = _credentials(scope)
+        if shown.method == "none" and self._authenticator.accepts_certificates:
+            names = certificate_names(scope.get(CERTIFICATE), self._certificate_role)
+            if names:
+                return Credentials("tls", certificate_names=names)
+        return shown
+
+    async def _refuse(self, scope: Scope, send: Send, error: AuthenticationError) -> None:
+        """Answer 401, after a while when this address has shown wrong credentials often."""
+        peer, call = scope["client"][0] if scope.get("client") else "?", f"{scope['method']} {scope['path'][:200]}"
+        self._refusals.note(
+            "authentication.failed",
+            (peer, without_details(str(error))),
+            level=logging.WARNING,
+            peer=peer,
+            call=call,
+            error=str(error),
+        )
+        self._audit.record(None, peer, call, scope["path"], "denied", str(error))
+        if any(name == b"authorization" for name, _ in scope["headers"]):
+            delay_s = self._failed_attempts.note(peer, asyncio.get_running_loop().time())
+            await asyncio.sleep(delay_s)
+        await _refuse(send, str(error))
+
+
+class CertificateRequired:
+    """Wraps the application where `tls.client_certificates` is `required`: probes alone are served without a certificate.
+
+    The TLS layer of this port only asks for one, since it would refuse probes together with everything else.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_asked = scope["type"] == "http" and scope["scheme"] == "https" and scope["raw_path"] not in PROBES
+        if is_asked and not scope.get(CERTIFICATE):
+            await _refuse(send, "this port asks for a client certificate (tls.client_certificates), and the client showed none")
+            return
+        await self._app(scope, receive, send)
 
 
 def _credentials(scope: Scope) -> Credentials:

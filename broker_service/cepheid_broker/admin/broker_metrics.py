@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from cepheid_broker.broker_segments import SegmentStatistics
     from cepheid_ledger import BookieStates, ChannelStatistics, EnsembleChangeStatistics
     from cepheid_managed_ledger import TailCacheStatistics, UnderReplicatedFigures
+    from cepheid_security.audit import AuditFigures
 
 
 def broker_families(broker: Broker) -> Iterator[Family]:
@@ -25,6 +26,17 @@ def broker_families(broker: Broker) -> Iterator[Family]:
     yield counter("cepheid_broker_connections_accepted_total", "Connections accepted.", figures.connections_accepted)
     yield counter(
         "cepheid_broker_connections_refused_total", "Connections refused: too many at one time.", figures.connections_refused
+    )
+    yield gauge(
+        "cepheid_broker_connections_unauthenticated",
+        "Connections in the TLS handshake, or whose CONNECT was not answered yet.",
+        figures.connections_unauthenticated,
+    )
+    yield counter("cepheid_broker_tls_handshakes_failed_total", "TLS handshakes of clients that failed.", figures.handshakes_failed)
+    yield counter(
+        "cepheid_broker_authentications_failed_total",
+        "Connections and admin calls refused because of their credentials.",
+        figures.authentications_failed,
     )
     yield gauge("cepheid_broker_topics", "Open topics.", figures.topics_open)
     yield counter("cepheid_broker_topic_failures_total", "Topics that failed and were opened again.", figures.topic_failures)
@@ -87,6 +99,21 @@ def admin_server_families(server: AdminServerStatistics) -> Iterator[Family]:
         "Requests to the admin port that arrived too slowly, and answers that were not read.",
         server.timed_out,
     )
+
+
+def audit_families(audit: AuditFigures) -> Iterator[Family]:
+    yield counter("cepheid_broker_audit_lines_total", "Lines written to the audit log.", audit.written)
+    yield counter(
+        "cepheid_broker_audit_lines_lost_total",
+        "Lines of the audit log that could not be written: the disk failed, or too many waited.",
+        audit.lost,
+    )
+    yield counter(
+        "cepheid_broker_audit_lines_suppressed_total",
+        "Denials and failures that the audit log only counts, because one address caused too many.",
+        audit.suppressed,
+    )
+    yield gauge("cepheid_broker_audit_waiting_lines", "Lines of the audit log that wait to be written.", audit.waiting)
 
 
 def tail_cache_families(cache: TailCacheStatistics) -> Iterator[Family]:

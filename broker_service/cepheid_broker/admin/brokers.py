@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from importlib.metadata import version
 from itertools import pairwise
@@ -21,7 +21,7 @@ from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.errors import NotFoundError, PreconditionError
 from cepheid_broker.admin.path_names import ClusterPath
 from cepheid_broker.admin.raw_path import decode_once
-from cepheid_broker.ownership import boundaries
+from cepheid_broker.ownership import There, boundaries
 from cepheid_broker.protocol import advertised_url
 from cepheid_metadata import list_namespaces, list_tenants
 
@@ -46,7 +46,7 @@ def brokers(context: AdminContext) -> APIRouter:
     async def leader(request: Request) -> dict[str, str]:
         """One that all brokers name alike; it has no other duty"""
         first = brokers_of(context, request)[0]
-        return {"brokerId": first, "serviceUrl": f"http://{first}"}
+        return {"brokerId": first, "serviceUrl": _url_of_broker(context, request, first)}
 
     @router.get("/configuration")
     async def dynamic_settings() -> list[str]:
@@ -97,7 +97,7 @@ def brokers(context: AdminContext) -> APIRouter:
         if cluster != context.cluster or name not in brokers_of(context, request):
             raise NotFoundError(f"Broker {name[:200]!r} of {cluster} does not exist")
         if name != broker_id(context, request):
-            target = f"http://{name}{request.scope['path']}"
+            target = f"{_url_of_broker(context, request, name)}{request.scope['path']}"
             return Response(status_code=HTTPStatus.TEMPORARY_REDIRECT, headers={"Location": target})
         status = {"broker_assignment": "shared", "is_controlled": False, "is_active": True}
         owned = context.broker.ownership.owned_bundles()
@@ -108,8 +108,23 @@ def brokers(context: AdminContext) -> APIRouter:
 
 def brokers_of(context: AdminContext, request: Request) -> list[str]:
     """Sorted by their ids, the first is the leader."""
-    registered = [addresses["http"] for addresses in context.broker.ownership.brokers.values() if "http" in addresses]
+    registered = [name for addresses in context.broker.ownership.brokers.values() if (name := _name_of(addresses)) is not None]
     return registered or [broker_id(context, request)]
+
+
+def _name_of(addresses: Mapping[str, str]) -> str | None:
+    """Return the address that names a broker in the API: without TLS if that port is open. None: it has no admin API."""
+    return addresses.get("http") or addresses.get("https")
+
+
+def _url_of_broker(context: AdminContext, request: Request, name: str) -> str:
+    """Return where a caller reaches the broker with this name: over TLS if it uses TLS here, and the broker has it."""
+    over_tls = request.scope["scheme"] == "https"
+    for broker, addresses in context.broker.ownership.brokers.items():
+        url = There(broker, addresses).admin_url(over_tls=over_tls)
+        if url is not None and _name_of(addresses) == name:
+            return url
+    return admin_url(context, request)  # brokers are not registered, as in standalone
 
 
 def id_of_broker(context: AdminContext, request: Request, name: str) -> str:
@@ -119,7 +134,7 @@ def id_of_broker(context: AdminContext, request: Request, name: str) -> str:
     if name == own:  # also where brokers are not registered, as in standalone
         return ownership.broker_id
     brokers = ownership.brokers
-    found = name if name in brokers else next((key for key, known in brokers.items() if known.get("http") == name), None)
+    found = name if name in brokers else next((key for key, known in brokers.items() if _name_of(known) == name), None)
     if found is None:
         raise PreconditionError(f"Broker {name[:200]!r} does not run: choose one of {', '.join(brokers) or own}")
     return found
@@ -154,14 +169,24 @@ def _not_dynamic(name: str) -> PreconditionError:
     return PreconditionError(f"{decode_once(name)[:200]!r} cannot be changed while the broker runs: no setting can")
 
 
-def admin_url(context: AdminContext, request: Request) -> str:
-    """Of this API, as registered, or as the client reaches it."""
+def admin_urls(context: AdminContext, request: Request) -> dict[str, str]:
+    """Return the addresses of this API by scheme, as registered, or the one by which the client reaches it."""
     ownership = context.broker.ownership
-    if (registered := ownership.brokers.get(ownership.broker_id, {}).get("http")) is not None:
-        return f"http://{registered}"
+    registered = ownership.brokers.get(ownership.broker_id, {})
+    if found := {scheme: f"{scheme}://{registered[scheme]}" for scheme in ("http", "https") if scheme in registered}:
+        return found
+    scheme = request.scope["scheme"]
     host, port = request.scope["server"]
-    return advertised_url("http", context.broker.settings, port, host)
+    return {scheme: advertised_url(scheme, context.broker.settings, port, host)}
+
+
+def admin_url(context: AdminContext, request: Request) -> str:
+    """Return the address of this API for a caller: with TLS if it uses TLS."""
+    urls = admin_urls(context, request)
+    return urls.get(request.scope["scheme"]) or next(iter(urls.values()))
 
 
 def broker_id(context: AdminContext, request: Request) -> str:
-    return admin_url(context, request).removeprefix("http://")
+    """Return the name of this broker in the API."""
+    urls = admin_urls(context, request)
+    return (urls.get("http") or urls["https"]).partition("://")[2]

@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from cepheid_broker.admin.access import administered_tenants, may
 from cepheid_broker.admin.context import AdminContext, replace_or_conflict
 from cepheid_broker.admin.errors import BadRequestError, ConflictError, NotAllowedHereError, PreconditionError
 from cepheid_broker.admin.json_body import json_body
 from cepheid_broker.admin.path_names import ClusterPath, TenantPath
 from cepheid_metadata import ClusterRecord, KeyExistsError, TenantRecord, keys, list_names, list_namespaces, list_tenants
+from cepheid_security import Need
 
 NO_CONTENT = 204
 
@@ -85,8 +87,13 @@ def tenants(context: AdminContext) -> APIRouter:
     router = APIRouter(prefix="/admin/v2/tenants")
 
     @router.get("")
-    async def all_tenants() -> list[str]:
-        return await list_tenants(context.store)
+    async def all_tenants(request: Request) -> list[str]:
+        """All for a super-user; else those that the role administers"""
+        tenants = await list_tenants(context.store)
+        if await may(context, request, Need.SUPER_USER):
+            return tenants
+        found = {tenant: await context.tenants.get(tenant) for tenant in tenants}
+        return administered_tenants(context, request, {tenant: each.record for tenant, each in found.items() if each is not None})
 
     @router.get("/{tenant}")
     async def get_tenant(tenant: TenantPath) -> dict[str, list[str]]:

@@ -32,10 +32,6 @@ if TYPE_CHECKING:
     from cepheid_ports.prometheus import Family
 
 
-async def allow_all(topic: TopicName) -> None:
-    """Who may read a topic's history past the brokers: everybody, while the broker knows no users."""
-
-
 @dataclass(frozen=True, slots=True)
 class AdminContext:
     """One broker, and who counts what besides it: the exporter pulls `families`."""
@@ -43,7 +39,6 @@ class AdminContext:
     broker: Broker
     settings: AdminSettings = field(default_factory=AdminSettings)
     families: Sequence[Callable[[], Iterable[Family]]] = ()
-    authorize_history: Callable[[TopicName], Awaitable[None]] = field(default=allow_all)
     is_ready: Callable[[], bool] = field(default=lambda: True)
     bookies: BookieStates | None = None
     tickets: TicketKeyring | None = None

@@ -10,6 +10,7 @@ from http import HTTPStatus
 from typing import ClassVar
 
 from cepheid_broker.errors import (
+    AuthorizationError,
     BacklogQuotaExceededError,
     BacklogQuotaHoldError,
     BrokerError,
@@ -20,6 +21,7 @@ from cepheid_broker.errors import (
     InvalidSchemaError,
     NamespaceNotFoundError,
     NotAllowedError,
+    PermissionsOutOfDateError,
     ProducerBusyError,
     ProducerFencedError,
     SchemaNotFoundError,
@@ -39,7 +41,10 @@ from cepheid_metadata import (
     InvalidNameError,
     KeyExistsError,
     NotEmptyError,
+    PermissionsContendedError,
+    PermissionsFullError,
     RestoreNotReportedError,
+    RevocationListFullError,
     SessionLostError,
 )
 from cepheid_metadata.upgrade import UpgradeNotPossibleError
@@ -116,7 +121,9 @@ HTTP_STATUSES: dict[type[CepheidError], HTTPStatus] = {
     NamespaceNotFoundError: HTTPStatus.NOT_FOUND,
     ConsumerNotFoundError: HTTPStatus.NOT_FOUND,
     SubscriptionNotFoundError: HTTPStatus.NOT_FOUND,
+    AuthorizationError: HTTPStatus.FORBIDDEN,
     ServiceNotReadyError: HTTPStatus.SERVICE_UNAVAILABLE,
+    PermissionsOutOfDateError: HTTPStatus.SERVICE_UNAVAILABLE,
     NotOwnerError: HTTPStatus.SERVICE_UNAVAILABLE,  # where its owner has no admin address: else the caller is sent there (app.py)
     PeerUnreachableError: HTTPStatus.SERVICE_UNAVAILABLE,
     RemoteRefusedError: HTTPStatus.BAD_GATEWAY,  # with a status that we do not know: else that
@@ -140,11 +147,14 @@ HTTP_STATUSES: dict[type[CepheidError], HTTPStatus] = {
     KeyExistsError: HTTPStatus.CONFLICT,
     BadVersionError: HTTPStatus.CONFLICT,
     NotEmptyError: HTTPStatus.CONFLICT,
+    PermissionsContendedError: HTTPStatus.CONFLICT,
+    PermissionsFullError: HTTPStatus.PRECONDITION_FAILED,
     SessionLostError: HTTPStatus.SERVICE_UNAVAILABLE,
     OffloadRunningError: HTTPStatus.CONFLICT,
     OffloadOffError: HTTPStatus.PRECONDITION_FAILED,
     NoObjectStoreError: HTTPStatus.PRECONDITION_FAILED,
     RestoreNotReportedError: HTTPStatus.SERVICE_UNAVAILABLE,
+    RevocationListFullError: HTTPStatus.PRECONDITION_FAILED,
 }
 
 

@@ -9,11 +9,14 @@ from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Path, Query, Request
 
+from cepheid_broker.admin.access import may
 from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.errors import NotFoundError
 from cepheid_ledger import NoSuchLedgerError
 from cepheid_metadata import DeletedLedgers, keys
 from cepheid_metadata.ledger_views import bookie_views, ledger_page, ledger_view
+from cepheid_security import Need
+from cepheid_wire import InvalidTopicNameError, TopicName
 
 log = logging.getLogger(__name__)
 
@@ -29,19 +32,23 @@ def ledgers(context: AdminContext) -> APIRouter:
 
     @router.get("/ledgers")
     async def list_all(
+        request: Request,
         above: Annotated[int, Query(ge=-1, le=keys.MAX_LEDGER_ID)] = -1,
         limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = MAX_LISTED,
         deleted: bool = False,
     ) -> dict[str, Any]:
         """The first `limit` ledgers with larger ids than `above`; `damaged`: those with a record that cannot be read; `next` is the
-        `above` of the following page, or null"""
-        return await ledger_page(context.store, above=above, limit=limit, deleted=deleted)
+        `above` of the following page, or null. Roles that are no super-users see the ledgers of topics that they may consume"""
+        page = await ledger_page(context.store, above=above, limit=limit, deleted=deleted)
+        if await may(context, request, Need.SUPER_USER):
+            return page
+        return {**page, "ledgers": [view for view in page["ledgers"] if await _may_read(context, request, view)]}
 
     @router.get("/ledgers/{ledger}")
-    async def show(ledger: LedgerPath) -> dict[str, Any]:
-        """Its record, also while it is deleted and can be brought back"""
+    async def show(ledger: LedgerPath, request: Request) -> dict[str, Any]:
+        """Its record, also while it is deleted and can be brought back. For roles as above"""
         view = await ledger_view(context.store, ledger)
-        if view is None:
+        if view is None or not (await may(context, request, Need.SUPER_USER) or await _may_read(context, request, view)):
             raise NotFoundError(f"Ledger {ledger} does not exist, or was deleted for good")
         return view
 
@@ -94,6 +101,18 @@ def ledgers(context: AdminContext) -> APIRouter:
         return {"bookies": views}
 
     return router
+
+
+async def _may_read(context: AdminContext, request: Request, view: dict[str, Any]) -> bool:
+    """Whether the caller may consume the topic that the ledger belongs to."""
+    topic = view["ledger"]["custom"].get("topic")
+    if topic is None:
+        return False
+    try:
+        name = TopicName.parse(topic)
+    except InvalidTopicNameError:
+        return False
+    return await may(context, request, Need.CONSUME, name)
 
 
 async def _known(ledger_id: int, work: Awaitable[T]) -> T:

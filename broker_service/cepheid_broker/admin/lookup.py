@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse, Response
 
-from cepheid_broker.admin.brokers import admin_url
+from cepheid_broker.admin.brokers import admin_urls
 from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.path_names import AnyTopicPath
 from cepheid_broker.errors import TopicNotFoundError
@@ -35,13 +35,13 @@ def lookup(context: AdminContext) -> APIRouter:
             return Response(status_code=HTTPStatus.TEMPORARY_REDIRECT, headers={"Location": target})
         reached_host, _ = request.scope["server"]
         urls = service_urls(broker.settings, broker.port, broker.tls_port, reached_host)
-        own_url, is_tls = admin_url(context, request), request.scope["scheme"] == "https"
+        admin = admin_urls(context, request)
         # C++ breaks when neither TLS key is there: all are strings (docs/reference/shapes.md §6).
         return {
             "brokerUrl": urls.get("pulsar", ""),
             "brokerUrlTls": urls.get("pulsar+ssl", ""),
-            "httpUrl": "" if is_tls else own_url,
-            "httpUrlTls": own_url if is_tls else "",
+            "httpUrl": admin.get("http", ""),
+            "httpUrlTls": admin.get("https", ""),
             "nativeUrl": urls.get("pulsar", ""),
             "brokerUrlSsl": urls.get("pulsar+ssl", ""),
         }

@@ -20,7 +20,7 @@ from cepheid_broker.admin.policy_table import POLICIES, PolicyKind
 from cepheid_broker.admin.policy_values import BacklogQuotaBody
 from cepheid_broker.ownership import boundaries
 from cepheid_broker.policies import TopicPolicies, resolve
-from cepheid_metadata import NamespaceRecord
+from cepheid_metadata import NamespacePermissions, NamespaceRecord
 
 MAX_BUNDLES = 128  # Pulsar's limit for splits (docs/reference/behaviours.md §15)
 DEFAULT_BUNDLES = 4
@@ -107,12 +107,18 @@ async def _decoded(context: AdminContext, name: str, value: Any) -> Any:
     return decoded
 
 
-def namespace_object(record: NamespaceRecord, broker: TopicPolicies) -> dict[str, Any]:
+def namespace_object(record: NamespaceRecord, broker: TopicPolicies, permissions: NamespacePermissions) -> dict[str, Any]:
     """What is not set and has no value of its own is left out."""
     found: dict[str, Any] = {
         **_NOT_SET,
         "replication_clusters": list(record.replication_clusters),
         "bundles": bundles_data(record.bundles),
+        "auth_policies": {
+            "namespace_auth": permissions.namespace,
+            "destination_auth": permissions.topics,
+            "subscription_auth_roles": permissions.subscriptions,
+        },
+        "subscription_auth_mode": permissions.subscription_auth_mode,
         "deleted": record.deleted,
         "properties": record.properties,
         "backlog_quota_map": quotas_json(record),

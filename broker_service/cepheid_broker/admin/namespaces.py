@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 
+from cepheid_broker.admin.access import require, visible_topics
 from cepheid_broker.admin.bundle_calls import unload_all
 from cepheid_broker.admin.bundles import bundles_data
 from cepheid_broker.admin.context import AdminContext, replace_or_conflict
@@ -13,6 +14,7 @@ from cepheid_broker.admin.errors import ConflictError, NotAllowedHereError, Prec
 from cepheid_broker.admin.json_body import json_body
 from cepheid_broker.admin.namespace_object import NamespaceBody, namespace_object, namespace_schema, new_namespace
 from cepheid_broker.admin.path_names import NamespacePath, TenantPath
+from cepheid_broker.admin.permissions import read_permissions
 from cepheid_broker.admin.policy_change import TRIES, contended
 from cepheid_broker.admin.topic_lists import is_shown, topics_in
 from cepheid_metadata import (
@@ -20,9 +22,11 @@ from cepheid_metadata import (
     KeyExistsError,
     NamespaceRecord,
     NoSuchKeyError,
+    delete_permissions_ops,
     list_namespaces,
     list_topics,
 )
+from cepheid_security import Need
 from cepheid_wire import NON_PERSISTENT, PERSISTENT, NamespaceName
 
 NO_CONTENT = 204
@@ -44,12 +48,17 @@ def namespaces(context: AdminContext) -> APIRouter:
     @router.get("/{tenant}/{namespace}")
     async def get_policies(namespace: NamespacePath) -> dict[str, Any]:
         """All policies"""
-        return namespace_object((await context.require_namespace(namespace)).record, context.broker.catalog.broker_policies)
+        record = (await context.require_namespace(namespace)).record
+        granted = await read_permissions(context, namespace)
+        return namespace_object(record, context.broker.catalog.broker_policies, granted)
 
     @router.put("/{tenant}/{namespace}", status_code=NO_CONTENT, openapi_extra=_POLICIES_BODY)
-    async def create_namespace(namespace: NamespacePath, policies: PoliciesBody) -> None:
+    async def create_namespace(namespace: NamespacePath, policies: PoliciesBody, request: Request) -> None:
+        """An offload policy in the body needs a super-user, as by its own call"""
         await context.require_tenant(namespace.tenant)
         record = await new_namespace(context, policies or NamespaceBody())
+        if record.offload is not None:
+            await require(context, request, Need.SUPER_USER)
         for cluster in record.replication_clusters:
             await context.require_cluster(cluster)
         await _create(context, namespace, record)
@@ -64,14 +73,17 @@ def namespaces(context: AdminContext) -> APIRouter:
     @router.get("/{tenant}/{namespace}/topics")
     async def topics_of_namespace(
         namespace: NamespacePath,
+        request: Request,
         mode: str = "PERSISTENT",
         includeSystemTopic: bool = False,
     ) -> list[str]:
-        """`mode` is PERSISTENT, NON_PERSISTENT or ALL"""
+        """Topics that the role may use; `mode` is PERSISTENT, NON_PERSISTENT or ALL"""
         if mode not in _MODES:
             raise PreconditionError(f"mode {mode!r} is none of {', '.join(_MODES)}")
         topics = [topic for domain in _MODES[mode] for topic in await topics_in(context, namespace, domain)]
-        return [str(topic) for topic in topics if is_shown(topic, includeSystemTopic)]
+        return [
+            str(topic) for topic in await visible_topics(context, request, namespace, topics) if is_shown(topic, includeSystemTopic)
+        ]
 
     @router.get("/{tenant}/{namespace}/bundles")
     async def get_bundles(namespace: NamespacePath) -> dict[str, Any]:
@@ -87,12 +99,13 @@ def namespaces(context: AdminContext) -> APIRouter:
 
 async def _create(context: AdminContext, namespace: NamespaceName, record: NamespaceRecord) -> None:
     """In one step with a write of its tenant: who deletes or narrows that meanwhile finds it changed, and looks again."""
-    create = context.namespaces.create_op((namespace.tenant, namespace.local_name), record)
+    noun = (namespace.tenant, namespace.local_name)
+    create = context.namespaces.create_op(noun, record)
     for _ in range(TRIES):
         tenant = await context.require_tenant(namespace.tenant)
         touch = context.tenants.replace_op(namespace.tenant, tenant.record, tenant.version)
         try:
-            await context.store.multi([touch, create])
+            await context.store.multi([touch, create, *await delete_permissions_ops(context.store, *noun)])
             return
         except (BadVersionError, NoSuchKeyError):
             continue
@@ -119,4 +132,4 @@ async def _delete(context: AdminContext, namespace: NamespaceName) -> None:
         await replace_or_conflict(context.namespaces.replace(noun, found.record.replace(deleted=False), version))
         raise ConflictError(f"Namespace {namespace} still has {len(topics)} topics, one is {topics[0]}", namespace=str(namespace))
     await context.broker.schemas.on_namespace_deleting(namespace)
-    await context.namespaces.delete(noun, version)
+    await context.store.multi([context.namespaces.delete_op(noun, version), *await delete_permissions_ops(context.store, *noun)])

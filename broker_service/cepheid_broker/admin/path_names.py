@@ -6,9 +6,11 @@ All dependencies are coroutines: the framework would run plain functions in thre
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any
 
 from fastapi import Depends, Request
+from fastapi.dependencies.models import Dependant
 
 from cepheid_broker.admin.errors import PreconditionError
 from cepheid_broker.admin.raw_path import decode_once, decode_twice
@@ -92,3 +94,72 @@ TwiceDecodedTopicPath = Annotated[TopicName, Depends(_twice_decoded_topic)]
 SchemaPath = Annotated[TopicName, Depends(_schema_topic)]
 AnyTopicPath = Annotated[TopicName, Depends(_any_topic)]
 SubscriptionPath = Annotated[str, Depends(_subscription)]
+
+PathNoun = str | NamespaceName | TopicName
+"""What a call is about: a tenant, a namespace or a topic."""
+NounReader = Callable[[Request], Awaitable[PathNoun]]
+
+
+async def _tenant_in(request: Request) -> str:
+    return await _tenant(request.path_params["tenant"])
+
+
+async def _namespace_in(request: Request) -> NamespaceName:
+    return await _namespace(await _tenant_in(request), request.path_params["namespace"])
+
+
+async def _topic_in(request: Request) -> TopicName:
+    return await _topic(await _domain(request), *_topic_segments(request))
+
+
+async def _twice_decoded_topic_in(request: Request) -> TopicName:
+    return await _twice_decoded_topic(*_topic_segments(request))
+
+
+async def _schema_topic_in(request: Request) -> TopicName:
+    return await _schema_topic(*_topic_segments(request))
+
+
+async def _any_topic_in(request: Request) -> TopicName:
+    return await _any_topic(request.path_params["domain"], *_topic_segments(request))
+
+
+def _topic_segments(request: Request) -> tuple[str, str, str]:
+    names = request.path_params
+    return names["tenant"], names["namespace"], names["topic"]
+
+
+_READERS: dict[Any, tuple[int, NounReader]] = {
+    _tenant: (0, _tenant_in),
+    _namespace: (1, _namespace_in),
+    _topic: (2, _topic_in),
+    _twice_decoded_topic: (2, _twice_decoded_topic_in),
+    _schema_topic: (2, _schema_topic_in),
+    _any_topic: (2, _any_topic_in),
+}
+
+
+def noun_reader(dependant: Dependant) -> NounReader | None:
+    """Return what reads the noun of a route from a request, exactly as the route itself reads it; None: the route has none.
+
+    Topics are decoded once or twice, depending on the route. Who decides about permissions must not read another name than the
+    function that does the work.
+    """
+    found: dict[NounReader, int] = {}
+    pending = [dependant]
+    while pending:
+        each = pending.pop()
+        pending += each.dependencies
+        if each.call in _READERS:
+            rank, reader = _READERS[each.call]
+            found[reader] = rank
+    if not found:
+        return None
+    highest = max(found.values())
+    (reader,) = (reader for reader, rank in found.items() if rank == highest)
+    return reader
+
+
+async def subscription_in(request: Request) -> str:
+    """Return the subscription that `{sub}` of the route names."""
+    return await _subscription(request.path_params["sub"])

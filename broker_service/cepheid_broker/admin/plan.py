@@ -26,6 +26,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 
+from cepheid_broker.admin.access import require, visible_topics
 from cepheid_broker.admin.authentication import PRINCIPAL
 from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.errors import BadRequestError, NotServedError
@@ -53,6 +54,7 @@ from cepheid_metadata import (
 )
 from cepheid_metadata.ticket_keyring import TicketKeyring
 from cepheid_rpc import bookie_address
+from cepheid_security import Need
 from cepheid_security.read_tickets import LAST_ENTRY
 from cepheid_wire import PERSISTENT, NamespaceName, TopicName
 
@@ -77,7 +79,7 @@ def plan(context: AdminContext) -> APIRouter:
     async def plan_of(request: Request, topic: str, schemas: bool = False, after: int = -1) -> Response:
         """Ours, not Pulsar's: docs/plan-service.md"""
         name = _persistent(topic)
-        await context.authorize_history(name)
+        await require(context, request, Need.CONSUME, name)
         partitions = await context.broker.catalog.partitions(name)
         if partitions is None:
             raise TopicNotFoundError(f"Topic {name} does not exist", topic=str(name))
@@ -99,15 +101,19 @@ def plan(context: AdminContext) -> APIRouter:
         return Response(await _encoded(answer), media_type="application/json")
 
     @router.get("/topics")
-    async def partitions_of(topic: Annotated[list[str] | None, Query()] = None, namespace: str = "") -> dict[str, Any]:
+    async def partitions_of(
+        request: Request, topic: Annotated[list[str] | None, Query()] = None, namespace: str = ""
+    ) -> dict[str, Any]:
         """How many partitions each has: 0, not partitioned; null: no such topic"""
         if namespace:
-            return {"format": FORMAT, "topics": await _topics_in(context, NamespaceName.parse(namespace))}
+            asked = NamespaceName.parse(namespace)
+            await require(context, request, Need.NAMESPACE_READ, asked)
+            return {"format": FORMAT, "topics": await _topics_in(context, request, asked)}
         if topic is None or len(topic) > _MOST_NAMES:
             raise BadRequestError(f"name a namespace, or 1 to {_MOST_NAMES} topics")
         names = [_persistent(each) for each in topic]
         for name in names:
-            await context.authorize_history(name)
+            await require(context, request, Need.CONSUME, name)
         counts = await _in_groups(names, lambda name: _partitions(context, name))
         return {"format": FORMAT, "topics": {str(name): count for name, count in zip(names, counts, strict=True)}}
 
@@ -146,11 +152,12 @@ async def _partitions(context: AdminContext, name: TopicName) -> int | None:
     return 0 if name.is_partition else found.record.partitions
 
 
-async def _topics_in(context: AdminContext, namespace: NamespaceName) -> dict[str, int]:
-    """Without what clients use for themselves, and what is being deleted."""
+async def _topics_in(context: AdminContext, request: Request, namespace: NamespaceName) -> dict[str, int]:
+    """Without what clients use for themselves, what is being deleted, and what the caller may not consume."""
     await context.require_namespace(namespace)
     listed = await list_topics(context.store, namespace.tenant, namespace.local_name, PERSISTENT)
     names = [name for name in listed if not is_system_topic(name)]
+    names = await visible_topics(context, request, namespace, names, Need.CONSUME)
     records = await _in_groups(names, topic_records(context.store).get)
     return {
         str(name): found.record.partitions

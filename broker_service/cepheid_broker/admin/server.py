@@ -15,13 +15,12 @@ import errno
 import logging
 import socket
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cepheid_broker.admin.connection_limits import AdminServerStatistics, ConnectionLimits
 from cepheid_broker.admin.context import AdminContext
-from cepheid_broker.protocol import PortInUseError
-from cepheid_ports import TaskOwner
+from cepheid_broker.protocol import Arrivals, Place, PortInUseError, TlsAcceptor, listening_socket
+from cepheid_ports import RefusalLog, TaskOwner
 from cepheid_security import ServerTls
 from cepheid_security.authenticator import Authenticator
 
@@ -33,6 +32,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _BACKLOG = 256
+_MAX_HANDSHAKES = 256
+_MAX_HANDSHAKES_PER_ADDRESS = 64
+"""Connections in the TLS handshake. A handshake of an honest client is over in two round trips."""
 
 
 class AdminServer:
@@ -64,6 +66,8 @@ class AdminServer:
         self._limits: ConnectionLimits[AdminProtocol] = ConnectionLimits(
             settings.max_connections, settings.max_connections_per_address
         )
+        self._acceptor: TlsAcceptor[Place] | None = None
+        self._refusals = RefusalLog()
         self._listening: list[socket.socket] | None = None  # the port without TLS, if there is one, and then that with TLS
 
     def __repr__(self) -> str:
@@ -99,7 +103,7 @@ class AdminServer:
                 await importer.aclose()
             await server.startup(sockets=self._listening[: int(self._has_plain_port)])
             if self._tls is not None:
-                await self._serve_tls(server, self._tls, self._listening[-1])
+                self._serve_tls(server, self._tls, self._listening[-1])
         except BaseException:
             self._close_ports()
             raise
@@ -113,38 +117,63 @@ class AdminServer:
         server, self._server = self._server, None
         await self._tasks.aclose()
         self._close_ports()
+        if self._acceptor is not None:
+            await self._acceptor.aclose()
         if server is not None:
             await server.shutdown()
 
-    async def _serve_tls(self, server: Server, tls: ServerTls, listening: socket.socket) -> None:
-        """Add the port with TLS to what uvicorn serves: it has one context for all of its own sockets."""
-        make: Any = server.config.http_protocol_class
-        protocol = partial(make, config=server.config, server_state=server.server_state, app_state=server.lifespan.state)
-        added = await asyncio.get_running_loop().create_server(
-            protocol, sock=listening, ssl=tls.context, ssl_handshake_timeout=self._context.settings.header_timeout_s
+    def _serve_tls(self, server: Server, tls: ServerTls, listening: socket.socket) -> None:
+        """Serve the port with TLS by uvicorn's protocol: uvicorn itself has one context for all of its own sockets."""
+        arrivals = Arrivals(
+            max_arriving=_MAX_HANDSHAKES,
+            max_arriving_per_address=_MAX_HANDSHAKES_PER_ADDRESS,
+            max_per_address=_MAX_HANDSHAKES,  # open connections are the matter of `ConnectionLimits`
         )
-        server.servers.append(added)
+
+        def admit(address: str) -> Place | None:
+            place = arrivals.admit(address)
+            if isinstance(place, Place):
+                return place
+            self._refusals.note("admin.connection_refused", address, level=logging.WARNING, peer=address, reason=place)
+            return None
+
+        def make(place: Place) -> asyncio.Protocol:
+            place.free()
+            new: Any = server.config.http_protocol_class
+            protocol: asyncio.Protocol = new(
+                config=server.config, server_state=server.server_state, app_state=server.lifespan.state
+            )
+            return protocol
+
+        self._acceptor = TlsAcceptor(
+            listening,
+            tls,
+            handshake_timeout_s=self._context.settings.header_timeout_s,
+            admit=admit,
+            make=make,
+            on_failed=Place.free,
+            refusals=self._refusals,
+            plain_hint=lambda: f"http:// is on port {self.port}" if self.port else "this port is for https:// alone",
+        )
+        self._acceptor.start()
 
     def _close_ports(self) -> None:
         for listening in self._listening or ():
             listening.close()
 
     def _open_port(self, port: int) -> socket.socket:
-        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-        # Named TCP, since asyncio switches Nagle's delay off only for sockets that say so: 40 ms per answer.
-        listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         try:
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listening.bind((self._host, port))
-            listening.listen(_BACKLOG)
-            listening.setblocking(False)
+            return listening_socket(self._host, port, _BACKLOG)
         except OSError as error:
-            listening.close()
             if not isinstance(error, socket.gaierror) and error.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES):
                 raise
             message = f"cannot listen on {self._host}:{port} for the admin API: {error.strerror}"
             raise PortInUseError(message, host=self._host, port=port) from None
-        return listening
+
+    def _note_tls(self, address: str) -> None:
+        where = f"https:// is on port {self.tls_port}" if self.tls_port else "this broker has no TLS"
+        reason = f"it speaks TLS to the port without TLS; {where}"
+        self._refusals.note("admin.connection_refused", (address, "tls"), level=logging.WARNING, peer=address, reason=reason)
 
     def _build(self) -> Server:
         """In a thread: imports and routes take hundreds of milliseconds."""
@@ -152,13 +181,16 @@ class AdminServer:
 
         from cepheid_broker.admin.admin_protocol import ProtocolFactory
         from cepheid_broker.admin.app import create_app
-        from cepheid_broker.admin.authentication import AdminAuthentication
+        from cepheid_broker.admin.authentication import AdminAuthentication, CertificateRequired
         from cepheid_broker.admin.cross_site import AdminHosts, CrossSiteGuard
 
         settings = self._context.settings
         app = create_app(self._context)
         if self._authenticator is not None:
-            app = AdminAuthentication(app, self._authenticator)
+            broker = self._context.broker
+            app = AdminAuthentication(app, self._authenticator, broker.audit, broker.settings.authentication.certificate_role)
+        if self._context.broker.settings.tls.client_certificates == "required":
+            app = CertificateRequired(app)
         config = Config(
             CrossSiteGuard(app, AdminHosts.of(self._context.broker.settings)),
             ws="none",
@@ -170,7 +202,7 @@ class AdminServer:
             timeout_graceful_shutdown=max(1, round(settings.stop_grace_s)),
         )
         config.load()
-        config.http_protocol_class = ProtocolFactory(settings, self._limits)  # type: ignore[assignment]  # it is only called
+        config.http_protocol_class = ProtocolFactory(settings, self._limits, self._note_tls)  # type: ignore[assignment]  # it is only called
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # it has a line for each request that is not HTTP
         server = Server(config)
         server.lifespan = config.lifespan_class(config)  # what Server.serve does, which would take the process's signals too

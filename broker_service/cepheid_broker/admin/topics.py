@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Request
 
+from cepheid_broker.admin.access import visible_topics
 from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.errors import ConflictError, NotAllowedHereError, PreconditionError
 from cepheid_broker.admin.json_body import json_body
@@ -45,21 +46,24 @@ def topics_of(context: AdminContext, domain: str) -> APIRouter:
     @router.get("")
     async def list_topics(
         namespace: NamespacePath,
+        request: Request,
         bundle: str | None = None,
         includeSystemTopic: bool = False,
     ) -> list[str]:
-        """Partitions one by one, never the name of a partitioned topic"""
+        """Partitions one by one, never the name of a partitioned topic; only topics that the role may use"""
         found = [topic for topic in await topics_in(context, namespace, domain) if is_shown(topic, includeSystemTopic)]
         if bundle is not None:
             count = (await context.require_namespace(namespace)).record.bundles
             found = [topic for topic in found if bundle_of(topic, count).range == bundle]
-        return [str(topic) for topic in found]
+        return [str(topic) for topic in await visible_topics(context, request, namespace, found)]
 
     @router.get("/partitioned")
-    async def list_partitioned(namespace: NamespacePath, includeSystemTopic: bool = False) -> list[str]:
-        """Names of partitioned topics"""
+    async def list_partitioned(namespace: NamespacePath, request: Request, includeSystemTopic: bool = False) -> list[str]:
+        """Names of partitioned topics that the role may use"""
         found = await partitioned_topics_in(context, namespace, domain)
-        return [str(topic) for topic in found if is_shown(topic, includeSystemTopic)]
+        return [
+            str(topic) for topic in await visible_topics(context, request, namespace, found) if is_shown(topic, includeSystemTopic)
+        ]
 
     @router.put("/{topic}", status_code=NO_CONTENT)
     async def create_topic(topic: TopicPath, properties: PropertiesBody) -> None:

@@ -9,15 +9,12 @@ import re
 
 _TOPIC = r"/admin/v2/(non-)?persistent/[^/]+/[^/]+/[^/]+"
 _NAMESPACE = r"/admin/v2/namespaces/[^/]+/[^/]+"
-_NO_RIGHTS = "authentication and authorization do not exist yet: everybody may do everything"
 _NO_CLUSTERS = "there is one cluster: no replication"
 _NO_RATES = "rates are not limited yet"
 _NO_SCAN = "`cepheid tiered verify` and `cepheid tiered sweep` compare an object store with the topics"
 _NO_FUNCTIONS = "functions, connectors and packages do not exist"
 
 _REASONS: tuple[tuple[str, str], ...] = (
-    (rf"({_TOPIC}|{_NAMESPACE})/permissions(/.*)?", _NO_RIGHTS),
-    (rf"{_NAMESPACE}/subscriptionAuthMode", _NO_RIGHTS),
     (rf"({_TOPIC}|{_NAMESPACE})/(compaction|compactionThreshold)", "compaction does not exist yet"),
     (rf"({_TOPIC}|{_NAMESPACE})/(replication|replicateSubscriptionState|allowedClusters|shadowTopics)", _NO_CLUSTERS),
     (rf"{_TOPIC}/subscription/[^/]+/replicatedSubscriptionStatus", _NO_CLUSTERS),
@@ -25,7 +22,6 @@ _REASONS: tuple[tuple[str, str], ...] = (
     (rf"{_TOPIC}/[^/]+/dispatchRate", _NO_RATES),
     (rf"({_TOPIC}|{_NAMESPACE})/(entryFilters|resourceGroup|resourcegroup)(/.*)?", "filters and resource groups do not exist"),
     (rf"({_TOPIC}|{_NAMESPACE})/(sub\w*ExpirationTime)", "subscriptions do not expire yet"),
-    (r"/admin/v2/namespaces/(grant|revoke)PermissionsOnTopics", _NO_RIGHTS),
     (rf"{_NAMESPACE}/(properties|property/.*)", "labels of a namespace are set when it is made"),
     (rf"{_NAMESPACE}/schemaAutoUpdateCompatibilityStrategy", "the older word for schemaCompatibilityStrategy"),
     (rf"{_NAMESPACE}/scanOffloadedLedgers", _NO_SCAN),

@@ -50,7 +50,6 @@ _OF_BOTH = (
 )
 OF_NAMESPACES = (
     *_OF_BOTH,
-    UnsetPolicy(word="subscriptionAuthMode", unset="None"),
     UnsetPolicy(word="antiAffinity"),
     UnsetPolicy(word="persistence/bookieAffinity"),
     UnsetPolicy(word="schemaAutoUpdateCompatibilityStrategy"),

@@ -4,10 +4,19 @@ from cepheid_broker.ownership.bundle_ownership import BundleOwnership
 from cepheid_broker.ownership.bundles import Bundle, boundaries, bundle_of, bundles_of
 from cepheid_broker.ownership.owner_reach import OwnerReach
 from cepheid_broker.ownership.ownership import KEEPS_CONNECTION, Here, NotOwnerError, Ownership, SoleOwnership, There, health_topic
-from cepheid_broker.ownership.peer_calls import PeerCalls, PeerUnreachableError, RemoteRefusedError, topic_path
+from cepheid_broker.ownership.peer_calls import (
+    ACTING_FOR,
+    ACTING_FOR_HEADER,
+    PeerCalls,
+    PeerUnreachableError,
+    RemoteRefusedError,
+    topic_path,
+)
 from cepheid_broker.ownership.remote_parts import RemoteParts, clients_in
 
 __all__ = [
+    "ACTING_FOR",
+    "ACTING_FOR_HEADER",
     "KEEPS_CONNECTION",
     "Bundle",
     "BundleOwnership",

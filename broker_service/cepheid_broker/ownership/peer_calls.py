@@ -3,6 +3,7 @@
     call ──► connect ──► request ──► answer ──► 307? the same at the place it names ──► JSON, or RemoteRefusedError
 
 A connection for each call: they are rare (administration), and brokers come and go. Every call has a timeout, answers have a bound.
+A call that is made for a client names its role, for the audit log of the other broker.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 import json
 import ssl
 from collections.abc import Callable
+from contextvars import ContextVar
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -18,6 +20,11 @@ from urllib.parse import quote, urlsplit
 from cepheid_broker.errors import BrokerError, ServiceNotReadyError
 from cepheid_broker.ownership.ownership import There
 from cepheid_wire import TopicName
+
+ACTING_FOR: ContextVar[str] = ContextVar("acting_for", default="")
+"""Role of the client whose request is being served, "" without one. Tasks that work on the request have it too."""
+ACTING_FOR_HEADER = b"x-cepheid-acting-for"
+"""Header with that role, percent-encoded. Only other brokers may send it."""
 
 _MAX_ANSWER_BYTES = 64 << 20
 _MAX_REDIRECTS = 4
@@ -39,9 +46,15 @@ class PeerUnreachableError(ServiceNotReadyError):
 
 
 class PeerCalls:
-    """Of one broker. `tls` None: other brokers are reached without it. `token` gives what this broker shows to them, "" nothing."""
+    """The calls that one broker makes.
 
-    def __init__(self, timeout_s: float, *, tls: ssl.SSLContext | None = None, token: Callable[[], str] = lambda: "") -> None:
+    `tls` gives the context of the next call; None: other brokers are reached without TLS. `token` gives what this broker shows to
+    them, "" for nothing.
+    """
+
+    def __init__(
+        self, timeout_s: float, *, tls: Callable[[], ssl.SSLContext] | None = None, token: Callable[[], str] = lambda: ""
+    ) -> None:
         self.made = 0
         self.failed = 0
         self._timeout_s = timeout_s
@@ -91,12 +104,14 @@ class PeerCalls:
         token = self._token()
         if token and self._tls is not None and scheme != "https":
             raise OSError(f"{url} has no TLS, and this broker shows its token only over TLS")
-        tls = self._tls if scheme == "https" else None
+        tls = self._tls() if scheme == "https" and self._tls is not None else None
         reader, writer = await asyncio.open_connection(host.strip("[]"), int(port), ssl=tls)
         try:
             head = [f"{method} {target} HTTP/1.1", f"Host: {address}", f"Content-Length: {len(body)}", "Connection: close"]
             if token:
                 head.append(f"Authorization: Bearer {token}")
+            if role := ACTING_FOR.get():
+                head.append(f"{ACTING_FOR_HEADER.decode()}: {quote(role, safe='')}")
             if body:
                 head.append("Content-Type: application/json")
             writer.write("\r\n".join([*head, "", ""]).encode("ascii") + body)

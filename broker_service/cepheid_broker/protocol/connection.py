@@ -22,12 +22,15 @@ import asyncio
 import enum
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from google.protobuf.message import Message
 
 from cepheid_broker.errors import ProtocolViolationError
 from cepheid_broker.peer import Buffer
+from cepheid_broker.protocol.access import COMMAND_NEEDS, Access
+from cepheid_broker.protocol.arrivals import Place
 from cepheid_broker.protocol.connection_consumer import ConsumerCommands
 from cepheid_broker.protocol.connection_lookup import LookupCommands
 from cepheid_broker.protocol.connection_producer import ProducerCommands
@@ -38,8 +41,9 @@ from cepheid_broker.protocol.http_redirect import HttpRedirect, is_http
 from cepheid_broker.protocol.requests import Requests
 from cepheid_broker.protocol.services import Services
 from cepheid_broker.publish_window import PublishWindow
-from cepheid_ports import CepheidError
+from cepheid_ports import CepheidError, without_details
 from cepheid_security import AuthenticationError, Credentials, Principal, certificate_names
+from cepheid_security.authorization import original_role_problem
 from cepheid_wire import (
     BODY_FIELDS,
     PING_FRAME,
@@ -104,20 +108,22 @@ class Connection(asyncio.Protocol):
             lambda: self._hold(_Hold.WINDOW),
             lambda: self._release(_Hold.WINDOW),
         )
-        self._producers = ProducerCommands(self, services, self._requests)
-        self._consumers = ConsumerCommands(self, services, self._requests)
-        self._watches = WatchCommands(self, services, self._requests)
-        self._table: Mapping[int, Callable[[Any], None]] = {
+        access = Access(self, services.authorizer, services.audit)
+        self._producers = ProducerCommands(self, services, self._requests, access)
+        self._consumers = ConsumerCommands(self, services, self._requests, access)
+        self._watches = WatchCommands(self, services, self._requests, access)
+        table: Mapping[int, Callable[[Any], None]] = {
             CommandType.CONNECT: self._on_connect,
             CommandType.PONG: self._on_pong,
             CommandType.AUTH_RESPONSE: self._on_auth_response,
             **UnservedCommands(self).table,
-            **LookupCommands(self, services, self._requests).table,
-            **SchemaCommands(self, services, self._requests).table,
+            **LookupCommands(self, services, self._requests, access).table,
+            **SchemaCommands(self, services, self._requests, access).table,
             **self._producers.table,
             **self._consumers.table,
             **self._watches.table,
         }
+        self._table = {kind: serve for kind, serve in table.items() if kind in COMMAND_NEEDS}
         self._unserved: list[Frame] = []  # of what was received: a later turn of the loop serves them
         self._broken: BadFrameError | None = None  # what came after them
         self._gathered: list[Buffer] = []  # written at the end of this turn of the loop
@@ -141,6 +147,9 @@ class Connection(asyncio.Protocol):
         self.client_version = ""
         self.protocol_version = 0
         self.address = self.reached_host = "?"
+        self.host = ""
+        self.place: Place | None = None
+        """What it occupies of the listener's limits; None before it is admitted."""
         self.connected_at_ms = services.ports.wall_ms()
 
     def __repr__(self) -> str:
@@ -156,14 +165,22 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(self._settings.write_high_bytes, self._settings.write_high_bytes // 4)
-        self.address = _host_port(self._transport.get_extra_info("peername"))
+        peer = self._transport.get_extra_info("peername")
+        self.address, self.host = _host_port(peer), _host(peer)
         self.reached_host = _host(self._transport.get_extra_info("sockname"))
         tls = self._transport.get_extra_info("ssl_object")
         self.over_tls = tls is not None
         if tls is not None:
-            self._certificate_names = certificate_names(tls.getpeercert())
-        self._on_made(self)
+            self._certificate_names = certificate_names(tls.getpeercert(), self._services.settings.authentication.certificate_role)
         self._timer = self._loop.call_later(self._settings.handshake_timeout_s, self._on_timer)
+        self._on_made(self)
+
+    def abandon(self) -> None:
+        """End a connection that is not admitted, without a word: the listener has counted and logged it."""
+        self.closed = True
+        self._timer.cancel()
+        self._free()
+        self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
         if self._is_first:
@@ -215,7 +232,7 @@ class Connection(asyncio.Protocol):
 
     def _leave_to_http(self, data: bytes) -> None:
         """It had nothing yet, and is over for everybody but the client."""
-        admin_url = self._services.admin_url(self.reached_host)
+        admin_url = self._services.admin_url(self.reached_host, self.over_tls)
         redirect = HttpRedirect(admin_url, self._settings.handshake_timeout_s, lambda: self._on_lost(self))
         self.closed = self._left_to_http = True
         self._log_closed(f"it speaks HTTP: sent to {admin_url or 'nowhere'}")
@@ -284,23 +301,61 @@ class Connection(asyncio.Protocol):
         self._services.tasks.start(self._admit(credentials, connect.original_principal), name="authenticate")
 
     async def _admit(self, credentials: Credentials, original_principal: str) -> None:
-        authenticator = self._services.authenticator
+        authenticator, authorizer = self._services.authenticator, self._services.authorizer
         assert authenticator is not None
         try:
-            if original_principal:
+            if original_principal and authorizer is None:
                 raise AuthenticationError("it speaks for somebody else, which only a proxy may, and this cluster has none")
             principal = await authenticator.authenticate(credentials)
         except AuthenticationError as error:
-            self._refuse_credentials(error)
+            await self._refuse_late(credentials, error)
             return
+        principal = replace(principal, original_role=original_principal or None)
+        if authorizer is not None:
+            problem = original_role_problem(authorizer.roles, principal.role, principal.original_role)
+            if problem is not None:
+                self._refuse_original_role(principal, problem)
+                return
         if not self.closed:
             self._authenticating, self.principal = False, principal
             self._accept()
 
+    async def _refuse_late(self, credentials: Credentials, error: AuthenticationError) -> None:
+        """Refuse credentials, after a while when this address has failed often: whoever guesses has to wait."""
+        if credentials.method not in ("", "none"):
+            delay_s = self._services.failed_attempts.note(self.host, self._loop.time())
+            if delay_s:
+                await asyncio.sleep(delay_s)
+        self._refuse_credentials(error)
+
+    def _refuse_original_role(self, principal: Principal, problem: str) -> None:
+        """An error of authorization, as Pulsar answers: the credentials themselves are valid."""
+        if self.closed:
+            return
+        log.warning("authorization.failed", extra={"peer": self.address, "role": principal.role, "error": problem})
+        self._services.audit.record(
+            principal,
+            self.address,
+            CommandType.CONNECT.name,
+            "",
+            "denied",
+            problem,
+            original_role=principal.original_role or "",
+        )
+        self.send_error(NO_REQUEST, ServerError.AUTHORIZATION_ERROR, problem)
+        self.close(f"authorization failed: {problem}")
+
     def _refuse_credentials(self, error: AuthenticationError) -> None:
         if self.closed:
             return
-        log.warning("authentication.failed", extra={"peer": self.address, "error": str(error)})
+        self._services.refusals.note(
+            "authentication.failed",
+            (self.host, without_details(str(error))),
+            level=logging.WARNING,
+            peer=self.address,
+            error=str(error),
+        )
+        self._services.audit.record(self.principal, self.address, CommandType.CONNECT.name, "", "denied", str(error))
         self.send_error(NO_REQUEST, ServerError.AUTHENTICATION_ERROR, str(error))
         self.close(f"authentication failed: {error}")
 
@@ -322,9 +377,27 @@ class Connection(asyncio.Protocol):
                     f"the new credentials are those of {principal.role!r}, the connection is {before.role!r}'s"
                 )
         except AuthenticationError as error:
-            self._refuse_credentials(error)
+            await self._refuse_late(credentials, error)
             return
-        self.principal, self._authenticating, self._challenged = principal, False, False
+        self.principal = replace(principal, original_role=before.original_role)
+        self._authenticating = self._challenged = False
+
+    def on_permissions_changed(self, tenant: str | None) -> None:
+        """Close what the client may not use any more. `tenant`: only there; None: anywhere."""
+        if self.principal is not None and not self.closed:
+            self._producers.on_permissions_changed(tenant)
+            self._consumers.on_permissions_changed(tenant)
+            self._watches.on_permissions_changed(tenant)
+
+    def end_if_revoked(self) -> None:
+        """Close the connection when the token that it showed was revoked."""
+        authenticator = self._services.authenticator
+        if authenticator is None or self.principal is None:
+            return
+        try:
+            authenticator.revoked.check(self.principal)
+        except AuthenticationError as error:
+            self._refuse_credentials(error)
 
     def _credentials_hold(self) -> bool:
         """Whether the client may go on. Asks it for new credentials when those it showed have expired."""
@@ -337,13 +410,15 @@ class Connection(asyncio.Protocol):
         assert self.principal is not None
         self._challenged = True
         challenge = pb.CommandAuthChallenge(server_version=SERVER_VERSION, protocol_version=PROTOCOL_VERSION)
-        challenge.challenge.auth_method_name = self.principal.method
+        challenge.challenge.auth_method_name = self.principal.wire_method
         challenge.challenge.auth_data = REFRESH_MARK
         self.send(challenge)
         return True
 
     def _accept(self) -> None:
         self._ready = True
+        if self.place is not None:
+            self.place.settle()
         self._splitter.max_frame_bytes = self._services.settings.max_frame_bytes
         self._timer.cancel()
         self._timer = self._loop.call_later(self._settings.keepalive_s, self._on_timer)
@@ -358,6 +433,8 @@ class Connection(asyncio.Protocol):
         extra = {"peer": self.address, "client_version": self.client_version, "protocol_version": self.protocol_version}
         if self.principal is not None:
             extra["role"] = self.principal.role
+            if self.principal.original_role is not None:
+                extra["original_role"] = self.principal.original_role
         log.info("connection.opened", extra=extra)
 
     def _on_pong(self, pong: pb.CommandPong) -> None:
@@ -472,8 +549,11 @@ class Connection(asyncio.Protocol):
             self._probe.set_result(None)
 
     def _log_closed(self, reason: str, **facts: Any) -> None:
-        extra = {"peer": self.address, "client_version": self.client_version, "reason": reason, "facts": facts}
-        log.info("connection.closed", extra=extra)
+        extra: dict[str, Any] = {"peer": self.address, "client_version": self.client_version, "reason": reason, "facts": facts}
+        if self._ready or self._services.authenticator is None:
+            log.info("connection.closed", extra=extra)
+        else:  # strangers can repeat it at will
+            self._services.refusals.note("connection.closed", (self.host, without_details(reason)), **extra)
 
     def _hold(self, hold: _Hold) -> None:
         if not self._holds and not self._transport.is_closing():

@@ -21,6 +21,7 @@ from cepheid_broker.errors import (
     TooManyError,
 )
 from cepheid_broker.peer import Peer
+from cepheid_broker.protocol.access import Access
 from cepheid_broker.protocol.connection_producer import NO_REQUEST
 from cepheid_broker.protocol.consumer_acks import ConsumerAcks, position_of, words_of
 from cepheid_broker.protocol.requests import Requests
@@ -53,7 +54,8 @@ _FAIL_AT_ONCE = frozenset(
 
 
 class ConsumerCommands:
-    def __init__(self, peer: Peer, services: Services, requests: Requests) -> None:
+    def __init__(self, peer: Peer, services: Services, requests: Requests, access: Access) -> None:
+        self._access = access
         self._peer = peer
         self._services = services
         self._requests = requests
@@ -128,6 +130,7 @@ class ConsumerCommands:
     async def _create(self, ask: pb.CommandSubscribe) -> Consumer:
         name = TopicName.parse(ask.topic)
         check_served(ask)
+        await self._access.require(CommandType.SUBSCRIBE, name, ask.subscription)
         sharing = key_sharing_of(ask)
         topic = await self._services.topics.get(name, may_create=ask.force_topic_creation)
         check_allowed(topic, ask)
@@ -144,6 +147,7 @@ class ConsumerCommands:
         await subscription.wait_until_free(ask.subType, self._peer, sharing)
         topic.check_open()
         check_room(topic, subscription)
+        self._access.require_still(CommandType.SUBSCRIBE, topic.name, subscription.name)
         if self._peer.ending:  # whoever is active would be deposed for it, and begin anew
             raise ServiceNotReadyError(f"the connection of consumer {ask.consumer_id} is closed")
         consumer = Consumer(
@@ -323,6 +327,14 @@ class ConsumerCommands:
         return topic
 
     # The end
+
+    def on_permissions_changed(self, tenant: str | None) -> None:
+        for consumer in list(self._open.values()):
+            topic, subscription = consumer.subscription.topic, consumer.subscription.name
+            if tenant in (None, topic.tenant):
+                reason = self._access.why_not_any_more(CommandType.SUBSCRIBE, topic, subscription)
+                if reason is not None:
+                    consumer.close_by_broker(reason)
 
     def _on_close(self, ask: pb.CommandCloseConsumer) -> None:
         if (task := self._opening.pop(ask.consumer_id, None)) is not None:

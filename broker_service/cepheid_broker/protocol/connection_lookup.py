@@ -13,6 +13,7 @@ from google.protobuf.message import Message
 from cepheid_broker.errors import NamespaceNotFoundError, NotAllowedError
 from cepheid_broker.ownership import KEEPS_CONNECTION, Here, There
 from cepheid_broker.peer import Peer
+from cepheid_broker.protocol.access import Access
 from cepheid_broker.protocol.advertised import check_listener, service_urls
 from cepheid_broker.protocol.requests import Requests
 from cepheid_broker.protocol.services import Services
@@ -31,7 +32,8 @@ _DOMAINS: Mapping[int, tuple[str, ...]] = {
 
 
 class LookupCommands:
-    def __init__(self, peer: Peer, services: Services, requests: Requests) -> None:
+    def __init__(self, peer: Peer, services: Services, requests: Requests, access: Access) -> None:
+        self._access = access
         self._peer = peer
         self._services = services
         self._requests = requests
@@ -48,6 +50,7 @@ class LookupCommands:
         answer = pb.CommandPartitionedTopicMetadataResponse(request_id=ask.request_id)
         try:
             topic = TopicName.parse(ask.topic)
+            await self._access.require(CommandType.PARTITIONED_METADATA, topic)
             # Absent means yes: only newer clients may ask without creating (protocol.md §7.1).
             answer.partitions = await self._services.catalog.partitions_or_create(
                 topic, may_create=ask.metadata_auto_creation_enabled
@@ -70,13 +73,15 @@ class LookupCommands:
         except CepheidError as error:
             self._fail_lookup(answer, error)
         else:
-            if self._services.ownership.owns(topic):  # the rule: a client that reconnects asks for each of its topics
+            # At once, as a rule: a client that reconnects asks for each of its topics.
+            if self._services.ownership.owns(topic) and self._access.allows_now(CommandType.LOOKUP, topic):
                 self._connect_here(answer)
             else:
                 self._requests.start(self._answer_lookup(topic, answer, authoritative=ask.authoritative), name="lookup")
 
     async def _answer_lookup(self, topic: TopicName, answer: pb.CommandLookupTopicResponse, *, authoritative: bool) -> None:
         try:
+            await self._access.require(CommandType.LOOKUP, topic)
             location = await self._services.ownership.locate(topic, authoritative=authoritative)
         except Exception as error:  # every request is answered, also when the fault is ours
             self._fail_lookup(answer, error)
@@ -122,8 +127,10 @@ class LookupCommands:
         answer = pb.CommandGetTopicsOfNamespaceResponse(request_id=ask.request_id, filtered=False, changed=True)
         try:
             pattern = TopicPattern(ask.topics_pattern) if ask.topics_pattern else None
+            namespace = NamespaceName.parse(ask.namespace)
+            await self._access.require(CommandType.GET_TOPICS_OF_NAMESPACE, namespace)
             for domain in _DOMAINS[ask.mode]:
-                found = await self._topics_of(NamespaceName.parse(ask.namespace), domain)
+                found = self._access.visible(await self._topics_of(namespace, domain), namespace)
                 if pattern is not None:
                     found = [topic for topic in found if pattern.matches(topic)]
                     answer.filtered = True

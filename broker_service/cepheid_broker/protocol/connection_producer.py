@@ -19,6 +19,7 @@ from cepheid_broker.errors import (
     TooManyProducersError,
 )
 from cepheid_broker.peer import Peer
+from cepheid_broker.protocol.access import Access
 from cepheid_broker.protocol.requests import Requests
 from cepheid_broker.protocol.services import Services
 from cepheid_broker.protocol.subscribe_checks import check_subscription_name
@@ -38,7 +39,8 @@ MAX_PROPERTIES_CHARACTERS = 64 * 1024
 
 
 class ProducerCommands:
-    def __init__(self, peer: Peer, services: Services, requests: Requests) -> None:
+    def __init__(self, peer: Peer, services: Services, requests: Requests, access: Access) -> None:
+        self._access = access
         self._peer = peer
         self._services = services
         self._requests = requests
@@ -131,6 +133,9 @@ class ProducerCommands:
             older.stop()  # a new incarnation, before the client's close was seen (protocol.md §9.3)
         try:
             name = TopicName.parse(ask.topic)
+            await self._access.require(CommandType.PRODUCER, name)
+            if ask.initial_subscription_name:  # created with the producer of a dead-letter topic
+                await self._access.require(CommandType.SUBSCRIBE, name, ask.initial_subscription_name)
             properties = checked_properties(ask)
             topic = await self._services.topics.get(name, may_create=True)
             await topic.check_publishing(encrypted=ask.encrypted, reconnecting=ask.epoch > 0)
@@ -163,6 +168,7 @@ class ProducerCommands:
         After a client's crash the old socket may look open for long (protocol.md §9.3)."""
         while True:
             topic.check_open()
+            self._access.require_still(CommandType.PRODUCER, topic.name)  # nothing is awaited between this and the admission
             self._asking[producer.producer_id] = producer
             refused = topic.admission.ask(producer, older, most=topic.policies.max_producers)
             if refused is None:
@@ -239,6 +245,12 @@ class ProducerCommands:
         )
 
     # The end
+
+    def on_permissions_changed(self, tenant: str | None) -> None:
+        for producer in [*self._open.values(), *self._asking.values()]:
+            topic = producer.topic.name
+            if tenant in (None, topic.tenant) and (reason := self._access.why_not_any_more(CommandType.PRODUCER, topic)):
+                producer.close_by_broker(reason)
 
     def _on_close(self, ask: pb.CommandCloseProducer) -> None:
         if (task := self._opening.pop(ask.producer_id, None)) is not None:

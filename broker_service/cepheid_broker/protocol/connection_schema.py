@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from cepheid_broker.errors import SchemaNotFoundError
 from cepheid_broker.peer import Peer
+from cepheid_broker.protocol.access import Access
 from cepheid_broker.protocol.requests import Requests
 from cepheid_broker.protocol.services import Services
 from cepheid_broker.protocol.wire_errors import error_text, server_error_of
@@ -23,7 +24,8 @@ Answer = pb.CommandGetSchemaResponse | pb.CommandGetOrCreateSchemaResponse
 
 
 class SchemaCommands:
-    def __init__(self, peer: Peer, services: Services, requests: Requests) -> None:
+    def __init__(self, peer: Peer, services: Services, requests: Requests, access: Access) -> None:
+        self._access = access
         self._peer = peer
         self._services = services
         self._requests = requests
@@ -38,6 +40,7 @@ class SchemaCommands:
 
     async def _get(self, ask: pb.CommandGetSchema, answer: pb.CommandGetSchemaResponse) -> None:
         topic, schemas = TopicName.parse(ask.topic), self._services.schemas
+        await self._access.require(CommandType.GET_SCHEMA, topic)
         # Absent: the latest. Empty is not absent: it is the version of a message without a schema (protocol.md §20).
         if not ask.HasField("schema_version"):
             found = await schemas.latest(topic)
@@ -67,7 +70,9 @@ class SchemaCommands:
 
     async def _get_or_create(self, ask: pb.CommandGetOrCreateSchema, answer: pb.CommandGetOrCreateSchemaResponse) -> None:
         # Sent by a producer of the topic, which is therefore open; under the same rules as its first schema.
-        topic = await self._services.topics.get(TopicName.parse(ask.topic), may_create=False)
+        name = TopicName.parse(ask.topic)
+        await self._access.require(CommandType.GET_OR_CREATE_SCHEMA, name)
+        topic = await self._services.topics.get(name, may_create=False)
         answer.schema_version = await self._services.schemas.for_producer(topic.name, asked_schema(ask), topic.policies)
 
     def _start(self, work: Callable[[], Awaitable[None]], answer: Answer, topic: str, name: str) -> None:

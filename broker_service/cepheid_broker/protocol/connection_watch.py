@@ -13,6 +13,7 @@ from typing import Any
 
 from cepheid_broker.errors import TooManyError
 from cepheid_broker.peer import Peer
+from cepheid_broker.protocol.access import Access
 from cepheid_broker.protocol.connection_lookup import check_frame
 from cepheid_broker.protocol.requests import Requests
 from cepheid_broker.protocol.services import Services
@@ -23,7 +24,8 @@ from cepheid_wire import pulsar_api_pb2 as pb
 
 
 class WatchCommands:
-    def __init__(self, peer: Peer, services: Services, requests: Requests) -> None:
+    def __init__(self, peer: Peer, services: Services, requests: Requests, access: Access) -> None:
+        self._access = access
         self._peer = peer
         self._services = services
         self._requests = requests
@@ -66,6 +68,7 @@ class WatchCommands:
         if len(self._open) + len(self._opening) > limit:
             raise TooManyError(f"this connection has {len(self._open)} watchers of topics; {limit} are possible")
         namespace, pattern = NamespaceName.parse(ask.namespace), TopicPattern(ask.topics_pattern)
+        await self._access.require(CommandType.WATCH_TOPIC_LIST, namespace)
 
         def tell(new: Sequence[str], deleted: Sequence[str], topics_hash: str) -> bool:
             if not self._peer.writable:
@@ -77,7 +80,9 @@ class WatchCommands:
             )
             return True
 
-        return await self._services.topic_watches.open(namespace, pattern, tell)
+        return await self._services.topic_watches.open(
+            namespace, pattern, tell, lambda topics: self._access.visible(topics, namespace)
+        )
 
     def _on_close(self, ask: pb.CommandWatchTopicListClose) -> None:
         self._end(ask.watcher_id)
@@ -93,6 +98,11 @@ class WatchCommands:
         if writable:
             for watch in self._open.values():
                 watch.catch_up()
+
+    def on_permissions_changed(self, tenant: str | None) -> None:
+        for watch in self._open.values():
+            if tenant in (None, watch.namespace.tenant) and self._access.knows(watch.namespace):
+                watch.look_again()
 
     def on_connection_lost(self) -> None:
         for watcher_id in list(self._open):

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from cepheid_broker.authorizer import Authorizer
 from cepheid_broker.ownership import Ownership
 from cepheid_broker.publish_window import PublishBudget
 from cepheid_broker.schemas import SchemaRegistry
 from cepheid_broker.settings import BrokerSettings
 from cepheid_broker.topics import TopicCatalog, Topics, TopicWatches
 from cepheid_ports import Ports, RefusalLog, TaskOwner
+from cepheid_security.audit import AuditLog
 from cepheid_security.authenticator import Authenticator
+from cepheid_security.failed_attempts import FailedAttempts
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +31,13 @@ class Services:
     ports: Ports
     listening_port: Callable[[], int]
     """Without TLS; 0: that port is not open."""
-    admin_url: Callable[[str], str]
-    """Of this broker's admin API, for a client that reached it at this local address; "" when it has none."""
+    admin_url: Callable[[str, bool], str]
+    """Of this broker's admin API, for a client that reached it at this local address, with or without TLS; "" when it has none."""
     tls_port: Callable[[], int] = lambda: 0
     """0: it is not open."""
     authenticator: Authenticator | None = None
     """None: clients are not asked who they are."""
+    failed_attempts: FailedAttempts = field(default_factory=FailedAttempts)
+    authorizer: Authorizer | None = None
+    """None: every client may do everything."""
+    audit: AuditLog = field(default_factory=AuditLog)

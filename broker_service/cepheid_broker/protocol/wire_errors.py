@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 
 from cepheid_broker.errors import (
+    AuthorizationError,
     BacklogQuotaExceededError,
     BacklogQuotaHoldError,
     BrokerError,
@@ -46,6 +47,7 @@ SERVER_ERRORS: dict[type[CepheidError], ServerError] = {
     TopicNotFoundError: ServerError.TOPIC_NOT_FOUND,
     NamespaceNotFoundError: ServerError.TOPIC_NOT_FOUND,
     ServiceNotReadyError: ServerError.SERVICE_NOT_READY,
+    AuthorizationError: ServerError.AUTHORIZATION_ERROR,
     NotOwnerError: ServerError.SERVICE_NOT_READY,  # clients look the topic up again
     PeerUnreachableError: ServerError.SERVICE_NOT_READY,
     RemoteRefusedError: ServerError.UNKNOWN_ERROR,

@@ -34,6 +34,8 @@ POLL_S = 60.0
 ListTopics = Callable[[NamespaceName], Awaitable[Iterable[TopicName]]]
 Tell = Callable[[Sequence[str], Sequence[str], str], bool]
 """New topics, deleted topics, hash of all. False: not now; it is asked again."""
+Visible = Callable[[list[TopicName]], list[TopicName]]
+"""Those of these topics that the client may know of."""
 
 
 def topics_hash(topics: Iterable[str]) -> str:
@@ -44,11 +46,12 @@ def topics_hash(topics: Iterable[str]) -> str:
 class TopicWatch:
     """One watcher of one client."""
 
-    def __init__(self, namespace: WatchedNamespace, pattern: TopicPattern, tell: Tell) -> None:
-        self.topics = {str(name): None for name in namespace.topics if pattern.matches(name)}
+    def __init__(self, namespace: WatchedNamespace, pattern: TopicPattern, tell: Tell, visible: Visible) -> None:
         self._namespace = namespace
         self._pattern = pattern
         self._tell = tell
+        self._visible = visible
+        self.topics = {str(name): None for name in self._shown(namespace.topics)}
         self._new: dict[str, None] = {}
         self._deleted: dict[str, None] = {}
 
@@ -59,6 +62,20 @@ class TopicWatch:
     def hash(self) -> str:
         return topics_hash(self.topics)
 
+    @property
+    def namespace(self) -> NamespaceName:
+        return self._namespace.name
+
+    def _shown(self, topics: Iterable[TopicName]) -> list[TopicName]:
+        return self._visible([topic for topic in topics if self._pattern.matches(topic)])
+
+    def look_again(self) -> None:
+        """What the client may know of has changed."""
+        shown = dict.fromkeys(self._shown(self._namespace.topics))
+        names = {str(topic) for topic in shown}
+        hidden = [topic for topic in self._namespace.topics if str(topic) in self.topics and str(topic) not in names]
+        self.on_difference([topic for topic in shown if str(topic) not in self.topics], hidden)
+
     def on_difference(self, new: Iterable[TopicName], deleted: Iterable[TopicName]) -> None:
         for topic in deleted:
             if (name := str(topic)) in self.topics:
@@ -67,14 +84,13 @@ class TopicWatch:
                     del self._new[name]
                 else:
                     self._deleted[name] = None
-        for topic in new:
-            if self._pattern.matches(topic):
-                name = str(topic)
-                self.topics[name] = None
-                if name in self._deleted:
-                    del self._deleted[name]
-                else:
-                    self._new[name] = None
+        for topic in self._shown(new):
+            name = str(topic)
+            self.topics[name] = None
+            if name in self._deleted:
+                del self._deleted[name]
+            else:
+                self._new[name] = None
         self.catch_up()
 
     def catch_up(self) -> None:
@@ -116,13 +132,13 @@ class WatchedNamespace:
     def __len__(self) -> int:
         return len(self._watches)
 
-    async def open(self, pattern: TopicPattern, tell: Tell) -> TopicWatch:
+    async def open(self, pattern: TopicPattern, tell: Tell, visible: Visible = list) -> TopicWatch:
         """Nothing is awaited between its list and what this returns (rule 2). Raises NamespaceNotFoundError, MetadataError."""
         self._opening += 1
         try:
             await self._on_opening(self)  # first: what is marked during the listing leads to another one
             await self._refresh()
-            watch = TopicWatch(self, pattern, tell)
+            watch = TopicWatch(self, pattern, tell, visible)
             self._watches[watch] = None
             if self._poked:
                 self.poke()  # during the listing: nobody watched yet, so nobody followed
@@ -192,14 +208,14 @@ class TopicWatches:
     def __len__(self) -> int:
         return sum(map(len, self._namespaces.values()))
 
-    async def open(self, namespace: NamespaceName, pattern: TopicPattern, tell: Tell) -> TopicWatch:
+    async def open(self, namespace: NamespaceName, pattern: TopicPattern, tell: Tell, visible: Visible = list) -> TopicWatch:
         """As WatchedNamespace.open."""
         watched = self._namespaces.get(namespace)
         if watched is None:
             watched = self._namespaces[namespace] = WatchedNamespace(
                 namespace, self._list_topics, self._tasks, on_opening=self._follow, on_unwatched=self._forget
             )
-        return await watched.open(pattern, tell)
+        return await watched.open(pattern, tell, visible)
 
     async def _follow(self, watched: WatchedNamespace) -> None:
         if self._marks is not None and watched not in self._followed:

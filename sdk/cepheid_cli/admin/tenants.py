@@ -28,12 +28,33 @@ def show(tenant: Tenant, admin_url: AdminUrl = DEFAULT_URL) -> None:
 
 
 @app.command()
-def create(tenant: Tenant, clusters: Clusters = None, admin_url: AdminUrl = DEFAULT_URL) -> None:
+def create(
+    tenant: Tenant,
+    clusters: Clusters = None,
+    admin_roles: Annotated[list[str] | None, typer.Option("--admin-role", help="Role that administers it; repeat it.")] = None,
+    admin_url: AdminUrl = DEFAULT_URL,
+) -> None:
     """Make a tenant."""
     admin, path = AdminClient(admin_url), tenant_path(tenant)
     allowed = clusters or admin.get("/admin/v2/clusters")
-    admin.put(path, {"adminRoles": [], "allowedClusters": allowed})
+    admin.put(path, {"adminRoles": admin_roles or [], "allowedClusters": allowed})
     done(f"tenant {tenant} created")
+
+
+@app.command()
+def admins(
+    tenant: Tenant,
+    add: Annotated[list[str] | None, typer.Option("--add", help="Role that becomes an administrator; repeat it.")] = None,
+    remove: Annotated[list[str] | None, typer.Option("--remove", help="Role that ceases to be one; repeat it.")] = None,
+    admin_url: AdminUrl = DEFAULT_URL,
+) -> None:
+    """Change the roles that administer a tenant, and print them."""
+    admin, path = AdminClient(admin_url), tenant_path(tenant)
+    info = admin.get(path)
+    roles = [role for role in dict.fromkeys([*info["adminRoles"], *(add or ())]) if role not in (remove or ())]
+    if roles != info["adminRoles"]:
+        admin.post(path, {**info, "adminRoles": roles})
+    print_lines(roles)
 
 
 @app.command()

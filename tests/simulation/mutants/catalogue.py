@@ -10,6 +10,7 @@ from tests.simulation.mutants import (  # noqa: F401  they register their mutant
     cursors,
     dispatch,
     offload,
+    permissions,
     recovery,
     repair,
     sequence_ids,

@@ -31,6 +31,7 @@ VERBS = (
     "repair",
     "producers",
     "clients",
+    "permissions",
     "offload",
 )
 """Modules that register kinds and steps."""

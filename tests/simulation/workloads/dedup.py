@@ -59,6 +59,7 @@ class SimPeer:
     writable = True
     address = reached_host = client_version = "simulated"
     connected_at_ms = 0
+    principal = None
 
     def __init__(self, node: Node) -> None:
         self.node = node

@@ -25,6 +25,7 @@ from cepheid_metadata import (
 )
 from cepheid_metadata.chain_pages import LIMITS
 from cepheid_ports import CepheidError
+from cepheid_security.authenticator import Authenticator
 from tests.simulation.checks.history import History
 from tests.simulation.checks.ledger import ConnectionsProbe, LedgerClientProbe
 from tests.simulation.faults.plan import FaultPlan
@@ -105,6 +106,7 @@ class SimBroker:
         self.orderly = True  # it asks whose a topic is; else it believes that all are its own
         self.ledger_config = ManagedLedgerConfig()  # of topics whose namespace says nothing
         self.broker_settings = broker_settings(name)
+        self.authenticator: Authenticator | None = None
         self.serving: SimServing | None = None
         self.on_down: Callable[[SimBroker], None] = lambda _: None  # its process ended by itself
         self._opened: list[Callable[[], Awaitable[None]]] = []  # closed in reverse
@@ -197,6 +199,7 @@ class SimBroker:
             self.ledger_config,
             self.ports,
             orderly=self.orderly,
+            authenticator=self.authenticator,
             note=lambda text: self._history.note(f"{self.process}: {text}"),
             on_failed=self._on_failed,
         )

@@ -86,7 +86,10 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
-        self.send(pb.CommandConnect(client_version="Pulsar-Java simulated", protocol_version=20, auth_method_name="none"))
+        connect = pb.CommandConnect(client_version="Pulsar-Java simulated", protocol_version=20, auth_method_name="none")
+        if self._client.role:
+            connect.auth_method_name, connect.auth_data = "token", self._client.role.encode()
+        self.send(connect)
 
     def data_received(self, data: bytes) -> None:
         self._heard = True
@@ -200,6 +203,7 @@ class SimClient:
         self.node = Node(name)
         self.random = rng
         self.history = history
+        self.role = ""  # that it names to brokers which ask for it
         self._brokers = list(brokers)
         self._connections: dict[str, ClientConnection] = {}
         self._connecting: dict[str, asyncio.Task[ClientConnection]] = {}

@@ -20,6 +20,7 @@ from cepheid_broker.settings import BrokerSettings, ConnectionSettings, Dispatch
 from cepheid_managed_ledger import ManagedLedgerConfig, ManagedLedgers
 from cepheid_metadata import LedgerIds, MemoryStore, MetadataError, MetadataStore, namespace_records
 from cepheid_ports import Ports
+from cepheid_security.authenticator import Authenticator
 from tests.simulation.world.sim_store import SimTree
 
 KIB = 1 << 10
@@ -91,6 +92,7 @@ class SimServing:
         ports: Ports,
         *,
         orderly: bool,
+        authenticator: Authenticator | None = None,
         note: Callable[[str], None],
         on_failed: Callable[[BaseException], None],
     ) -> None:
@@ -105,7 +107,16 @@ class SimServing:
                 store, ports, release="simulated", patience_s=10.0, on_failed=on_failed, timeout_s=5.0, reach=OwnerReach(6.0)
             )
         self._ownership = ownership
-        self.broker = Broker(settings, CLUSTER, store, managed_ledgers, ports, ledger_config=ledger_config, ownership=ownership)
+        self.broker = Broker(
+            settings,
+            CLUSTER,
+            store,
+            managed_ledgers,
+            ports,
+            ledger_config=ledger_config,
+            ownership=ownership,
+            authenticator=authenticator,
+        )
 
     def __repr__(self) -> str:
         return f"<SimServing {self.broker!r}{'' if self.ready else ', not ready'}>"

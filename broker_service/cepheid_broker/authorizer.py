@@ -1,0 +1,269 @@
+"""What the clients of this broker may do: permissions as records have them, kept fresh by watches, asked by every port.
+
+    tenant record ───────┐ watched, read when a client first uses the namespace
+    permissions record ──┴──► Grants ──► check: once per request, never per message
+                         └──► a change ──► on_changed(tenant): open producers, consumers and watchers are checked again
+
+Rules
+1. A check awaits metadata only for a namespace that is not known yet. What has no permissions at all is not remembered, so that
+   names which clients make up cost no memory.
+2. Permissions that may be out of date (the metadata store is away, or a record cannot be read) are used for `stale_s`. After it,
+   whatever needs them is denied until they have been read again. Such a denial is temporary: clients try again.
+3. Changes are noticed by watches, so they are in force as soon as this broker receives them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypedDict, TypeVar
+
+from cepheid_broker.errors import AuthorizationError, PermissionsOutOfDateError
+from cepheid_metadata import (
+    MetadataStore,
+    NamespacePermissions,
+    Record,
+    SessionState,
+    TenantRecord,
+    WatchedRecord,
+    WatchedRecords,
+    grants_of,
+    keys,
+)
+from cepheid_ports import SingleFlight, TaskOwner
+from cepheid_security import NO_GRANTS, Decision, Grants, Need, Principal, Roles, decide
+from cepheid_wire import NamespaceName, TopicName
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 1.0
+"""How often permissions that are too old are looked at."""
+SHORTEST_S = 0.05
+"""Rounding must not lead to a deadline that is over at once, again and again."""
+R = TypeVar("R", bound=Record)
+
+_FROM_SETTINGS = (Need.NOBODY_IN_PARTICULAR, Need.AUTHENTICATED, Need.SUPER_USER, Need.CLUSTER_PEER)
+"""Needs for which the settings and the principal are enough."""
+
+
+@dataclass(slots=True)
+class _Known:
+    """The permissions on one namespace, or on one tenant (then `permissions` is None)."""
+
+    tenant: WatchedRecord[TenantRecord]
+    permissions: WatchedRecord[NamespacePermissions] | None
+    grants: Grants = NO_GRANTS
+
+    def refresh(self) -> None:
+        self.grants = grants_of(self.tenant.record, None if self.permissions is None else self.permissions.record)
+
+    @property
+    def stale_since(self) -> float | None:
+        """Time of the loop."""
+        since = self.tenant.stale_since
+        own = None if self.permissions is None else self.permissions.stale_since
+        return own if since is None or (own is not None and own < since) else since
+
+
+class Authorizer:
+    """Made inside the running loop. `aclose` before the store is closed."""
+
+    def __init__(self, roles: Roles, stale_s: float, store: MetadataStore, tasks: TaskOwner) -> None:
+        self._roles = roles
+        self._stale_s = stale_s
+        self._records = WatchedRecords(store, tasks, on_suspected=self._on_suspected)
+        self._tenants: dict[str, _Known] = {}
+        self._namespaces: dict[NamespaceName, _Known] = {}
+        self._loading: SingleFlight[NamespaceName | str, None] = SingleFlight("permissions", _closed)
+        self._deadline: asyncio.TimerHandle | None = None
+        self._too_old_records = 0
+        self.on_changed: list[Callable[[str | None], None]] = []
+        """Called with the tenant in which permissions changed. None: any, since some became too old, or are not any more."""
+        self._unsubscribe = store.subscribe(self._on_session)
+
+    def __repr__(self) -> str:
+        return f"<Authorizer {len(self._namespaces)} namespaces, {len(self._tenants)} tenants, {self._records!r}>"
+
+    @property
+    def roles(self) -> Roles:
+        return self._roles
+
+    async def check(
+        self,
+        principal: Principal | None,
+        need: Need,
+        *,
+        topic: TopicName | None = None,
+        namespace: NamespaceName | None = None,
+        tenant: str | None = None,
+        subscription: str | None = None,
+    ) -> Decision:
+        """Return whether `principal` may do what has this need, on a topic, a namespace or a tenant.
+
+        Raises MetadataError where the permissions are not known and cannot be read.
+        """
+        facts: _Facts = {"topic": topic, "namespace": namespace, "tenant": tenant, "subscription": subscription}
+        decision = self.check_now(principal, need, **facts)
+        if decision is None:
+            where = topic.namespace if topic is not None else namespace
+            owner = _tenant_of(where, tenant)
+            await self._loading.run(owner if where is None else where, self._load)
+            decision = self.check_now(principal, need, **facts) or self._without_permissions(principal, need, owner)
+        return decision
+
+    def check_now(
+        self,
+        principal: Principal | None,
+        need: Need,
+        *,
+        topic: TopicName | None = None,
+        namespace: NamespaceName | None = None,
+        tenant: str | None = None,
+        subscription: str | None = None,
+    ) -> Decision | None:
+        """As `check`, from what is known. None: it has to be read first."""
+        first = decide(self._roles, NO_GRANTS, principal, need)
+        if first.allowed or principal is None or need in _FROM_SETTINGS:
+            return first
+        where = topic.namespace if topic is not None else namespace
+        above = self._tenants.get(_tenant_of(where, tenant))
+        if above is not None and not self._is_too_old(above):
+            decision = decide(self._roles, above.grants, principal, need)
+            if decision.allowed or where is None:
+                return decision
+        known = above if where is None else self._namespaces.get(where)
+        if known is None:
+            return None
+        if self._is_too_old(known):
+            return self._too_old(known)
+        name = None if topic is None else str(topic)
+        return decide(self._roles, known.grants, principal, need, topic=name, subscription=subscription)
+
+    def _without_permissions(self, principal: Principal | None, need: Need, tenant: str) -> Decision:
+        """The decision where no permissions are recorded: only administrators of the tenant may do anything."""
+        above = self._tenants.get(tenant)
+        if above is None:
+            return decide(self._roles, NO_GRANTS, principal, need)
+        return self._too_old(above) if self._is_too_old(above) else decide(self._roles, above.grants, principal, need)
+
+    def visible(self, principal: Principal | None, topics: list[TopicName], namespace: NamespaceName) -> list[TopicName]:
+        """Return those of the namespace's topics that `principal` may use. None of them while its permissions are not known."""
+        everywhere = self.check_now(principal, Need.PRODUCE_OR_CONSUME, namespace=namespace)
+        if everywhere is None:
+            return []
+        if everywhere.allowed:
+            return topics
+        return [topic for topic in topics if self._allows(principal, topic)]
+
+    def _allows(self, principal: Principal | None, topic: TopicName) -> bool:
+        decision = self.check_now(principal, Need.PRODUCE_OR_CONSUME, topic=topic)
+        return decision is not None and decision.allowed
+
+    async def aclose(self) -> None:
+        self._unsubscribe()
+        if self._deadline is not None:
+            self._deadline.cancel()
+        await self._loading.aclose()
+
+    # Loading
+
+    async def _load(self, what: NamespaceName | str) -> None:
+        """Read the permissions on a namespace, or on a tenant, and keep them if there are any (rule 1)."""
+        if isinstance(what, str):
+            tenant = await self._use(keys.tenant_key(what), TenantRecord, what)
+            if tenant is not None:
+                self._tenants[what] = _Known(tenant, None)
+                self._tenants[what].refresh()
+            return
+        if what.tenant not in self._tenants:
+            await self._loading.run(what.tenant, self._load)
+        if (above := self._tenants.get(what.tenant)) is None:
+            return  # without a tenant there are no namespaces
+        key = keys.permissions_key(what.tenant, what.local_name)
+        permissions = await self._use(key, NamespacePermissions, what.tenant)
+        if permissions is not None:
+            self._namespaces[what] = _Known(above.tenant, permissions)
+            self._namespaces[what].refresh()
+
+    async def _use(self, key: str, record_type: type[R], tenant: str) -> WatchedRecord[R] | None:
+        """None: there is no such record."""
+        user = object()
+        found = await self._records.use(key, record_type, user, lambda: self._on_change(tenant), forget_deleted=True)
+        if found.record is None and found.stale_since is None:
+            self._records.leave(found, user)
+            return None
+        return found
+
+    # Changes
+
+    def _on_change(self, tenant: str) -> None:
+        for known in (self._tenants.get(tenant), *(each for name, each in self._namespaces.items() if name.tenant == tenant)):
+            if known is not None:
+                known.refresh()
+        log.info("permissions.changed", extra={"tenant": tenant})
+        self._notify(tenant)
+
+    def _notify(self, tenant: str | None) -> None:
+        for hook in self.on_changed:
+            hook(tenant)
+
+    # Age (rule 2)
+
+    def _on_session(self, state: SessionState) -> None:
+        if state is not SessionState.CONNECTED:
+            self._records.suspect_all()
+
+    def _is_too_old(self, known: _Known) -> bool:
+        since = known.stale_since
+        return since is not None and asyncio.get_running_loop().time() - since >= self._stale_s
+
+    def _too_old(self, known: _Known) -> Decision:
+        assert known.stale_since is not None
+        age_s = asyncio.get_running_loop().time() - known.stale_since
+        text = f"permissions could not be read for {age_s:.0f} s, and are used for {self._stale_s:g} s (authorization.stale_s)"
+        return Decision(False, text, temporary=True)
+
+    def _on_suspected(self) -> None:
+        if self._deadline is None:
+            self._deadline = asyncio.get_running_loop().call_later(self._stale_s, self._on_deadline)
+
+    def _on_deadline(self) -> None:
+        """Look at what may have become too old, and as long as something is, every second whether that is over."""
+        loop = asyncio.get_running_loop()
+        known = (*self._tenants.values(), *self._namespaces.values())
+        too_old = sum(map(self._is_too_old, known))
+        if too_old != self._too_old_records:
+            log.warning(
+                "permissions.too_old", extra={"records": too_old, "before": self._too_old_records, "stale_s": self._stale_s}
+            )
+            self._too_old_records = too_old
+            self._notify(None)
+        since = [each.stale_since for each in known if each.stale_since is not None]
+        if since:
+            left_s = LOOK_S if too_old else max(SHORTEST_S, min(since) + self._stale_s - loop.time())
+            self._deadline = loop.call_later(left_s, self._on_deadline)
+
+
+class _Facts(TypedDict):
+    topic: TopicName | None
+    namespace: NamespaceName | None
+    tenant: str | None
+    subscription: str | None
+
+
+def _tenant_of(namespace: NamespaceName | None, tenant: str | None) -> str:
+    found = tenant if namespace is None else namespace.tenant
+    assert found is not None, "this need concerns a topic, a namespace or a tenant"
+    return found
+
+
+def refusal(decision: Decision, what: str) -> AuthorizationError | PermissionsOutOfDateError:
+    """Return the error for a decision that denies `what`, such as "produce on persistent://t/n/x"."""
+    kind = PermissionsOutOfDateError if decision.temporary else AuthorizationError
+    return kind(f"{what} is not allowed: {decision.rule}")
+
+
+def _closed() -> PermissionsOutOfDateError:
+    return PermissionsOutOfDateError("the broker stops")

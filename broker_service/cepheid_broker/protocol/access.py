@@ -1,0 +1,131 @@
+"""What each command needs, and the checks of one connection: asked once per request, and again when permissions change.
+
+A command without a row here is not served. What a row says is checked where the command's topic is known, in the module of its
+family; tests/broker/test_access.py sends each command with a role that has no permissions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from cepheid_broker.authorizer import Authorizer, refusal
+from cepheid_broker.peer import Peer
+from cepheid_security import Decision, Need
+from cepheid_security.audit import AuditLog
+from cepheid_wire import CommandType, NamespaceName, TopicName
+
+_ON_WHAT_IS_OPEN = Need.AUTHENTICATED
+"""It concerns a producer, a consumer or a watcher of this connection. PRODUCER, SUBSCRIBE or WATCH_TOPIC_LIST was checked when that
+was opened, and it is closed when the permission goes."""
+_REFUSED_ANYWAY = Need.AUTHENTICATED
+"""Not served yet (connection_unserved.py). Give it a need of its own when it is."""
+
+COMMAND_NEEDS: Mapping[CommandType, Need] = {
+    CommandType.CONNECT: Need.NOBODY_IN_PARTICULAR,
+    CommandType.AUTH_RESPONSE: Need.NOBODY_IN_PARTICULAR,
+    CommandType.PING: Need.AUTHENTICATED,
+    CommandType.PONG: Need.AUTHENTICATED,
+    CommandType.PARTITIONED_METADATA: Need.PRODUCE_OR_CONSUME,
+    CommandType.LOOKUP: Need.PRODUCE_OR_CONSUME,
+    CommandType.GET_TOPICS_OF_NAMESPACE: Need.NAMESPACE_READ,
+    CommandType.WATCH_TOPIC_LIST: Need.NAMESPACE_READ,
+    CommandType.WATCH_TOPIC_LIST_CLOSE: _ON_WHAT_IS_OPEN,
+    CommandType.GET_SCHEMA: Need.PRODUCE_OR_CONSUME,
+    CommandType.GET_OR_CREATE_SCHEMA: Need.PRODUCE,
+    CommandType.PRODUCER: Need.PRODUCE,
+    CommandType.SEND: _ON_WHAT_IS_OPEN,
+    CommandType.CLOSE_PRODUCER: _ON_WHAT_IS_OPEN,
+    CommandType.SUBSCRIBE: Need.CONSUME,
+    CommandType.FLOW: _ON_WHAT_IS_OPEN,
+    CommandType.ACK: _ON_WHAT_IS_OPEN,
+    CommandType.REDELIVER_UNACKNOWLEDGED_MESSAGES: _ON_WHAT_IS_OPEN,
+    CommandType.SEEK: _ON_WHAT_IS_OPEN,
+    CommandType.GET_LAST_MESSAGE_ID: _ON_WHAT_IS_OPEN,
+    CommandType.UNSUBSCRIBE: _ON_WHAT_IS_OPEN,
+    CommandType.CLOSE_CONSUMER: _ON_WHAT_IS_OPEN,
+    CommandType.CONSUMER_STATS: _ON_WHAT_IS_OPEN,
+    CommandType.TC_CLIENT_CONNECT_REQUEST: _REFUSED_ANYWAY,
+    CommandType.NEW_TXN: _REFUSED_ANYWAY,
+    CommandType.ADD_PARTITION_TO_TXN: _REFUSED_ANYWAY,
+    CommandType.ADD_SUBSCRIPTION_TO_TXN: _REFUSED_ANYWAY,
+    CommandType.END_TXN: _REFUSED_ANYWAY,
+    CommandType.END_TXN_ON_PARTITION: _REFUSED_ANYWAY,
+    CommandType.END_TXN_ON_SUBSCRIPTION: _REFUSED_ANYWAY,
+    CommandType.SCALABLE_TOPIC_LOOKUP: _REFUSED_ANYWAY,
+    CommandType.SCALABLE_TOPIC_SUBSCRIBE: _REFUSED_ANYWAY,
+    CommandType.SCALABLE_TOPIC_CLOSE: _REFUSED_ANYWAY,
+    CommandType.WATCH_SCALABLE_TOPICS: _REFUSED_ANYWAY,
+    CommandType.WATCH_SCALABLE_TOPICS_CLOSE: _REFUSED_ANYWAY,
+    CommandType.WATCH_TC_ASSIGNMENTS: _REFUSED_ANYWAY,
+    CommandType.WATCH_TC_ASSIGNMENTS_CLOSE: _REFUSED_ANYWAY,
+}
+
+_DONE_BY: Mapping[Need, str] = {
+    Need.PRODUCE: "publishing to",
+    Need.CONSUME: "consuming from",
+    Need.PRODUCE_OR_CONSUME: "using",
+    Need.NAMESPACE_READ: "listing the topics of",
+}
+
+
+class Access:
+    """What the client of one connection may do. Without an authorizer it may do everything."""
+
+    def __init__(self, peer: Peer, authorizer: Authorizer | None, audit: AuditLog) -> None:
+        self._peer = peer
+        self._authorizer = authorizer
+        self._audit = audit
+
+    async def require(self, command: CommandType, what: TopicName | NamespaceName, subscription: str | None = None) -> None:
+        """Raises AuthorizationError, PermissionsOutOfDateError, and MetadataError where permissions cannot be read."""
+        if self._authorizer is None:
+            return
+        principal, need = self._peer.principal, COMMAND_NEEDS[command]
+        if isinstance(what, TopicName):
+            decision = await self._authorizer.check(principal, need, topic=what, subscription=subscription)
+        else:
+            decision = await self._authorizer.check(principal, need, namespace=what)
+        self._settle(command, what, decision)
+
+    def require_still(self, command: CommandType, topic: TopicName, subscription: str | None = None) -> None:
+        """As `require`, from what is known, with nothing awaited: right before what was checked earlier takes effect."""
+        if (refused := self._refused_now(command, topic, subscription)) is not None:
+            self._settle(command, topic, refused)
+
+    def allows_now(self, command: CommandType, topic: TopicName) -> bool:
+        """False: `require` has to be asked."""
+        return self._refused_now(command, topic, None) is None
+
+    def why_not_any_more(self, command: CommandType, topic: TopicName, subscription: str | None = None) -> str | None:
+        """Return why what is open must be closed; None: it may stay open."""
+        refused = self._refused_now(command, topic, subscription)
+        return None if refused is None else refused.rule
+
+    def visible(self, topics: list[TopicName], namespace: NamespaceName) -> list[TopicName]:
+        """Return those that the client may know of."""
+        return topics if self._authorizer is None else self._authorizer.visible(self._peer.principal, topics, namespace)
+
+    def knows(self, namespace: NamespaceName) -> bool:
+        """Whether `visible` has an answer: False while the permissions there cannot be read."""
+        if self._authorizer is None:
+            return True
+        decision = self._authorizer.check_now(self._peer.principal, Need.NAMESPACE_READ, namespace=namespace)
+        return decision is not None and not decision.temporary
+
+    def _refused_now(self, command: CommandType, topic: TopicName, subscription: str | None) -> Decision | None:
+        if self._authorizer is None:
+            return None
+        need = COMMAND_NEEDS[command]
+        decision = self._authorizer.check_now(self._peer.principal, need, topic=topic, subscription=subscription)
+        if decision is None:  # what allowed it is not there any more; the client is checked from the start when it comes back
+            return Decision(False, "the permissions have changed", temporary=True)
+        return None if decision.allowed else decision
+
+    def _settle(self, command: CommandType, what: TopicName | NamespaceName, decision: Decision) -> None:
+        if not decision.allowed:
+            principal = self._peer.principal
+            original_role = "" if principal is None else principal.original_role or ""
+            self._audit.record(
+                principal, self._peer.address, command.name, str(what), "denied", decision.rule, original_role=original_role
+            )
+            raise refusal(decision, f"{_DONE_BY[COMMAND_NEEDS[command]]} {what}")

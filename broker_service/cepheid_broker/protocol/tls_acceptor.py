@@ -1,0 +1,146 @@
+"""A port with TLS: connections are counted before their handshake, and every failed handshake has a reason in the log.
+
+    sock_accept ──► admit? ──► handshake, in a task of its own ──► the protocol is made
+                       └─► closed at once        └─► failed: logged once in a while, by address and reason
+
+The servers of asyncio do not serve here: they know an address only after the handshake, and report no handshake that fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from cepheid_ports import RefusalLog, TaskOwner
+from cepheid_security import ServerTls
+
+log = logging.getLogger(__name__)
+
+_ACCEPT_PAUSE_S = 0.5  # after an error of the system, such as too many open files
+_NOT_TLS = frozenset(
+    ("HTTP_REQUEST", "HTTPS_PROXY_REQUEST", "WRONG_VERSION_NUMBER", "UNSUPPORTED_PROTOCOL_VERSION", "RECORD_LAYER_FAILURE",
+     "PACKET_LENGTH_TOO_LONG", "UNKNOWN_PROTOCOL", "RECORD_TOO_SMALL", "BAD_RECORD_TYPE", "UNEXPECTED_MESSAGE")
+)  # fmt: skip
+"""Reasons of OpenSSL for a first message that is none of TLS. Its releases differ in which one they give."""
+
+P = TypeVar("P")  # what a connection is given when it is admitted
+
+
+class TlsAcceptor(Generic[P]):
+    """`start` once, `aclose` once. It owns `listening`, which must not block and be of the protocol TCP.
+
+    `admit` gets the address of a new connection. It returns what `make` is called with after the handshake, or None: the connection
+    is closed. `on_failed` gets it back when there is no handshake. `plain_hint` says where clients without TLS belong.
+    """
+
+    def __init__(
+        self,
+        listening: socket.socket,
+        tls: ServerTls,
+        *,
+        handshake_timeout_s: float,
+        admit: Callable[[str], P | None],
+        make: Callable[[P], asyncio.Protocol],
+        on_failed: Callable[[P], None],
+        refusals: RefusalLog,
+        plain_hint: Callable[[], str],
+        on_broken: Callable[[BaseException], None] | None = None,
+    ) -> None:
+        self._listening = listening
+        self._tls = tls
+        self._handshake_timeout_s = handshake_timeout_s
+        self._admit = admit
+        self._make = make
+        self._on_failed = on_failed
+        self._refusals = refusals
+        self._plain_hint = plain_hint
+        self._tasks = TaskOwner("tls-port", on_broken)
+        self._accepting: asyncio.Task[None] | None = None
+        self.failed = 0
+        """Handshakes that failed."""
+        self.port = int(listening.getsockname()[1])
+
+    def __repr__(self) -> str:
+        return f"<TlsAcceptor port {self.port}, {self.failed} failed>"
+
+    def start(self) -> None:
+        self._accepting = self._tasks.start(self._accept(), name="accept")
+
+    def stop_accepting(self) -> None:
+        """Close the port. Connections that are open, and handshakes under way, go on. Idempotent."""
+        if self._listening.fileno() < 0:
+            return
+        if self._accepting is not None:
+            self._accepting.cancel()
+        # Before the close: the number of this file may soon be that of another one, and the task is cancelled only later.
+        asyncio.get_running_loop().remove_reader(self._listening)
+        self._listening.close()
+
+    async def aclose(self) -> None:
+        """Close the port, and the connections whose handshake is not over."""
+        self.stop_accepting()
+        await self._tasks.aclose()
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, address = await loop.sock_accept(self._listening)
+            except OSError as error:
+                log.warning("connection.not_accepted", extra={"port": self.port, "error": str(error)})
+                await asyncio.sleep(_ACCEPT_PAUSE_S)
+                continue
+            host = str(address[0])
+            place = self._admit(host)
+            if place is None:
+                accepted.close()
+            else:
+                self._tasks.start(self._shake_hands(accepted, host, place), name="handshake")
+
+    async def _shake_hands(self, accepted: socket.socket, host: str, place: P) -> None:
+        made = False
+
+        def make() -> asyncio.Protocol:
+            nonlocal made
+            made = True
+            return self._make(place)
+
+        arriving = _Arriving(make)
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: arriving, accepted, ssl=self._tls.context, ssl_handshake_timeout=self._handshake_timeout_s
+            )
+        except OSError as error:  # that of TLS, of the system, and the timeout
+            self.failed += 1
+            reason = self._reason(error)
+            self._refusals.note(
+                "tls.handshake_failed", (host, reason), level=logging.WARNING, peer=host, port=self.port, error=reason
+            )
+        finally:
+            if not made:
+                self._on_failed(place)
+
+    def _reason(self, error: OSError) -> str:
+        if isinstance(error, TimeoutError) or "taking longer" in str(error):
+            return f"no TLS handshake within {self._handshake_timeout_s:g} s"
+        if isinstance(error, ssl.SSLError):
+            if (error.reason or "") in _NOT_TLS:
+                return f"it does not speak TLS, and this port has nothing else; {self._plain_hint()}"
+            return (error.reason or str(error)).replace("_", " ").lower()
+        return error.strerror or str(error) or "the client closed the connection in the handshake"
+
+
+class _Arriving(asyncio.Protocol):
+    """Makes the real protocol when the handshake is over: one that fails costs little memory."""
+
+    def __init__(self, make: Callable[[], asyncio.Protocol]) -> None:
+        self._make = make
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        protocol = self._make()
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)

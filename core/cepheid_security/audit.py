@@ -1,0 +1,324 @@
+"""The audit log: one JSON line for each change and each denial, written off the loop.
+
+    record ──► lines that wait (bounded) ──► one write for all of them, in a worker ──► a file that rotates, or standard output
+
+Rules
+1. `record` never waits and never fails. What cannot be written is lost, counted, and reported by a line of its own as soon as lines
+   can be written again.
+2. A line says who did what from where and how it ended. It never contains a body, a query or credentials.
+3. Clients can cause denials and failures at will. Of each address only so many are written in a while (`REFUSALS_PER_WINDOW`); the
+   others are counted and summed up in one line, so that a flood does not push the older lines out of the files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sys
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+from cepheid_ports import Worker
+from cepheid_security.principal import Principal
+
+log = logging.getLogger(__name__)
+
+Result = Literal["done", "failed", "denied"]
+"""`done`: the change was made. `failed`: the role may do it, but it was not possible. `denied`: the role or the client may not."""
+
+REFUSALS_PER_WINDOW = 200
+WINDOW_MS = 10_000
+_MAX_ADDRESSES = 1000
+_MAX_FIELD_CHARACTERS = 500
+_FAILURE_LOG_MS = 30_000
+
+
+@dataclass(frozen=True, slots=True)
+class AuditFigures:
+    written: int
+    lost: int
+    """Lines that were not written: too many waited, or the file could not be written."""
+    suppressed: int
+    """Denials and failures that were summed up (rule 3)."""
+    waiting: int
+
+
+class AuditLog:
+    """`write` takes complete lines and may block: it runs in `worker`, which is closed with this. None: nothing is recorded."""
+
+    def __init__(
+        self,
+        write: Callable[[bytes], None] | None = None,
+        worker: Worker | None = None,
+        wall_ms: Callable[[], int] = lambda: 0,
+        max_waiting_lines: int = 10_000,
+    ) -> None:
+        assert (write is None) == (worker is None)
+        self._write = write
+        self._worker = worker
+        self._wall_ms = wall_ms
+        self._max_waiting_lines = max_waiting_lines
+        self._refusals = RefusalBudget()
+        self._waiting: list[bytes] = []
+        self._in_flight = 0  # lines that the worker has
+        self._is_scheduled = self._closed = False
+        self._unreported = 0  # lost lines that no line mentions yet
+        self._failure_logged_ms = -_FAILURE_LOG_MS
+        self._written = self._lost = 0
+
+    def __repr__(self) -> str:
+        return f"<AuditLog {'off' if self._write is None else self.figures()}>"
+
+    @property
+    def enabled(self) -> bool:
+        return self._write is not None
+
+    def figures(self) -> AuditFigures:
+        return AuditFigures(self._written, self._lost, self._refusals.suppressed, len(self._waiting) + self._in_flight)
+
+    def record(
+        self,
+        principal: Principal | None,
+        peer: str,
+        operation: str,
+        object: str,
+        result: Result,
+        detail: str = "",
+        *,
+        original_role: str = "",
+    ) -> None:
+        """Queue one line. Called in the loop.
+
+        `principal` is None where the client is not known. `peer` is its address, `operation` a command or an admin call, `object`
+        what it is about (a topic, say), `detail` the reason of a denial or of a failure. `original_role` is the role for which a
+        proxy or another broker acts.
+        """
+        if self._write is None:
+            return
+        now_ms = self._wall_ms()
+        if result != "done":
+            is_written, summary = self._refusals.take(_host(peer), now_ms)
+            if summary:
+                self._queue(_summary(now_ms, _host(peer), summary))
+            if not is_written:
+                return
+        self._queue(_line(now_ms, principal, peer, operation, object, result, detail, original_role))
+
+    def _queue(self, line: bytes) -> None:
+        if self._closed or len(self._waiting) + self._in_flight >= self._max_waiting_lines:
+            self._lose(1)
+            return
+        self._waiting.append(line)
+        if not self._is_scheduled and not self._in_flight:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._is_scheduled = False
+        if not self._waiting or self._in_flight:
+            return
+        self._submit()
+
+    def _submit(self) -> None:
+        assert self._write is not None
+        assert self._worker is not None
+        lines, self._waiting = self._waiting, []
+        reported, self._unreported = self._unreported, 0
+        if reported:
+            lost = f"{reported} lines before this one were lost"
+            lines.insert(0, _line(self._wall_ms(), None, "", "audit.lines_lost", "", "failed", lost))
+        self._in_flight += len(lines)
+        write, count = self._write, len(lines)
+
+        def on_done(_: None, error: BaseException | None) -> None:
+            self._in_flight -= count
+            if error is None:
+                self._written += count
+            else:
+                self._unreported += reported
+                self._lose(count - bool(reported))
+                self._log_failure(error)
+            if not self._closed:
+                self._flush()
+
+        self._worker.submit(lambda: write(b"".join(lines)), on_done)
+
+    def _lose(self, lines: int) -> None:
+        self._lost += lines
+        self._unreported += lines
+
+    def _log_failure(self, error: BaseException) -> None:
+        now_ms = self._wall_ms()
+        if now_ms - self._failure_logged_ms >= _FAILURE_LOG_MS:
+            self._failure_logged_ms = now_ms
+            hint = "lines of the audit log are lost: free space on its disk, or set audit.file to a place that can be written"
+            log.error("audit.not_written", extra={"error": str(error), "lost": self._lost, "hint": hint})
+
+    async def aclose(self) -> None:
+        """Write what waits, then close the worker."""
+        if self._closed:
+            return
+        if self._write is not None:
+            now_ms = self._wall_ms()
+            for host, count in self._refusals.rest():
+                self._queue(_summary(now_ms, host, count))
+        self._closed = True
+        if self._worker is not None:
+            if self._waiting:
+                self._submit()
+            await self._worker.aclose()
+
+
+class RefusalBudget:
+    """How many denials and failures of each address are written in a window, and how many were not. Without I/O."""
+
+    def __init__(self) -> None:
+        self.suppressed = 0
+        self._windows: OrderedDict[str, _Window] = OrderedDict()
+
+    def take(self, host: str, now_ms: int) -> tuple[bool, int]:
+        """Return whether this one is written, and how many of an earlier window are to be summed up first."""
+        window = self._windows.get(host)
+        summary = 0
+        if window is None or not 0 <= now_ms - window.since_ms < WINDOW_MS:
+            summary = 0 if window is None else window.suppressed
+            window = self._windows[host] = _Window(now_ms)
+            self._windows.move_to_end(host)
+            if len(self._windows) > _MAX_ADDRESSES:
+                self._windows.popitem(last=False)
+        if window.taken < REFUSALS_PER_WINDOW:
+            window.taken += 1
+            return True, summary
+        window.suppressed += 1
+        self.suppressed += 1
+        return False, summary
+
+    def rest(self) -> list[tuple[str, int]]:
+        """Return what was not summed up yet, by address, and forget it."""
+        found = [(host, window.suppressed) for host, window in self._windows.items() if window.suppressed]
+        self._windows.clear()
+        return found
+
+
+@dataclass(slots=True)
+class _Window:
+    since_ms: int
+    taken: int = 0
+    suppressed: int = 0
+
+
+def _line(
+    now_ms: int,
+    principal: Principal | None,
+    peer: str,
+    operation: str,
+    object: str,
+    result: Result,
+    detail: str,
+    original_role: str = "",
+) -> bytes:
+    seconds, milliseconds = divmod(now_ms, 1000)
+    fields = {
+        "time": f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{milliseconds:03}Z",
+        "role": "" if principal is None else principal.role,
+        "original_role": original_role,
+        "method": "" if principal is None else principal.method,
+        "peer": peer,
+        "operation": operation,
+        "object": object,
+        "result": result,
+        "reason": detail,
+    }
+    # Names may be as long as a client likes. ASCII only, so that no control character or odd line end gets into the file.
+    return json.dumps({name: value[:_MAX_FIELD_CHARACTERS] for name, value in fields.items() if value}).encode("ascii") + b"\n"
+
+
+def _summary(now_ms: int, host: str, suppressed: int) -> bytes:
+    return _line(now_ms, None, host, "audit.suppressed", "", "denied", f"{suppressed} more denials and failures")
+
+
+def _host(peer: str) -> str:
+    """Return `peer` without its port: `10.0.0.1:5000` and `[::1]:5000` are addresses with one."""
+    host, colon, port = peer.rpartition(":")
+    return host.strip("[]") if colon and port.isdecimal() and (":" not in host or host.endswith("]")) else peer
+
+
+class AuditFile:
+    """A file of lines that is renamed to `NAME.1` when it is full, then to `NAME.2`, and so on. Blocking: for a worker."""
+
+    def __init__(self, path: Path, *, max_bytes: int, max_files: int) -> None:
+        self._path = path
+        self._max_bytes = max_bytes
+        self._max_files = max_files
+        self._file: int | None = None
+        self._size_bytes = 0
+
+    def __repr__(self) -> str:
+        return f"<AuditFile {self._path}>"
+
+    def write(self, lines: bytes) -> None:
+        """Append complete lines. Raises OSError."""
+        if self._file is None or self._was_moved():
+            self.open()
+        if self._size_bytes and self._size_bytes + len(lines) > self._max_bytes:
+            self._rotate()
+        assert self._file is not None
+        view = memoryview(lines)
+        while view:
+            count = os.write(self._file, view)
+            self._size_bytes += count
+            view = view[count:]
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def open(self) -> None:
+        """Open the file, and create it where it does not exist. `write` does it by itself. Raises OSError."""
+        self.close()
+        self._path.parent.mkdir(0o750, parents=True, exist_ok=True)
+        file = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        try:
+            self._size_bytes = os.fstat(file).st_size
+            if self._size_bytes and os.pread(file, 1, self._size_bytes - 1) != b"\n":
+                self._size_bytes += os.write(file, b"\n")  # a crash cut the last line off: the next one must not be joined to it
+        except BaseException:
+            os.close(file)
+            raise
+        self._file = file
+
+    def _was_moved(self) -> bool:
+        """Whether another program renamed or deleted the file, as logrotate does."""
+        assert self._file is not None
+        try:
+            there = os.stat(self._path)
+        except FileNotFoundError:
+            return True
+        ours = os.fstat(self._file)
+        return (there.st_dev, there.st_ino) != (ours.st_dev, ours.st_ino)
+
+    def _rotate(self) -> None:
+        self.close()
+        if self._max_files == 1:
+            self._path.unlink(missing_ok=True)
+        for number in range(self._max_files - 1, 0, -1):
+            newer = self._path if number == 1 else self._numbered(number - 1)
+            if newer.exists():
+                newer.replace(self._numbered(number))
+        self.open()
+
+    def _numbered(self, number: int) -> Path:
+        return self._path.with_name(f"{self._path.name}.{number}")
+
+
+def write_to_stdout(lines: bytes) -> None:
+    """Write lines to standard output, where containers collect them. The process's own log is on standard error. Blocking."""
+    sys.stdout.buffer.write(lines)
+    sys.stdout.buffer.flush()

@@ -1,0 +1,37 @@
+"""How long a failed authentication is answered late: guessing slows down, and nobody is locked out. No I/O and no clock.
+
+Only failures wait, so a client with good credentials is served at once, also when others behind the same address fail.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+_FREE = 10
+"""Failures of one address that are answered at once: a restarted client that has an old password makes a few."""
+_FIRST_DELAY_S = 0.25
+MAX_DELAY_S = 4.0
+"""It stays below the time in which a client must have authenticated: the reason is answered, not a timeout."""
+_FORGOTTEN_AFTER_S = 60.0
+_MAX_ADDRESSES = 10_000
+
+
+class FailedAttempts:
+    """Failures by address. Addresses beyond the bound are forgotten, the ones that failed longest ago first."""
+
+    def __init__(self) -> None:
+        self._by_address: OrderedDict[str, tuple[int, float]] = OrderedDict()  # failures, time of the last one
+
+    def __repr__(self) -> str:
+        return f"<FailedAttempts {len(self._by_address)} addresses>"
+
+    def note(self, address: str, now_s: float) -> float:
+        """Count a failure. Return the seconds after which it is answered."""
+        failures, last_s = self._by_address.pop(address, (0, now_s))
+        failures = 1 if now_s - last_s > _FORGOTTEN_AFTER_S else failures + 1
+        self._by_address[address] = (failures, now_s)
+        if len(self._by_address) > _MAX_ADDRESSES:
+            self._by_address.popitem(last=False)
+        if failures <= _FREE:
+            return 0.0
+        return min(_FIRST_DELAY_S * 2.0 ** min(failures - _FREE - 1, 10), MAX_DELAY_S)

@@ -1,0 +1,163 @@
+"""What is known of the keys of one OpenID Connect issuer, and when they are fetched again. No I/O and no clock.
+
+                 ┌─ fetched less than `refresh_s` ago ──► used; a token that names an unknown key causes a fetch, at most every 10 s
+    a token ────►├─ older, not yet `stale_s` ───────────► used, and fetched again meanwhile: the issuer may be away
+                 └─ never fetched, or older ────────────► the token waits for a fetch; it is refused when that fails
+
+After a failure the next fetch waits: 1 s, doubling up to a minute. Times are seconds of a clock that never goes back.
+Documents: OpenID Connect Discovery 1.0 §3, §4.3; RFC 7517 (JSON Web Key).
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from cepheid_security.principal import SecurityConfigurationError
+from cepheid_security.token_keys import TokenKey, algorithms_of
+
+MAX_DOCUMENT_BYTES = 256 << 10
+"""Size from which a document of an issuer is refused. Documents in use have a few kilobytes."""
+_MAX_KEYS = 100
+_UNKNOWN_KEY_PAUSE_S = 10.0  # strangers choose the key that a token names: they must not decide how often an issuer is asked
+_FIRST_RETRY_S = 1.0
+_MAX_RETRY_S = 60.0
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+class IssuerError(Exception):
+    """The documents of an issuer cannot be fetched or used. The text says why."""
+
+
+class Need(enum.Enum):
+    """What has to happen before a token is checked."""
+
+    NOTHING = "nothing"
+    REFRESH = "refresh"
+    """The keys are used, and fetched again for later."""
+    WAIT = "wait"
+    """Fetch first."""
+    REFUSE = "refuse"
+    """There are no usable keys, and it is too early to ask again."""
+
+
+class IssuerKeys:
+    """The keys of one issuer."""
+
+    def __init__(self, *, refresh_s: float, stale_s: float) -> None:
+        self._refresh_s = refresh_s
+        self._stale_s = max(stale_s, refresh_s)
+        self._keys: tuple[TokenKey, ...] = ()
+        self._fetched_at_s: float | None = None
+        self._tried_at_s: float | None = None
+        self._next_try_s = 0.0
+        self._pause_s = _FIRST_RETRY_S
+        self.problem = ""
+        """Why the last fetch failed; "" when it did not."""
+
+    def __repr__(self) -> str:
+        return f"<IssuerKeys {len(self._keys)}{f', {self.problem}' if self.problem else ''}>"
+
+    def usable(self, now_s: float) -> tuple[TokenKey, ...]:
+        """Return the keys that tokens may be checked with; () before the first fetch, or when the last one is too long ago."""
+        is_usable = self._fetched_at_s is not None and now_s - self._fetched_at_s < self._stale_s
+        return self._keys if is_usable else ()
+
+    def need(self, key_id: str | None, now_s: float) -> Need:
+        """Return what has to happen before a token is checked that names the key `key_id`, or no key (None)."""
+        may_try = self._tried_at_s is None or now_s >= self._next_try_s
+        keys = self.usable(now_s)
+        if not keys:
+            return Need.WAIT if may_try else Need.REFUSE
+        is_unknown = key_id is not None and all(key.key_id not in (key_id, None) for key in keys)
+        if is_unknown and may_try and self._tried_at_s is not None and now_s - self._tried_at_s >= _UNKNOWN_KEY_PAUSE_S:
+            return Need.WAIT
+        assert self._fetched_at_s is not None
+        is_old = now_s - self._fetched_at_s >= self._refresh_s
+        return Need.REFRESH if is_old and may_try else Need.NOTHING
+
+    def on_fetched(self, keys: Sequence[TokenKey], now_s: float) -> None:
+        """Use these keys instead of the earlier ones: a key that the issuer withdrew is no longer accepted."""
+        self._keys, self._fetched_at_s, self._tried_at_s = tuple(keys), now_s, now_s
+        self._next_try_s, self._pause_s, self.problem = now_s, _FIRST_RETRY_S, ""
+
+    def on_failed(self, problem: str, now_s: float) -> None:
+        """Keep what is known, and wait before the next try."""
+        self._tried_at_s, self.problem = now_s, problem
+        self._next_try_s, self._pause_s = now_s + self._pause_s, min(2 * self._pause_s, _MAX_RETRY_S)
+
+
+def check_url(url: str, what: str) -> None:
+    """Raises SecurityConfigurationError: not https. An issuer on this machine may do without, for tests and sidecars."""
+    parts = urlsplit(url)
+    is_local = parts.scheme == "http" and parts.hostname in _LOOPBACK
+    if not parts.hostname or (parts.scheme != "https" and not is_local):
+        raise SecurityConfigurationError(
+            f"{what} must be an https:// URL, got {url[:200]!r}: whoever changes its keys makes tokens"
+        )
+
+
+def discovery_url(issuer: str) -> str:
+    """Return the address of an issuer's configuration (OpenID Connect Discovery §4)."""
+    return f"{issuer.rstrip('/')}/.well-known/openid-configuration"
+
+
+def keys_url(document: bytes, issuer: str) -> str:
+    """Return where an issuer's configuration says that its keys are. Raises IssuerError."""
+    found = read_object(document)
+    if found.get("issuer") != issuer:  # §4.3: it must be the very same text
+        raise IssuerError(f"its configuration is that of the issuer {str(found.get('issuer'))[:200]!r}: name exactly this issuer")
+    url = found.get("jwks_uri")
+    if not isinstance(url, str):
+        raise IssuerError("its configuration has no jwks_uri")
+    try:
+        check_url(url, "jwks_uri")
+    except SecurityConfigurationError as error:
+        raise IssuerError(str(error)) from None
+    return url
+
+
+def read_keys(document: bytes) -> tuple[TokenKey, ...]:
+    """Return the keys of a JWKS document that sign tokens; those of other kinds are left out. Raises IssuerError: there is none."""
+    entries = read_object(document).get("keys")
+    if not isinstance(entries, list) or len(entries) > _MAX_KEYS:
+        raise IssuerError(f"its document of keys is not a list `keys` of at most {_MAX_KEYS}")
+    keys = tuple(key for entry in entries if isinstance(entry, dict) and (key := _key_of(entry)) is not None)
+    if not keys:
+        raise IssuerError(f"none of its {len(entries)} keys is an RSA or EC key for signatures that is long enough")
+    return keys
+
+
+def read_object(document: bytes) -> dict[str, Any]:
+    """Return a JSON object. Raises IssuerError."""
+    try:
+        found = json.loads(document)
+    except (ValueError, RecursionError):
+        raise IssuerError("its answer is not JSON") from None
+    if not isinstance(found, dict):
+        raise IssuerError("its answer is not a JSON object")
+    return found
+
+
+def _key_of(entry: dict[str, Any]) -> TokenKey | None:
+    """None: a key that does not verify signatures. A secret one (`oct`) is never taken: what is published is no secret."""
+    import jwt
+
+    operations = entry.get("key_ops")
+    verifies = entry.get("use", "sig") == "sig" and (
+        operations is None or (isinstance(operations, list) and "verify" in operations)
+    )
+    if entry.get("kty") not in ("RSA", "EC") or "d" in entry or not verifies:
+        return None
+    try:
+        key = jwt.PyJWK.from_dict({name: value for name, value in entry.items() if name != "alg"}).key
+        algorithms = algorithms_of(key)
+    except (jwt.PyJWTError, SecurityConfigurationError, ValueError, TypeError, KeyError):
+        return None
+    if (algorithm := entry.get("alg")) is not None:
+        algorithms = tuple(name for name in algorithms if name == algorithm)
+    key_id = entry.get("kid")
+    return TokenKey(key_id if isinstance(key_id, str) else None, algorithms, key) if algorithms else None

@@ -1,0 +1,36 @@
+"""Tokens that hold no longer although they have not expired. No I/O: the list is a record in metadata.
+
+A token is revoked by its digest, by its id (claim `jti`), or by its role together with a time: what was issued for the role up to
+that time. A token that does not say when it was issued counts as old.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from cepheid_security.principal import AuthenticationError, Principal
+
+
+@dataclass(frozen=True, slots=True)
+class RevokedTokens:
+    """What is revoked now."""
+
+    digests: Collection[str] = frozenset()
+    token_ids: Collection[str] = frozenset()
+    roles: Mapping[str, int] = field(default_factory=dict)
+    """By role: tokens issued up to this time (milliseconds) do not hold."""
+
+    def check(self, principal: Principal) -> None:
+        """Raises AuthenticationError: the token that the principal showed is revoked."""
+        token = principal.token
+        if token is None:
+            return
+        if token.digest in self.digests or (token.token_id is not None and token.token_id in self.token_ids):
+            raise AuthenticationError("the token was revoked")
+        up_to_ms = self.roles.get(principal.role)
+        if up_to_ms is not None and (token.issued_at_ms is None or token.issued_at_ms <= up_to_ms):
+            raise AuthenticationError(f"the tokens of {principal.role!r} that are as old as this one were revoked")
+
+
+NOTHING_REVOKED = RevokedTokens()

@@ -1,0 +1,94 @@
+"""`cepheid secure init`: run again, with other hosts, after a run that was broken off, and in awkward directories."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import shlex
+import subprocess
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from cepheid_cli import secure
+from cepheid_security import SecurityConfigurationError, token_keys
+from cepheid_security.authority import Authority
+from cepheid_security.tokens import TokenVerifier
+
+NOW = datetime.datetime.now(datetime.UTC)
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+def test_a_second_run_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    secure.init(tmp_path)
+    before = contents(tmp_path)
+    secure.init(tmp_path)
+    assert contents(tmp_path) == before
+    assert "everything is there already" in capsys.readouterr().out
+
+
+def test_another_host_is_added_to_those_of_the_certificate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    secure.init(tmp_path, ["one.example.org"])
+    secure.init(tmp_path, ["two.example.org", "10.0.0.5"])
+    assert "server.pem (again, now also for two.example.org, 10.0.0.5)" in capsys.readouterr().out
+    issued = Authority(tmp_path, NOW).issued("server")
+    assert issued is not None
+    assert {"localhost", "one.example.org", "two.example.org", "10.0.0.5"} <= set(issued.hosts)
+    with pytest.raises(SecurityConfigurationError, match="'https://x' is neither a host name nor an address"):
+        secure.init(tmp_path, ["https://x"])
+
+
+@pytest.mark.parametrize("missing", ["server.pem", "server-key.pem", "client.pem", "admin.token", "server.toml", "client.env"])
+def test_a_run_that_was_broken_off_is_completed(tmp_path: Path, missing: str) -> None:
+    secure.init(tmp_path)
+    (tmp_path / missing).unlink()
+    secure.init(tmp_path)
+    assert Authority(tmp_path, NOW).issued("server") is not None
+    assert (tmp_path / missing).exists()
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.parametrize(
+    ("lost", "reason"),
+    [
+        (("ca.pem", "ca-key.pem"), "server.pem was not signed by .*ca.pem: remove server.pem and server-key.pem"),
+        (("ca.pem",), "has only one of ca.pem and ca-key.pem"),
+        (("token.key",), r"admin.token was not made with token.key .*: remove it .*, or restore token.key"),
+    ],
+)
+def test_files_that_do_not_belong_together_are_named(tmp_path: Path, lost: tuple[str, ...], reason: str) -> None:
+    secure.init(tmp_path)
+    for name in lost:
+        (tmp_path / name).unlink()
+    with pytest.raises(SecurityConfigurationError, match=reason):
+        secure.init(tmp_path)
+
+
+def test_what_expires_soon_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    secure.init(tmp_path)
+    before = contents(tmp_path)
+    now_ns = time.time_ns()
+    monkeypatch.setattr(time, "time_ns", lambda: now_ns + 340 * 86_400 * 10**9)
+    secure.init(tmp_path)
+    key = token_keys.secret_key(str(tmp_path / "token.key"))
+    expires_at_ms = TokenVerifier([key]).verify((tmp_path / "admin.token").read_bytes().strip(), now_ns // 10**6).expires_at_ms
+    assert expires_at_ms is not None
+    assert expires_at_ms > now_ns // 10**6 + 700 * 86_400_000
+    assert (tmp_path / "broker.token").read_bytes() == before["broker.token"]
+    later = Authority(tmp_path, NOW + datetime.timedelta(days=380))
+    assert later.ensure("server", for_servers=True) == "server.pem (again, it expired soon)"
+
+
+def test_paths_with_spaces_and_quotes_survive_the_shell_and_the_settings(tmp_path: Path) -> None:
+    directory = tmp_path / """it's a "$HOME" \\ place"""
+    secure.init(directory)
+    settings = tomllib.loads((directory / "server.toml").read_text())
+    assert settings["tls"]["certificate_file"] == str(directory / "server.pem")
+    script = f'set -e; . {shlex.quote(str(directory / "client.env"))}; cat "$CEPHEID_TOKEN_FILE"'
+    found = subprocess.run(["/bin/sh", "-c", script], capture_output=True, check=True, env={"PATH": os.environ["PATH"]})
+    assert found.stdout == (directory / "admin.token").read_bytes()
