@@ -127,6 +127,12 @@ authentication:
   methods: [token, tls]
   secret_keys: [/etc/cepheid/secure/token.key]
   own_token_file: /etc/cepheid/secure/broker.token
+{{- if .Values.security.authorization }}
+authorization:
+  enabled: true
+  super_user_roles: [admin]
+  peer_roles: [broker]
+{{- end }}
 {{- end -}}
 
 {{/* Names under which the admin API may be called; the API refuses others, so that no foreign web page reaches it. */}}

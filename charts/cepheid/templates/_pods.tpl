@@ -93,22 +93,22 @@ limits: {memory: 256Mi}
 {{- end }}
 {{- end -}}
 
-{{/* How commands that an operator runs in a broker's pod reach the brokers: with the broker's own credentials. Arguments: root. */}}
+{{/* How commands that an operator runs in a broker's pod reach the brokers. Brokers may have the administrator's credentials: whoever has
+the key of tokens can make them. Arguments: root. */}}
 {{- define "cepheid.operatorEnv" -}}
 - name: CEPHEID_URL
   value: {{ include "cepheid.serviceUrl" .root }}
 - name: CEPHEID_ADMIN_URL
   value: {{ include "cepheid.adminUrl" .root }}
 {{- if .root.Values.secure }}
-{{- $certificate := ternary "server" "broker" (eq .root.Values.profile "one") }}
 - name: CEPHEID_TLS_CA_FILE
   value: /etc/cepheid/secure/ca.pem
 - name: CEPHEID_TLS_CERTIFICATE_FILE
-  value: /etc/cepheid/secure/{{ $certificate }}.pem
+  value: /etc/cepheid/secure/admin.pem
 - name: CEPHEID_TLS_KEY_FILE
-  value: /etc/cepheid/secure/{{ $certificate }}-key.pem
+  value: /etc/cepheid/secure/admin-key.pem
 - name: CEPHEID_TOKEN_FILE
-  value: /etc/cepheid/secure/broker.token
+  value: /etc/cepheid/secure/admin.token
 - name: CEPHEID_METADATA_AUTH_FILE
   value: /etc/cepheid/secure/metadata.auth
 {{- end }}

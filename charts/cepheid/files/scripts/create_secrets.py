@@ -32,6 +32,7 @@ AUTHORITY = ("ca.pem", "ca-key.pem")
 FILES = {
     "server": (
         "ca.pem", "server.pem", "server-key.pem", "broker.pem", "broker-key.pem", "token.key", "broker.token", "metadata.auth",
+        "admin.token", "admin.pem", "admin-key.pem",
     ),
     "bookie": ("ca.pem", "bookie.pem", "bookie-key.pem", "metadata.auth"),
     "client": ("ca.pem", "client.pem", "client-key.pem", "admin.pem", "admin-key.pem", "admin.token", "metadata.auth"),
