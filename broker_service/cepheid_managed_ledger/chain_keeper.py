@@ -132,7 +132,8 @@ class ChainKeeper:
     @property
     def page_keys(self) -> list[str]:
         """The keys of the pages that the record names."""
-        return [] if self._stored is None else [keys.chain_page_key(self._key, ref.number) for ref in self._stored.refs]
+        assert self._stored is not None, f"{self._topic} has no chain yet"
+        return [keys.chain_page_key(self._key, ref.number) for ref in self._stored.refs]
 
     @property
     def has_most_ledgers(self) -> bool:

@@ -76,7 +76,7 @@ class Trimmer:
         count = plan(self._is_in_use)
         if count and holds and (held := self._held()):
             count = plan(lambda ledger_id: self._is_in_use(ledger_id) or ledger_id in held)
-        return min(count, count_that_may_leave(chain), LEAVE_AT_ONCE)
+        return min(count, count_that_may_leave(chain), LEAVE_AT_ONCE) if count else 0
 
     async def run(self, retention: Callable[[], Retention], *, holds: bool = True) -> int:
         """How many ledgers went. Raises ManagedLedgerError, MetadataError, LedgerError: then nothing went."""

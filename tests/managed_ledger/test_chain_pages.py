@@ -312,3 +312,15 @@ async def test_a_topic_says_that_what_waits_for_deletion_fills_its_record() -> N
         assert ledger.is_usable
         await ledger._keeper.commit(lambda chain: (chain.replace(object_deletions=None), ()))
         assert ledger.near_limit is None
+
+
+async def test_pages_that_no_record_names_do_not_keep_a_topic_from_being_deleted() -> None:
+    """A restore that was cut off may have left them, and written one of them twice."""
+    async with topic_world(settings=LEDGERS, page_limits=PAGES) as world:
+        broker = world.broker()
+        await grow(await broker.open(ONE_BOOKIE), 8)
+        for number in (70, 71):
+            await broker.store.create(keys.chain_page_key(KEY, number), b"of a restore")
+        await broker.store.put(keys.chain_page_key(KEY, 71), b"of another", 0)
+        await broker.ledgers.delete(TOPIC)
+        assert not await broker.store.exists(KEY)

@@ -22,7 +22,7 @@ from cepheid_managed_ledger import (
 )
 from cepheid_metadata import Chain, MemoryTree, Op, OpResult, Position
 from cepheid_tiered import DamagedSegmentError, NoSuchSegmentError, SegmentError
-from cepheid_tiered.object_store import UnusableNameError
+from cepheid_tiered.object_store import NewerSegmentError, StoreRefusedError, StoreUnavailableError, UnusableNameError
 from tests.managed_ledger.losing_store import LosingStore, changes
 from tests.managed_ledger.memory_segments import MemorySegments, store_is_away
 from tests.managed_ledger.topic_world import (
@@ -343,7 +343,35 @@ async def test_a_reader_in_the_middle_of_a_ledger_goes_on_when_the_copy_under_it
         assert world.segments.reads
 
 
-@pytest.mark.parametrize("error", [NoSuchSegmentError("gone"), DamagedSegmentError("cut off"), SegmentError("away")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        StoreRefusedError("there is no bucket"),
+        StoreRefusedError("no permission"),
+        StoreRefusedError("the bucket is in another region"),
+        StoreRefusedError("the credentials have expired"),
+        StoreUnavailableError("could not be reached"),
+    ],
+)
+async def test_whatever_the_store_refuses_is_named_costs_nothing_and_passes(error: SegmentError) -> None:
+    async with topic_world(settings=SMALL) as world:
+        world.segments.fail = lambda step, url: error
+        ledger = await world.broker().open(offloads(AT_ONCE))
+        stored = await fill(ledger, 2)
+        await wait_until(lambda: ledger.statistics().offload.failures >= 2)
+        figures = ledger.statistics().offload
+        assert str(error.args[0]) in (figures.last_error or "")
+        assert (figures.refused_ledgers, figures.off_bookies_ledgers) == (0, 0), "it may pass"
+        assert await read_all(ledger, cached=False) == stored
+        world.segments.fail = lambda step, url: None
+        await settle(world, ledger)
+        assert await read_all(ledger, cached=False) == stored
+
+
+@pytest.mark.parametrize(
+    "error",
+    [NoSuchSegmentError("gone"), DamagedSegmentError("cut off"), NewerSegmentError("of a later release"), SegmentError("away")],
+)
 async def test_an_object_that_cannot_be_read_is_replaced_by_the_bookies_while_they_have_the_ledger(error: Exception) -> None:
     async with topic_world(settings=SMALL) as world:
         ledger = await world.broker().open(offloads(replace(BOTH, reads_objects=True)))

@@ -54,6 +54,18 @@ class BundleCounts:
         self._known[namespace] = (record.bundles, watched)
         return record.bundles
 
+    async def look_up(self, namespace: NamespaceName) -> int:
+        """As `get`, for one question: a namespace that is not known yet is not watched from here on."""
+        if (known := self._known.get(namespace)) is not None:
+            return known[0]
+        try:
+            found = await self._records.get((namespace.tenant, namespace.local_name))
+        except MetadataError as error:
+            raise ServiceNotReadyError(f"namespace {namespace} cannot be read: {error} ({KEEPS_CONNECTION})") from error
+        if found is None or found.record.deleted:
+            raise NamespaceNotFoundError(f"namespace {namespace} does not exist", namespace=str(namespace))
+        return found.record.bundles
+
     def close(self) -> None:
         for _, watched in self._known.values():
             self._watched.leave(watched, self)

@@ -46,7 +46,7 @@ from cepheid_metadata import (
     broker_records,
 )
 from cepheid_ports import Ports, SingleFlight, TaskOwner
-from cepheid_wire import TopicName
+from cepheid_wire import NamespaceName, TopicName
 
 log = logging.getLogger(__name__)
 
@@ -192,11 +192,14 @@ class BundleOwnership:
         return await look() if self._reach is None else await self._reach.reachable(bundle, await look(), look)
 
     async def would_own(self, topics: Sequence[TopicName]) -> list[TopicName]:
+        counts: dict[NamespaceName, int] = {}
         asked: dict[Bundle, bool] = {}
         found: list[TopicName] = []
         for topic in topics:
             if not self.owns(topic):
-                bundle = await self.bundle_of(topic)
+                if topic.namespace not in counts:
+                    counts[topic.namespace] = await self._counts.look_up(topic.namespace)
+                bundle = bundle_of(topic, counts[topic.namespace])
                 if bundle not in asked:
                     asked[bundle] = await self._would_take(bundle)
                 if not asked[bundle]:

@@ -60,6 +60,7 @@ def broker_settings(name: str) -> BrokerSettings:
         close_timeout_s=3.0,
         reader_seek_grace_s=3.0,
         inactive_check_s=3.0,
+        closed_topic_check_s=4.0,
         backlog_check_s=0.5,
         rate_window_s=1.0,
         connection=CONNECTION_SETTINGS,
