@@ -37,7 +37,7 @@ WINDOW_BYTES = 8 << 20
 _CEPHEID = "Cepheid"
 """So begins the version of a broker that knows claims to names. Others ignore them."""
 _BUSY_BEYOND_S = 30.0
-"""An attempt whose JVM is gone ends at its `sendTimeout` at the latest, and gives its names back: so much longer is waited for them."""
+"""An attempt whose JVM is gone ends at its `sendTimeout` at the latest. Its names are waited for so much longer."""
 _BUSY_PAUSE_S = 0.2
 OWNER_PROPERTY = "cepheid-name-owner"
 MEMORY_PROPERTY = "cepheid-name-memory-s"
