@@ -2,8 +2,9 @@
 
 `python -m examples.flights_spark.batch_driver SERVICE_URL TOPIC DIRECTORY CLUSTER VICTIM`
 
-Computes the mean delays, and then computes them again as many small tasks. When a quarter of those is done, it kills the bookie
-VICTIM of the local cluster in the directory CLUSTER. DIRECTORY/batch.json gets the results.
+Computes the mean delays, and writes them to the topic TOPIC-delays, where the official client receives them. Then it computes them
+again as many small tasks. When a quarter of those is done, it kills the bookie VICTIM of the local cluster in CLUSTER.
+DIRECTORY/batch.json gets the results.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ SCAN_TASKS = 64
 KILL_AT = 0.25
 TASKS_AFTER_KILL = 16  # the kill leaves at least this many tasks; a third of them would read from the bookie first
 _POLL_S = 0.01
+_RECEIVE_LIMIT_MS = 30_000
 
 
 def main(service_url: str, topic: str, directory: Path, cluster: Path, victim: str) -> None:
@@ -42,6 +44,9 @@ def main(service_url: str, topic: str, directory: Path, cluster: Path, victim: s
     started = time.monotonic()
     delays = mean_delays(load()).collect()
     query_s = time.monotonic() - started
+    writer = mean_delays(load()).write.format("cepheid").option("service.url", service_url).option("topic", delays_topic(topic))
+    writer.option("encode", "json").mode("append").save()
+    received = receive_rows(service_url, delays_topic(topic))
     watch = JobWatch(spark, KILL_AT, lambda: LocalCluster(cluster).kill(victim))
     again = watch.run(lambda: mean_delays(load(minPartitions=str(SCAN_TASKS))).collect())
     results = {
@@ -49,6 +54,7 @@ def main(service_url: str, topic: str, directory: Path, cluster: Path, victim: s
         "first_s": first_s,
         "query_s": query_s,
         "delays": [row.asDict() for row in delays],
+        "delays_received": received,
         "delays_while_killed": [row.asDict() for row in again],
         "kill": watch.summary(),
         "spark": spark.version,
@@ -66,6 +72,24 @@ def mean_delays(flights: Any) -> Any:
     return known.agg(
         f.count("dep_delay").alias("flights"), f.sum("dep_delay").alias("minutes"), f.avg("dep_delay").alias("mean_minutes")
     )
+
+
+def delays_topic(topic: str) -> str:
+    """Return the name of the topic that the mean delays are written to."""
+    return f"{topic}-delays"
+
+
+def receive_rows(service_url: str, topic: str) -> list[dict[str, Any]]:
+    """Return the records of a topic with a JSON schema, as the official client reads them."""
+    import pulsar
+
+    client = pulsar.Client(service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    reader = client.create_reader(topic, pulsar.MessageId.earliest)
+    rows = []
+    while reader.has_message_available():
+        rows.append(json.loads(reader.read_next(_RECEIVE_LIMIT_MS).data()))
+    client.close()
+    return rows
 
 
 class JobWatch:

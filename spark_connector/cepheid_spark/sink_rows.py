@@ -116,6 +116,10 @@ class RowPlan:
         import pyarrow as pa
         import pyarrow.compute as pc
 
+        # The zone of times is that of the session: the query may go on in another one.
+        is_time = [pa.types.is_timestamp(column.type) for column in table.columns]
+        plain = [column.cast(pa.int64()) if timed else column for column, timed in zip(table.columns, is_time, strict=True)]
+        table = pa.table(plain, table.column_names)
         sizes = [
             pc.sum(pc.binary_length(column)).as_py()
             for column in table.columns

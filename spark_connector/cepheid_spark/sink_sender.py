@@ -36,7 +36,8 @@ WINDOW_BYTES = 8 << 20
 """Of each topic partition: what waits for receipts."""
 _CEPHEID = "Cepheid"
 """So begins the version of a broker that knows claims to names. Others ignore them."""
-_BUSY_LIMIT_S = 60.0
+_BUSY_BEYOND_S = 30.0
+"""An attempt whose JVM is gone ends at its `sendTimeout` at the latest. Its names are waited for so much longer."""
 _BUSY_PAUSE_S = 0.2
 OWNER_PROPERTY = "cepheid-name-owner"
 MEMORY_PROPERTY = "cepheid-name-memory-s"
@@ -283,7 +284,7 @@ async def open_producer(
             send_timeout_s=0,
         )
 
-    producer = await _while_busy(attempt, _BUSY_LIMIT_S if waits else 0.0)
+    producer = await _while_busy(attempt, options.send_timeout_s + _BUSY_BEYOND_S if waits else 0.0)
     if claim and not producer.server_version.startswith(_CEPHEID):
         await producer.abandon()
         raise BadOptionError(

@@ -25,6 +25,7 @@ pytestmark = pytest.mark.slow
 
 NUMBERS = 60_000
 WAIT_S = 300.0
+ATTEMPTS = 3  # on a busy machine a Python worker may take longer to start than Spark waits
 RECEIVE_LIMIT_MS = 20_000
 
 
@@ -105,7 +106,11 @@ def test_every_number_is_stored_once_whatever_is_killed(
         kill(driver)
         before = stored(target)
     assert before < NUMBERS, f"seed {seed}: it was done before it was killed"
-    last = Driver(server, source, target, tmp_path, "once")
-    assert last.process.wait(WAIT_S) == 0, f"seed {seed}: {last.log}"
+    for _ in range(ATTEMPTS):
+        last = Driver(server, source, target, tmp_path, "once")
+        if last.process.wait(WAIT_S) == 0:
+            break
+    else:
+        pytest.fail(f"seed {seed}: {last.log}")
     found = sorted(int(message.data()) for message in target.received(NUMBERS, RECEIVE_LIMIT_MS))
     assert found == list(range(NUMBERS)), f"seed {seed}"

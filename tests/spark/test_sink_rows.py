@@ -130,6 +130,16 @@ def test_rows_are_sorted_alike_in_whatever_order_they_come() -> None:
     assert times == sorted(times), "by event time first"
 
 
+def test_the_zone_of_the_session_does_not_tell_rows_apart() -> None:
+    plan = RowPlan({"value": 0, "event_time": 1})
+    tables = [
+        pa.table({"value": [b"x"], "event_time": pa.array([MOMENT], pa.timestamp("us", tz=zone))})
+        for zone in ("UTC", "Europe/Paris")
+    ]
+    first, second = (plan.content(plan.in_order(table)) for table in tables)
+    assert first == second
+
+
 RECORD = (
     "id bigint; name string; at timestamp; day date; price decimal(10,2); "
     "tags array<string>; more map<string,int>; inner struct<a:int>"
