@@ -1,53 +1,19 @@
-"""What commands show to servers, from the environment, so that no secret stands in a process list.
+"""What commands show to servers, from the environment: the token of `client_environment`, and the certificates of `ClientTls`.
 
-CEPHEID_TOKEN_FILE, CEPHEID_TOKEN    a token, of a file or as it is
-CEPHEID_OAUTH2_FILE                  a client id with its secret, for which an issuer gives tokens (JSON, as for Pulsar's clients)
-CEPHEID_OAUTH2_AUDIENCE              the audience of these tokens, unless the file has it
 CEPHEID_TLS_CA_FILE                  the CAs that sign servers' certificates (PEM); unset: those of the system
 CEPHEID_TLS_CERTIFICATE_FILE, CEPHEID_TLS_KEY_FILE     a certificate of one's own
 """
 
 from __future__ import annotations
 
-import functools
-import os
 import ssl
-from pathlib import Path
 
-from cepheid_ports import CepheidError
-from cepheid_security import client_context
-from cepheid_security.oauth2 import ClientCredentials
+from cepheid_security import ClientTls
+from cepheid_security.client_environment import own_token
 
-
-class NoTokenError(CepheidError):
-    """A token was named that cannot be read."""
-
-
-def own_token() -> str:
-    """Return the token, "" without one. Raises NoTokenError, TokenRequestError, SecurityConfigurationError."""
-    if path := os.environ.get("CEPHEID_TOKEN_FILE"):
-        try:
-            return Path(path).read_text(encoding="ascii").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise NoTokenError(f"CEPHEID_TOKEN_FILE names {path}, which cannot be read: {error}", path=path) from None
-    if token := os.environ.get("CEPHEID_TOKEN", "").strip():
-        return token
-    if path := os.environ.get("CEPHEID_OAUTH2_FILE"):
-        return _credentials(path, os.environ.get("CEPHEID_OAUTH2_AUDIENCE"))()
-    return ""
-
-
-@functools.cache
-def _credentials(path: str, audience: str | None) -> ClientCredentials:
-    """One command makes several connections: they share a token while it holds."""
-    return ClientCredentials.from_file(path, audience=audience)
+__all__ = ["own_tls", "own_token"]
 
 
 def own_tls() -> ssl.SSLContext:
     """Return the context for servers with TLS. Raises SecurityConfigurationError."""
-    return client_context(
-        # A variable that is empty is one that is not set, as in the shell of somebody who wants to unset it.
-        ca_file=os.environ.get("CEPHEID_TLS_CA_FILE") or None,
-        certificate_file=os.environ.get("CEPHEID_TLS_CERTIFICATE_FILE") or None,
-        key_file=os.environ.get("CEPHEID_TLS_KEY_FILE") or None,
-    )
+    return ClientTls.from_environment().context()

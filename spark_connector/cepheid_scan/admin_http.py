@@ -30,7 +30,10 @@ _MOST_IDLE = 16  # kept connections, over all addresses
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 _ASK_AGAIN = (502, 503, 504)
 _REDIRECTS = (301, 302, 307, 308)
-_DEFAULT_PORTS = {"pulsar": 6650, "http": 8080, "https": 8443}
+_DEFAULT_PORTS = {"pulsar": 6650, "pulsar+ssl": 6651, "http": 8080, "https": 8443}
+_PROTOCOL_PORTS = ("pulsar", "pulsar+ssl")
+"""They answer HTTP with a redirect to the admin port."""
+_OVER_TLS = ("https", "pulsar+ssl")
 
 Origin = tuple[str, str, int]  # scheme, host, port
 
@@ -105,14 +108,14 @@ class AdminHttp:
         """Raises _NoAnswerError, AdminRefusedError."""
         at = self._led_to.get(origin, origin)
         try:
-            if at[0] == "pulsar" and method != "GET":
+            if at[0] in _PROTOCOL_PORTS and method != "GET":
                 at = self._admin_behind(origin)
             where, status, text = self._follow(at, method, path, sent)
         except _NoAnswerError:
             if self._led_to.pop(origin, origin) == origin:
                 raise
             where, status, text = self._follow(origin, method, path, sent)  # rule 2
-        if origin[0] == "pulsar" and where[0] != "pulsar":
+        if origin[0] in _PROTOCOL_PORTS and where[0] not in _PROTOCOL_PORTS:
             self._led_to.setdefault(origin, where)
         return _decoded(method, path, status, text)
 
@@ -131,9 +134,9 @@ class AdminHttp:
                 return named, status, text
             parts = urlsplit(location)
             target = _target(parts) if parts.netloc else origin
-            if origin[0] == "https" and target[0] != "https":  # the token would cross the network in the clear
+            if origin[0] in _OVER_TLS and target[0] not in _OVER_TLS:  # the token would cross the network in the clear
                 raise _NoAnswerError(f"it redirects to {target[1]}:{target[2]} without TLS")
-            if named[0] == "pulsar":
+            if named[0] in _PROTOCOL_PORTS:
                 named = target
             origin, path = target, parts.path + (f"?{parts.query}" if parts.query else "")
         raise _NoAnswerError(f"{_MOST_REDIRECTS} redirects, the last one to {path[:200]}")
@@ -164,7 +167,7 @@ class AdminHttp:
         if found is not None:
             yield found
         scheme, host, port = origin
-        if scheme == "https":
+        if scheme in _OVER_TLS:
             yield HTTPSConnection(host, port, timeout=self._timeout_s, context=self._tls_context())
         else:
             yield HTTPConnection(host, port, timeout=self._timeout_s)
@@ -197,8 +200,6 @@ def origins_of(source: PlanSource) -> list[Origin]:
     if "@" in url:
         raise BadOptionError("an address has no user and password: brokers take a token")  # nor does this one get into the text
     scheme, separator, rest = url.partition("://")
-    if scheme == "pulsar+ssl":
-        raise BadOptionError("pulsar+ssl addresses are not served yet: name the admin port with admin.url", value=url)
     if not separator or scheme not in _DEFAULT_PORTS:
         raise BadOptionError(f"{url!r} is no address: it looks like pulsar://host:6650 or http://host:8080", value=url)
     hosts = [host.strip().removeprefix(f"{scheme}://") for host in rest.split(",")]  # people write it before each

@@ -42,6 +42,7 @@ from cepheid_scan.scan_arguments import (
     chosen_partitions,
     one_of,
     plan_source,
+    tls_files,
     topic_names,
     true_or_false,
     whole_number,
@@ -60,6 +61,9 @@ def scan(
     admin_url: str | None = None,
     metadata: str | None = None,
     token: str | None = None,
+    tls_ca_file: str | None = None,
+    tls_certificate_file: str | None = None,
+    tls_key_file: str | None = None,
     retry_s: float = 10.0,
     start: EdgeWord = "earliest",
     end: EdgeWord = "latest",
@@ -79,6 +83,7 @@ def scan(
     """Rows of `topic` (one name, or several) from `start` (inclusive) to `end` (exclusive), as `docs/spark.md` describes them.
 
     One of `service_url`, `admin_url` and `metadata` says where the cluster is; who is away is asked again for `retry_s`.
+    `token` and the three files of TLS are shown to brokers, the files to bookies as well; without them the environment counts.
     `start` and `end` are words of `edge_words`; a time is that of publishing. `mode`: messages, entries or typed. `keys`,
     `partitions` and the event times leave rows out (stored entries have neither keys nor event times). `counters` is filled as
     batches are read. `storage`: credentials for ledgers in object storage, where the environment has none. Close the reader where
@@ -88,12 +93,15 @@ def scan(
     from cepheid_scan.plan_scan import plan_scan
 
     settings, counters = checked_settings(settings), checked_counters(counters)
+    tls = tls_files(tls_ca_file, tls_certificate_file, tls_key_file)
+    if tls is not None:
+        settings = replace(settings, tls=tls)
     threads = whole_number("threads", threads, at_least=1)
     names = topic_names(topic)
     chosen = None if partitions is None else chosen_partitions(partitions)
     edge_topic = _only_topic(names, chosen)
     request = ScanRequest(
-        source=plan_source(service_url, admin_url, metadata, token, retry_s),
+        source=plan_source(service_url, admin_url, metadata, token, retry_s, settings.tls),
         topics=TopicSelection(names=names, partitions=chosen),
         spec=ScanSpec(
             mode=one_of(ReadMode, mode, "mode"),

@@ -13,10 +13,16 @@ from typing import Any, SupportsIndex
 from cepheid_decode.counters import ScanCounters
 from cepheid_decode.errors import BadOptionError
 from cepheid_decode.scan_request import PlanSource, ReadSettings, StorageAccess
+from cepheid_ports import CepheidError
 from cepheid_scan.edge_words import full_name
+from cepheid_security import ClientTls
+from cepheid_security.client_environment import own_token
 
 
-def plan_source(service_url: Any, admin_url: Any, metadata: Any, token: Any, retry_s: Any) -> PlanSource:
+def plan_source(
+    service_url: Any, admin_url: Any, metadata: Any, token: Any, retry_s: Any, tls: ClientTls | None = None
+) -> PlanSource:
+    """Return whom to ask. Without `token` it is the one of the environment (client_environment.py)."""
     urls = {"service_url": service_url, "admin_url": admin_url, "metadata": metadata}
     for name, url in urls.items():
         if url is not None and not isinstance(url, str):
@@ -25,7 +31,28 @@ def plan_source(service_url: Any, admin_url: Any, metadata: Any, token: Any, ret
         raise BadOptionError("nobody to ask where the history lies: give service_url (pulsar://host:6650), admin_url or metadata")
     if token is not None and not isinstance(token, str):
         raise BadOptionError(f"token must be text, and is of type {type(token).__name__}")
-    return PlanSource(service_url, admin_url, metadata, token, _number("retry_s", retry_s, at_least=0))
+    return PlanSource(
+        service_url, admin_url, metadata, token or token_of_environment(), _number("retry_s", retry_s, at_least=0), tls
+    )
+
+
+def token_of_environment() -> str | None:
+    """Return the token that the environment names; None: it names none. Raises BadOptionError."""
+    try:
+        return own_token() or None
+    except CepheidError as error:
+        raise BadOptionError(str(error)) from None
+
+
+def tls_files(ca_file: Any, certificate_file: Any, key_file: Any) -> ClientTls | None:
+    """Return the files of TLS; None: none is given, those of the environment count. Raises BadOptionError."""
+    given = {"tls_ca_file": ca_file, "tls_certificate_file": certificate_file, "tls_key_file": key_file}
+    for name, path in given.items():
+        if path is not None and not isinstance(path, str):
+            raise BadOptionError(f"{name} is {path!r}, and must be text: the path of a PEM file")
+    if (certificate_file is None) != (key_file is None):
+        raise BadOptionError("tls_certificate_file and tls_key_file belong together: give both, or none")
+    return ClientTls(*given.values()) if any(given.values()) else None
 
 
 def topic_names(given: str | Sequence[str]) -> tuple[str, ...]:

@@ -151,7 +151,7 @@ def one_of(*choices: str) -> Parse[str]:
 def address(*schemes: str) -> Parse[str]:
     def parse(name: str, text: str) -> str:
         shape = " or ".join(f"{scheme}://host:port" for scheme in schemes)
-        if not re.fullmatch(rf"({'|'.join(schemes)})://[^\s/]+(/\S*)?", text.strip()):
+        if not re.fullmatch(rf"({'|'.join(map(re.escape, schemes))})://[^\s/]+(/\S*)?", text.strip()):
             raise refuse(name, text, shape)
         return text.strip()
 

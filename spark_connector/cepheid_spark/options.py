@@ -33,6 +33,8 @@ from cepheid_scan import (
     StorageAccess,
     TopicSelection,
 )
+from cepheid_scan.scan_arguments import token_of_environment
+from cepheid_security import ClientTls
 from cepheid_spark.option_values import (
     Parse,
     address,
@@ -72,12 +74,15 @@ def parse_filter_pushdown(name: str, text: str) -> None:
 
 OPTIONS: Mapping[str, Parse[Any]] = {
     # whom to ask
-    "serviceUrl": address("pulsar", "http"),
-    "adminUrl": address("http"),
-    "metadata": address("zk"),
+    "serviceUrl": address("pulsar", "pulsar+ssl", "http", "https"),
+    "adminUrl": address("http", "https"),
+    "metadata": address("zk", "zks"),
     "token": parse_text,
     "tokenEnv": parse_text,
     "tokenFile": parse_text,
+    "tlsTrustCerts": parse_text,
+    "tlsCertFile": parse_text,
+    "tlsKeyFile": parse_text,
     # what to read
     "topic": parse_text,
     "topics": parse_list,
@@ -133,7 +138,7 @@ OTHER_NAMES = {"publishedFrom": "startingTimestamp", "publishedUntil": "endingTi
 _SINK = "the sink"
 _NOT_SERVED = {"exactlyOnce": _SINK, "order": _SINK, "sinkId": _SINK, "encode": _SINK, "onTooLarge": _SINK}
 _NOT_SERVED |= dict.fromkeys(("authPlugin", "authParams"), "authentication plugins (a token is taken: tokenEnv, tokenFile)")
-_NOT_SERVED |= dict.fromkeys(("tlsTrustCerts", "tlsCertFile", "tlsKeyFile", "tlsValidateHostname"), "TLS")
+_NOT_SERVED |= {"tlsValidateHostname": "TLS without a check of host names"}
 _NOT_SERVED_PREFIXES = {"producer.": _SINK}
 SECRETS = ("token", "storageAccessKey", "storageSecretKey", "storageSessionToken")
 """Options that nothing may show. Spark's logs leave out what matches `spark.redaction.regex`; by default these do."""
@@ -282,7 +287,17 @@ def _plan_source(given: Mapping[str, Any]) -> PlanSource:
         )
     service_url, admin_url, metadata = urls
     retry_s = given.get("metadataRetry", 60.0)
-    return PlanSource(service_url=service_url, admin_url=admin_url, metadata=metadata, token=_token(given), retry_s=retry_s)
+    return PlanSource(
+        service_url=service_url, admin_url=admin_url, metadata=metadata, token=_token(given), retry_s=retry_s, tls=_tls(given)
+    )
+
+
+def _tls(given: Mapping[str, Any]) -> ClientTls | None:
+    """Return the files of TLS, which driver and executors read; None: those of their environments count."""
+    ca_file, certificate_file, key_file = (given.get(name) for name in ("tlsTrustCerts", "tlsCertFile", "tlsKeyFile"))
+    if (certificate_file is None) != (key_file is None):
+        raise BadOptionError("options tlsCertFile and tlsKeyFile belong together: give both, or none")
+    return ClientTls(ca_file, certificate_file, key_file) if ca_file or certificate_file else None
 
 
 def _token(given: Mapping[str, Any]) -> str | None:
@@ -301,7 +316,7 @@ def _token(given: Mapping[str, Any]) -> str | None:
                 return file.read().strip()
         except (OSError, UnicodeDecodeError) as error:
             raise BadOptionError(f"option tokenFile: cannot read {given['tokenFile']}: {error}", option="tokenFile") from None
-    return given.get("token")
+    return given.get("token") or token_of_environment()
 
 
 def _storage_access(given: Mapping[str, Any]) -> StorageAccess:
@@ -442,4 +457,4 @@ def _read_settings(given: Mapping[str, Any]) -> ReadSettings:
         "chunkLookback": "chunk_lookback",
         "preferBookies": "prefer_bookies",
     }
-    return ReadSettings(**{field_name: given[name] for name, field_name in fields.items() if name in given})
+    return ReadSettings(**{field_name: given[name] for name, field_name in fields.items() if name in given}, tls=_tls(given))

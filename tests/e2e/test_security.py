@@ -21,6 +21,7 @@ import pytest
 import cepheid
 from cepheid_cli import secure
 from cepheid_ports import Ports
+from cepheid_scan import scan
 from cepheid_security import client_context, token_keys
 from cepheid_security.tokens import create_token
 from cepheid_testkit import StandaloneCluster
@@ -228,3 +229,27 @@ async def test_who_speaks_the_wrong_language_to_a_port_is_told_why(made: Path, c
             answer = b""
         assert not answer.startswith(b"\0\0"), "no frame of the protocol"
         writer.close()
+
+
+async def test_history_is_read_through_the_encrypted_port_alone(made: Path) -> None:
+    async with secured(made) as cluster:
+        ca = str(made / "ca.pem")
+        async with cepheid.connect(tls_url(cluster), tls_ca_file=ca, token=token_of(made)) as client:
+            async with client.producer("history") as producer:
+                for number in range(3):
+                    await producer.send(str(number).encode())
+
+        def read() -> list[bytes]:
+            with scan(
+                "history",
+                service_url=tls_url(cluster),
+                token=token_of(made),
+                tls_ca_file=ca,
+                tls_certificate_file=str(made / "client.pem"),
+                tls_key_file=str(made / "client-key.pem"),
+                columns=["value"],
+            ) as reader:
+                values: list[bytes] = reader.read_all()["value"].to_pylist()
+                return values
+
+        assert await cluster.blocking(read) == [b"0", b"1", b"2"]

@@ -241,6 +241,7 @@ def test_many_threads_share_one(sites: list[Site]) -> None:
     [
         (PlanSource(service_url="pulsar://a,b:7000"), [("pulsar", "a", 6650), ("pulsar", "b", 7000)]),
         (PlanSource(service_url="http://a/"), [("http", "a", 8080)]),
+        (PlanSource(service_url="pulsar+ssl://a,b:7000"), [("pulsar+ssl", "a", 6651), ("pulsar+ssl", "b", 7000)]),
         (PlanSource(service_url="pulsar://a", admin_url="https://[::1]:1,b"), [("https", "::1", 1), ("https", "b", 8443)]),
         (
             PlanSource(service_url="pulsar://a:1, pulsar://b:2,c/"),
@@ -255,7 +256,7 @@ def test_addresses(source: PlanSource, origins: list[tuple[str, str, int]]) -> N
 @pytest.mark.parametrize(
     "url",
     [
-        *("", "a:1", "ftp://a", "pulsar://", "http://a:x", "http://a:0", "pulsar://a,,b", "pulsar+ssl://a"),
+        *("", "a:1", "ftp://a", "pulsar://", "http://a:x", "http://a:0", "pulsar://a,,b"),
         *("pulsar://a,http://b", "pulsar://a:6650/b", "http://a?b=c", "pulsar://[::1", "pulsar://a b:1", "http://user:secret@a"),
         *("http://u:secret/w@a", "http://user:secret,ret@a", "http://user:secret?ret@a", "pulsar+ssl://user:secret@a"),
     ],

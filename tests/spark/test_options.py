@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
 from cepheid_scan import EARLIEST, LATEST, BadOptionError, Edge, MessagePosition, OnBadRecord, ReadMode, ScanTask, StorageAccess
+from cepheid_security import ClientTls
 from cepheid_spark.options import OPTIONS, SECRETS, SourceOptions, parse_options
 from cepheid_spark.partitions import TaskPartition
 from cepheid_spark.table_options import keep
@@ -58,7 +59,7 @@ def test_a_name_far_from_all_gets_the_list_of_options() -> None:
         "onTooLarge",
         "producer.batching",
         "authPlugin",
-        "tlsTrustCerts",
+        "tlsValidateHostname",
     ],
 )
 def test_options_of_what_is_not_served_yet_are_refused_by_name(name: str) -> None:
@@ -315,3 +316,17 @@ def test_half_of_the_credentials_are_refused(lacking: str) -> None:
 def test_no_credentials_are_written_into_a_catalog(name: str) -> None:
     with pytest.raises(BadOptionError, match=f"leave {name} out"):
         keep(StructType([StructField("key", StringType())]), {name: "hush"})
+
+
+def test_files_of_tls_and_the_token_come_from_options_or_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CEPHEID_TOKEN", "of-the-environment")
+    secured = {"service.url": "pulsar+ssl://a:6651", "topic": "t"}
+    plain = parse_options(secured, streaming=False)
+    assert (plain.source.token, plain.source.tls, plain.settings.tls) == ("of-the-environment", None, None)
+    files = {"tlsTrustCerts": "/ca.pem", "tlsCertFile": "/c.pem", "tlsKeyFile": "/k.pem"}
+    given = parse_options({**secured, **files, "token": "own"}, streaming=False)
+    assert given.source.token == "own"
+    assert given.source.tls == given.settings.tls == ClientTls("/ca.pem", "/c.pem", "/k.pem")
+    assert "belong together" in refusal({**secured, "tlsCertFile": "/c.pem"})
+    monkeypatch.setenv("CEPHEID_TOKEN_FILE", "/no/such/file")
+    assert "CEPHEID_TOKEN_FILE names /no/such/file" in refusal(secured)
