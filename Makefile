@@ -12,7 +12,7 @@ BENCH  ?= all
 # Without compiled modules on disk every process that a test starts compiles the product again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install demo demo-spark demo-tiered run test test-all check bench simulate clean
+.PHONY: help install demo demo-spark demo-tiered run test test-all test-kubernetes check bench simulate image clean
 help:
 	@echo "make demo              the main job on real input: publish, crash, consume, check (about 2 minutes; EVENTS=20000: a part)"
 	@echo "make demo-spark        the same flights as DataFrames while a driver and a bookie are killed (needs Java 17; EVENTS=20000: a part)"
@@ -22,6 +22,8 @@ help:
 	@echo "make check             format, lint, import contracts, types, generated pages (a minute or two)"
 	@echo "make test              the fast tests of every part (under 6 minutes on two cores)"
 	@echo "make test-all          every test (under 30 minutes)"
+	@echo "make test-kubernetes   the Helm chart on a real Kubernetes, started here (root on Linux, Go; builds it once in 10 minutes)"
+	@echo "make image             the container image (IMAGE=name:tag BUILDER=buildah|podman|docker|archive EXTRAS=...)"
 	@echo "make bench BENCH=a,b   benchmarks (CHECK=1 compares with benchmarks/bars.toml)"
 	@echo "make simulate SEEDS=n  n seeds of the simulator (CORES=k: in k processes; FRESH=1: seeds nobody has seen; BRANCHES=1: of the cores)"
 
@@ -51,6 +53,12 @@ test: $(STAMP)
 test-all: $(STAMP)
 	@$(BIN)/python -m cepheid_spark --install-java
 	$(SUITE) all
+
+test-kubernetes: $(STAMP)
+	$(BIN)/python -m tests.kubernetes test
+
+image: $(STAMP)
+	$(BIN)/python -m container $(if $(IMAGE),--name $(IMAGE)) $(if $(BUILDER),--builder $(BUILDER)) $(if $(EXTRAS),--extras $(EXTRAS))
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

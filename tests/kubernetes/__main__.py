@@ -1,0 +1,82 @@
+"""The test node by hand, and the whole proof.
+
+python -m tests.kubernetes build            the programs of Kubernetes, into the cache (once; minutes)
+python -m tests.kubernetes up               start a node; prints what to put into the shell for kubectl and helm
+python -m tests.kubernetes image ARCHIVE    give the node an image (python -m container makes one); kept for later nodes
+python -m tests.kubernetes inside CMD ...   run a command in the network of the node, where pods and services have their names
+python -m tests.kubernetes down [--keep]    stop it; --keep: the next `up` finds the same cluster, as after a power cut
+python -m tests.kubernetes test [PYTEST OPTIONS]    all of it: build, image, node, the tests, and down
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.kubernetes import node_control
+from tests.kubernetes.places import BIN, HERE, IMAGES, KUBECONFIG, REPOSITORY, require_root, running_node
+from tests.kubernetes.programs import build_programs, check_tools, missing_programs
+
+IMAGE = "localhost/cepheid:dev"
+
+
+def main(arguments: Sequence[str]) -> int:
+    match arguments:
+        case ["build"]:
+            build_programs()
+        case ["up"]:
+            node_control.start()
+            print(f"export KUBECONFIG={shlex.quote(str(KUBECONFIG))} PATH={shlex.quote(str(BIN))}:$PATH")
+        case ["image", archive]:
+            add_image(Path(archive))
+        case ["inside", *words] if words:
+            require_root()
+            if (node := running_node()) is None:
+                sys.exit("no node is running: python -m tests.kubernetes up")
+            command = node.command(*words)
+            os.execvp(command[0], command)
+        case ["down"] | ["down", "--keep"]:
+            node_control.stop(keep="--keep" in arguments)
+        case ["test", *options]:
+            return test(options)
+        case _:
+            sys.exit(__doc__)
+    return 0
+
+
+def add_image(archive: Path) -> None:
+    IMAGES.mkdir(parents=True, exist_ok=True)
+    kept = IMAGES / f"{archive.name.partition('.oci')[0].removesuffix('.tar')}.tar"
+    shutil.copyfile(archive, kept)
+    if (node := running_node()) is not None:
+        node_control.import_image(node, kept)
+
+
+def test(options: Sequence[str]) -> int:
+    """Build what is missing, run the tests on a fresh node, and stop it. Returns the exit code of pytest."""
+    require_root()
+    check_tools()
+    if missing_programs():
+        build_programs()
+    archive = IMAGES / "cepheid.tar"
+    subprocess.run(
+        [sys.executable, "-m", "container", "--builder=archive", f"--name={IMAGE}", f"--archive={archive}"],
+        cwd=REPOSITORY,
+        check=True,
+    )
+    node_control.stop()
+    node_control.start()
+    try:
+        command = [sys.executable, "-m", "pytest", "-v", "-x", "-p", "no:cacheprovider", "--timeout=900", str(HERE), *options]
+        return subprocess.run(command, cwd=REPOSITORY, env={**os.environ, "CEPHEID_KUBERNETES": "1"}).returncode
+    finally:
+        node_control.stop()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,65 @@
+"""`secure=true`: TLS and tokens from secrets that the chart creates once."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tests.kubernetes.places import RunningNode
+from tests.kubernetes.release import Release, run
+
+TOPIC = "persistent://public/default/orders"
+
+
+@pytest.fixture(scope="module")
+def secured(node: RunningNode) -> Iterator[Release]:
+    release = Release(node, "secured", "--set=profile=one", secure=True)
+    release.delete_namespace()
+    release.create_namespace()
+    yield release
+    release.save_report()
+    release.delete_namespace()
+
+
+def test_a_client_with_ca_and_token_is_served(secured: Release) -> None:
+    secured.install()
+    report = secured.publish(TOPIC, 100)
+    assert (report["received"], report["error_count"]) == (100, 0)
+
+
+def test_helm_test_passes(secured: Release) -> None:
+    secured.helm("test", secured.name, "--timeout=180s")
+
+
+def test_a_client_without_a_token_is_refused(secured: Release) -> None:
+    ca = secured.credentials()[:2]
+    url = f"pulsar+ssl://{secured.service_host()}:6651"
+    load = secured.node.command(sys.executable, "-c", STRANGER, url, ca[1])
+    assert "AuthenticationError" in run(*load, check=False)
+
+
+def test_an_upgrade_keeps_the_secrets(secured: Release) -> None:
+    before = secured.secret("-client"), secured.secret("-server")
+    secured.upgrade("--set=standalone.podAnnotations.test=again")
+    assert (secured.secret("-client"), secured.secret("-server")) == before
+    report = secured.publish(TOPIC, 10)
+    assert (report["received"], report["error_count"]) == (10, 0)
+
+
+def test_no_secret_is_printed(secured: Release) -> None:
+    secrets = [value for ending in ("-client", "-server") for name, value in secured.secret(ending).items() if "ca.pem" not in name]
+    folder = secured.save_report()
+    printed = "".join(path.read_text() for path in folder.glob("*.log")) + secured.helm("status", secured.name)
+    assert not [value[:12] for value in secrets if value.strip() in printed]
+
+
+STRANGER = """
+import sys, pulsar
+client = pulsar.Client(sys.argv[1], tls_trust_certs_file_path=sys.argv[2], operation_timeout_seconds=10)
+try:
+    client.create_producer("persistent://public/default/orders")
+except Exception as error:
+    print(type(error).__name__)
+"""
