@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import signal
+import sys
 from typing import ClassVar
 
 from cepheid_cli.log_lines import start_logging
@@ -24,6 +26,8 @@ def run_init(metadata: str, cluster: str, service_url: str, admin_url: str, wait
     if not NAME_PATTERN.fullmatch(cluster):
         raise ClusterNameError(f"{cluster[:100]!r} cannot be the name of a cluster")
     start_logging(logging.WARNING)  # it may wait for the metadata store for long, and says so
+    # The first process of a container ignores SIGTERM unless it has a handler.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     print(asyncio.run(_found(metadata, cluster, service_url, admin_url, wait_s, auth)))
 
 

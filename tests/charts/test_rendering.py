@@ -249,3 +249,14 @@ def test_the_rules_notice_settings_that_the_process_would_refuse(tmp_path: Path)
     settings = named(manifests, "ConfigMap", "broker")["data"]
     settings["broker.toml"] = f"prot = 1\n{settings['broker.toml']}"
     assert any("'prot'" in problem and "'port'" in problem for problem in problems(manifests, tmp_path))
+
+
+def test_restricted_brokers_have_clients_monitoring_and_our_own_pods_alone() -> None:
+    peers = [
+        f"--set-json=networkPolicy.{kind}={json.dumps([{'podSelector': {'app': kind}}])}" for kind in ("clients", "monitoring")
+    ]
+    policy = named(render(*peers), "NetworkPolicy", "broker")
+    clients, monitoring = policy["spec"]["ingress"]
+    own = [peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"] for peer in clients["from"][1:]]
+    assert (clients["from"][0], own) == ({"podSelector": {"app": "clients"}}, ["broker", "scale-in", "test"])
+    assert (monitoring["ports"], monitoring["from"]) == ([{"port": "admin-tls"}], [{"podSelector": {"app": "monitoring"}}])

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
 from cepheid_metadata import Audit, MemoryStore, MemoryTree, RepairSwitch, ShortFigures, audit_record
+from cepheid_ports import Ports
 from cepheid_recovery.caught_up import CaughtUp, what_is_missing
+from cepheid_recovery.roles import BookieNode, BookieNodeSettings
+from tests.bookie.test_bookie_role import World, page
 from tests.support import wait_until
 
 RUN = "disks process"
@@ -68,3 +72,26 @@ async def test_it_counts_as_caught_up_after_the_timeout() -> None:
     await asyncio.sleep(20)
     assert follower.missing == ""
     await follower.aclose()
+
+
+async def test_the_page_of_a_bookie_says_when_the_next_one_may_be_stopped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    world = World(monkeypatch, tmp_path)
+    await world.found()
+    fields = {"metadata": "zk://x", "data_dir": tmp_path / "b1", "bookie_id": "b1", "port": 0, "http_port": 0}
+    node = BookieNode(BookieNodeSettings.model_validate({**fields, "recovery": {"poll_s": 0.1}}), Ports())
+    await node.start()
+    try:
+        answers = []
+        async with asyncio.timeout(60):
+            while not answers or answers[-1][0] != 200:
+                answers.append(await page(node, "/caught-up"))
+                await asyncio.sleep(0.05)
+        assert answers[-1] == (200, "serving, caught up\n")
+        assert {text for status, text in answers if status != 200} <= {
+            f"serving, not caught up: {missing}\n"
+            for missing in ("it has just started", "no walk over all ledgers has ended yet", "its copies are being checked")
+        }
+        monkeypatch.setattr(BookieNode, "ready", False)
+        assert (await page(node, "/caught-up"))[0] == 503
+    finally:
+        await node.aclose()

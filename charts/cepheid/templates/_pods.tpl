@@ -17,9 +17,8 @@ imagePullSecrets:
   - name: {{ . }}
 {{- end }}
 {{- end }}
-{{- with .values.terminationGracePeriodSeconds }}
-terminationGracePeriodSeconds: {{ int . }}
-{{- end }}
+{{- /* Commands of hooks and tests have nothing to hand over. */}}
+terminationGracePeriodSeconds: {{ int (default 5 .values.terminationGracePeriodSeconds) }}
 {{- with .values.nodeSelector }}
 nodeSelector: {{- toYaml . | nindent 2 }}
 {{- end }}
