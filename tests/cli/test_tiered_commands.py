@@ -74,17 +74,21 @@ class BucketOfFiles:
         identity = await cluster_identity(store).get(None)
         await store.aclose()
         assert identity is not None
+        return await self.write_object(5, identity.record.cluster_id)
+
+    async def write_object(self, ledger_id: int, cluster: str = "") -> Path:
+        """An object with one entry that the manifest does not name."""
         worker = ThreadWorker("objects", threads=1)
 
         async def no_schemas(_: TopicName) -> list[SchemaVersion]:
             return []
 
         async def groups() -> AsyncIterator[Sequence[EntryGroup]]:
-            yield [encode_group(5, 0, -1, 0, [b"x"])]
+            yield [encode_group(ledger_id, 0, -1, 0, [b"x"])]
 
-        segments = Segments(ObjectStores(worker), worker, no_schemas, SegmentSettings(cluster=identity.record.cluster_id))
-        url = segments.url_of(self.url, ORDERS, 5)
-        await segments.write(url, ORDERS, 5, groups())
+        segments = Segments(ObjectStores(worker), worker, no_schemas, SegmentSettings(cluster=cluster))
+        url = segments.url_of(self.url, ORDERS, ledger_id)
+        await segments.write(url, ORDERS, ledger_id, groups())
         await segments.aclose()
         await worker.aclose()
         return self.directory / "bucket/t/n/orders" / url.rpartition("/")[2]
@@ -175,3 +179,13 @@ def test_a_restore_that_refuses_a_topic_says_so_by_its_exit_code(bucket: BucketO
     result = tiered("restore", bucket.url, "--into", bucket.metadata, "--accept-missing")
     assert result.exit_code == 0
     assert asyncio.run(bucket.ledger_ids()) == [8]
+
+
+def test_a_restore_takes_in_what_was_uploaded_after_the_manifest(bucket: BucketOfFiles) -> None:
+    asyncio.run(bucket.write_object(10))
+    older = asyncio.run(bucket.write_object(5))
+    result = tiered("restore", bucket.url, "--into", bucket.metadata)
+    assert result.exit_code == 0, result.output
+    assert "found in the bucket, not in the manifest, and taken in: 1 ledger (10)" in result.output
+    assert f"found in the bucket, and not taken in: {older.name}: its ledger is older" in result.output
+    assert asyncio.run(bucket.ledger_ids()) == [7, 8, 10]
