@@ -12,6 +12,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from cepheid_cli.app import app
+from cepheid_cli.tiered import problem_lines
 from cepheid_decode import SchemaVersion
 from cepheid_metadata import chain_records, cluster_identity, found_cluster
 from cepheid_metadata.open_store import open_store
@@ -189,3 +190,18 @@ def test_a_restore_takes_in_what_was_uploaded_after_the_manifest(bucket: BucketO
     assert "found in the bucket, not in the manifest, and taken in: 1 ledger (10)" in result.output
     assert f"found in the bucket, and not taken in: {older.name}: its ledger is older" in result.output
     assert asyncio.run(bucket.ledger_ids()) == [7, 8, 10]
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"retention_time_ms": 0, "retention_bytes": 0}, "no retention is set, so acknowledged messages are deleted"),
+        ({"retention_time_ms": -1, "retention_bytes": 0}, None),
+        ({"live": {"refused_ledgers": 3, "refused": {"7": "too long"}}}, "ledger 7 and 2 other ledgers cannot be offloaded at all"),
+        ({"live": {"not_held_ledgers": 1}}, "retention no longer waits for 1 ledger whose offload fails"),
+        ({"live": {"last_error": "away", "failing_since_ms": 1}}, "offloading fails since"),
+    ],
+)
+def test_status_says_what_is_wrong_with_a_topic(row: dict[str, object], words: str | None) -> None:
+    lines = problem_lines([{"topic": "t", "url": "s3://b", "live": None, "waiting_deletions": 0, **row}])
+    assert (words is None and not lines) or any(words is not None and words in line for line in lines), lines
