@@ -192,11 +192,11 @@ class Broker:
         log.info("broker.started", extra={"host": self.settings.host, "port": self.port})
 
     async def aclose(self) -> None:
+        await self.closed_topics.aclose()  # before bundles go: it would want the topics that it has open
         await self.ownership.release_all()
         self._listener.stop_accepting()
         if self._tick is not None:
             self._tick.cancel()
-        await self.closed_topics.aclose()
         await self.backlog_checks.aclose()
         await self.topics.aclose()
         await self.ownership.aclose()

@@ -142,6 +142,21 @@ async def test_a_topic_that_a_client_uses_meanwhile_stays_open() -> None:
         await client.publish(1)
 
 
+async def test_a_pass_that_is_cut_off_leaves_no_topic_open() -> None:
+    segments = MemorySegments()
+    segments.gate = asyncio.Event()
+    async with BrokerWorld(**NO_PASSES, **OFFLOADED, segments=segments) as world:
+        await written(world)
+        closed = world.broker.closed_topics
+        closed._tasks.start(closed.check(), name="check")
+        await wait_until(lambda: bool(closed.figures().opened) and world.broker.topics.find(NAME) is not None)
+        await closed.aclose()
+        assert world.broker.topics.find(NAME) is None
+        segments.gate.set()
+        await asyncio.sleep(0)
+        assert segments.objects == {}
+
+
 async def test_nothing_is_opened_before_a_restored_backup_is_confirmed() -> None:
     async with BrokerWorld(**NO_PASSES) as world:
         await written(world)

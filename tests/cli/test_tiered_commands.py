@@ -12,6 +12,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from cepheid_cli.app import app
+from cepheid_cli.tiered import problem_lines
 from cepheid_decode import SchemaVersion
 from cepheid_metadata import chain_records, cluster_identity, found_cluster
 from cepheid_metadata.open_store import open_store
@@ -74,17 +75,21 @@ class BucketOfFiles:
         identity = await cluster_identity(store).get(None)
         await store.aclose()
         assert identity is not None
+        return await self.write_object(5, identity.record.cluster_id)
+
+    async def write_object(self, ledger_id: int, cluster: str = "") -> Path:
+        """An object with one entry that the manifest does not name."""
         worker = ThreadWorker("objects", threads=1)
 
         async def no_schemas(_: TopicName) -> list[SchemaVersion]:
             return []
 
         async def groups() -> AsyncIterator[Sequence[EntryGroup]]:
-            yield [encode_group(5, 0, -1, 0, [b"x"])]
+            yield [encode_group(ledger_id, 0, -1, 0, [b"x"])]
 
-        segments = Segments(ObjectStores(worker), worker, no_schemas, SegmentSettings(cluster=identity.record.cluster_id))
-        url = segments.url_of(self.url, ORDERS, 5)
-        await segments.write(url, ORDERS, 5, groups())
+        segments = Segments(ObjectStores(worker), worker, no_schemas, SegmentSettings(cluster=cluster))
+        url = segments.url_of(self.url, ORDERS, ledger_id)
+        await segments.write(url, ORDERS, ledger_id, groups())
         await segments.aclose()
         await worker.aclose()
         return self.directory / "bucket/t/n/orders" / url.rpartition("/")[2]
@@ -175,3 +180,28 @@ def test_a_restore_that_refuses_a_topic_says_so_by_its_exit_code(bucket: BucketO
     result = tiered("restore", bucket.url, "--into", bucket.metadata, "--accept-missing")
     assert result.exit_code == 0
     assert asyncio.run(bucket.ledger_ids()) == [8]
+
+
+def test_a_restore_takes_in_what_was_uploaded_after_the_manifest(bucket: BucketOfFiles) -> None:
+    asyncio.run(bucket.write_object(10))
+    older = asyncio.run(bucket.write_object(5))
+    result = tiered("restore", bucket.url, "--into", bucket.metadata)
+    assert result.exit_code == 0, result.output
+    assert "found in the bucket, not in the manifest, and taken in: 1 ledger (10)" in result.output
+    assert f"found in the bucket, and not taken in: {older.name}: its ledger is older" in result.output
+    assert asyncio.run(bucket.ledger_ids()) == [7, 8, 10]
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"retention_time_ms": 0, "retention_bytes": 0}, "no retention is set, so acknowledged messages are deleted"),
+        ({"retention_time_ms": -1, "retention_bytes": 0}, None),
+        ({"live": {"refused_ledgers": 3, "refused": {"7": "too long"}}}, "ledger 7 and 2 other ledgers cannot be offloaded at all"),
+        ({"live": {"not_held_ledgers": 1}}, "retention no longer waits for 1 ledger whose offload fails"),
+        ({"live": {"last_error": "away", "failing_since_ms": 1}}, "offloading fails since"),
+    ],
+)
+def test_status_says_what_is_wrong_with_a_topic(row: dict[str, object], words: str | None) -> None:
+    lines = problem_lines([{"topic": "t", "url": "s3://b", "live": None, "waiting_deletions": 0, **row}])
+    assert (words is None and not lines) or any(words is not None and words in line for line in lines), lines

@@ -33,12 +33,15 @@ from cepheid_metadata import (
     topic_records,
 )
 from cepheid_metadata.chain_pages import create_chain
+from cepheid_metadata.repositories import restored_record
+from cepheid_metadata.restored_records import RestoredMetadata
 from cepheid_metadata.store import Op, OpResult
 from cepheid_ports import Ports
 from cepheid_tiered.manifest import Manifest, ManifestLedger
 from cepheid_tiered.restore import (
     BucketRestoreRefusedError,
     NoManifestError,
+    NotConfirmedError,
     Outcome,
     RestoredTopic,
     restore_topics,
@@ -443,18 +446,26 @@ def test_metadata_older_than_the_bucket_gets_the_copies_that_it_does_not_name() 
     """As after a restore from a backup: 41 left the bookies since, 42 was open, 43 came later, and 44 is named by nothing."""
 
     async def test(store: MemoryStore, bucket: FakeBucket) -> None:
+        await restored_record(store).create(None, RestoredMetadata(backup_sha256="x", backup_created_at_ms=1, restored_at_ms=1))
+        bucket.add_topic(manifest_of("t/n/other", offloaded(50)))
+        with pytest.raises(NotConfirmedError):
+            await restored(store, bucket)
         bucket.add_topic(manifest_of("t/n/orders", offloaded(41), offloaded(42), offloaded(43)))
         add_object(bucket, 44)
         ledgers = (ChainLedger(ledger_id=41, entries=10, size_bytes=1_000, closed_at_ms=5), ChainLedger(ledger_id=42))
         old = Chain(incarnation="incarnation-of-t/n/orders", epoch=2, ledgers=ledgers)
         await create_chain(store, ORDERS, old)
         await topic_records(store).create(ORDERS, TopicRecord(created_at_ms=1))
-        report = (await restored(store, bucket, footer_of=footers((44, 10))))[str(ORDERS)]
+        reports = await restored(store, bucket, footer_of=footers((44, 10)))
+        assert "run `cepheid metadata confirm`" in reports["persistent://t/n/other"].reason
+        report = reports[str(ORDERS)]
         assert (report.outcome, report.taken_in) == (Outcome.THERE, (41, 42, 43, 44))
         chain = (await read_chain(store, ORDERS)).record  # type: ignore[union-attr]
         assert [(one.ledger_id, one.entries) for one in chain.ledgers] == [(41, 10), (42, 10), (43, 10), (44, 10)]
         assert all(chain.offload_of(one.ledger_id) for one in chain.ledgers)
         assert [chain.is_on_bookies(number) for number in (41, 42, 43)] == [True, True, False]
+        url = f"{ROOT}/t/n/orders/manifest.json"
+        assert [one.ledger_id for one in Manifest.decode(bucket.objects[url][0], url).offloaded] == [41, 42, 43, 44]
         again = (await restored(store, bucket, footer_of=footers((44, 10))))[str(ORDERS)]
         assert again.taken_in == ()
 

@@ -9,6 +9,8 @@ Spark, message ids of clients) stay valid. Ledgers are read from their objects a
 Rules:
 1. The bucket is read before metadata is written. If it cannot be listed nothing is restored.
 2. No broker is registered: one might have taken ledger ids that a manifest names. No other ledger of the cluster has such an id.
+   While a restore of metadata is not confirmed, bookies may have ledgers that metadata does not know: only topics that exist get
+   copies then.
 3. The record of the topic is written last, so no client finds a topic that is half there. A restore that was cut off is repeated:
    what is there already, of the same incarnation, is kept, and the rest is added.
 4. A topic that exists keeps all that it has. Where metadata is older than the bucket, as after a restore from a backup, its chain
@@ -191,13 +193,21 @@ async def restore_topics(
     if not found and not report:
         raise NoManifestError(f"there is no {MANIFEST_NAME}{f' of {only}' if only else ''} below {url}", url=url)
     identity = await _require_idle(store)
+    is_confirmed = not await restored_record(store).exists(None)
     taken = await _TakenIds.read(store)
     plans: list[_Plan] = []
     for manifest_url, manifest in sorted(found, key=lambda one: (one[1].topic, -one[1].written_at_ms)):
         try:
-            plans.append(await _plan(store, manifest_url, manifest, objects, taken, plans, accept_missing, footer_of))
+            plan = await _plan(store, manifest_url, manifest, objects, taken, plans, accept_missing, footer_of)
+            if not plan.there and not is_confirmed:
+                raise _RefusedTopicError(
+                    "metadata was restored from a backup: run `cepheid metadata confirm` before it can come back"
+                )
+            plans.append(plan)
         except _RefusedTopicError as error:
             note(_told(manifest_url, manifest, now_ms, Outcome.REFUSED, str(error.args[0]), missing=error.missing))
+    if not plans and not is_confirmed:
+        raise NotConfirmedError("metadata of this cluster was restored from a backup, and that is not confirmed yet")
     if dry_run:
         for plan in plans:
             note(_told(plan.url, plan.manifest, now_ms, Outcome.THERE if plan.there else Outcome.PLANNED, plan=plan))
@@ -241,8 +251,6 @@ async def _require_idle(store: MetadataStore) -> ClusterIdentity:
     await store.sync(keys.BROKERS_KEY)
     if names := await list_names(store, keys.BROKERS_KEY):
         raise BucketRestoreRefusedError(f"broker {names[0]} runs in cluster {identity.name!r}", brokers=names)
-    if await restored_record(store).exists(None):
-        raise NotConfirmedError("metadata of this cluster was restored from a backup, and that is not confirmed yet")
     return identity
 
 
@@ -620,7 +628,7 @@ def _copy_of(row: ManifestLedger, url: str) -> OffloadedLedger:
 
 async def _claim(bucket: Bucket, plan: _Plan, identity: ClusterIdentity) -> str:
     """Rule 6. Return what is to be said about it."""
-    if plan.manifest.cluster_id == identity.cluster_id:
+    if plan.manifest.cluster_id == identity.cluster_id and not plan.taken_in:
         return ""
     # Ledgers that were never offloaded stay in it: a restore that is repeated says the same.
     kept = {ledger.ledger_id for ledger in plan.kept}
