@@ -11,6 +11,8 @@ Rules:
 2. Empty ledgers are no reason. Each opening makes one, so they would be a reason for ever.
 3. A message counts as expired when its ledger ended so long ago: it was published before that. Newer ones wait for the next look.
 4. Positions may be older than what was acknowledged (`CursorRecord.mark_delete`). Then a trim comes later, never earlier.
+5. Where nobody has subscribed and no retention was set, everything may be trimmed as soon as the topic is open. That is no reason
+   to open it: what was published before anybody could subscribe is not deleted without a client that uses the topic.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ class Reason(enum.Enum):
     EXPIRY = "messages are past their time to live"
 
 
-_NEED_POSITIONS = (Reason.RETENTION, Reason.EXPIRY)
+_NEED_POSITIONS = (Reason.LEFT_OPEN, Reason.RETENTION, Reason.EXPIRY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,21 +70,23 @@ def closed_work(
     """Return what is due for a topic that no broker has open.
 
     `expire_after_ms`: time to live of messages; None: they do not expire. `positions`: mark-delete positions of the durable cursors
-    by name; None: they were not read, and whatever some position would make due counts as due. `not_expired`: cursors that have no
-    backlog which expires.
+    by name; None: they were not read, and whatever some position would make due counts as due. `not_expired`: cursors of the broker
+    itself, which are no subscriptions and have no backlog that expires.
     """
     ended = [ledger for ledger in chain.ledgers if not ledger.is_open]
     due = tuple(due_ledgers(chain, last_size_bytes=0, config=config.offload, now_ms=now_ms))
     plan = plan_offload(chain, last_size_bytes=0, config=config.offload, now_ms=now_ms)
     has_limits = bool(due) or config.retention.time_ms >= 0 or config.retention.size_bytes >= 0 or expire_after_ms is not None
+    keeps_nothing = config.retention.time_ms == 0 or config.retention.size_bytes == 0
+    is_spared = keeps_nothing and positions is not None and all(name in not_expired for name in positions)  # rule 5
     is_offloaded = config.offload.url is not None and max(config.offload.after_bytes, config.offload.after_ms) >= 0
     found = {
-        Reason.LEFT_OPEN: len(ended) < len(chain.ledgers) and (has_limits or is_offloaded),
+        Reason.LEFT_OPEN: len(ended) < len(chain.ledgers) and ((has_limits and not is_spared) or is_offloaded),
         Reason.OFFLOAD: can_offload and plan.upload is not None,
         Reason.ATTEMPTS: can_offload and bool(plan.clear),
         Reason.OFF_BOOKIES: can_offload and bool(plan.leave),
         Reason.DELETIONS: bool(chain.deletions) or (can_offload and bool(chain.object_deletions)),
-        Reason.RETENTION: _may_trim(chain, ended, config, now_ms, positions),
+        Reason.RETENTION: not is_spared and _may_trim(chain, ended, config, now_ms, positions),
         Reason.EXPIRY: expire_after_ms is not None and _expires(ended, now_ms - expire_after_ms, positions, not_expired),
     }
     return ClosedWork(tuple(reason for reason, holds in found.items() if holds), due)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cepheid_broker.topics.persistent_topic import PersistentTopic
-from cepheid_metadata import EARLIEST, Chain, read_chain
+from cepheid_metadata import EARLIEST, LATEST, Chain, read_chain
 from cepheid_metadata.repositories import restored_record
 from cepheid_metadata.restored_records import RestoredMetadata
 from cepheid_ports import Ports
@@ -51,6 +51,9 @@ def with_entries(chain: Chain) -> list[int]:
 async def test_what_retention_does_not_keep_is_deleted_and_the_topic_closed_again() -> None:
     async with BrokerWorld(**NO_PASSES) as world:
         await written(world)
+        topic = await world.broker.topics.get(NAME, may_create=False)
+        await topic.create_subscription("s", LATEST)
+        await world.broker.topics.unload(NAME)
         assert with_entries(await chain_of(world))
         closed = world.broker.closed_topics
         await closed.check()
@@ -60,6 +63,13 @@ async def test_what_retention_does_not_keep_is_deleted_and_the_topic_closed_agai
         assert (closed.figures().opened, closed.figures().waiting) == (1, 0)
         await closed.check()
         assert closed.figures().opened == 1, "its new, empty ledger is nothing to do"
+
+
+async def test_what_nobody_has_subscribed_to_waits_for_a_client() -> None:
+    async with BrokerWorld(**NO_PASSES) as world:
+        await written(world)
+        await world.broker.closed_topics.check()
+        assert with_entries(await chain_of(world))
 
 
 @pytest.mark.parametrize("settings", [{"policies": KEPT}, {"policies": {**KEPT, "message_ttl_s": 3600}}])

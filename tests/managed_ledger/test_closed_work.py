@@ -73,7 +73,9 @@ def test_what_waits_for_its_deletion_is_a_reason() -> None:
     ("retention", "positions", "due"),
     [
         (Retention(0, 0), None, True),  # some position would let them go
-        (Retention(0, 0), {}, True),  # no cursor holds anything
+        (Retention(0, 0), {}, False),  # nobody has subscribed, and no retention was set
+        (Retention(0, 0), {"internal": LAST}, False),
+        (Retention(100 * MINUTE_MS, -1), {}, True),  # what was set holds without subscriptions, too
         (Retention(0, 0), {"s": LAST}, True),
         (Retention(0, 0), {"s": Position(5, 8)}, False),  # the first ledger is not acknowledged
         (Retention(0, 0), {"s": Position(5, 9)}, True),
@@ -85,7 +87,13 @@ def test_what_waits_for_its_deletion_is_a_reason() -> None:
     ],
 )
 def test_retention_goes_by_the_slowest_cursor(retention: Retention, positions: dict[str, Position] | None, due: bool) -> None:
-    assert (Reason.RETENTION in reasons(chain(), None, retention, positions=positions)) is due
+    assert (Reason.RETENTION in reasons(chain(), None, retention, positions=positions, not_expired=("internal",))) is due
+
+
+def test_what_nobody_subscribed_to_is_left_to_the_next_client() -> None:
+    """Opening it would trim all of it."""
+    assert reasons(chain(is_open=True), None, Retention(0, 0), positions={}) == []
+    assert Reason.LEFT_OPEN in reasons(chain(is_open=True), None, Retention(0, 0), positions={"s": LAST})
 
 
 def test_the_last_ledger_with_entries_goes_unless_the_topic_is_terminated() -> None:
