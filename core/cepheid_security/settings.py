@@ -30,9 +30,9 @@ class TlsSettings(BaseModel, frozen=True, extra="forbid"):
     own_certificate_file: str | None = Field(
         None,
         description="PEM file with the certificate that this process shows to other brokers and to bookies. Unset: that of "
-        "`certificate_file`. Set it where a CA issues certificates for servers alone.",
+        "`tls.certificate_file`. Set it where a CA issues certificates for servers alone.",
     )
-    own_key_file: str | None = Field(None, description="PEM file with the private key of `own_certificate_file`.")
+    own_key_file: str | None = Field(None, description="PEM file with the private key of `tls.own_certificate_file`.")
     client_ca_file: str | None = Field(None, description="PEM file with the CAs that sign certificates of clients.")
     client_certificates: Literal["none", "optional", "required"] = Field(
         "none", description="Whether clients are asked for a certificate. A certificate is what the method `tls` authenticates by."
@@ -68,7 +68,7 @@ class OidcSettings(BaseModel, frozen=True, extra="forbid"):
     )
     audiences: tuple[str, ...] = Field((), description="Audiences that tokens may be for. A token must be for one of them.")
     role_claim: str = Field(
-        "sub", min_length=1, description="Claim of a token that is the role. Issuers differ: `sub`, `azp`, `client_id`."
+        "sub", min_length=1, description="Claim of a token that is the role. Issuers differ: `sub`, `azp`, or another one."
     )
     ca_file: str | None = Field(
         None, description="PEM file with the CAs of the issuers' own certificates. Unset: the CAs of the system."

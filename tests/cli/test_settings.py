@@ -33,9 +33,13 @@ SAMPLES: dict[str, Any] = {
     "name": "repair-1",
     "rack": "east",
     **{f"tls.{name}": "tls.pem" for name in ("certificate_file", "key_file", "ca_file", "client_ca_file")},
+    **{f"tls.own_{name}": "own.pem" for name in ("certificate_file", "key_file")},
     **{f"authentication.{name}": ["a.key", "b=b.key"] for name in ("secret_keys", "public_keys")},
     **{f"authentication.{name}": "some" for name in ("role_claim", "audience", "issuer", "passwords_file", "anonymous_role")},
     "authentication.own_token_file": "broker.token",
+    **{f"authentication.oidc.{name}": "some" for name in ("role_claim", "ca_file")},
+    "authentication.oidc.issuers": ["https://login.example.org"],
+    "authentication.oidc.audiences": ["cepheid"],
     **{f"authorization.{name}_roles": ["some", "other"] for name in ("super_user", "proxy", "peer")},
     "tiered.url": "s3://archive/cepheid?region=eu-west-1",
 }
