@@ -79,6 +79,8 @@ class Authorizer:
         self._loading: SingleFlight[NamespaceName | str, None] = SingleFlight("permissions", _closed)
         self._deadline: asyncio.TimerHandle | None = None
         self._too_old_records = 0
+        self.denied = 0
+        """Requests of clients and of administrators that were denied."""
         self.on_changed: list[Callable[[str | None], None]] = []
         """Called with the tenant in which permissions changed. None: any, since some became too old, or are not any more."""
         self._unsubscribe = store.subscribe(self._on_session)
@@ -89,6 +91,11 @@ class Authorizer:
     @property
     def roles(self) -> Roles:
         return self._roles
+
+    @property
+    def out_of_date(self) -> int:
+        """Tenants and namespaces whose permissions could not be read for so long that they are not used any more."""
+        return sum(map(self._is_too_old, (*self._tenants.values(), *self._namespaces.values())))
 
     async def check(
         self,
@@ -111,6 +118,7 @@ class Authorizer:
             owner = _tenant_of(where, tenant)
             await self._loading.run(owner if where is None else where, self._load)
             decision = self.check_now(principal, need, **facts) or self._without_permissions(principal, need, owner)
+        self.denied += not decision.allowed
         return decision
 
     def check_now(
@@ -232,14 +240,14 @@ class Authorizer:
     def _on_deadline(self) -> None:
         """Look at what may have become too old, and as long as something is, every second whether that is over."""
         loop = asyncio.get_running_loop()
-        known = (*self._tenants.values(), *self._namespaces.values())
-        too_old = sum(map(self._is_too_old, known))
+        too_old = self.out_of_date
         if too_old != self._too_old_records:
             log.warning(
                 "permissions.too_old", extra={"records": too_old, "before": self._too_old_records, "stale_s": self._stale_s}
             )
             self._too_old_records = too_old
             self._notify(None)
+        known = (*self._tenants.values(), *self._namespaces.values())
         since = [each.stale_since for each in known if each.stale_since is not None]
         if since:
             left_s = LOOK_S if too_old else max(SHORTEST_S, min(since) + self._stale_s - loop.time())

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from google.protobuf.message import Message
 
+from cepheid_broker.admin.broker_metrics import broker_families
 from cepheid_broker.protocol.access import COMMAND_NEEDS
 from cepheid_broker.protocol.connection import Connection
 from cepheid_metadata import NamespaceRecord, namespace_permissions, namespace_records, tenant_records
@@ -79,6 +80,8 @@ async def test_a_role_without_permissions_is_denied_each_command_that_needs_one(
         ((role, operation, _, result),) = world.audit.lines
         assert (role, operation, result) == ("stranger", command.name, "denied")
         await client.ping()  # the connection lives
+        families = {family.name: family for family in broker_families(world.broker)}
+        assert families["cepheid_broker_authorization_denied_total"].samples[0].value == 1
 
 
 # Grants

@@ -166,10 +166,12 @@ def test_permissions_that_cannot_be_read_are_used_for_a_while_and_again_once_the
             assert (decision.allowed, decision.temporary) == (False, True)
             assert "used for 60 s (authorization.stale_s)" in decision.rule
             assert not await world.may_publish("admin")
+            assert (world.authorizer.denied, world.authorizer.out_of_date) == (2, 2)
             assert world.changed[0] is None, "what is open is looked at when the time is over"
             world.store.set_away(False)
             await asyncio.sleep(3)
             assert await world.may_publish("a")
+            assert world.authorizer.out_of_date == 0
             assert world.changed[-1] is None, "and when it can be read again"
 
     run_virtual(course(), timeout_s=600)

@@ -13,7 +13,9 @@ from pydantic import BaseModel
 from typer.testing import CliRunner
 
 from cepheid_broker.settings import RENAMED
+from cepheid_cli import secure
 from cepheid_cli.app import app
+from cepheid_cli.secured_cluster import NotSecuredError
 from cepheid_cli.settings_loader import Setting, load_settings, settings_of, tables_of, variable_of
 from cepheid_cli.settings_page import ROLES, RolePage, flags_of, settings_page
 from cepheid_dev.toml_text import toml_text
@@ -40,7 +42,10 @@ SAMPLES: dict[str, Any] = {
     **{f"authentication.oidc.{name}": "some" for name in ("role_claim", "ca_file")},
     "authentication.oidc.issuers": ["https://login.example.org"],
     "authentication.oidc.audiences": ["cepheid"],
-    **{f"authorization.{name}_roles": ["some", "other"] for name in ("super_user", "proxy", "peer")},
+    "audit.file": "audit.log",
+    **{f"authorization.{name}_roles": ["some", "other"] for name in ("super_user", "proxy", "peer", "monitoring")},
+    "metadata_auth_file": "metadata.auth",
+    **{f"{table}.{name}": ["a", "b"] for table in ("access", "bookie_access") for name in ("cluster_roles", "reader_roles")},
     "tiered.url": "s3://archive/cepheid?region=eu-west-1",
 }
 """Text of a certain form, and what has to fit to other settings. All else follows from the type and the bounds."""
@@ -115,9 +120,9 @@ EVERY_FLAG = [(role, name, flag) for role in ROLES for name, flag in flags_of(ro
 
 @pytest.mark.parametrize(("role", "name", "flag"), EVERY_FLAG, ids=lambda part: getattr(part, "command", part))
 def test_its_flag_reaches_it(role: RolePage, name: str, flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    called: list[tuple[dict[str, Any], Path | None]] = []
+    called: list[tuple[dict[str, Any], list[Path]]] = []
 
-    def run(flags: dict[str, Any], config: Path | None, **_: Any) -> None:
+    def run(flags: dict[str, Any], config: list[Path], **_: Any) -> None:
         called.append((flags, config))
 
     monkeypatch.setattr(f"cepheid_cli.{role.command}.run_{role.command}", run)
@@ -125,8 +130,34 @@ def test_its_flag_reaches_it(role: RolePage, name: str, flag: str, tmp_path: Pat
     outcome = CliRunner().invoke(app, [role.command, flag, text_of(value), "--config", "some.toml"])
     assert outcome.exit_code == 0, outcome.output
     ((flags, config),) = called
-    assert config == Path("some.toml")
+    assert config == [Path("some.toml")]
     assert_only_this_was_set(role, tmp_path, load(role, tmp_path, flags=flags), name, value)
+
+
+@pytest.mark.parametrize("role", ROLES, ids=lambda role: role.command)
+def test_a_secured_directory_gives_settings_that_config_outweighs(
+    role: RolePage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[list[Path]] = []
+    monkeypatch.setattr(f"cepheid_cli.{role.command}.run_{role.command}", lambda _, config, **__: called.append(config))
+    refused = CliRunner().invoke(app, [role.command, "--secure", str(tmp_path)])
+    assert isinstance(refused.exception, NotSecuredError)
+    assert "cepheid secure init" in str(refused.exception)
+    secure.init(tmp_path)
+    assert CliRunner().invoke(app, [role.command, "--secure", str(tmp_path), "--config", "more.toml"]).exit_code == 0
+    ((from_secure, given),) = called
+    assert given == Path("more.toml")
+    required = tmp_path / "required.toml"
+    required.write_text(
+        toml_text({name: SAMPLES[name] for name, found in settings_of(role.model).items() if found.field.is_required()})
+    )
+    files = [from_secure, required]
+    loaded: Any = load_settings(role.model, flags={}, environment={}, environment_prefix=role.prefix, file=files)
+    assert loaded.tls.enabled
+    more = tmp_path / "more.toml"
+    more.write_text(toml_text({"tls": {"ca_file": "other.pem"}}))
+    again: Any = load_settings(role.model, flags={}, environment={}, environment_prefix=role.prefix, file=[*files, more])
+    assert again.tls == loaded.tls.model_copy(update={"ca_file": "other.pem"})
 
 
 @pytest.mark.parametrize("role", ROLES, ids=lambda role: role.command)

@@ -1,7 +1,7 @@
 """Authorization and audit of the admin API, in one place: every call passes here before its body is read.
 
     AdminAuthentication ──► CallAccess: a Call in the scope ──► router ──► guard: row of the table? allowed? ──► handler
-                                 └── after the answer: a line in the audit log, if the call changed something
+                                 └── before the answer: a line in the audit log, if the call changed something
 
 Rules
 1. A call needs what its row in access_table.py says. A call without a row is denied.
@@ -76,7 +76,7 @@ class Call:
 
 
 class CallAccess:
-    """Gives each request its `Call`, and records it in the audit log when it has been answered."""
+    """Gives each request its `Call`, and records it in the audit log when it is answered."""
 
     def __init__(self, app: ASGIApp, context: AdminContext) -> None:
         self._app = app
@@ -93,12 +93,10 @@ class CallAccess:
         call = Call(scope.get(PRINCIPAL), peer, f"{method} {path}", path)
         if self._context.broker.authorizer is not None:
             _name_roles(call, scope["headers"])
-        status = int(HTTPStatus.INTERNAL_SERVER_ERROR)
 
         async def watched(message: Message) -> None:
-            nonlocal status
             if message["type"] == "http.response.start":
-                status = message["status"]
+                self._record(call, message["status"])  # first: whoever has the answer finds the line in the log
             await send(message)
 
         token = ACTING_FOR.set(call.client_role)
@@ -106,7 +104,6 @@ class CallAccess:
             await self._app({**scope, _CALL: call}, receive, watched)
         finally:
             ACTING_FOR.reset(token)
-            self._record(call, status)
 
     def _record(self, call: Call, status: int) -> None:
         if call.denied or status == HTTPStatus.TEMPORARY_REDIRECT or not call.is_audited:

@@ -59,6 +59,17 @@ def broker_families(broker: Broker) -> Iterator[Family]:
         "Subscriptions that wait for an entry that has no valid copy on any bookie.",
         figures.subscriptions_unreadable,
     )
+    authorizer = broker.authorizer
+    yield counter(
+        "cepheid_broker_authorization_denied_total",
+        "Requests denied for lack of permission.",
+        0 if authorizer is None else authorizer.denied,
+    )
+    yield gauge(
+        "cepheid_broker_permissions_out_of_date",
+        "Tenants and namespaces whose permissions could not be read for too long, so that clients are denied.",
+        0 if authorizer is None else authorizer.out_of_date,
+    )
     yield gauge("cepheid_broker_policy_watches", "Records watched for the policies of open topics.", broker.policies.watches)
     yield counter("cepheid_broker_schemas_registered_total", "Versions of schemas added.", broker.schemas.registered)
     yield counter(

@@ -26,8 +26,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 
-from cepheid_broker.admin.access import require, visible_topics
-from cepheid_broker.admin.authentication import PRINCIPAL
+from cepheid_broker.admin.access import call_of, require, visible_topics
 from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.errors import BadRequestError, NotServedError
 from cepheid_broker.admin.read_ticket import issue_ticket
@@ -87,7 +86,7 @@ def plan(context: AdminContext) -> APIRouter:
         bookies = await _bookies(context)
         plans = await _plans(context, name, parts, after)
         if context.tickets is not None:
-            await _sign_tickets(plans, context.tickets, _role_of(request))
+            await _sign_tickets(plans, context.tickets, call_of(request).client_role)
         answer = {
             "format": _format_of(plans) if context.tickets is None else FORMAT_WITH_TICKETS,
             "topic": str(name),
@@ -118,11 +117,6 @@ def plan(context: AdminContext) -> APIRouter:
         return {"format": FORMAT, "topics": {str(name): count for name, count in zip(names, counts, strict=True)}}
 
     return router
-
-
-def _role_of(request: Request) -> str:
-    principal = request.scope.get(PRINCIPAL)
-    return "" if principal is None else str(principal.role)
 
 
 async def _sign_tickets(plans: Sequence[dict[str, Any]], tickets: TicketKeyring, role: str) -> None:
