@@ -241,6 +241,9 @@ class BookieRole(Role):
         )
         await self._server.start()
         self._opened.push_async_callback(self._server.aclose)
+        if settings.tls.plain_port is not None:
+            hint = "everybody may read and write there; remove tls.plain_port when all brokers have certificates"
+            log.warning("bookie.plain_port_open", extra={"port": self._server.plain_port, "hint": hint})
 
     @property
     def _opened_store(self) -> MetadataStore:

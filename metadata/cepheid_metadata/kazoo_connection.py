@@ -25,7 +25,7 @@ from kazoo.retry import KazooRetry
 from kazoo.security import CREATOR_ALL_ACL
 
 from cepheid_metadata.session import log as session_log
-from cepheid_security import ClientTls
+from cepheid_security import ClientTls, SecurityConfigurationError
 
 MAX_CONNECT_S = 2.0  # for one address; then the next is tried
 RETRY_DELAY_S, MAX_RETRY_DELAY_S = 0.05, 0.5
@@ -98,8 +98,9 @@ class LoopInbox:
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
     """Where kazoo would run callbacks in threads of its own, they go into the inbox."""
 
-    def __init__(self, inbox: LoopInbox, handshake_limit_s: float) -> None:
+    def __init__(self, inbox: LoopInbox, handshake_limit_s: float, tls: ClientTls | None) -> None:
         super().__init__()
+        self._tls = tls
         self._handshake_limit_s = handshake_limit_s
         self._answered = False  # by the server, on the present connection
         self.callback_queue = self.completion_queue = inbox
@@ -118,9 +119,11 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
         return thread
 
     def create_connection(self, *args: Any, timeout: float, **kwargs: Any) -> socket.socket:
-        if kwargs.get("use_ssl"):
-            kwargs["check_hostname"] = True  # kazoo checks the CA alone: any certificate that it signed would do
-        made: socket.socket = super().create_connection(*args, timeout=min(timeout, MAX_CONNECT_S), **kwargs)
+        limit_s = min(timeout, MAX_CONNECT_S)
+        if self._tls is None:
+            made: socket.socket = super().create_connection(*args, timeout=limit_s, **kwargs)
+        else:
+            made = _connect_tls(self._tls, kwargs["address"], kwargs["hostname"], limit_s)
         self._socket = made
         self._answered = False
         return made
@@ -148,6 +151,21 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
                 self._socket.shutdown(socket.SHUT_RDWR)
 
 
+def _connect_tls(tls: ClientTls, address: tuple[str, int], host: str, timeout_s: float) -> socket.socket:
+    """Connect with the certificate files as they are now. kazoo would not check that the server's certificate names the host.
+
+    Raises OSError.
+    """
+    plain = socket.create_connection(address, timeout_s)
+    try:
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return tls.context().wrap_socket(plain, server_hostname=host)
+    except SecurityConfigurationError as error:
+        raise OSError(str(error)) from error
+    finally:
+        plain.close()  # without effect once TLS has taken the socket over
+
+
 class KazooConnection:
     """One kazoo client. It reconnects by itself, and after an expiry with a new session; `on_event` hears of it in the loop."""
 
@@ -161,7 +179,7 @@ class KazooConnection:
         *,
         tls: ClientTls | None = None,
     ) -> None:
-        self._handler = _Handler(inbox, session_timeout_s * HANDSHAKE_SHARE)
+        self._handler = _Handler(inbox, session_timeout_s * HANDSHAKE_SHARE, tls)
         self._problems = _Problems()
         # kazoo tries a request once; this is about connecting, which goes on for ever.
         retry = KazooRetry(max_tries=-1, delay=RETRY_DELAY_S, max_delay=MAX_RETRY_DELAY_S, sleep_func=self._handler.sleep_func)
@@ -174,9 +192,6 @@ class KazooConnection:
             default_acl=CREATOR_ALL_ACL if digest and digest.private else None,
             logger=_quiet_logger(self._problems),
             use_ssl=tls is not None,
-            ca=tls.ca_file if tls else None,
-            certfile=tls.certificate_file if tls else None,
-            keyfile=tls.key_file if tls else None,
         )
         self._inbox = inbox
         self._on_event = on_event

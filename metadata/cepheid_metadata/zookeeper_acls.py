@@ -53,6 +53,7 @@ def set_cluster_acls(url: str, *, auth: str | None = None, tls: ClientTls | None
         auth_data=[("digest", credentials)],
         logger=_quiet_logger(),
         use_ssl=secured is not None,
+        check_hostname=secured is not None,
         ca=secured.ca_file if secured else None,
         certfile=secured.certificate_file if secured else None,
         keyfile=secured.key_file if secured else None,

@@ -48,6 +48,11 @@ client_certificates = "optional"
 methods = ["token", "tls"]
 secret_keys = [{token_key}]
 own_token_file = {token}
+
+[authorization]
+enabled = true
+super_user_roles = ["admin"]
+peer_roles = ["broker"]
 """
 
 _CLIENT = """# Written by `cepheid secure init`: source it before `cepheid topics list`, `cepheid produce` and the like.

@@ -39,6 +39,11 @@ client_certificates = "optional"
 methods = ["token", "tls"]
 secret_keys = [{token_key}]
 own_token_file = {broker_token}
+
+[authorization]
+enabled = true
+super_user_roles = ["admin"]
+peer_roles = ["broker"]
 """
 _BOOKIE = """metadata_auth_file = {metadata_auth}
 

@@ -52,6 +52,7 @@ class ZooKeeperReads:
             auth_data=[("digest", auth)] if auth else None,
             read_only=True,
             use_ssl=secured is not None,
+            check_hostname=secured is not None,
             ca=secured.ca_file if secured else None,
             certfile=secured.certificate_file if secured else None,
             keyfile=secured.key_file if secured else None,

@@ -41,7 +41,8 @@ class World:
             file.save(ClusterState(founded=True, members=members))
         monkeypatch.setattr(member_commands, "command", lambda *_, **__: [sys.executable, "-c", self.program])
         monkeypatch.setattr(member_commands, "prepare", lambda own, _, member: (own / member.name).mkdir(exist_ok=True))
-        monkeypatch.setattr(member_commands, "is_ready", lambda own, member: self.ready(own / member.name / f"{member.kind}.log"))
+        log = "{}.log".format
+        monkeypatch.setattr(member_commands, "is_ready", lambda own, _, member: self.ready(own / member.name / log(member.kind)))
 
     def state(self, name: str = "bookie-1") -> str:
         return {status.name: status.state for status in self.cluster.status()}[name]

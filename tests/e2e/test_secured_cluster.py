@@ -81,9 +81,30 @@ def test_clients_publish_and_readers_read_history_while_strangers_are_refused(cl
     assert without_user.returncode != 0
     assert "ask a broker instead" in without_user.stderr
 
-    without_token = cepheid(cluster, "read", TOPIC, CEPHEID_TOKEN_FILE=None)
-    assert without_token.returncode != 0
-    assert "401" in without_token.stderr
+    nobody = {"CEPHEID_TOKEN_FILE": None, "CEPHEID_TLS_CERTIFICATE_FILE": None, "CEPHEID_TLS_KEY_FILE": None}
+    refused = cepheid(cluster, "read", TOPIC, **nobody)
+    assert refused.returncode != 0
+    assert "401" in refused.stderr
+
+    # A role that is neither super-user nor admin at bookies: it needs a grant for the plan, and reads with the plan's tickets.
+    secure = cluster.secure_directory
+    assert secure is not None
+    token = cepheid(cluster, "tokens", "create", "app", "--secret-key", str(secure / "token.key")).stdout.strip()
+    app = {
+        "CEPHEID_TOKEN_FILE": None,
+        "CEPHEID_TOKEN": token,
+        "CEPHEID_TLS_CERTIFICATE_FILE": str(secure / "client.pem"),
+        "CEPHEID_TLS_KEY_FILE": str(secure / "client-key.pem"),
+    }
+    denied = cepheid(cluster, "read", TOPIC, **app)
+    assert denied.returncode != 0
+    assert "may not" in denied.stderr or "403" in denied.stderr
+    granted = cepheid(cluster, "permissions", "grant", "app", TOPIC, "consume")
+    assert granted.returncode == 0, granted.stderr
+    allowed = cepheid(cluster, "read", TOPIC, "--format", "csv", "--columns", "value", **app)
+    assert allowed.returncode == 0, allowed.stderr
+    assert len(allowed.stdout.splitlines()) == len(PAYLOADS) + 1
+    assert cepheid(cluster, "ledgers", "verify", "--all", **app).returncode != 0
 
 
 def test_a_stranger_without_a_certificate_is_refused_by_the_bookie(cluster: LocalCluster) -> None:

@@ -198,8 +198,8 @@ def test_many_names_are_asked_for_in_groups(http: ScriptedHttp, planner: PlanSer
 
 
 def test_another_format_is_refused_by_name(http: ScriptedHttp, planner: PlanServicePlanner) -> None:
-    http.ledgers[TOPIC], http.format = [ledger(1, None)], 3
-    with pytest.raises(PlanUnavailableError, match="format 3, this release reads formats up to 2"):
+    http.ledgers[TOPIC], http.format = [ledger(1, None)], 4
+    with pytest.raises(PlanUnavailableError, match="format 4, this release reads formats up to 3"):
         planner.plan([TOPIC])
 
 
