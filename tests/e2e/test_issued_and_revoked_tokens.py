@@ -129,8 +129,8 @@ async def test_a_revoked_token_is_cut_off(by: str, key_file: Path, tmp_path: Pat
         broker = cluster.standalone.broker
         async with cepheid.connect(cluster.service_url, token=token) as client, client.producer("orders") as producer:
             await producer.send(b"before")
-            started = time.monotonic()
             await command(cluster, "tokens", "revoke", *given)
+            started = time.monotonic()
             await until(lambda: broker.statistics().connections == 0)
             assert time.monotonic() - started < 10 * WITHIN_S
             with pytest.raises(cepheid.Error, match="revoked"):
