@@ -68,7 +68,7 @@ class OidcSettings(BaseModel, frozen=True, extra="forbid"):
     )
     audiences: tuple[str, ...] = Field((), description="Audiences that tokens may be for. A token must be for one of them.")
     role_claim: str = Field(
-        "sub", min_length=1, description="Claim of a token that is the role. Issuers differ: `sub`, `azp`, `client_id`."
+        "sub", min_length=1, description="Claim of a token that is the role. Issuers differ: sub, azp or client_id."
     )
     ca_file: str | None = Field(
         None, description="PEM file with the CAs of the issuers' own certificates. Unset: the CAs of the system."
