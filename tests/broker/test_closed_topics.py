@@ -25,16 +25,18 @@ OFFLOADED: dict[str, Any] = {"policies": KEPT, "tiered": {"url": "file:///archiv
 NO_PASSES = {"closed_topic_check_s": 0}
 
 
-async def written(world: Any, *, age_s: float = 0.0, subscription: str | None = None) -> None:
-    """A topic with one entry, closed again."""
+async def written(world: Any, *, age_s: float = 0.0, subscription: str | None = None, all_read: bool = False) -> None:
+    """A topic with one entry, closed again. `all_read`: the subscription has acknowledged it."""
     topic = await world.broker.topics.get(NAME, may_create=True)
     assert isinstance(topic, PersistentTopic)
-    if subscription is not None:
+    if subscription is not None and not all_read:
         await topic.create_subscription(subscription, EARLIEST)
     metadata = pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=Ports().wall_ms() - int(1000 * age_s))
     done: asyncio.Future[object] = asyncio.get_running_loop().create_future()
     topic.publish([encode_tail(metadata, b"x")], lambda outcome, _: done.set_result(outcome))
     assert not isinstance(await done, Exception)
+    if subscription is not None and all_read:
+        await topic.create_subscription(subscription, LATEST)
     await world.broker.topics.unload(NAME)
 
 
@@ -50,10 +52,7 @@ def with_entries(chain: Chain) -> list[int]:
 
 async def test_what_retention_does_not_keep_is_deleted_and_the_topic_closed_again() -> None:
     async with BrokerWorld(**NO_PASSES) as world:
-        await written(world)
-        topic = await world.broker.topics.get(NAME, may_create=False)
-        await topic.create_subscription("s", LATEST)
-        await world.broker.topics.unload(NAME)
+        await written(world, subscription="s", all_read=True)
         assert with_entries(await chain_of(world))
         closed = world.broker.closed_topics
         await closed.check()

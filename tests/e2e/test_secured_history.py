@@ -53,14 +53,14 @@ async def publish(cluster: StandaloneCluster, made: Path, topic: str, payloads: 
 
 def source_of(cluster: StandaloneCluster, made: Path) -> PlanSource:
     port = cluster.standalone._serving.tls_admin_port
-    return PlanSource(admin_url=f"https://127.0.0.1:{port}", token=token_of(made), retry_s=5.0)
+    return PlanSource(admin_url=f"https://127.0.0.1:{port}", token=token_of(made), retry_s=60.0)
 
 
 def plan_text(source: PlanSource, topic: str) -> str:
     request = urllib.request.Request(
         f"{source.admin_url}/cepheid/v1/plan?topic={topic}", headers={"Authorization": f"Bearer {source.token}"}
     )
-    with urllib.request.urlopen(request, context=ClientTls.from_environment().context(), timeout=10) as answer:
+    with urllib.request.urlopen(request, context=ClientTls.from_environment().context(), timeout=60) as answer:
         return str(answer.read().decode())
 
 
