@@ -44,7 +44,7 @@ def test_the_spark_demo_on_a_part_of_the_flights(tmp_path: Path) -> None:
         pytest.skip(f"NO SPARK: {error}")
     # This number of events does not fill whole ledgers of two full batches each, because the open ledger must have entries.
     printed = run_demo(tmp_path, "demo-spark", "--events", "6250", timeout_s=840)
-    assert re.findall(r"│ (yes|NO) ", printed) == ["yes"] * 10, printed
+    assert re.findall(r"│ (yes|NO) ", printed) == ["yes"] * 11, printed
     assert sorted(path.name for path in (tmp_path / "demo").glob("*.png")) == ["delays.png", "scan.png", "stream.png"]
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-ENTRIES_A_BATCH = 3
+ENTRIES_A_BATCH = 2
 
 
 def main(service_url: str, source: str, target: str, directory: Path, *, once: bool) -> None:

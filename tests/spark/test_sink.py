@@ -48,11 +48,19 @@ class Sink:
 
     def send(self, numbers: range) -> None:
         """In entries of 1000."""
-        producer = self._client.create_producer(self.topic, batching_enabled=True, batching_max_publish_delay_ms=1000)
+        producer = self._client.create_producer(
+            self.topic,
+            batching_enabled=True,
+            batching_max_publish_delay_ms=1000,
+            max_pending_messages=5000,
+            block_if_queue_full=True,
+        )
+        stored = []
         for number in numbers:
-            producer.send_async(str(number).encode(), lambda *_: None, partition_key=f"k{number % 20}")
+            producer.send_async(str(number).encode(), lambda result, _: stored.append(result), partition_key=f"k{number % 20}")
         producer.flush()
         producer.close()
+        assert stored == [pulsar.Result.Ok] * len(numbers)
 
     def write(self, frame: DataFrame, **more: object) -> None:
         frame.write.format("cepheid").options(**self.options(**more)).mode("append").save()

@@ -23,7 +23,7 @@ from tests.spark.test_sink import Sink
 
 pytestmark = pytest.mark.slow
 
-NUMBERS = 60_000
+NUMBERS = 30_000
 WAIT_S = 300.0
 ATTEMPTS = 3  # on a busy machine a Python worker may take longer to start than Spark waits
 RECEIVE_LIMIT_MS = 20_000
