@@ -17,7 +17,7 @@ import time
 import pulsar
 
 DRAIN_S = 60.0
-SEND_TIMEOUT_MS = 30_000
+SEND_TIMEOUT_S = 30.0
 """The default of the client: a message without a receipt for longer is an error."""
 
 
@@ -89,6 +89,7 @@ def main() -> int:
     parser.add_argument("--topic", required=True)
     parser.add_argument("--rate", type=float, default=500.0, help="messages per second")
     parser.add_argument("--count", type=int, help="end after so many messages, whatever standard input does")
+    parser.add_argument("--send-timeout", type=float, default=SEND_TIMEOUT_S, help="seconds (default: %(default)s)")
     parser.add_argument("--token", help="token of the client")
     parser.add_argument("--ca", help="file with the certificate of the CA, for pulsar+ssl")
     options = parser.parse_args()
@@ -102,7 +103,7 @@ def main() -> int:
     client = pulsar.Client(options.url, logger=pulsar.FileLogger(pulsar.LoggerLevel.Warn, "/dev/stderr"), **security)
     consumer = client.subscribe(options.topic, "load")
     producer = client.create_producer(
-        options.topic, send_timeout_millis=SEND_TIMEOUT_MS, block_if_queue_full=True, max_pending_messages=50_000
+        options.topic, send_timeout_millis=int(options.send_timeout * 1000), block_if_queue_full=True, max_pending_messages=50_000
     )
     done = threading.Event()
     consuming = threading.Thread(target=consume, args=(consumer, notes, done), name="consume")

@@ -137,10 +137,10 @@ class Release:
         return f"{names[0]}.{self.namespace}.svc.cluster.local"
 
     @contextmanager
-    def load(self, topic: str, *, rate_per_s: float = RATE_PER_S) -> Iterator[dict[str, Any]]:
-        """Publish and consume with the official client meanwhile. The yielded report is filled at the end (load.py)."""
+    def load(self, topic: str, *options: str, rate_per_s: float = RATE_PER_S) -> Iterator[dict[str, Any]]:
+        """Publish and consume with the official client meanwhile; `options` are those of load.py, whose report is yielded."""
         report: dict[str, Any] = {}
-        process = self._start_load("--topic", topic, "--rate", str(rate_per_s))
+        process = self._start_load("--topic", topic, "--rate", str(rate_per_s), *options)
         time.sleep(3)  # so that traffic is flowing when the body begins
         try:
             yield report
