@@ -72,7 +72,7 @@ class GoneLedgers:
                 return
             limit = min(_RECORDS_PER_PAGE, ids.stop - above - 1)
             page = self._get("/cepheid/v1/ledgers", {"above": above, "limit": limit, "deleted": deleted})
-            if any(record["ledger_id"] < ids.stop for record in page.get("damaged", ())):
+            if page.get("incomplete") or any(record["ledger_id"] < ids.stop for record in page.get("damaged", ())):
                 raise _DamagedError
             yield from (view["ledger"] for view in page["ledgers"] if view["ledger"]["ledger_id"] < ids.stop)
             above = page["next"]

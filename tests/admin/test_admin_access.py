@@ -15,6 +15,7 @@ from cepheid_broker.admin.access_table import ACCESS
 from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.openapi import routes_of
 from cepheid_broker.admin.path_names import noun_reader
+from cepheid_metadata import keys
 from tests.admin import admin_page
 from tests.admin.secured_world import A_NAMESPACE, A_TOPICS, SecuredWorld, running_secured
 
@@ -150,6 +151,38 @@ def test_lists_show_a_role_only_what_it_may_use(world: SecuredWorld) -> None:
     shown = f"/cepheid/v1/ledgers/{ledgers['a-reader'][0]['ledger']['ledger_id']}"
     assert world.ask("a-reader", "GET", shown).status_code == 200
     assert world.ask("b-admin", "GET", shown).status_code == 404
+
+
+def test_ledgers_are_shown_without_passwords_damage_and_former_topics_of_the_same_name(world: SecuredWorld) -> None:
+    path, store = f"{A_TOPICS}/recreated", world.admin.standalone.broker.store
+    world.do("a-admin", "PUT", path)
+    world.do("a-admin", "POST", f"{path}/permissions/a-former", json=["consume"])
+    world.do("root", "PUT", f"{path}/subscription/s")
+
+    def ledgers_of(role: str) -> list[int]:
+        views = world.do(role, "GET", "/cepheid/v1/ledgers")["ledgers"]
+        assert not any("password" in view["ledger"] for view in views)
+        return [view["ledger"]["ledger_id"] for view in views if view["ledger"]["custom"].get("topic", "").endswith("/recreated")]
+
+    (former,) = ledgers_of("a-former")
+    found = world.admin.run(store.get(keys.ledger_key(former)))
+    assert found is not None
+    world.do("a-admin", "DELETE", f"{path}?force=true")
+    world.do("a-admin", "PUT", path)
+    world.do("a-admin", "POST", f"{path}/permissions/a-later", json=["consume"])
+    world.do("root", "PUT", f"{path}/subscription/s")
+    world.admin.run(store.create(keys.ledger_key(former), found.value))  # as while its deletion waits
+    assert former in ledgers_of("root")
+    assert former not in ledgers_of("a-later")
+    assert len(ledgers_of("a-later")) == 1
+    assert world.ask("a-later", "GET", f"/cepheid/v1/ledgers/{former}").status_code == 404
+    assert "password" not in world.do("root", "GET", f"/cepheid/v1/ledgers/{former}")["ledger"]
+
+    world.admin.run(store.put(keys.ledger_key(former), b"garbage", None))
+    page = world.do("a-later", "GET", "/cepheid/v1/ledgers")
+    assert (page["damaged"], page["incomplete"]) == ([], True)
+    assert [each["ledger_id"] for each in world.do("root", "GET", "/cepheid/v1/ledgers")["damaged"]] == [former]
+    world.admin.run(store.delete(keys.ledger_key(former), None))
 
 
 def test_metrics_show_a_role_only_the_namespaces_that_it_may_use(world: SecuredWorld) -> None:

@@ -24,6 +24,7 @@ class Ledgers:
         self.pages = 0
         self.refuses = False
         self.damaged: list[int] = []
+        self.hides_damaged = False
 
     def get(self, path: str, query: Mapping[str, Any]) -> Any:
         assert path == "/cepheid/v1/ledgers"
@@ -34,6 +35,8 @@ class Ledgers:
         ids = [one for one in there if one > query["above"]][: query["limit"]]
         ledgers = [{"ledger": self.record(one)} for one in ids if one not in self.damaged]
         damaged = [{"ledger_id": one, "error": "garbage"} for one in ids if one in self.damaged]
+        if self.hides_damaged:  # as from a role that is not a super-user
+            return {"ledgers": ledgers, "damaged": [], "incomplete": bool(damaged), "next": None}
         return {"ledgers": ledgers, "damaged": damaged, "next": ids[-1] if len(ids) == query["limit"] else None}
 
     def record(self, ledger_id: int) -> dict[str, Any]:
@@ -83,9 +86,10 @@ def test_who_may_not_ask_knows_nothing() -> None:
     assert GoneLedgers(ledgers.get).of(name(1), "i", range(5)) is None
 
 
-def test_a_damaged_record_leaves_the_ledgers_around_it_unknown_instead_of_gone() -> None:
+@pytest.mark.parametrize("hides_damaged", [False, True])
+def test_a_damaged_record_leaves_the_ledgers_around_it_unknown_instead_of_gone(hides_damaged: bool) -> None:
     ledgers = Ledgers(1000)
-    ledgers.damaged = [701]
+    ledgers.damaged, ledgers.hides_damaged = [701], hides_damaged
     gone = GoneLedgers(ledgers.get)
     assert gone.of(name(1), "i", range(650, 750)) is None
     assert gone.of(name(1), "i", range(100)) == expected(1, range(100))

@@ -13,8 +13,8 @@ from cepheid_broker.admin.access import may
 from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.errors import NotFoundError
 from cepheid_ledger import NoSuchLedgerError
-from cepheid_metadata import DeletedLedgers, keys
-from cepheid_metadata.ledger_views import bookie_views, ledger_page, ledger_view
+from cepheid_metadata import CorruptRecordError, DeletedLedgers, NewerFormatError, chain_records, keys
+from cepheid_metadata.ledger_views import bookie_views, ledger_page, ledger_view, shown_ledger
 from cepheid_security import Need
 from cepheid_wire import InvalidTopicNameError, TopicName
 
@@ -38,17 +38,20 @@ def ledgers(context: AdminContext) -> APIRouter:
         deleted: bool = False,
     ) -> dict[str, Any]:
         """The first `limit` ledgers with larger ids than `above`; `damaged`: those with a record that cannot be read; `next` is the
-        `above` of the following page, or null. Roles that are no super-users see the ledgers of topics that they may consume"""
+        `above` of the following page, or null. Roles that are not super-users see the ledgers of topics that they may consume, and
+        `incomplete` in place of what is damaged"""
         page = await ledger_page(context.store, above=above, limit=limit, deleted=deleted)
         if await may(context, request, Need.SUPER_USER):
             return page
-        return {**page, "ledgers": [view for view in page["ledgers"] if await _may_read(context, request, view)]}
+        readable = _ReadableLedgers(context, request)
+        views = [view for view in page["ledgers"] if await readable.has(view)]
+        return {"ledgers": views, "damaged": [], "incomplete": bool(page["damaged"]), "next": page["next"]}
 
     @router.get("/ledgers/{ledger}")
     async def show(ledger: LedgerPath, request: Request) -> dict[str, Any]:
         """Its record, also while it is deleted and can be brought back. For roles as above"""
         view = await ledger_view(context.store, ledger)
-        if view is None or not (await may(context, request, Need.SUPER_USER) or await _may_read(context, request, view)):
+        if view is None or not (await may(context, request, Need.SUPER_USER) or await _ReadableLedgers(context, request).has(view)):
             raise NotFoundError(f"Ledger {ledger} does not exist, or was deleted for good")
         return view
 
@@ -58,7 +61,7 @@ def ledgers(context: AdminContext) -> APIRouter:
         back = await DeletedLedgers(context.store).undelete(ledger, context.broker.ports.wall_ms())
         if back is None:
             raise NotFoundError(f"Ledger {ledger} cannot be brought back: it was not deleted, or its time of grace is over")
-        return {"ledger": back.model_dump(mode="json")}
+        return {"ledger": shown_ledger(back)}
 
     @router.post("/ledgers/{ledger}/purge")
     async def purge(ledger: LedgerPath, request: Request) -> dict[str, Any]:
@@ -103,16 +106,38 @@ def ledgers(context: AdminContext) -> APIRouter:
     return router
 
 
-async def _may_read(context: AdminContext, request: Request, view: dict[str, Any]) -> bool:
-    """Whether the caller may consume the topic that the ledger belongs to."""
-    topic = view["ledger"]["custom"].get("topic")
-    if topic is None:
-        return False
-    try:
-        name = TopicName.parse(topic)
-    except InvalidTopicNameError:
-        return False
-    return await may(context, request, Need.CONSUME, name)
+class _ReadableLedgers:
+    """The ledgers that the caller of one request may see: those of the topics that it may consume, as these topics are now.
+
+    A deleted topic and a later one of the same name differ in their incarnation. A grant is for the later one alone.
+    """
+
+    def __init__(self, context: AdminContext, request: Request) -> None:
+        self._context = context
+        self._request = request
+        self._incarnations: dict[str, str | None] = {}  # by topic; None: the caller may not consume it, or it does not exist
+
+    async def has(self, view: dict[str, Any]) -> bool:
+        custom = view["ledger"]["custom"]
+        topic, incarnation = custom.get("topic"), custom.get("incarnation")
+        if topic is None or incarnation is None:
+            return False
+        if topic not in self._incarnations:
+            self._incarnations[topic] = await self._readable_incarnation(topic)
+        return incarnation == self._incarnations[topic]
+
+    async def _readable_incarnation(self, topic: str) -> str | None:
+        try:
+            name = TopicName.parse(topic)
+        except InvalidTopicNameError:
+            return None
+        if not await may(self._context, self._request, Need.CONSUME, name):
+            return None
+        try:
+            found = await chain_records(self._context.store).get(name)
+        except (CorruptRecordError, NewerFormatError):
+            return None  # the topic cannot be read either
+        return None if found is None else found.record.incarnation
 
 
 async def _known(ledger_id: int, work: Awaitable[T]) -> T:
