@@ -239,6 +239,7 @@ class Authorizer:
 
     def _on_deadline(self) -> None:
         """Look at what may have become too old, and as long as something is, every second whether that is over."""
+        self._deadline = None  # so that the next suspicion sets a timer again
         loop = asyncio.get_running_loop()
         too_old = self.out_of_date
         if too_old != self._too_old_records:

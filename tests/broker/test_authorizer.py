@@ -177,6 +177,21 @@ def test_permissions_that_cannot_be_read_are_used_for_a_while_and_again_once_the
     run_virtual(course(), timeout_s=600)
 
 
+def test_what_is_open_is_looked_at_again_also_when_the_outage_comes_long_after_an_ordinary_change() -> None:
+    async def course() -> None:
+        async with world_of() as world:
+            await world.permit("a")
+            assert await world.may_publish("a")
+            await world.permit("b")
+            await asyncio.sleep(2 * STALE_S)  # the change was read at once: nothing is too old when the time is over
+            assert world.changed == ["t"]
+            world.store.set_away(True)
+            await asyncio.sleep(STALE_S + 1)
+            assert world.changed == ["t", None]
+
+    run_virtual(course(), timeout_s=600)
+
+
 def test_short_outages_do_not_add_up() -> None:
     async def course() -> None:
         async with world_of() as world:
