@@ -2,7 +2,7 @@
 
 import pytest
 
-from cepheid_security import NO_GRANTS, Grants, Need, Principal, Roles, decide
+from cepheid_security import NO_GRANTS, Grants, Need, Principal, Roles, decide, usable_topics
 from cepheid_wire import TopicName
 
 ROLES = Roles(frozenset({"root"}), frozenset({"proxy", "proxy2"}), frozenset({"broker"}))
@@ -98,6 +98,19 @@ def test_subscriptions_narrow_who_may_consume(role: str, subscription: str, gran
 def test_a_proxy_and_whom_it_speaks_for_must_both_be_allowed(role: str, original: str | None, expected: bool) -> None:
     principal = Principal(role, "token", original_role=original)
     assert decide(ROLES, GRANTS, principal, Need.PRODUCE, topic=ORDERS).allowed is expected
+
+
+def test_a_test_of_many_names_answers_as_the_decision_on_each() -> None:
+    names = [*(f"{each}{suffix}" for each in (ORDERS, OTHER) for suffix in ("", "-partition-1", "-partition-01"))]
+    by_topic = {ORDERS: {"proxy": frozenset({"consume"})}, f"{ORDERS}-partition-1": {"one": frozenset({"produce"})}}
+    roles = ("writer", "runner", "one", "two", "proxy", "admin", "root", "stranger")
+    principals = [Principal(role, "token", original_role=original) for role in roles for original in (None, *roles)]
+    for grants in (GRANTS, NO_GRANTS, Grants(topics=by_topic)):
+        for principal in (None, *principals):
+            is_usable = usable_topics(ROLES, grants, principal)
+            for name in names:
+                decision = decide(ROLES, grants, principal, Need.PRODUCE_OR_CONSUME, topic=name)
+                assert is_usable(name) is decision.allowed, (principal, name)
 
 
 @pytest.mark.parametrize(
