@@ -170,11 +170,11 @@ def _decide_role(roles: Roles, grants: Grants, role: str, need: Need, topic: str
         return Decision(True, f"role {role!r} is an administrator of the tenant")
     if need is Need.TENANT_ADMIN:
         return Decision(False, f"role {role!r} is not an administrator of the tenant")
-    if need is Need.CONSUME and subscription is not None:
-        refusal = _narrowed(grants, role, subscription)
-        if refusal is not None:
-            return refusal
-    return _granted(grants, role, need, topic)
+    granted = _granted(grants, role, need, topic)
+    if granted.allowed and need is Need.CONSUME and subscription is not None:
+        # Only now: a role without a grant must not learn which subscriptions are reserved.
+        return _narrowed(grants, role, subscription) or granted
+    return granted
 
 
 def _narrowed(grants: Grants, role: str, subscription: str) -> Decision | None:

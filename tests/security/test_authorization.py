@@ -125,6 +125,14 @@ def test_knows_the_same_partitions_as_topic_names(local_name: str) -> None:
         assert not allowed("two", Need.CONSUME, str(topic), grants=shorter)
 
 
+@pytest.mark.parametrize("grants", [GRANTS, PREFIX])
+@pytest.mark.parametrize("role", ["stranger", "writer"])
+def test_a_role_without_a_grant_does_not_learn_how_subscriptions_are_narrowed(role: str, grants: Grants) -> None:
+    ask = (ROLES, grants, Principal(role, "token"), Need.CONSUME)
+    rules = {decide(*ask, topic=ORDERS, subscription=name).rule for name in ("reserved", "open", "unknown", role)}
+    assert rules == {f"role {role!r} has consume neither on the topic nor on its namespace"}
+
+
 def test_the_rule_is_a_sentence_that_names_no_other_role() -> None:
     decision = decide(ROLES, GRANTS, Principal("one", "token"), Need.CONSUME, topic=ORDERS, subscription="reserved")
     assert decision.rule == "subscription 'reserved' is reserved for other roles than 'one'"
