@@ -33,7 +33,7 @@ from cepheid_metadata import (
     keys,
 )
 from cepheid_ports import SingleFlight, TaskOwner
-from cepheid_security import NO_GRANTS, Decision, Grants, Need, Principal, Roles, decide
+from cepheid_security import NO_GRANTS, Decision, Grants, Need, Principal, Roles, decide, usable_topics
 from cepheid_wire import NamespaceName, TopicName
 
 log = logging.getLogger(__name__)
@@ -159,15 +159,13 @@ class Authorizer:
     def visible(self, principal: Principal | None, topics: list[TopicName], namespace: NamespaceName) -> list[TopicName]:
         """Return those of the namespace's topics that `principal` may use. None of them while its permissions are not known."""
         everywhere = self.check_now(principal, Need.PRODUCE_OR_CONSUME, namespace=namespace)
-        if everywhere is None:
-            return []
-        if everywhere.allowed:
+        if everywhere is not None and everywhere.allowed:
             return topics
-        return [topic for topic in topics if self._allows(principal, topic)]
-
-    def _allows(self, principal: Principal | None, topic: TopicName) -> bool:
-        decision = self.check_now(principal, Need.PRODUCE_OR_CONSUME, topic=topic)
-        return decision is not None and decision.allowed
+        known = self._namespaces.get(namespace)
+        if known is None or everywhere is None or everywhere.temporary:
+            return []
+        is_usable = usable_topics(self._roles, known.grants, principal)
+        return [topic for topic in topics if is_usable(str(topic))]
 
     async def aclose(self) -> None:
         self._unsubscribe()
@@ -239,6 +237,7 @@ class Authorizer:
 
     def _on_deadline(self) -> None:
         """Look at what may have become too old, and as long as something is, every second whether that is over."""
+        self._deadline = None  # so that the next suspicion sets a timer again
         loop = asyncio.get_running_loop()
         too_old = self.out_of_date
         if too_old != self._too_old_records:

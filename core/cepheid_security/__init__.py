@@ -3,7 +3,7 @@
 What needs more than the standard library (PyJWT, cryptography, bcrypt: extra [server]) is imported when it is used.
 """
 
-from cepheid_security.authorization import NO_GRANTS, Action, Decision, Grants, Need, Roles, decide
+from cepheid_security.authorization import NO_GRANTS, Action, Decision, Grants, Need, Roles, decide, usable_topics
 from cepheid_security.principal import AuthenticationError, Credentials, Principal, SecurityConfigurationError, TokenIdentity
 from cepheid_security.tls import ClientTls, ServerTls, certificate_names, client_context
 
@@ -24,4 +24,5 @@ __all__ = [
     "certificate_names",
     "client_context",
     "decide",
+    "usable_topics",
 ]

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -121,6 +121,27 @@ def decide(
     return _decide_role(roles, grants, principal.original_role, need, topic, subscription)
 
 
+def usable_topics(roles: Roles, grants: Grants, principal: Principal | None) -> Callable[[str], bool]:
+    """Return a test of full names of topics: whether `principal` may use the topic of that name.
+
+    It answers as `decide` does with Need.PRODUCE_OR_CONSUME. What depends on the role alone is computed once, since lists have
+    thousands of names.
+    """
+    need = Need.PRODUCE_OR_CONSUME
+    if principal is None or original_role_problem(roles, principal.role, principal.original_role) is not None:
+        return lambda topic: False
+    speaking = (principal.role,) if principal.original_role is None else (principal.role, principal.original_role)
+    limited = [role for role in speaking if not _decide_role(roles, grants, role, need, None, None).allowed]
+    granted = [_granted_names(grants, role, _TOPIC_ACTIONS[need]) for role in limited]
+    if not all(granted):
+        return lambda topic: False
+    return lambda topic: all(not names.isdisjoint(_names_of(topic)) for names in granted)
+
+
+def _granted_names(grants: Grants, role: str, actions: tuple[Action, ...]) -> frozenset[str]:
+    return frozenset(name for name, by_role in grants.topics.items() if not by_role.get(role, frozenset()).isdisjoint(actions))
+
+
 def original_role_problem(roles: Roles, role: str, original_role: str | None) -> str | None:
     """Return why a client with `role` cannot speak for `original_role` (None: it speaks for itself); None: it can."""
     if role not in roles.proxies:
@@ -149,11 +170,11 @@ def _decide_role(roles: Roles, grants: Grants, role: str, need: Need, topic: str
         return Decision(True, f"role {role!r} is an administrator of the tenant")
     if need is Need.TENANT_ADMIN:
         return Decision(False, f"role {role!r} is not an administrator of the tenant")
-    if need is Need.CONSUME and subscription is not None:
-        refusal = _narrowed(grants, role, subscription)
-        if refusal is not None:
-            return refusal
-    return _granted(grants, role, need, topic)
+    granted = _granted(grants, role, need, topic)
+    if granted.allowed and need is Need.CONSUME and subscription is not None:
+        # Only now: a role without a grant must not learn which subscriptions are reserved.
+        return _narrowed(grants, role, subscription) or granted
+    return granted
 
 
 def _narrowed(grants: Grants, role: str, subscription: str) -> Decision | None:

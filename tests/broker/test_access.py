@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -11,12 +12,14 @@ from google.protobuf.message import Message
 from cepheid_broker.admin.broker_metrics import broker_families
 from cepheid_broker.protocol.access import COMMAND_NEEDS
 from cepheid_broker.protocol.connection import Connection
+from cepheid_broker.topics.topic_watches import TopicWatch
 from cepheid_metadata import NamespaceRecord, namespace_permissions, namespace_records, tenant_records
 from cepheid_security import Need
 from cepheid_wire import CommandType, ServerError, TopicName
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.broker.broker_world import BrokerWorld
 from tests.broker.scripted_client import ScriptedClient, full, subscribe
+from tests.support import wait_until
 
 TOPIC = full("orders")
 ON = {"enabled": True, "super_user_roles": ["root"], "proxy_roles": ["proxy"], "stale_s": 300.0}
@@ -229,6 +232,30 @@ async def test_a_watcher_learns_of_what_its_role_may_use_when_that_changes() -> 
         assert (list(update.new_topics), list(update.deleted_topics)) == ([full("other")], [TOPIC])
         await world.create_topic("secret")
         await client.expect_nothing()
+
+
+async def test_watchers_are_looked_at_one_a_turn_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    turn, looked_at, loop = 0, [], asyncio.get_running_loop()
+
+    def count_turn() -> None:
+        nonlocal turn
+        turn += 1
+        if len(looked_at) < 3:
+            loop.call_soon(count_turn)
+
+    def look_again(watch: TopicWatch) -> None:
+        looked_at.append(turn)
+
+    monkeypatch.setattr(TopicWatch, "look_again", look_again)
+    async with world_of() as world, await world.client("one") as client:
+        await world.permit(topics={TOPIC: {"one": ("consume",)}})
+        for number in range(3):
+            ask = pb.CommandWatchTopicList(namespace="public/default", topics_pattern=".*", request_id=0, watcher_id=number)
+            await client.ask(ask, pb.CommandWatchTopicListSuccess)
+        count_turn()
+        await world.permit(topics={TOPIC: {"one": ("consume", "produce")}})
+        await wait_until(lambda: len(looked_at) == 3)
+        assert len(set(looked_at)) == 3
 
 
 # Outages

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,7 @@ from cepheid_metadata import (
     tenant_records,
 )
 from cepheid_ports import TaskOwner
-from cepheid_security import Need, Principal, Roles
+from cepheid_security import Decision, Need, Principal, Roles, decide
 from cepheid_wire import NamespaceName, TopicName
 from tests.broker.broker_world import OutageStore
 from tests.support import run_virtual
@@ -177,6 +178,21 @@ def test_permissions_that_cannot_be_read_are_used_for_a_while_and_again_once_the
     run_virtual(course(), timeout_s=600)
 
 
+def test_what_is_open_is_looked_at_again_also_when_the_outage_comes_long_after_an_ordinary_change() -> None:
+    async def course() -> None:
+        async with world_of() as world:
+            await world.permit("a")
+            assert await world.may_publish("a")
+            await world.permit("b")
+            await asyncio.sleep(2 * STALE_S)  # the change was read at once: nothing is too old when the time is over
+            assert world.changed == ["t"]
+            world.store.set_away(True)
+            await asyncio.sleep(STALE_S + 1)
+            assert world.changed == ["t", None]
+
+    run_virtual(course(), timeout_s=600)
+
+
 def test_short_outages_do_not_add_up() -> None:
     async def course() -> None:
         async with world_of() as world:
@@ -211,6 +227,26 @@ def test_a_record_that_cannot_be_understood_counts_as_one_that_cannot_be_read() 
             assert await world.may_publish("a")
 
     run_virtual(course(), timeout_s=600)
+
+
+def test_a_long_list_is_not_decided_topic_by_topic(monkeypatch: pytest.MonkeyPatch) -> None:
+    decisions = []
+
+    def counted(*arguments: Any, **facts: Any) -> Decision:
+        decisions.append(facts)
+        return decide(*arguments, **facts)
+
+    async def course() -> None:
+        async with world_of() as world:
+            await world.permit("other")
+            namespace = NamespaceName("t", "n")
+            await world.authorizer.check(Principal("a", "token"), Need.NAMESPACE_READ, namespace=namespace)
+            monkeypatch.setattr("cepheid_broker.authorizer.decide", counted)
+            topics = [TopicName.parse(f"persistent://t/n/{number}") for number in range(100)]
+            assert world.authorizer.visible(Principal("a", "token"), topics, namespace) == []
+            assert len(decisions) < 10
+
+    run_virtual(course())
 
 
 def test_lists_contain_only_what_a_role_may_use() -> None:

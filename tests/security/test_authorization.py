@@ -2,7 +2,7 @@
 
 import pytest
 
-from cepheid_security import NO_GRANTS, Grants, Need, Principal, Roles, decide
+from cepheid_security import NO_GRANTS, Grants, Need, Principal, Roles, decide, usable_topics
 from cepheid_wire import TopicName
 
 ROLES = Roles(frozenset({"root"}), frozenset({"proxy", "proxy2"}), frozenset({"broker"}))
@@ -100,6 +100,19 @@ def test_a_proxy_and_whom_it_speaks_for_must_both_be_allowed(role: str, original
     assert decide(ROLES, GRANTS, principal, Need.PRODUCE, topic=ORDERS).allowed is expected
 
 
+def test_a_test_of_many_names_answers_as_the_decision_on_each() -> None:
+    names = [*(f"{each}{suffix}" for each in (ORDERS, OTHER) for suffix in ("", "-partition-1", "-partition-01"))]
+    by_topic = {ORDERS: {"proxy": frozenset({"consume"})}, f"{ORDERS}-partition-1": {"one": frozenset({"produce"})}}
+    roles = ("writer", "runner", "one", "two", "proxy", "admin", "root", "stranger")
+    principals = [Principal(role, "token", original_role=original) for role in roles for original in (None, *roles)]
+    for grants in (GRANTS, NO_GRANTS, Grants(topics=by_topic)):
+        for principal in (None, *principals):
+            is_usable = usable_topics(ROLES, grants, principal)
+            for name in names:
+                decision = decide(ROLES, grants, principal, Need.PRODUCE_OR_CONSUME, topic=name)
+                assert is_usable(name) is decision.allowed, (principal, name)
+
+
 @pytest.mark.parametrize(
     "local_name", ["x-partition-0", "x-partition-01", "-partition-1", "x-partition-2147483648", "x-partition-1-partition-2", "x"]
 )
@@ -110,6 +123,14 @@ def test_knows_the_same_partitions_as_topic_names(local_name: str) -> None:
     if not topic.is_partition and "-partition-" in local_name:
         shorter = Grants(topics={f"persistent://t/n/{local_name.rpartition('-partition-')[0]}": {"two": frozenset({"consume"})}})
         assert not allowed("two", Need.CONSUME, str(topic), grants=shorter)
+
+
+@pytest.mark.parametrize("grants", [GRANTS, PREFIX])
+@pytest.mark.parametrize("role", ["stranger", "writer"])
+def test_a_role_without_a_grant_does_not_learn_how_subscriptions_are_narrowed(role: str, grants: Grants) -> None:
+    ask = (ROLES, grants, Principal(role, "token"), Need.CONSUME)
+    rules = {decide(*ask, topic=ORDERS, subscription=name).rule for name in ("reserved", "open", "unknown", role)}
+    assert rules == {f"role {role!r} has consume neither on the topic nor on its namespace"}
 
 
 def test_the_rule_is_a_sentence_that_names_no_other_role() -> None:

@@ -383,11 +383,14 @@ class Connection(asyncio.Protocol):
         self._authenticating = self._challenged = False
 
     def on_permissions_changed(self, tenant: str | None) -> None:
-        """Close what the client may not use any more. `tenant`: only there; None: anywhere."""
+        """Close what the client may not use any more. `tenant`: only there; None: anywhere. `update_watchers` has to follow."""
         if self.principal is not None and not self.closed:
             self._producers.on_permissions_changed(tenant)
             self._consumers.on_permissions_changed(tenant)
-            self._watches.on_permissions_changed(tenant)
+
+    async def update_watchers(self, tenant: str | None) -> None:
+        """Notify watchers of topics that the client may use from now on, or not any more, with a pause after each watcher."""
+        await self._watches.look_again(tenant)
 
     def end_if_revoked(self) -> None:
         """Close the connection when the token that it showed was revoked."""

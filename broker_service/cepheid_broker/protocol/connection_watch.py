@@ -99,10 +99,15 @@ class WatchCommands:
             for watch in self._open.values():
                 watch.catch_up()
 
-    def on_permissions_changed(self, tenant: str | None) -> None:
-        for watch in self._open.values():
-            if tenant in (None, watch.namespace.tenant) and self._access.knows(watch.namespace):
+    async def look_again(self, tenant: str | None) -> None:
+        """The permissions in this tenant (None: in any) have changed. One watcher a turn of the loop: it may list many topics."""
+        for watcher_id, watch in list(self._open.items()):
+            if tenant not in (None, watch.namespace.tenant):
+                continue
+            # It may have been closed meanwhile.
+            if self._open.get(watcher_id) is watch and self._access.knows(watch.namespace):
                 watch.look_again()
+                await asyncio.sleep(0)
 
     def on_connection_lost(self) -> None:
         for watcher_id in list(self._open):

@@ -172,6 +172,11 @@ class Listener:
                         connection.on_permissions_changed(tenant)
                     if count % CONNECTIONS_PER_TURN == 0:
                         await asyncio.sleep(0)
+                for count, connection in enumerate(list(self.connections), 1):
+                    for tenant in tenants:
+                        await connection.update_watchers(tenant)
+                    if count % CONNECTIONS_PER_TURN == 0:
+                        await asyncio.sleep(0)
         finally:
             self._looking = False
 
