@@ -5,8 +5,8 @@
                          └──► a change ──► on_changed(tenant): open producers, consumers and watchers are checked again
 
 Rules
-1. A check awaits metadata only for a namespace that is not known yet. What has no permissions at all is not remembered, so that
-   names which clients make up cost no memory.
+1. A check awaits metadata only for a namespace that is not known yet. That a namespace has no permissions is remembered for
+   ABSENT_S, of MAX_ABSENT namespaces at most, so that names which clients make up cost little memory and no read for each denial.
 2. Permissions that may be out of date (the metadata store is away, or a record cannot be read) are used for `stale_s`. After it,
    whatever needs them is denied until they have been read again. Such a denial is temporary: clients try again.
 3. Changes are noticed by watches, so they are in force as soon as this broker receives them.
@@ -42,6 +42,8 @@ LOOK_S = 1.0
 """How often permissions that are too old are looked at."""
 SHORTEST_S = 0.05
 """Rounding must not lead to a deadline that is over at once, again and again."""
+ABSENT_S = 1.0
+MAX_ABSENT = 100
 R = TypeVar("R", bound=Record)
 
 _FROM_SETTINGS = (Need.NOBODY_IN_PARTICULAR, Need.AUTHENTICATED, Need.SUPER_USER, Need.CLUSTER_PEER)
@@ -76,6 +78,8 @@ class Authorizer:
         self._records = WatchedRecords(store, tasks, on_suspected=self._on_suspected)
         self._tenants: dict[str, _Known] = {}
         self._namespaces: dict[NamespaceName, _Known] = {}
+        self._absent: dict[NamespaceName, asyncio.TimerHandle] = {}
+        """Namespaces without permissions, with the timer that forgets them (rule 1)."""
         self._loading: SingleFlight[NamespaceName | str, None] = SingleFlight("permissions", _closed)
         self._deadline: asyncio.TimerHandle | None = None
         self._too_old_records = 0
@@ -106,10 +110,12 @@ class Authorizer:
         namespace: NamespaceName | None = None,
         tenant: str | None = None,
         subscription: str | None = None,
+        is_request: bool = True,
     ) -> Decision:
         """Return whether `principal` may do what has this need, on a topic, a namespace or a tenant.
 
-        Raises MetadataError where the permissions are not known and cannot be read.
+        `is_request`: a denial counts as one. False where the caller only asks, to leave something out of an answer. Raises
+        MetadataError where the permissions are not known and cannot be read.
         """
         facts: _Facts = {"topic": topic, "namespace": namespace, "tenant": tenant, "subscription": subscription}
         decision = self.check_now(principal, need, **facts)
@@ -118,7 +124,7 @@ class Authorizer:
             owner = _tenant_of(where, tenant)
             await self._loading.run(owner if where is None else where, self._load)
             decision = self.check_now(principal, need, **facts) or self._without_permissions(principal, need, owner)
-        self.denied += not decision.allowed
+        self.denied += is_request and not decision.allowed
         return decision
 
     def check_now(
@@ -172,14 +178,19 @@ class Authorizer:
         if self._deadline is not None:
             self._deadline.cancel()
         await self._loading.aclose()
+        for timer in self._absent.values():
+            timer.cancel()
 
     # Loading
 
     async def _load(self, what: NamespaceName | str) -> None:
-        """Read the permissions on a namespace, or on a tenant, and keep them if there are any (rule 1)."""
+        """Read the permissions on a namespace, or on a tenant, and keep them if there are any, or for a while (rule 1)."""
         if isinstance(what, str):
-            tenant = await self._use(keys.tenant_key(what), TenantRecord, what)
-            if tenant is not None:
+            user = object()
+            tenant = await self._use(keys.tenant_key(what), TenantRecord, what, user)
+            if _is_absent(tenant):
+                self._records.leave(tenant, user)
+            else:
                 self._tenants[what] = _Known(tenant, None)
                 self._tenants[what].refresh()
             return
@@ -188,19 +199,26 @@ class Authorizer:
         if (above := self._tenants.get(what.tenant)) is None:
             return  # without a tenant there are no namespaces
         key = keys.permissions_key(what.tenant, what.local_name)
-        permissions = await self._use(key, NamespacePermissions, what.tenant)
-        if permissions is not None:
-            self._namespaces[what] = _Known(above.tenant, permissions)
-            self._namespaces[what].refresh()
-
-    async def _use(self, key: str, record_type: type[R], tenant: str) -> WatchedRecord[R] | None:
-        """None: there is no such record."""
         user = object()
-        found = await self._records.use(key, record_type, user, lambda: self._on_change(tenant), forget_deleted=True)
-        if found.record is None and found.stale_since is None:
-            self._records.leave(found, user)
-            return None
-        return found
+        permissions = await self._use(key, NamespacePermissions, what.tenant, user)
+        if _is_absent(permissions):
+            if len(self._absent) >= MAX_ABSENT:
+                self._records.leave(permissions, user)
+                return
+            loop = asyncio.get_running_loop()
+            self._absent[what] = loop.call_later(ABSENT_S, self._forget_if_absent, what, permissions, user)
+        self._namespaces[what] = _Known(above.tenant, permissions)
+        self._namespaces[what].refresh()
+
+    def _forget_if_absent(self, namespace: NamespaceName, permissions: WatchedRecord[NamespacePermissions], user: object) -> None:
+        """Forget that a namespace has no permissions, unless it has got some since."""
+        del self._absent[namespace]
+        if permissions.record is None:
+            del self._namespaces[namespace]
+            self._records.leave(permissions, user)
+
+    async def _use(self, key: str, record_type: type[R], tenant: str, user: object) -> WatchedRecord[R]:
+        return await self._records.use(key, record_type, user, lambda: self._on_change(tenant), forget_deleted=True)
 
     # Changes
 
@@ -251,6 +269,11 @@ class Authorizer:
         if since:
             left_s = LOOK_S if too_old else max(SHORTEST_S, min(since) + self._stale_s - loop.time())
             self._deadline = loop.call_later(left_s, self._on_deadline)
+
+
+def _is_absent(watched: WatchedRecord[R]) -> bool:
+    """Whether there is no such record, as far as is known: it is not one that cannot be read."""
+    return watched.record is None and watched.stale_since is None
 
 
 class _Facts(TypedDict):

@@ -135,6 +135,26 @@ async def test_a_grant_on_a_partitioned_topic_covers_its_partitions_and_nothing_
             assert error_of(refused) is ServerError.AUTHORIZATION_ERROR, other
 
 
+async def test_a_grant_on_a_topic_does_not_create_partitions_that_it_does_not_have() -> None:
+    async with world_of() as world, await world.client("one") as client:
+        await world.create_topic("orders", 2)
+        await world.permit(topics={TOPIC: {"one": ("produce", "consume")}}, namespace={"two": ("produce",)})
+        for name in ("orders-partition-2", "orders-partition-2147483647"):
+            missing = TopicName.parse(name)
+            for ask in (
+                producer(full(name)),
+                subscribe(full(name), "s", 0, 0, subType=pb.CommandSubscribe.Exclusive),
+                pb.CommandPartitionedTopicMetadata(topic=full(name), request_id=0),
+            ):
+                client.send(ask)
+                refused = await client.receive_body()
+                assert error_of(refused) is ServerError.TOPIC_NOT_FOUND, refused
+                assert "has no grant on the namespace" in refused.message
+            assert await world.broker.catalog.partitions(missing) is None
+        async with await world.client("two") as other:
+            await other.produce_on("orders-partition-2")
+
+
 async def test_administrators_of_the_tenant_may_do_everything_in_it_until_they_are_none() -> None:
     async with world_of() as world, await world.client("admin") as client:
         tenants = tenant_records(world.store)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cepheid_broker.authorizer import Authorizer
+from cepheid_broker.authorizer import ABSENT_S, MAX_ABSENT, Authorizer
 from cepheid_metadata import (
     MemoryStore,
     MemoryTree,
@@ -98,16 +98,50 @@ def test_permissions_are_read_once_and_followed() -> None:
     run_virtual(course())
 
 
-def test_what_has_no_permissions_is_not_remembered_and_a_first_grant_is_seen_at_once() -> None:
+def test_what_has_no_permissions_is_soon_forgotten_and_a_first_grant_is_seen_at_once() -> None:
     async def course() -> None:
         async with world_of() as world:
-            for number in range(50):
+            for number in range(2 * MAX_ABSENT):
                 assert not await world.may_publish("a", TopicName.parse(f"persistent://t/made-up-{number}/x"))
                 assert not await world.may_publish("a", TopicName.parse(f"persistent://made-up-{number}/n/x"))
-            assert not await world.may_publish("a")
+            assert repr(world.authorizer).startswith(f"<Authorizer {MAX_ABSENT} namespaces, 1 tenants")
+            await asyncio.sleep(ABSENT_S + 0.1)
             assert repr(world.authorizer).startswith("<Authorizer 0 namespaces, 1 tenants, <WatchedRecords 1,")
+            assert not await world.may_publish("a")
             await world.permit("a")
+            await world.settle()
             assert await world.may_publish("a")
+            await asyncio.sleep(ABSENT_S + 0.1)
+            await world.permit(None)
+            await world.settle()
+            assert not await world.may_publish("a"), "still followed"
+
+    run_virtual(course())
+
+
+def test_denials_where_there_are_no_permissions_cost_one_read_a_second() -> None:
+    async def course() -> None:
+        async with world_of() as world:
+            assert not await world.may_publish("a")
+            reads = world.store.reads
+            for _ in range(100):
+                assert not await world.may_publish("b")
+            assert world.store.reads == reads
+            await asyncio.sleep(ABSENT_S + 0.1)
+            assert not await world.may_publish("a")
+            assert world.store.reads == reads + 1
+
+    run_virtual(course())
+
+
+def test_only_denied_requests_are_counted() -> None:
+    async def course() -> None:
+        async with world_of() as world:
+            stranger = Principal("stranger", "token")
+            await world.authorizer.check(stranger, Need.PRODUCE, topic=TOPIC, is_request=False)
+            assert world.authorizer.denied == 0
+            await world.authorizer.check(stranger, Need.PRODUCE, topic=TOPIC)
+            assert world.authorizer.denied == 1
 
     run_virtual(course())
 

@@ -192,7 +192,7 @@ async def may(context: AdminContext, request: Request, need: Need, noun: PathNou
     """Return whether the caller has what is needed, for answers that leave out what it may not see."""
     if context.broker.authorizer is None:
         return True
-    return (await _decide(context, call_of(request).principal, need, noun, None)).allowed
+    return (await _decide(context, call_of(request).principal, need, noun, None, is_request=False)).allowed
 
 
 def administered_tenants(context: AdminContext, request: Request, tenants: Mapping[str, TenantRecord]) -> list[str]:
@@ -237,12 +237,18 @@ def _denied(context: AdminContext, call: Call, decision: Decision, noun: PathNou
 
 
 async def _decide(
-    context: AdminContext, principal: Principal | None, need: Need, noun: PathNoun | None, subscription: str | None
+    context: AdminContext,
+    principal: Principal | None,
+    need: Need,
+    noun: PathNoun | None,
+    subscription: str | None,
+    *,
+    is_request: bool = True,
 ) -> Decision:
     authorizer = context.broker.authorizer
     assert authorizer is not None
     if isinstance(noun, TopicName):
-        return await authorizer.check(principal, need, topic=noun, subscription=subscription)
+        return await authorizer.check(principal, need, topic=noun, subscription=subscription, is_request=is_request)
     if isinstance(noun, NamespaceName):
-        return await authorizer.check(principal, need, namespace=noun)
-    return await authorizer.check(principal, need, tenant=noun)
+        return await authorizer.check(principal, need, namespace=noun, is_request=is_request)
+    return await authorizer.check(principal, need, tenant=noun, is_request=is_request)

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
+from cepheid_broker.admin.access import may
 from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.errors import ConflictError, NotAcceptableError, PreconditionError, UnprocessableError
 from cepheid_broker.admin.json_body import json_body
@@ -18,6 +19,7 @@ from cepheid_broker.admin.topic_properties import refuse_shadow
 from cepheid_broker.errors import TopicNotFoundError
 from cepheid_broker.ownership import clients_in
 from cepheid_metadata import KeyExistsError, list_topics, topic_records
+from cepheid_security import Need
 from cepheid_wire import PERSISTENT, TopicName
 
 NO_CONTENT = 204
@@ -68,9 +70,9 @@ def partitions_of(context: AdminContext, domain: str) -> APIRouter:
             raise ConflictError(f"Topic {topic} already exists", topic=str(topic)) from None
 
     @router.get("/partitions")
-    async def count_partitions(topic: TopicPath, checkAllowAutoCreation: bool = False) -> dict[str, Any]:
+    async def count_partitions(topic: TopicPath, request: Request, checkAllowAutoCreation: bool = False) -> dict[str, Any]:
         """0: not partitioned"""
-        return await _count(context, topic, may_create=checkAllowAutoCreation)
+        return await _count(context, request, topic, may_create=checkAllowAutoCreation)
 
     @router.post("/partitions", status_code=NO_CONTENT)
     async def grow(topic: TopicPath, count: NumberBody, force: bool = False) -> None:
@@ -91,7 +93,7 @@ def partitions_of(context: AdminContext, domain: str) -> APIRouter:
     return router
 
 
-async def _count(context: AdminContext, topic: TopicName, *, may_create: bool) -> dict[str, Any]:
+async def _count(context: AdminContext, request: Request, topic: TopicName, *, may_create: bool) -> dict[str, Any]:
     """Creates only what `checkAllowAutoCreation` says: partitioned topics; a plain one appears when a client connects
     (docs/reference/behaviours.md §4)."""
     found = await topic_records(context.store).get(topic)
@@ -105,7 +107,8 @@ async def _count(context: AdminContext, topic: TopicName, *, may_create: bool) -
     if not (may_create and creation.allowed):
         raise TopicNotFoundError(f"Topic {topic} does not exist", topic=str(topic))
     if creation.topic_type == "partitioned":
-        count = await context.broker.catalog.partitions_or_create(topic)
+        may_create = not topic.is_partition or await may(context, request, Need.PRODUCE_OR_CONSUME, topic.namespace)
+        count = await context.broker.catalog.partitions_or_create(topic, may_create=may_create)
     return {"partitions": count, "deleted": False, "properties": {}}
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
 
+from cepheid_broker.admin.access import may
 from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.errors import ConflictError, PreconditionError
 from cepheid_broker.admin.json_body import json_body
@@ -16,6 +17,7 @@ from cepheid_broker.admin.path_names import SubscriptionPath, TopicPath
 from cepheid_broker.admin.topic_access import open_subscription, open_topic, parts_of
 from cepheid_broker.errors import TopicNotFoundError
 from cepheid_metadata import LATEST
+from cepheid_security import Need
 from cepheid_wire import TopicName
 
 NO_CONTENT = 204
@@ -39,7 +41,7 @@ def subscriptions(context: AdminContext) -> APIRouter:
     @router.put("/subscription/{sub}", status_code=NO_CONTENT)
     async def create_subscription(topic: TopicPath, sub: SubscriptionPath, start: OptionalMessageIdIn, request: Request) -> None:
         """At a message id, earliest or latest (no body), with properties. May create the topic where that is allowed"""
-        await _create(context, topic, sub, start, same_call(request))
+        await _create(context, request, topic, sub, start)
 
     @router.delete("/subscription/{sub}", status_code=NO_CONTENT)
     async def delete_subscription(topic: TopicPath, sub: SubscriptionPath, request: Request, force: bool = False) -> None:
@@ -72,10 +74,11 @@ def subscriptions(context: AdminContext) -> APIRouter:
     return router
 
 
-async def _create(context: AdminContext, topic: TopicName, name: str, body: MessageIdBody | None, ask: Ask) -> None:
+async def _create(context: AdminContext, request: Request, topic: TopicName, name: str, body: MessageIdBody | None) -> None:
     """Existing on some partitions only is not an error: the others get it."""
     try:
-        await context.broker.catalog.partitions_or_create(topic)
+        may_create = not topic.is_partition or await may(context, request, Need.CONSUME, topic.namespace)
+        await context.broker.catalog.partitions_or_create(topic, may_create=may_create)
     except TopicNotFoundError as error:
         raise PreconditionError(str(error), topic=str(topic)) from None
     first, properties = (LATEST, None) if body is None else (body.first, body.properties)
@@ -88,7 +91,7 @@ async def _create(context: AdminContext, topic: TopicName, name: str, body: Mess
             raise ConflictError(f"Subscription {name!r} of {part_name} already exists", topic=str(part_name), subscription=name)
         await part.create_subscription(name, require_place(part, first), properties=properties)
 
-    await on_parts(context, topic, create_on, ask, tolerate={HTTPStatus.CONFLICT})
+    await on_parts(context, topic, create_on, same_call(request), tolerate={HTTPStatus.CONFLICT})
 
 
 async def _require_single(context: AdminContext, topic: TopicName) -> None:

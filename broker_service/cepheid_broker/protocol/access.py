@@ -96,6 +96,17 @@ class Access:
         """False: `require` has to be asked."""
         return self._refused_now(command, topic, None) is None
 
+    def may_create(self, command: CommandType, topic: TopicName) -> bool:
+        """Whether a missing topic may be created for the client, which has passed `require` for it.
+
+        A grant on `x` covers the partitions of `x`, which the topic's record makes. Names of partitions that `x` does not have are
+        two thousand million: creating one of those as a plain topic needs a grant on the namespace.
+        """
+        if self._authorizer is None or not topic.is_partition:
+            return True
+        decision = self._authorizer.check_now(self._peer.principal, COMMAND_NEEDS[command], namespace=topic.namespace)
+        return decision is not None and decision.allowed
+
     def why_not_any_more(self, command: CommandType, topic: TopicName, subscription: str | None = None) -> str | None:
         """Return why what is open must be closed; None: it may stay open."""
         refused = self._refused_now(command, topic, subscription)

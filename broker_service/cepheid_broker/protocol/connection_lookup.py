@@ -52,9 +52,8 @@ class LookupCommands:
             topic = TopicName.parse(ask.topic)
             await self._access.require(CommandType.PARTITIONED_METADATA, topic)
             # Absent means yes: only newer clients may ask without creating (protocol.md §7.1).
-            answer.partitions = await self._services.catalog.partitions_or_create(
-                topic, may_create=ask.metadata_auto_creation_enabled
-            )
+            may_create = ask.metadata_auto_creation_enabled and self._access.may_create(CommandType.PARTITIONED_METADATA, topic)
+            answer.partitions = await self._services.catalog.partitions_or_create(topic, may_create=may_create)
             answer.response = pb.CommandPartitionedTopicMetadataResponse.Success
         except Exception as error:  # every request is answered, also when the fault is ours
             answer.response = pb.CommandPartitionedTopicMetadataResponse.Failed

@@ -137,7 +137,7 @@ class ProducerCommands:
             if ask.initial_subscription_name:  # created with the producer of a dead-letter topic
                 await self._access.require(CommandType.SUBSCRIBE, name, ask.initial_subscription_name)
             properties = checked_properties(ask)
-            topic = await self._services.topics.get(name, may_create=True)
+            topic = await self._services.topics.get(name, may_create=self._access.may_create(CommandType.PRODUCER, name))
             await topic.check_publishing(encrypted=ask.encrypted, reconnecting=ask.epoch > 0)
             schema_version = await self._services.schemas.for_producer(name, asked_schema(ask), topic.policies)
             await self._create_initial_subscription(topic, ask)

@@ -48,6 +48,13 @@ def being_deleted(topic: TopicName) -> ServiceNotReadyError:
     return ServiceNotReadyError(message, topic=str(topic))
 
 
+def _why_not_created(topic: TopicName) -> str:
+    asked = "the client asked not to create it"
+    if not topic.is_partition:
+        return asked
+    return f"{asked}, or its role has no grant on the namespace, which creating a partition that {topic.base} does not have needs"
+
+
 def _partitions(topic: TopicName, record: TopicRecord) -> int:
     return 0 if topic.is_partition else record.partitions
 
@@ -92,7 +99,7 @@ class TopicCatalog:
             return _partitions(topic, found.record)
         creation = await self.creation_in(topic.namespace)
         if not (may_create and creation.allowed):
-            reason = "creating topics by using them is off" if may_create else "the client asked not to create it"
+            reason = "creating topics by using them is off" if may_create else _why_not_created(topic)
             raise TopicNotFoundError(f"topic {topic} does not exist, and {reason}", topic=str(topic))
         partitions = 0
         if creation.topic_type == "partitioned" and not topic.is_partition:
