@@ -8,6 +8,7 @@ A token that was revoked is refused, whichever of the two has accepted it.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 
 from cepheid_security.oidc import Fetch, OidcVerifier
@@ -20,7 +21,9 @@ from cepheid_security.token_keys import TokenKey, key_path, public_key, secret_k
 from cepheid_security.tokens import TokenVerifier
 
 MAX_PASSWORD_CHECKS = 32
-"""That wait or run: each takes 50 ms and more of a processor, and strangers can ask for them."""
+"""That run at a time: each takes 50 ms and more of a processor, and strangers can ask for them."""
+MAX_PASSWORD_CHECKS_OF_ADDRESS = 4
+"""One address with wrong passwords does not keep the users of others out."""
 _MAX_BASIC_BYTES = 1024
 
 RunBlocking = Callable[[Callable[[], Principal]], Awaitable[Principal]]
@@ -55,7 +58,8 @@ class Authenticator:
         """Tokens that hold no longer. Whoever follows the list replaces it."""
         self.failures = 0
         """Clients and calls that were refused."""
-        self._password_checks = 0
+        self._password_checks = asyncio.Semaphore(MAX_PASSWORD_CHECKS)
+        self._password_shares: dict[str, _Share] = {}
 
     def __repr__(self) -> str:
         return f"<Authenticator {', '.join(self._settings.methods)}>"
@@ -117,7 +121,7 @@ class Authenticator:
         if method == "token":
             return self._unrevoked(self._tokens.verify(credentials.data.strip(), self._now_ms()))
         if method == "basic":
-            return await self._check_password(credentials.data)
+            return await self._check_password(credentials.data, credentials.peer)
         if not credentials.certificate_names:
             raise AuthenticationError("the client showed no certificate that one of this cluster's CAs signed")
         return Principal(credentials.certificate_names[0], "tls")
@@ -143,16 +147,26 @@ class Authenticator:
         self.revoked.check(principal)
         return principal
 
-    async def _check_password(self, data: bytes) -> Principal:
+    async def _check_password(self, data: bytes, peer: str) -> Principal:
         if len(data) > _MAX_BASIC_BYTES:
             raise AuthenticationError(f"a user name with its password has {len(data)} bytes, at most {_MAX_BASIC_BYTES} are read")
-        if self._password_checks >= MAX_PASSWORD_CHECKS:
-            raise AuthenticationError("too many passwords are being checked at this moment; try again")
-        self._password_checks += 1
+        share = self._password_shares.setdefault(peer, _Share())
+        share.users += 1
         try:
-            return await self._run_blocking(lambda: check_password(self._passwords, data))
+            async with share.checks, self._password_checks:
+                return await self._run_blocking(lambda: check_password(self._passwords, data))
         finally:
-            self._password_checks -= 1
+            share.users -= 1
+            if not share.users:
+                self._password_shares.pop(peer, None)
+
+
+class _Share:
+    """Password checks of one address: the others of it wait. How many can wait is bounded by the limits of connections."""
+
+    def __init__(self) -> None:
+        self.checks = asyncio.Semaphore(MAX_PASSWORD_CHECKS_OF_ADDRESS)
+        self.users = 0
 
 
 def _keys(named: tuple[str, ...], read: Callable[[str, str | None], TokenKey]) -> list[TokenKey]:

@@ -55,4 +55,6 @@ class Credentials:
     method: str
     data: bytes = field(default=b"", repr=False)
     certificate_names: tuple[str, ...] = ()
-    """Common name and DNS names of the client's TLS certificate, which the TLS layer has verified."""
+    """Names of the client's TLS certificate, which the TLS layer has verified, by the setting `authentication.certificate_role`."""
+    peer: str = ""
+    """The address that the client connects from."""

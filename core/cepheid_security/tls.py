@@ -183,7 +183,8 @@ def client_context(
 def certificate_names(certificate: dict[str, object] | None, rule: CertificateRule = "common_name") -> tuple[str, ...]:
     """Return the names of what `SSLObject.getpeercert()` gave; () without a verified certificate, or without such a name.
 
-    By the rule `common_name`: the common name, then the DNS names. By the others: the alternative names of that kind.
+    By the rule `common_name`: the common name, which there must be exactly once. By the others: the alternative names of that kind.
+    A host's DNS name is no role by the first rule: a CA may sign servers and clients.
     """
     if not certificate:
         return ()
@@ -191,10 +192,10 @@ def certificate_names(certificate: dict[str, object] | None, rule: CertificateRu
     alternatives = certificate.get("subjectAltName", ())
     assert isinstance(subject, Sequence)
     assert isinstance(alternatives, Sequence)
-    common = [value for part in subject for name, value in part if name == "commonName"]
     if rule != "common_name":
         return tuple(value for kind, value in alternatives if kind == _SAN_KINDS[rule])
-    return tuple(dict.fromkeys([*common, *(value for kind, value in alternatives if kind == "DNS")]))
+    common = tuple(value for part in subject for name, value in part if name == "commonName")
+    return common if len(common) == 1 else ()
 
 
 def _load_ca(context: ssl.SSLContext, path: str) -> None:

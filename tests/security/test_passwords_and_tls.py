@@ -6,14 +6,25 @@ import asyncio
 import datetime
 import os
 import ssl
+from collections.abc import Callable
 from pathlib import Path
 
 import bcrypt
 import pytest
 
-from cepheid_security import AuthenticationError, SecurityConfigurationError, ServerTls, certificate_names, client_context
+from cepheid_security import (
+    AuthenticationError,
+    Credentials,
+    Principal,
+    SecurityConfigurationError,
+    ServerTls,
+    certificate_names,
+    client_context,
+)
+from cepheid_security.authenticator import MAX_PASSWORD_CHECKS_OF_ADDRESS, Authenticator
 from cepheid_security.authority import Authority
 from cepheid_security.passwords import check_password, read_passwords
+from cepheid_security.settings import AuthenticationSettings
 
 NOW = datetime.datetime.now(datetime.UTC)
 
@@ -126,3 +137,46 @@ def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
 
 def test_private_keys_are_readable_by_their_owner_alone(authority: Path) -> None:
     assert {path.stat().st_mode & 0o777 for path in authority.glob("*-key.pem")} == {0o600}
+
+
+@pytest.mark.parametrize(
+    ("subject", "names"),
+    [
+        ((), ()),  # a host's certificate is no role, whatever its DNS names
+        (((("commonName", "billing"),),), ("billing",)),
+        (((("commonName", "billing"),), (("commonName", "admin"),)), ()),
+    ],
+)
+def test_the_common_name_alone_is_the_role(subject: tuple[object, ...], names: tuple[str, ...]) -> None:
+    assert certificate_names({"subject": subject, "subjectAltName": (("DNS", "admin"),)}) == names
+
+
+async def test_wrong_passwords_of_one_address_leave_room_for_others(tmp_path: Path) -> None:
+    users = tmp_path / "users"
+    users.write_text(f"ann:{hashed(b'right')}\n")
+    running, most, release = 0, 0, asyncio.Event()
+
+    async def run_blocking(check: Callable[[], Principal]) -> Principal:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        try:
+            await release.wait()
+            return check()
+        finally:
+            running -= 1
+
+    settings = AuthenticationSettings(methods=("basic",), passwords_file=str(users))
+    authenticator = Authenticator(settings, lambda: 0, run_blocking)
+    wrong = Credentials("basic", b"ann:wrong", peer="203.0.113.5")
+    strangers = [asyncio.ensure_future(authenticator.authenticate(wrong)) for _ in range(40)]
+    await asyncio.sleep(0)
+    known = asyncio.ensure_future(authenticator.authenticate(Credentials("basic", b"ann:right", peer="198.51.100.7")))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert running == MAX_PASSWORD_CHECKS_OF_ADDRESS + 1
+    release.set()
+    assert (await known).role == "ann"
+    refused = await asyncio.gather(*strangers, return_exceptions=True)
+    assert all(isinstance(each, AuthenticationError) for each in refused)
+    assert most == MAX_PASSWORD_CHECKS_OF_ADDRESS + 1

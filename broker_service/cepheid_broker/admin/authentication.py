@@ -12,6 +12,7 @@ import base64
 import binascii
 import json
 import logging
+from dataclasses import replace
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
@@ -53,7 +54,7 @@ class AdminAuthentication:
             await self._app(scope, receive, send)
             return
         try:
-            principal = await self._authenticator.authenticate(self._credentials(scope))
+            principal = await self._authenticator.authenticate(replace(self._credentials(scope), peer=_address_of(scope)))
         except AuthenticationError as error:
             await self._refuse(scope, send, error)
             return
@@ -70,7 +71,7 @@ class AdminAuthentication:
 
     async def _refuse(self, scope: Scope, send: Send, error: AuthenticationError) -> None:
         """Answer 401, after a while when this address has shown wrong credentials often."""
-        peer, call = scope["client"][0] if scope.get("client") else "?", f"{scope['method']} {scope['path'][:200]}"
+        peer, call = _address_of(scope), f"{scope['method']} {scope['path'][:200]}"
         self._refusals.note(
             "authentication.failed",
             (peer, without_details(str(error))),
@@ -84,6 +85,10 @@ class AdminAuthentication:
             delay_s = self._failed_attempts.note(peer, asyncio.get_running_loop().time())
             await asyncio.sleep(delay_s)
         await _refuse(send, str(error))
+
+
+def _address_of(scope: Scope) -> str:
+    return scope["client"][0] if scope.get("client") else "?"
 
 
 class CertificateRequired:

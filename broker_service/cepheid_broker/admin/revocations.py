@@ -18,6 +18,8 @@ from cepheid_metadata.revocations import cancel_revocation, list_revocations, re
 log = logging.getLogger(__name__)
 
 Kind = Literal["digest", "id", "role"]
+_CLOCKS_APART_MS = 60_000
+"""How far the clock of a caller may be ahead of this broker's."""
 
 
 class NewRevocation(BaseModel, extra="forbid"):
@@ -45,6 +47,8 @@ def revocations(context: AdminContext) -> APIRouter:
         if (given.kind == "role") != (given.issued_up_to_ms is not None):
             raise BadRequestError("issued_up_to_ms is given exactly when the tokens of a role are revoked")
         now_ms = context.broker.ports.wall_ms()
+        if given.issued_up_to_ms is not None and given.issued_up_to_ms > now_ms + _CLOCKS_APART_MS:
+            raise BadRequestError("issued_up_to_ms is in the future: it would revoke tokens that are not made yet")
         revocation = Revocation(revoked_at_ms=now_ms, **given.model_dump())
         await revoke(context.store, revocation, now_ms)
         asker = "" if request.client is None else request.client.host

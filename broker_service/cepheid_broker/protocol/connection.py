@@ -297,7 +297,7 @@ class Connection(asyncio.Protocol):
             return
         self._authenticating = True
         self._may_refresh = connect.feature_flags.supports_auth_refresh
-        credentials = Credentials(connect.auth_method_name, connect.auth_data, self._certificate_names)
+        credentials = Credentials(connect.auth_method_name, connect.auth_data, self._certificate_names, self.host)
         self._services.tasks.start(self._admit(credentials, connect.original_principal), name="authenticate")
 
     async def _admit(self, credentials: Credentials, original_principal: str) -> None:
@@ -363,7 +363,7 @@ class Connection(asyncio.Protocol):
         if not self._challenged or self._authenticating:
             raise ProtocolViolationError("AUTH_RESPONSE without a challenge")
         self._authenticating = True
-        credentials = Credentials(answer.response.auth_method_name, answer.response.auth_data, self._certificate_names)
+        credentials = Credentials(answer.response.auth_method_name, answer.response.auth_data, self._certificate_names, self.host)
         self._services.tasks.start(self._renew(credentials), name="authenticate")
 
     async def _renew(self, credentials: Credentials) -> None:
