@@ -5,7 +5,8 @@
 Rules
 1. `record` never waits and never fails. What cannot be written is lost, counted, and reported by a line of its own as soon as lines
    can be written again.
-2. A line says who did what from where and how it ended. It never contains a body, a query or credentials.
+2. A line says who did what from where and how it ended. It never contains a body, a query or credentials; `change` has the names
+   and actions that a handler took from them.
 3. Clients can cause denials and failures at will. Of each address only so many are written in a while (`REFUSALS_PER_WINDOW`); the
    others are counted and summed up in one line, so that a flood does not push the older lines out of the files.
 """
@@ -35,6 +36,7 @@ Result = Literal["done", "failed", "denied"]
 REFUSALS_PER_WINDOW = 200
 WINDOW_MS = 10_000
 _MAX_ADDRESSES = 1000
+MAX_CHANGE_CHARACTERS = 4000
 _MAX_FIELD_CHARACTERS = 500
 _FAILURE_LOG_MS = 30_000
 
@@ -92,12 +94,13 @@ class AuditLog:
         detail: str = "",
         *,
         original_role: str = "",
+        change: str = "",
     ) -> None:
         """Queue one line. Called in the loop.
 
         `principal` is None where the client is not known. `peer` is its address, `operation` a command or an admin call, `object`
         what it is about (a topic, say), `detail` the reason of a denial or of a failure. `original_role` is the role for which a
-        proxy or another broker acts.
+        proxy or another broker acts. `change` says what is changed where `object` does not, without secrets.
         """
         if self._write is None:
             return
@@ -108,7 +111,7 @@ class AuditLog:
                 self._queue(_summary(now_ms, _host(peer), summary))
             if not is_written:
                 return
-        self._queue(_line(now_ms, principal, peer, operation, object, result, detail, original_role))
+        self._queue(_line(now_ms, principal, peer, operation, object, result, detail, original_role, change))
 
     def _queue(self, line: bytes) -> None:
         if self._closed or len(self._waiting) + self._in_flight >= self._max_waiting_lines:
@@ -222,6 +225,7 @@ def _line(
     result: Result,
     detail: str,
     original_role: str = "",
+    change: str = "",
 ) -> bytes:
     seconds, milliseconds = divmod(now_ms, 1000)
     fields = {
@@ -232,11 +236,14 @@ def _line(
         "peer": peer,
         "operation": operation,
         "object": object,
+        "change": change,
         "result": result,
         "reason": detail,
     }
     # Names may be as long as a client likes. ASCII only, so that no control character or odd line end gets into the file.
-    return json.dumps({name: value[:_MAX_FIELD_CHARACTERS] for name, value in fields.items() if value}).encode("ascii") + b"\n"
+    limits = {"change": MAX_CHANGE_CHARACTERS}
+    cut = {name: value[: limits.get(name, _MAX_FIELD_CHARACTERS)] for name, value in fields.items() if value}
+    return json.dumps(cut).encode("ascii") + b"\n"
 
 
 def _summary(now_ms: int, host: str, suppressed: int) -> bytes:
