@@ -125,7 +125,7 @@ class _ReadableLedgers:
             return False
         if topic not in self._incarnations:
             self._incarnations[topic] = await self._readable_incarnation(topic)
-        return incarnation == self._incarnations[topic]
+        return bool(incarnation == self._incarnations[topic])
 
     async def _readable_incarnation(self, topic: str) -> str | None:
         try:
