@@ -111,8 +111,11 @@ def _rows() -> Iterator[Row]:
         yield from _each("POST DELETE", _ADMIN, f"{prefix}/backlogQuota")
         yield from _each("GET POST", _ADMIN, f"{prefix}/replication")
     yield "DELETE", f"{_T}/replication", _ADMIN
-    yield from _each("GET PUT", _ADMIN, f"{_N}/offloadThreshold", f"{_N}/offloadThresholdInSeconds")
-    yield from _each("GET PUT DELETE", _ADMIN, f"{_N}/offloadDeletionLagMs", f"{_N}/properties")
+    # Numbers of the offload policy, which is for super-users (see _policy_rows).
+    yield from _each("GET", _ADMIN, f"{_N}/offloadThreshold", f"{_N}/offloadThresholdInSeconds", f"{_N}/offloadDeletionLagMs")
+    yield from _each("PUT", _SUPER, f"{_N}/offloadThreshold", f"{_N}/offloadThresholdInSeconds")
+    yield from _each("PUT DELETE", _SUPER, f"{_N}/offloadDeletionLagMs")
+    yield from _each("GET PUT DELETE", _ADMIN, f"{_N}/properties")
     yield from _each("GET DELETE", _ADMIN, f"{_N}/property/{{key}}")
     yield "PUT", f"{_N}/property/{{key}}/{{value}}", _ADMIN
 
