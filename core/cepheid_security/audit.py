@@ -5,9 +5,11 @@
 Rules
 1. `record` never waits and never fails. What cannot be written is lost, counted, and reported by a line of its own as soon as lines
    can be written again.
-2. A line says who did what from where and how it ended. It never contains a body, a query or credentials.
-3. Clients can cause denials and failures at will. Of each address only so many are written in a while (`REFUSALS_PER_WINDOW`); the
-   others are counted and summed up in one line, so that a flood does not push the older lines out of the files.
+2. A line says who did what from where and how it ended. It never contains a body, a query or credentials; `change` has the names
+   and actions that a handler took from them.
+3. Clients can cause denials and failures at will. Of each address, and of each role there, only so many are written in a while
+   (`REFUSALS_PER_WINDOW`); the others are counted and summed up in one line at its end, so that a flood does not push the older
+   lines out of the files.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from ipaddress import IPv6Network
 from pathlib import Path
 from typing import Literal
 
@@ -35,8 +38,10 @@ Result = Literal["done", "failed", "denied"]
 REFUSALS_PER_WINDOW = 200
 WINDOW_MS = 10_000
 _MAX_ADDRESSES = 1000
+MAX_CHANGE_CHARACTERS = 4000
 _MAX_FIELD_CHARACTERS = 500
 _FAILURE_LOG_MS = 30_000
+_CLOSE_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,7 @@ class AuditLog:
         self._unreported = 0  # lost lines that no line mentions yet
         self._failure_logged_ms = -_FAILURE_LOG_MS
         self._written = self._lost = 0
+        self._summing: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
         return f"<AuditLog {'off' if self._write is None else self.figures()}>"
@@ -92,23 +98,38 @@ class AuditLog:
         detail: str = "",
         *,
         original_role: str = "",
+        change: str = "",
     ) -> None:
         """Queue one line. Called in the loop.
 
         `principal` is None where the client is not known. `peer` is its address, `operation` a command or an admin call, `object`
         what it is about (a topic, say), `detail` the reason of a denial or of a failure. `original_role` is the role for which a
-        proxy or another broker acts.
+        proxy or another broker acts. `change` says what is changed where `object` does not, without secrets.
         """
         if self._write is None:
             return
         now_ms = self._wall_ms()
         if result != "done":
-            is_written, summary = self._refusals.take(_host(peer), now_ms)
-            if summary:
-                self._queue(_summary(now_ms, _host(peer), summary))
+            is_written = self._refusals.take(_budget_of(principal, peer), now_ms)
+            self._sum_up(now_ms)
             if not is_written:
+                self._sum_up_later()
                 return
-        self._queue(_line(now_ms, principal, peer, operation, object, result, detail, original_role))
+        self._queue(_line(now_ms, principal, peer, operation, object, result, detail, original_role, change))
+
+    def _sum_up(self, now_ms: int) -> None:
+        for who, count in self._refusals.due(now_ms):
+            self._queue(_summary(now_ms, who, count))
+
+    def _sum_up_later(self) -> None:
+        if self._summing is None and not self._closed:
+            self._summing = asyncio.get_running_loop().call_later(WINDOW_MS / 1000, self._on_summing)
+
+    def _on_summing(self) -> None:
+        self._summing = None
+        self._sum_up(self._wall_ms())
+        if self._refusals.has_suppressed:
+            self._sum_up_later()
 
     def _queue(self, line: bytes) -> None:
         if self._closed or len(self._waiting) + self._in_flight >= self._max_waiting_lines:
@@ -164,46 +185,74 @@ class AuditLog:
         """Write what waits, then close the worker."""
         if self._closed:
             return
+        if self._summing is not None:
+            self._summing.cancel()
         if self._write is not None:
             now_ms = self._wall_ms()
-            for host, count in self._refusals.rest():
-                self._queue(_summary(now_ms, host, count))
+            for who, count in self._refusals.rest():
+                self._queue(_summary(now_ms, who, count))
         self._closed = True
         if self._worker is not None:
             if self._waiting:
                 self._submit()
-            await self._worker.aclose()
+            try:
+                async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+                    await self._worker.aclose()
+            except TimeoutError:  # standard output that is not read, or a disk that hangs
+                log.error("audit.not_closed", extra={"waiting": self._in_flight, "hint": "the last lines may be lost"})
 
 
 class RefusalBudget:
-    """How many denials and failures of each address are written in a window, and how many were not. Without I/O."""
+    """How many denials and failures of each client are written in a window, and how many were not. Without I/O.
+
+    A client is the network of a stranger, or an authenticated role: strangers do not use up the lines of roles.
+    """
 
     def __init__(self) -> None:
         self.suppressed = 0
-        self._windows: OrderedDict[str, _Window] = OrderedDict()
+        self._windows: OrderedDict[str, _Window] = OrderedDict()  # the oldest first
+        self._due: list[tuple[str, int]] = []
 
-    def take(self, host: str, now_ms: int) -> tuple[bool, int]:
-        """Return whether this one is written, and how many of an earlier window are to be summed up first."""
-        window = self._windows.get(host)
-        summary = 0
+    @property
+    def has_suppressed(self) -> bool:
+        return any(window.suppressed for window in self._windows.values())
+
+    def take(self, who: str, now_ms: int) -> bool:
+        """Return whether this one is written."""
+        window = self._windows.get(who)
         if window is None or not 0 <= now_ms - window.since_ms < WINDOW_MS:
-            summary = 0 if window is None else window.suppressed
-            window = self._windows[host] = _Window(now_ms)
-            self._windows.move_to_end(host)
+            self._end(who)
+            window = self._windows[who] = _Window(now_ms)
             if len(self._windows) > _MAX_ADDRESSES:
-                self._windows.popitem(last=False)
+                self._end(next(iter(self._windows)))
         if window.taken < REFUSALS_PER_WINDOW:
             window.taken += 1
-            return True, summary
+            return True
         window.suppressed += 1
         self.suppressed += 1
-        return False, summary
+        return False
+
+    def due(self, now_ms: int) -> list[tuple[str, int]]:
+        """Return what is to be summed up now, by client: of windows that are over, and of those that were dropped."""
+        while self._windows:
+            who, window = next(iter(self._windows.items()))
+            if 0 <= now_ms - window.since_ms < WINDOW_MS:
+                break
+            self._end(who)
+        found, self._due = self._due, []
+        return found
 
     def rest(self) -> list[tuple[str, int]]:
-        """Return what was not summed up yet, by address, and forget it."""
-        found = [(host, window.suppressed) for host, window in self._windows.items() if window.suppressed]
-        self._windows.clear()
+        """Return what was not summed up yet, by client, and forget it."""
+        for who in list(self._windows):
+            self._end(who)
+        found, self._due = self._due, []
         return found
+
+    def _end(self, who: str) -> None:
+        window = self._windows.pop(who, None)
+        if window is not None and window.suppressed:
+            self._due.append((who, window.suppressed))
 
 
 @dataclass(slots=True)
@@ -222,6 +271,7 @@ def _line(
     result: Result,
     detail: str,
     original_role: str = "",
+    change: str = "",
 ) -> bytes:
     seconds, milliseconds = divmod(now_ms, 1000)
     fields = {
@@ -232,15 +282,29 @@ def _line(
         "peer": peer,
         "operation": operation,
         "object": object,
+        "change": change,
         "result": result,
         "reason": detail,
     }
     # Names may be as long as a client likes. ASCII only, so that no control character or odd line end gets into the file.
-    return json.dumps({name: value[:_MAX_FIELD_CHARACTERS] for name, value in fields.items() if value}).encode("ascii") + b"\n"
+    limits = {"change": MAX_CHANGE_CHARACTERS}
+    cut = {name: value[: limits.get(name, _MAX_FIELD_CHARACTERS)] for name, value in fields.items() if value}
+    return json.dumps(cut).encode("ascii") + b"\n"
 
 
-def _summary(now_ms: int, host: str, suppressed: int) -> bytes:
-    return _line(now_ms, None, host, "audit.suppressed", "", "denied", f"{suppressed} more denials and failures")
+def _summary(now_ms: int, who: str, suppressed: int) -> bytes:
+    return _line(now_ms, None, who, "audit.suppressed", "", "denied", f"{suppressed} more denials and failures")
+
+
+def _budget_of(principal: Principal | None, peer: str) -> str:
+    """Return whose lines are counted together: a role at an address, or an address; of IPv6 the network /64, which one host has."""
+    host = _host(peer)
+    if ":" in host:
+        try:
+            host = str(IPv6Network((host.partition("%")[0], 64), strict=False))
+        except ValueError:
+            pass  # no address: as it is
+    return host if principal is None else f"{host} {principal.role}"
 
 
 def _host(peer: str) -> str:
@@ -270,10 +334,14 @@ class AuditFile:
             self._rotate()
         assert self._file is not None
         view = memoryview(lines)
-        while view:
-            count = os.write(self._file, view)
-            self._size_bytes += count
-            view = view[count:]
+        try:
+            while view:
+                count = os.write(self._file, view)
+                self._size_bytes += count
+                view = view[count:]
+        except OSError:
+            self.close()  # a part of a line may be there: `open` ends it before the next one
+            raise
 
     def close(self) -> None:
         if self._file is not None:

@@ -84,6 +84,11 @@ MATRIX: list[tuple[str, str, Any, set[str]]] = [
     ("GET", f"{A_NAMESPACE}/retention", None, ADMINS),
     ("POST", f"{A_NAMESPACE}/retention", RETENTION, ADMINS),
     ("POST", f"{A_NAMESPACE}/offloadPolicies", {"managedLedgerOffloadDriver": "aws-s3", "managedLedgerOffloadBucket": "x"}, ROOT),
+    ("GET", f"{A_NAMESPACE}/offloadThreshold", None, ADMINS),
+    ("PUT", f"{A_NAMESPACE}/offloadThreshold", 1, ROOT),
+    ("PUT", f"{A_NAMESPACE}/offloadThresholdInSeconds", 1, ROOT),
+    ("PUT", f"{A_NAMESPACE}/offloadDeletionLagMs", 1000, ROOT),
+    ("DELETE", f"{A_NAMESPACE}/offloadDeletionLagMs", None, ROOT),
     ("GET", f"{A_NAMESPACE}/permissions", None, ADMINS),
     ("POST", f"{A_NAMESPACE}/permissions/x", ["consume"], ADMINS),
     ("POST", f"{A_NAMESPACE}/clearBacklog/s", None, ADMINS),
@@ -265,3 +270,47 @@ def test_a_change_and_a_denial_are_lines_of_the_audit_log(world: SecuredWorld, m
     assert "Bearer" not in text
     assert "eyJ" not in text, "no token"
     assert "secret" not in text, "no query"
+
+
+def test_the_audit_log_has_no_values_of_properties_whoever_sent_them(world: SecuredWorld) -> None:
+    before = len(world.audited())
+    path = f"{A_NAMESPACE}/property/dbpass/hunter2"
+    world.do("a-admin", "PUT", path)
+    assert world.ask("b-admin", "PUT", path).status_code == 403
+    assert world.ask("", "PUT", path).status_code == 401
+    assert world.ask("", "PUT", "/admin/v2/namespaces/a/n/propertie/dbpass/hunter2").status_code == 401
+    objects = [line["object"] for line in world.audited()[before:]]
+    shown = f"{A_NAMESPACE}/property/dbpass/{{value}}"
+    assert objects == [shown, "a/n", shown, "/admin/v2/…"]
+    assert "hunter2" not in world.audit_file.read_text()
+
+
+CHANGES: list[tuple[str, str, Any, str]] = [
+    ("POST", f"{A_NAMESPACE}/permissions/x", ["produce", "consume"], "produce, consume"),
+    ("POST", f"{A_TOPICS}/mine/permissions/x", [], "no actions"),
+    ("POST", f"{A_NAMESPACE}/permissions/subscription/audited", ["x", "y"], "x, y"),
+    (
+        "POST",
+        "/admin/v2/namespaces/grantPermissionsOnTopics",
+        [{"topic": "persistent://a/n/mine", "role": "x", "actions": ["produce"]}],
+        "x on persistent://a/n/mine: produce",
+    ),
+    (
+        "POST",
+        "/admin/v2/namespaces/revokePermissionsOnTopics",
+        [{"topic": f"persistent://a/n/{'t' * 200}{n}", "role": "x"} for n in range(100)],
+        "more",
+    ),
+    ("POST", "/cepheid/v1/revocations", {"kind": "id", "value": "3f9c2a71d0e4b586"}, "id 3f9c2a71d0e4b586"),
+    ("DELETE", "/cepheid/v1/revocations?kind=id&value=3f9c2a71d0e4b586", None, "id 3f9c2a71d0e4b586"),
+    ("PUT", "/admin/v2/tenants/e", {"adminRoles": ["ann"], "allowedClusters": ["standalone"]}, "admin ann, clusters standalone"),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "body", "change"), CHANGES, ids=[row[1] for row in CHANGES])
+def test_the_audit_log_says_what_was_changed(world: SecuredWorld, method: str, path: str, body: Any, change: str) -> None:
+    world.do("root", method, path, **({} if body is None else {"json": body}))
+    line = world.audited()[-1]
+    assert line["result"] == "done"
+    assert line["change"].endswith(change)
+    assert len(line["change"]) <= 4000

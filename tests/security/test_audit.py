@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -98,13 +101,67 @@ async def test_a_flood_of_denials_from_one_address_is_summed_up() -> None:
     for port in range(REFUSALS_PER_WINDOW + 5):
         audit.record(None, f"10.0.0.1:{1000 + port}", "CONNECT", "", "denied")
     audit.record(None, "10.0.0.2:1", "CONNECT", "", "denied")
-    audit.record(ANN, "10.0.0.1:1", "change", "", "done")
+    audit.record(ANN, "10.0.0.1:1", "change", "", "denied")  # a role has lines of its own
     now_ms[0] += WINDOW_MS
     audit.record(None, "10.0.0.1:9", "CONNECT", "", "denied")
     await audit.aclose()
     assert len(written.lines) == REFUSALS_PER_WINDOW + 4
     assert [line["reason"] for line in written.lines if line["operation"] == "audit.suppressed"] == ["5 more denials and failures"]
     assert audit.figures().suppressed == 5
+
+
+async def test_what_was_suppressed_is_summed_up_without_another_denial_and_when_an_address_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("cepheid_security.audit.WINDOW_MS", 20)
+    monkeypatch.setattr("cepheid_security.audit._MAX_ADDRESSES", 2)
+    now_ms = [NOON_MS]
+    written = Written()
+    audit = AuditLog(written, ThreadWorker("audit"), lambda: now_ms[0])
+    for number in range(REFUSALS_PER_WINDOW + 1):
+        audit.record(None, f"[2001:db8::{number:x}]:1", "CONNECT", "", "denied")
+    audit.record(None, "10.0.0.1:1", "CONNECT", "", "denied")
+    audit.record(None, "10.0.0.2:1", "CONNECT", "", "denied")  # the network is forgotten
+    for _ in range(REFUSALS_PER_WINDOW):
+        audit.record(None, "10.0.0.2:1", "CONNECT", "", "denied")
+    now_ms[0] += 20
+    async with asyncio.timeout(5):
+        while sum(line["operation"] == "audit.suppressed" for line in written.lines) < 2:  # noqa: ASYNC110 - by a timer
+            await asyncio.sleep(0.005)
+    summed_up = [(line["peer"], line["reason"]) for line in written.lines if line["operation"] == "audit.suppressed"]
+    assert summed_up == [("2001:db8::/64", "1 more denials and failures"), ("10.0.0.2", "1 more denials and failures")]
+    await audit.aclose()
+
+
+async def test_an_output_that_is_blocked_does_not_keep_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cepheid_security.audit._CLOSE_TIMEOUT_S", 0.05)
+    goes_on = threading.Event()
+    audit = audit_log(lambda _: goes_on.wait(10) and None)
+    audit.record(ANN, "x", "y", "", "done")
+    async with asyncio.timeout(5):
+        await audit.aclose()
+    goes_on.set()
+
+
+def test_a_line_that_was_written_in_part_is_not_joined_to_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "audit.log"
+    file = AuditFile(path, max_bytes=1000, max_files=2)
+    file.write(b"{}\n")
+    write, calls = os.write, []
+
+    def full(fd: int, data: bytes) -> int:
+        calls.append(data)
+        if len(calls) == 1:
+            return write(fd, bytes(data)[:3])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OSError, match="No space"):
+        file.write(b'{"a": 1}\n')
+    monkeypatch.undo()
+    file.write(b"{}\n")
+    file.close()
+    assert path.read_bytes() == b'{}\n{"a\n{}\n'
 
 
 async def test_without_a_place_to_write_nothing_is_recorded() -> None:

@@ -23,7 +23,7 @@ from urllib.parse import unquote
 from fastapi import Request
 from fastapi.routing import APIRoute
 
-from cepheid_broker.admin.access_table import ACCESS, Access
+from cepheid_broker.admin.access_table import ACCESS, Access, audited_path
 from cepheid_broker.admin.authentication import PRINCIPAL
 from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.path_names import NounReader, PathNoun, noun_reader, subscription_in
@@ -32,13 +32,14 @@ from cepheid_broker.ownership import ACTING_FOR, ACTING_FOR_HEADER
 from cepheid_metadata import TenantRecord, grants_of
 from cepheid_ports import CepheidError
 from cepheid_security import Decision, Need, Principal, decide
-from cepheid_security.audit import Result
+from cepheid_security.audit import MAX_CHANGE_CHARACTERS, Result
 from cepheid_wire import NamespaceName, TopicName
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _CALL = "cepheid.call"
+_ROOM_FOR_MORE = 30  # characters
 _DECIDED_IN_ONE_GO = 500  # topics: a few ms of the loop
 _ORIGINAL_PRINCIPAL = b"x-original-principal"
 """With it a proxy names the role that it speaks for, as in Pulsar (docs/reference/behaviours.md §12)."""
@@ -55,11 +56,14 @@ class Call:
     operation: str
     """Method and path; the path's template once the route is known."""
     object: str
+    """The path, without values that callers may not want in a log (`audited_path`); a topic or a namespace once it is denied."""
     acting_for: str = ""
     """Role of the client for which another broker makes the call."""
     access: Access | None = None
     is_peer: bool = False
     denied: bool = False
+    change: str = ""
+    """What the call changes, as far as its path does not say it (`describe_change`)."""
 
     @property
     def client_role(self) -> str:
@@ -90,7 +94,8 @@ class CallAccess:
         client = scope.get("client")
         peer = f"{client[0]}:{client[1]}" if client else ""
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
-        call = Call(scope.get(PRINCIPAL), peer, f"{method} {path}", path)
+        shown = audited_path(method, path)
+        call = Call(scope.get(PRINCIPAL), peer, f"{method} {shown}", shown)
         if self._context.broker.authorizer is not None:
             _name_roles(call, scope["headers"])
 
@@ -126,7 +131,9 @@ def _name_roles(call: Call, headers: Iterable[tuple[bytes, bytes]]) -> None:
 
 def _audit(context: AdminContext, call: Call, result: Result, detail: str) -> None:
     original = call.acting_for or (call.principal.original_role if call.principal is not None else None) or ""
-    context.broker.audit.record(call.principal, call.peer, call.operation, call.object, result, detail, original_role=original)
+    context.broker.audit.record(
+        call.principal, call.peer, call.operation, call.object, result, detail, original_role=original, change=call.change
+    )
 
 
 def guard(context: AdminContext, routes: Iterable[APIRoute]) -> Callable[[Request], Any]:
@@ -171,6 +178,19 @@ async def _check_peer(context: AdminContext, call: Call) -> None:
 def call_of(request: Request) -> Call:
     found: Call = request.scope[_CALL]
     return found
+
+
+def describe_change(request: Request, parts: Iterable[str]) -> None:
+    """Tell the audit log what this call changes, where its path does not say it. For names and actions, never for secrets."""
+    listed = list(parts)
+    size = count = 0
+    for part in listed:
+        size += len(part) + 2
+        if size > MAX_CHANGE_CHARACTERS - _ROOM_FOR_MORE:
+            break
+        count += 1
+    more = len(listed) - count
+    call_of(request).change = ", ".join(listed[:count] + ([f"and {more} more"] if more else []))
 
 
 async def require(

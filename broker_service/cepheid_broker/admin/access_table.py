@@ -111,8 +111,11 @@ def _rows() -> Iterator[Row]:
         yield from _each("POST DELETE", _ADMIN, f"{prefix}/backlogQuota")
         yield from _each("GET POST", _ADMIN, f"{prefix}/replication")
     yield "DELETE", f"{_T}/replication", _ADMIN
-    yield from _each("GET PUT", _ADMIN, f"{_N}/offloadThreshold", f"{_N}/offloadThresholdInSeconds")
-    yield from _each("GET PUT DELETE", _ADMIN, f"{_N}/offloadDeletionLagMs", f"{_N}/properties")
+    # Numbers of the offload policy, which is for super-users (see _policy_rows).
+    yield from _each("GET", _ADMIN, f"{_N}/offloadThreshold", f"{_N}/offloadThresholdInSeconds", f"{_N}/offloadDeletionLagMs")
+    yield from _each("PUT", _SUPER, f"{_N}/offloadThreshold", f"{_N}/offloadThresholdInSeconds")
+    yield from _each("PUT DELETE", _SUPER, f"{_N}/offloadDeletionLagMs")
+    yield from _each("GET PUT DELETE", _ADMIN, f"{_N}/properties")
     yield from _each("GET DELETE", _ADMIN, f"{_N}/property/{{key}}")
     yield "PUT", f"{_N}/property/{{key}}/{{value}}", _ADMIN
 
@@ -241,3 +244,34 @@ def _table() -> Mapping[tuple[str, str], Access]:
 
 ACCESS: Mapping[tuple[str, str], Access] = _table()
 """By method and path template."""
+
+
+_AUDITED = frozenset(
+    ("domain", "tenant", "namespace", "topic", "sub", "subscription", "role", "bundle", "key", "cluster", "broker", "bookie",
+     "ledger", "configName", "timestamp", "numMessages", "expireTimeInSeconds")
+)  # fmt: skip
+"""Names of path segments whose values are written to logs. Others, such as the value of a property, may be secrets."""
+
+
+def audited_path(method: str, path: str) -> str:
+    """Return a path as it was sent, for logs: without what may be a secret, and without all that is not of a call in the table."""
+    segments = path.rstrip("/").split("/")
+    for template in _TEMPLATES.get((method, len(segments)), ()):
+        if all(wanted == got or wanted.startswith("{") for wanted, got in zip(template, segments, strict=True)):
+            pairs = zip(template, segments, strict=True)
+            return "/".join(wanted if wanted.startswith("{") and wanted[1:-1] not in _AUDITED else got for wanted, got in pairs)
+    return "/".join([*segments[:3], "…"]) if len(segments) > 3 else "/".join(segments)
+
+
+def _templates() -> Mapping[tuple[str, int], list[list[str]]]:
+    """By method and number of segments; those with more fixed segments first, which a path belongs to rather."""
+    found: dict[tuple[str, int], list[list[str]]] = {}
+    for method, path in ACCESS:
+        template = path.split("/")
+        found.setdefault((method, len(template)), []).append(template)
+    for templates in found.values():
+        templates.sort(key=lambda template: sum(segment.startswith("{") for segment in template))
+    return found
+
+
+_TEMPLATES = _templates()

@@ -16,6 +16,7 @@ from dataclasses import replace
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
+from cepheid_broker.admin.access_table import audited_path
 from cepheid_broker.admin.cross_site import PROBES
 from cepheid_ports import RefusalLog, without_details
 from cepheid_security import AuthenticationError, Credentials, certificate_names
@@ -71,7 +72,10 @@ class AdminAuthentication:
 
     async def _refuse(self, scope: Scope, send: Send, error: AuthenticationError) -> None:
         """Answer 401, after a while when this address has shown wrong credentials often."""
-        peer, call = _address_of(scope), f"{scope['method']} {scope['path'][:200]}"
+        peer, method = _address_of(scope), scope["method"]
+        sent = scope["raw_path"].decode("ascii", errors="replace").partition("?")[0]
+        path = audited_path("GET" if method == "HEAD" else method, sent)
+        call = f"{method} {path[:200]}"
         self._refusals.note(
             "authentication.failed",
             (peer, without_details(str(error))),
@@ -80,7 +84,7 @@ class AdminAuthentication:
             call=call,
             error=str(error),
         )
-        self._audit.record(None, peer, call, scope["path"], "denied", str(error))
+        self._audit.record(None, peer, call, path, "denied", str(error))
         if any(name == b"authorization" for name, _ in scope["headers"]):
             delay_s = self._failed_attempts.note(peer, asyncio.get_running_loop().time())
             await asyncio.sleep(delay_s)

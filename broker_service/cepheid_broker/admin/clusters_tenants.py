@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from cepheid_broker.admin.access import administered_tenants, may
+from cepheid_broker.admin.access import administered_tenants, describe_change, may
 from cepheid_broker.admin.context import AdminContext, replace_or_conflict
 from cepheid_broker.admin.errors import BadRequestError, ConflictError, NotAllowedHereError, PreconditionError
 from cepheid_broker.admin.json_body import json_body
@@ -101,7 +101,8 @@ def tenants(context: AdminContext) -> APIRouter:
         return {"adminRoles": list(record.admin_roles), "allowedClusters": list(record.allowed_clusters)}
 
     @router.put("/{tenant}", status_code=NO_CONTENT)
-    async def create_tenant(tenant: TenantPath, info: TenantBody) -> None:
+    async def create_tenant(request: Request, tenant: TenantPath, info: TenantBody) -> None:
+        _describe(request, info)
         record = await _tenant_record(context, info)
         try:
             await context.tenants.create(tenant, record)
@@ -109,8 +110,9 @@ def tenants(context: AdminContext) -> APIRouter:
             raise ConflictError(f"Tenant {tenant} already exists", tenant=tenant) from None
 
     @router.post("/{tenant}", status_code=NO_CONTENT)
-    async def replace_tenant(tenant: TenantPath, info: TenantBody) -> None:
+    async def replace_tenant(request: Request, tenant: TenantPath, info: TenantBody) -> None:
         """Replaces, never merges"""
+        _describe(request, info)
         version = (await context.require_tenant(tenant)).version
         record = await _tenant_record(context, info)
         for namespace in await list_namespaces(context.store, tenant):
@@ -138,6 +140,11 @@ def _cluster_record(data: ClusterData) -> ClusterRecord:
             if url and (urlsplit(url).scheme not in schemes or not urlsplit(url).hostname):
                 raise BadRequestError(f"{url!r} is no {name}: {schemes[0]}://host:port is expected")
     return ClusterRecord(**{name: value or "" for name, value in data.model_dump().items()})
+
+
+def _describe(request: Request, info: TenantInfo) -> None:
+    clusters = " ".join(info.allowed_clusters or ())
+    describe_change(request, [*(f"admin {role}" for role in info.admin_roles or ()), f"clusters {clusters}"])
 
 
 async def _tenant_record(context: AdminContext, info: TenantInfo) -> TenantRecord:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Path, Query, Request
 
-from cepheid_broker.admin.access import may
+from cepheid_broker.admin.access import describe_change, may
 from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.errors import NotFoundError
 from cepheid_ledger import NoSuchLedgerError
@@ -86,6 +86,7 @@ def ledgers(context: AdminContext) -> APIRouter:
     ) -> dict[str, Any]:
         """Fences it and closes it, by the word of this bookie alone where no other way is left. What others acknowledged above its
         end is lost. `last_entry`: as the preview said; it is not closed below that"""
+        describe_change(request, [f"last_entry {last_entry}"])
         client = context.broker.managed_ledgers.client
         asker = "" if request.client is None else request.client.host
         extra = {"ledger_id": ledger, "bookie": bookie, "last_entry": last_entry, "asked_by": asker}

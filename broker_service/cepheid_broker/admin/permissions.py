@@ -13,7 +13,7 @@ from urllib.parse import unquote
 from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, Field
 
-from cepheid_broker.admin.access import call_of, require
+from cepheid_broker.admin.access import call_of, describe_change, require
 from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.errors import NotServedError, PreconditionError
 from cepheid_broker.admin.json_body import json_body
@@ -104,8 +104,9 @@ def _add_namespace_routes(router: APIRouter, context: AdminContext) -> None:
         return {subscription: list(roles) for subscription, roles in found.items()}
 
     @router.post(f"{_NAMESPACE}/permissions/{{role}}", status_code=NO_CONTENT, dependencies=granting)
-    async def grant_in_namespace(namespace: NamespacePath, role: RolePath, actions: ActionsBody) -> None:
+    async def grant_in_namespace(request: Request, namespace: NamespacePath, role: RolePath, actions: ActionsBody) -> None:
         """Replaces the actions of the role. 501 while authorization is off"""
+        describe_change(request, actions or ["no actions"])
         await _change(context, namespace, lambda found: found.replace(namespace=_with(found.namespace, role, actions)))
 
     @router.delete(f"{_NAMESPACE}/permissions/{{role}}", status_code=NO_CONTENT)
@@ -114,9 +115,12 @@ def _add_namespace_routes(router: APIRouter, context: AdminContext) -> None:
         await _change(context, namespace, lambda found: found.replace(namespace=_with(found.namespace, role, ())))
 
     @router.post(f"{_NAMESPACE}/permissions/subscription/{{subscription}}", status_code=NO_CONTENT, dependencies=granting)
-    async def grant_on_subscription(namespace: NamespacePath, subscription: GrantedSubscriptionPath, roles: RolesBody) -> None:
+    async def grant_on_subscription(
+        request: Request, namespace: NamespacePath, subscription: GrantedSubscriptionPath, roles: RolesBody
+    ) -> None:
         """Reserves it for these roles, in place of those before. They need the right to consume as well"""
         names = tuple(dict.fromkeys(_checked("role", role) for role in roles))
+        describe_change(request, names or ["no roles"])
         await _change(context, namespace, lambda found: _with_subscription(found, subscription, names))
 
     @router.delete(f"{_NAMESPACE}/permissions/{{subscription}}/{{role}}", status_code=NO_CONTENT)
@@ -135,10 +139,11 @@ def _add_namespace_routes(router: APIRouter, context: AdminContext) -> None:
         return (await read_permissions(context, namespace)).subscription_auth_mode
 
     @router.post(f"{_NAMESPACE}/subscriptionAuthMode", status_code=NO_CONTENT, dependencies=granting)
-    async def set_subscription_auth_mode(namespace: NamespacePath, mode: ModeBody) -> None:
+    async def set_subscription_auth_mode(request: Request, namespace: NamespacePath, mode: ModeBody) -> None:
         """A JSON string. 501 as above"""
         if mode not in get_args(SubscriptionAuthMode):
             raise PreconditionError(f"{mode[:100]!r} is not a mode: use {' or '.join(get_args(SubscriptionAuthMode))}")
+        describe_change(request, [mode])
         await _change(context, namespace, lambda found: found.replace(subscription_auth_mode=mode))
 
 
@@ -163,8 +168,9 @@ def _add_routes_of_domain(router: APIRouter, context: AdminContext, path: str) -
         return _shown(merged)
 
     @router.post(f"{path}/{{role}}", status_code=NO_CONTENT, dependencies=_granting(context))
-    async def grant_on_topic(topic: TopicPath, role: RolePath, actions: ActionsBody) -> None:
+    async def grant_on_topic(request: Request, topic: TopicPath, role: RolePath, actions: ActionsBody) -> None:
         """Replaces the actions of the role on this topic and its partitions. The topic need not exist. 501 as above"""
+        describe_change(request, actions or ["no actions"])
         await _change(context, topic.namespace, lambda found: _with_topic(found, topic, role, actions))
 
     @router.delete(f"{path}/{{role}}", status_code=NO_CONTENT)
@@ -242,6 +248,7 @@ async def _change(context: AdminContext, namespace: NamespaceName, change: Chang
 
 async def _change_topics(context: AdminContext, request: Request, wanted: Sequence[TopicChange]) -> None:
     """All are allowed before the first is changed."""
+    describe_change(request, (f"{role} on {topic}: {' '.join(actions) or 'nothing'}" for topic, role, actions in wanted))
     by_namespace: dict[NamespaceName, list[TopicChange]] = {}
     for each in wanted:
         by_namespace.setdefault(each[0].namespace, []).append(each)

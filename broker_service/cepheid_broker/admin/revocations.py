@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, Field, NonNegativeInt
 
+from cepheid_broker.admin.access import describe_change
 from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.errors import BadRequestError, NotFoundError
 from cepheid_broker.admin.json_body import json_body
@@ -16,6 +17,8 @@ from cepheid_metadata import Revocation
 from cepheid_metadata.revocations import cancel_revocation, list_revocations, revoke
 
 log = logging.getLogger(__name__)
+
+_SHOWN_CHARACTERS = 40  # of a digest or an id
 
 Kind = Literal["digest", "id", "role"]
 _CLOCKS_APART_MS = 60_000
@@ -46,6 +49,7 @@ def revocations(context: AdminContext) -> APIRouter:
         list is full"""
         if (given.kind == "role") != (given.issued_up_to_ms is not None):
             raise BadRequestError("issued_up_to_ms is given exactly when the tokens of a role are revoked")
+        describe_change(request, [_shown(given.kind, given.value)])
         now_ms = context.broker.ports.wall_ms()
         if given.issued_up_to_ms is not None and given.issued_up_to_ms > now_ms + _CLOCKS_APART_MS:
             raise BadRequestError("issued_up_to_ms is in the future: it would revoke tokens that are not made yet")
@@ -58,6 +62,7 @@ def revocations(context: AdminContext) -> APIRouter:
     @router.delete("", status_code=HTTPStatus.NO_CONTENT)
     async def cancel(request: Request, kind: Kind, value: Annotated[str, Query(min_length=1, max_length=1000)]) -> Response:
         """Takes a revocation back: the token holds again. 404 when there is none"""
+        describe_change(request, [_shown(kind, value)])
         if not await cancel_revocation(context.store, kind, value, context.broker.ports.wall_ms()):
             raise NotFoundError(f"no revocation of the {kind} {value[:200]!r} is in the list")
         asker = "" if request.client is None else request.client.host
@@ -65,3 +70,8 @@ def revocations(context: AdminContext) -> APIRouter:
         return Response(status_code=HTTPStatus.NO_CONTENT)
 
     return router
+
+
+def _shown(kind: Kind, value: str) -> str:
+    """Return what is revoked, for the audit log. Cut, so that a whole token that was sent by mistake does not get there."""
+    return f"{kind} {value[:200] if kind == 'role' else value[:_SHOWN_CHARACTERS]}"
