@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -158,11 +159,21 @@ def test_lists_show_a_role_only_what_it_may_use(world: SecuredWorld) -> None:
     assert world.ask("b-admin", "GET", shown).status_code == 404
 
 
+def wait_may(world: SecuredWorld, role: str, path: str, headers: dict[str, str] | None = None) -> None:
+    """A grant reaches the broker by its watch, within a moment."""
+    for _ in range(500):
+        if world.ask(role, "GET", path, headers).status_code != 403:
+            return
+        world.admin.run(asyncio.sleep(0.01))
+    raise AssertionError(f"{role} may not GET {path} after its grant")
+
+
 def test_ledgers_are_shown_without_passwords_damage_and_former_topics_of_the_same_name(world: SecuredWorld) -> None:
     path, store = f"{A_TOPICS}/recreated", world.admin.standalone.broker.store
     world.do("a-admin", "PUT", path)
     world.do("a-admin", "POST", f"{path}/permissions/a-former", json=["consume"])
     world.do("root", "PUT", f"{path}/subscription/s")
+    wait_may(world, "a-former", f"{path}/stats")
 
     def ledgers_of(role: str) -> list[int]:
         views = world.do(role, "GET", "/cepheid/v1/ledgers")["ledgers"]
@@ -176,6 +187,7 @@ def test_ledgers_are_shown_without_passwords_damage_and_former_topics_of_the_sam
     world.do("a-admin", "PUT", path)
     world.do("a-admin", "POST", f"{path}/permissions/a-later", json=["consume"])
     world.do("root", "PUT", f"{path}/subscription/s")
+    wait_may(world, "a-later", f"{path}/stats")
     world.admin.run(store.create(keys.ledger_key(former), found.value))  # as while its deletion waits
     assert former in ledgers_of("root")
     assert former not in ledgers_of("a-later")
@@ -233,6 +245,7 @@ def test_another_broker_works_on_parts_and_names_its_client(world: SecuredWorld)
 def test_a_proxy_needs_the_permissions_of_the_role_it_speaks_for_and_its_own(world: SecuredWorld) -> None:
     path = f"{A_TOPICS}/mine/stats"
     world.do("a-admin", "POST", f"{A_TOPICS}/mine/permissions/proxy", json=["consume"])
+    wait_may(world, "proxy", path, {"X-Original-Principal": "a-reader"})
     assert world.ask("proxy", "GET", path, {"X-Original-Principal": "a-reader"}).status_code == 200
     assert world.ask("proxy", "GET", path, {"X-Original-Principal": "nobody"}).status_code == 403
     assert world.ask("proxy", "GET", path).status_code == 403
