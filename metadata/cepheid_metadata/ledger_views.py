@@ -1,6 +1,6 @@
 """Ledgers and bookies for people and tools, as plain values: what the admin API answers, and what a tool reads when no broker runs.
 
-ledger   {"ledger": the record without its password} and, when it is deleted, "deleted_at_ms", "purge_after_ms"
+ledger   {"ledger": the record} and, when it is deleted, "deleted_at_ms", "purge_after_ms"
 damaged  {"ledger_id", "error"}: a ledger whose record cannot be read
 bookie   {"bookie_id", "state", "incarnation", "limbo_below", "addresses": by protocol, "rack", "draining", "ledgers", "bytes",
           "short_ledgers", "short_bytes"}
@@ -87,9 +87,9 @@ async def ledger_view(store: MetadataStore, ledger_id: int) -> View | None:
     return None if deleted is None else _deleted_view(deleted)
 
 
-def shown_ledger(ledger: LedgerMetadata) -> View:
-    """Return the record as plain values, without its password: bookies take writes from whoever knows it."""
-    return ledger.model_dump(mode="json", exclude={"password"})
+def without_password(view: View) -> View:
+    """Return a view for those who may know of a ledger, not write to it: bookies take writes from who has its password."""
+    return {**view, "ledger": {name: value for name, value in view["ledger"].items() if name != "password"}}
 
 
 async def bookie_views(store: MetadataStore) -> list[View]:
@@ -138,7 +138,7 @@ async def _first(listed: AsyncIterator[int], limit: int) -> list[int]:
 
 
 def _view(ledger: LedgerMetadata) -> View:
-    return {"ledger": shown_ledger(ledger)}
+    return {"ledger": ledger.model_dump(mode="json")}
 
 
 def _deleted_view(deleted: DeletedLedger) -> View:

@@ -110,7 +110,7 @@ def problem_lines(rows: Iterable[Mapping[str, Any]]) -> list[str]:
             lines.append(
                 f"{row['topic']}: retention no longer waits for {ledgers} whose offload fails (managed_ledger.offload_hold_s)"
             )
-        if row["url"] is not None and row.get("retention_time_ms") == 0 and row.get("retention_bytes") == 0:
+        if row.get("url") is not None and row.get("retention_time_ms") == 0 and row.get("retention_bytes") == 0:
             lines.append(
                 f"{row['topic']}: no retention is set, so acknowledged messages are deleted, from bookies and store alike: "
                 "cepheid topics set TOPIC retention TIME,SIZE"

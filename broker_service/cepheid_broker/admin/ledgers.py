@@ -14,7 +14,7 @@ from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.errors import NotFoundError
 from cepheid_ledger import NoSuchLedgerError
 from cepheid_metadata import CorruptRecordError, DeletedLedgers, NewerFormatError, chain_records, keys
-from cepheid_metadata.ledger_views import bookie_views, ledger_page, ledger_view, shown_ledger
+from cepheid_metadata.ledger_views import bookie_views, ledger_page, ledger_view, without_password
 from cepheid_security import Need
 from cepheid_wire import InvalidTopicNameError, TopicName
 
@@ -38,22 +38,24 @@ def ledgers(context: AdminContext) -> APIRouter:
         deleted: bool = False,
     ) -> dict[str, Any]:
         """The first `limit` ledgers with larger ids than `above`; `damaged`: those with a record that cannot be read; `next` is the
-        `above` of the following page, or null. Roles that are not super-users see the ledgers of topics that they may consume, and
-        `incomplete` in place of what is damaged"""
+        `above` of the following page, or null. Roles that are not super-users see the ledgers of topics that they may consume,
+        without their passwords, and `incomplete` in place of what is damaged"""
         page = await ledger_page(context.store, above=above, limit=limit, deleted=deleted)
         if await may(context, request, Need.SUPER_USER):
             return page
         readable = _ReadableLedgers(context, request)
-        views = [view for view in page["ledgers"] if await readable.has(view)]
+        views = [without_password(view) for view in page["ledgers"] if await readable.has(view)]
         return {"ledgers": views, "damaged": [], "incomplete": bool(page["damaged"]), "next": page["next"]}
 
     @router.get("/ledgers/{ledger}")
     async def show(ledger: LedgerPath, request: Request) -> dict[str, Any]:
         """Its record, also while it is deleted and can be brought back. For roles as above"""
         view = await ledger_view(context.store, ledger)
-        if view is None or not (await may(context, request, Need.SUPER_USER) or await _ReadableLedgers(context, request).has(view)):
+        if view is not None and await may(context, request, Need.SUPER_USER):
+            return view  # with the password: `cepheid ledgers` reads the bookies by it
+        if view is None or not await _ReadableLedgers(context, request).has(view):
             raise NotFoundError(f"Ledger {ledger} does not exist, or was deleted for good")
-        return view
+        return without_password(view)
 
     @router.post("/ledgers/{ledger}/undelete")
     async def undelete(ledger: LedgerPath) -> dict[str, Any]:
@@ -61,7 +63,7 @@ def ledgers(context: AdminContext) -> APIRouter:
         back = await DeletedLedgers(context.store).undelete(ledger, context.broker.ports.wall_ms())
         if back is None:
             raise NotFoundError(f"Ledger {ledger} cannot be brought back: it was not deleted, or its time of grace is over")
-        return {"ledger": shown_ledger(back)}
+        return without_password({"ledger": back.model_dump(mode="json")})
 
     @router.post("/ledgers/{ledger}/purge")
     async def purge(ledger: LedgerPath, request: Request) -> dict[str, Any]:
