@@ -151,6 +151,10 @@ async def test_a_topic_that_a_client_uses_meanwhile_stays_open() -> None:
         await client.publish(1)
 
 
+def is_uploading(topic: object) -> bool:
+    return isinstance(topic, PersistentTopic) and topic.ledger.uploading_ledger_id is not None
+
+
 async def test_a_pass_that_is_cut_off_leaves_no_topic_open() -> None:
     segments = MemorySegments()
     segments.gate = asyncio.Event()
@@ -158,7 +162,7 @@ async def test_a_pass_that_is_cut_off_leaves_no_topic_open() -> None:
         await written(world)
         closed = world.broker.closed_topics
         closed._tasks.start(closed.check(), name="check")
-        await wait_until(lambda: bool(closed.figures().opened) and world.broker.topics.find(NAME) is not None)
+        await wait_until(lambda: is_uploading(world.broker.topics.find(NAME)))
         await closed.aclose()
         assert world.broker.topics.find(NAME) is None
         segments.gate.set()

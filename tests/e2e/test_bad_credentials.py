@@ -167,7 +167,7 @@ async def test_probes_need_no_certificate_where_clients_do(files: Path) -> None:
 
         await cluster.blocking(work)
         with pytest.raises(cepheid.Error):
-            await connected(cluster.standalone.service_urls[1], token=made(), tls_ca_file=f"{files}/ca.pem")
+            await connected(cluster.standalone.service_urls[1], token=made(), tls_ca_file=f"{files}/ca.pem", request_timeout_s=1)
 
 
 async def test_the_wrong_language_is_named_with_the_right_port(files: Path, caplog: pytest.LogCaptureFixture) -> None:

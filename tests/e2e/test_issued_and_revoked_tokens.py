@@ -83,7 +83,7 @@ async def test_our_client_and_the_command_line_get_theirs_too(
         async with cepheid.connect(cluster.service_url, token=credentials) as client, client.producer("orders") as producer:
             await producer.send(b"1")
         wrong = cepheid.ClientCredentials(issuer.url, CLIENT_ID, "guess")
-        async with cepheid.connect(cluster.service_url, token=wrong) as client:
+        async with cepheid.connect(cluster.service_url, token=wrong, request_timeout_s=1) as client:
             with pytest.raises(cepheid.Error, match="status 401: invalid_client"):
                 await client.producer("orders").__aenter__()
         file = tmp_path / "app.json"

@@ -168,6 +168,7 @@ def test_a_topic_without_deduplication_is_refused(query: Query) -> None:
     assert "needs deduplication, which is off" in refused(lambda: query.attempt(0, rows_of(0, 10)))
 
 
+@pytest.mark.slow  # the client tries for 30 s
 def test_an_unknown_server_is_named(query: Query) -> None:
     query.options = {"service.url": "pulsar://127.0.0.1:1"}
     assert "127.0.0.1:1" in refused(query.plan)
