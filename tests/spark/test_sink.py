@@ -113,6 +113,7 @@ def test_a_topic_without_deduplication_is_refused_before_anything_is_written(spa
     sink.received(0)
 
 
+@pytest.mark.slow
 def test_keys_go_to_the_partitions_that_the_official_client_chooses(
     spark: SparkSession, server: ProcessCluster, client: pulsar.Client, sink: Sink
 ) -> None:
@@ -129,6 +130,7 @@ def test_keys_go_to_the_partitions_that_the_official_client_chooses(
     assert places(sink.received(40)) == places(other.received(40))
 
 
+@pytest.mark.slow
 def test_rows_name_their_topics(spark: SparkSession, server: ProcessCluster, client: pulsar.Client, topic: str) -> None:
     one, two = Sink(server, client, f"{topic}-one"), Sink(server, client, f"{topic}-two")
     one.create()
@@ -139,7 +141,7 @@ def test_rows_name_their_topics(spark: SparkSession, server: ProcessCluster, cli
     assert sorted(int(message.data()) for message in two.received(6)) == [4, 5, 6, 7, 8, 9]
 
 
-@pytest.mark.parametrize("encode", ["avro", "json"])
+@pytest.mark.parametrize("encode", ["json", pytest.param("avro", marks=pytest.mark.slow)])
 def test_records_are_read_as_they_were_written(spark: SparkSession, sink: Sink, encode: str) -> None:
     sink.create()
     rows = spark.sql(
@@ -174,6 +176,7 @@ def test_columns_that_do_not_fit_the_schema_of_the_topic_are_refused_before_any_
     assert "PYTHON_DATA_SOURCE_ERROR" in message.splitlines()[0]
 
 
+@pytest.mark.slow
 def test_only_append_is_served(spark: SparkSession, sink: Sink) -> None:
     frame = spark.sql("SELECT 'x' AS value")
     said = refusal(frame.write.format("cepheid").options(**sink.options()).mode("overwrite").save)
@@ -188,6 +191,7 @@ def test_a_write_of_foreach_batch_that_is_repeated_is_stored_once(spark: SparkSe
     assert len(sink.received(200)) == 200
 
 
+@pytest.mark.slow
 def test_a_stream_goes_from_topic_to_topic_and_goes_on_after_a_restart(
     spark: SparkSession, server: ProcessCluster, client: pulsar.Client, sink: Sink, topic: str, tmp_path: Path
 ) -> None:
