@@ -204,6 +204,10 @@ class Serving:
                 "authentication.without_tls",
                 extra={"host": self._settings.host, "hint": "tokens and passwords cross the network in the clear: set up tls"},
             )
+        if not authorization.enabled:
+            log.warning(
+                "authorization.off", extra={"hint": "every client with credentials may do everything: set up authorization"}
+            )
         worker = ports.new_worker("passwords", 1)
         self._opened.push_async_callback(worker.aclose)
 

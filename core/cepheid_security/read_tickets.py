@@ -91,14 +91,15 @@ def check_ticket(
     version, key_id, expires_at_ms, ledger, first, last, role_bytes = _HEAD.unpack_from(signed)
     if version != _VERSION or len(signed) != _HEAD.size + role_bytes:
         return TicketVerdict.REFUSED
+    is_over = now_ms > expires_at_ms + CLOCK_LEEWAY_MS
     key = keys.get(key_id)
-    if key is None:
-        return TicketVerdict.UNKNOWN_KEY
+    if key is None:  # dropped since, if the ticket has expired: its reader plans again
+        return TicketVerdict.EXPIRED if is_over else TicketVerdict.UNKNOWN_KEY
     if not hmac.compare_digest(hmac.digest(key.secret, signed, "sha256"), mac):
         return TicketVerdict.REFUSED
     if ledger != ledger_id or first_entry_id < first or last_entry_id > last:
         return TicketVerdict.REFUSED
-    return TicketVerdict.EXPIRED if now_ms > expires_at_ms + CLOCK_LEEWAY_MS else TicketVerdict.VALID
+    return TicketVerdict.EXPIRED if is_over else TicketVerdict.VALID
 
 
 def role_of_ticket(data: bytes) -> str:

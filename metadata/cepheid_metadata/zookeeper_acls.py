@@ -2,6 +2,8 @@
 
     root ──► children, level by level ──► set ACL of each: the user of `auth` alone, or everybody
 
+The node `/`, where a URL has no root, stays readable for others.
+
 What the cluster creates later has the right ACL from the start (kazoo_connection.py). A node that vanishes meanwhile is left out.
 One that is created meanwhile by a process without credentials needs a second run.
 """
@@ -20,6 +22,7 @@ from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
 from cepheid_metadata.errors import AccessDeniedError, StoreOpenError, StoreUnavailableError
 from cepheid_metadata.open_store import StoreUrlError, auth_from_environment, parse_zookeeper
+from cepheid_metadata.zookeeper_tree import TOP_ACL
 from cepheid_security import ClientTls
 
 _AT_ONCE = 500
@@ -61,7 +64,8 @@ def set_cluster_acls(url: str, *, auth: str | None = None, tls: ClientTls | None
     try:
         client.start(timeout=_TIMEOUT_S)
         acl = OPEN_ACL_UNSAFE if everybody else CREATOR_ALL_ACL
-        return AclReport(sum(_set(client, paths, acl) for paths in _walk(client, root)))
+        top = 0 if root else _set(client, ["/"], OPEN_ACL_UNSAFE if everybody else TOP_ACL)
+        return AclReport(top + sum(_set(client, paths, acl) for paths in _walk(client, root)))
     except KazooTimeoutError:
         raise StoreOpenError(f"no session on ZooKeeper at {','.join(addresses)} within {_TIMEOUT_S:g} s") from None
     except NoAuthError as error:

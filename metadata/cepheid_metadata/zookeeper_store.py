@@ -120,7 +120,7 @@ class ZooKeeperStore:
             except TimeoutError:
                 message = f"no session on {store._where} within {open_timeout_s:g} s{store._connection.last_problem()}"
                 raise ZooKeeperUnreachableError(message, addresses=list(addresses)) from None
-            await store._tree.make_root()
+            await store._tree.make_root(private=digest is not None and digest.private)
         except BaseException:
             await store.aclose()
             raise

@@ -13,9 +13,10 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kazoo.exceptions import KazooException, NoNodeError
+from kazoo.exceptions import KazooException, NoAuthError, NoNodeError
+from kazoo.security import CREATOR_ALL_ACL, READ_ACL_UNSAFE, Permissions
 
-from cepheid_metadata.errors import KeyExistsError, MetadataError, NoSuchKeyError, StoreUnavailableError
+from cepheid_metadata.errors import AccessDeniedError, KeyExistsError, MetadataError, NoSuchKeyError, StoreUnavailableError
 from cepheid_metadata.request_lane import RequestLane
 from cepheid_metadata.store import Create, Delete, Op, OpResult, Versioned, check_ops
 from cepheid_metadata.tree import ROOT
@@ -34,6 +35,8 @@ from cepheid_metadata.zookeeper_requests import (
 
 MAX_PARENT_TRIES = 20
 OWN_NODES_OF_ZOOKEEPER = "zookeeper"
+TOP_ACL = [*CREATOR_ALL_ACL, *READ_ACL_UNSAFE]
+"""Of the node `/`, where the cluster has it to itself and creates for one user."""
 
 
 class ZooKeeperTree:
@@ -152,10 +155,26 @@ class ZooKeeperTree:
         assert isinstance(error, KazooException), error
         return error_of(op, error, stat)
 
-    async def make_root(self) -> None:
-        """The root itself, as a key of a tree without one."""
+    async def make_root(self, *, private: bool = False) -> None:
+        """The root itself, as a key of a tree without one.
+
+        `private`: what is created is for one user. A tree without a root makes `/` read-only for others then, since ZooKeeper lets
+        whoever may write a node delete its children, and create others. Raises AccessDeniedError where `/` is another user's.
+        """
+        if private and not self._root:
+            await self._close_top()
         if self._root:
             above = ZooKeeperTree(self._lane, "")
             if await above.stat(self._root) is None:
                 with contextlib.suppress(KeyExistsError):
                     await above.write([Create(self._root, b"")])
+
+    async def _close_top(self) -> None:
+        try:
+            acls, _ = await self._lane.ask(lambda client: client.get_acls_async("/"), "read the ACL of /")
+            if any(acl.id.scheme == "world" and acl.perms & ~Permissions.READ for acl in acls):
+                await self._lane.ask(lambda client: client.set_acls_async("/", TOP_ACL), "set the ACL of /", is_write=True)
+        except NoAuthError:
+            raise AccessDeniedError(
+                "the node / of ZooKeeper is another user's: name a node of the cluster's own, as in zk://host:2181/name", key="/"
+            ) from None

@@ -76,7 +76,7 @@ class EntrySource:
         self._racks = racks or {}
         self._damaged_as_empty = damaged_as_empty
         self._stop = stop or StopSignal()
-        self._ticket_at = float("-inf")  # when the last new ticket was had
+        self._ticket_at: dict[tuple[str, int], float] = {}  # by topic and ledger: when the last new ticket was had
 
     def __repr__(self) -> str:
         return f"<EntrySource of {len(self._bookies)} bookies>"
@@ -208,9 +208,12 @@ class EntrySource:
         if ledger is None or not ledger.ticket or ledger.ticket == piece.ticket:
             raise _unreadable(piece, stuck)
         now = time.monotonic()
-        if now - self._ticket_at < _TICKET_PAUSE_S:  # clocks far apart: every new ticket counts as expired
+        which = (str(piece.topic), piece.ledger_id)
+        if (
+            now - self._ticket_at.get(which, float("-inf")) < _TICKET_PAUSE_S
+        ):  # clocks far apart: every new ticket counts as expired
             raise _unreadable(piece, stuck)
-        self._ticket_at = now
+        self._ticket_at[which] = now
         log.info("scan.ticket_renewed", extra={"topic": piece.topic, "ledger_id": piece.ledger_id, "entry_id": stuck.entry_id})
         return replace(piece, ticket=ledger.ticket)
 

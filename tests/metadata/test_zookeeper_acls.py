@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from kazoo.client import KazooClient
 
-from cepheid_metadata import AccessDeniedError, Create, Put
+from cepheid_dev.zookeeper_server import ZooKeeperServer
+from cepheid_metadata import AccessDeniedError, Create, Delete, Put
 from cepheid_metadata.open_store import AUTH_FILE_VARIABLE, StoreUrlError, open_store
 from cepheid_metadata.zookeeper_acls import set_cluster_acls
 from cepheid_ports import Ports
+from tests.support import free_port
 from tests.zookeeper_support import new_chroot, shared_zookeeper
 
 AUTH = "digest:cepheid:s3cret-word"
@@ -92,6 +94,30 @@ async def test_credentials_come_from_a_file(url: str, tmp_path: Path, monkeypatc
     monkeypatch.setenv(AUTH_FILE_VARIABLE, str(tmp_path / "missing"))
     with pytest.raises(StoreUrlError, match="missing with the credentials for the metadata store cannot be read"):
         await open_store(url, Ports())
+
+
+async def test_where_the_cluster_has_all_of_zookeeper_nobody_else_changes_its_top(tmp_path: Path) -> None:
+    """Who may write a node may delete its children, and create others in their place."""
+    server = ZooKeeperServer(tmp_path, free_port())
+    server.start()
+    url = f"zk://{server.address}"
+    try:
+        before = await open_store(url, Ports(), auth="")
+        await before.create("/old", b"x")
+        store = await open_store(url, Ports(), auth=AUTH)
+        await store.create("/revocations", b"x")
+        for change in (Delete("/revocations", 0), Delete("/old", 0), Create("/permissions", b"mine")):
+            with pytest.raises(AccessDeniedError):
+                await before.multi([change])
+        set_cluster_acls(url, auth=AUTH, everybody=True)
+        await before.multi([Delete("/old", 0)])
+        set_cluster_acls(url, auth=AUTH)
+        with pytest.raises(AccessDeniedError):
+            await before.create("/new", b"")
+        await store.aclose()
+        await before.aclose()
+    finally:
+        server.kill()
 
 
 def test_only_zookeeper_has_acls() -> None:

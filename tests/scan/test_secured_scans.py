@@ -137,6 +137,12 @@ def test_a_ticket_that_expires_is_replaced_by_planning_again(two: ScanBookies, r
     assert planned == [LEDGER]
 
 
+def test_each_ledger_of_a_long_read_gets_a_new_ticket(two: ScanBookies, reader: ReadSettings) -> None:
+    source = source_of(two, reader, lambda _: ledger_with(VALID))
+    for topic in ("persistent://public/default/a", "persistent://public/default/b"):
+        assert sum(map(len, source.read(replace(piece_with(EXPIRED), topic=topic)))) == 5000
+
+
 def test_tickets_that_are_all_expired_end_the_read(two: ScanBookies, reader: ReadSettings) -> None:
     """As where the clocks of broker and bookie are hours apart."""
     tickets = iter([ticket_for(until_ms=NOW - 1_000_000 - number) for number in range(100)])

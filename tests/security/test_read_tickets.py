@@ -53,6 +53,7 @@ def flipped(place: int) -> bytes:
         (SIGNED, NOW + HOUR + CLOCK_LEEWAY_MS + 1, 13, 0, 99, REFUSED),  # what it does not permit is not a matter of time
         (sign_ticket(TicketKey(7, b"x" * 32, NOW), TICKET), NOW, 12, 0, 99, REFUSED),  # signed by somebody else
         (sign_ticket(TicketKey(9, KEY.secret, NOW), TICKET), NOW, 12, 0, 99, UNKNOWN),
+        (sign_ticket(TicketKey(9, KEY.secret, NOW), TICKET), NOW + 2 * HOUR, 12, 0, 99, EXPIRED),  # its key was dropped since
         (b"", NOW, 12, 0, 99, REFUSED),
         (b"ct0.e30", NOW, 12, 0, 99, REFUSED),  # the unsigned one of a cluster without security
         (b"ct1.", NOW, 12, 0, 99, REFUSED),
