@@ -4,13 +4,21 @@ What needs more than the standard library (PyJWT, cryptography, bcrypt: extra [s
 """
 
 from cepheid_security.authorization import NO_GRANTS, Action, Decision, Grants, Need, Roles, decide, usable_topics
-from cepheid_security.principal import AuthenticationError, Credentials, Principal, SecurityConfigurationError, TokenIdentity
+from cepheid_security.principal import (
+    AuthenticationError,
+    AuthenticationUnavailableError,
+    Credentials,
+    Principal,
+    SecurityConfigurationError,
+    TokenIdentity,
+)
 from cepheid_security.tls import ClientTls, ServerTls, certificate_names, client_context
 
 __all__ = [
     "NO_GRANTS",
     "Action",
     "AuthenticationError",
+    "AuthenticationUnavailableError",
     "ClientTls",
     "Credentials",
     "Decision",

@@ -13,7 +13,13 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from cepheid_security.oidc import Fetch, OidcVerifier
 from cepheid_security.passwords import check_password, read_passwords
-from cepheid_security.principal import AuthenticationError, Credentials, Principal, SecurityConfigurationError
+from cepheid_security.principal import (
+    AuthenticationError,
+    AuthenticationUnavailableError,
+    Credentials,
+    Principal,
+    SecurityConfigurationError,
+)
 from cepheid_security.revocations import NOTHING_REVOKED, RevokedTokens
 from cepheid_security.settings import AuthenticationSettings
 from cepheid_security.tls import FileState, file_state
@@ -103,6 +109,8 @@ class Authenticator:
         """Return who shows these credentials. Raises AuthenticationError."""
         try:
             return await self._authenticate(credentials)
+        except AuthenticationUnavailableError:
+            raise  # nothing failed at the client
         except AuthenticationError:
             self.failures += 1
             raise

@@ -66,14 +66,23 @@ class IssuerKeys:
         is_usable = self._fetched_at_s is not None and now_s - self._fetched_at_s < self._stale_s
         return self._keys if is_usable else ()
 
+    def lacks(self, key_id: str | None, now_s: float) -> bool:
+        """Whether no usable key can be the one that a token names; None: it names none."""
+        keys = self.usable(now_s)
+        return not keys or (key_id is not None and all(key.key_id not in (key_id, None) for key in keys))
+
     def need(self, key_id: str | None, now_s: float) -> Need:
         """Return what has to happen before a token is checked that names the key `key_id`, or no key (None)."""
         may_try = self._tried_at_s is None or now_s >= self._next_try_s
         keys = self.usable(now_s)
         if not keys:
             return Need.WAIT if may_try else Need.REFUSE
-        is_unknown = key_id is not None and all(key.key_id not in (key_id, None) for key in keys)
-        if is_unknown and may_try and self._tried_at_s is not None and now_s - self._tried_at_s >= _UNKNOWN_KEY_PAUSE_S:
+        if (
+            self.lacks(key_id, now_s)
+            and may_try
+            and self._tried_at_s is not None
+            and now_s - self._tried_at_s >= _UNKNOWN_KEY_PAUSE_S
+        ):
             return Need.WAIT
         assert self._fetched_at_s is not None
         is_old = now_s - self._fetched_at_s >= self._refresh_s

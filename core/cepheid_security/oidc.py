@@ -26,7 +26,7 @@ from cepheid_security.issuer_keys import (
     keys_url,
     read_keys,
 )
-from cepheid_security.principal import AuthenticationError, Principal, SecurityConfigurationError
+from cepheid_security.principal import AuthenticationError, AuthenticationUnavailableError, Principal, SecurityConfigurationError
 from cepheid_security.settings import OidcSettings
 from cepheid_security.tls import client_context
 from cepheid_security.tokens import TokenVerifier, claimed_issuer, named_key
@@ -75,7 +75,7 @@ class OidcVerifier:
         return [f"the keys of {issuer} cannot be fetched: {keys.problem}" for issuer, keys in self._issuers.items() if keys.problem]
 
     async def verify(self, token: bytes, now_ms: int) -> Principal:
-        """Return who the token stands for. Raises AuthenticationError."""
+        """Return who the token stands for. Raises AuthenticationError, of which AuthenticationUnavailableError passes by itself."""
         issuer = claimed_issuer(token)
         keys = None if issuer is None else self._issuers.get(issuer)
         if issuer is None or keys is None:
@@ -89,8 +89,10 @@ class OidcVerifier:
         elif need is Need.WAIT:
             await self._wait_for_keys(issuer)
         usable = keys.usable(_now_s())
-        if not usable:
-            raise AuthenticationError(f"tokens of {issuer} cannot be checked at this moment: {keys.problem or 'no keys yet'}")
+        if not usable or (keys.problem and keys.lacks(named_key(token), _now_s())):  # it may be a key that is new at the issuer
+            raise AuthenticationUnavailableError(
+                f"tokens of {issuer} cannot be checked at this moment: {keys.problem or 'no keys yet'}"
+            )
         return TokenVerifier(
             usable,
             role_claim=self._settings.role_claim,
@@ -106,9 +108,9 @@ class OidcVerifier:
         await self._fetches.aclose()
 
     async def _wait_for_keys(self, issuer: str) -> None:
-        """Raises AuthenticationError: too many clients wait."""
+        """Raises AuthenticationUnavailableError: too many clients wait."""
         if self._waiting >= _MAX_WAITING:
-            raise AuthenticationError("too many tokens wait for the keys of their issuer; try again")
+            raise AuthenticationUnavailableError("too many tokens wait for the keys of their issuer")
         self._waiting += 1
         try:
             await self._refresh(issuer)

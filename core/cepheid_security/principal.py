@@ -13,6 +13,13 @@ class AuthenticationError(CepheidError):
     hint = "get new credentials from the administrator of the cluster; `cepheid tokens validate` shows what a token says"
 
 
+class AuthenticationUnavailableError(AuthenticationError):
+    """Whether the credentials hold cannot be told at this moment, and nothing is said against them."""
+
+    retriable = True
+    hint = "clients try again by themselves; `/ready` of the broker names an issuer that is away"
+
+
 class SecurityConfigurationError(CepheidError):
     """A key, certificate or password file that the settings name cannot be used."""
 

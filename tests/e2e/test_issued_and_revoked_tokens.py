@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -73,6 +75,43 @@ async def test_the_official_client_gets_its_token_from_an_issuer(issuer: LocalIs
         assert await cluster.blocking(partial(work, pulsar.AuthenticationOauth2(json.dumps(params)), "issued")) == [b"1", b"2"]
         own = pulsar.AuthenticationToken(token_of(key_file, "other"))
         assert await cluster.blocking(partial(work, own, "signed")) == [b"1", b"2"], "tokens of the cluster's own key go on"
+
+
+async def test_clients_wait_for_an_issuer_that_is_away(
+    issuer: LocalIssuer, key_file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ours gives up at an error of authentication, as Java clients do; and an issuer's outage fills no audit log."""
+    token = issuer.token()
+    async with asking(key_file, issuer) as cluster:
+        issuer.status = 503
+
+        def work() -> None:
+            with client_of(cluster.service_url, authentication=pulsar.AuthenticationToken(token)) as client:
+                publish(client, "away", [b"1"])
+
+        def ask() -> tuple[int, dict[str, str]]:
+            request = urllib.request.Request(f"{cluster.admin_url}/admin/v2/clusters", headers={"Authorization": f"Bearer {token}"})
+            try:
+                with urllib.request.urlopen(request, timeout=30) as answer:
+                    return answer.status, dict(answer.headers)
+            except urllib.error.HTTPError as error:
+                return error.code, dict(error.headers)
+
+        async def connect() -> None:
+            async with cepheid.connect(cluster.service_url, token=token) as client, client.producer("away"):
+                pass
+
+        publishing, connecting = asyncio.ensure_future(cluster.blocking(work)), asyncio.ensure_future(connect())
+        await until(lambda: any(record.message == "authentication.unavailable" for record in caplog.records))
+        status, headers = await cluster.blocking(ask)
+        assert (status, "www-authenticate" in headers) == (503, False)
+        await asyncio.sleep(1.0)
+        assert not publishing.done()
+        assert not connecting.done(), "it goes on trying"
+        issuer.status = 200
+        await asyncio.gather(publishing, connecting)
+        assert (await cluster.blocking(ask))[0] == 200
+    assert "authentication.failed" not in [record.message for record in caplog.records]
 
 
 async def test_our_client_and_the_command_line_get_theirs_too(

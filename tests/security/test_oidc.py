@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from cepheid_security import AuthenticationError, SecurityConfigurationError
+from cepheid_security import AuthenticationError, AuthenticationUnavailableError, Credentials, SecurityConfigurationError
+from cepheid_security.authenticator import Authenticator
 from cepheid_security.issuer_keys import IssuerError, IssuerKeys, Need, keys_url, read_keys
 from cepheid_security.oauth2 import ClientCredentials, TokenRequestError
 from cepheid_security.oidc import OidcVerifier
-from cepheid_security.settings import OidcSettings
+from cepheid_security.settings import AuthenticationSettings, OidcSettings
 from cepheid_security.token_keys import TokenKey
 from tests.security.local_issuer import AUDIENCE, CLIENT_ID, CLIENT_SECRET, LocalIssuer, running_issuer
 from tests.security.test_tokens import signed_with_public_key
@@ -174,7 +175,9 @@ async def test_an_issuer_that_is_away_is_named_and_known_keys_go_on(issuer: Loca
     async with checking(issuer) as verifier:
         issuer.status = 503
         for _ in range(2):
-            with pytest.raises(AuthenticationError, match=r"cannot be checked at this moment: .* answers with status 503"):
+            with pytest.raises(
+                AuthenticationUnavailableError, match=r"cannot be checked at this moment: .* answers with status 503"
+            ):
                 await verifier.verify(issuer.token().encode(), now_ms())
         assert len(issuer.requests) == 1, "the second token found it too early to ask again"
         assert "status 503" in verifier.problems()[0]
@@ -184,6 +187,47 @@ async def test_an_issuer_that_is_away_is_named_and_known_keys_go_on(issuer: Loca
         assert not verifier.problems()
         issuer.status = 503
         await verifier.verify(issuer.token().encode(), now_ms())
+
+
+async def test_a_key_that_may_be_new_at_an_issuer_that_is_away_is_not_wrong(
+    issuer: LocalIssuer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cepheid_security.issuer_keys._UNKNOWN_KEY_PAUSE_S", 0.0)
+    async with checking(issuer) as verifier:
+        old = issuer.token()
+        await verifier.verify(old.encode(), now_ms())
+        issuer.rotate("second")
+        issuer.status = 503
+        with pytest.raises(AuthenticationUnavailableError):
+            await verifier.verify(issuer.token().encode(), now_ms())
+        await verifier.verify(old.encode(), now_ms())
+        with pytest.raises(AuthenticationError, match="signature does not match"):
+            await verifier.verify(issuer.token(key_id="first").encode(), now_ms())
+
+
+async def test_clients_that_cannot_be_checked_do_not_count_as_failures(issuer: LocalIssuer) -> None:
+    async def run_blocking(check: Callable[[], Any]) -> Any:
+        return check()
+
+    settings = AuthenticationSettings(methods=("oidc",), oidc=OidcSettings(issuers=(issuer.url,), audiences=(AUDIENCE,)))
+    authenticator = Authenticator(settings, now_ms, run_blocking)
+    try:
+        issuer.status = 503
+        with pytest.raises(AuthenticationUnavailableError):
+            await authenticator.authenticate(Credentials("token", issuer.token().encode()))
+        assert authenticator.failures == 0
+        with pytest.raises(AuthenticationError, match="not from an issuer"):
+            await authenticator.authenticate(Credentials("token", b"x.y.z"))
+        assert authenticator.failures == 1
+    finally:
+        await authenticator.aclose()
+
+
+async def test_a_client_beyond_those_that_wait_for_keys_may_try_again(issuer: LocalIssuer, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with checking(issuer) as verifier:
+        monkeypatch.setattr("cepheid_security.oidc._MAX_WAITING", 0)
+        with pytest.raises(AuthenticationUnavailableError, match="too many tokens wait"):
+            await verifier.verify(issuer.token().encode(), now_ms())
 
 
 def test_an_issuer_without_audience_or_without_tls_is_refused_at_the_start() -> None:

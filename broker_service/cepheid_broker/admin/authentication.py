@@ -71,19 +71,22 @@ class AdminAuthentication:
         return shown
 
     async def _refuse(self, scope: Scope, send: Send, error: AuthenticationError) -> None:
-        """Answer 401, after a while when this address has shown wrong credentials often."""
+        """Answer 401, after a while when this address has shown wrong credentials often; 503 where nothing is wrong with them."""
         peer, method = _address_of(scope), scope["method"]
         sent = scope["raw_path"].decode("ascii", errors="replace").partition("?")[0]
         path = audited_path("GET" if method == "HEAD" else method, sent)
         call = f"{method} {path[:200]}"
         self._refusals.note(
-            "authentication.failed",
+            "authentication.unavailable" if error.retriable else "authentication.failed",
             (peer, without_details(str(error))),
             level=logging.WARNING,
             peer=peer,
             call=call,
             error=str(error),
         )
+        if error.retriable:
+            await _refuse(send, str(error), HTTPStatus.SERVICE_UNAVAILABLE)
+            return
         self._audit.record(None, peer, call, path, "denied", str(error))
         if any(name == b"authorization" for name, _ in scope["headers"]):
             delay_s = self._failed_attempts.note(peer, asyncio.get_running_loop().time())
@@ -130,12 +133,13 @@ def _credentials(scope: Scope) -> Credentials:
     raise AuthenticationError("the Authorization header is neither Bearer nor Basic")
 
 
-async def _refuse(send: Send, reason: str) -> None:
+async def _refuse(send: Send, reason: str, status: HTTPStatus = HTTPStatus.UNAUTHORIZED) -> None:
     body = json.dumps({"reason": reason}).encode()
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),
-        (b"www-authenticate", b'Bearer realm="cepheid"'),
     ]
-    await send({"type": "http.response.start", "status": int(HTTPStatus.UNAUTHORIZED), "headers": headers})
+    if status is HTTPStatus.UNAUTHORIZED:
+        headers.append((b"www-authenticate", b'Bearer realm="cepheid"'))
+    await send({"type": "http.response.start", "status": int(status), "headers": headers})
     await send({"type": "http.response.body", "body": body})

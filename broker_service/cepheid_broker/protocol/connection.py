@@ -322,7 +322,7 @@ class Connection(asyncio.Protocol):
 
     async def _refuse_late(self, credentials: Credentials, error: AuthenticationError) -> None:
         """Refuse credentials, after a while when this address has failed often: whoever guesses has to wait."""
-        if credentials.method not in ("", "none"):
+        if credentials.method not in ("", "none") and not error.retriable:
             delay_s = self._services.failed_attempts.note(self.host, self._loop.time())
             if delay_s:
                 await asyncio.sleep(delay_s)
@@ -346,15 +346,20 @@ class Connection(asyncio.Protocol):
         self.close(f"authorization failed: {problem}")
 
     def _refuse_credentials(self, error: AuthenticationError) -> None:
+        """What passes by itself is answered as such and is no denial: Java clients and ours give up at an error of authentication."""
         if self.closed:
             return
         self._services.refusals.note(
-            "authentication.failed",
+            "authentication.unavailable" if error.retriable else "authentication.failed",
             (self.host, without_details(str(error))),
             level=logging.WARNING,
             peer=self.address,
             error=str(error),
         )
+        if error.retriable:
+            self.send_error(NO_REQUEST, ServerError.SERVICE_NOT_READY, str(error))
+            self.close(f"authentication is not possible at this moment: {error}")
+            return
         self._services.audit.record(self.principal, self.address, CommandType.CONNECT.name, "", "denied", str(error))
         self.send_error(NO_REQUEST, ServerError.AUTHENTICATION_ERROR, str(error))
         self.close(f"authentication failed: {error}")
