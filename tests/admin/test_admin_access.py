@@ -140,6 +140,23 @@ def test_probes_need_no_credentials_and_all_else_does(world: SecuredWorld) -> No
     assert {world.ask("", "GET", path).status_code for path in ("/metrics", "/openapi.json", "/admin/v2/brokers/ready")} == {401}
 
 
+def test_only_callers_with_valid_credentials_learn_what_is_wrong(world: SecuredWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cepheid_security.audit.REFUSALS_PER_WINDOW", 10_000)  # the tests before this one may have used them up
+    problem = "bookie-7 is not registered"
+    monkeypatch.setattr(world.admin.standalone._serving._bookies, "problems", lambda: [problem])
+    assert world.ask("nobody", "GET", "/ready").text == f"ok\n{problem}"
+    before = len(world.audited())
+    wrong = {"Authorization": "Bearer x.y.z"}
+    for path in ("/health", "/status.html"):
+        assert world.ask("", "GET", path, wrong).status_code == 200
+    assert len(world.audited()) == before, "probes without details judge nobody"
+    for headers in (None, wrong, {"Authorization": "Basic ?"}):
+        answer = world.ask("", "GET", "/ready", headers)
+        assert (answer.status_code, answer.text) == (200, "ok")
+    refused = world.audited()[before:]
+    assert [(line["object"], line["result"]) for line in refused] == [("/ready", "denied")] * 2
+
+
 def test_lists_show_a_role_only_what_it_may_use(world: SecuredWorld) -> None:
     mine = "persistent://a/n/mine"
     assert world.do("a-admin", "GET", "/admin/v2/tenants") == ["a"]

@@ -2,7 +2,7 @@
 
 A request with an Authorization header is judged by that alone: whoever shows a token means the role of the token.
 
-Probes are answered to everybody: load balancers have no credentials, and the answers say nothing about data.
+Probes are answered to everybody: load balancers have no credentials. What is wrong, `/ready` tells only callers that show valid ones.
 """
 
 from __future__ import annotations
@@ -31,14 +31,19 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_PROBE_WITH_DETAILS = b"/ready"
+"""It is answered to everybody, and tells more to whoever shows valid credentials."""
+
 PRINCIPAL = "cepheid.principal"
 """Key of the request's scope: who asks."""
+STRANGER = "cepheid.stranger"
+"""Key of the request's scope: True where this port asks for credentials and the request was let through without."""
 CERTIFICATE = "cepheid.certificate"
 """Key of the request's scope: the certificate that the client showed, verified, as `getpeercert` gives it. {} without one."""
 
 
 class AdminAuthentication:
-    """Wraps the application. What it lets through has a `Principal` in its scope."""
+    """Wraps the application. What it lets through has a `Principal` in its scope, or is marked as a stranger's."""
 
     def __init__(
         self, app: ASGIApp, authenticator: Authenticator, audit: AuditLog, certificate_role: CertificateRule = "common_name"
@@ -51,15 +56,28 @@ class AdminAuthentication:
         self._audit = audit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["raw_path"] in PROBES:
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
+            return
+        path = scope["raw_path"]
+        if path in PROBES and (path != _PROBE_WITH_DETAILS or not self._shows_credentials(scope)):
+            await self._app({**scope, STRANGER: True}, receive, send)
             return
         try:
             principal = await self._authenticator.authenticate(replace(self._credentials(scope), peer=_address_of(scope)))
         except AuthenticationError as error:
-            await self._refuse(scope, send, error)
+            await self._note(scope, error)  # for a probe, too: it is no place to try passwords unseen
+            if path in PROBES:
+                await self._app({**scope, STRANGER: True}, receive, send)
+            else:
+                await _refuse(send, str(error), HTTPStatus.SERVICE_UNAVAILABLE if error.retriable else HTTPStatus.UNAUTHORIZED)
             return
         await self._app({**scope, PRINCIPAL: principal}, receive, send)
+
+    def _shows_credentials(self, scope: Scope) -> bool:
+        return _has_authorization(scope) or (
+            self._authenticator.accepts_certificates and bool(certificate_names(scope.get(CERTIFICATE), self._certificate_role))
+        )
 
     def _credentials(self, scope: Scope) -> Credentials:
         """Raises AuthenticationError."""
@@ -70,8 +88,8 @@ class AdminAuthentication:
                 return Credentials("tls", certificate_names=names)
         return shown
 
-    async def _refuse(self, scope: Scope, send: Send, error: AuthenticationError) -> None:
-        """Answer 401, after a while when this address has shown wrong credentials often; 503 where nothing is wrong with them."""
+    async def _note(self, scope: Scope, error: AuthenticationError) -> None:
+        """Log and audit a failure, and wait for a while when this address has shown wrong credentials often."""
         peer, method = _address_of(scope), scope["method"]
         sent = scope["raw_path"].decode("ascii", errors="replace").partition("?")[0]
         path = audited_path("GET" if method == "HEAD" else method, sent)
@@ -85,13 +103,15 @@ class AdminAuthentication:
             error=str(error),
         )
         if error.retriable:
-            await _refuse(send, str(error), HTTPStatus.SERVICE_UNAVAILABLE)
             return
         self._audit.record(None, peer, call, path, "denied", str(error))
-        if any(name == b"authorization" for name, _ in scope["headers"]):
+        if _has_authorization(scope):
             delay_s = self._failed_attempts.note(peer, asyncio.get_running_loop().time())
             await asyncio.sleep(delay_s)
-        await _refuse(send, str(error))
+
+
+def _has_authorization(scope: Scope) -> bool:
+    return any(name == b"authorization" for name, _ in scope["headers"])
 
 
 def _address_of(scope: Scope) -> str:

@@ -13,6 +13,7 @@ import asyncio
 from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse
 
+from cepheid_broker.admin.authentication import STRANGER
 from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.cross_site import AdminHosts
 from cepheid_broker.admin.errors import HealthCheckError, NotFoundError
@@ -40,12 +41,12 @@ def health(context: AdminContext) -> APIRouter:
 
     @router.get("/ready")
     async def serves(request: Request) -> PlainTextResponse:
-        """`ok` once clients are served, then, under a known `Host`, a line about each thing that is wrong; else 503"""
+        """`ok` once clients are served, then what is wrong, under a known `Host` and to callers with credentials; else 503"""
         if not context.is_ready():
             return PlainTextResponse("starting or stopping", 503)
         # Under another name the reader may be a page that made this address its own (cross_site.py).
         is_known = AdminHosts.of(context.broker.settings).accepts_header(request.headers.get("host", ""))
-        problems = context.problems() if is_known else ()
+        problems = context.problems() if is_known and not request.scope.get(STRANGER) else ()
         return PlainTextResponse("\n".join(["ok", *problems]))
 
     @router.get("/admin/v2/brokers/ready")

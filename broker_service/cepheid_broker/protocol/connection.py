@@ -346,7 +346,7 @@ class Connection(asyncio.Protocol):
         self.close(f"authorization failed: {problem}")
 
     def _refuse_credentials(self, error: AuthenticationError) -> None:
-        """What passes by itself is answered as such and is no denial: Java clients and ours give up at an error of authentication."""
+        """What passes by itself is no denial, and is answered as such: an error of authentication makes Java clients give up."""
         if self.closed:
             return
         self._services.refusals.note(
