@@ -23,11 +23,11 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from ipaddress import IPv6Network
 from pathlib import Path
 from typing import Literal
 
 from cepheid_ports import Worker
+from cepheid_security.failed_attempts import network_of
 from cepheid_security.principal import Principal
 
 log = logging.getLogger(__name__)
@@ -298,12 +298,7 @@ def _summary(now_ms: int, who: str, suppressed: int) -> bytes:
 
 def _budget_of(principal: Principal | None, peer: str) -> str:
     """Return whose lines are counted together: a role at an address, or an address; of IPv6 the network /64, which one host has."""
-    host = _host(peer)
-    if ":" in host:
-        try:
-            host = str(IPv6Network((host.partition("%")[0], 64), strict=False))
-        except ValueError:
-            pass  # no address: as it is
+    host = network_of(_host(peer))
     return host if principal is None else f"{host} {principal.role}"
 
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 
+from cepheid_security.failed_attempts import network_of
 from cepheid_security.oidc import Fetch, OidcVerifier
-from cepheid_security.passwords import check_password, read_passwords
+from cepheid_security.passwords import VerifiedPasswords, check_password, read_passwords
 from cepheid_security.principal import (
     AuthenticationError,
     AuthenticationUnavailableError,
@@ -65,6 +66,7 @@ class Authenticator:
         self.failures = 0
         """Clients and calls that were refused."""
         self._password_checks = asyncio.Semaphore(MAX_PASSWORD_CHECKS)
+        self._verified = VerifiedPasswords()
         self._password_shares: dict[str, _Share] = {}
 
     def __repr__(self) -> str:
@@ -79,6 +81,7 @@ class Authenticator:
         if files == self._seen:
             return False
         self._tokens, self._passwords = self._read()
+        self._verified = VerifiedPasswords()  # a password that was changed holds no longer
         self._seen = files
         return True
 
@@ -158,15 +161,22 @@ class Authenticator:
     async def _check_password(self, data: bytes, peer: str) -> Principal:
         if len(data) > _MAX_BASIC_BYTES:
             raise AuthenticationError(f"a user name with its password has {len(data)} bytes, at most {_MAX_BASIC_BYTES} are read")
-        share = self._password_shares.setdefault(peer, _Share())
+        known = self._verified.get(data, _now_s())
+        if known is not None:
+            return known
+        network = network_of(peer)
+        share = self._password_shares.setdefault(network, _Share())
         share.users += 1
         try:
             async with share.checks, self._password_checks:
-                return await self._run_blocking(lambda: check_password(self._passwords, data))
+                passwords, verified = self._passwords, self._verified  # of before a reload, if there is one meanwhile
+                principal = await self._run_blocking(lambda: check_password(passwords, data))
+                verified.add(data, principal, _now_s())
+                return principal
         finally:
             share.users -= 1
             if not share.users:
-                self._password_shares.pop(peer, None)
+                self._password_shares.pop(network, None)
 
 
 class _Share:
@@ -175,6 +185,10 @@ class _Share:
     def __init__(self) -> None:
         self.checks = asyncio.Semaphore(MAX_PASSWORD_CHECKS_OF_ADDRESS)
         self.users = 0
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _keys(named: tuple[str, ...], read: Callable[[str, str | None], TokenKey]) -> list[TokenKey]:

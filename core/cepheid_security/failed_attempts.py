@@ -6,6 +6,7 @@ Only failures wait, so a client with good credentials is served at once, also wh
 from __future__ import annotations
 
 from collections import OrderedDict
+from ipaddress import IPv6Network
 
 _FREE = 10
 """Failures of one address that are answered at once: a restarted client that has an old password makes a few."""
@@ -16,8 +17,18 @@ _FORGOTTEN_AFTER_S = 60.0
 _MAX_ADDRESSES = 10_000
 
 
+def network_of(address: str) -> str:
+    """Return what limits by address count together: the address, or of IPv6 the network /64, all of which one host may use."""
+    if ":" in address:
+        try:
+            return str(IPv6Network((address.partition("%")[0], 64), strict=False))
+        except ValueError:
+            pass  # no address: as it is
+    return address
+
+
 class FailedAttempts:
-    """Failures by address. Addresses beyond the bound are forgotten, the ones that failed longest ago first."""
+    """Failures by address (`network_of`). Addresses beyond the bound are forgotten, the ones that failed longest ago first."""
 
     def __init__(self) -> None:
         self._by_address: OrderedDict[str, tuple[int, float]] = OrderedDict()  # failures, time of the last one
@@ -27,6 +38,7 @@ class FailedAttempts:
 
     def note(self, address: str, now_s: float) -> float:
         """Count a failure. Return the seconds after which it is answered."""
+        address = network_of(address)
         failures, last_s = self._by_address.pop(address, (0, now_s))
         failures = 1 if now_s - last_s > _FORGOTTEN_AFTER_S else failures + 1
         self._by_address[address] = (failures, now_s)

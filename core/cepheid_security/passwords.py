@@ -5,13 +5,19 @@ Other hashes of htpasswd (MD5, SHA-1, crypt) are refused when the file is read: 
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import re
+import secrets
+from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 
 from cepheid_security.principal import AuthenticationError, Principal, SecurityConfigurationError
 
 _BCRYPT = re.compile(r"\$2[aby]\$(0[4-9]|[12][0-9]|3[01])\$[./A-Za-z0-9]{53}")
+_REMEMBERED_S = 60.0
+_MAX_REMEMBERED = 1000
 _MAX_PASSWORD_BYTES = 72  # bcrypt reads no more; a longer one would match with any other end
 
 
@@ -50,6 +56,37 @@ def check_password(users: Mapping[str, bytes], data: bytes) -> Principal:
     if not colon or hashed is None or not matches:
         raise AuthenticationError("the user name or the password is wrong")
     return Principal(name, "basic")
+
+
+class VerifiedPasswords:
+    """Who has shown the right password within the last minute: admin calls and clients that connect again do not wait for bcrypt,
+    nor behind strangers who try passwords. No clock.
+
+    It has no password: only a keyed hash of user and password, with a key that this process makes and nobody else has.
+    """
+
+    def __init__(self) -> None:
+        self._key = secrets.token_bytes(32)
+        self._verified: OrderedDict[bytes, tuple[Principal, float]] = OrderedDict()  # until when
+
+    def __repr__(self) -> str:
+        return f"<VerifiedPasswords {len(self._verified)}>"
+
+    def get(self, data: bytes, now_s: float) -> Principal | None:
+        """Return who showed the same `user:password` lately."""
+        principal, until_s = self._verified.get(self._digest(data), (None, now_s))
+        return principal if now_s < until_s else None
+
+    def add(self, data: bytes, principal: Principal, now_s: float) -> None:
+        """Remember what was checked just now. Those beyond the bound are forgotten, oldest first."""
+        digest = self._digest(data)
+        self._verified[digest] = (principal, now_s + _REMEMBERED_S)
+        self._verified.move_to_end(digest)
+        if len(self._verified) > _MAX_REMEMBERED:
+            self._verified.popitem(last=False)
+
+    def _digest(self, data: bytes) -> bytes:
+        return hmac.digest(self._key, data, hashlib.sha256)
 
 
 def _like(users: Mapping[str, bytes]) -> bytes:

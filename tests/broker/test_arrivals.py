@@ -53,3 +53,9 @@ def test_failures_of_an_address_are_answered_later_and_later_until_it_rests() ->
     assert delays[-1] == MAX_DELAY_S
     assert attempts.note(NEAR, 0.0) == 0.0
     assert attempts.note(FAR, 61.0) == 0.0
+
+
+def test_whoever_has_a_network_of_ipv6_addresses_does_not_fail_as_many_clients() -> None:
+    attempts = FailedAttempts()
+    assert [attempts.note(f"2001:db8::{number:x}", 0.0) for number in range(12)][-2:] == [0.25, 0.5]
+    assert attempts.note("2001:db8:0:1::1", 0.0) == 0.0

@@ -23,7 +23,7 @@ from cepheid_security import (
 )
 from cepheid_security.authenticator import MAX_PASSWORD_CHECKS_OF_ADDRESS, Authenticator
 from cepheid_security.authority import Authority
-from cepheid_security.passwords import check_password, read_passwords
+from cepheid_security.passwords import VerifiedPasswords, check_password, read_passwords
 from cepheid_security.settings import AuthenticationSettings
 
 NOW = datetime.datetime.now(datetime.UTC)
@@ -180,3 +180,79 @@ async def test_wrong_passwords_of_one_address_leave_room_for_others(tmp_path: Pa
     refused = await asyncio.gather(*strangers, return_exceptions=True)
     assert all(isinstance(each, AuthenticationError) for each in refused)
     assert most == MAX_PASSWORD_CHECKS_OF_ADDRESS + 1
+
+
+async def test_a_password_that_was_right_is_not_checked_again_until_the_file_changes(tmp_path: Path) -> None:
+    users, checks = tmp_path / "users", 0
+    users.write_text(f"ann:{hashed(b'right')}\n")
+
+    async def run_blocking(check: Callable[[], Principal]) -> Principal:
+        nonlocal checks
+        checks += 1
+        return check()
+
+    authenticator = Authenticator(AuthenticationSettings(methods=("basic",), passwords_file=str(users)), lambda: 0, run_blocking)
+    right = Credentials("basic", b"ann:right", peer="198.51.100.7")
+    for _ in range(3):
+        assert (await authenticator.authenticate(right)).role == "ann"
+    assert checks == 1
+    for _ in range(2):
+        with pytest.raises(AuthenticationError):
+            await authenticator.authenticate(Credentials("basic", b"ann:wrong", peer="198.51.100.7"))
+    assert checks == 3, "wrong ones are checked each time"
+    users.write_text(f"ann:{hashed(b'changed')}\n# longer\n")
+    assert authenticator.reload_if_changed()
+    with pytest.raises(AuthenticationError):
+        await authenticator.authenticate(right)
+
+
+async def test_a_password_that_is_exchanged_during_its_check_is_not_remembered(tmp_path: Path) -> None:
+    users, started, release = tmp_path / "users", asyncio.Event(), asyncio.Event()
+    users.write_text(f"ann:{hashed(b'right')}\n")
+
+    async def run_blocking(check: Callable[[], Principal]) -> Principal:
+        started.set()
+        await release.wait()
+        return check()
+
+    authenticator = Authenticator(AuthenticationSettings(methods=("basic",), passwords_file=str(users)), lambda: 0, run_blocking)
+    right = Credentials("basic", b"ann:right", peer="198.51.100.7")
+    checking = asyncio.ensure_future(authenticator.authenticate(right))
+    await started.wait()
+    users.write_text(f"ann:{hashed(b'changed')}\n# longer\n")
+    assert authenticator.reload_if_changed()
+    release.set()
+    await checking
+    with pytest.raises(AuthenticationError):
+        await authenticator.authenticate(right)
+
+
+def test_verified_passwords_are_forgotten_after_a_minute_and_beyond_a_bound() -> None:
+    verified, ann = VerifiedPasswords(), Principal("ann", "basic")
+    verified.add(b"ann:right", ann, 0.0)
+    assert (verified.get(b"ann:right", 59.0), verified.get(b"ann:right", 60.0)) == (ann, None)
+    assert verified.get(b"ann:wrong", 0.0) is None
+    for number in range(1000):
+        verified.add(b"user:%d" % number, ann, 1.0)
+    assert verified.get(b"ann:right", 1.0) is None
+    assert verified.get(b"user:0", 1.0) == ann
+
+
+async def test_one_host_with_many_ipv6_addresses_has_one_share_of_the_checks(tmp_path: Path) -> None:
+    users, running, release = tmp_path / "users", 0, asyncio.Event()
+    users.write_text(f"ann:{hashed(b'right')}\n")
+
+    async def run_blocking(check: Callable[[], Principal]) -> Principal:
+        nonlocal running
+        running += 1
+        await release.wait()
+        return check()
+
+    authenticator = Authenticator(AuthenticationSettings(methods=("basic",), passwords_file=str(users)), lambda: 0, run_blocking)
+    wrong = [Credentials("basic", b"ann:wrong", peer=f"2001:db8::{number:x}") for number in range(20)]
+    strangers = [asyncio.ensure_future(authenticator.authenticate(each)) for each in wrong]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert running == MAX_PASSWORD_CHECKS_OF_ADDRESS
+    release.set()
+    await asyncio.gather(*strangers, return_exceptions=True)

@@ -2,7 +2,7 @@
 
 A request with an Authorization header is judged by that alone: whoever shows a token means the role of the token.
 
-Probes are answered to everybody: load balancers have no credentials. What is wrong, `/ready` tells only callers that show valid ones.
+Probes are answered to everybody: load balancers have no credentials. `/ready` says what is wrong to callers with valid ones alone.
 """
 
 from __future__ import annotations
