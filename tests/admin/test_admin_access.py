@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -155,6 +156,17 @@ def test_only_callers_with_valid_credentials_learn_what_is_wrong(world: SecuredW
         assert (answer.status_code, answer.text) == (200, "ok")
     refused = world.audited()[before:]
     assert [(line["object"], line["result"]) for line in refused] == [("/ready", "denied")] * 2
+
+
+def test_tokens_of_the_future_are_not_revoked(world: SecuredWorld) -> None:
+    path, now_ms = "/cepheid/v1/revocations", time.time_ns() // 1_000_000
+    late = {"kind": "role", "value": "later", "issued_up_to_ms": now_ms + 120_000}
+    assert world.ask("root", "POST", path, json=late).status_code == 400
+    # The caller's clock may be ahead, and so may be that of whoever made the token which has to end.
+    world.do("root", "POST", path, json={**late, "issued_up_to_ms": now_ms + 30_000})
+    (entry,) = (each for each in world.do("root", "GET", path) if each["value"] == "later")
+    assert entry["issued_up_to_ms"] == now_ms + 30_000
+    world.do("root", "DELETE", f"{path}?kind=role&value=later")
 
 
 def test_lists_show_a_role_only_what_it_may_use(world: SecuredWorld) -> None:
