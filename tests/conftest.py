@@ -24,7 +24,12 @@ if worker := os.environ.get("PYTEST_XDIST_WORKER"):  # gw0, gw1, …: processes 
 for options in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"):  # drivers of tests, also in processes of their own
     os.environ.setdefault(options, QUICK_JVM)
 
-settings.register_profile("cepheid", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "cepheid",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize="CEPHEID_FRESH_EXAMPLES" not in os.environ,  # a change is not refused for an example that nobody had seen before
+)
 settings.load_profile("cepheid")
 engine.MAX_SHRINKING_SECONDS = 60
 """Its own limit of 300 s is that of pytest-timeout: a test that failed would be reported as one that hangs, without its example."""
