@@ -113,8 +113,8 @@ def _date_or_time(text: str) -> date:
 def _no_place(word: object) -> BadOptionError:
     shown = _shown(word)
     return BadOptionError(
-        f"'{shown}' is no place in a topic: write earliest, latest, a time like 2026-03-01T08:00:00Z or -6h, a position like 12:345, or "
-        "subscription:NAME",
+        f"'{shown}' is no place in a topic: write earliest, latest, a time like 2026-03-01T08:00:00Z or -6h, a position like "
+        "12:345, or subscription:NAME",
         value=shown,
     )
 
