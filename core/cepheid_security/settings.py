@@ -158,8 +158,8 @@ class AuthorizationSettings(BaseModel, frozen=True, extra="forbid"):
     )
     enforced: bool = Field(
         True,
-        description="Whether what is not granted is denied. `false` only while a running cluster is secured: such requests are logged "
-        "(event authorization.would_deny) and allowed then, so that they can be granted first.",
+        description="Whether what is not granted is denied. `false` only while a running cluster is secured: such requests are "
+        "logged (event authorization.would_deny) and allowed then, so that they can be granted first.",
     )
     super_user_roles: tuple[str, ...] = Field((), description="Roles that may do everything, in all tenants.")
     proxy_roles: tuple[str, ...] = Field(
