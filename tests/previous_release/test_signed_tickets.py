@@ -68,6 +68,21 @@ class Upgrading:
         self.processes.stop(name)
         self.processes.start(name, timeout_s=PATIENCE_S)
 
+    def serve(self, topic: str, broker: str) -> None:
+        """Move the topic's bundle to this broker, unless it is there already."""
+        admin, view = AdminClient(self.processes.admin_urls[0]), MetadataView(self.processes.metadata_url)
+        path = topic_path(topic).removeprefix("/admin/v2/")
+        bundle = admin.get(f"/lookup/v2/topic/{path}/bundle")
+        name = bundle.decode() if isinstance(bundle, bytes) else str(bundle)
+
+        def is_there() -> bool:
+            admin.get(f"/lookup/v2/topic/{path}")  # a bundle is owned when somebody looks for it
+            return view.owner(topic) == broker
+
+        if not is_there():
+            admin.put(f"{namespace_path('public/default')}/{name}/unload", destinationBroker=broker)
+            wait_for(is_there, f"{broker} serves {topic}", PATIENCE_S)
+
     def cepheid(self, *words: str, broker: int = 0, old: bool = False) -> subprocess.CompletedProcess[str]:
         with self.old.in_use() if old else nullcontext():
             variables = {name: value for name, value in os.environ.items() if not name.startswith("CEPHEID_")}
@@ -94,21 +109,14 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Upgradi
 @pytest.mark.timeout(1200)
 def test_readers_of_both_releases_read_until_the_upgrade_is_finished(cluster: Upgrading) -> None:
     processes = cluster.processes
-    admin, view = AdminClient(processes.admin_urls[0]), MetadataView(processes.metadata_url)
-    admin.put(f"{topic_path(TOPIC)}/partitions", PARTITIONS)
+    AdminClient(processes.admin_urls[0]).put(f"{topic_path(TOPIC)}/partitions", PARTITIONS)
     with client_of(processes.service_url, authentication=pulsar.AuthenticationToken(cluster.token)) as client:
         producer = client.create_producer(TOPIC, message_routing_mode=pulsar.PartitionsRoutingMode.RoundRobinDistribution)
         for number in range(MESSAGES):
             producer.send(b"message %d" % number)
         producer.close()
     for partition, broker in ((0, "broker-1"), (1, "broker-2")):
-        part = f"{TOPIC}-partition-{partition}"
-        path = topic_path(part).removeprefix("/admin/v2/")
-        bundle = admin.get(f"/lookup/v2/topic/{path}/bundle")
-        bundle = bundle.decode() if isinstance(bundle, bytes) else str(bundle)
-        if view.owner(part) != broker:
-            admin.put(f"{namespace_path('public/default')}/{bundle}/unload", destinationBroker=broker)
-            wait_for(lambda part=part, broker=broker: view.owner(part) == broker, f"{broker} serves {part}", PATIENCE_S)
+        cluster.serve(f"{TOPIC}-partition-{partition}", broker)
 
     for broker in (0, 1):
         for old in (True, False):
