@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from cepheid_bookie.scans import AuthorizeRead
 from cepheid_rpc import Status
 from cepheid_security.read_tickets import TicketVerdict
+from cepheid_security.tls import CertificateRule
 
 CheckTicket = Callable[[bytes, int, int, int], TicketVerdict]
 """`(ticket, ledger_id, first_entry_id, last_entry_id)`."""
@@ -23,18 +24,24 @@ CheckTicket = Callable[[bytes, int, int, int], TicketVerdict]
 _STATUSES = {
     TicketVerdict.VALID: Status.OK,
     TicketVerdict.EXPIRED: Status.TICKET_EXPIRED,
-    TicketVerdict.UNKNOWN_KEY: Status.UNKNOWN,  # it may be on its way: the reader tries again
+    TicketVerdict.UNKNOWN_KEY: Status.TICKET_KEY_UNKNOWN,  # the reader tries again, and then with a new ticket
     TicketVerdict.REFUSED: Status.UNAUTHORIZED,
 }
 
 
 @dataclass(frozen=True, slots=True)
 class BookieAccess:
-    """What roles may do. `open_without_tls`: a caller on a port without TLS may do everything, as without security."""
+    """What roles may do. `open_without_tls`: a caller on a port without TLS may do everything, as without security.
+
+    `certificate_role`: which name in a certificate is the role.
+    """
 
     cluster_roles: frozenset[str] = frozenset()
     reader_roles: frozenset[str] = frozenset()
     open_without_tls: bool = False
+    open_reads_without_tls: Callable[[], bool] = bool
+    """Whether a caller on a port without TLS may read without a ticket: of a release that knows none, while it is replaced."""
+    certificate_role: CertificateRule = "common_name"
 
     def may_change(self, role: str, *, is_encrypted: bool) -> bool:
         """Return whether the role may write, fence and recover."""
@@ -42,7 +49,9 @@ class BookieAccess:
 
     def may_read(self, role: str, *, is_encrypted: bool) -> bool:
         """Return whether the role may read without a ticket."""
-        return role in self.reader_roles or self.may_change(role, is_encrypted=is_encrypted)
+        if self.may_change(role, is_encrypted=is_encrypted) or role in self.reader_roles:
+            return True
+        return not is_encrypted and self.open_reads_without_tls()
 
 
 OPEN_ACCESS = BookieAccess(open_without_tls=True)

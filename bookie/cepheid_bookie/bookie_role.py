@@ -52,8 +52,10 @@ from cepheid_metadata import (
     require_cluster,
 )
 from cepheid_metadata.patient_open import open_patiently
+from cepheid_metadata.process_reports import ProcessReport, SecurityFacts, bookie_reports, report
+from cepheid_metadata.store import security_of
 from cepheid_metadata.ticket_keyring import TicketKeyring
-from cepheid_metadata.upgrade import report_known_format
+from cepheid_metadata.upgrade import NEWEST_STORAGE_FORMAT, report_known_format
 from cepheid_ports import Ports, Role, TaskOwner, host_port
 from cepheid_ports.process_metrics import process_families
 from cepheid_ports.prometheus import CONTENT_TYPE, Family, encode, gauge
@@ -115,9 +117,14 @@ class BookieRole(Role):
             grpc["grpc"] = self.address
         else:
             grpc[TLS_PROTOCOL] = self.address
-            if tls.plain_port is not None:
+            if tls.has_plain_port:
                 assert self._server.plain_port is not None, "the server was given a port without TLS"
                 grpc["grpc"] = host_port(self.settings.shown_host, self._server.plain_port)
+            if tls.port is not None:  # what is advertised is where clients without TLS have always found it
+                grpc[TLS_PROTOCOL] = host_port(self.settings.shown_host, self._server.port)
+                grpc["grpc"] = host_port(
+                    self.settings.shown_host, self.settings.advertised_port or self._server.plain_port or self.settings.port
+                )
         return {**grpc, "http": self.http_url.removeprefix("http://")}
 
     @property
@@ -162,6 +169,7 @@ class BookieRole(Role):
         await self._serve()
         self._record = record = self._new_record()
         await report_known_format(store, self.bookie_id, record.process or "")
+        await report(bookie_reports(store), self.bookie_id, self._report_of(record.process or ""))
         self._registration = self._new_registration(store, record)
         opened.push_async_callback(self._registration.aclose)  # first at the end: nobody else is sent here
         self.bookie.on_writable = self._on_writable
@@ -174,7 +182,7 @@ class BookieRole(Role):
     async def _ticket_check(self, store: MetadataStore) -> AuthorizeRead:
         """What scans have to show: a ticket where only ports with TLS are open."""
         tls = self.settings.tls
-        if not tls.enabled or tls.plain_port is not None:
+        if not tls.enabled or tls.has_plain_port:
             return self._authorize_read
         keyring = TicketKeyring(store, self._ports)
         self._opened.push_async_callback(keyring.aclose)
@@ -233,17 +241,18 @@ class BookieRole(Role):
         self._server = BookieServer(
             self.bookie,
             settings.host,
-            settings.port,
+            settings.port if settings.tls.port is None else settings.tls.port,
             settings.grpc_server,
             scans=scans,
             credentials=ports.credentials,
-            plain_port=settings.tls.plain_port,
+            plain_port=settings.tls.plain_port if settings.tls.port is None else settings.port,
             access=ports.access,
         )
         await self._server.start()
         self._opened.push_async_callback(self._server.aclose)
-        if settings.tls.plain_port is not None:
-            hint = "everybody may read and write there; remove tls.plain_port when all brokers have certificates"
+        if settings.tls.has_plain_port:
+            name = "plain_port" if settings.tls.port is None else "port"
+            hint = f"everybody may read and write there; remove tls.{name} when all brokers have certificates"
             log.warning("bookie.plain_port_open", extra={"port": self._server.plain_port, "hint": hint})
 
     @property
@@ -264,11 +273,25 @@ class BookieRole(Role):
             record = record.replace(free_bytes=self.bookie.look_at_free_space(), total_bytes=total_bytes)
         return record
 
+    def _report_of(self, process: str) -> ProcessReport:
+        tls, stored = self.settings.tls, security_of(self._opened_store)
+        security = SecurityFacts(
+            zookeeper_user=stored.user,
+            zookeeper_private=stored.private,
+            tls=tls.enabled,
+            plain=tls.has_plain_port,
+            authentication=tls.enabled and not tls.has_plain_port,
+            authorization=tls.enabled and not tls.has_plain_port,
+            enforced=tls.enabled and not tls.has_plain_port,
+        )
+        return ProcessReport(process=process, storage_format=NEWEST_STORAGE_FORMAT, security=security)
+
     def _new_registration(self, store: MetadataStore, record: BookieRegistration) -> Registration[BookieRegistration]:
         def is_past(found: BookieRegistration) -> bool:
             """We hold the lock of that directory and listen at that address: whoever wrote this has ended."""
-            same = all(found.addresses.get(name) == record.addresses.get(name) for name in ("grpc", TLS_PROTOCOL))
-            return found.incarnation == record.incarnation and same
+            # Of two ports one may be any free one, which differs from start to start.
+            own = [(name, record.addresses[name]) for name in ("grpc", TLS_PROTOCOL) if name in record.addresses]
+            return found.incarnation == record.incarnation and any(found.addresses.get(name) == place for name, place in own)
 
         return Registration(
             store,

@@ -170,17 +170,17 @@ class BookieServer:
 
     async def _check_may_change(self, context: Context, method: str) -> None:
         caller = context.auth_context()
-        if not self._access.may_change(peer_role(caller), is_encrypted=is_encrypted(caller)):
+        if not self._access.may_change(peer_role(caller, self._access.certificate_role), is_encrypted=is_encrypted(caller)):
             await self._deny(context, method, "only brokers and repair workers of this cluster may change what a bookie holds")
 
     async def _check_may_read(self, context: Context, method: str) -> None:
         """Of a request without a ticket."""
         caller = context.auth_context()
-        if not self._access.may_read(peer_role(caller), is_encrypted=is_encrypted(caller)):
+        if not self._access.may_read(peer_role(caller, self._access.certificate_role), is_encrypted=is_encrypted(caller)):
             await self._deny(context, method, "a read needs a ticket: plan it through a broker, which issues tickets")
 
     async def _deny(self, context: Context, method: str, reason: str) -> NoReturn:
-        role = peer_role(context.auth_context())
+        role = peer_role(context.auth_context(), self._access.certificate_role)
         self.denied += 1
         facts = {"method": method, "peer": context.peer(), "role": role, "reason": reason}
         self._refusals.note("bookie.request.denied", (method, role), level=logging.WARNING, **facts)

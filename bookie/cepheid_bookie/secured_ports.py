@@ -27,7 +27,7 @@ def access_of(tls: BookieTlsSettings, access: BookieAccessSettings) -> BookieAcc
     if not tls.enabled:
         return OPEN_ACCESS
     roles = frozenset(access.cluster_roles), frozenset(access.reader_roles)
-    return BookieAccess(*roles, open_without_tls=tls.plain_port is not None)
+    return BookieAccess(*roles, open_without_tls=tls.has_plain_port, certificate_role=access.certificate_role)
 
 
 def secured_ports(tls: BookieTlsSettings, access: BookieAccess) -> SecuredPorts:

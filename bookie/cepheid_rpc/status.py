@@ -25,6 +25,7 @@ class Status(IntEnum):
     BAD_REQUEST = 11  # malformed, or a version this bookie does not know
     STOPPED = 12  # the bookie is shutting down or its connection ended
     TICKET_EXPIRED = 13  # the read ticket was valid once: plan again to get a new one
+    TICKET_KEY_UNKNOWN = 14  # this bookie does not know the key that signed the read ticket: it may be on its way, or deleted
 
     @property
     def certain_no(self) -> bool:
@@ -33,4 +34,14 @@ class Status(IntEnum):
     @property
     def retriable(self) -> bool:
         """The same request may succeed later at the same bookie."""
-        return self in (Status.OVERLOADED, Status.NO_SPACE, Status.IO_ERROR, Status.UNKNOWN, Status.STOPPED)
+        return self in _RETRIABLE
+
+
+_RETRIABLE = (
+    Status.OVERLOADED,
+    Status.NO_SPACE,
+    Status.IO_ERROR,
+    Status.UNKNOWN,
+    Status.STOPPED,
+    Status.TICKET_KEY_UNKNOWN,
+)

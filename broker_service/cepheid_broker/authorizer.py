@@ -10,6 +10,7 @@ Rules
 2. Permissions that may be out of date (the metadata store is away, or a record cannot be read) are used for `stale_s`. After it,
    whatever needs them is denied until they have been read again. Such a denial is temporary: clients try again.
 3. Changes are noticed by watches, so they are in force as soon as this broker receives them.
+4. Where permissions are not enforced yet, what they would deny is logged and allowed. `judge` says what they would do.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import TypedDict, TypeVar
 
 from cepheid_broker.errors import AuthorizationError, PermissionsOutOfDateError
 from cepheid_metadata import (
+    MetadataError,
     MetadataStore,
     NamespacePermissions,
     Record,
@@ -32,7 +34,7 @@ from cepheid_metadata import (
     grants_of,
     keys,
 )
-from cepheid_ports import SingleFlight, TaskOwner
+from cepheid_ports import RefusalLog, SingleFlight, TaskOwner
 from cepheid_security import NO_GRANTS, Decision, Grants, Need, Principal, Roles, decide, usable_topics
 from cepheid_wire import NamespaceName, TopicName
 
@@ -46,6 +48,7 @@ ABSENT_S = 1.0
 MAX_ABSENT = 100
 R = TypeVar("R", bound=Record)
 
+_NOT_ENFORCED = Decision(True, "permissions are not enforced (authorization.enforced)")
 _FROM_SETTINGS = (Need.NOBODY_IN_PARTICULAR, Need.AUTHENTICATED, Need.SUPER_USER, Need.CLUSTER_PEER)
 """Needs for which the settings and the principal are enough."""
 
@@ -72,7 +75,9 @@ class _Known:
 class Authorizer:
     """Made inside the running loop. `aclose` before the store is closed."""
 
-    def __init__(self, roles: Roles, stale_s: float, store: MetadataStore, tasks: TaskOwner) -> None:
+    def __init__(self, roles: Roles, stale_s: float, store: MetadataStore, tasks: TaskOwner, *, enforced: bool = True) -> None:
+        self.enforced = enforced
+        self._refusals = RefusalLog()
         self._roles = roles
         self._stale_s = stale_s
         self._records = WatchedRecords(store, tasks, on_suspected=self._on_suspected)
@@ -114,18 +119,59 @@ class Authorizer:
     ) -> Decision:
         """Return whether `principal` may do what has this need, on a topic, a namespace or a tenant.
 
+        Where permissions are not enforced it may, and what would be denied is logged.
         `is_request`: a denial counts as one. False where the caller only asks, to leave something out of an answer. Raises
         MetadataError where the permissions are not known and cannot be read.
         """
         facts: _Facts = {"topic": topic, "namespace": namespace, "tenant": tenant, "subscription": subscription}
-        decision = self.check_now(principal, need, **facts)
+        if not self.enforced:
+            if is_request:
+                await self._tell_denial(principal, need, facts)
+            return _NOT_ENFORCED
+        decision = await self.judge(principal, need, **facts)
+        self.denied += is_request and not decision.allowed
+        return decision
+
+    async def judge(
+        self,
+        principal: Principal | None,
+        need: Need,
+        *,
+        topic: TopicName | None = None,
+        namespace: NamespaceName | None = None,
+        tenant: str | None = None,
+        subscription: str | None = None,
+    ) -> Decision:
+        """Return what permissions say, enforced or not. Raises MetadataError."""
+        facts: _Facts = {"topic": topic, "namespace": namespace, "tenant": tenant, "subscription": subscription}
+        decision = self._judge_now(principal, need, **facts)
         if decision is None:
             where = topic.namespace if topic is not None else namespace
             owner = _tenant_of(where, tenant)
             await self._loading.run(owner if where is None else where, self._load)
-            decision = self.check_now(principal, need, **facts) or self._without_permissions(principal, need, owner)
-        self.denied += is_request and not decision.allowed
+            decision = self._judge_now(principal, need, **facts) or self._without_permissions(principal, need, owner)
         return decision
+
+    async def _tell_denial(self, principal: Principal | None, need: Need, facts: _Facts) -> None:
+        """Log what would be denied, so that it can be granted before permissions are enforced."""
+        try:
+            decision = await self.judge(principal, need, **facts)
+        except MetadataError as error:
+            log.info("authorization.not_judged", extra={"error": str(error)})
+            return
+        if not decision.allowed:
+            role = "" if principal is None else principal.role
+            where = facts["topic"] or facts["namespace"] or facts["tenant"] or ""
+            self._refusals.note(
+                "authorization.would_deny",
+                (role, need, str(where)),
+                level=logging.WARNING,
+                role=role,
+                what=need.value,
+                where=str(where),
+                rule=decision.rule,
+                hint="grant it before permissions are enforced (authorization.enforced)",
+            )
 
     def check_now(
         self,
@@ -138,6 +184,20 @@ class Authorizer:
         subscription: str | None = None,
     ) -> Decision | None:
         """As `check`, from what is known. None: it has to be read first."""
+        if not self.enforced:
+            return _NOT_ENFORCED
+        return self._judge_now(principal, need, topic=topic, namespace=namespace, tenant=tenant, subscription=subscription)
+
+    def _judge_now(
+        self,
+        principal: Principal | None,
+        need: Need,
+        *,
+        topic: TopicName | None = None,
+        namespace: NamespaceName | None = None,
+        tenant: str | None = None,
+        subscription: str | None = None,
+    ) -> Decision | None:
         first = decide(self._roles, NO_GRANTS, principal, need)
         if first.allowed or principal is None or need in _FROM_SETTINGS:
             return first

@@ -37,7 +37,7 @@ from cepheid_broker.traffic import TrafficFigures
 from cepheid_managed_ledger import ManagedLedgerConfig, ManagedLedgers
 from cepheid_metadata import MetadataStore, delete_topic_permissions
 from cepheid_ports import Ports, RefusalLog, TaskOwner
-from cepheid_security import ServerTls
+from cepheid_security import AuthenticationError, Principal, ServerTls
 from cepheid_security.audit import AuditLog
 from cepheid_security.authenticator import Authenticator
 from cepheid_tiered.bucket import Bucket
@@ -121,7 +121,9 @@ class Broker:
         """None: every client may do everything."""
         if settings.authorization.enabled:
             authorization = settings.authorization
-            self.authorizer = Authorizer(authorization.roles, authorization.stale_s, store, self._tasks)
+            self.authorizer = Authorizer(
+                authorization.roles, authorization.stale_s, store, self._tasks, enforced=authorization.enforced
+            )
             self.topics.on_deleting.append(partial(delete_topic_permissions, store))
         self._publish_budget = PublishBudget(settings.publish_buffer_bytes)
         self._refusals = RefusalLog()
@@ -182,6 +184,15 @@ class Broker:
     def end_revoked(self) -> None:
         """Close the connections whose token was revoked since they were opened."""
         self._listener.end_revoked()
+
+    def why_revoked(self, principal: Principal | None) -> str | None:
+        """Return why the credentials of a client, or the role that it speaks for, hold no longer; None: they do."""
+        if self._authenticator is not None and principal is not None:
+            try:
+                self._authenticator.revoked.check(principal)
+            except AuthenticationError as error:
+                return str(error)
+        return None
 
     async def start(self) -> None:
         """Raises PortInUseError."""

@@ -21,8 +21,10 @@ from cepheid_broker.ownership import BundleOwnership, OwnerReach
 from cepheid_broker.serving import Serving
 from cepheid_broker.settings import BrokerRoleSettings
 from cepheid_ledger.bookie_directory import BookieDirectory
-from cepheid_metadata import MetadataStore, SessionState, require_cluster
+from cepheid_metadata import MetadataStore, SessionState, broker_records, require_cluster
 from cepheid_metadata.patient_open import open_patiently
+from cepheid_metadata.process_reports import ProcessReport, broker_process, broker_reports, report
+from cepheid_metadata.upgrade import NEWEST_STORAGE_FORMAT
 from cepheid_ports import Ports, Role, host_port
 
 if TYPE_CHECKING:
@@ -136,6 +138,19 @@ class BrokerRole(Role):
         await serving.start()
         await serving.start_admin()
         await ownership.start(self.broker_id, self.addresses)
+        await self._report()
+
+    async def _report(self) -> None:
+        """Say which formats this process knows, and how it is secured, for the commands that change a whole cluster."""
+        registered = await broker_records(self._store).get(self.broker_id)
+        if registered is None:
+            return  # the session was lost in this moment: this broker counts as one that has not reported
+        own = ProcessReport(
+            process=broker_process(registered.record),
+            storage_format=NEWEST_STORAGE_FORMAT,
+            security=self._serving.security_facts(self._store),
+        )
+        await report(broker_reports(self._store), self.broker_id, own)
 
     def _tell_too_few_bookies(self) -> None:
         """Not refused: bookies may come later than brokers, and old topics are read without new ledgers."""

@@ -24,6 +24,8 @@ from cepheid_broker.settings import BrokerSettings
 from cepheid_ledger import BookieConnections, BookieStates, LedgerClient, RackAwarePlacement
 from cepheid_managed_ledger import ManagedLedgerConfig, ManagedLedgers, TailCache
 from cepheid_metadata import LedgerIds, MetadataStore, SessionState, ledger_records
+from cepheid_metadata.process_reports import SecurityFacts
+from cepheid_metadata.store import security_of
 from cepheid_metadata.ticket_keyring import TicketKeyring
 from cepheid_ports import Ports, TaskOwner, rack_distance
 from cepheid_recovery import AuditFollower
@@ -208,6 +210,9 @@ class Serving:
             log.warning(
                 "authorization.off", extra={"hint": "every client with credentials may do everything: set up authorization"}
             )
+        elif not authorization.enforced:
+            hint = "what would be denied is logged as authorization.would_deny, and done: `cepheid secure enable` goes on from here"
+            log.warning("authorization.not_enforced", extra={"hint": hint})
         worker = ports.new_worker("passwords", 1)
         self._opened.push_async_callback(worker.aclose)
 
@@ -260,7 +265,22 @@ class Serving:
         away = [] if state is SessionState.CONNECTED else [f"the session with the metadata store is {state.value}"]
         ledgers = _lack_of_copies(self.managed_ledgers.under_replicated().ledgers)
         issuers = [] if self._authenticator is None else self._authenticator.problems()
-        return [*away, *self._bookies.problems(), *ledgers, *self._audit.problems(), *issuers]
+        keys = [] if self._tickets is None or self._tickets.problem is None else [self._tickets.problem]
+        return [*away, *self._bookies.problems(), *ledgers, *self._audit.problems(), *issuers, *keys]
+
+    def security_facts(self, store: MetadataStore) -> SecurityFacts:
+        """Return how this process is secured."""
+        settings, stored = self._settings, security_of(store)
+        return SecurityFacts(
+            zookeeper_user=stored.user,
+            zookeeper_private=stored.private,
+            tls=settings.tls.enabled,
+            plain=settings.has_plain_ports,
+            authentication=settings.authentication.enabled,
+            anonymous=settings.authentication.enabled and settings.authentication.anonymous_role is not None,
+            authorization=settings.authorization.enabled,
+            enforced=settings.authorization.enabled and settings.authorization.enforced,
+        )
 
     def listen(self) -> None:
         """Takes the admin port; requests wait in its backlog. Raises PortInUseError."""
@@ -287,6 +307,9 @@ class Serving:
             await RevocationFollower(self._store, self._tasks, self._authenticator, self.broker.end_revoked).start()
         if self._tickets is not None:
             await self._tickets.start(rotate_s=self._settings.read_tickets.rotate_s)
+            if not self._tickets.are_required:
+                hint = "plans have the keys of ledgers until every process runs this release: then cepheid cluster finish-upgrade"
+                log.warning("plans.master_keys_shown", extra={"hint": hint})
         await self.broker.start()
         self._opened.push_async_callback(self.broker.aclose)
         self._audit.start()

@@ -228,8 +228,10 @@ class Standalone(Role):
         settings, tls = self.settings, self.settings.bookie_tls
         access = access_of(tls, settings.bookie_access)
         if self._serving.tickets is not None:
-            self.bookies.authorize_reads(ticket_check(self._serving.tickets.check))
-            access = replace(access, open_without_tls=False)  # the broker of this process needs no port
+            tickets = self._serving.tickets
+            self.bookies.authorize_reads(ticket_check(tickets.check_upgrading))
+            # The broker of this process needs no port.
+            access = replace(access, open_without_tls=False, open_reads_without_tls=lambda: not tickets.are_required)
         is_exposed = settings.authentication.enabled and not tls.enabled
         host = settings.bookie_host or ("127.0.0.1" if is_exposed else settings.host)
         await self.bookies.serve(host, settings.bookie_port, settings.grpc_server, self._ports, tls=tls, access=access)

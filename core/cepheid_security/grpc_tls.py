@@ -8,11 +8,12 @@ has changed.
 from __future__ import annotations
 
 import logging
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from cepheid_security.principal import SecurityConfigurationError
-from cepheid_security.tls import ClientTls, ServerTls, file_state
+from cepheid_security.tls import CertificateRule, ClientTls, ServerTls, file_state
 
 log = logging.getLogger(__name__)
 
@@ -65,10 +66,32 @@ def _server_configuration(certificate_file: str, key_file: str, client_ca_file: 
     return grpc.ssl_server_certificate_configuration([pair], root_certificates=_bytes_of(client_ca_file))
 
 
-def peer_role(auth_context: dict[str, Any]) -> str:
-    """Return the common name of a gRPC peer's verified certificate, "" without one. `auth_context`: that of the call."""
-    names = list(auth_context.get("x509_common_name", ()))
-    return names[0].decode(errors="replace") if names else ""
+def peer_role(auth_context: dict[str, Any], rule: CertificateRule = "common_name") -> str:
+    """Return the name in a gRPC peer's verified certificate that is its role by `rule`, "" without a certificate or such a name.
+
+    `auth_context`: that of the call. As `certificate_names` decides on other ports, where the first name is the role.
+    """
+    certificates = list(auth_context.get("x509_pem_cert", ()))
+    names = _names_in(certificates[0], rule) if certificates else ()
+    return names[0] if names else ""
+
+
+@lru_cache(maxsize=256)
+def _names_in(certificate: bytes, rule: CertificateRule) -> tuple[str, ...]:
+    """Return the names in a PEM certificate by a rule. gRPC itself would give only the first of several common names."""
+    from cryptography import x509
+    from cryptography.x509.oid import NameOID
+
+    parsed = x509.load_pem_x509_certificate(certificate)
+    if rule == "common_name":
+        common = tuple(str(attribute.value) for attribute in parsed.subject.get_attributes_for_oid(NameOID.COMMON_NAME))
+        return common if len(common) == 1 else ()
+    kinds = {"dns": x509.DNSName, "uri": x509.UniformResourceIdentifier, "email": x509.RFC822Name}
+    try:
+        alternatives = parsed.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return ()
+    return tuple(name.value for name in alternatives if isinstance(name, kinds[rule]))
 
 
 def is_encrypted(auth_context: dict[str, Any]) -> bool:

@@ -28,6 +28,7 @@ _EARLY_MS = 30_000
 """Time before its expiry from which a token is replaced: it must still hold when it reaches the broker."""
 _DEFAULT_LIFETIME_S = 300.0  # of a token that does not say (`expires_in` is only recommended, RFC 6749 §5.1)
 _MAX_LIFETIME_S = 10 * 365 * 86_400.0
+_REFUSALS = (400, 401, 403)
 
 
 class TokenRequestError(CepheidError):
@@ -35,6 +36,12 @@ class TokenRequestError(CepheidError):
 
     retriable = True
     hint = "check the issuer's address, the client id and its secret, and the audience"
+
+
+class TokenRefusedError(TokenRequestError):
+    """The issuer answered that it gives this client no token: asking again changes nothing."""
+
+    retriable = False
 
 
 @dataclass(slots=True)
@@ -135,7 +142,9 @@ def _open(url: str, body: bytes | None, tls: ssl.SSLContext | None) -> bytes:
         with opener.open(request, timeout=_TIMEOUT_S) as answer:
             content: bytes = answer.read(MAX_DOCUMENT_BYTES + 1)
     except urllib.error.HTTPError as error:
-        raise TokenRequestError(f"{url} answers with status {error.code}{_oauth_error(error)}") from None
+        # 400 and 401 are the refusals of RFC 6749 §5.2, 403 that of a gateway before it. All else may pass, 404 and 429 too.
+        kind = TokenRefusedError if body is not None and error.code in _REFUSALS else TokenRequestError
+        raise kind(f"{url} answers with status {error.code}{_oauth_error(error)}") from None
     except (OSError, ValueError) as error:
         raise TokenRequestError(f"{url} does not answer: {getattr(error, 'reason', None) or error}") from None
     if len(content) > MAX_DOCUMENT_BYTES:

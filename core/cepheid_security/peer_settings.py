@@ -58,16 +58,30 @@ class BookieTlsSettings(PeerTlsSettings, frozen=True):
         description="gRPC port without TLS that stays open as well, for everybody, while brokers get their certificates. 0: any "
         "free port. Unset: no such port.",
     )
+    port: NonNegativeInt | None = Field(
+        None,
+        le=65535,
+        description="gRPC port with TLS, while the bookie's own `port` stays open without TLS for processes that have no "
+        "certificates yet. 0: any free port. Unset: the bookie's own port is the one with TLS. A bookie keeps its name and the "
+        "address that others know, unlike with `tls.plain_port`.",
+    )
     minimum_version: Literal["1.2", "1.3"] = Field("1.2", description="Oldest version of TLS that the scan port speaks.")
+
+    @property
+    def has_plain_port(self) -> bool:
+        """Whether a gRPC port without TLS is open, too."""
+        return self.plain_port is not None or self.port is not None
 
     def client_tls(self) -> ClientTls | None:
         """Return what to connect to other bookies with, None without TLS. Raises SecurityConfigurationError."""
         if not self.enabled:
-            for name in ("client_ca_file", "plain_port"):
+            for name in ("client_ca_file", "plain_port", "port"):
                 if getattr(self, name) is not None:
                     raise SecurityConfigurationError(
                         f"tls.{name} is set without tls.certificate_file: set both, or neither of them"
                     )
+        elif self.plain_port is not None and self.port is not None:
+            raise SecurityConfigurationError("tls.port and tls.plain_port are both set: each gives the bookie a second port")
         elif self.client_ca_file is None:
             raise SecurityConfigurationError(
                 "tls.client_ca_file is missing: it names the CAs that sign certificates of brokers, bookies and readers"
@@ -87,6 +101,11 @@ class BookieAccessSettings(BaseModel, frozen=True, extra="forbid"):
     reader_roles: tuple[str, ...] = Field(
         ("admin",),
         description="Roles that may read every ledger without a ticket, such as those of operators who verify ledgers.",
+    )
+    certificate_role: Literal["common_name", "dns", "uri", "email"] = Field(
+        "common_name",
+        description="Name in a caller's certificate that is its role: the common name, or the first subject alternative name of a "
+        "kind (`uri`: SPIFFE ids). As `authentication.certificate_role` of brokers.",
     )
 
 

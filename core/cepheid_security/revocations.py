@@ -2,6 +2,9 @@
 
 A token is revoked by its digest, by its id (claim `jti`), or by its role together with a time: what was issued for the role up to
 that time. A token that does not say when it was issued counts as old.
+
+A proxy that speaks for a role shows its own credentials: when those of its client were issued is not known here. So a role whose
+tokens were revoked cannot come through a proxy at all until its revocation is taken back.
 """
 
 from __future__ import annotations
@@ -22,7 +25,13 @@ class RevokedTokens:
     """By role: tokens issued up to this time (milliseconds) do not hold."""
 
     def check(self, principal: Principal) -> None:
-        """Raises AuthenticationError: the token that the principal showed is revoked."""
+        """Raises AuthenticationError: the token that the principal showed is revoked, or the role that it speaks for."""
+        original = principal.original_role
+        if original is not None and original in self.roles:
+            raise AuthenticationError(
+                f"the tokens of {original!r} were revoked, and behind a proxy old ones cannot be told from new ones: connect "
+                "without the proxy, or have the revocation of the role taken back"
+            )
         token = principal.token
         if token is None:
             return

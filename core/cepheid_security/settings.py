@@ -156,6 +156,11 @@ class AuthorizationSettings(BaseModel, frozen=True, extra="forbid"):
     enabled: bool = Field(
         False, description="Whether clients need permissions. It requires `authentication.methods`. What is not granted is denied."
     )
+    enforced: bool = Field(
+        True,
+        description="Whether what is not granted is denied. `false` only while a running cluster is secured: such requests are "
+        "logged (event authorization.would_deny) and allowed then, so that they can be granted first.",
+    )
     super_user_roles: tuple[str, ...] = Field((), description="Roles that may do everything, in all tenants.")
     proxy_roles: tuple[str, ...] = Field(
         (),

@@ -34,6 +34,7 @@
     /revocations                               list of revoked tokens
     /upgrade/format                            storage format of the cluster
     /upgrade/bookies/ID                        storage format that the last process of a bookie knows
+    /reports/brokers/ID, /reports/bookies/ID   what the last process of that name said of itself (process_reports.py)
     /secrets/ticket-keys                       keys that sign read tickets (ticket_keyring.py); no backup has them
     /restored                                  metadata was restored from a backup, and an operator has not confirmed it yet
     /restored/bookies/ID                       bookie that has reported its ledgers since the restore, or is given up
@@ -89,6 +90,8 @@ MISSING_LEDGERS_KEY = "/repair/missing"
 REVOCATIONS_KEY = "/revocations"
 STORAGE_FORMAT_KEY = "/upgrade/format"
 KNOWN_FORMATS_KEY = "/upgrade/bookies"
+BROKER_REPORTS_KEY = "/reports/brokers"
+BOOKIE_REPORTS_KEY = "/reports/bookies"
 SECRETS_KEY = "/secrets"
 TICKET_KEYS_KEY = "/secrets/ticket-keys"
 RESTORED_KEY = "/restored"
@@ -254,6 +257,14 @@ def draining_bookie_key(bookie_id: str) -> str:
 
 def known_format_key(bookie_id: str) -> str:
     return f"{KNOWN_FORMATS_KEY}/{encode_name(bookie_id)}"
+
+
+def broker_report_key(broker_id: str) -> str:
+    return f"{BROKER_REPORTS_KEY}/{encode_name(broker_id)}"
+
+
+def bookie_report_key(bookie_id: str) -> str:
+    return f"{BOOKIE_REPORTS_KEY}/{encode_name(bookie_id)}"
 
 
 def repair_request_key(bookie_id: str) -> str:

@@ -86,6 +86,22 @@ class SessionState(enum.Enum):
     LOST = "lost"
 
 
+@dataclass(frozen=True, slots=True)
+class StoreSecurity:
+    """How a store is kept from strangers. What is only on this machine is."""
+
+    user: bool = True
+    """This process has a user of its own there."""
+    private: bool = True
+    """What it creates is for this user alone. Secrets are, in any case, where it has a user."""
+
+
+def security_of(store: MetadataStore) -> StoreSecurity:
+    """Return how a store is kept from strangers: only a store that other machines reach says it."""
+    found: StoreSecurity = getattr(store, "security", StoreSecurity())
+    return found
+
+
 class MetadataStore(Protocol):
     """See the rules above. Everything may raise StoreUnavailableError, SessionLostError, StoreClosedError, InvalidKeyError."""
 

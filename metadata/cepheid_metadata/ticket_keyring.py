@@ -17,10 +17,12 @@ from cepheid_metadata import keys as layout
 from cepheid_metadata.errors import BadVersionError, KeyExistsError, MetadataError, StoreClosedError
 from cepheid_metadata.repositories import Records
 from cepheid_metadata.secret_records import TicketKeyPart, TicketKeys
-from cepheid_metadata.store import MetadataStore
+from cepheid_metadata.store import MetadataStore, security_of
+from cepheid_metadata.upgrade import SIGNED_TICKETS_SINCE, StorageFormat
 from cepheid_metadata.watched_records import WatchedRecord, WatchedRecords
 from cepheid_ports import Ports, TaskOwner
 from cepheid_security.read_tickets import (
+    PREFIX,
     SECRET_BYTES,
     ReadTicket,
     TicketKey,
@@ -54,6 +56,7 @@ class TicketKeyring:
         self._tasks = TaskOwner("ticket-keyring")
         self._records = WatchedRecords(store, self._tasks)
         self._watched: WatchedRecord[TicketKeys] | None = None
+        self._format: WatchedRecord[StorageFormat] | None = None
         self._keys: dict[int, TicketKey] = {}
         self._looked_at = float("-inf")
 
@@ -65,21 +68,45 @@ class TicketKeyring:
         """By id; none before any broker made one."""
         return self._keys
 
+    @property
+    def are_required(self) -> bool:
+        """Whether each process of the cluster knows signed tickets: its upgrade was finished, or it was founded with them.
+
+        Until then brokers and readers of the previous release must be able to use a plan, so it has master keys as well.
+        """
+        record = None if self._format is None else self._format.record
+        return record is not None and record.storage_format >= SIGNED_TICKETS_SINCE
+
+    @property
+    def problem(self) -> str | None:
+        """Why the keys may be known to strangers; None: they are for the cluster alone, as far as this process can tell."""
+        security = security_of(self._store)
+        if not security.user:
+            return "everybody who reaches ZooKeeper can read the keys of read tickets: set metadata_auth_file"
+        if not security.private:
+            return "the keys of read tickets may be readable by everybody who reaches ZooKeeper while metadata_private is false"
+        return None
+
     async def start(self, *, rotate_s: float | None = None) -> None:
         """Return when the present keys are known. `rotate_s`: this process makes keys, and new ones at this age.
 
         Raises what the store raises.
         """
+        if (problem := self.problem) is not None:
+            log.warning("ticket_keys.open", extra={"error": problem, "hint": "see ZooKeeper in docs/security.md"})
         if rotate_s is not None:
             await self._rotate(rotate_s)
         self._watched = await self._records.use(layout.TICKET_KEYS_KEY, TicketKeys, self, self._on_changed)
         self._on_changed()
+        self._format = await self._records.use(layout.STORAGE_FORMAT_KEY, StorageFormat, self, _do_nothing)
         if rotate_s is not None:
             self._tasks.start(self._keep_rotating(rotate_s), name="rotate")
 
     async def aclose(self) -> None:
         if self._watched is not None:
             self._records.leave(self._watched, self)
+        if self._format is not None:
+            self._records.leave(self._format, self)
         await self._tasks.aclose()
 
     def sign(self, ledger_id: int, last_entry_id: int, role: str) -> bytes:
@@ -95,6 +122,12 @@ class TicketKeyring:
         if verdict is TicketVerdict.UNKNOWN_KEY:
             self._look_again()
         return verdict
+
+    def check_upgrading(self, ticket: bytes, ledger_id: int, first_entry_id: int, last_entry_id: int) -> TicketVerdict:
+        """As `check`; until signed tickets are required, those of readers of the previous release are valid, too."""
+        if not self.are_required and not ticket.startswith(PREFIX):
+            return TicketVerdict.VALID
+        return self.check(ticket, ledger_id, first_entry_id, last_entry_id)
 
     def _look_again(self) -> None:
         """Anybody can send a made-up key id: no more than one look in `LOOK_AGAIN_S`."""
@@ -162,3 +195,7 @@ class TicketKeyring:
 
     def _new_secret(self) -> tuple[int, bytes]:
         return self._ports.random.getrandbits(32), self._ports.random.randbytes(SECRET_BYTES)
+
+
+def _do_nothing() -> None:
+    """`are_required` looks at the record when it is asked."""

@@ -1,4 +1,4 @@
-"""The storage format of a cluster: what its bookies may write to their disks.
+"""The storage format of a cluster: what its bookies may write to their disks, and what its brokers may answer.
 
     release that knows format 2, in a cluster of format 1: reads both, writes 1
         every bookie runs it ──finish_upgrade──► format 2: each bookie writes 2 from its next start on, and no older release
@@ -10,7 +10,8 @@ Rules:
 2. The format never goes down. A release that does not know it refuses to start (NewerStorageFormatError).
 3. A bookie reports which format it knows, with the random id of its process that its registration has as well. A registration
 without such a report is of an older release. The report is persistent: an older release ignores it, the next process replaces it.
-4. Bookies that do not run are not asked: an older release that is started on such a disk finds what it wrote itself.
+Brokers report it with the time of their start (process_reports.py).
+4. Processes that do not run are not asked: an older release that is started on such a disk finds what it wrote itself.
 """
 
 from __future__ import annotations
@@ -23,13 +24,16 @@ from pydantic import PositiveInt
 from cepheid_metadata import keys
 from cepheid_metadata.errors import BadVersionError, KeyExistsError, MetadataError, NoSuchKeyError
 from cepheid_metadata.listing import list_names
+from cepheid_metadata.process_reports import running_brokers
 from cepheid_metadata.record import Record
 from cepheid_metadata.repositories import Records, available_bookies, readonly_bookies
 from cepheid_metadata.store import MetadataStore
 
 OLDEST_STORAGE_FORMAT = 1
-NEWEST_STORAGE_FORMAT = 2
-"""2: the journal's segments are of format 2 (cepheid_bookie/journal_format.py)."""
+NEWEST_STORAGE_FORMAT = 3
+"""2: the journal's segments are of format 2 (cepheid_bookie/journal_format.py).
+3: with security, plans have signed tickets instead of master keys (cepheid_broker/admin/plan.py)."""
+SIGNED_TICKETS_SINCE = 3
 
 
 class StorageFormat(Record):
@@ -58,7 +62,7 @@ class NewerStorageFormatError(MetadataError):
 class UpgradeNotPossibleError(MetadataError):
     """Processes of an older release still run."""
 
-    hint: ClassVar[str] = "start the new release for all bookies, then run `cepheid cluster finish-upgrade` again"
+    hint: ClassVar[str] = "start the new release for all brokers and bookies, then run `cepheid cluster finish-upgrade` again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +72,7 @@ class UpgradeState:
     storage_format: int
     newest: int
     older: tuple[str, ...]
-    """Bookies that run, and do not know the newest format."""
+    """Bookies and brokers that run, and do not know the newest format."""
 
 
 def storage_format_record(store: MetadataStore) -> Records[None, StorageFormat]:
@@ -130,6 +134,8 @@ async def upgrade_state(store: MetadataStore) -> UpgradeState:
             is_new = known is not None and known.record.process == (registered.record.process or "")
             if known is None or not is_new or known.record.storage_format < NEWEST_STORAGE_FORMAT:
                 older.append(name)
+    brokers = await running_brokers(store)
+    older += [name for name, report in brokers.items() if report is None or report.storage_format < NEWEST_STORAGE_FORMAT]
     return UpgradeState(current, NEWEST_STORAGE_FORMAT, tuple(sorted(set(older))))
 
 

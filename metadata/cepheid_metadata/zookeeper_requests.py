@@ -47,16 +47,18 @@ SERVER_LIMIT_BYTES = 1_048_000  # jute.maxbuffer less one request's header: beyo
 OP_OVERHEAD_BYTES = 64  # lengths, flags and the ACL of one operation of a transaction
 Planned = tuple[Op, int | None]  # an operation and its place among the caller's; None: a parent that was added
 Path = Callable[[str], str]
+AclOf = Callable[[str], Any]
+"""Of a key to be created; None: what the connection has."""
 
 
-def send_ops(client: Any, ops: Sequence[Op], path: Path) -> Any:
-    """kazoo's result for one operation or a transaction."""
+def send_ops(client: Any, ops: Sequence[Op], path: Path, acl_of: AclOf) -> Any:
+    """Return kazoo's result for one operation or a transaction."""
     if len(ops) > 1:
         transaction = client.transaction()
         for op in ops:
             match op:
                 case Create():
-                    transaction.create(path(op.key), op.value, ephemeral=op.ephemeral, sequence=op.sequential)
+                    transaction.create(path(op.key), op.value, acl_of(op.key), ephemeral=op.ephemeral, sequence=op.sequential)
                 case Put():
                     transaction.set_data(path(op.key), op.value, op.expected_version)
                 case Delete():
@@ -67,7 +69,7 @@ def send_ops(client: Any, ops: Sequence[Op], path: Path) -> Any:
     (op,) = ops
     match op:
         case Create():
-            return client.create_async(path(op.key), op.value, ephemeral=op.ephemeral, sequence=op.sequential)
+            return client.create_async(path(op.key), op.value, acl_of(op.key), ephemeral=op.ephemeral, sequence=op.sequential)
         case Put():
             return client.set_async(path(op.key), op.value, op.expected_version)
         case Delete():

@@ -32,7 +32,7 @@ from cepheid_metadata.errors import (
 from cepheid_metadata.kazoo_connection import ConnectionEvent, Digest, KazooConnection, LoopInbox
 from cepheid_metadata.request_lane import RequestLane
 from cepheid_metadata.session import SessionEvents
-from cepheid_metadata.store import Create, Delete, Op, OpResult, Put, SessionState, Versioned, check_key
+from cepheid_metadata.store import Create, Delete, Op, OpResult, Put, SessionState, StoreSecurity, Versioned, check_key
 from cepheid_metadata.tree import ROOT
 from cepheid_metadata.watch import Watch
 from cepheid_metadata.zookeeper_tree import ZooKeeperTree
@@ -69,7 +69,8 @@ class ZooKeeperStore:
         self._where = f"ZooKeeper at {','.join(addresses)}{root}"
         self._inbox = LoopInbox(self._on_group)
         self._lane = RequestLane(self._where, request_timeout_s, patience_s)
-        self._tree = ZooKeeperTree(self._lane, root)
+        self._tree = ZooKeeperTree(self._lane, root, has_user=digest is not None)
+        self.security = StoreSecurity(digest is not None, digest is not None and digest.private)
         self._watches = ZooKeeperWatches(self._lane, self._tree.path)
         self._connect_to = addresses, session_timeout_s, digest, tls
         self._connection = self._new_connection()
@@ -120,7 +121,9 @@ class ZooKeeperStore:
             except TimeoutError:
                 message = f"no session on {store._where} within {open_timeout_s:g} s{store._connection.last_problem()}"
                 raise ZooKeeperUnreachableError(message, addresses=list(addresses)) from None
-            await store._tree.make_root(private=digest is not None and digest.private)
+            await store._tree.make_root(private=store.security.private)
+            if store.security.private:
+                await store._tree.close_secrets()
         except BaseException:
             await store.aclose()
             raise

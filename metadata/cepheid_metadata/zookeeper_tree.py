@@ -17,6 +17,7 @@ from kazoo.exceptions import KazooException, NoAuthError, NoNodeError
 from kazoo.security import CREATOR_ALL_ACL, READ_ACL_UNSAFE, Permissions
 
 from cepheid_metadata.errors import AccessDeniedError, KeyExistsError, MetadataError, NoSuchKeyError, StoreUnavailableError
+from cepheid_metadata.keys import SECRETS_KEY, TICKET_KEYS_KEY
 from cepheid_metadata.request_lane import RequestLane
 from cepheid_metadata.store import Create, Delete, Op, OpResult, Versioned, check_ops
 from cepheid_metadata.tree import ROOT
@@ -40,9 +41,13 @@ TOP_ACL = [*CREATOR_ALL_ACL, *READ_ACL_UNSAFE]
 
 
 class ZooKeeperTree:
-    """`own_keys`: the ephemeral keys that were or may have been made, for the owner of the session."""
+    """`own_keys`: the ephemeral keys that were or may have been made, for the owner of the session.
 
-    def __init__(self, lane: RequestLane, root: str) -> None:
+    `has_user`: this process has a user in ZooKeeper, so secrets are created for that user alone, whatever holds for other keys.
+    """
+
+    def __init__(self, lane: RequestLane, root: str, *, has_user: bool = False) -> None:
+        self._has_user = has_user
         self._lane = lane
         self._root = root
         self.own_keys: dict[str, None] = {}
@@ -126,7 +131,7 @@ class ZooKeeperTree:
         self.own_keys.update({op.key: None for op in ops if isinstance(op, Create) and op.ephemeral and not op.sequential})
         what = f"write {ops[0].key}" + (f" and {len(ops) - 1} more" if len(ops) > 1 else "")
         try:
-            answer = await self._lane.ask(lambda client: send_ops(client, ops, self.path), what, is_write=True)
+            answer = await self._lane.ask(lambda client: send_ops(client, ops, self.path, self._acl_of), what, is_write=True)
         except KazooException as error:
             raise await self._explain(ops[0], error) from None
         answers = answers_of(ops, answer)
@@ -138,6 +143,11 @@ class ZooKeeperTree:
         results = [result_of(op, each, self._root) for op, each in zip(ops, answers, strict=True)]
         self._note_own_keys(ops, results)
         return results
+
+    def _acl_of(self, key: str) -> Any:
+        """Return the ACL of a key to be created; None: that of the connection."""
+        is_secret = key == SECRETS_KEY or key.startswith(f"{SECRETS_KEY}/")
+        return CREATOR_ALL_ACL if is_secret and self._has_user else None
 
     def _note_own_keys(self, ops: Sequence[Op], results: Sequence[OpResult]) -> None:
         for op, result in zip(ops, results, strict=True):
@@ -168,6 +178,29 @@ class ZooKeeperTree:
             if await above.stat(self._root) is None:
                 with contextlib.suppress(KeyExistsError):
                     await above.write([Create(self._root, b"")])
+
+    async def close_secrets(self) -> None:
+        """Give the secrets to this process's user alone: they were created for everybody while the cluster had no user.
+
+        Raises AccessDeniedError where they are another user's.
+        """
+        for key in (SECRETS_KEY, TICKET_KEYS_KEY):
+            await self._close_secret(key)
+
+    async def _close_secret(self, key: str) -> None:
+        path = self.path(key)
+        try:
+            acls, _ = await self._lane.ask(lambda client: client.get_acls_async(path), f"read the ACL of {key}")
+            if any(acl.id.scheme == "world" for acl in acls):
+                await self._lane.ask(
+                    lambda client: client.set_acls_async(path, CREATOR_ALL_ACL), f"set the ACL of {key}", is_write=True
+                )
+        except NoNodeError:
+            pass  # none were made yet
+        except NoAuthError:
+            raise AccessDeniedError(
+                f"{key} is another ZooKeeper user's: give this process that user (metadata_auth_file)", key=key
+            ) from None
 
     async def _close_top(self) -> None:
         try:

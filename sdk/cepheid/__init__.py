@@ -24,6 +24,7 @@ from cepheid.errors import (
     TerminatedError,
     TimedOutError,
     UnreadableMessageError,
+    UntrustedBrokerError,
     UsageError,
     WindowFullError,
 )
@@ -72,6 +73,7 @@ __all__ = [
     "TimedOutError",
     "TopicSchema",
     "UnreadableMessageError",
+    "UntrustedBrokerError",
     "UsageError",
     "WindowFullError",
     "connect",

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol, cast
 
 from cepheid.credentials import Security
-from cepheid.errors import ClosedError, ConnectError, Error, TimedOutError, refused
+from cepheid.errors import ClosedError, ConnectError, Error, TimedOutError, UntrustedBrokerError, refused
 from cepheid.forks import sever_in_children
 from cepheid.service_url import Address
 from cepheid_wire import (
@@ -30,6 +30,7 @@ from cepheid_wire import (
     CommandType,
     Frame,
     FrameSplitter,
+    ServerError,
     WireError,
     encode_body,
     parse_command,
@@ -208,11 +209,17 @@ class Connection(asyncio.Protocol):
             self._reason = f"the connection to {self.address} broke: {error}"
         elif self.is_open and self._reason == "the connection was closed":
             self._reason = f"{self.address} closed the connection"
+        elif not self._handshake.done() and self._reason == "the connection was closed":
+            self._reason = f"{self.address} closed the connection before it answered"
+            if self.address.over_tls:  # brokers that end the TLS handshake so say nothing
+                self._reason += "; it may ask for a client certificate that it accepts (tls_certificate_file)"
         self.is_open = False
         if self._keep_alive is not None:
             self._keep_alive.cancel()
         if self._renewing is not None:
             self._renewing.cancel()
+        if (refusal := _refused_certificate(error, self.address)) is not None:
+            _set_exception(self._handshake, refusal)  # TLS 1.3: a server looks at certificates after its client has begun to talk
         for answer in (self._handshake, *self._requests.values()):
             if not answer.done():
                 answer.set_exception(ConnectError(self._reason))
@@ -273,7 +280,7 @@ class Connection(asyncio.Protocol):
         answer = pb.CommandAuthResponse(client_version=CLIENT_VERSION, protocol_version=PROTOCOL_VERSION)
         try:
             answer.response.auth_method_name, answer.response.auth_data = await self._security.show(renew=True)
-        except ConnectError as error:
+        except Error as error:
             log.warning("authentication.not_renewed", extra={"peer": str(self.address), "error": str(error)})
             self.abort(f"the broker asked for new credentials: {error.args[0]}")
             return
@@ -298,7 +305,7 @@ async def dial(
     tls: ssl.SSLContext | None,
     proxy_to: Address | None = None,
 ) -> Connection:
-    """Connect to a broker and shake hands. Raises ConnectError, NotAllowedError."""
+    """Connect to a broker and shake hands. Raises ConnectError, NotAllowedError, UntrustedBrokerError."""
     loop = asyncio.get_running_loop()
     connection = Connection(address, security, keep_alive_s=keep_alive_s, on_closed=on_closed)
     try:
@@ -309,9 +316,10 @@ async def dial(
         connection.abort("no answer")
         raise ConnectError(f"{address} did not answer within {timeout_s} s") from None
     except ssl.SSLCertVerificationError as error:
-        why = f"the certificate of {address} is not accepted: {error.verify_message}"
-        raise ConnectError(f"{why}; name the CA that signed it as tls_ca_file") from None
+        raise UntrustedBrokerError(f"the certificate of {address} is not accepted: {error.verify_message}") from None
     except OSError as error:
+        if (refusal := _refused_certificate(error, address)) is not None:
+            raise refusal from None
         raise ConnectError(f"cannot connect to {address}: {error}") from None
     except BaseException:
         connection.abort("the handshake failed")
@@ -383,6 +391,16 @@ class ConnectionPool:
     def _forget(self, key: tuple[Address, Address | None], connection: Connection) -> None:
         if self._open.get(key) is connection:
             del self._open[key]
+
+
+def _refused_certificate(error: Exception | None, address: Address) -> Error | None:
+    """Return the error for a broker that does not take the client's certificate, or asks for one; None for all else."""
+    reason = (error.reason or "") if isinstance(error, ssl.SSLError) else ""
+    if "ALERT" not in reason or not any(word in reason for word in ("CERTIFICATE", "UNKNOWN_CA")):
+        return None
+    said = reason.lower().replace("_", " ")
+    why = f"it takes no client without a certificate that it accepts ({said}): check tls_certificate_file and tls_key_file"
+    return refused(ServerError.AUTHENTICATION_ERROR, why, f"the connection to {address}")
 
 
 def _set_result(future: asyncio.Future[Any], result: Any) -> None:

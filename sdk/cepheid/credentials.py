@@ -7,10 +7,11 @@ import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from cepheid.errors import ConnectError, UsageError
+from cepheid.errors import ConnectError, NotAllowedError, UsageError
 from cepheid_ports import CepheidError
 from cepheid_security import SecurityConfigurationError, client_context
-from cepheid_security.oauth2 import ClientCredentials
+from cepheid_security.oauth2 import ClientCredentials, TokenRefusedError
+from cepheid_wire import ServerError
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +48,15 @@ class Security:
             raise UsageError(str(error)) from None
 
     async def show(self, *, renew: bool = False) -> tuple[str, bytes]:
-        """Return method and data for CONNECT; with `renew` for a broker that asks again. Raises ConnectError."""
+        """Return method and data for CONNECT; with `renew` for a broker that asks again.
+
+        Raises ConnectError, which may pass; NotAllowedError: the issuer refuses this client.
+        """
         if isinstance(self.token, ClientCredentials):
             try:
                 return "token", (await asyncio.to_thread(self.token, renew=renew)).encode()
+            except TokenRefusedError as error:
+                raise NotAllowedError(f"no token: {error}", code=ServerError.AUTHENTICATION_ERROR) from error
             except (CepheidError, UnicodeEncodeError) as error:
                 raise ConnectError(f"no token: {error}") from error
         if self.password is not None:

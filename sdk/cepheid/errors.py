@@ -1,6 +1,7 @@
 """The errors of the client. All derive from `Error`; each message says what is wrong, and the hint says what to do.
 
-Error ── ConnectError            no broker could be reached, or the connection broke
+Error ┬─ ConnectError            no broker could be reached, or the connection broke
+      │    └─ UntrustedBrokerError  the certificate of the broker is not accepted
       ├─ TimedOutError           no answer within the time limit (also a TimeoutError)
       ├─ ClosedError             the client, producer, consumer or reader is closed
       ├─ UsageError              an argument or a call that cannot work (also a ValueError)
@@ -36,6 +37,12 @@ class ConnectError(Error):
 
     retriable: ClassVar[bool] = True
     hint: ClassVar[str] = "check the address and that a broker runs there; the call may be repeated"
+
+
+class UntrustedBrokerError(ConnectError):
+    """The certificate of the broker is not accepted. What is being opened fails at once; what is open tries again."""
+
+    hint: ClassVar[str] = "name the CA that signed the broker's certificate as tls_ca_file, and use a name that the certificate has"
 
 
 class TimedOutError(Error, TimeoutError):
@@ -178,4 +185,4 @@ def is_transient(error: Error) -> bool:
     """Return whether the same request may succeed if it is simply repeated."""
     if isinstance(error, RefusedError):
         return error.code in TRANSIENT_CODES
-    return isinstance(error, ConnectError)
+    return isinstance(error, ConnectError) and not isinstance(error, UntrustedBrokerError)

@@ -15,13 +15,13 @@ _PATH = "/cepheid/v1/upgrade"
 
 @app.command("upgrade-status")
 def upgrade_status(admin_url: AdminUrl = DEFAULT_URL) -> None:
-    """Show the storage format of the cluster, and which bookies run an older release."""
+    """Show the storage format of the cluster, and which brokers and bookies run an older release."""
     found = AdminClient(admin_url).get(_PATH)
     lines = [f"storage format  {found['storage_format']}; this release knows {found['newest']}"]
     if found["older"]:
         lines.append(f"older release   {', '.join(found['older'])}")
     elif found["storage_format"] < found["newest"]:
-        lines.append("every bookie that runs knows it: cepheid cluster finish-upgrade")
+        lines.append("every broker and bookie that runs knows it: cepheid cluster finish-upgrade")
     print_lines(lines)
 
 
@@ -32,7 +32,7 @@ def finish_upgrade(
     """Let bookies write the storage format of this release, from their next start on.
 
     Until then they write the old one, and the old release can be started again. Afterwards there is no way back to it. Refused
-    while a bookie of an older release runs.
+    while a broker or bookie of an older release runs. Upgrade readers of history before it.
     """
     admin = AdminClient(admin_url)
     found = admin.get(_PATH)

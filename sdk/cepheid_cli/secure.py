@@ -10,7 +10,8 @@
     client.env                         environment of the command line: source it
 
 A second run adds what is missing, adds hosts to the certificate of brokers, and renews what expires within 30 days. It leaves the
-rest, and refuses files that do not belong together. The files of a cluster of processes are in secured_cluster.py.
+rest, and refuses files that do not belong together. Settings that files of an earlier release lack are named, and added with
+`--update`. The files of a cluster of processes are in secured_cluster.py.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from cepheid_cli.admin.common import DEFAULT_URL, AdminUrl
 
 if TYPE_CHECKING:
     from cepheid_security.token_keys import TokenKey
@@ -77,9 +80,13 @@ def init(
     host: Annotated[
         list[str] | None, typer.Option(help="Name or address under which servers are reached, beside this machine's. Repeatable.")
     ] = None,
+    update: Annotated[
+        bool,
+        typer.Option("--update", help="Add the settings that files of an earlier release lack. No key or setting is replaced."),
+    ] = False,
 ) -> None:
     """Make a CA, certificates, a token key, tokens and the settings that use them. Repeat it to add hosts, and to renew."""
-    from cepheid_cli.secured_cluster import add_cluster_files
+    from cepheid_cli.secured_cluster import add_cluster_files, cluster_settings
     from cepheid_security import token_keys
     from cepheid_security.authority import Authority, write_private
 
@@ -100,8 +107,54 @@ def init(
             write_private(path, text.encode())
             made.append(name)
     print(f"{full}: {', '.join(made) if made else 'everything is there already'}")
+    _settle_old_files(full, {"server.toml": _server_settings(full), **cluster_settings(full)}, update=update)
     print(f"start:  cepheid standalone --secure {shlex.quote(str(full))}")
     print(f"use:    source {shlex.quote(f'{full}/client.env')} && cepheid topics list")
+
+
+def _settle_old_files(directory: Path, written: dict[str, str], *, update: bool) -> None:
+    """Add what files of an earlier release lack, or say what is off by that."""
+    from cepheid_cli.secure_enable import LAST_STAGE, stage_of
+    from cepheid_cli.secured_cluster import add_missing, old_files
+
+    if 0 < (stage := stage_of(directory)) < LAST_STAGE:
+        print(
+            f"securing a cluster is in stage {stage} of {LAST_STAGE}: cepheid secure enable {shlex.quote(str(directory))} goes on"
+        )
+        return
+    found = old_files(directory, written)
+    for file in found:
+        names = ", ".join(f"{name} = {json.dumps(value)}" for name, value in file.missing.items())
+        if file.missing and update:
+            add_missing(file)
+            print(f"{file.path.name}: added {names}; it is in force after a restart")
+        elif file.missing:
+            print(f"{file.path.name} is of an earlier release and lacks {names}", *(f"  {text}" for text in file.off), sep="\n")
+        else:
+            print(f"{file.path.name} switches something off", *(f"  {text}" for text in file.off), sep="\n")
+    if any(file.missing for file in found) and not update:
+        print(f"add them:  cepheid secure init {shlex.quote(str(directory))} --update")
+    _settle_client_environment(directory, update=update)
+
+
+def _settle_client_environment(directory: Path, *, update: bool) -> None:
+    path = directory / "client.env"
+    there = path.read_text(encoding="utf-8")
+    missing = [
+        line
+        for line in _client_environment(directory).splitlines()
+        if line.startswith("export ") and line.partition("=")[0] not in there
+    ]
+    if not missing:
+        return
+    names = ", ".join(line.removeprefix("export ").partition("=")[0] for line in missing)
+    if update:
+        from cepheid_security.authority import replace_private
+
+        replace_private(path, f"{there.rstrip()}\n{chr(10).join(missing)}\n".encode())
+        print(f"client.env: added {names}")
+    else:
+        print(f"client.env is of an earlier release and lacks {names}: --update adds them")
 
 
 def _token(directory: Path, key: TokenKey, role: str, life_s: float | None) -> str | None:
@@ -170,3 +223,30 @@ def metadata(
 
     report = set_cluster_acls(url, auth=metadata_auth(secure), everybody=everybody)
     print(f"{report.nodes} nodes are readable by {'everybody' if everybody else 'the user of the cluster alone'}")
+
+
+@app.command("enable")
+def enable(
+    directory: Annotated[Path, typer.Argument(help="Directory of `cepheid secure init`, which the processes get by --secure.")],
+    stage: Annotated[int | None, typer.Option(help="Stage to write, 1 to 4. Default: the one after the present one.")] = None,
+    url: Annotated[
+        str | None, typer.Option("--metadata", envvar="CEPHEID_METADATA", help="ZooKeeper, for stage 3: zk://host:port/root")
+    ] = None,
+    admin_url: AdminUrl = DEFAULT_URL,
+) -> None:
+    """Secure a cluster that runs, in four stages, each a rolling restart. Clients go on.
+
+    Writes the settings of the next stage, says which processes to restart, and goes on only when the present stage is in force on
+    all of them. A smaller --stage is the way back.
+    """
+    from cepheid_cli.secure_enable import run_enable
+
+    run_enable(directory.resolve(), stage, url, admin_url)
+
+
+@app.command("status")
+def status(admin_url: AdminUrl = DEFAULT_URL) -> None:
+    """Show how each broker and bookie that runs is secured."""
+    from cepheid_cli.secure_enable import run_status
+
+    run_status(admin_url)

@@ -12,10 +12,13 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from cepheid_cli.toml_edit import UneditableFileError, flattened, with_changes
 from cepheid_ports import CepheidError
 
 if TYPE_CHECKING:
@@ -77,6 +80,15 @@ def add_cluster_files(authority: Authority, directory: Path, hosts: Sequence[str
     if not (directory / METADATA_AUTH_FILE).exists():
         write_private(directory / METADATA_AUTH_FILE, f"digest:cepheid:{secrets.token_urlsafe(32)}\n".encode())
         made.append(METADATA_AUTH_FILE)
+    for name, text in cluster_settings(directory).items():
+        if not (directory / name).exists():
+            write_private(directory / name, text.encode())
+            made.append(name)
+    return made
+
+
+def cluster_settings(directory: Path) -> dict[str, str]:
+    """Return the text of the settings of each role, by the name of its file."""
     names = {
         "metadata_auth": METADATA_AUTH_FILE,
         "ca": "ca.pem",
@@ -89,11 +101,57 @@ def add_cluster_files(authority: Authority, directory: Path, hosts: Sequence[str
     }
     # A JSON text is a TOML text, whatever characters a path has.
     paths = {field: json.dumps(str(directory / name), ensure_ascii=False) for field, name in names.items()}
-    for name, text in _SETTINGS.items():
-        if not (directory / name).exists():
-            write_private(directory / name, (_HEAD + text.format(**paths)).encode())
-            made.append(name)
-    return made
+    return {name: _HEAD + text.format(**paths) for name, text in _SETTINGS.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class OldFile:
+    """A file of settings that does not switch everything on: one of an earlier release, or one that was changed.
+
+    `missing`: settings that it lacks, with what `cepheid secure init` writes. `off`: what is off by that, in words.
+    """
+
+    path: Path
+    missing: dict[str, Any]
+    off: list[str]
+
+
+_OFF = {
+    "authorization.enabled": "permissions are off: every client with credentials may do everything",
+    "authentication.methods": "clients need not prove who they are",
+    "tls.client_ca_file": "certificates of clients are not looked at",
+    "metadata_auth_file": "what is created in ZooKeeper is for everybody",
+}
+
+
+def old_files(directory: Path, written: Mapping[str, str]) -> list[OldFile]:
+    """Return the files of settings that lack what this release writes into them (`written`: by name), or switch it off.
+
+    A setting with another value is not missing. Raises UneditableFileError.
+    """
+    found: list[OldFile] = []
+    for name, text in written.items():
+        path = directory / name
+        if not path.exists():
+            continue
+        try:
+            there = flattened(tomllib.loads(path.read_text(encoding="utf-8")))
+        except tomllib.TOMLDecodeError as error:
+            raise UneditableFileError(f"{path} is not TOML: {error}", path=str(path)) from None
+        wanted = flattened(tomllib.loads(text))
+        missing = {each: value for each, value in wanted.items() if each not in there}
+        off = [said for each, said in _OFF.items() if each in wanted and not there.get(each)]
+        if missing or off:
+            found.append(OldFile(path, missing, off))
+    return found
+
+
+def add_missing(file: OldFile) -> None:
+    """Add the settings that a file lacks; what it has stays as it is. Raises UneditableFileError."""
+    from cepheid_security.authority import replace_private
+
+    text = file.path.read_text(encoding="utf-8")
+    replace_private(file.path, with_changes(text, file.missing, str(file.path)).encode())
 
 
 def settings_files(role: str, secure: Path | None, config: Path | None) -> list[Path]:

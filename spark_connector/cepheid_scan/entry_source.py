@@ -86,19 +86,22 @@ class EntrySource:
         MovedToObjectError and StoppedError."""
         entry_id = piece.first_entry_id
         looked_at = damaged_at = -2  # none
+        may_renew = self._replan is not None
         while entry_id <= piece.last_entry_id:
             ensemble, last = fragment_at(piece.fragments, entry_id, piece.last_entry_id)
             if not ensemble:
                 raise ValueError(f"{piece.topic}: no fragment of ledger {piece.ledger_id} has entry {entry_id}")
             attempts = 1 if entry_id == damaged_at + 1 else self._settings.read_attempts  # damage comes in runs
             try:
-                for group in self._read_run(piece, ensemble, entry_id, last, attempts):
+                for group in self._read_run(piece, ensemble, entry_id, last, attempts, may_renew=may_renew):
                     entry_id = group.last_entry_id + 1
+                    may_renew = self._replan is not None
                     self._counters.entries += len(group)
                     yield group
             except GivenUpError as stuck:
                 try:
-                    if stuck.is_expired:
+                    if stuck.needs_ticket:
+                        may_renew = may_renew and not stuck.is_key_unknown  # once, until entries come
                         piece = self._with_new_ticket(piece, stuck)
                         continue
                     if stuck.entry_id == looked_at or (stuck.is_damaged and stuck.entry_id == damaged_at + 1):
@@ -119,10 +122,12 @@ class EntrySource:
                     self._counters.entries += len(group)
                     yield group
 
-    def _read_run(self, piece: Piece, ensemble: Sequence[str], entry_id: int, last: int, attempts: int) -> Iterator[EntryGroup]:
-        """Entries of one fragment. Raises GivenUpError, StoppedError."""
+    def _read_run(
+        self, piece: Piece, ensemble: Sequence[str], entry_id: int, last: int, attempts: int, *, may_renew: bool
+    ) -> Iterator[EntryGroup]:
+        """Entries of one fragment. `may_renew`: as in ReadRounds. Raises GivenUpError, StoppedError."""
         settings, quorum = self._settings, piece.write_quorum
-        rounds = ReadRounds(attempts, settings.unreachable_s)
+        rounds = ReadRounds(attempts, settings.unreachable_s, may_renew=may_renew)
         while entry_id <= last:
             usable = self._usable(ensemble, piece.ledger_id, entry_id, rounds)
             reachable = last_reachable(entry_id, last, len(ensemble), quorum, usable)

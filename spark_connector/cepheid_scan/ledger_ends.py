@@ -46,10 +46,15 @@ log = logging.getLogger(__name__)
 _ANSWER_S = 5.0  # of a bookie, beyond what it is asked to wait
 _LEAST_PAUSE_S, _PAUSE_PER_POLL_S = 0.05, 0.002
 _FAILED_PAUSE_S = 1.0
+_LATE_KEY_S = 1.1  # a bookie reads the keys of tickets again when it meets one that it does not know, at most every second
 _AT_ONCE = 200  # questions: of thousands at once gRPC's server drops any, brokers' reads as well
 _FIRST_PAUSE_S, _LONGEST_FIRST_ROUND_S = 0.001, 20.0
 
 LedgerKey = tuple[str, int]  # topic with partition, ledger id
+
+
+class _KeyUnknownError(PlanUnavailableError):
+    """A bookie does not know the key of the ticket."""
 
 
 class LacCalls:
@@ -119,20 +124,25 @@ def newest_ends(
         for first in range(0, len(ledgers), _AT_ONCE):
             together = ledgers[first : first + _AT_ONCE]
             deadline = time.monotonic() + timeout_s
-            asked = [
-                {
-                    bookie: own.ask(
-                        bookies[bookie], LacRequest(ledger.ledger_id, ledger.master_key, ticket=ledger.ticket), timeout_s
-                    )
-                    for bookie in _to_ask(ledger, bookies, silent)
-                }
-                for ledger in together
-            ]
-            ends += [_largest(ledger, futures, deadline, silent) for ledger, futures in zip(together, asked, strict=True)]
+            asked = [_ask(own, ledger, bookies, silent, timeout_s) for ledger in together]
+            for ledger, futures in zip(together, asked, strict=True):
+                try:
+                    ends.append(_largest(ledger, futures, deadline, silent))
+                except _KeyUnknownError:  # the ticket was signed a moment ago: the key is on its way
+                    time.sleep(_LATE_KEY_S)
+                    again = _ask(own, ledger, bookies, silent, timeout_s)
+                    ends.append(_largest(ledger, again, time.monotonic() + timeout_s, silent))
         return ends
     finally:
         if calls is None:
             own.close()
+
+
+def _ask(
+    calls: LacCalls, ledger: LedgerHistory, bookies: Mapping[str, str], silent: Container[str], timeout_s: float
+) -> dict[str, Any]:
+    request = LacRequest(ledger.ledger_id, ledger.master_key, ticket=ledger.ticket)
+    return {bookie: calls.ask(bookies[bookie], request, timeout_s) for bookie in _to_ask(ledger, bookies, silent)}
 
 
 def _to_ask(ledger: LedgerHistory, bookies: Container[str], silent: Container[str]) -> list[str]:
@@ -159,7 +169,8 @@ def _largest(ledger: LedgerHistory, futures: Mapping[str, Any], deadline: float,
                 silent[bookie] = problems[bookie]
     if not told:
         said = "; ".join(f"{bookie}: {problem}" for bookie, problem in problems.items())
-        raise PlanUnavailableError(f"no bookie tells how far ledger {ledger.ledger_id} goes: {said}", ledger_id=ledger.ledger_id)
+        kind = _KeyUnknownError if Status.TICKET_KEY_UNKNOWN.name in problems.values() else PlanUnavailableError
+        raise kind(f"no bookie tells how far ledger {ledger.ledger_id} goes: {said}", ledger_id=ledger.ledger_id)
     if problems:
         said = "; ".join(f"{bookie}: {problem}" for bookie, problem in problems.items())
         log.warning("scan.bookies_silent: of ledger %d: %s", ledger.ledger_id, said, extra={"bookies": problems})

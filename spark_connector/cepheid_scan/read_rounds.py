@@ -6,7 +6,9 @@
 Rule 1: a round is over when everybody who should have the entry has failed.
 Rule 2: if all of them say with certainty that they never had it, waiting helps nobody: the metadata has to be asked.
 Rule 3: if one of them says that the ticket has expired, another one has to be had before anything is read.
-Rule 4: while one of them may come back, it goes on for `unreachable_s` at least; else only the number of rounds counts.
+Rule 4: a ticket whose key a bookie does not know is shown twice: the key may be on its way to the bookie. If it is still unknown
+then, a new ticket is needed, as after an expiry; and if that does not help either, the bookie is waited for as rule 5 says.
+Rule 5: while one of them may come back, it goes on for `unreachable_s` at least; else only the number of rounds counts.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from cepheid_scan.striped_source import ReplicaFailure
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 2.0
+UNKNOWN_KEY_ROUNDS = 2
 OVERLOAD_PATIENCE = 20
 """A bookie that says "later" lives: it is waited for so many times longer than one that says nothing."""
 
@@ -25,7 +28,7 @@ OVERLOAD_PATIENCE = 20
 class GivenUpError(Exception):
     """Of one entry, with what each bookie said. The source turns it into what the caller understands."""
 
-    def __init__(self, entry_id: int, rounds: int, failures: Sequence[ReplicaFailure]) -> None:
+    def __init__(self, entry_id: int, rounds: int, failures: Sequence[ReplicaFailure], *, needs_ticket: bool = False) -> None:
         self.entry_id = entry_id
         self.rounds = rounds
         said_until = min((failure.until for failure in failures), default=-1)
@@ -33,15 +36,17 @@ class GivenUpError(Exception):
         statuses = [failure.status for failure in failures]
         known = all(status is not None and (status.certain_no or status is Status.BAD_DIGEST) for status in statuses)
         self.is_damaged = known and Status.BAD_DIGEST in statuses  # and nobody who may have it whole is only away
-        self.is_expired = any(status is Status.TICKET_EXPIRED for status in statuses)
+        self.needs_ticket = needs_ticket
+        self.is_key_unknown = Status.TICKET_KEY_UNKNOWN in statuses
         self.reasons = ", ".join(f"{failure.bookie}: {failure.reason}" for failure in failures)
         super().__init__(self.reasons)
 
 
 class ReadRounds:
-    """`failures` by position in the ensemble, of this round."""
+    """`failures` by position in the ensemble, of this round. `may_renew`: whether a ticket with an unknown key can be exchanged."""
 
-    def __init__(self, read_attempts: int, unreachable_s: float) -> None:
+    def __init__(self, read_attempts: int, unreachable_s: float, *, may_renew: bool = False) -> None:
+        self._may_renew = may_renew
         self._read_attempts = read_attempts
         self._unreachable_s = unreachable_s
         self._rounds = 0
@@ -65,9 +70,12 @@ class ReadRounds:
         patience_s = self._unreachable_s * (OVERLOAD_PATIENCE if busy else 1)
         certain = all(failure.status is not None and failure.status.certain_no for failure in failures)
         may_pass = any(failure.may_pass for failure in failures)
-        expired = any(failure.status is Status.TICKET_EXPIRED for failure in failures)
+        statuses = [failure.status for failure in failures]
+        expired = Status.TICKET_EXPIRED in statuses
+        if self._may_renew and self._rounds >= UNKNOWN_KEY_ROUNDS and Status.TICKET_KEY_UNKNOWN in statuses:
+            expired = True
         if certain or expired or (self._rounds >= self._read_attempts and not (may_pass and waited_s < patience_s)):
-            raise GivenUpError(entry_id, self._rounds, failures)
+            raise GivenUpError(entry_id, self._rounds, failures, needs_ticket=expired)
         self.failures.clear()
         pause_s = min(FIRST_PAUSE_S * 2.0 ** min(self._rounds - 1, 16), LONGEST_PAUSE_S)
         return max(pause_s, *(failure.retry_after_s for failure in failures))

@@ -23,6 +23,7 @@ from cepheid_scan.bookie_reads import BookieRead
 
 _REASONS = {
     Status.TICKET_EXPIRED: "the read ticket has expired: plan again to get a new one",
+    Status.TICKET_KEY_UNKNOWN: "the bookie does not know the key of the read ticket (yet)",
     Status.UNAUTHORIZED: "UNAUTHORIZED: the read ticket is not valid for these entries",
 }
 

@@ -37,6 +37,7 @@ from cepheid_rpc import bookie_address
 from cepheid_scan.ledger_ends import LacCalls, LedgerEnd, newest_ends
 from cepheid_scan.planner import expand_checked, is_entries_of, namespace_of_pattern, no_such_topics, parse_topic
 from cepheid_scan.zookeeper_reads import ZooKeeperReads
+from cepheid_security import ClientTls
 from cepheid_security.read_tickets import LAST_ENTRY, ReadTicket, TicketKey, sign_ticket, signing_key
 from cepheid_wire import PERSISTENT, NamespaceName, TopicName
 
@@ -53,6 +54,7 @@ class ZooKeeperPlanner:
     def __init__(self, source: PlanSource) -> None:
         self._reads = ZooKeeperReads(source)
         self._lac_calls = LacCalls(source.tls)
+        self._has_certificate = (source.tls or ClientTls.from_environment()).certificate_file is not None
         self._retry_s = source.retry_s
         self._closed_ledgers: dict[int, LedgerMetadata] = {}
         if self._reads.values([keys.CLUSTER_KEY]) == [None]:
@@ -121,7 +123,7 @@ class ZooKeeperPlanner:
         complete = self._with_ends(self._with_tickets(histories), ledgers)
         registered = self._bookies()  # last: some may have come back while ends were asked for
         racks = {one.bookie_id: one.rack for one in registered if one.rack is not None}
-        return HistoryPlan(complete, _addresses(registered), schemas=versions, racks=racks)
+        return HistoryPlan(complete, _addresses(registered, self._has_certificate), schemas=versions, racks=racks)
 
     def _with_tickets(self, histories: Sequence[TopicHistory]) -> list[TopicHistory]:
         """With tickets signed here: a reader that may read all metadata has the key, too. As they are without a key."""
@@ -195,7 +197,7 @@ class ZooKeeperPlanner:
         deadline = time.monotonic() + self._retry_s
         while True:
             try:
-                return newest_ends(ledgers, _addresses(self._bookies()), _LAC_TIMEOUT_S, self._lac_calls)
+                return newest_ends(ledgers, _addresses(self._bookies(), self._has_certificate), _LAC_TIMEOUT_S, self._lac_calls)
             except PlanUnavailableError:
                 if time.monotonic() > deadline:
                     raise
@@ -266,8 +268,10 @@ def _on_bookies(chain: Chain) -> list[ChainLedger]:
     return [ledger for ledger in chain.ledgers if chain.is_on_bookies(ledger.ledger_id)]
 
 
-def _addresses(registered: Iterable[BookieRegistration]) -> dict[str, str]:
-    return {one.bookie_id: address for one in registered if (address := bookie_address(one.addresses)) is not None}
+def _addresses(registered: Iterable[BookieRegistration], has_certificate: bool) -> dict[str, str]:
+    """Return where bookies are reached: with TLS where they have it. A reader without a certificate uses their open ports first."""
+    found = {one.bookie_id: bookie_address(one.addresses, prefer_tls=has_certificate) for one in registered}
+    return {bookie: address for bookie, address in found.items() if address is not None}
 
 
 def _histories(

@@ -283,6 +283,20 @@ def test_a_proxy_needs_the_permissions_of_the_role_it_speaks_for_and_its_own(wor
     assert world.ask("proxy", "GET", f"{A_TOPICS}/other/stats", {"X-Original-Principal": "a-user"}).status_code == 403
 
 
+def test_a_revoked_role_cannot_come_through_a_proxy(world: SecuredWorld) -> None:
+    path, speaking = f"{A_TOPICS}/mine/stats", {"X-Original-Principal": "a-reader"}
+    world.do("a-admin", "POST", f"{A_TOPICS}/mine/permissions/proxy", json=["consume"])
+    wait_may(world, "proxy", path, speaking)
+    world.do("root", "POST", "/cepheid/v1/revocations", json={"kind": "role", "value": "a-reader", "issued_up_to_ms": 1})
+    deadline = time.monotonic() + 10
+    while (answer := world.ask("proxy", "GET", path, speaking)).status_code == 200 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert answer.status_code == 403
+    assert "behind a proxy old ones cannot be told from new ones" in answer.json()["reason"]
+    world.do("root", "DELETE", "/cepheid/v1/revocations?kind=role&value=a-reader")
+    wait_may(world, "proxy", path, speaking)
+
+
 def test_a_grant_on_a_topic_does_not_create_partitions_that_it_does_not_have(world: SecuredWorld) -> None:
     refused = world.ask("a-reader", "PUT", f"{A_TOPICS}/mine-partition-7/subscription/s")
     assert refused.status_code == 412

@@ -34,7 +34,13 @@ from cepheid_metadata import (
     readonly_bookies,
     restored_record,
 )
-from cepheid_metadata.upgrade import NewerStorageFormatError, StorageFormat, finish_upgrade, storage_format_record
+from cepheid_metadata.upgrade import (
+    NEWEST_STORAGE_FORMAT,
+    NewerStorageFormatError,
+    StorageFormat,
+    finish_upgrade,
+    storage_format_record,
+)
 from cepheid_ports import Ports, ProcessFailedError
 from cepheid_rpc import ReadRequest, Status
 from tests.bookie.bookie_support import add, added, entries_of, group_of, read_all
@@ -168,7 +174,7 @@ async def test_the_old_journal_format_is_written_until_the_upgrade_is_finished_a
         await added(role.bookie, group_of(7, 2))
         assert formats()[-1] == 2
         assert await read_all(role.bookie, 7, 0, 2) == (entries_of([group_of(7, 0), group_of(7, 1), group_of(7, 2)]), {})
-    await storage_format_record(store).replace(None, StorageFormat(storage_format=3), None)
+    await storage_format_record(store).replace(None, StorageFormat(storage_format=NEWEST_STORAGE_FORMAT + 1), None)
     with pytest.raises(NewerStorageFormatError, match="start a newer release"):
         await world.role().start()
 

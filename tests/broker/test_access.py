@@ -14,7 +14,8 @@ from cepheid_broker.protocol.access import COMMAND_NEEDS
 from cepheid_broker.protocol.connection import Connection
 from cepheid_broker.topics.topic_watches import TopicWatch
 from cepheid_metadata import NamespaceRecord, namespace_permissions, namespace_records, tenant_records
-from cepheid_security import Need
+from cepheid_security import Need, Principal
+from cepheid_security.revocations import RevokedTokens
 from cepheid_wire import CommandType, ServerError, TopicName
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.broker.broker_world import BrokerWorld
@@ -220,6 +221,33 @@ async def test_a_proxy_needs_the_permission_and_so_does_whom_it_speaks_for() -> 
             assert error_of(await client.ask(producer(TOPIC), pb.CommandError)) is ServerError.AUTHORIZATION_ERROR
         await world.permit(namespace={"writer": ("produce",), "proxy": ("produce",)})
         await client.produce_on("orders")
+
+
+async def test_a_role_whose_tokens_were_revoked_loses_what_it_has_behind_a_proxy() -> None:
+    async with world_of() as world, await world.client("proxy", original_principal="writer") as client:
+        await world.permit(namespace={"writer": ("produce",), "proxy": ("produce",)})
+        await client.produce_on("orders")
+        assert world.broker._authenticator is not None
+        world.broker._authenticator.revoked = RevokedTokens(roles={"writer": 1})
+        world.broker.end_revoked()
+        await client.expect_closed()
+        async with await world.client(handshake=False) as again:
+            connect = pb.CommandConnect(client_version="x", auth_method_name="token", auth_data=b"proxy")
+            connect.original_principal = "writer"
+            refused = await again.ask(connect, pb.CommandError)
+            assert error_of(refused) is ServerError.AUTHENTICATION_ERROR
+            assert "behind a proxy old ones cannot be told from new ones" in refused.message
+
+
+async def test_what_is_not_enforced_yet_is_logged_and_done(caplog: pytest.LogCaptureFixture) -> None:
+    async with world_of(enforced=False) as world, await world.client("stranger") as client:
+        await client.produce_on("orders")
+        assert world.broker.authorizer is not None
+        assert world.broker.authorizer.denied == 0
+        judged = await world.broker.authorizer.judge(Principal("stranger", "test"), Need.PRODUCE, topic=TopicName.parse(TOPIC))
+        assert not judged.allowed
+    told = [vars(record) for record in caplog.records if record.message == "authorization.would_deny"]
+    assert {(line["role"], line["what"], line["where"]) for line in told} >= {("stranger", "produce", TOPIC)}
 
 
 # Lists

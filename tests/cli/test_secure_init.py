@@ -92,3 +92,61 @@ def test_paths_with_spaces_and_quotes_survive_the_shell_and_the_settings(tmp_pat
     script = f'set -e; . {shlex.quote(str(directory / "client.env"))}; cat "$CEPHEID_TOKEN_FILE"'
     found = subprocess.run(["/bin/sh", "-c", script], capture_output=True, check=True, env={"PATH": os.environ["PATH"]})
     assert found.stdout == (directory / "admin.token").read_bytes()
+
+
+# A directory of an earlier release
+
+
+def make_old(directory: Path) -> None:
+    """As a release made it that had no authorization and no client certificates of tools; with a setting of the operator's own."""
+    secure.init(directory)
+    for name in ("server.toml", "broker.toml"):
+        path = directory / name
+        head = path.read_text().partition("[authorization]")[0]
+        path.write_text(head.replace('client_certificates = "optional"', 'client_certificates = "required"  # as we want it'))
+    environment = directory / "client.env"
+    environment.write_text("".join(line for line in environment.read_text().splitlines(keepends=True) if "CERTIFICATE" not in line))
+
+
+def test_what_an_old_directory_leaves_off_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_old(tmp_path)
+    before = contents(tmp_path)
+    capsys.readouterr()
+    secure.init(tmp_path)
+    said = capsys.readouterr().out
+    assert contents(tmp_path) == before
+    assert "broker.toml is of an earlier release and lacks authorization.enabled = true, authorization.super_user_roles" in said
+    assert "permissions are off: every client with credentials may do everything" in said
+    assert "client.env is of an earlier release and lacks CEPHEID_TLS_CERTIFICATE_FILE" in said
+    assert f"cepheid secure init {tmp_path} --update" in said
+    assert "bookie.toml" not in said
+
+
+def test_update_adds_what_is_missing_and_replaces_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_old(tmp_path)
+    before = contents(tmp_path)
+    secure.init(tmp_path, update=True)
+    said = capsys.readouterr().out
+    assert "broker.toml: added authorization.enabled = true" in said
+    after = contents(tmp_path)
+    changed = {name for name in after if after[name] != before[name]}
+    assert changed == {"server.toml", "broker.toml", "client.env"}
+    settings = tomllib.loads(after["broker.toml"].decode())
+    assert settings["authorization"] == {"enabled": True, "super_user_roles": ["admin"], "peer_roles": ["broker"]}
+    assert settings["tls"]["client_certificates"] == "required"
+    assert b"# as we want it" in after["broker.toml"]
+    assert b"export CEPHEID_TLS_CERTIFICATE_FILE=" in after["client.env"]
+    secure.init(tmp_path, update=True)
+    assert contents(tmp_path) == after
+    assert "added" not in capsys.readouterr().out
+
+
+def test_what_was_switched_off_on_purpose_is_named_and_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    secure.init(tmp_path)
+    path = tmp_path / "broker.toml"
+    path.write_text(path.read_text().replace("enabled = true", "enabled = false"))
+    capsys.readouterr()
+    secure.init(tmp_path, update=True)
+    said = capsys.readouterr().out
+    assert "broker.toml switches something off\n  permissions are off" in said
+    assert "enabled = false" in path.read_text()

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import json
+import socket
 import ssl
+import threading
 import time
 import tomllib
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,10 +27,13 @@ from cepheid_cli import secure
 from cepheid_ports import Ports
 from cepheid_scan import scan
 from cepheid_security import client_context, token_keys
+from cepheid_security.authority import Authority
 from cepheid_security.tokens import create_token
 from cepheid_testkit import StandaloneCluster
 from tests.e2e.official_client import EARLIEST, client_of, publish, receive
 
+AT_ONCE_S = 10.0
+"""Far less than the 30 s for which a client repeats what may pass."""
 HOUR_S = 3600
 KEEPALIVE_S = 0.3
 """Credentials that have expired are noticed within it."""
@@ -50,9 +57,9 @@ class Clock:
         return time.time_ns() // 1_000_000 + 1000 * self.ahead_s
 
 
-def secured(made: Path, clock: Clock | None = None) -> StandaloneCluster:
+def secured(made: Path, clock: Clock | None = None, **changes: dict[str, Any]) -> StandaloneCluster:
     settings: dict[str, Any] = tomllib.loads((made / "server.toml").read_text())
-    settings["tls"] |= {"port": 0, "admin_port": 0, "plain_ports": True}
+    settings["tls"] |= {"port": 0, "admin_port": 0, "plain_ports": True, **changes.get("tls", {})}
     settings["authentication"] |= {"methods": ["token", "basic", "tls"], "passwords_file": str(made / "users")}
     del settings["authorization"]  # who somebody is, not what they may do
     settings["connection"] = {"keepalive_s": KEEPALIVE_S}
@@ -121,11 +128,61 @@ async def test_bad_credentials_are_refused_with_the_reason(made: Path, caplog: p
         for url in cluster.standalone.service_urls:
             for credentials, reason in REFUSED.values():
                 async with cepheid.connect(url, tls_ca_file=str(made / "ca.pem"), **credentials(made)) as client:
-                    with pytest.raises(cepheid.Error, match=reason):
+                    with pytest.raises(cepheid.NotAllowedError, match=reason):  # at once: asking again changes nothing
                         await client.producer("orders").__aenter__()
     refused = [record for record in caplog.records if record.message == "authentication.failed"]
     assert len(refused) == 4, "one line for each reason, not for each attempt"
     assert "a:secret" not in caplog.text
+
+
+@contextmanager
+def demanding_certificates(made: Path) -> Iterator[str]:
+    """A server that refuses clients without a certificate, and says so in an alert of TLS as OpenSSL does. Yields its URL."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(made / "server.pem", made / "server-key.pem")
+    context.load_verify_locations(made / "ca.pem")
+    context.verify_mode = ssl.CERT_REQUIRED
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        with context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False) as secured:
+            with pytest.raises(ssl.SSLError):
+                secured.do_handshake()
+            plain = socket.socket(fileno=secured.detach())
+        plain.shutdown(socket.SHUT_WR)
+        while plain.recv(1024):
+            pass
+        plain.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"pulsar+ssl://127.0.0.1:{listener.getsockname()[1]}"
+        thread.join(AT_ONCE_S)
+
+
+async def test_a_client_without_the_certificate_that_a_broker_asks_for_is_told_at_once(made: Path) -> None:
+    with demanding_certificates(made) as url:
+        async with cepheid.connect(url, tls_ca_file=str(made / "ca.pem")) as client:
+            with pytest.raises(cepheid.NotAllowedError, match="it takes no client without a certificate that it accepts"):
+                await client.producer("orders").__aenter__()
+
+
+async def test_a_broker_that_ends_the_handshake_silently_may_want_a_certificate(made: Path) -> None:
+    async with secured(made, tls={"client_certificates": "required"}) as cluster:
+        async with cepheid.connect(tls_url(cluster), tls_ca_file=str(made / "ca.pem"), request_timeout_s=1) as client:
+            with pytest.raises(cepheid.TimedOutError, match="it may ask for a client certificate that it accepts"):
+                await client.producer("orders").__aenter__()
+
+
+async def test_a_broker_that_is_not_trusted_is_named_at_once(made: Path, tmp_path: Path) -> None:
+    Authority(tmp_path, datetime.datetime.now(datetime.UTC))
+    async with secured(made) as cluster:
+        async with cepheid.connect(tls_url(cluster), tls_ca_file=str(tmp_path / "ca.pem")) as client:
+            started = time.monotonic()
+            with pytest.raises(cepheid.UntrustedBrokerError, match=r"the certificate of .* is not accepted"):
+                await client.producer("orders").__aenter__()
+            assert time.monotonic() - started < AT_ONCE_S
 
 
 async def test_a_token_that_expires_is_renewed_on_the_living_connection(made: Path) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from cepheid_metadata import MemoryStore, MemoryTree
+from cepheid_metadata import ClusterIdentity, MemoryStore, MemoryTree, cluster_identity
 from cepheid_metadata.ticket_keyring import TicketKeyring, ticket_keys
+from cepheid_metadata.upgrade import finish_upgrade
 from cepheid_ports import Ports
 from cepheid_security.read_tickets import TicketKey, TicketVerdict
 from tests.support import wait_until
@@ -59,4 +60,21 @@ async def test_a_key_that_has_signed_for_its_time_is_followed_by_another() -> No
     assert found is not None
     assert {part.key_id for part in found.record.keys} == set(broker.keys)
     assert "secret" not in repr(found.record)
+    await broker.aclose()
+
+
+async def test_signed_tickets_are_required_when_the_upgrade_is_finished() -> None:
+    """Until then readers of the previous release, whose tickets nobody signed, are served as well."""
+    store = MemoryStore(MemoryTree())
+    await cluster_identity(store).create(None, ClusterIdentity(cluster_id="1", name="old", created_at_ms=1))
+    broker = TicketKeyring(store, Ports())
+    await broker.start(rotate_s=DAY_S)
+    signed = broker.sign(5, 99, "app")
+    assert not broker.are_required
+    assert broker.check_upgrading(b"unsigned", 5, 0, 99) is TicketVerdict.VALID
+    assert broker.check_upgrading(signed, 6, 0, 99) is TicketVerdict.REFUSED, "a signed ticket is for its own ledger in any case"
+    await finish_upgrade(store)
+    await wait_until(lambda: broker.are_required)
+    assert broker.check_upgrading(b"unsigned", 5, 0, 99) is TicketVerdict.REFUSED
+    assert broker.check_upgrading(signed, 5, 0, 99) is TicketVerdict.VALID
     await broker.aclose()

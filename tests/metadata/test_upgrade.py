@@ -6,14 +6,17 @@ import pytest
 
 from cepheid_metadata import (
     BookieRegistration,
+    BrokerRegistration,
     ClusterIdentity,
     MemoryStore,
     MemoryTree,
     available_bookies,
+    broker_records,
     cluster_identity,
     found_cluster,
     readonly_bookies,
 )
+from cepheid_metadata.process_reports import ProcessReport, broker_reports, report
 from cepheid_metadata.upgrade import (
     NEWEST_STORAGE_FORMAT,
     NewerStorageFormatError,
@@ -74,6 +77,31 @@ async def test_an_upgrade_ends_only_when_no_bookie_of_an_older_release_runs(
         return
     assert (await finish_upgrade(store)).storage_format == 1
     assert await read_storage_format(store) == NEWEST_STORAGE_FORMAT
+
+
+@pytest.mark.parametrize(
+    ("reported", "older"),
+    [
+        (None, ("broker-1",)),
+        (ProcessReport(process="1000", storage_format=NEWEST_STORAGE_FORMAT), ()),
+        (ProcessReport(process="1000", storage_format=NEWEST_STORAGE_FORMAT - 1), ("broker-1",)),
+        (
+            ProcessReport(process="999", storage_format=NEWEST_STORAGE_FORMAT),
+            ("broker-1",),
+        ),  # an earlier process: it was downgraded
+    ],
+)
+async def test_an_upgrade_ends_only_when_no_broker_of_an_older_release_runs(
+    reported: ProcessReport | None, older: tuple[str, ...]
+) -> None:
+    """It would pass on plans that its readers do not understand."""
+    store = MemoryStore(MemoryTree())
+    await cluster_of_an_older_release(store)
+    broker = BrokerRegistration(broker_id="broker-1", addresses={}, started_at_ms=1000)
+    await broker_records(store).create("broker-1", broker, ephemeral=True)
+    if reported is not None:
+        await report(broker_reports(store), "broker-1", reported)
+    assert (await upgrade_state(store)).older == older
 
 
 async def test_a_release_that_does_not_know_the_format_is_refused() -> None:

@@ -10,8 +10,9 @@ import pytest
 from kazoo.client import KazooClient
 
 from cepheid_dev.zookeeper_server import ZooKeeperServer
-from cepheid_metadata import AccessDeniedError, Create, Delete, Put
+from cepheid_metadata import AccessDeniedError, Create, Delete, Put, keys
 from cepheid_metadata.open_store import AUTH_FILE_VARIABLE, StoreUrlError, open_store
+from cepheid_metadata.ticket_keyring import TicketKeyring
 from cepheid_metadata.zookeeper_acls import set_cluster_acls
 from cepheid_ports import Ports
 from tests.support import free_port
@@ -79,6 +80,42 @@ async def test_a_process_with_credentials_may_leave_nodes_open_for_those_without
     await without.put("/a", b"y", 0)
     await first.aclose()
     await without.aclose()
+
+
+async def test_secrets_are_for_the_cluster_alone_wherever_it_has_credentials(url: str, supervisor: Any) -> None:
+    """Also where other nodes are still open, and once another process found them open."""
+    root = url.partition(shared_zookeeper().address)[2]
+    beside = await open_store(url, Ports(), auth=AUTH, private=False)
+    await beside.create(keys.TICKET_KEYS_KEY, b"secret")
+    assert open_nodes(supervisor, root) == [root]
+    set_cluster_acls(url, auth=AUTH, everybody=True)
+    again = await open_store(url, Ports(), auth=AUTH, private=False)
+    assert f"{root}/secrets/ticket-keys" in open_nodes(supervisor, root), "a process without credentials may need it yet"
+    private = await open_store(url, Ports(), auth=AUTH)
+    assert open_nodes(supervisor, root) == [root]
+    assert await beside.get(keys.TICKET_KEYS_KEY) is not None
+    for store in (beside, again, private):
+        await store.aclose()
+
+
+@pytest.mark.parametrize(
+    ("auth", "private", "problem"),
+    [
+        (AUTH, True, None),
+        (AUTH, False, "may be readable by everybody who reaches ZooKeeper while metadata_private is false"),
+        ("", True, "everybody who reaches ZooKeeper can read the keys of read tickets: set metadata_auth_file"),
+    ],
+)
+async def test_open_ticket_keys_are_named(
+    url: str, caplog: pytest.LogCaptureFixture, auth: str, private: bool, problem: str | None
+) -> None:
+    store = await open_store(url, Ports(), auth=auth, private=private)
+    keyring = TicketKeyring(store, Ports())
+    await keyring.start(rotate_s=86_400.0)
+    assert (keyring.problem is None) if problem is None else (problem in (keyring.problem or ""))
+    assert ("ticket_keys.open" in [record.message for record in caplog.records]) == (problem is not None)
+    await keyring.aclose()
+    await store.aclose()
 
 
 async def test_credentials_come_from_a_file(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -160,9 +160,11 @@ def test_the_old_journal_format_is_written_until_the_upgrade_is_finished(cluster
         assert done.exit_code == 0, done.output
         return done.stdout
 
-    assert ran("cluster", "upgrade-status").startswith("storage format  1; this release knows 2\nevery bookie that runs knows it")
+    assert ran("cluster", "upgrade-status").startswith(
+        "storage format  1; this release knows 3\nevery broker and bookie that runs knows it"
+    )
     ran("cluster", "finish-upgrade", "--yes")
-    assert ran("cluster", "upgrade-status") == "storage format  2; this release knows 2\n"
+    assert ran("cluster", "upgrade-status") == "storage format  3; this release knows 3\n"
     cluster.stop()
     cluster.start()
     with client_of(cluster.service_url) as client:

@@ -19,14 +19,15 @@ class Traffic:
     """`with Traffic(url, topic) as traffic:` publishes until `finish`, which checks every promise made to the clients.
 
     The subscription `live` acknowledges everything at once. The subscription `half` consumes only in `acknowledge_half`.
+    `options` are those of the client, as its credentials.
     """
 
-    def __init__(self, service_url: str, topic: str) -> None:
+    def __init__(self, service_url: str, topic: str, **options: Any) -> None:
         self.topic = topic
         self.receipts: dict[str, str] = {}
         """Ids of stored messages by payload."""
         self._client = pulsar.Client(
-            service_url, operation_timeout_seconds=60, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
+            service_url, operation_timeout_seconds=60, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error), **options
         )
         self._failures: list[str] = []
         self._received: set[str] = set()

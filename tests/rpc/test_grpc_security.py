@@ -42,6 +42,7 @@ KEY = TicketKey(1, b"k" * 32, 0)
 TICKET = sign_ticket(KEY, ReadTicket(LEDGER, 0, LAST_ENTRY, "app", NOW + 1000))
 OTHER_LEDGER = sign_ticket(KEY, ReadTicket(LEDGER + 1, 0, LAST_ENTRY, "app", NOW + 1000))
 EXPIRED = sign_ticket(KEY, ReadTicket(LEDGER, 0, LAST_ENTRY, "app", NOW - 1_000_000))
+UNKNOWN_KEY = sign_ticket(TicketKey(2, b"o" * 32, 0), ReadTicket(LEDGER, 0, LAST_ENTRY, "app", NOW + 1000))
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +74,9 @@ def settings_of(made: Path, **changes: Any) -> BookieTlsSettings:
 
 
 @asynccontextmanager
-async def secured_bookie(made: Path, directory: Path, tls: BookieTlsSettings | None = None) -> AsyncIterator[BookieServer]:
+async def secured_bookie(
+    made: Path, directory: Path, tls: BookieTlsSettings | None = None, roles: BookieAccessSettings | None = None
+) -> AsyncIterator[BookieServer]:
     """With entries 0..9 of one ledger."""
     values: dict[str, Any] = {"min_free_journal_bytes": 0, "min_free_data_bytes": 0}
     identity, disk = BookieIdentity("b"), RealDisk(directory / "b")
@@ -82,7 +85,7 @@ async def secured_bookie(made: Path, directory: Path, tls: BookieTlsSettings | N
     group = encode_group(LEDGER, 0, -1, 0, [b"x%d" % number for number in range(10)])
     await added(bookie, group)
     tls = tls or settings_of(made)
-    ports = secured_ports(tls, access_of(tls, BookieAccessSettings()))
+    ports = secured_ports(tls, access_of(tls, roles or BookieAccessSettings()))
     server = BookieServer(bookie, "127.0.0.1", 0, credentials=ports.credentials, access=ports.access, plain_port=tls.plain_port)
     await server.start()
     try:
@@ -142,6 +145,7 @@ CALLS: dict[str, Callable[[GrpcConnection], Awaitable[Status]]] = {
     "scan with ticket": lambda c: read(c, scan=True, ticket=TICKET),
     "scan with the ticket of another ledger": lambda c: read(c, scan=True, ticket=OTHER_LEDGER),
     "scan with an expired ticket": lambda c: read(c, scan=True, ticket=EXPIRED),
+    "scan with a ticket of an unknown key": lambda c: read(c, scan=True, ticket=UNKNOWN_KEY),
     "lac with ticket": lambda c: lac(c, master_key=b"", ticket=TICKET),
     "lac with the ticket of another ledger": lambda c: lac(c, master_key=b"", ticket=OTHER_LEDGER),
     "fence with ticket": lambda c: lac(c, master_key=b"", ticket=TICKET, fence=True),
@@ -151,6 +155,7 @@ BY_TICKET = {
     "scan with ticket": "OK",
     "scan with the ticket of another ledger": "UNAUTHORIZED",
     "scan with an expired ticket": "TICKET_EXPIRED",
+    "scan with a ticket of an unknown key": "TICKET_KEY_UNKNOWN",
     "lac with ticket": "OK",
     "lac with the ticket of another ledger": "UNAUTHORIZED",
 }
@@ -193,6 +198,17 @@ async def test_a_denial_says_why_and_is_logged(made: Path, tmp_path: Path, caplo
         assert server.denied == 2
     logged = [record for record in caplog.records if record.message == "bookie.request.denied"]
     assert [vars(record)["role"] for record in logged] == ["app", "app"]
+
+
+async def test_the_role_may_be_an_alternative_name(made: Path, tmp_path: Path) -> None:
+    """A certificate with the common name `app` and the DNS name `writer`: by the rule `dns` its role is `writer`."""
+    Authority(made, datetime.datetime.now(datetime.UTC)).issue("both", hosts=["writer", "10.0.0.1"], for_servers=False)
+    roles = BookieAccessSettings(cluster_roles=("writer",), certificate_role="dns")
+    async with secured_bookie(made, tmp_path, roles=roles) as server:
+        for role, outcome in (("both", "OK"), ("broker", "PERMISSION_DENIED"), ("app", "PERMISSION_DENIED")):
+            connection = GrpcConnection("b", f"{TLS_MARK}127.0.0.1:{server.port}", tls=tls_of(made, role))
+            assert await outcome_of(CALLS["write lac"], connection) == outcome, role
+            await connection.aclose()
 
 
 async def test_a_port_without_tls_beside_it_is_open_until_it_is_closed(made: Path, tmp_path: Path) -> None:

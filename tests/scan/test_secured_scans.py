@@ -13,7 +13,7 @@ import pytest
 
 from cepheid_bookie.access import ticket_check
 from cepheid_rpc import TLS_MARK
-from cepheid_scan import EntriesUnreadableError, LedgerHistory, Piece, ReadSettings, ScanCounters
+from cepheid_scan import EntriesUnreadableError, LedgerHistory, Piece, ReadSettings, ScanCounters, ledger_ends
 from cepheid_scan import entry_source as module
 from cepheid_scan.bookie_channels import close_channels, known_door
 from cepheid_scan.entry_source import EntrySource
@@ -35,6 +35,8 @@ def ticket_for(ledger_id: int = LEDGER, last: int = LAST_ENTRY, until_ms: int = 
 
 
 VALID, EXPIRED = ticket_for(), ticket_for(until_ms=NOW - 1_000_000)
+OTHER_KEY = TicketKey(2, b"o" * 32, 0)
+OF_ANOTHER_KEY = sign_ticket(OTHER_KEY, ReadTicket(LEDGER, 0, LAST_ENTRY, "app", NOW + 1000))
 
 
 @pytest.fixture(autouse=True)
@@ -149,6 +151,48 @@ def test_tickets_that_are_all_expired_end_the_read(two: ScanBookies, reader: Rea
     with pytest.raises(EntriesUnreadableError, match="the read ticket has expired"):
         list(source_of(two, reader, lambda _: ledger_with(next(tickets))).read(piece_with(EXPIRED)))
     assert len(list(tickets)) > 90, "it does not plan again and again"
+
+
+def test_a_ticket_whose_key_the_bookie_does_not_know_is_replaced_once(two: ScanBookies, reader: ReadSettings) -> None:
+    """As after a theft, when the keys were deleted; or when a bookie missed a rotation."""
+    planned = []
+
+    def replan(piece: Piece) -> LedgerHistory:
+        planned.append(piece.ledger_id)
+        return ledger_with(VALID)
+
+    groups = list(source_of(two, reader, replan).read(piece_with(OF_ANOTHER_KEY)))
+    assert sum(map(len, groups)) == 5000
+    assert planned == [LEDGER]
+
+
+def test_a_bookie_that_knows_no_key_of_any_ticket_is_waited_for_and_named(two: ScanBookies, reader: ReadSettings) -> None:
+    planned = []
+
+    def replan(piece: Piece) -> LedgerHistory:
+        planned.append(piece.ledger_id)
+        return ledger_with(sign_ticket(OTHER_KEY, ReadTicket(LEDGER, 0, LAST_ENTRY, "app", NOW + 2000 + len(planned))))
+
+    with pytest.raises(EntriesUnreadableError, match="the bookie does not know the key of the read ticket"):
+        list(source_of(two, reader, replan).read(piece_with(OF_ANOTHER_KEY)))
+    assert planned == [LEDGER, LEDGER], "once for a new ticket, once for where the ledger lies by now"
+
+
+def test_the_end_of_a_ledger_is_asked_again_when_a_key_is_on_its_way(
+    two: ScanBookies, reader: ReadSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses = []
+
+    def learn(pause_s: float) -> None:
+        pauses.append(pause_s)
+        for bookie in two.bookies.values():
+            bookie.authorize_reads(ticket_check(lambda *asked: check_ticket(asked[0], {2: OTHER_KEY}, NOW, *asked[1:])))
+
+    monkeypatch.setattr(ledger_ends.time, "sleep", learn)
+    calls = LacCalls(reader.tls)
+    assert newest_end(ledger_with(OF_ANOTHER_KEY), two.addresses, 5.0, calls) == -1
+    assert len(pauses) == 1
+    calls.close()
 
 
 def test_a_reader_without_a_certificate_is_shut_out(two: ScanBookies, made: Path) -> None:

@@ -39,6 +39,14 @@ def test_which_tokens_are_revoked(revoked: RevokedTokens, holds: bool) -> None:
             revoked.check(principal_of(TOKEN))
 
 
+def test_a_role_whose_tokens_were_revoked_cannot_come_through_a_proxy() -> None:
+    """The proxy shows its own credentials: which token its client showed is not known."""
+    revoked = RevokedTokens(roles={"app": NOW_MS})
+    revoked.check(Principal("proxy", "tls", original_role="other"))
+    with pytest.raises(AuthenticationError, match="the tokens of 'app' were revoked, and behind a proxy"):
+        revoked.check(Principal("proxy", "tls", original_role="app"))
+
+
 def test_a_token_is_revoked_by_its_id_and_one_of_unknown_age_with_its_role() -> None:
     token = principal_of(TOKEN).token
     assert token is not None

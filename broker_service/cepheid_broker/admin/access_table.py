@@ -185,6 +185,7 @@ def _rows() -> Iterator[Row]:
         "metadata/restored",
         "repair",
         "repair/short",
+        "security",
         "upgrade",
         "revocations",
     ):

@@ -49,6 +49,7 @@ from cepheid_broker.admin.repair import repair
 from cepheid_broker.admin.replication_clusters import replication_clusters
 from cepheid_broker.admin.revocations import revocations
 from cepheid_broker.admin.schemas import schemas
+from cepheid_broker.admin.security import security
 from cepheid_broker.admin.stats import stats
 from cepheid_broker.admin.subscriptions import subscriptions
 from cepheid_broker.admin.tiered import tiered
@@ -89,6 +90,7 @@ ROUTERS = (
     ledgers,
     metadata,
     repair,
+    security,
     upgrade,
     revocations,
     why,

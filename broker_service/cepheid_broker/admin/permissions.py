@@ -217,9 +217,7 @@ def _add_why(router: APIRouter, context: AdminContext) -> None:
             return {"allowed": True, "rule": "authorization is off (authorization.enabled)"}
         if role != call_of(request).client_role:
             await require(context, request, Need.TENANT_ADMIN, name)
-        decision = await authorizer.check(
-            Principal(role, "why"), _NEEDS[action], topic=name, subscription=subscription, is_request=False
-        )
+        decision = await authorizer.judge(Principal(role, "why"), _NEEDS[action], topic=name, subscription=subscription)
         return {"allowed": decision.allowed, "rule": decision.rule}
 
 

@@ -9,7 +9,8 @@ Rules
 3. Entries never pass the broker, and the answer is a snapshot: who misses a ledger that was trimmed since asks anew.
 4. A reader that plans again and again names the last ledger that it knows (`after`): fragments come for the later ones alone.
 5. With security each ledger comes with a ticket for its entries, signed for the role that asks, in place of its master key. Such an
-answer has format 3. The broker that is asked signs all of them, also those of partitions that others serve.
+answer has format 3. The broker that is asked signs all of them, also those of partitions that others serve. Until the cluster's
+upgrade is finished the answer has both, and an older format: brokers and readers of the previous release know no tickets.
 6. A ledger with a complete copy in object storage names it (`offloaded`), whatever `after` says, since a ledger moves there after
    it ended. A ledger that is only an object has no fragments: an answer that names one has format 2, which older readers refuse.
 """
@@ -87,15 +88,19 @@ def plan(context: AdminContext) -> APIRouter:
         plans = await _plans(context, name, parts, after)
         if context.tickets is not None:
             await _sign_tickets(plans, context.tickets, call_of(request).client_role)
+        has_tickets_alone = context.tickets is not None and context.tickets.are_required
         answer = {
-            "format": _format_of(plans) if context.tickets is None else FORMAT_WITH_TICKETS,
+            "format": FORMAT_WITH_TICKETS if has_tickets_alone else _format_of(plans),
             "topic": str(name),
             "partitions": partitions,
             "plans": plans,
             "schemas": await _schemas(context, name) if schemas else [],
-            "bookies": {bookie.bookie_id: bookie_address(bookie.addresses) for bookie in bookies},
+            # A reader that has no TLS here has no certificates for bookies either, which have both kinds of port for a while.
+            "bookies": {
+                bookie.bookie_id: bookie_address(bookie.addresses, prefer_tls=request.url.scheme == "https") for bookie in bookies
+            },
             "racks": {bookie.bookie_id: bookie.rack for bookie in bookies if bookie.rack is not None},
-            "read_ticket": "" if context.tickets is not None else issue_ticket(name, context.broker.ports.wall_ms()),
+            "read_ticket": "" if has_tickets_alone else issue_ticket(name, context.broker.ports.wall_ms()),
         }
         return Response(await _encoded(answer), media_type="application/json")
 
@@ -120,10 +125,14 @@ def plan(context: AdminContext) -> APIRouter:
 
 
 async def _sign_tickets(plans: Sequence[dict[str, Any]], tickets: TicketKeyring, role: str) -> None:
-    """Give each ledger that bookies have a ticket in place of its master key (rule 5), some ledgers in one turn of the loop."""
+    """Give each ledger that bookies have a ticket, as a rule in place of its master key (rule 5).
+
+    Some ledgers in one turn of the loop.
+    """
     for plan in plans:
         for place, ledger in enumerate(plan["ledgers"], 1):
-            ledger.pop("master_key", None)
+            if tickets.are_required:
+                ledger.pop("master_key", None)
             ledger.pop("ticket", None)  # of the broker that serves the partition, for our role instead of the reader's
             last = LAST_ENTRY if ledger["open"] else ledger["last_entry_id"]
             if last >= 0 and ledger.get("offloaded", _ON_BOOKIES)["on_bookies"]:

@@ -19,7 +19,8 @@ def upgrade(context: AdminContext) -> APIRouter:
 
     @router.get("/upgrade")
     async def show() -> dict[str, Any]:
-        """The storage format that bookies write, the newest that this release knows, and the bookies that do not know that one"""
+        """The storage format that bookies write, the newest that this release knows, and the brokers and bookies that do not know
+        that one"""
         return asdict(await upgrade_state(context.store))
 
     @router.post("/upgrade/finish")

@@ -306,12 +306,12 @@ class Connection(asyncio.Protocol):
         try:
             if original_principal and authorizer is None:
                 raise AuthenticationError("it speaks for somebody else, which only a proxy may, and this cluster has none")
-            principal = await authenticator.authenticate(credentials)
+            principal = replace(await authenticator.authenticate(credentials), original_role=original_principal or None)
+            authenticator.revoked.check(principal)  # again: the role that a proxy speaks for
         except AuthenticationError as error:
             await self._refuse_late(credentials, error)
             return
-        principal = replace(principal, original_role=original_principal or None)
-        if authorizer is not None:
+        if authorizer is not None and authorizer.enforced:
             problem = original_role_problem(authorizer.roles, principal.role, principal.original_role)
             if problem is not None:
                 self._refuse_original_role(principal, problem)

@@ -1,0 +1,32 @@
+"""How the processes of a cluster are secured, for `cepheid secure status` and `cepheid secure enable`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import APIRouter
+
+from cepheid_broker.admin.context import AdminContext
+from cepheid_metadata.process_reports import ProcessReport, running_bookies, running_brokers
+
+
+def security(context: AdminContext) -> APIRouter:
+    router = APIRouter(prefix="/cepheid/v1")
+
+    @router.get("/security")
+    async def show() -> dict[str, Any]:
+        """How each broker and bookie that runs is secured, by its own report; null: it has made none, as of an older release. And
+        what is wrong where this broker looks"""
+        problem = None if context.tickets is None else context.tickets.problem
+        return {
+            "brokers": _shown(await running_brokers(context.store)),
+            "bookies": _shown(await running_bookies(context.store)),
+            "problems": [] if problem is None else [problem],
+        }
+
+    return router
+
+
+def _shown(reports: Mapping[str, ProcessReport | None]) -> dict[str, dict[str, bool] | None]:
+    return {name: None if report is None else report.security.model_dump() for name, report in reports.items()}

@@ -1,0 +1,116 @@
+"""What running processes say of themselves: which storage format they know, and how they are secured.
+
+    broker, bookie ── after its registration ──► report, persistent, with the id of the process
+                                                     └── read together with the registration: a report of another process does
+                                                         not count, so an older release, which reports nothing, is noticed
+
+`cepheid cluster finish-upgrade` and `cepheid secure enable` go on only when every process that runs has reported what they need.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import PositiveInt
+
+from cepheid_metadata import keys
+from cepheid_metadata.cluster_records import BookieRegistration, BrokerRegistration
+from cepheid_metadata.errors import BadVersionError, KeyExistsError, NoSuchKeyError
+from cepheid_metadata.listing import list_names
+from cepheid_metadata.record import Record, RecordPart
+from cepheid_metadata.repositories import Records, available_bookies, broker_records, readonly_bookies
+from cepheid_metadata.store import MetadataStore
+
+
+class SecurityFacts(RecordPart):
+    """How a process is secured. What does not apply to its kind is False."""
+
+    zookeeper_user: bool = False
+    """It authenticates in ZooKeeper."""
+    zookeeper_private: bool = False
+    """What it creates there is for this user alone."""
+    tls: bool = False
+    """It has ports with TLS."""
+    plain: bool = False
+    """It has ports without TLS."""
+    authentication: bool = False
+    """Clients have to prove who they are."""
+    anonymous: bool = False
+    """Clients without credentials are served as a role of their own."""
+    authorization: bool = False
+    """Permissions are looked at."""
+    enforced: bool = False
+    """What is not permitted is denied."""
+
+
+class ProcessReport(Record):
+    """What one process said when it started."""
+
+    NAME: ClassVar[str] = "process report"
+
+    process: str
+    storage_format: PositiveInt
+    security: SecurityFacts = SecurityFacts()
+
+
+def broker_reports(store: MetadataStore) -> Records[str, ProcessReport]:
+    """By broker id."""
+    return Records(store, keys.broker_report_key, ProcessReport)
+
+
+def bookie_reports(store: MetadataStore) -> Records[str, ProcessReport]:
+    """By bookie id."""
+    return Records(store, keys.bookie_report_key, ProcessReport)
+
+
+def broker_process(registration: BrokerRegistration) -> str:
+    """Return the id of a broker's process: a registration has none, but no two processes of a broker start at the same time."""
+    return str(registration.started_at_ms)
+
+
+async def report(records: Records[str, ProcessReport], name: str, own: ProcessReport) -> None:
+    """Put the report of this process in the place of an earlier one's."""
+    while True:
+        found = await records.get(name)
+        try:
+            if found is None:
+                await records.create(name, own)
+            elif found.record != own:
+                await records.replace(name, own, found.version)
+            return
+        except (KeyExistsError, BadVersionError, NoSuchKeyError):
+            continue  # an earlier process of this name that is about to end
+
+
+async def report_of(records: Records[str, ProcessReport], name: str, process: str) -> ProcessReport | None:
+    """Return what this process has reported; None: nothing, so it is of an older release, or has just started."""
+    found = await records.get(name)
+    return found.record if found is not None and found.record.process == process else None
+
+
+async def running_brokers(store: MetadataStore) -> dict[str, ProcessReport | None]:
+    """Return the brokers that run, with their reports."""
+    found: dict[str, ProcessReport | None] = {}
+    for name in await list_names(store, keys.BROKERS_KEY):
+        registered = await broker_records(store).get(name)
+        if registered is not None:
+            found[name] = await report_of(broker_reports(store), name, broker_process(registered.record))
+    return found
+
+
+async def running_bookies(store: MetadataStore) -> dict[str, ProcessReport | None]:
+    """Return the bookies that run, with their reports."""
+    found: dict[str, ProcessReport | None] = {}
+    for parent_key, places in (
+        (keys.AVAILABLE_BOOKIES_KEY, available_bookies(store)),
+        (keys.READONLY_BOOKIES_KEY, readonly_bookies(store)),
+    ):
+        for name in await list_names(store, parent_key):
+            registered = await places.get(name)
+            if registered is not None:
+                found[name] = await report_of(bookie_reports(store), name, _bookie_process(registered.record))
+    return found
+
+
+def _bookie_process(registration: BookieRegistration) -> str:
+    return registration.process or ""
