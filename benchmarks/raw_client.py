@@ -9,8 +9,10 @@ The receive buffer is one piece of memory: frames are looked at where they lie, 
 from __future__ import annotations
 
 import asyncio
+import ssl
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -115,8 +117,11 @@ class Connection(asyncio.BufferedProtocol):
         body.request_id = self._request_id
         return await self._ask(body, self._request_id)
 
-    async def connect(self) -> None:
-        await self._ask(pb.CommandConnect(client_version="cepheid-bench", protocol_version=20), 0)
+    async def connect(self, token: str | None = None) -> None:
+        command = pb.CommandConnect(client_version="cepheid-bench", protocol_version=20)
+        if token is not None:
+            command.auth_method_name, command.auth_data = "token", token.encode()
+        await self._ask(command, 0)
 
     async def _ask(self, body: Any, request_id: int) -> Any:
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -151,26 +156,39 @@ class Connection(asyncio.BufferedProtocol):
                 answer.set_exception(error)
 
 
-async def open_connection(url: str, topic: str | None = None) -> Connection:
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What a client shows: a token, and TLS with these settings for `pulsar+ssl://`."""
+
+    token: str | None = field(default=None, repr=False)
+    tls: ssl.SSLContext | None = None
+
+
+NOTHING = Shown()
+
+
+async def open_connection(url: str, topic: str | None = None, shown: Shown = NOTHING) -> Connection:
     """A connection that may be used: to `url`, or to whoever serves `topic` according to it. Creates the topic as clients do."""
-    connection = await _dial(url)
+    connection = await _dial(url, shown)
     if topic is None:
         return connection
     await connection.ask(pb.CommandPartitionedTopicMetadata(topic=topic))
     answer = await connection.ask(pb.CommandLookupTopic(topic=topic))
     if answer.response == pb.CommandLookupTopicResponse.Failed:
         raise RefusedError(f"lookup of {topic} failed: {answer.message}")
-    if answer.brokerServiceUrl and _host_port(answer.brokerServiceUrl) != _host_port(url):
+    told = answer.brokerServiceUrlTls if url.startswith("pulsar+ssl://") else answer.brokerServiceUrl
+    if told and _host_port(told) != _host_port(url):
         connection.close()
-        connection = await _dial(answer.brokerServiceUrl)
+        connection = await _dial(told, shown)
     return connection
 
 
-async def _dial(url: str) -> Connection:
+async def _dial(url: str, shown: Shown) -> Connection:
     host, port = _host_port(url)
-    _, connection = await asyncio.get_running_loop().create_connection(Connection, host, port)
+    tls = shown.tls if url.startswith("pulsar+ssl://") else None
+    _, connection = await asyncio.get_running_loop().create_connection(Connection, host, port, ssl=tls)
     async with asyncio.timeout(REQUEST_LIMIT_S):
-        await connection.connect()
+        await connection.connect(shown.token)
     return connection
 
 
@@ -230,13 +248,17 @@ async def open_publisher(
 
 
 class Counter:
-    """A consumer that only counts: keeps its permits filled and acknowledges cumulatively, at most every `ack_every` messages."""
+    """A consumer that only counts: keeps its permits filled and acknowledges cumulatively, at most every `ack_every` entries.
 
-    def __init__(self, connection: Connection, consumer_id: int, permits: int, ack_every: int) -> None:
+    `permits` and what it counts are entries; a broker counts the messages in them, of which each has `batch`.
+    """
+
+    def __init__(self, connection: Connection, consumer_id: int, permits: int, ack_every: int, batch: int = 1) -> None:
         self._connection = connection
         self._consumer_id = consumer_id
         self._permits = permits
         self._ack_every = ack_every
+        self._batch = batch
         self._to_return = 0
         self._to_acknowledge = 0
         self.on_counted: Callable[[int], None] | None = None
@@ -259,15 +281,22 @@ class Counter:
             self.on_counted(count)
 
     def _flow(self, permits: int) -> None:
-        self._connection.write(encode_body(pb.CommandFlow(consumer_id=self._consumer_id, messagePermits=permits)))
+        self._connection.write(encode_body(pb.CommandFlow(consumer_id=self._consumer_id, messagePermits=permits * self._batch)))
 
 
 async def open_counter(
-    connection: Connection, topic: str, subscription: str, *, earliest: bool, permits: int = 1000, ack_every: int = 1000
+    connection: Connection,
+    topic: str,
+    subscription: str,
+    *,
+    earliest: bool,
+    permits: int = 1000,
+    ack_every: int = 1000,
+    batch: int = 1,
 ) -> Counter:
-    """An Exclusive subscription. Entries must not be batches: a permit is counted for each."""
+    """An Exclusive subscription, of entries that have `batch` messages each."""
     await subscribe(connection, topic, subscription, earliest=earliest)
-    return Counter(connection, 1, permits, ack_every)
+    return Counter(connection, 1, permits, ack_every, batch)
 
 
 async def subscribe(connection: Connection, topic: str, subscription: str, *, earliest: bool) -> None:

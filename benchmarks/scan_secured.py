@@ -10,9 +10,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import datetime
-from pathlib import Path
 
 from benchmarks.report import percentile, print_line
+from benchmarks.secured_server import ConfiguredServer
 from benchmarks.server import Server, add_arguments
 from benchmarks.spark_bench import fill, keep_everything, keyed_batch, seconds
 from cepheid_scan import ReadSettings, scan
@@ -21,15 +21,6 @@ from cepheid_security.authority import Authority
 
 KINDS = {"batches_100b": (1000, 100), "entries_1kb": (None, 1000)}  # messages an entry, bytes a message
 MODES = ("messages", "entries")
-
-
-class ConfiguredServer(Server):
-    """With a TOML file of settings."""
-
-    config: Path
-
-    def command(self) -> list[str]:
-        return [*super().command(), "--config", str(self.config)]
 
 
 def main() -> None:

@@ -48,7 +48,7 @@ class Server:
             self.url: str = arguments.url
             self.admin_url: str | None = arguments.admin_url
         else:
-            self.port, self._admin_port = _free_port(), _free_port()
+            self.port, self._admin_port = free_port(), free_port()
             self.url = f"pulsar://127.0.0.1:{self.port}"
             self.admin_url = f"http://127.0.0.1:{self._admin_port}"
             self.root = Path(tempfile.mkdtemp(prefix="cepheid-bench-", dir=arguments.data))
@@ -98,6 +98,10 @@ class Server:
             if time.monotonic() > deadline:
                 raise ServerFailedError(f"nobody listens on port {self.port} after {START_LIMIT_S} s\n{self._last_words()}")
             time.sleep(0.005)
+
+    def wait_until_admin_answers(self) -> None:
+        """It opens a moment after the protocol's port."""
+        _read_when_served(f"{self.admin_url}/ready")
 
     def check_alive(self) -> None:
         assert self._process is not None
@@ -165,7 +169,7 @@ def is_listening(host: str, port: int) -> bool:
         return probe.connect_ex((host, port)) == 0
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

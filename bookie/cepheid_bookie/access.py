@@ -4,7 +4,8 @@
                                    └── any other: reads with a ticket for the ledger, nothing else
 
 Rule 1: writes, fences and recovery reads are for cluster roles alone, whatever key or ticket comes with them.
-Rule 2: tickets are checked behind the ports (scans.py, `Bookie.read_lac`), so that the scan port and gRPC are alike.
+Rule 2: tickets are checked behind the ports (scans.py, `Bookie.read_lac`), so that the scan port and gRPC are alike. The port says
+who asks (denials.py).
 Rule 3: a broker in the bookie's own process does not come through a port, and is not asked for its role.
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from cepheid_bookie.denials import Denials
 from cepheid_bookie.scans import AuthorizeRead
 from cepheid_rpc import Status
 from cepheid_security.read_tickets import TicketVerdict
@@ -21,6 +23,11 @@ from cepheid_security.tls import CertificateRule
 CheckTicket = Callable[[bytes, int, int, int], TicketVerdict]
 """`(ticket, ledger_id, first_entry_id, last_entry_id)`."""
 
+_REASONS = {
+    TicketVerdict.EXPIRED: "the read ticket has expired",
+    TicketVerdict.UNKNOWN_KEY: "the read ticket names a key that this bookie does not know",
+    TicketVerdict.REFUSED: "the read ticket is not valid for these entries",
+}
 _STATUSES = {
     TicketVerdict.VALID: Status.OK,
     TicketVerdict.EXPIRED: Status.TICKET_EXPIRED,
@@ -58,6 +65,13 @@ OPEN_ACCESS = BookieAccess(open_without_tls=True)
 """A bookie without security."""
 
 
-def ticket_check(check: CheckTicket) -> AuthorizeRead:
-    """Return the check of read tickets as a bookie's reads ask for it."""
-    return lambda ticket, ledger_id, first, last: _STATUSES[check(ticket, ledger_id, first, last)]
+def ticket_check(check: CheckTicket, denials: Denials | None = None) -> AuthorizeRead:
+    """Return the check of read tickets as a bookie's reads ask for it. `denials` receives the tickets that do not hold."""
+
+    def authorize(ticket: bytes, ledger_id: int, first_entry_id: int, last_entry_id: int) -> Status:
+        verdict = check(ticket, ledger_id, first_entry_id, last_entry_id)
+        if verdict is not TicketVerdict.VALID and denials is not None:
+            denials.ticket(ledger_id, _REASONS[verdict] if ticket else "a read without a ticket: plan it through a broker")
+        return _STATUSES[verdict]
+
+    return authorize

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from cepheid_ports.prometheus import Family, Sample, counter, gauge, histogram
 
 if TYPE_CHECKING:
+    from cepheid_bookie.denials import Denials
     from cepheid_bookie.scrubber import ScrubFigures
     from cepheid_bookie.statistics import BookieStatistics
 
@@ -290,4 +291,30 @@ def _scrub(bookie: str, figures: ScrubFigures) -> Iterator[Family]:
         "Damaged blocks now, by what can become of them: repair from a replica; no_replica: no other bookie has their entries; "
         "not_needed: metadata does not count on this bookie for them.",
         [Sample(count, {"bookie": bookie, "outlook": outlook.value}) for outlook, count in figures.damaged.items()],
+    )
+
+
+def denial_families(denials: Denials) -> Iterator[Family]:
+    """What the ports of a bookie process refused, and the lines about it."""
+    yield Family(
+        "cepheid_bookie_denials_total",
+        "counter",
+        "Calls and connections that the ports refused, by reason.",
+        (
+            Sample(denials.roles, {"reason": "role"}),
+            Sample(denials.tickets, {"reason": "ticket"}),
+            Sample(denials.handshakes, {"reason": "handshake"}),
+        ),
+    )
+    audit = denials.audit.figures()
+    yield counter("cepheid_bookie_audit_lines_total", "Lines written to the audit log of the bookie.", audit.written)
+    yield counter(
+        "cepheid_bookie_audit_lines_lost_total",
+        "Lines of the bookie's audit log that could not be written: the disk failed, or too many waited.",
+        audit.lost,
+    )
+    yield counter(
+        "cepheid_bookie_audit_lines_suppressed_total",
+        "Denials that the bookie's audit log only counts, because one address caused too many.",
+        audit.suppressed,
     )

@@ -24,14 +24,15 @@ from typing import TYPE_CHECKING
 
 from cepheid_bookie.access import ticket_check
 from cepheid_bookie.bookie import Bookie
-from cepheid_bookie.bookie_metrics import bookie_families
+from cepheid_bookie.bookie_metrics import bookie_families, denial_families
 from cepheid_bookie.bookie_role_settings import BookieRoleSettings
 from cepheid_bookie.cookie import BookieIdentity
+from cepheid_bookie.denials import Caller, Denials
 from cepheid_bookie.disk import RealDisk
 from cepheid_bookie.disk_space import check_disk_size
 from cepheid_bookie.errors import DirectoryUnusableError, LedgersNotListedError
 from cepheid_bookie.garbage_collection import GarbageCollector
-from cepheid_bookie.health_server import HealthServer, Page
+from cepheid_bookie.health_server import HealthServer, Page, Request
 from cepheid_bookie.held_ledgers import held_ledgers
 from cepheid_bookie.metadata_records import (
     MetadataCookies,
@@ -41,7 +42,7 @@ from cepheid_bookie.metadata_records import (
     report_bookie,
 )
 from cepheid_bookie.scans import AuthorizeRead, accept_every_ticket
-from cepheid_bookie.secured_ports import access_of, secured_ports
+from cepheid_bookie.secured_ports import access_of, health_context, secured_ports
 from cepheid_metadata import (
     BookieRegistration,
     MetadataStore,
@@ -60,6 +61,7 @@ from cepheid_ports import Ports, Role, TaskOwner, host_port
 from cepheid_ports.process_metrics import process_families
 from cepheid_ports.prometheus import CONTENT_TYPE, Family, encode, gauge
 from cepheid_rpc import TLS_PROTOCOL
+from cepheid_security.audit import open_audit_log
 
 if TYPE_CHECKING:
     from cepheid_bookie.grpc_server import BookieServer
@@ -96,8 +98,17 @@ class BookieRole(Role):
         self._registration: Registration[BookieRegistration] | None = None
         self._tasks = TaskOwner(f"bookie {self.bookie_id}", self._failure.report)
         self._pages = {"/health": self._health_page, "/ready": self._ready_page, "/metrics": self._metrics_page}
-        host, queried = settings.http_host or settings.host, {"/ledgers": self._ledgers_page}
-        self._health = HealthServer(host, settings.http_port, self._pages, queried)
+        self._port_access = access_of(settings.tls, settings.access)
+        self._denials = Denials()
+        self._health = HealthServer(
+            settings.http_host or settings.host,
+            settings.http_port,
+            self._pages,
+            {"/ledgers": self._ledgers_page},
+            guard=self._refused_page,
+            tls=health_context(settings.tls),
+            on_refused=lambda peer, reason: self._denials.handshake(peer, f"health port {self._health.port}", reason),
+        )
         self._record: BookieRegistration
         self._server: BookieServer
 
@@ -125,11 +136,11 @@ class BookieRole(Role):
                 grpc["grpc"] = host_port(
                     self.settings.shown_host, self.settings.advertised_port or self._server.plain_port or self.settings.port
                 )
-        return {**grpc, "http": self.http_url.removeprefix("http://")}
+        return {**grpc, self._health.scheme: host_port(self.settings.shown_http_host, self._health.port)}
 
     @property
     def http_url(self) -> str:
-        return f"http://{host_port(self.settings.shown_http_host, self._health.port)}"
+        return f"{self._health.scheme}://{host_port(self.settings.shown_http_host, self._health.port)}"
 
     @property
     def ready(self) -> bool:
@@ -162,6 +173,7 @@ class BookieRole(Role):
             self.bookie = await self._open_bookie(store, identity.cluster_id)
             opened.push_async_callback(self.bookie.aclose)
             self.bookie.on_failed = self._failure.report
+            self._denials.audit = open_audit_log(settings.audit, settings.data_dir, settings.tls.enabled, ports, opened)
             self.bookie.authorize_reads(await self._ticket_check(store))
         finally:
             await importing
@@ -187,7 +199,7 @@ class BookieRole(Role):
         keyring = TicketKeyring(store, self._ports)
         self._opened.push_async_callback(keyring.aclose)
         await keyring.start()
-        return ticket_check(keyring.check)
+        return ticket_check(keyring.check, self._denials)
 
     async def _open_bookie(self, store: MetadataStore, cluster_id: str) -> Bookie:
         from cepheid_bookie.rocks_index import RocksBlockIndex
@@ -236,8 +248,10 @@ class BookieRole(Role):
         self.bookie.start_scrubber(MetadataDamage(self._opened_store, self.bookie_id, self._ports))
         self._opened.push_async_callback(collector.aclose)
         settings = self.settings
-        ports = secured_ports(settings.tls, access_of(settings.tls, settings.access))
-        scans = ScanServer(self.bookie, settings.host, settings.scan_port, self._ports, tls=ports.scan_context)
+        ports = secured_ports(settings.tls, self._port_access)
+        scans = ScanServer(
+            self.bookie, settings.host, settings.scan_port, self._ports, tls=ports.scan_context, denials=self._denials
+        )
         self._server = BookieServer(
             self.bookie,
             settings.host,
@@ -247,6 +261,7 @@ class BookieRole(Role):
             credentials=ports.credentials,
             plain_port=settings.tls.plain_port if settings.tls.port is None else settings.port,
             access=ports.access,
+            denials=self._denials,
         )
         await self._server.start()
         self._opened.push_async_callback(self._server.aclose)
@@ -319,6 +334,15 @@ class BookieRole(Role):
 
     # pages
 
+    def _refused_page(self, request: Request) -> Page | None:
+        """Probes and metrics are for everybody who reaches the port; which ledgers there are is for those who may read them."""
+        is_encrypted = self._health.scheme == "https"
+        if request.path != "/ledgers" or self._port_access.may_read(request.role, is_encrypted=is_encrypted):
+            return None
+        reason = "the ids of ledgers are for the roles in access.cluster_roles and access.reader_roles, by certificate"
+        self._denials.role(Caller(request.role, request.peer, "GET /ledgers"), "", reason)
+        return Page(f"role {request.role!r}: {reason}\n", HTTPStatus.FORBIDDEN)
+
     def _health_page(self) -> Page:
         """Restarting helps against what this denies, and against nothing else."""
         if self._phase != "starting" and self.bookie.failure is not None:
@@ -353,6 +377,7 @@ class BookieRole(Role):
 
     def _families(self) -> Iterator[Family]:
         yield from process_families()
+        yield from denial_families(self._denials)
         yield gauge("cepheid_bookie_ready", "1: serving and registered.", self.ready, bookie=self.bookie_id)
         if self._store is not None:
             connected = self._store.session_state is SessionState.CONNECTED

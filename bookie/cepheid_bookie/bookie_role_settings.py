@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat
 from cepheid_bookie.settings import BookieServerSettings, StorageSettings
 from cepheid_ports import HOST_PATTERN, RACK_PATTERN, CepheidError, host_port
 from cepheid_security.peer_settings import BookieAccessSettings, BookieTlsSettings
+from cepheid_security.settings import AuditSettings
 
 BOOKIE_ID_PATTERN = r"^[A-Za-z0-9._:-]{1,200}$"
 _ANY_ADDRESS = ("0.0.0.0", "::", "")
@@ -100,6 +101,7 @@ class BookieRoleSettings(BaseModel, frozen=True, extra="forbid"):
     grpc_server: BookieServerSettings = Field(BookieServerSettings(), description="Bounds of the gRPC server.")
     tls: BookieTlsSettings = Field(BookieTlsSettings(), description="Encrypted ports.")
     access: BookieAccessSettings = Field(BookieAccessSettings(), description="Which roles may do what, where `tls` is set up.")
+    audit: AuditSettings = Field(AuditSettings(), description="The audit log: it has what the ports refuse, where `tls` is set up.")
 
     @property
     def shown_host(self) -> str:

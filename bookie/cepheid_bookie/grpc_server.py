@@ -20,17 +20,19 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, NoReturn, Protocol
+from urllib.parse import unquote
 
 import grpc
 import grpc.aio
 
 from cepheid_bookie.access import OPEN_ACCESS, BookieAccess
+from cepheid_bookie.denials import Caller, Denials, asking
 from cepheid_bookie.entry_reader import split_answer
 from cepheid_bookie.errors import PortInUseError
 from cepheid_bookie.scan_server import ScanServer
 from cepheid_bookie.scans import LoopTurns
 from cepheid_bookie.settings import BookieServerSettings
-from cepheid_ports import RefusalLog, host_port, keep_large_buffers
+from cepheid_ports import host_port, keep_large_buffers
 from cepheid_rpc import (
     ADD,
     READ,
@@ -60,6 +62,7 @@ from cepheid_rpc import (
     server_options,
 )
 from cepheid_security.grpc_tls import is_encrypted, peer_role
+from cepheid_security.tls import CertificateRule
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +88,7 @@ class BookieServer:
     it; without one all scans are served here.
 
     `credentials`: `grpc.ServerCredentials`, which make it a port with TLS. `plain_port`: one without TLS beside it.
-    `access` says what callers may do.
+    `access` says what callers may do, and `denials` receives what was refused.
     """
 
     def __init__(
@@ -99,12 +102,12 @@ class BookieServer:
         credentials: Any = None,
         plain_port: int | None = None,
         access: BookieAccess = OPEN_ACCESS,
+        denials: Denials | None = None,
     ) -> None:
         self._credentials = credentials
         self.plain_port = plain_port
         self._access = access
-        self._refusals = RefusalLog()
-        self.denied = 0
+        self._denials = denials or Denials()
         self._bookie = bookie
         self._scans = scans
         self._host = host
@@ -168,23 +171,22 @@ class BookieServer:
             },
         )
 
-    async def _check_may_change(self, context: Context, method: str) -> None:
+    async def _check_may_change(self, context: Context, method: str, object: str = "") -> None:
         caller = context.auth_context()
         if not self._access.may_change(peer_role(caller, self._access.certificate_role), is_encrypted=is_encrypted(caller)):
-            await self._deny(context, method, "only brokers and repair workers of this cluster may change what a bookie holds")
+            reason = "only brokers and repair workers of this cluster may change what a bookie holds"
+            await self._deny(context, method, object, reason)
 
-    async def _check_may_read(self, context: Context, method: str) -> None:
-        """Of a request without a ticket."""
+    async def _check_may_read(self, context: Context, method: str, object: str) -> None:
+        """Refuse a request without a ticket of a role that needs one."""
         caller = context.auth_context()
         if not self._access.may_read(peer_role(caller, self._access.certificate_role), is_encrypted=is_encrypted(caller)):
-            await self._deny(context, method, "a read needs a ticket: plan it through a broker, which issues tickets")
+            await self._deny(context, method, object, "a read needs a ticket: plan it through a broker, which issues tickets")
 
-    async def _deny(self, context: Context, method: str, reason: str) -> NoReturn:
-        role = peer_role(context.auth_context(), self._access.certificate_role)
-        self.denied += 1
-        facts = {"method": method, "peer": context.peer(), "role": role, "reason": reason}
-        self._refusals.note("bookie.request.denied", (method, role), level=logging.WARNING, **facts)
-        await context.abort(grpc.StatusCode.PERMISSION_DENIED, f"role {role!r}: {reason}")
+    async def _deny(self, context: Context, method: str, object: str, reason: str) -> NoReturn:
+        caller = _caller_of(context, method, self._access.certificate_role)
+        self._denials.role(caller, object, reason)
+        await context.abort(grpc.StatusCode.PERMISSION_DENIED, f"role {caller.role!r}: {reason}")
         raise AssertionError("abort raises")
 
     async def _serve_add(self, _messages: object, context: Context) -> None:
@@ -204,10 +206,11 @@ class BookieServer:
         except MalformedGroupError as error:
             await _refuse(context, READ_LAC, error)
         if request.fence:
-            await self._check_may_change(context, READ_LAC)
+            await self._check_may_change(context, READ_LAC, f"ledger {request.ledger_id}")
         elif not request.ticket:
-            await self._check_may_read(context, READ_LAC)
-        return encode_lac_answer(await (self._wait_for_lac(request) if request.wait_ms else self._bookie.read_lac(request)))
+            await self._check_may_read(context, READ_LAC, f"ledger {request.ledger_id}")
+        with asking(_caller_of(context, READ_LAC, self._access.certificate_role)):
+            return encode_lac_answer(await (self._wait_for_lac(request) if request.wait_ms else self._bookie.read_lac(request)))
 
     async def _wait_for_lac(self, request: LacRequest) -> LacAnswer:
         """May take a minute: a stop cuts it short."""
@@ -230,9 +233,13 @@ class BookieServer:
         except MalformedGroupError as error:
             await _refuse(context, READ, error)
         if request.fence:
-            await self._check_may_change(context, READ)
+            await self._check_may_change(context, READ, f"ledger {request.ledger_id}")
         elif not request.scan:  # a scan shows its ticket to the bookie
-            await self._check_may_read(context, READ)
+            await self._check_may_read(context, READ, f"ledger {request.ledger_id}")
+        with asking(_caller_of(context, READ, self._access.certificate_role)):
+            await self._send_answers(request, context)
+
+    async def _send_answers(self, request: ReadRequest, context: Context) -> None:
         async with aclosing(self._bookie.read(request)) as answers:
             async for answer in answers:
                 for piece in (answer,) if request.scan else split_answer(answer, _PIECE_BYTES):
@@ -253,6 +260,13 @@ class BookieServer:
         except MalformedGroupError as error:
             await _refuse(context, WRITE_LAC, error)
         return encode_status(await self._bookie.write_lac(request))
+
+
+def _caller_of(context: Context, method: str, rule: CertificateRule) -> Caller:
+    """Return who makes a call. gRPC names peers as `ipv4:10.0.0.1:5000` and `ipv6:%5B::1%5D:5000`."""
+    kind, _, address = str(context.peer()).partition(":")
+    peer = unquote(address) if kind in ("ipv4", "ipv6") else ""
+    return Caller(peer_role(context.auth_context(), rule), peer, method)
 
 
 async def _refuse(context: Context, method: str, error: MalformedGroupError) -> NoReturn:

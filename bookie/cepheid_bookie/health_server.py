@@ -3,7 +3,7 @@
     GET path ──► route() ──► status, text ──► connection closed
 
 Rule: a request is small and quick, or it is cut off: `MAX_REQUEST_BYTES`, `TIMEOUT_S`; connections beyond `MAX_CONNECTIONS` are
-closed at once and counted.
+closed at once and counted. With TLS both hold for the handshake as well.
 """
 
 from __future__ import annotations
@@ -12,13 +12,18 @@ import asyncio
 import errno
 import logging
 import socket
+import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from urllib.parse import parse_qsl
 
+from cepheid_bookie.denials import address_of
 from cepheid_bookie.errors import PortInUseError
-from cepheid_ports import TaskOwner
+from cepheid_bookie.listening import listening_socket
+from cepheid_ports import RefusalLog, TaskOwner
+from cepheid_security import certificate_names
+from cepheid_security.tls_acceptor import TlsAcceptor
 
 log = logging.getLogger(__name__)
 
@@ -37,10 +42,25 @@ class Page:
     content_type: str = _TEXT
 
 
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Who asks for what. `role`: the common name of the client's certificate, "" without one. `peer`: its address."""
+
+    path: str
+    role: str
+    peer: str
+
+
+class _Arriving:
+    """A connection in its TLS handshake."""
+
+
 class HealthServer:
     """`start` once, `aclose` once. Pages are made when they are asked for; `queried` are given the parameters of the request.
 
-    Port 0 lets the system choose: see `port`.
+    `guard` may refuse a request, with a page in place of the one asked for. Port 0 lets the system choose: see `port`. `tls` gives
+    the context of the next connection; None: without TLS. `on_refused` receives address and reason of each TLS handshake that was
+    refused.
     """
 
     def __init__(
@@ -49,38 +69,89 @@ class HealthServer:
         port: int,
         pages: Mapping[str, Callable[[], Page]],
         queried: Mapping[str, Callable[[Mapping[str, str]], Page]] | None = None,
+        *,
+        guard: Callable[[Request], Page | None] = lambda _request: None,
+        tls: Callable[[], ssl.SSLContext] | None = None,
+        on_refused: Callable[[str, str], None] = lambda _peer, _reason: None,
     ) -> None:
         self._host = host
         self.port = port
         self._pages = pages
         self._queried = queried or {}
+        self._guard = guard
+        self._tls = tls
+        self._on_refused = on_refused
         self._server: asyncio.Server | None = None
+        self._acceptor: TlsAcceptor[_Arriving] | None = None
+        self._handshakes = 0  # under way
         self._tasks = TaskOwner("health")
         self.refused = 0
 
     def __repr__(self) -> str:
         return f"<HealthServer {self._host}:{self.port}, {len(self._tasks)} connections>"
 
+    @property
+    def scheme(self) -> str:
+        return "http" if self._tls is None else "https"
+
     async def start(self) -> None:
         """Raises PortInUseError."""
         try:
-            self._server = await asyncio.start_server(self._on_connection, self._host, self.port, limit=MAX_REQUEST_BYTES)
+            if self._tls is None:
+                self._server = await asyncio.start_server(self._on_connection, self._host, self.port, limit=MAX_REQUEST_BYTES)
+                self.port = self._server.sockets[0].getsockname()[1]
+            else:
+                self._acceptor = self._listen_tls(listening_socket(self._host, self.port), self._tls)
+                self.port = self._acceptor.port
         except OSError as error:
             if not isinstance(error, socket.gaierror) and error.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES):
                 raise
             message = f"cannot listen on {self._host}:{self.port} for health and metrics: {error.strerror}"
             raise PortInUseError(message, host=self._host, port=self.port) from None
-        self.port = self._server.sockets[0].getsockname()[1]
+
+    def _listen_tls(self, listening: socket.socket, tls: Callable[[], ssl.SSLContext]) -> TlsAcceptor[_Arriving]:
+        def admit(_address: str) -> _Arriving | None:
+            if self._is_full():
+                return None
+            self._handshakes += 1
+            return _Arriving()
+
+        def on_over(_: _Arriving) -> None:
+            self._handshakes -= 1
+
+        def make(arriving: _Arriving) -> asyncio.Protocol:
+            on_over(arriving)
+            return asyncio.StreamReaderProtocol(asyncio.StreamReader(limit=MAX_REQUEST_BYTES), self._on_connection)
+
+        acceptor = TlsAcceptor(
+            listening,
+            tls,
+            handshake_timeout_s=TIMEOUT_S,
+            admit=admit,
+            make=make,
+            on_failed=on_over,
+            refusals=RefusalLog(),
+            plain_hint=lambda: "ask for https://",
+            on_refused=self._on_refused,
+        )
+        acceptor.start()
+        return acceptor
 
     async def aclose(self) -> None:
         if self._server is not None:
             self._server.close()
             await self._server.wait_closed()
+        if self._acceptor is not None:
+            await self._acceptor.aclose()
         await self._tasks.aclose()
 
+    def _is_full(self) -> bool:
+        is_full = len(self._tasks) + self._handshakes >= MAX_CONNECTIONS
+        self.refused += is_full
+        return is_full
+
     def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._tasks) >= MAX_CONNECTIONS:
-            self.refused += 1
+        if self._tls is None and self._is_full():  # with TLS it was admitted before its handshake
             writer.transport.abort()
         else:
             self._tasks.start(self._serve(reader, writer), name="request")
@@ -88,7 +159,7 @@ class HealthServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                page, with_body = self._answer(await reader.readuntil(b"\r\n\r\n"))
+                page, with_body = self._answer(await reader.readuntil(b"\r\n\r\n"), writer)
                 writer.write(_encode(page, with_body=with_body))
                 await writer.drain()
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
@@ -96,19 +167,27 @@ class HealthServer:
         finally:
             writer.close()
 
-    def _answer(self, head: bytes) -> tuple[Page, bool]:
+    def _answer(self, head: bytes, writer: asyncio.StreamWriter) -> tuple[Page, bool]:
         """The page, and whether its body is sent too."""
         method, _, rest = head.partition(b"\r\n")[0].partition(b" ")
         path, _, query = rest.partition(b" ")[0].decode("latin-1").partition("?")
         if method not in (b"GET", b"HEAD"):
             return Page("only GET and HEAD\n", HTTPStatus.METHOD_NOT_ALLOWED), True
-        if (make := self._pages.get(path)) is not None:
-            page = make()
-        elif (make_queried := self._queried.get(path)) is not None:
-            page = make_queried(dict(parse_qsl(query)))
-        else:
+        if path not in self._pages and path not in self._queried:
             page = Page(f"there are {', '.join([*self._pages, *self._queried])}\n", HTTPStatus.NOT_FOUND)
+        elif (refused := self._guard(_request_of(path, writer))) is not None:
+            page = refused
+        elif (make := self._pages.get(path)) is not None:
+            page = make()
+        else:
+            page = self._queried[path](dict(parse_qsl(query)))
         return page, method == b"GET"
+
+
+def _request_of(path: str, writer: asyncio.StreamWriter) -> Request:
+    tls = writer.get_extra_info("ssl_object")
+    names = () if tls is None else certificate_names(tls.getpeercert())
+    return Request(path, names[0] if names else "", address_of(writer.get_extra_info("peername")))
 
 
 def _encode(page: Page, *, with_body: bool) -> bytes:

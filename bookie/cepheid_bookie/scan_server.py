@@ -35,11 +35,13 @@ from contextlib import aclosing
 from functools import partial
 from typing import Protocol
 
+from cepheid_bookie.denials import Caller, Denials, address_of, asking
 from cepheid_bookie.entry_reader import StoredRun
 from cepheid_bookie.errors import LogGoneError, LogUnreadableError, PortInUseError
+from cepheid_bookie.listening import listening_socket
 from cepheid_bookie.run_sender import RunSender
 from cepheid_bookie.scan_streams import ScanStream, TlsScanStream
-from cepheid_ports import Ports, RefusalLog, TaskOwner
+from cepheid_ports import Ports, TaskOwner
 from cepheid_rpc import (
     FRAME_HEAD,
     MAX_SCAN_REQUEST_BYTES,
@@ -57,6 +59,7 @@ from cepheid_rpc import (
     local_scan_address,
     scan_proof,
 )
+from cepheid_security.handshakes import failure_of, is_refusal
 
 log = logging.getLogger(__name__)
 
@@ -80,10 +83,20 @@ class ScannedBookie(Protocol):
 
 
 class ScanServer:
-    """Of one bookie, until `aclose`. Port 0 lets the system choose: see `port`. `tls`: the context of its port; None: plain."""
+    """Of one bookie, until `aclose`. Port 0 lets the system choose: see `port`. `tls`: the context of its port; None: plain.
+
+    `denials` receives what was refused.
+    """
 
     def __init__(
-        self, bookie: ScannedBookie, host: str, port: int, ports: Ports, *, tls: Callable[[], ssl.SSLContext] | None = None
+        self,
+        bookie: ScannedBookie,
+        host: str,
+        port: int,
+        ports: Ports,
+        *,
+        tls: Callable[[], ssl.SSLContext] | None = None,
+        denials: Denials | None = None,
     ) -> None:
         self._tls = tls
         self._bookie = bookie
@@ -91,7 +104,7 @@ class ScanServer:
         self.port = port
         self.token = ports.random.getrandbits(8 * SCAN_TOKEN_BYTES).to_bytes(SCAN_TOKEN_BYTES, "big")
         self._tasks = TaskOwner("scan-server")
-        self._refusals = RefusalLog()
+        self._denials = denials or Denials()
         self._listeners: list[socket.socket] = []
         self._connections = 0
         self._strangers = {socket.AF_UNIX: 0, socket.AF_INET: 0}  # by how they came: IPv6 is as IPv4
@@ -102,11 +115,7 @@ class ScanServer:
     async def start(self) -> None:
         """Raises PortInUseError."""
         try:
-            # It may block, as all may at a start; the loop's own would leave a thread behind.
-            found = socket.getaddrinfo(self._host or None, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-            family, _, _, _, address = found[0]
-            takes_both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()  # of "::", as gRPC does
-            listener = socket.create_server(address[:2], family=family, backlog=128, dualstack_ipv6=takes_both)
+            listener = listening_socket(self._host, self.port)
         except OSError as error:
             raise PortInUseError(f"cannot listen for scans on {self._host}:{self.port}: {error}", port=self.port) from error
         self.port = listener.getsockname()[1]
@@ -172,17 +181,17 @@ class ScanServer:
                 return  # it comes again by the port
             if not is_local:
                 _watch_peer(connection)
+            peer = "" if is_local else address_of(connection.getpeername())
             stream = ScanStream(connection)
             try:
                 if self._tls is not None and not is_local:
                     stream = TlsScanStream(connection, self._tls())  # takes the socket out of `connection`
-                request = await self._read_request(stream, _way(connection))
+                request = await self._read_request(stream, _way(connection), peer)
                 if request is not None:
-                    await self._answer(stream, request, places=is_local)
+                    with asking(Caller(stream.role, peer, "Scan")):
+                        await self._answer(stream, request, places=is_local)
             finally:
                 stream.connection.close()
-        except ssl.SSLError as error:
-            self._refusals.note("scan_server.tls_failed", error.reason, level=logging.WARNING, error=str(error))
         except LogGoneError as error:  # deleted since the index was asked; the reader asks anew, by gRPC
             log.info("scan_server.log_gone", extra={"error": str(error), **error.facts})
         except LogUnreadableError as error:  # the reader asks anew, by gRPC, which tells of each block
@@ -195,22 +204,30 @@ class ScanServer:
         except MalformedGroupError as error:
             log.warning("scan_server.request_refused", extra={"error": str(error)})
 
-    async def _read_request(self, stream: ScanStream, way: socket.AddressFamily) -> ReadRequest | None:
+    async def _read_request(self, stream: ScanStream, way: socket.AddressFamily, peer: str) -> ReadRequest | None:
         """None: it was not meant for this bookie. Raises MalformedGroupError, EOFError, TimeoutError, OSError."""
-        async with asyncio.timeout(_REQUEST_S):
-            self._strangers[way] += 1
-            try:
-                await stream.open()
-                nonce = await stream.receive(SCAN_NONCE_BYTES)
-                await stream.send_all(scan_proof(self.token, nonce))
-                if not hmac.compare_digest(await stream.receive(SCAN_TOKEN_BYTES), self.token):
-                    return None
-            finally:
-                self._strangers[way] -= 1
-            (size_bytes,) = REQUEST_LENGTH.unpack(await stream.receive(REQUEST_LENGTH.size))
-            if size_bytes > MAX_SCAN_REQUEST_BYTES:
-                raise MalformedGroupError(f"a request of {size_bytes} bytes, {MAX_SCAN_REQUEST_BYTES} are taken")
-            request = decode_read_request(await stream.receive(size_bytes))
+        is_open = False
+        try:
+            async with asyncio.timeout(_REQUEST_S):
+                self._strangers[way] += 1
+                try:
+                    await stream.open()
+                    is_open = True
+                    nonce = await stream.receive(SCAN_NONCE_BYTES)
+                    await stream.send_all(scan_proof(self.token, nonce))
+                    if not hmac.compare_digest(await stream.receive(SCAN_TOKEN_BYTES), self.token):
+                        return None
+                finally:
+                    self._strangers[way] -= 1
+                (size_bytes,) = REQUEST_LENGTH.unpack(await stream.receive(REQUEST_LENGTH.size))
+                if size_bytes > MAX_SCAN_REQUEST_BYTES:
+                    raise MalformedGroupError(f"a request of {size_bytes} bytes, {MAX_SCAN_REQUEST_BYTES} are taken")
+                request = decode_read_request(await stream.receive(size_bytes))
+        except OSError as error:
+            if not is_open and is_refusal(error):
+                reason = failure_of(error, _REQUEST_S, "readers learn from the plan that this cluster has TLS")
+                self._denials.handshake(peer, f"scan port {self.port}", reason)
+            raise
         if not request.scan:
             raise MalformedGroupError("a read that is no scan")
         return request

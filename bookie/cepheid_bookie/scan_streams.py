@@ -10,7 +10,9 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from cepheid_security import certificate_names
 
 T = TypeVar("T")
 
@@ -20,6 +22,11 @@ class ScanStream:
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
+
+    @property
+    def role(self) -> str:
+        """The common name of the reader's certificate, "" without one."""
+        return ""
 
     async def open(self) -> None:
         """Return when the connection can be used. Raises OSError."""
@@ -53,6 +60,12 @@ class TlsScanStream(ScanStream):
         secured = context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False, suppress_ragged_eofs=True)
         super().__init__(secured)
         self._secured = secured
+
+    @property
+    def role(self) -> str:
+        certificate: Any = self._secured.getpeercert()
+        names = certificate_names(certificate)
+        return names[0] if names else ""
 
     async def open(self) -> None:
         await self._until_done(self._secured.do_handshake)

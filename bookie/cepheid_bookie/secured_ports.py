@@ -5,12 +5,14 @@ from __future__ import annotations
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from cepheid_bookie.access import OPEN_ACCESS, BookieAccess
 from cepheid_security.grpc_tls import server_credentials
-from cepheid_security.peer_settings import BookieAccessSettings, BookieTlsSettings
+from cepheid_security.peer_settings import BookieAccessSettings, BookieTlsSettings, PeerTlsSettings
 from cepheid_security.tls import followed_context
+
+_OLDEST: Literal["1.2", "1.3"] = "1.2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,3 +39,18 @@ def secured_ports(tls: BookieTlsSettings, access: BookieAccess) -> SecuredPorts:
         return SecuredPorts(None, None, access)
     files = (tls.certificate_file, tls.key_file, tls.client_ca_file)
     return SecuredPorts(server_credentials(*files), followed_context(*files, tls.minimum_version), access)
+
+
+def health_context(tls: PeerTlsSettings) -> Callable[[], ssl.SSLContext] | None:
+    """Return what gives the context of the health page; None: it has no TLS. Raises SecurityConfigurationError.
+
+    It asks for a client certificate and does not demand one: probes have none.
+    """
+    tls.client_tls()  # names what is missing
+    if tls.certificate_file is None or tls.key_file is None or tls.plain_http:
+        return None
+    ca_file, minimum_version = tls.ca_file, _OLDEST
+    if isinstance(tls, BookieTlsSettings):
+        ca_file, minimum_version = tls.client_ca_file, tls.minimum_version
+    assert ca_file is not None, "client_tls has seen it"
+    return followed_context(tls.certificate_file, tls.key_file, ca_file, minimum_version, "optional")

@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat
 from cepheid_bookie.bookie_role import BookieRole
 from cepheid_bookie.bookie_role_settings import BookieRoleSettings
 from cepheid_bookie.health_server import HealthServer, Page
+from cepheid_bookie.secured_ports import health_context
 from cepheid_ledger import LedgerClient, LedgerSettings, RackAwarePlacement
 from cepheid_ledger.bookie_directory import BookieDirectory
 from cepheid_metadata import LedgerIds, MetadataStore, SessionState, ledger_records, require_cluster
@@ -166,14 +167,14 @@ class AutoRecoveryRole(Role):
         self._store: MetadataStore | None = None
         self.recovery: AutoRecovery | None = None
         pages = {"/health": self._health_page, "/ready": self._ready_page, "/metrics": self._metrics_page}
-        self._health = HealthServer(settings.http_host, settings.http_port, pages)
+        self._health = HealthServer(settings.http_host, settings.http_port, pages, tls=health_context(settings.tls))
 
     def __repr__(self) -> str:
         return f"<AutoRecoveryRole {self._phase}: {self.recovery!r}>"
 
     @property
     def http_url(self) -> str:
-        return f"http://{host_port(self.settings.http_host, self._health.port)}"
+        return f"{self._health.scheme}://{host_port(self.settings.http_host, self._health.port)}"
 
     @property
     def name(self) -> str:

@@ -26,6 +26,7 @@ from cepheid_bookie import (
     StorageSettings,
 )
 from cepheid_bookie.access import BookieAccess
+from cepheid_bookie.denials import Denials
 from cepheid_bookie.disk_space import check_disk_size
 from cepheid_bookie.held_ledgers import held_ledgers
 from cepheid_bookie.metadata_records import journal_format, report_bookie
@@ -186,10 +187,11 @@ class LocalBookies:
         *,
         tls: BookieTlsSettings,
         access: BookieAccess,
+        denials: Denials,
     ) -> None:
         """Opens a gRPC port for each bookie, `first_port` and the ones behind it (0: any), and registers the addresses.
 
-        `access`: what callers may do there. Raises SecurityConfigurationError.
+        `access`: what callers may do there. `denials` receives what was refused. Raises SecurityConfigurationError.
         """
         importer = ports.new_worker("grpc-import", 1)
         try:
@@ -203,8 +205,17 @@ class LocalBookies:
         secured = secured_ports(tls, access)
         for place, (name, bookie) in enumerate(self._bookies.items()):
             port = first_port + place if first_port else 0
-            scans = ScanServer(bookie, host, 0, ports, tls=secured.scan_context)
-            server = BookieServer(bookie, host, port, settings, scans=scans, credentials=secured.credentials, access=secured.access)
+            scans = ScanServer(bookie, host, 0, ports, tls=secured.scan_context, denials=denials)
+            server = BookieServer(
+                bookie,
+                host,
+                port,
+                settings,
+                scans=scans,
+                credentials=secured.credentials,
+                access=secured.access,
+                denials=denials,
+            )
             await server.start()
             self._servers.append(server)
             found = await self._registrations.get(name)

@@ -30,7 +30,7 @@ from cepheid_metadata.ticket_keyring import TicketKeyring
 from cepheid_ports import Ports, TaskOwner, rack_distance
 from cepheid_recovery import AuditFollower
 from cepheid_security import Principal, SecurityConfigurationError, ServerTls
-from cepheid_security.audit import AuditFile, AuditLog, write_to_stdout
+from cepheid_security.audit import open_audit_log
 from cepheid_security.authenticator import Authenticator
 from cepheid_tiered.bucket import LazyBucket
 
@@ -107,7 +107,7 @@ class Serving:
         opened.push_async_callback(self.managed_ledgers.aclose)
         self._tasks = TaskOwner("serving")
         opened.push_async_callback(self._tasks.aclose)
-        audit = self._audit_log(data_dir, ports)
+        audit = open_audit_log(settings.audit, data_dir, settings.authorization.enabled, ports, opened)
         certificates = settings.tls.client_certificates
         tls = _server_tls(settings, certificates)
         # Probes have no certificate: on the admin port, `required` is the matter of the application (CertificateRequired).
@@ -222,27 +222,6 @@ class Serving:
         authenticator = Authenticator(settings, ports.wall_ms, run)
         self._opened.push_async_callback(authenticator.aclose)
         return authenticator
-
-    def _audit_log(self, data_dir: Path | None, ports: Ports) -> AuditLog:
-        """Raises SecurityConfigurationError."""
-        settings = self._settings.audit
-        if not (self._settings.authorization.enabled if settings.enabled is None else settings.enabled):
-            return AuditLog()
-        path = None if data_dir is None else data_dir / "audit" / "audit.log"
-        if settings.file is not None:
-            path = None if settings.file == "-" else Path(settings.file)
-        write = write_to_stdout
-        if path is not None:
-            file = AuditFile(path, max_bytes=settings.max_bytes, max_files=settings.max_files)
-            self._opened.callback(file.close)
-            try:
-                file.open()
-            except OSError as error:
-                raise SecurityConfigurationError(f"the audit log {path} cannot be written: {error}; set audit.file") from None
-            write = file.write
-        audit = AuditLog(write, ports.new_worker("audit", 1), ports.wall_ms, settings.max_waiting_lines)
-        self._opened.push_async_callback(audit.aclose)
-        return audit
 
     async def _reload(self, what: str, every_s: float, reloads: Sequence[Callable[[], bool]]) -> None:
         """New files are used for new connections. Files that cannot be used leave the old ones in use, and are named once."""

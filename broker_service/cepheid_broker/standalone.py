@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from cepheid_bookie.access import ticket_check
+from cepheid_bookie.denials import Denials
 from cepheid_bookie.secured_ports import access_of
 from cepheid_bookie.settings import BookieServerSettings, StorageSettings
 from cepheid_broker.broker import Broker
@@ -227,14 +228,17 @@ class Standalone(Role):
         await self._serving.start_admin()
         settings, tls = self.settings, self.settings.bookie_tls
         access = access_of(tls, settings.bookie_access)
+        denials = Denials(self._serving.broker.audit)
         if self._serving.tickets is not None:
             tickets = self._serving.tickets
-            self.bookies.authorize_reads(ticket_check(tickets.check_upgrading))
+            self.bookies.authorize_reads(ticket_check(tickets.check_upgrading, denials))
             # The broker of this process needs no port.
             access = replace(access, open_without_tls=False, open_reads_without_tls=lambda: not tickets.are_required)
         is_exposed = settings.authentication.enabled and not tls.enabled
         host = settings.bookie_host or ("127.0.0.1" if is_exposed else settings.host)
-        await self.bookies.serve(host, settings.bookie_port, settings.grpc_server, self._ports, tls=tls, access=access)
+        await self.bookies.serve(
+            host, settings.bookie_port, settings.grpc_server, self._ports, tls=tls, access=access, denials=denials
+        )
 
     def _families(self) -> Iterator[Family]:
         from cepheid_bookie.bookie_metrics import bookie_families

@@ -21,19 +21,27 @@ import os
 import sys
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from cepheid_ports import Worker
+from cepheid_ports import Ports, Worker
 from cepheid_security.failed_attempts import network_of
-from cepheid_security.principal import Principal
+from cepheid_security.principal import Principal, SecurityConfigurationError
+
+if TYPE_CHECKING:
+    from cepheid_security.settings import AuditSettings
 
 log = logging.getLogger(__name__)
 
-Result = Literal["done", "failed", "denied"]
-"""`done`: the change was made. `failed`: the role may do it, but it was not possible. `denied`: the role or the client may not."""
+Result = Literal["done", "failed", "denied", "invalid"]
+"""`done`: the change was made. `failed`: the role may do it, but it was not possible. `denied`: the role or the client may not.
+`invalid`: the request names something that cannot be named so; permissions were not looked at."""
+
+TLS_HANDSHAKE = "tls.handshake"
+"""The operation of a line about a TLS handshake that failed, or that a client began on a port without TLS."""
 
 REFUSALS_PER_WINDOW = 200
 WINDOW_MS = 10_000
@@ -379,6 +387,33 @@ class AuditFile:
 
     def _numbered(self, number: int) -> Path:
         return self._path.with_name(f"{self._path.name}.{number}")
+
+
+def open_audit_log(
+    settings: AuditSettings, data_dir: Path | None, is_enabled: bool, ports: Ports, opened: AsyncExitStack
+) -> AuditLog:
+    """Return the audit log of a process, which `opened` closes. It records nothing where it is not enabled.
+
+    `is_enabled`: what holds unless `settings.enabled` says something. `data_dir`: directory of the process's own data, if it has
+    one. Raises SecurityConfigurationError.
+    """
+    if not (is_enabled if settings.enabled is None else settings.enabled):
+        return AuditLog()
+    path = None if data_dir is None else data_dir / "audit" / "audit.log"
+    if settings.file is not None:
+        path = None if settings.file == "-" else Path(settings.file)
+    write = write_to_stdout
+    if path is not None:
+        file = AuditFile(path, max_bytes=settings.max_bytes, max_files=settings.max_files)
+        opened.callback(file.close)
+        try:
+            file.open()
+        except OSError as error:
+            raise SecurityConfigurationError(f"the audit log {path} cannot be written: {error}; set audit.file") from None
+        write = file.write
+    audit = AuditLog(write, ports.new_worker("audit", 1), ports.wall_ms, settings.max_waiting_lines)
+    opened.push_async_callback(audit.aclose)
+    return audit
 
 
 def write_to_stdout(lines: bytes) -> None:

@@ -11,13 +11,18 @@ from cepheid_security.tls import ClientTls
 
 
 class PeerTlsSettings(BaseModel, frozen=True, extra="forbid"):
-    """The certificate that a process shows to bookies."""
+    """The certificate that a process shows to bookies, and to those who read its health page."""
 
     certificate_file: str | None = Field(
         None, description="PEM file with the certificate that this process shows to bookies. Its common name is the role."
     )
     key_file: str | None = Field(None, description="PEM file with the certificate's private key, without a password.")
     ca_file: str | None = Field(None, description="PEM file with the CAs that signed the certificates of the bookies.")
+    plain_http: bool = Field(
+        False,
+        description="Whether the port of `/health`, `/ready` and `/metrics` stays without TLS, for probes and monitoring that "
+        "cannot speak it.",
+    )
 
     @property
     def enabled(self) -> bool:
@@ -44,7 +49,7 @@ class BookieTlsSettings(PeerTlsSettings, frozen=True):
     certificate_file: str | None = Field(
         None,
         description="PEM file with the bookie's certificate, for its ports and for its own connections to other bookies. Setting "
-        "it encrypts the gRPC port and the scan port.",
+        "it encrypts the gRPC port, the scan port, and the port of `/health`, `/ready` and `/metrics`.",
     )
     ca_file: str | None = Field(
         None, description="PEM file with the CAs that signed the certificates of the other bookies. Unset: `tls.client_ca_file`."
@@ -65,7 +70,9 @@ class BookieTlsSettings(PeerTlsSettings, frozen=True):
         "certificates yet. 0: any free port. Unset: the bookie's own port is the one with TLS. A bookie keeps its name and the "
         "address that others know, unlike with `tls.plain_port`.",
     )
-    minimum_version: Literal["1.2", "1.3"] = Field("1.2", description="Oldest version of TLS that the scan port speaks.")
+    minimum_version: Literal["1.2", "1.3"] = Field(
+        "1.2", description="Oldest version of TLS that the scan port and the health page speak."
+    )
 
     @property
     def has_plain_port(self) -> bool:

@@ -88,7 +88,9 @@ class AuditSettings(BaseModel, frozen=True, extra="forbid"):
     """The audit log: a line of JSON for each change and for each denial."""
 
     enabled: bool | None = Field(
-        None, description="Whether changes and denials are recorded. Unset: they are where authorization is on."
+        None,
+        description="Whether changes and denials are recorded. Unset: they are where authorization is on, at a bookie where TLS is "
+        "set up.",
     )
     file: str | None = Field(
         None,

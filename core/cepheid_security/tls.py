@@ -79,9 +79,13 @@ class ServerTls:
 
 
 def followed_context(
-    certificate_file: str, key_file: str, client_ca_file: str, minimum_version: TlsVersion = "1.2"
+    certificate_file: str,
+    key_file: str,
+    client_ca_file: str,
+    minimum_version: TlsVersion = "1.2",
+    client_certificates: Literal["optional", "required"] = "required",
 ) -> Callable[[], ssl.SSLContext]:
-    """Return a function that gives a server's context, which demands client certificates, of the files as they are at each call.
+    """Return a function that gives a server's context, which asks for client certificates, of the files as they are at each call.
 
     Files that cannot be used leave the previous context in force, and are named in the log once.
     Raises SecurityConfigurationError when the first files cannot be used.
@@ -93,7 +97,7 @@ def followed_context(
             certificate_file,
             key_file,
             client_ca_file=client_ca_file,
-            client_certificates="required",
+            client_certificates=client_certificates,
             minimum_version=minimum_version,
         ).context
 

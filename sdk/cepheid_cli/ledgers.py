@@ -263,8 +263,8 @@ def list_bookies(as_json: Json = False, admin_url: AdminUrl = DEFAULT_URL, metad
             _shown(bookie.get("ledgers")),
             shown_bytes(bookie.get("bytes")),
             shown_bytes(bookie.get("short_bytes")),
-            bookie["addresses"].get("grpc", "-"),
-            bookie["addresses"].get("http", "-"),
+            bookie["addresses"].get("grpc") or bookie["addresses"].get("grpc+tls", "-"),
+            bookie["addresses"].get("http") or bookie["addresses"].get("https", "-"),
             f"ledgers below {bookie['limbo_below']}" if bookie["limbo_below"] else "-",
         )
         for bookie in found

@@ -12,12 +12,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from http.client import HTTPConnection, HTTPException
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any
 
 from cepheid_cli.admin.units import counted
 from cepheid_cli.admin_client import AdminClient, AdminError, AdminUnreachableError, quoted
 from cepheid_cli.ledger_source import LedgerSource
+from cepheid_security import ClientTls
 
 _TIMEOUT_S = 30.0
 
@@ -46,7 +47,7 @@ async def make_report(source: LedgerSource, admin_url: str | None) -> MetadataRe
     for bookie in await source.bookies():
         name = bookie["bookie_id"]
         try:
-            held[name] = ledgers_of(name, bookie["addresses"].get("http"), admin_url)
+            held[name] = ledgers_of(name, http_url_of(bookie["addresses"]), admin_url)
         except (OSError, HTTPException, ValueError, KeyError, AdminError, AdminUnreachableError) as error:
             silent[name] = f"it is {bookie['state']}" if bookie["state"] == "down" else str(error)
     living, known = await _records(source, deleted=False)
@@ -106,13 +107,13 @@ async def _records(source: LedgerSource, *, deleted: bool) -> tuple[list[dict[st
     return records, damaged
 
 
-def ledgers_of(bookie: str, http: str | None, admin_url: str | None) -> list[int]:
+def ledgers_of(bookie: str, url: str | None, admin_url: str | None) -> list[int]:
     """Return the ids of the ledgers that a bookie holds. Raises OSError, HTTPException, ValueError, and errors of the admin API."""
     ids: list[int] = []
     above: int | None = -1
     while above is not None:
-        if http is not None:
-            page = _page(http, above)
+        if url is not None:
+            page = _page(url, above)
         elif admin_url is not None:
             page = AdminClient(admin_url).get(f"/cepheid/v1/bookies/{quoted(bookie)}/ledgers", above=above)
         else:
@@ -122,8 +123,17 @@ def ledgers_of(bookie: str, http: str | None, admin_url: str | None) -> list[int
     return ids
 
 
-def _page(http: str, above: int) -> dict[str, Any]:
-    connection = HTTPConnection(http, timeout=_TIMEOUT_S)
+def http_url_of(addresses: Mapping[str, str]) -> str | None:
+    """Return the address of a bookie's health page, as it has registered it."""
+    return next((f"{scheme}://{addresses[scheme]}" for scheme in ("https", "http") if scheme in addresses), None)
+
+
+def _page(url: str, above: int) -> dict[str, Any]:
+    scheme, _, address = url.partition("://")
+    if scheme == "https":  # with a certificate: which ledgers there are is not for everybody
+        connection: HTTPConnection = HTTPSConnection(address, timeout=_TIMEOUT_S, context=ClientTls.from_environment().context())
+    else:
+        connection = HTTPConnection(address, timeout=_TIMEOUT_S)
     try:
         connection.request("GET", f"/ledgers?above={above}")
         response = connection.getresponse()

@@ -107,7 +107,7 @@ def is_ready(directory: Path, state: ClusterState, member: Member, timeout_s: fl
     if member.kind == "zookeeper":
         return zookeeper_of(directory, member).is_ready(timeout_s)
     connection: http.client.HTTPConnection
-    if state.secure and member.kind == "broker":
+    if state.secure:
         context = ssl.create_default_context(cafile=str(directory / SECURE / "ca.pem"))
         connection = http.client.HTTPSConnection(HOST, member.ports["http"], timeout=timeout_s, context=context)
     else:

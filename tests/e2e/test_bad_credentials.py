@@ -1,61 +1,29 @@
-"""Credentials that must not be accepted, on the binary port and on the admin API; and what strangers can occupy."""
+"""Certificates as roles, ports that are spoken to in the wrong language, and what strangers can occupy.
+
+What must not be accepted is in tests/security/test_bad_input_*.py.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import datetime
-import http.client
 import json
 import logging
 import ssl
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jwt
 import pytest
-from cryptography.hazmat.primitives.asymmetric import rsa
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 import cepheid
 from cepheid_cli import secure
 from cepheid_security import client_context
 from cepheid_security.authority import Authority
 from cepheid_testkit import StandaloneCluster
-from tests.security.test_tokens import signed_with_public_key
-
-NOW_S = int(time.time())
-SECRET = bytes(range(64))
-RSA_KEY = rsa.generate_private_key(65537, 2048)
-RSA_PUBLIC = RSA_KEY.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-GOOD = {"sub": "app", "aud": "cluster", "iss": "us", "exp": NOW_S + 3600}
-
-
-def made(key: Any = SECRET, algorithm: str = "HS256", key_id: str | None = "hmac", **claims: Any) -> str:
-    given = {name: value for name, value in {**GOOD, **claims}.items() if value is not None}
-    return jwt.encode(given, key, algorithm=algorithm, headers={"kid": key_id} if key_id else None)
-
-
-BAD_TOKENS: dict[str, tuple[str, str]] = {
-    "expired": (made(exp=NOW_S - 60), "the token expired"),
-    "not yet valid": (made(nbf=NOW_S + 3600), "is not valid for another"),
-    "wrong audience": (made(aud="other"), "it is for another audience"),
-    "no audience": (made(aud=None), "'aud' is missing"),
-    "wrong issuer": (made(iss="them"), "it is from another issuer"),
-    "unsigned": (made(None, "none"), "tokens of the algorithm 'none'"),
-    "HMAC with the text of the public key": (signed_with_public_key(RSA_PUBLIC, GOOD), "signature does not match"),
-    "signature cut off": (made()[:-20], "signature does not match|no readable header"),
-    "cut off": (made()[:40], "not a token|cannot be read"),
-    "unknown key": (made(key_id="stolen"), "names the key 'stolen'"),
-    "key of the other kind": (made(RSA_KEY, "RS256", "hmac"), "names the key 'hmac'"),
-    "another secret": (made(SECRET[::-1]), "signature does not match"),
-    "no role": (made(sub=None), "the role, is missing"),
-    "17 KB": (made(x="x" * 17_000), "at most 16384 are read"),
-    "no token": ("", "not a token"),
-}
+from tests.security.bad_input_world import RSA_PUBLIC, SECRET, made
 
 
 @pytest.fixture
@@ -100,28 +68,6 @@ def ask(
 async def connected(url: str, **credentials: Any) -> None:
     async with cepheid.connect(url, connect_timeout_s=20, **credentials) as client, client.producer("orders"):
         pass
-
-
-async def test_bad_tokens_are_refused_on_both_ports_and_never_shown(
-    files: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("cepheid_security.failed_attempts._FREE", 1000)  # their delays have tests of their own
-    async with server(files) as cluster:
-        await connected(cluster.service_url, token=made())
-        assert (await cluster.blocking(lambda: ask(cluster.admin_url, token=made())))[0] == 200
-        for case, (token, reason) in BAD_TOKENS.items():
-            with pytest.raises(cepheid.Error, match=reason):
-                await connected(cluster.service_url, token=token)
-            status, said = await cluster.blocking(lambda token=token: ask(cluster.admin_url, token=token))
-            assert status == 401, case
-            with pytest.raises(AssertionError, match=reason):
-                raise AssertionError(said)
-            assert not token or token not in caplog.text
-        huge = made(x="x" * 1_000_000)
-        with pytest.raises(cepheid.Error, match="was closed"):  # its frame is not even read
-            await connected(cluster.service_url, token=huge, request_timeout_s=1.0)
-        with pytest.raises((AssertionError, OSError, http.client.HTTPException)):
-            assert (await cluster.blocking(lambda: ask(cluster.admin_url, token=huge)))[0] == 200
 
 
 async def test_a_certificate_is_a_role_on_the_admin_api_too(files: Path, tmp_path: Path) -> None:

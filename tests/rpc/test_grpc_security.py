@@ -12,8 +12,10 @@ import pytest
 
 from cepheid_bookie import Bookie, BookieIdentity, RealDisk, StorageSettings
 from cepheid_bookie.access import ticket_check
+from cepheid_bookie.denials import Denials
 from cepheid_bookie.grpc_server import BookieServer
 from cepheid_bookie.memory_index import MemoryBlockIndex
+from cepheid_bookie.scan_server import ScanServer
 from cepheid_bookie.secured_ports import access_of, secured_ports
 from cepheid_ledger.grpc_connection import GrpcConnection
 from cepheid_ports import Ports
@@ -75,18 +77,32 @@ def settings_of(made: Path, **changes: Any) -> BookieTlsSettings:
 
 @asynccontextmanager
 async def secured_bookie(
-    made: Path, directory: Path, tls: BookieTlsSettings | None = None, roles: BookieAccessSettings | None = None
+    made: Path,
+    directory: Path,
+    tls: BookieTlsSettings | None = None,
+    roles: BookieAccessSettings | None = None,
+    denials: Denials | None = None,
 ) -> AsyncIterator[BookieServer]:
-    """With entries 0..9 of one ledger."""
+    """With entries 0..9 of one ledger, on both ports."""
+    denials = denials or Denials()
     values: dict[str, Any] = {"min_free_journal_bytes": 0, "min_free_data_bytes": 0}
     identity, disk = BookieIdentity("b"), RealDisk(directory / "b")
     bookie = await Bookie.open(identity, StorageSettings(**values), disk, MemoryBlockIndex(), Ports())
-    bookie.authorize_reads(ticket_check(lambda *asked: check_ticket(asked[0], {1: KEY}, NOW, *asked[1:])))
+    bookie.authorize_reads(ticket_check(lambda *asked: check_ticket(asked[0], {1: KEY}, NOW, *asked[1:]), denials))
     group = encode_group(LEDGER, 0, -1, 0, [b"x%d" % number for number in range(10)])
     await added(bookie, group)
     tls = tls or settings_of(made)
     ports = secured_ports(tls, access_of(tls, roles or BookieAccessSettings()))
-    server = BookieServer(bookie, "127.0.0.1", 0, credentials=ports.credentials, access=ports.access, plain_port=tls.plain_port)
+    server = BookieServer(
+        bookie,
+        "127.0.0.1",
+        0,
+        scans=ScanServer(bookie, "127.0.0.1", 0, Ports(), tls=ports.scan_context, denials=denials),
+        credentials=ports.credentials,
+        access=ports.access,
+        plain_port=tls.plain_port,
+        denials=denials,
+    )
     await server.start()
     try:
         yield server
@@ -195,7 +211,7 @@ async def test_a_denial_says_why_and_is_logged(made: Path, tmp_path: Path, caplo
         with pytest.raises(BookieUnavailableError, match="role 'app': a read needs a ticket: plan it through a broker"):
             await CALLS["read"](connection)
         await connection.aclose()
-        assert server.denied == 2
+        assert server._denials.roles == 2
     logged = [record for record in caplog.records if record.message == "bookie.request.denied"]
     assert [vars(record)["role"] for record in logged] == ["app", "app"]
 

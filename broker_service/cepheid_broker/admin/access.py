@@ -62,6 +62,8 @@ class Call:
     access: Access | None = None
     is_peer: bool = False
     denied: bool = False
+    invalid_name: str = ""
+    """Why a name in the request cannot be one; "" where all names can."""
     change: str = ""
     """What the call changes, as far as its path does not say it (`describe_change`)."""
 
@@ -111,8 +113,13 @@ class CallAccess:
             ACTING_FOR.reset(token)
 
     def _record(self, call: Call, status: int) -> None:
-        if call.denied or status == HTTPStatus.TEMPORARY_REDIRECT or not call.is_audited:
-            return  # recorded already; nothing was done here; nothing was changed
+        if call.denied:
+            return  # recorded already
+        if call.invalid_name and self._context.broker.authorizer is not None:
+            _audit(self._context, call, "invalid", call.invalid_name)  # also of a call that only reads
+            return
+        if status == HTTPStatus.TEMPORARY_REDIRECT or not call.is_audited:
+            return  # nothing was done here; nothing was changed
         failed = status >= HTTPStatus.BAD_REQUEST
         _audit(self._context, call, "failed" if failed else "done", f"status {status}" if failed else "")
 

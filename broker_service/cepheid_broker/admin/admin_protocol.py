@@ -22,11 +22,12 @@ from cepheid_broker.admin.authentication import CERTIFICATE
 from cepheid_broker.admin.connection_limits import ConnectionLimits
 from cepheid_broker.admin.cross_site import PROBES, send_reason
 from cepheid_broker.settings import AdminSettings
+from cepheid_ports import host_port
+from cepheid_security.handshakes import TLS_HELLO
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-_TLS_HELLO = b"\x16\x03"
 MAX_HEAD_BYTES = 64 << 10
 """Request line and headers. The longest names in a path have some kilobytes."""
 
@@ -39,6 +40,8 @@ class ProtocolFactory:
     limits: ConnectionLimits[AdminProtocol] = field()
     on_tls: Callable[[str], None] = field(default=lambda _address: None)
     """Receives the address of a client that spoke TLS to the port without it."""
+    on_refused: Callable[[str, str], None] = field(default=lambda _peer, _reason: None)
+    """Receives address and reason of each request that is refused before the application sees it."""
 
     def __call__(
         self,
@@ -92,7 +95,7 @@ class AdminProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._is_first:
             self._is_first = False
-            if data.startswith(_TLS_HELLO) and self.scheme == "http":
+            if data.startswith(TLS_HELLO) and self.scheme == "http":
                 self._factory.on_tls(self.client[0] if self.client else "?")
                 self.transport.abort()
                 return
@@ -192,6 +195,7 @@ class AdminProtocol(HttpToolsProtocol):
         """Answer before the application can, and close the connection."""
         if self.transport.is_closing():
             return
+        self._factory.on_refused(host_port(*self.client) if self.client else "", reason)
         if self._is_idle() or not self.cycle.response_started:
             body = b'{"reason": "%s"}' % reason.encode()
             head = f"HTTP/1.1 {status} {status.phrase}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"

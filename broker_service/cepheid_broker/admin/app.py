@@ -19,14 +19,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
-from cepheid_broker.admin.access import CallAccess, guard
+from cepheid_broker.admin.access import CallAccess, call_of, guard
 from cepheid_broker.admin.backlog_quotas import namespace_backlog_quotas, topic_backlog_quotas
 from cepheid_broker.admin.bookies import bookies
 from cepheid_broker.admin.brokers import brokers
 from cepheid_broker.admin.clusters_tenants import clusters, tenants
 from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.cursor_operations import cursor_operations
-from cepheid_broker.admin.errors import http_status_of
+from cepheid_broker.admin.errors import http_status_of, is_bad_name
 from cepheid_broker.admin.health import health
 from cepheid_broker.admin.ledgers import ledgers
 from cepheid_broker.admin.lookup import lookup
@@ -146,6 +146,8 @@ def _reason(status: int, text: str) -> JSONResponse:
 
 async def _refused(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, CepheidError)
+    if is_bad_name(error):
+        call_of(request).invalid_name = str(error)
     if isinstance(error, NotOwnerError):
         admin_url = error.there.admin_url(over_tls=request.scope["scheme"] == "https")
         if admin_url is not None:

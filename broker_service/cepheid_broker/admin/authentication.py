@@ -90,10 +90,8 @@ class AdminAuthentication:
 
     async def _note(self, scope: Scope, error: AuthenticationError) -> None:
         """Log and audit a failure, and wait for a while when this address has shown wrong credentials often."""
-        peer, method = _address_of(scope), scope["method"]
-        sent = scope["raw_path"].decode("ascii", errors="replace").partition("?")[0]
-        path = audited_path("GET" if method == "HEAD" else method, sent)
-        call = f"{method} {path[:200]}"
+        peer = _address_of(scope)
+        call, path = _shown_call(scope)
         self._refusals.note(
             "authentication.unavailable" if error.retriable else "authentication.failed",
             (peer, without_details(str(error))),
@@ -118,19 +116,31 @@ def _address_of(scope: Scope) -> str:
     return scope["client"][0] if scope.get("client") else "?"
 
 
+def _shown_call(scope: Scope) -> tuple[str, str]:
+    """Return a call as the audit log shows it, and its path, without values that callers may not want in a log."""
+    method: str = scope["method"]
+    path = scope["raw_path"].decode("ascii", errors="replace").partition("?")[0]
+    shown = audited_path("GET" if method == "HEAD" else method, path)
+    return f"{method} {shown[:200]}", shown
+
+
 class CertificateRequired:
     """Wraps the application where `tls.client_certificates` is `required`: probes alone are served without a certificate.
 
     The TLS layer of this port only asks for one, since it would refuse probes together with everything else.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, audit: AuditLog) -> None:
         self._app = app
+        self._audit = audit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_asked = scope["type"] == "http" and scope["scheme"] == "https" and scope["raw_path"] not in PROBES
         if is_asked and not scope.get(CERTIFICATE):
-            await _refuse(send, "this port asks for a client certificate (tls.client_certificates), and the client showed none")
+            reason = "this port asks for a client certificate (tls.client_certificates), and the client showed none"
+            call, path = _shown_call(scope)
+            self._audit.record(None, _address_of(scope), call, path, "denied", reason)
+            await _refuse(send, reason)
             return
         await self._app(scope, receive, send)
 

@@ -42,6 +42,10 @@ def bookies(context: AdminContext) -> APIRouter:
     return router
 
 
+_ADDRESSES = ("grpc", "grpc+tls", "http", "https")
+"""By which address of a bookie its host is shown: the first of these that it has."""
+
+
 async def _racks(context: AdminContext) -> dict[str, dict[str, str]]:
     """Where bookies run, by id, as their registrations say."""
     racks: dict[str, dict[str, str]] = {}
@@ -52,6 +56,6 @@ async def _racks(context: AdminContext) -> dict[str, dict[str, str]]:
         found, _ = await list_records(context.store, parent_key, records)
         for name, record in found.items():
             if record.rack is not None:
-                address = record.addresses.get("grpc") or record.addresses.get("http") or name
+                address = next((record.addresses[kind] for kind in _ADDRESSES if kind in record.addresses), name)
                 racks[name] = {"rack": record.rack, "hostname": host_of(address)}
     return dict(sorted(racks.items()))

@@ -90,6 +90,10 @@ class PreconditionError(AdminError):
     status = HTTPStatus.PRECONDITION_FAILED
 
 
+class BadNameError(PreconditionError):
+    """A name in a path that cannot be that of a cluster, tenant, namespace, topic or subscription."""
+
+
 class BodyTooLargeError(AdminError):
     status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
     hint = "no body of this API is that large; check what is being sent"
@@ -159,6 +163,11 @@ HTTP_STATUSES: dict[type[CepheidError], HTTPStatus] = {
 
 
 _KNOWN_STATUSES = frozenset(HTTPStatus)
+
+
+def is_bad_name(error: CepheidError) -> bool:
+    """Return whether a request was refused for a name in it, before anything was looked up by that name."""
+    return isinstance(error, BadNameError | InvalidTopicNameError | InvalidNameError)
 
 
 def http_status_of(error: CepheidError) -> HTTPStatus:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from fastapi import Depends, Request
 from fastapi.dependencies.models import Dependant
 
-from cepheid_broker.admin.errors import PreconditionError
+from cepheid_broker.admin.errors import BadNameError
 from cepheid_broker.admin.raw_path import decode_once, decode_twice
 from cepheid_broker.errors import NotAllowedError
 from cepheid_broker.protocol import check_subscription_name
@@ -25,11 +25,11 @@ MAX_NAME_BYTES = 255  # of a tenant, namespace or cluster; each is one key segme
 def check_name(kind: str, name: str) -> str:
     """`name` if it may name a cluster, tenant or namespace."""
     if not _NAME.fullmatch(name):
-        raise PreconditionError(f"{name[:200]!r} cannot name a {kind}: use letters, digits and -=:._ only")
+        raise BadNameError(f"{name[:200]!r} cannot name a {kind}: use letters, digits and -=:._ only")
     if name in PATH_STEPS:
-        raise PreconditionError(f"{name!r} cannot name a {kind}: paths with it lead elsewhere, choose another name")
+        raise BadNameError(f"{name!r} cannot name a {kind}: paths with it lead elsewhere, choose another name")
     if len(name) > MAX_NAME_BYTES:
-        raise PreconditionError(f"the name of the {kind} has {len(name)} bytes, {MAX_NAME_BYTES} are possible")
+        raise BadNameError(f"the name of the {kind} has {len(name)} bytes, {MAX_NAME_BYTES} are possible")
     return name
 
 
@@ -68,7 +68,7 @@ async def _schema_topic(tenant: str, namespace: str, topic: str) -> TopicName:
 
 async def _any_topic(domain: str, tenant: str, namespace: str, topic: str) -> TopicName:
     if domain not in (PERSISTENT, NON_PERSISTENT):
-        raise PreconditionError(f"{domain!r} is no domain of topics: {PERSISTENT} or {NON_PERSISTENT}")
+        raise BadNameError(f"{domain!r} is no domain of topics: {PERSISTENT} or {NON_PERSISTENT}")
     return _topic_name(domain, tenant, namespace, topic)
 
 
@@ -77,7 +77,7 @@ async def _subscription(sub: str) -> str:
     try:
         check_subscription_name(name)
     except NotAllowedError as error:
-        raise PreconditionError(str(error)) from None
+        raise BadNameError(str(error)) from None
     return name
 
 

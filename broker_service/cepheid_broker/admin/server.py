@@ -22,6 +22,7 @@ from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.protocol import Arrivals, Place, PortInUseError, TlsAcceptor, listening_socket
 from cepheid_ports import RefusalLog, TaskOwner
 from cepheid_security import ServerTls
+from cepheid_security.audit import TLS_HANDSHAKE
 from cepheid_security.authenticator import Authenticator
 
 if TYPE_CHECKING:
@@ -147,13 +148,14 @@ class AdminServer:
 
         self._acceptor = TlsAcceptor(
             listening,
-            tls,
+            lambda: tls.context,
             handshake_timeout_s=self._context.settings.header_timeout_s,
             admit=admit,
             make=make,
             on_failed=Place.free,
             refusals=self._refusals,
             plain_hint=lambda: f"http:// is on port {self.port}" if self.port else "this port is for https:// alone",
+            on_refused=lambda peer, reason: self._audit_handshake(peer, self.tls_port, reason),
         )
         self._acceptor.start()
 
@@ -170,10 +172,17 @@ class AdminServer:
             message = f"cannot listen on {self._host}:{port} for the admin API: {error.strerror}"
             raise PortInUseError(message, host=self._host, port=port) from None
 
+    def _audit_handshake(self, peer: str, port: int, reason: str) -> None:
+        self._context.broker.audit.record(None, peer, TLS_HANDSHAKE, f"admin port {port}", "denied", reason)
+
+    def _audit_request(self, peer: str, reason: str) -> None:
+        self._context.broker.audit.record(None, peer, "request", "admin port", "denied", reason)
+
     def _note_tls(self, address: str) -> None:
         where = f"https:// is on port {self.tls_port}" if self.tls_port else "this broker has no TLS"
         reason = f"it speaks TLS to the port without TLS; {where}"
         self._refusals.note("admin.connection_refused", (address, "tls"), level=logging.WARNING, peer=address, reason=reason)
+        self._audit_handshake(address, self.port, reason)
 
     def _build(self) -> Server:
         """In a thread: imports and routes take hundreds of milliseconds."""
@@ -190,7 +199,7 @@ class AdminServer:
             broker = self._context.broker
             app = AdminAuthentication(app, self._authenticator, broker.audit, broker.settings.authentication.certificate_role)
         if self._context.broker.settings.tls.client_certificates == "required":
-            app = CertificateRequired(app)
+            app = CertificateRequired(app, self._context.broker.audit)
         config = Config(
             CrossSiteGuard(app, AdminHosts.of(self._context.broker.settings)),
             ws="none",
@@ -202,7 +211,7 @@ class AdminServer:
             timeout_graceful_shutdown=max(1, round(settings.stop_grace_s)),
         )
         config.load()
-        config.http_protocol_class = ProtocolFactory(settings, self._limits, self._note_tls)  # type: ignore[assignment]  # it is only called
+        config.http_protocol_class = ProtocolFactory(settings, self._limits, self._note_tls, self._audit_request)  # type: ignore[assignment]  # it is only called
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # it has a line for each request that is not HTTP
         server = Server(config)
         server.lifespan = config.lifespan_class(config)  # what Server.serve does, which would take the process's signals too

@@ -5,7 +5,7 @@ from cepheid_broker.protocol.arrivals import Arrivals, Place
 from cepheid_broker.protocol.listener import Listener, PortInUseError, listening_socket
 from cepheid_broker.protocol.services import Services
 from cepheid_broker.protocol.subscribe_checks import check_subscription_name
-from cepheid_broker.protocol.tls_acceptor import TlsAcceptor
+from cepheid_security.tls_acceptor import TlsAcceptor
 
 __all__ = [
     "Arrivals",

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from cepheid_broker.authorizer import Authorizer, refusal
 from cepheid_broker.peer import Peer
 from cepheid_security import Decision, Need
-from cepheid_security.audit import AuditLog
-from cepheid_wire import CommandType, NamespaceName, TopicName
+from cepheid_security.audit import AuditLog, Result
+from cepheid_wire import CommandType, InvalidTopicNameError, NamespaceName, TopicName
 
 _ON_WHAT_IS_OPEN = Need.AUTHENTICATED
 """It concerns a producer, a consumer or a watcher of this connection. PRODUCER, SUBSCRIBE or WATCH_TOPIC_LIST was checked when that
@@ -76,6 +76,31 @@ class Access:
         self._authorizer = authorizer
         self._audit = audit
 
+    def topic_named(self, command: CommandType, name: str) -> TopicName:
+        """Return the topic that a request names. Raises InvalidTopicNameError, which is recorded: nothing is looked up for it."""
+        try:
+            return TopicName.parse(name)
+        except InvalidTopicNameError as error:
+            self._record_invalid(command, name, error)
+            raise
+
+    def namespace_named(self, command: CommandType, name: str) -> NamespaceName:
+        """Return the namespace that a request names. Raises InvalidTopicNameError, which is recorded."""
+        try:
+            return NamespaceName.parse(name)
+        except InvalidTopicNameError as error:
+            self._record_invalid(command, name, error)
+            raise
+
+    def _record_invalid(self, command: CommandType, name: str, error: InvalidTopicNameError) -> None:
+        if self._authorizer is not None:
+            self._record(command, name, "invalid", str(error))
+
+    def _record(self, command: CommandType, what: str, result: Result, reason: str) -> None:
+        principal = self._peer.principal
+        original_role = "" if principal is None else principal.original_role or ""
+        self._audit.record(principal, self._peer.address, command.name, what, result, reason, original_role=original_role)
+
     async def require(self, command: CommandType, what: TopicName | NamespaceName, subscription: str | None = None) -> None:
         """Raises AuthorizationError, PermissionsOutOfDateError, and MetadataError where permissions cannot be read."""
         if self._authorizer is None:
@@ -134,9 +159,5 @@ class Access:
 
     def _settle(self, command: CommandType, what: TopicName | NamespaceName, decision: Decision) -> None:
         if not decision.allowed:
-            principal = self._peer.principal
-            original_role = "" if principal is None else principal.original_role or ""
-            self._audit.record(
-                principal, self._peer.address, command.name, str(what), "denied", decision.rule, original_role=original_role
-            )
+            self._record(command, str(what), "denied", decision.rule)
             raise refusal(decision, f"{_DONE_BY[COMMAND_NEEDS[command]]} {what}")

@@ -43,7 +43,9 @@ from cepheid_broker.protocol.services import Services
 from cepheid_broker.publish_window import PublishWindow
 from cepheid_ports import CepheidError, without_details
 from cepheid_security import AuthenticationError, Credentials, Principal, certificate_names
+from cepheid_security.audit import TLS_HANDSHAKE
 from cepheid_security.authorization import original_role_problem
+from cepheid_security.handshakes import TLS_HELLO
 from cepheid_wire import (
     BODY_FIELDS,
     PING_FRAME,
@@ -82,7 +84,6 @@ NO_REQUEST = (1 << 64) - 1
 """-1, as the reference writes it: an error that answers CONNECT (protocol.md §2.1)."""
 REFRESH_MARK = b"PulsarAuthRefresh"
 """What the challenge for new credentials carries (protocol.md §3)."""
-_TLS_HELLO = b"\x16\x03"
 
 
 class _Hold(enum.IntFlag):
@@ -188,10 +189,14 @@ class Connection(asyncio.Protocol):
             if is_http(data):
                 self._leave_to_http(data)
                 return
-            if data.startswith(_TLS_HELLO) and not self.over_tls:
+            if data.startswith(TLS_HELLO) and not self.over_tls:
                 port = self._services.tls_port()
                 where = f"TLS is on port {port}" if port else "this broker has no TLS"
-                self.close(f"it speaks TLS to the port without TLS; {where}")
+                reason = f"it speaks TLS to the port without TLS; {where}"
+                self._services.audit.record(
+                    None, self.address, TLS_HANDSHAKE, f"port {self._services.listening_port()}", "denied", reason
+                )
+                self.close(reason)
                 return
         self._heard = True
         if self._probe is not None and not self._probe.done():
@@ -212,6 +217,7 @@ class Connection(asyncio.Protocol):
             if self._broken is not None and not self._unserved:
                 raise self._broken
         except CepheidError as error:  # a WireError or a ProtocolViolationError: the peer's fault
+            self._audit_stranger(str(error))
             self.close(str(error), **error.facts)
         except Exception as error:
             log.exception("connection.failed", extra={"peer": self.address, "error": repr(error)})
@@ -345,6 +351,11 @@ class Connection(asyncio.Protocol):
         self.send_error(NO_REQUEST, ServerError.AUTHORIZATION_ERROR, problem)
         self.close(f"authorization failed: {problem}")
 
+    def _audit_stranger(self, reason: str) -> None:
+        """Record why a connection ends before its client is known, such as a token that is larger than a frame may be."""
+        if self._services.authenticator is not None and not self._ready and not self.closed:
+            self._services.audit.record(None, self.address, CommandType.CONNECT.name, "", "denied", reason)
+
     def _refuse_credentials(self, error: AuthenticationError) -> None:
         """What passes by itself is no denial, and is answered as such: an error of authentication makes Java clients give up."""
         if self.closed:
@@ -452,7 +463,9 @@ class Connection(asyncio.Protocol):
 
     def _on_timer(self) -> None:
         if not self._ready:
-            self.close(f"no CONNECT within {self._settings.handshake_timeout_s:g} s")
+            reason = f"no CONNECT within {self._settings.handshake_timeout_s:g} s"
+            self._audit_stranger(reason)
+            self.close(reason)
             return
         if not self._credentials_hold():
             return

@@ -128,7 +128,7 @@ class ConsumerCommands:
                 del self._opening[ask.consumer_id]
 
     async def _create(self, ask: pb.CommandSubscribe) -> Consumer:
-        name = TopicName.parse(ask.topic)
+        name = self._access.topic_named(CommandType.SUBSCRIBE, ask.topic)
         check_served(ask)
         await self._access.require(CommandType.SUBSCRIBE, name, ask.subscription)
         sharing = key_sharing_of(ask)

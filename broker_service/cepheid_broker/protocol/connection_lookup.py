@@ -49,7 +49,7 @@ class LookupCommands:
     async def _answer_partitions(self, ask: pb.CommandPartitionedTopicMetadata) -> None:
         answer = pb.CommandPartitionedTopicMetadataResponse(request_id=ask.request_id)
         try:
-            topic = TopicName.parse(ask.topic)
+            topic = self._access.topic_named(CommandType.PARTITIONED_METADATA, ask.topic)
             await self._access.require(CommandType.PARTITIONED_METADATA, topic)
             # Absent means yes: only newer clients may ask without creating (protocol.md §7.1).
             may_create = ask.metadata_auto_creation_enabled and self._access.may_create(CommandType.PARTITIONED_METADATA, topic)
@@ -67,7 +67,7 @@ class LookupCommands:
     def _on_lookup(self, ask: pb.CommandLookupTopic) -> None:
         answer = pb.CommandLookupTopicResponse(request_id=ask.request_id)
         try:
-            topic = TopicName.parse(ask.topic)
+            topic = self._access.topic_named(CommandType.LOOKUP, ask.topic)
             check_listener(ask.advertised_listener_name)
         except CepheidError as error:
             self._fail_lookup(answer, error)
@@ -126,7 +126,7 @@ class LookupCommands:
         answer = pb.CommandGetTopicsOfNamespaceResponse(request_id=ask.request_id, filtered=False, changed=True)
         try:
             pattern = TopicPattern(ask.topics_pattern) if ask.topics_pattern else None
-            namespace = NamespaceName.parse(ask.namespace)
+            namespace = self._access.namespace_named(CommandType.GET_TOPICS_OF_NAMESPACE, ask.namespace)
             await self._access.require(CommandType.GET_TOPICS_OF_NAMESPACE, namespace)
             for domain in _DOMAINS[ask.mode]:
                 found = self._access.visible(await self._topics_of(namespace, domain), namespace)

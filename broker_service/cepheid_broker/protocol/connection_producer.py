@@ -132,7 +132,7 @@ class ProducerCommands:
         if older is not None:
             older.stop()  # a new incarnation, before the client's close was seen (protocol.md §9.3)
         try:
-            name = TopicName.parse(ask.topic)
+            name = self._access.topic_named(CommandType.PRODUCER, ask.topic)
             await self._access.require(CommandType.PRODUCER, name)
             if ask.initial_subscription_name:  # created with the producer of a dead-letter topic
                 await self._access.require(CommandType.SUBSCRIBE, name, ask.initial_subscription_name)

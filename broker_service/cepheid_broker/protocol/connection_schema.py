@@ -39,7 +39,7 @@ class SchemaCommands:
         self._start(partial(self._get, ask, answer), answer, ask.topic, "get-schema")
 
     async def _get(self, ask: pb.CommandGetSchema, answer: pb.CommandGetSchemaResponse) -> None:
-        topic, schemas = TopicName.parse(ask.topic), self._services.schemas
+        topic, schemas = self._access.topic_named(CommandType.GET_SCHEMA, ask.topic), self._services.schemas
         await self._access.require(CommandType.GET_SCHEMA, topic)
         # Absent: the latest. Empty is not absent: it is the version of a message without a schema (protocol.md §20).
         if not ask.HasField("schema_version"):
@@ -70,7 +70,7 @@ class SchemaCommands:
 
     async def _get_or_create(self, ask: pb.CommandGetOrCreateSchema, answer: pb.CommandGetOrCreateSchemaResponse) -> None:
         # Sent by a producer of the topic, which is therefore open; under the same rules as its first schema.
-        name = TopicName.parse(ask.topic)
+        name = self._access.topic_named(CommandType.GET_OR_CREATE_SCHEMA, ask.topic)
         await self._access.require(CommandType.GET_OR_CREATE_SCHEMA, name)
         topic = await self._services.topics.get(name, may_create=False)
         answer.schema_version = await self._services.schemas.for_producer(topic.name, asked_schema(ask), topic.policies)

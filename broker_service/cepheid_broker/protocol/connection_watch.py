@@ -19,7 +19,7 @@ from cepheid_broker.protocol.requests import Requests
 from cepheid_broker.protocol.services import Services
 from cepheid_broker.protocol.wire_errors import error_text, server_error_of
 from cepheid_broker.topics import TopicPattern, TopicWatch
-from cepheid_wire import CommandType, NamespaceName
+from cepheid_wire import CommandType
 from cepheid_wire import pulsar_api_pb2 as pb
 
 
@@ -67,7 +67,8 @@ class WatchCommands:
         limit = self._services.settings.connection.max_topic_watchers
         if len(self._open) + len(self._opening) > limit:
             raise TooManyError(f"this connection has {len(self._open)} watchers of topics; {limit} are possible")
-        namespace, pattern = NamespaceName.parse(ask.namespace), TopicPattern(ask.topics_pattern)
+        namespace = self._access.namespace_named(CommandType.WATCH_TOPIC_LIST, ask.namespace)
+        pattern = TopicPattern(ask.topics_pattern)
         await self._access.require(CommandType.WATCH_TOPIC_LIST, namespace)
 
         def tell(new: Sequence[str], deleted: Sequence[str], topics_hash: str) -> bool:

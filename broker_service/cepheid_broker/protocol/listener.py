@@ -11,9 +11,10 @@ from functools import partial
 from cepheid_broker.protocol.arrivals import Arrivals, Place
 from cepheid_broker.protocol.connection import Connection
 from cepheid_broker.protocol.services import Services
-from cepheid_broker.protocol.tls_acceptor import TlsAcceptor
 from cepheid_ports import CepheidError
 from cepheid_security import ServerTls
+from cepheid_security.audit import TLS_HANDSHAKE
+from cepheid_security.tls_acceptor import TlsAcceptor
 
 log = logging.getLogger(__name__)
 
@@ -98,13 +99,16 @@ class Listener:
             raise _port_in_use(error, host, port) from None
         acceptor = TlsAcceptor(
             listening,
-            tls,
+            lambda: tls.context,
             handshake_timeout_s=self._services.settings.connection.handshake_timeout_s,
             admit=self._admit,
             make=self._make,
             on_failed=Place.free,
             refusals=self._services.refusals,
             plain_hint=lambda: f"port {self.port} is without TLS" if self.port else "this broker has no port without TLS",
+            on_refused=lambda peer, reason: self._services.audit.record(
+                None, peer, TLS_HANDSHAKE, f"port {self.tls_port}", "denied", reason
+            ),
         )
         acceptor.start()
         return acceptor

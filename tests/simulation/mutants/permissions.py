@@ -9,6 +9,7 @@ from unittest import mock
 
 from cepheid_broker.authorizer import Authorizer
 from cepheid_broker.protocol.connection import Connection
+from cepheid_broker.protocol.listener import Listener
 from tests.simulation.mutants.registry import scenario_mutant
 
 
@@ -33,4 +34,18 @@ def keep_open_what_a_role_may_not_use_any_more() -> Iterator[None]:
         """Nothing is closed."""
 
     with mock.patch.object(Connection, "on_permissions_changed", on_permissions_changed):
+        yield
+
+
+@scenario_mutant
+@contextlib.contextmanager
+def close_nothing_when_a_record_of_permissions_changes() -> Iterator[None]:
+    """Open producers are closed when permissions become too old, and when their client is checked again, but not by a change."""
+    original = Listener._on_permissions_changed
+
+    def on_permissions_changed(self: Listener, tenant: str | None) -> None:
+        if tenant is None:
+            original(self, tenant)
+
+    with mock.patch.object(Listener, "_on_permissions_changed", on_permissions_changed):
         yield

@@ -87,6 +87,8 @@ ALONE: Mapping[str, tuple[str, int | str]] = {
     "H10": ("give a key to two consumers", 29),
     "H13": ("seek one off", 10),
     "H14": ("spend no permits", 3),
+    "P1": ("use known permissions for ever", "48"),
+    "P2": ("close nothing when a record of permissions changes", "48b"),
     "V1": ("look for the last entry in the last fragment", "02b"),
     "V2": ("leave a recovery to whoever began it", 1),
     "V3": ("replace in metadata without sending again", "06c"),

@@ -15,32 +15,27 @@ import ssl
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from cepheid_ports import RefusalLog, TaskOwner
-from cepheid_security import ServerTls
+from cepheid_ports import RefusalLog, TaskOwner, host_port
+from cepheid_security.handshakes import failure_of, is_refusal
 
 log = logging.getLogger(__name__)
 
 _ACCEPT_PAUSE_S = 0.5  # after an error of the system, such as too many open files
-_NOT_TLS = frozenset(
-    ("HTTP_REQUEST", "HTTPS_PROXY_REQUEST", "WRONG_VERSION_NUMBER", "UNSUPPORTED_PROTOCOL_VERSION", "RECORD_LAYER_FAILURE",
-     "PACKET_LENGTH_TOO_LONG", "UNKNOWN_PROTOCOL", "RECORD_TOO_SMALL", "BAD_RECORD_TYPE", "UNEXPECTED_MESSAGE")
-)  # fmt: skip
-"""Reasons of OpenSSL for a first message that is none of TLS. Its releases differ in which one they give."""
-
 P = TypeVar("P")  # what a connection is given when it is admitted
 
 
 class TlsAcceptor(Generic[P]):
-    """`start` once, `aclose` once. It owns `listening`, which must not block and be of the protocol TCP.
+    """`start` once, `aclose` once. It owns `listening`, which must not block. `context` gives the context of the next connection.
 
     `admit` gets the address of a new connection. It returns what `make` is called with after the handshake, or None: the connection
     is closed. `on_failed` gets it back when there is no handshake. `plain_hint` says where clients without TLS belong.
+    `on_refused` gets the address and the reason of each handshake that was refused.
     """
 
     def __init__(
         self,
         listening: socket.socket,
-        tls: ServerTls,
+        context: Callable[[], ssl.SSLContext],
         *,
         handshake_timeout_s: float,
         admit: Callable[[str], P | None],
@@ -48,16 +43,18 @@ class TlsAcceptor(Generic[P]):
         on_failed: Callable[[P], None],
         refusals: RefusalLog,
         plain_hint: Callable[[], str],
+        on_refused: Callable[[str, str], None] = lambda _peer, _reason: None,
         on_broken: Callable[[BaseException], None] | None = None,
     ) -> None:
         self._listening = listening
-        self._tls = tls
+        self._context = context
         self._handshake_timeout_s = handshake_timeout_s
         self._admit = admit
         self._make = make
         self._on_failed = on_failed
         self._refusals = refusals
         self._plain_hint = plain_hint
+        self._on_refused = on_refused
         self._tasks = TaskOwner("tls-port", on_broken)
         self._accepting: asyncio.Task[None] | None = None
         self.failed = 0
@@ -99,9 +96,9 @@ class TlsAcceptor(Generic[P]):
             if place is None:
                 accepted.close()
             else:
-                self._tasks.start(self._shake_hands(accepted, host, place), name="handshake")
+                self._tasks.start(self._shake_hands(accepted, host, int(address[1]), place), name="handshake")
 
-    async def _shake_hands(self, accepted: socket.socket, host: str, place: P) -> None:
+    async def _shake_hands(self, accepted: socket.socket, host: str, port: int, place: P) -> None:
         made = False
 
         def make() -> asyncio.Protocol:
@@ -112,26 +109,19 @@ class TlsAcceptor(Generic[P]):
         arriving = _Arriving(make)
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: arriving, accepted, ssl=self._tls.context, ssl_handshake_timeout=self._handshake_timeout_s
+                lambda: arriving, accepted, ssl=self._context(), ssl_handshake_timeout=self._handshake_timeout_s
             )
         except OSError as error:  # that of TLS, of the system, and the timeout
             self.failed += 1
-            reason = self._reason(error)
+            reason = failure_of(error, self._handshake_timeout_s, self._plain_hint())
             self._refusals.note(
                 "tls.handshake_failed", (host, reason), level=logging.WARNING, peer=host, port=self.port, error=reason
             )
+            if is_refusal(error):
+                self._on_refused(host_port(host, port), reason)
         finally:
             if not made:
                 self._on_failed(place)
-
-    def _reason(self, error: OSError) -> str:
-        if isinstance(error, TimeoutError) or "taking longer" in str(error):
-            return f"no TLS handshake within {self._handshake_timeout_s:g} s"
-        if isinstance(error, ssl.SSLError):
-            if (error.reason or "") in _NOT_TLS:
-                return f"it does not speak TLS, and this port has nothing else; {self._plain_hint()}"
-            return (error.reason or str(error)).replace("_", " ").lower()
-        return error.strerror or str(error) or "the client closed the connection in the handshake"
 
 
 class _Arriving(asyncio.Protocol):
