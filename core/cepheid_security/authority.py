@@ -68,7 +68,7 @@ class Authority:
         certificate_file.chmod(0o644)
 
     def ensure(self, name: str, *, hosts: Sequence[str] = (), for_servers: bool) -> str | None:
-        """Issue `NAME.pem` when it is missing, expires within `renew_before`, or lacks one of `hosts`. Return what was done, or None.
+        """Issue `NAME.pem` when it is missing, expires soon, or lacks one of `hosts`. Return what was done, or None.
 
         Hosts that it has stay: clients use them. Raises SecurityConfigurationError, also as `issued`.
         """

@@ -9,8 +9,9 @@
     server.toml                        settings for `cepheid standalone`: --secure DIR
     client.env                         environment of the command line: source it
 
-A second run adds what is missing, adds hosts to the certificate of brokers, and renews what expires within 30 days (`--renew-days`). It leaves the
-rest, and refuses files that do not belong together. The files of a cluster of processes are in secured_cluster.py.
+A second run adds what is missing, adds hosts to the certificate of brokers, and renews what expires within 30 days
+(`--renew-days`). It leaves the rest, and refuses files that do not belong together. The files of a cluster of processes are in
+secured_cluster.py.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@
     BOOKIE      for bookies: certificate and key, the user of ZooKeeper
     CLIENT      for operators, hooks and tests: certificates and token of an administrator, the user of ZooKeeper
 
-Run again, it renews certificates and the administrator's token when less than a third of their time is left, makes certificates again
-that lack one of the hosts, and adds what is missing, because a Secret was deleted or is of an older release. It leaves the rest. Only
+Run again, it renews certificates and the administrator's token when less than a third of their time is left, adds hosts to the
+certificates of servers, and adds what is missing, because a Secret was deleted or is of an older release. It leaves the rest. Only
 names of Secrets and files are printed. The account of the pod may create Secrets, and read and change these four.
 """
 
