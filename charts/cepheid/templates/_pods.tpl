@@ -172,13 +172,14 @@ Arguments: root, seconds. */}}
 {{- if .root.Values.zookeeper.externalUrl -}}
 sleep {{ .seconds }}
 {{- else -}}
-# Waits until ZooKeeper has answered for {{ .seconds }} seconds in a row, at most 45 seconds.
+# Waits until ZooKeeper has answered for {{ .seconds }} seconds in a row, at most 45 seconds. After `helm uninstall` its name is gone.
+zookeeper={{ include "cepheid.fullname" .root }}-zookeeper-client
 answers() {
-  timeout 2 bash -c 'exec 3<>/dev/tcp/{{ include "cepheid.fullname" .root }}-zookeeper-client/2181 && printf srvr >&3 && grep -q Mode: <&3' 2>/dev/null
+  timeout 2 bash -c "exec 3<>/dev/tcp/$zookeeper/2181 && printf srvr >&3 && grep -q Mode: <&3" 2>/dev/null
 }
 in_a_row=0
 end=$((SECONDS + 45))
-while [ $in_a_row -lt {{ .seconds }} ] && [ $SECONDS -lt $end ]; do
+while [ $in_a_row -lt {{ .seconds }} ] && [ $SECONDS -lt $end ] && getent hosts $zookeeper >/dev/null; do
   sleep 1
   if answers; then in_a_row=$((in_a_row + 1)); else in_a_row=0; fi
 done
