@@ -1,4 +1,4 @@
-"""Compare manifests with the schemas of Kubernetes itself, as the package kubernetes-validate has them. Without it nothing is checked."""
+"""Compare manifests with the schemas of Kubernetes itself, which the package kubernetes-validate has."""
 
 from __future__ import annotations
 

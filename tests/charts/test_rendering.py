@@ -167,9 +167,10 @@ def test_readiness_of_a_bookie_waits_for_its_copies_unless_the_gate_is_off() -> 
     ("wrong", "said"),
     [
         ("brokr.replicas=3", "brokr"),
-        ("broker.replica=3", "replica"),
+        ("brokr.replicas=3", "'broker'"),  # the name that was meant is among those that are listed
+        ("broker.replica=3", "'replicas'"),
         ("profile=large", "profile"),
-        ("broker.config.max_conections=3", "max_conections"),
+        ("broker.config.max_conections=3", "'max_connections'"),
         ("broker.config.dispatch.max_permits=many", "max_permits"),
         ("broker.config.port=7000", "port"),
         ("zookeeper.replicas=2", "replicas"),
