@@ -160,9 +160,9 @@ class Release:
         return report
 
     def secret(self, ending: str) -> dict[str, str]:
-        """Return the contents of the secret whose name has this ending."""
+        """Return the contents of the secret whose name has this ending; some are not text."""
         (found,) = (item for item in self.objects("secrets") if item["metadata"]["name"].endswith(ending))
-        return {name: base64.b64decode(content).decode() for name, content in found["data"].items()}
+        return {name: base64.b64decode(content).decode("latin-1") for name, content in found["data"].items()}
 
     def credentials(self) -> list[str]:
         """Return the options by which the client of load.py trusts the servers, and is trusted by them."""
