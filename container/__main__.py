@@ -92,7 +92,8 @@ def build_archive(path: Path, name: str, extras: str) -> int:
 def dependencies_layer(python: str, extras: str, root: Path) -> Layer:
     """Return the layer of third-party packages: kept while what pyproject.toml requires, and how it is laid out, stay the same."""
     project = tomllib.loads((SOURCE / "pyproject.toml").read_text())["project"]
-    required = json.dumps([python, extras, project["dependencies"], project["optional-dependencies"]])
+    optional = project["optional-dependencies"]
+    required = json.dumps([python, project["dependencies"], {name: optional.get(name) for name in ("cluster", *extras.split(","))}])
     key = hashlib.sha256(required.encode() + (SOURCE / "container/root_files.py").read_bytes()).hexdigest()[:12]
     path = CACHE / f"dependencies-{key}.layer"
     if not path.exists():

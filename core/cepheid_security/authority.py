@@ -28,11 +28,11 @@ _HOST = re.compile(r"(\*\.)?[A-Za-z0-9_]([A-Za-z0-9_.-]{0,252})")
 class Authority:
     """A CA that is kept in `directory` as ca.pem and ca-key.pem."""
 
-    def __init__(self, directory: Path, now: datetime.datetime) -> None:
-        """Makes the CA, or reads the one that is there. Raises SecurityConfigurationError."""
+    def __init__(self, directory: Path, now: datetime.datetime, renew_before: datetime.timedelta = RENEW_BEFORE) -> None:
+        """Make the CA, or read the one that is there. Raises SecurityConfigurationError."""
         from cryptography.hazmat.primitives.asymmetric import ec
 
-        self._directory, self._now = directory, now
+        self._directory, self._now, self._renew_before = directory, now, renew_before
         certificate_file, key_file = directory / "ca.pem", directory / "ca-key.pem"
         if certificate_file.exists() != key_file.exists():
             raise SecurityConfigurationError(f"{directory} has only one of ca.pem and ca-key.pem: restore the other, or remove it")
@@ -68,7 +68,7 @@ class Authority:
         certificate_file.chmod(0o644)
 
     def ensure(self, name: str, *, hosts: Sequence[str] = (), for_servers: bool) -> str | None:
-        """Issue `NAME.pem` when it is missing, expires within 30 days, or lacks one of `hosts`. Return what was done, or None.
+        """Issue `NAME.pem` when it is missing, expires soon, or lacks one of `hosts`. Return what was done, or None.
 
         Hosts that it has stay: clients use them. Raises SecurityConfigurationError, also as `issued`.
         """
@@ -77,7 +77,7 @@ class Authority:
             self.issue(name, hosts=hosts, for_servers=for_servers)
             return f"{name}.pem"
         new = [host for host in dict.fromkeys(hosts) if host not in found.hosts]
-        if not new and found.valid_until > self._now + RENEW_BEFORE:
+        if not new and found.valid_until > self._now + self._renew_before:
             return None
         self.issue(name, hosts=(*found.hosts, *new), for_servers=for_servers)
         why = f"now also for {', '.join(new)}" if new else "it expired soon"

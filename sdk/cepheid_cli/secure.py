@@ -9,9 +9,9 @@
     server.toml                        settings for `cepheid standalone`: --secure DIR
     client.env                         environment of the command line: source it
 
-A second run adds what is missing, adds hosts to the certificate of brokers, and renews what expires within 30 days. It leaves the
-rest, and refuses files that do not belong together. Settings that files of an earlier release lack are named, and added with
-`--update`. The files of a cluster of processes are in secured_cluster.py.
+A second run adds what is missing, adds hosts to the certificate of brokers, and renews what expires within 30 days
+(`--renew-days`). It leaves the rest, and refuses files that do not belong together. Settings that files of an earlier release lack
+are named, and added with `--update`. The files of a cluster of processes are in secured_cluster.py.
 """
 
 from __future__ import annotations
@@ -84,6 +84,7 @@ def init(
         bool,
         typer.Option("--update", help="Add the settings that files of an earlier release lack. No key or setting is replaced."),
     ] = False,
+    renew_days: Annotated[int, typer.Option(min=0, max=397, help="Renew what expires within so many days (397: everything).")] = 30,
 ) -> None:
     """Make a CA, certificates, a token key, tokens and the settings that use them. Repeat it to add hosts, and to renew."""
     from cepheid_cli.secured_cluster import add_cluster_files, cluster_settings
@@ -92,7 +93,8 @@ def init(
 
     directory.mkdir(0o700, parents=True, exist_ok=True)
     full = directory.resolve()
-    authority = Authority(full, datetime.datetime.now(datetime.UTC))
+    renew_before = datetime.timedelta(days=renew_days)
+    authority = Authority(full, datetime.datetime.now(datetime.UTC), renew_before)
     hosts = ("localhost", "127.0.0.1", "::1", socket.gethostname(), *(host or ()))
     issued = [authority.ensure("server", hosts=hosts, for_servers=True), authority.ensure("client", for_servers=False)]
     made: list[str] = [done for done in issued if done is not None]
@@ -100,7 +102,7 @@ def init(
         write_private(full / "token.key", secrets.token_bytes(64))
         made.append("token.key")
     key = token_keys.secret_key(str(full / "token.key"))
-    made += [name for role, life_s in _TOKENS if (name := _token(full, key, role, life_s)) is not None]
+    made += [name for role, life_s in _TOKENS if (name := _token(full, key, role, life_s, renew_before)) is not None]
     made += add_cluster_files(authority, full, hosts)
     for name, text in (("server.toml", _server_settings(full)), ("client.env", _client_environment(full))):
         if not (path := full / name).exists():
@@ -157,10 +159,10 @@ def _settle_client_environment(directory: Path, *, update: bool) -> None:
         print(f"client.env is of an earlier release and lacks {names}: --update adds them")
 
 
-def _token(directory: Path, key: TokenKey, role: str, life_s: float | None) -> str | None:
+def _token(directory: Path, key: TokenKey, role: str, life_s: float | None, renew_before: datetime.timedelta) -> str | None:
     """Make the token of a role when it is missing or expires soon, and return what was made. Raises SecurityConfigurationError."""
     from cepheid_security import AuthenticationError, SecurityConfigurationError
-    from cepheid_security.authority import RENEW_BEFORE, replace_private
+    from cepheid_security.authority import replace_private
     from cepheid_security.tokens import TokenVerifier, create_token
 
     path, now_ms = directory / f"{role}.token", time.time_ns() // 1_000_000
@@ -172,7 +174,7 @@ def _token(directory: Path, key: TokenKey, role: str, life_s: float | None) -> s
             raise SecurityConfigurationError(
                 f"{path} was not made with token.key ({error}): remove it to have a new one made, or restore token.key"
             ) from None
-        if expires_at_ms is None or expires_at_ms > now_ms + 1000 * RENEW_BEFORE.total_seconds():
+        if expires_at_ms is None or expires_at_ms > now_ms + 1000 * renew_before.total_seconds():
             return None
         renewed = " (again: it expired soon)"
     replace_private(path, create_token(key, role, now_ms, expires_in_s=life_s).encode() + b"\n")

@@ -133,7 +133,19 @@ def schema() -> dict[str, Any]:
     properties = {name: _schema_of(name, value, about) for name, value in values().items()}
     properties["global"] = {"type": "object"}  # Helm adds it
     head = {"$schema": "http://json-schema.org/draft-07/schema#", "title": "Values of the chart cepheid", "type": "object"}
-    return {**head, "properties": properties, "additionalProperties": False}
+    return _with_names({**head, "properties": properties, "additionalProperties": False})
+
+
+def _with_names(part: Any) -> Any:
+    """Add the list of names wherever others are refused: Helm then prints it, and a reader sees which one was meant."""
+    if isinstance(part, list):
+        return [_with_names(one) for one in part]
+    if not isinstance(part, dict):
+        return part
+    found = {key: _with_names(one) for key, one in part.items()}
+    if part.get("additionalProperties") is False and "properties" in part:
+        found["propertyNames"] = {"enum": sorted(part["properties"])}
+    return found
 
 
 def _schema_of(path: str, value: Any, about: Mapping[str, str]) -> dict[str, Any]:

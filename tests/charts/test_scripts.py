@@ -33,6 +33,10 @@ def script(name: str) -> ModuleType:
     return module
 
 
+CERTIFICATES = ("server", "broker", "admin")
+"""Of the Secret of brokers."""
+
+
 class SecretsApi:
     """The Secrets of a namespace, as Kubernetes serves them."""
 
@@ -93,26 +97,88 @@ def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SecretsApi]
     api.close()
 
 
-def ensure(api: SecretsApi) -> list[str]:
+def ensure(api: SecretsApi, *hosts: str, renew_days: int | None = None) -> list[str]:
     create_secrets = script("create_secrets")
     cluster = create_secrets.Kubernetes(api.url, "pub", "token", None)
     wanted = {f"my-{kind}": files for kind, files in create_secrets.FILES.items()}
-    lines: list[str] = create_secrets.ensure(cluster, "my-ca", wanted, ["my.pub.svc", "*.my-broker.pub.svc"])
+    create_secrets.RENEW_DAYS = create_secrets.RENEW_DAYS if renew_days is None else renew_days
+    lines: list[str] = create_secrets.ensure(cluster, "my-ca", wanted, ["my.pub.svc", "*.my-broker.pub.svc", *hosts])
     return lines
 
 
 def test_secrets_are_created_once_and_kept(api: SecretsApi, tmp_path: Path) -> None:
     assert ensure(api) == [f"my-{name} is created" for name in ("ca", "server", "bookie", "client")]
     before = copy.deepcopy(api.secrets)
-    assert ensure(api) == [f"my-{name} exists, and is kept" for name in ("server", "bookie", "client")]
+    assert ensure(api) == [f"my-{name} exists, and is kept" for name in ("ca", "server", "bookie", "client")]
     assert api.secrets == before
     assert [name for name, secret in api.secrets.items() if "ca-key.pem" in secret["data"]] == ["my-ca"]
-    assert [name for name, secret in api.secrets.items() if "token.key" in secret["data"]] == ["my-server"]
+    assert [name for name, secret in api.secrets.items() if "token.key" in secret["data"]] == ["my-ca", "my-server"]
     for role, secret in (("server", "server"), ("broker", "server"), ("bookie", "bookie")):
         certificate = tmp_path / f"{role}.pem"
         certificate.write_bytes(api.file(f"my-{secret}", f"{role}.pem"))
         decoded = ssl._ssl._test_decode_cert(str(certificate))  # type: ignore[attr-defined]
         assert {"my.pub.svc", "*.my-broker.pub.svc", "localhost"} <= {name for _, name in decoded["subjectAltName"]}
+
+
+def changed(api: SecretsApi, before: dict[str, Any]) -> dict[str, set[str]]:
+    """Return the files that changed, by Secret."""
+    found = {
+        name: {key for key, value in secret["data"].items() if before[name]["data"].get(key) != value}
+        for name, secret in api.secrets.items()
+    }
+    return {name: keys for name, keys in found.items() if keys}
+
+
+def test_what_ends_soon_is_renewed_and_keys_stay(api: SecretsApi) -> None:
+    ensure(api)
+    before = copy.deepcopy(api.secrets)
+    ensure(api, renew_days=397)  # as at the end of their life
+    assert changed(api, before) == {
+        "my-server": {"admin.token", *(f"{name}.pem" for name in CERTIFICATES), *(f"{name}-key.pem" for name in CERTIFICATES)},
+        "my-bookie": {"bookie.pem", "bookie-key.pem"},
+        "my-client": {"client.pem", "client-key.pem", "admin.pem", "admin-key.pem", "admin.token"},
+    }
+    for key in ("admin.pem", "admin-key.pem", "admin.token"):
+        assert api.file("my-server", key) == api.file("my-client", key)
+
+
+def test_a_new_host_is_added_to_the_certificates_of_servers(api: SecretsApi) -> None:
+    ensure(api)
+    before = copy.deepcopy(api.secrets)
+    ensure(api, "broker.example.org")
+    assert set(changed(api, before)) == {"my-server", "my-bookie"}
+    assert ensure(api, "broker.example.org")[0] == "my-ca exists, and is kept"
+    assert not changed(api, copy.deepcopy(api.secrets))
+
+
+def test_a_deleted_server_secret_comes_back_with_the_key_of_tokens(api: SecretsApi) -> None:
+    ensure(api)
+    before = copy.deepcopy(api.secrets)
+    del api.secrets["my-server"]
+    assert ensure(api)[1] == "my-server is created"
+    assert api.file("my-server", "admin.token") == api.file("my-client", "admin.token")
+    assert api.secrets["my-server"]["data"]["token.key"] == before["my-server"]["data"]["token.key"]
+    assert "my-client" not in changed(api, before)
+
+
+def test_a_lost_key_of_tokens_is_replaced_and_said(api: SecretsApi) -> None:
+    """Secrets of releases before the CA's Secret kept the key of tokens as well."""
+    ensure(api)
+    del api.secrets["my-server"], api.secrets["my-ca"]["data"]["token.key"]
+    before = copy.deepcopy(api.secrets)
+    assert ensure(api)[0] == "the key of tokens is lost, and a new one is made: give all clients new tokens"
+    assert api.file("my-server", "token.key") == api.file("my-ca", "token.key")
+    assert changed(api, {"my-server": {"data": {}}, **before})["my-client"] == {"admin.token"}
+
+
+def test_without_the_authority_nothing_is_renewed_and_nothing_breaks(api: SecretsApi) -> None:
+    ensure(api)
+    del api.secrets["my-ca"]
+    before = copy.deepcopy(api.secrets)
+    assert ensure(api) == [
+        "my-server, my-bookie, my-client: kept, and never renewed, because my-ca with the key of the CA is not here"
+    ]
+    assert api.secrets == before
 
 
 def test_a_secret_that_was_deleted_is_made_again_by_the_same_authority(api: SecretsApi, tmp_path: Path) -> None:
@@ -132,8 +198,7 @@ def test_a_secret_of_an_older_release_gets_what_it_lacks(api: SecretsApi) -> Non
     for key in ("broker.pem", "broker-key.pem"):
         del api.secrets["my-server"]["data"][key]
     assert ensure(api)[1] == "my-server gets broker.pem, broker-key.pem"
-    changed = {key for key, value in api.secrets["my-server"]["data"].items() if before["my-server"]["data"][key] != value}
-    assert changed == {"broker.pem", "broker-key.pem"}
+    assert changed(api, before) == {"my-server": {"broker.pem", "broker-key.pem"}}
 
 
 def test_without_the_authority_nothing_is_signed_by_another_one(api: SecretsApi) -> None:

@@ -72,7 +72,7 @@ def test(options: Sequence[str]) -> int:
     node_control.stop()
     node_control.start()
     try:
-        command = [sys.executable, "-m", "pytest", "-v", "-x", "-p", "no:cacheprovider", "--timeout=900", str(HERE), *options]
+        command = [sys.executable, "-m", "pytest", "-v", "-x", "-p", "no:cacheprovider", "--timeout=2400", str(HERE), *options]
         return subprocess.run(command, cwd=REPOSITORY, env={**os.environ, "CEPHEID_KUBERNETES": "1"}).returncode
     finally:
         node_control.stop()

@@ -33,7 +33,7 @@ def test_it_serves_the_official_client_after_the_install(one: Release, figures: 
 
 
 def test_helm_test_passes(one: Release) -> None:
-    one.helm("test", one.name, "--timeout=180s")
+    one.helm("test", one.name, "--timeout=600s")
 
 
 def test_its_memory_stays_below_300_mb(one: Release, figures: dict[str, object]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.kubernetes.places import RunningNode
-from tests.kubernetes.release import Release, wait_until
+from tests.kubernetes.release import Release, load_factor, wait_until
 
 TOPIC = "persistent://public/default/orders"
 FIRST_MESSAGE_LIMIT_S = 120.0
@@ -33,11 +33,11 @@ def test_the_first_message_follows_the_install(small: Release, figures: dict[str
     took_s = time.monotonic() - began
     figures["small: install to 100 messages, s"] = round(took_s, 1)
     assert (report["received"], report["error_count"]) == (100, 0)
-    assert took_s < FIRST_MESSAGE_LIMIT_S
+    assert took_s < FIRST_MESSAGE_LIMIT_S * load_factor()
 
 
 def test_helm_test_passes(small: Release) -> None:
-    small.helm("test", small.name, "--timeout=300s")
+    small.helm("test", small.name, "--timeout=600s")
 
 
 def test_the_memory_of_all_pods_stays_below_1200_mb(small: Release, figures: dict[str, object]) -> None:
@@ -61,7 +61,7 @@ def test_an_upgrade_of_all_pods_is_not_noticed(small: Release, figures: dict[str
 
 def test_a_rollback_is_not_noticed(small: Release, figures: dict[str, object]) -> None:
     with small.load(TOPIC + "-rollback") as report:
-        small.helm("rollback", small.name, "--wait", "--timeout=600s")
+        small.helm("rollback", small.name, "--wait", "--timeout=1200s")
         small.wait_rolled_out()
     figures["small: rollback, longest gap s"] = report["longest_message_gap_s"]
     assert (report["lost"], report["error_count"]) == (0, 0), report
@@ -81,12 +81,12 @@ def test_each_pod_may_be_evicted_but_never_two_bookies(small: Release) -> None:
     bookies = small.pods("bookie")
     with small.load(TOPIC + "-evicted") as report:
         uid = small.uid(bookies[0])
-        wait_until(lambda: small.evict(bookies[0]), 60, f"eviction of {bookies[0]}")
+        wait_until(lambda: small.evict(bookies[0]), 120, f"eviction of {bookies[0]}")
         assert not small.evict(bookies[1]), "a second bookie was evicted while the first was away"
         small.wait_pod_replaced(bookies[0], uid)
         for pod in [pod for pod in small.pods() if pod != bookies[0]]:
             uid = small.uid(pod)
-            wait_until(lambda pod=pod: small.evict(pod), 120, f"eviction of {pod}")  # type: ignore[misc]
+            wait_until(lambda pod=pod: small.evict(pod), 400, f"eviction of {pod}")  # type: ignore[misc]
             small.wait_pod_replaced(pod, uid)
     assert (report["lost"], report["error_count"]) == (0, 0), report
 
@@ -95,14 +95,14 @@ def test_more_bookies_and_fewer_again(small: Release) -> None:
     with small.load(TOPIC + "-scaled") as report:
         small.upgrade("--set=bookie.replicas=4")
         assert len(small.pods("bookie")) == 4
-        small.upgrade("--set=bookie.replicas=3", timeout_s=900)
-        wait_until(lambda: len(small.pods("bookie")) == 3, 120, "three bookies")
+        small.upgrade("--set=bookie.replicas=3", timeout_s=1200)
+        wait_until(lambda: len(small.pods("bookie")) == 3, 400, "three bookies")
     assert (report["lost"], report["error_count"]) == (0, 0), report
 
 
 def test_too_few_bookies_are_refused(small: Release) -> None:
     with pytest.raises(AssertionError, match="bookie"):
-        small.upgrade("--set=bookie.replicas=1", timeout_s=120)
+        small.upgrade("--set=bookie.replicas=1", timeout_s=400)
     assert len(small.pods("bookie")) == 3
     small.upgrade()
 
@@ -121,14 +121,14 @@ def test_a_bookie_that_lost_its_volume_is_filled_again(small: Release) -> None:
         uid = small.uid(pod)
         small.kubectl("delete", "pod", pod)
         accept_empty_volume(small, pod, uid)
-        small.wait_pod_replaced(pod, uid, timeout_s=600)
+        small.wait_pod_replaced(pod, uid, timeout_s=900)
     assert (report["lost"], report["error_count"]) == (0, 0), report
 
 
 def test_a_release_installed_again_finds_its_volumes(small: Release) -> None:
     small.publish(TOPIC + "-kept", 100)
     small.uninstall()
-    wait_until(lambda: small.pods() == [], 120, "end of all pods")
+    wait_until(lambda: small.pods() == [], 400, "end of all pods")
     assert len(small.objects("persistentvolumeclaims")) >= 4
     small.install()
     report = small.publish(TOPIC + "-kept", 100)
@@ -151,5 +151,5 @@ def accept_empty_volume(small: Release, pod: str, old_uid: str) -> None:
         ]
         return " ".join(each.get("message", "") for each in ended)
 
-    wait_until(lambda: "--accept-empty-disk" in refusal(), 180, f"refusal of {pod} to start on an empty volume")
+    wait_until(lambda: "--accept-empty-disk" in refusal(), 400, f"refusal of {pod} to start on an empty volume")
     small.kubectl("annotate", "pod", pod, "cepheid/accept-empty-disk=true")

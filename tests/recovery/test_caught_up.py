@@ -7,7 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from cepheid_metadata import Audit, MemoryStore, MemoryTree, RepairSwitch, ShortFigures, audit_record
+from cepheid_metadata import (
+    Audit,
+    MemoryStore,
+    MemoryTree,
+    RepairMark,
+    RepairSwitch,
+    ShortFigures,
+    ShortReason,
+    audit_record,
+    repair_marks,
+)
 from cepheid_ports import Ports
 from cepheid_recovery.caught_up import CaughtUp, what_is_missing
 from cepheid_recovery.roles import BookieNode, BookieNodeSettings
@@ -35,6 +45,48 @@ def audit(short: int = 0, **runs: str) -> Audit:
 )
 def test_a_bookie_has_caught_up_when_its_run_was_checked_and_no_ledger_lacks_a_copy(found: Audit | None, missing: str) -> None:
     assert what_is_missing(found, None, "b1", RUN) == missing
+
+
+def mark(
+    ledger_id: int, *, copies_left: int = 1, short_entries: int = 0, reason: ShortReason = ShortReason.EMPTY_DISK
+) -> RepairMark:
+    return RepairMark(
+        ledger_id=ledger_id,
+        bookies={"b1": reason},
+        copies_left=copies_left,
+        short_entries=short_entries,
+        short_bytes=0,
+        since_ms=1,
+    )
+
+
+@pytest.mark.virtual_time
+@pytest.mark.deadline(2000)
+@pytest.mark.parametrize(
+    ("marks", "missing"),
+    [
+        ([mark(1), mark(2)], ""),  # only where they are open: nothing can be done before they end
+        ([mark(1), mark(2, short_entries=10)], "1 ledger lacks a copy: cepheid ledgers short"),
+        ([mark(1, copies_left=0), mark(2)], "1 ledger lacks a copy: cepheid ledgers short"),  # no bookie has its entries
+        (
+            [mark(1), mark(2, short_entries=1), mark(3, reason=ShortReason.PLACEMENT)],
+            "1 ledger lacks a copy: cepheid ledgers short",
+        ),
+        ([mark(1)], "1 ledger lacks a copy: cepheid ledgers short"),  # the audit counts one that has no mark yet
+    ],
+)
+async def test_open_ledgers_hold_it_up_for_two_minutes(marks: list[RepairMark], missing: str) -> None:
+    store = MemoryStore(MemoryTree())
+    await audit_record(store).create(None, audit(2, b1=RUN))
+    for each in marks:
+        await repair_marks(store).create(each.ledger_id, each)
+    follower = CaughtUp(store, "b1", RUN, timeout_s=1800)
+    follower.start()
+    await asyncio.sleep(110)
+    assert follower.missing == "2 ledgers lack a copy: cepheid ledgers short"
+    await asyncio.sleep(20)
+    assert follower.missing == missing
+    await follower.aclose()
 
 
 def test_repair_that_is_off_is_named_as_what_to_change() -> None:

@@ -165,6 +165,27 @@ the key of tokens can make them. Arguments: root. */}}
     - {name: run, mountPath: /run/cepheid}
 {{- end -}}
 
+{{/* A script that runs before SIGTERM, while the process still serves. An upgrade stops ZooKeeper, a bookie and a broker at the same
+moment, but topics are handed over and ledgers are opened through ZooKeeper: this waits until it has answered for some seconds in a row.
+Arguments: root, seconds. */}}
+{{- define "cepheid.beforeStop" -}}
+{{- if .root.Values.zookeeper.externalUrl -}}
+sleep {{ .seconds }}
+{{- else -}}
+# Waits until ZooKeeper has answered for {{ .seconds }} seconds in a row, at most 45 seconds. After `helm uninstall` its name is gone.
+zookeeper={{ include "cepheid.fullname" .root }}-zookeeper-client
+answers() {
+  timeout 2 bash -c "exec 3<>/dev/tcp/$zookeeper/2181 && printf srvr >&3 && grep -q Mode: <&3" 2>/dev/null
+}
+in_a_row=0
+end=$((SECONDS + 45))
+while [ $in_a_row -lt {{ .seconds }} ] && [ $SECONDS -lt $end ] && getent hosts $zookeeper >/dev/null; do
+  sleep 1
+  if answers; then in_a_row=$((in_a_row + 1)); else in_a_row=0; fi
+done
+{{- end -}}
+{{- end -}}
+
 {{/* Annotations of pods by which Prometheus finds their metrics. Arguments: root, values, port, scheme. */}}
 {{- define "cepheid.podAnnotations" -}}
 {{- if .root.Values.monitoring.annotations }}

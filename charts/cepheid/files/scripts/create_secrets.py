@@ -1,14 +1,15 @@
-"""Run `cepheid secure init` and store what it made in Secrets of this namespace. What exists is left as it is.
+"""Run `cepheid secure init` and store what it made in Secrets of this namespace.
 
     create_secrets.py --namespace NAME --authority SECRET --server SECRET --bookie SECRET --client SECRET --host NAME …
 
-    AUTHORITY   the key of the CA, which no pod gets
+    AUTHORITY   what cannot be made again: the key of the CA, the token key, the user of ZooKeeper. No pod gets it
     SERVER      for brokers: certificates and keys, token key, the brokers' own token, the user of ZooKeeper
     BOOKIE      for bookies: certificate and key, the user of ZooKeeper
     CLIENT      for operators, hooks and tests: certificates and token of an administrator, the user of ZooKeeper
 
-A Secret that lacks files, because it is of an older release, gets those. Only names of Secrets are printed. The account of the pod
-may create Secrets, and read and change these four.
+Run again, it renews certificates and the administrator's token when less than a third of their time is left, adds hosts to the
+certificates of servers, and adds what is missing, because a Secret was deleted or is of an older release. It leaves the rest. Only
+names of Secrets and files are printed. The account of the pod may create Secrets, and read and change these four.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from pathlib import Path
 from typing import Any
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-AUTHORITY = ("ca.pem", "ca-key.pem")
+AUTHORITY = ("ca.pem", "ca-key.pem", "token.key", "metadata.auth")
+RENEW_DAYS = 130
+"""A third of the 397 days of a certificate: two upgrades a year renew all in time."""
 FILES = {
     "server": (
         "ca.pem", "server.pem", "server-key.pem", "broker.pem", "broker-key.pem", "token.key", "broker.token", "metadata.auth",
@@ -69,8 +72,8 @@ class Kubernetes:
             raise
         return True
 
-    def add(self, name: str, files: Mapping[str, bytes]) -> None:
-        """Add files to a Secret."""
+    def put(self, name: str, files: Mapping[str, bytes]) -> None:
+        """Add files to a Secret, in the place of those of the same name."""
         self._call("PATCH", f"/{name}", {"data": _encoded(files)})
 
     def _call(self, method: str, path: str, body: Any = None) -> Any:
@@ -106,36 +109,40 @@ def main() -> None:
 
 
 def ensure(cluster: Kubernetes, authority: str, wanted: Mapping[str, tuple[str, ...]], hosts: list[str]) -> list[str]:
-    """Create or complete the Secrets of `wanted`, by name, and return a line about each."""
-    found = {name: cluster.read(name) or {} for name in (authority, *wanted)}
-    lacking = {name: [key for key in keys if key not in found[name]] for name, keys in wanted.items()}
-    if not any(lacking.values()):
-        return [f"{name} exists, and is kept" for name in wanted]
-    if not found[authority] and any(found.values()):
-        existing = ", ".join(name for name in wanted if found[name])
+    """Create, complete and renew the Secrets of `wanted`, by name, and return a line about each."""
+    secrets = {authority: AUTHORITY, **wanted}
+    found = {name: cluster.read(name) or {} for name in secrets}
+    existing = ", ".join(name for name in wanted if found[name])
+    if not found[authority] and existing:
+        if all(key in found[name] for name, keys in wanted.items() for key in keys):
+            return [f"{existing}: kept, and never renewed, because {authority} with the key of the CA is not here"]
         sys.exit(f"{existing} exists, but {authority} with the key of its CA does not: restore {authority}, or delete {existing}")
+    lines = []
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder, "secure")
         directory.mkdir(mode=0o700)
-        for name, keys in {authority: AUTHORITY, **wanted}.items():  # what exists decides what is signed, and by which CA
+        for name, keys in secrets.items():  # what exists decides what is signed, and by which CA
             for key in keys:
                 if key in found[name]:
                     (directory / key).write_bytes(found[name][key])
-        command = ["cepheid", "secure", "init", str(directory), *(f"--host={host}" for host in hosts)]
+        if existing and not (directory / "token.key").exists():
+            lines.append("the key of tokens is lost, and a new one is made: give all clients new tokens")
+            for token in directory.glob("*.token"):
+                token.unlink()
+        command = ["cepheid", "secure", "init", str(directory), f"--renew-days={RENEW_DAYS}", *(f"--host={host}" for host in hosts)]
         made = subprocess.run(command, capture_output=True, text=True)
         if made.returncode != 0:
             sys.exit(f"cepheid secure init failed: {made.stderr.strip()}")
-        lines = []
-        for name, keys in {authority: AUTHORITY, **wanted}.items():
-            files = {key: (directory / key).read_bytes() for key in keys if key not in found[name]}
+        for name, keys in secrets.items():
+            files = {key: content for key in keys if (content := (directory / key).read_bytes()) != found[name].get(key)}
             if not files:
                 lines.append(f"{name} exists, and is kept")
             elif found[name]:
-                cluster.add(name, files)
+                cluster.put(name, files)
                 lines.append(f"{name} gets {', '.join(files)}")
             else:
                 lines.append(f"{name} is created" if cluster.create(name, files) else f"{name} was created by another process")
-        return lines
+    return lines
 
 
 if __name__ == "__main__":
