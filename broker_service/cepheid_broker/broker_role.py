@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
+from cepheid_broker.balancing import BundleOrders, HttpPeers, LoadBalancer
 from cepheid_broker.broker import Broker
 from cepheid_broker.ownership import BundleOwnership, OwnerReach
 from cepheid_broker.serving import Serving
@@ -136,6 +137,10 @@ class BrokerRole(Role):
         await serving.start()
         await serving.start_admin()
         await ownership.start(self.broker_id, self.addresses)
+        orders = BundleOrders(store, ownership, self.broker.own_load)
+        self.broker.balancer = balancer = LoadBalancer(orders, HttpPeers(ownership, self.broker.peers), settings.balance)
+        opened.push_async_callback(balancer.aclose)
+        balancer.start()
 
     def _tell_too_few_bookies(self) -> None:
         """Not refused: bookies may come later than brokers, and old topics are read without new ledgers."""

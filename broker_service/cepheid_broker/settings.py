@@ -238,6 +238,32 @@ class DeduplicationSettings(BaseModel, frozen=True, extra="forbid"):
     )
 
 
+class BalanceSettings(BaseModel, frozen=True, extra="forbid"):
+    """How load is spread over brokers (docs/ownership.md). They can be changed while brokers run: `cepheid cluster balance --off`,
+    or `POST /admin/v2/brokers/configuration/balance.NAME/VALUE`."""
+
+    enabled: bool = Field(
+        True, description="Whether bundles are moved and split by themselves. `cepheid cluster balance` does it once."
+    )
+    interval_s: PositiveFloat = Field(
+        5.0,
+        description="Time between two rounds in which the leader asks all brokers for their load. Longer: a new broker gets its "
+        "share later.",
+    )
+    tolerance: float = Field(
+        0.2,
+        gt=0,
+        le=1,
+        description="How far the load of a broker may be from the mean, as a share of the mean. Beyond it bundles are moved.",
+    )
+    moves_at_once: PositiveInt = Field(
+        8, description="Bundles that are moved in one round. Lower it where clients feel that topics move."
+    )
+    split_topics: NonNegativeInt = Field(
+        1000, description="Open topics of a bundle from which it is split. 0: bundles are not split by their number of topics."
+    )
+
+
 class AdminSettings(BaseModel, frozen=True, extra="forbid"):
     """The admin API of the broker."""
 
@@ -470,6 +496,8 @@ class BrokerRoleSettings(BrokerSettings):
         description="Qa: bookies that must have stored an entry before it is acknowledged. At most `write_quorum`. No "
         "acknowledged entry is lost as long as fewer than Qa bookies are lost at once.",
     )
+
+    balance: BalanceSettings = Field(BalanceSettings(), description="How load is spread over brokers.")
 
     @model_validator(mode="after")
     def _check_quorums(self) -> Self:

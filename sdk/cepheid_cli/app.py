@@ -10,6 +10,7 @@ import typer
 
 from cepheid_cli import (
     bookie_shell,
+    brokers,
     cluster,
     config,
     dev,
@@ -48,6 +49,7 @@ for sub_app in (
     bookie_shell.app,
     repair.app,
     tiered.app,
+    brokers.app,
     cluster.app,
     config.app,
     metadata.app,

@@ -15,18 +15,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
 from cepheid_broker.errors import ServiceNotReadyError
 from cepheid_broker.ownership.broker_directory import BrokerDirectory
-from cepheid_broker.ownership.bundle_counts import BundleCounts
+from cepheid_broker.ownership.bundle_divisions import BundleDivisions
+from cepheid_broker.ownership.bundle_split import BundleSplits
 from cepheid_broker.ownership.bundle_states import BundleStates, Phase
 from cepheid_broker.ownership.bundle_tenures import BundleTenures
-from cepheid_broker.ownership.bundles import Bundle, bundle_of, preference
+from cepheid_broker.ownership.bundles import Bundle, Division, bundle_of, is_in
+from cepheid_broker.ownership.isolation import IsolationRules
 from cepheid_broker.ownership.owner_reach import OwnerReach
 from cepheid_broker.ownership.ownership import (
     KEEPS_CONNECTION,
+    BundleSplitError,
     BundleUser,
     Here,
     Location,
@@ -36,14 +39,19 @@ from cepheid_broker.ownership.ownership import (
     bundle_not_ready,
     health_topic,
 )
+from cepheid_broker.ownership.placement import Placement
 from cepheid_metadata import (
     BrokerRegistration,
     BundleOwner,
+    IsolationPolicies,
     MetadataError,
     MetadataStore,
     Registration,
     SessionState,
+    WatchedRecord,
+    WatchedRecords,
     broker_records,
+    keys,
 )
 from cepheid_ports import Ports, SingleFlight, TaskOwner
 from cepheid_wire import NamespaceName, TopicName
@@ -67,6 +75,7 @@ class BundleOwnership:
         timeout_s: float = 10.0,
         patience_s: float = 20.0,
         reach: OwnerReach | None = None,
+        placement: Placement | None = None,
         on_failed: Callable[[BaseException], None] = lambda error: None,
     ) -> None:
         """Without `reach` an owner is taken at its record's word. Another broker's registration under our id is waited for during
@@ -84,7 +93,12 @@ class BundleOwnership:
         self.directory = BrokerDirectory(store, self._tasks)
         self._tenures = BundleTenures(store, self.states, self._choose_heir, self._tasks)
         self._registration: Registration[BrokerRegistration] | None = None
-        self._counts = BundleCounts(store, self._tasks, self._tenures.on_namespace_gone)
+        self._divisions = BundleDivisions(store, self._tasks, self._tenures.on_divided)
+        self._tenures.divisions = self._divisions
+        self._splits = BundleSplits(store, self._tenures, self.states, self._divisions)
+        self.placement = placement or Placement()
+        self._watched = WatchedRecords(store, self._tasks)
+        self._isolation: WatchedRecord[IsolationPolicies] | None = None
         self._registered = asyncio.Event()
         self._reads: SingleFlight[Bundle, BundleOwner | None] = SingleFlight("owner-reads", _stopped)
         self._stopping = False
@@ -113,6 +127,7 @@ class BundleOwnership:
         self._tenures.broker_id, self._tenures.addresses = broker_id, dict(addresses)
         self._own_topic = health_topic(broker_id)  # whoever owns its bundle: a broker must be able to try itself
         await self.directory.start()
+        await self._follow_isolation()
         if self._registration is None:
             self._registration = await self._register()
         await self.directory.refresh()
@@ -146,6 +161,20 @@ class BundleOwnership:
             raise
         return registration
 
+    async def _follow_isolation(self) -> None:
+        """Raises MetadataError."""
+        if self._isolation is not None:
+            return
+
+        def on_change() -> None:
+            if self._isolation is not None:
+                self.placement.isolation = IsolationRules(self._isolation.record)
+
+        self._isolation = await self._watched.use(
+            keys.ISOLATION_POLICIES_KEY, IsolationPolicies, self, on_change, forget_deleted=True
+        )
+        on_change()
+
     async def _deregister(self) -> None:
         registration, self._registration = self._registration, None
         if registration is not None:
@@ -170,36 +199,50 @@ class BundleOwnership:
             await self._reach.aclose()
         await self._deregister()
         await self._tasks.aclose()
-        self._counts.close()
+        self._divisions.close()
+        if self._isolation is not None:
+            self._watched.leave(self._isolation, self)
 
     # Whose is it?
 
     def owns(self, topic: TopicName) -> bool:
         if topic == self._own_topic:
             return self._store.session_state is not SessionState.LOST
-        count = self._counts.known(topic.namespace)
-        return count is not None and self.states.owns(bundle_of(topic, count))
+        division = self._divisions.known(topic.namespace)
+        return division is not None and self.states.owns(bundle_of(topic, division))
 
     def keeps(self, topic: TopicName) -> bool:
-        count = self._counts.known(topic.namespace)
-        return self.owns(topic) or (count is not None and self.states.keeps(bundle_of(topic, count)))
+        division = self._divisions.known(topic.namespace)
+        return self.owns(topic) or (division is not None and self.states.keeps(bundle_of(topic, division)))
 
     async def locate(self, topic: TopicName, *, authoritative: bool = False) -> Location:
         if topic == self._own_topic and self.owns(topic):
             return Here()
-        bundle = await self.bundle_of(topic)
-        look = partial(self.locate_bundle, bundle, authoritative=authoritative)
-        return await look() if self._reach is None else await self._reach.reachable(bundle, await look(), look)
+
+        async def locate(bundle: Bundle) -> Location:
+            look = partial(self.locate_bundle, bundle, authoritative=authoritative)
+            return await look() if self._reach is None else await self._reach.reachable(bundle, await look(), look)
+
+        return await self._in_bundle_of(topic, locate)
+
+    async def _in_bundle_of(self, topic: TopicName, locate: Callable[[Bundle], Awaitable[Location]]) -> Location:
+        """Locate the bundle of a topic: the next one, if it was split meanwhile."""
+        for _ in range(_ATTEMPTS):
+            try:
+                return await locate(bundle := await self.bundle_of(topic))
+            except BundleSplitError:
+                continue
+        raise bundle_not_ready(bundle, "it is split again and again")
 
     async def would_own(self, topics: Sequence[TopicName]) -> list[TopicName]:
-        counts: dict[NamespaceName, int] = {}
+        divisions: dict[NamespaceName, Division] = {}
         asked: dict[Bundle, bool] = {}
         found: list[TopicName] = []
         for topic in topics:
             if not self.owns(topic):
-                if topic.namespace not in counts:
-                    counts[topic.namespace] = await self._counts.look_up(topic.namespace)
-                bundle = bundle_of(topic, counts[topic.namespace])
+                if topic.namespace not in divisions:
+                    divisions[topic.namespace] = await self._divisions.look_up(topic.namespace)
+                bundle = bundle_of(topic, divisions[topic.namespace])
                 if bundle not in asked:
                     asked[bundle] = await self._would_take(bundle)
                 if not asked[bundle]:
@@ -222,7 +265,7 @@ class BundleOwnership:
     async def require(self, topic: TopicName) -> None:
         if topic == self._own_topic and self.owns(topic):
             return
-        location = await self.locate_bundle(await self.bundle_of(topic))
+        location = await self._in_bundle_of(topic, self.locate_bundle)
         if isinstance(location, There):
             message = f"topic {topic} is served by broker {location.broker_id}, not by {self.broker_id} ({KEEPS_CONNECTION})"
             raise NotOwnerError(message, location, topic=str(topic))
@@ -230,6 +273,11 @@ class BundleOwnership:
     @property
     def brokers(self) -> Mapping[str, Mapping[str, str]]:
         return {name: record.addresses for name, record in self.directory.brokers.items()}
+
+    @property
+    def leaving(self) -> list[str]:
+        """Ids of the brokers that take no bundles: they are being drained."""
+        return [name for name, record in self.directory.brokers.items() if getattr(record, "draining", False)]
 
     def statistics(self) -> OwnershipFigures:
         states = self.states
@@ -254,7 +302,13 @@ class BundleOwnership:
 
     async def bundle_of(self, topic: TopicName) -> Bundle:
         """Raises NamespaceNotFoundError, ServiceNotReadyError."""
-        return bundle_of(topic, await self._counts.get(topic.namespace))
+        return bundle_of(topic, await self._divisions.get(topic.namespace))
+
+    async def division(self, namespace: NamespaceName) -> Division:
+        return await self._divisions.get(namespace)
+
+    async def split(self, bundle: Bundle, starts: Sequence[int], *, reason: str = "an operator split it") -> list[Bundle]:
+        return await self._splits.split(bundle, starts, reason)
 
     async def locate_bundle(self, bundle: Bundle, *, authoritative: bool = False) -> Location:
         """As `locate`."""
@@ -271,10 +325,11 @@ class BundleOwnership:
 
     async def _look(self, bundle: Bundle, *, authoritative: bool) -> Location | None:
         """None: something changed meanwhile, look again."""
+        division = self._divisions.known(bundle.namespace)
+        if division is not None and not is_in(bundle, division):
+            raise BundleSplitError(f"{bundle} is not a bundle of its namespace any more ({KEEPS_CONNECTION})", bundle=str(bundle))
         if (tenure := self.states.find(bundle)) is not None:
-            if (
-                tenure.phase is not Phase.OWNED
-            ):  # a wait instead of a refusal: clients that are refused wait twice as long each time
+            if not self.states.owns(bundle):  # a wait instead of a refusal: clients that are refused wait twice as long each time
                 await self._tenures.wait_settled(tenure)
             return Here() if self.states.owns(bundle) else None
         if self._store.session_state is not SessionState.CONNECTED:
@@ -301,15 +356,17 @@ class BundleOwnership:
         }
         if authoritative and not self._stopping:
             return None
-        order = preference(bundle, brokers, await self._tenures.preferred_for(bundle))
+        preferred = await self._tenures.preferred_for(bundle)
+        addresses = {name: record.addresses for name, record in brokers.items()}
+        order = self.placement.order(bundle, addresses, preferred, now_s=asyncio.get_running_loop().time())
         if not order or order[0] == self.broker_id:
             return None
         return There(order[0], brokers[order[0]].addresses, chosen=True)
 
     def _choose_heir(self, bundle: Bundle) -> str:
         """Who is to have what this broker gives away; empty: there is nobody else."""
-        others = [name for name in self.directory.brokers if name != self.broker_id]
-        return next(iter(preference(bundle, others)), "")
+        others = {name: record.addresses for name, record in self.directory.brokers.items() if name != self.broker_id}
+        return next(iter(self.placement.order(bundle, others, now_s=asyncio.get_running_loop().time())), "")
 
     def _what_takes_so_long(self, bundle: Bundle) -> str:
         if not self._registered.is_set():

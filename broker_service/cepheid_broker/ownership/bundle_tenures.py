@@ -13,19 +13,22 @@ Rules
 3. A write whose outcome is unknown counts as not done. If it was done, the record is ours, and whoever asks next finds that.
 4. A record with our addresses and another incarnation is that of a process before us: two cannot listen at one address. It is
    replaced, so that a broker that was restarted does not wait for the end of its old session.
+5. A bundle whose history says that it was split is not acquired, unless the namespace has it all the same: it was deleted and
+   created again since.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from cepheid_broker.errors import ServiceNotReadyError
 from cepheid_broker.ownership.broker_directory import RETRY_S
+from cepheid_broker.ownership.bundle_divisions import BundleDivisions
 from cepheid_broker.ownership.bundle_states import BundleStates, Phase, Tenure
-from cepheid_broker.ownership.bundles import Bundle
+from cepheid_broker.ownership.bundles import Bundle, Division, is_in
 from cepheid_broker.ownership.ownership import BundleUser, bundle_not_ready
 from cepheid_metadata import (
     BadVersionError,
@@ -54,6 +57,7 @@ class BundleTenures:
     broker_id = ""
     addresses: Mapping[str, str] = {}
     """Both known once the broker starts."""
+    divisions: BundleDivisions
 
     def __init__(self, store: MetadataStore, states: BundleStates, choose_heir: Callable[[Bundle], str], tasks: TaskOwner) -> None:
         """`choose_heir` names who is preferred for a bundle that is released to nobody in particular."""
@@ -84,7 +88,10 @@ class BundleTenures:
         return self._states.is_own(owner) or owner.addresses == self.addresses
 
     async def wait_settled(self, tenure: Tenure) -> None:
-        """Until its acquisition or release has ended; how shows a look at the states."""
+        """Until its acquisition, release or split has ended; how shows a look at the states."""
+        if tenure.phase is Phase.SPLITTING:
+            await self.divisions.wait_free(tenure.bundle.namespace)
+            return
         under_way = self._releasing if tenure.phase is Phase.RELEASING else self._acquiring
         await asyncio.wait([under_way[tenure.bundle]])
 
@@ -99,7 +106,7 @@ class BundleTenures:
         bundle = tenure.bundle
         try:
             await self._take(tenure)
-        except MetadataError as error:
+        except (MetadataError, ServiceNotReadyError) as error:
             self._states.on_not_acquired(tenure)  # rule 3
             log.warning("bundle.not_acquired", extra={"bundle": str(bundle), "error": str(error)})
         finally:
@@ -115,6 +122,9 @@ class BundleTenures:
         if owner is not None and not self.may_take(owner.record):
             self._states.on_not_acquired(tenure)
             return
+        if history is not None and history.record.split_at is not None and not await self._is_current(bundle):
+            self._states.on_not_acquired(tenure)  # rule 5
+            return
         epoch = 1 if history is None else history.record.epoch + 1
         record = BundleOwner(broker_id=self.broker_id, incarnation=incarnation, epoch=epoch, addresses=dict(self.addresses))
         try:
@@ -123,6 +133,10 @@ class BundleTenures:
             self._states.on_not_acquired(tenure)
             return
         self._on_acquired(tenure, epoch, results[0] if isinstance(results[0], int) else 0)
+
+    async def _is_current(self, bundle: Bundle) -> bool:
+        """Whether the namespace has this bundle, as its record says now. Raises ServiceNotReadyError, NamespaceNotFoundError."""
+        return is_in(bundle, await self.divisions.refresh(bundle.namespace))
 
     def _history_op(self, bundle: Bundle, found: Found[BundleHistory] | None, epoch: int) -> Op:
         record = BundleHistory(epoch=epoch)  # nobody is preferred any more: this is where the bundle was to go
@@ -137,6 +151,11 @@ class BundleTenures:
     def _on_acquired(self, tenure: Tenure, epoch: int, history_version: int) -> None:
         if self._states.on_acquired(tenure, epoch, history_version):
             log.info("bundle.acquired", extra={"bundle": str(tenure.bundle), "broker": self.broker_id, "epoch": epoch})
+            self._follow_soon(tenure)
+
+    def follow_parts(self, parts: Iterable[Tenure]) -> None:
+        """Follow the records of bundles that a split has made."""
+        for tenure in parts:
             self._follow_soon(tenure)
 
     def _follow_soon(self, tenure: Tenure) -> None:
@@ -176,16 +195,24 @@ class BundleTenures:
 
     async def release(self, bundle: Bundle, *, to: str, reason: str) -> None:
         """As `Ownership.release`. Not owned is success."""
+        await self._wait_split(bundle)
         if (tenure := self._states.begin_release(bundle)) is not None:
             task = self._tasks.start(self._release_outcome(tenure, to, reason), name=f"release {bundle}")
             self._releasing[bundle] = task
             if (error := await asyncio.shield(task)) is not None:
                 raise error
 
-    def on_namespace_gone(self, namespace: NamespaceName) -> None:
+    async def _wait_split(self, bundle: Bundle) -> None:
+        """Until it is not being split. Its parts are other bundles: whoever releases it releases nothing then."""
+        while (tenure := self._states.find(bundle)) is not None and tenure.phase is Phase.SPLITTING:
+            await self.wait_settled(tenure)
+
+    def on_divided(self, namespace: NamespaceName, division: Division | None) -> None:
+        """The namespace is divided otherwise: give up the bundles that it no longer has. None: it is gone, and all of them go."""
+        reason = "its namespace is gone" if division is None else "it was split"
         for tenure in self._states.owned():
-            if tenure.bundle.namespace == namespace:
-                work = self._release_quietly(tenure.bundle, "its namespace is gone")
+            if tenure.bundle.namespace == namespace and (division is None or not is_in(tenure.bundle, division)):
+                work = self._release_quietly(tenure.bundle, reason)
                 self._tasks.start(work, name=f"release {tenure.bundle}")
 
     async def release_all(self) -> None:
@@ -197,6 +224,8 @@ class BundleTenures:
                 await self._release_quietly(bundle, "the broker stops")
 
         await asyncio.gather(*self._acquiring.values(), return_exceptions=True)
+        for tenure in self._states.owned():
+            await self._wait_split(tenure.bundle)
         await asyncio.gather(*(release(tenure.bundle) for tenure in self._states.owned()))
 
     async def _release_quietly(self, bundle: Bundle, reason: str) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
 
-from cepheid_broker.errors import ServiceNotReadyError
+from cepheid_broker.errors import BrokerError, ServiceNotReadyError
 from cepheid_broker.ownership.bundles import Bundle
 from cepheid_wire import PERSISTENT, NamespaceName, TopicName
 
@@ -68,6 +68,18 @@ class NotOwnerError(ServiceNotReadyError):
     def __init__(self, message: str, there: There, **facts: object) -> None:
         super().__init__(message, **facts)
         self.there = there
+
+
+class BundleSplitError(ServiceNotReadyError):
+    """The bundle was split: its topics are in other bundles of the namespace now."""
+
+    hint = "ask again: the topic is looked for in the bundle that has it now"
+
+
+class SplitRefusedError(BrokerError):
+    """The bundle cannot be split there, or not in this cluster yet."""
+
+    hint = "`GET /admin/v2/namespaces/T/N/bundles` shows the bundles"
 
 
 def bundle_not_ready(bundle: Bundle, why: str) -> ServiceNotReadyError:
@@ -136,6 +148,10 @@ class Ownership(Protocol):
         """Its topics are closed in good order, and it goes to the broker `to`; without one to another, if there is. It goes on when
         the caller gives up. Raises ServiceNotReadyError: it is served on here."""
 
+    async def split(self, bundle: Bundle, starts: Sequence[int], *, reason: str = "an operator split it") -> list[Bundle]:
+        """Cut a bundle of this broker at the hashes `starts`, while its topics stay open; return the parts. Raises
+        SplitRefusedError, ServiceNotReadyError, NamespaceNotFoundError."""
+
     def statistics(self) -> OwnershipFigures | None:
         """None where there is nothing to own."""
 
@@ -182,6 +198,9 @@ class SoleOwnership:
 
     async def release(self, bundle: Bundle, *, to: str = "", reason: str = "its bundle is unloaded") -> None:
         await self.user.unload_bundle(bundle, reason)
+
+    async def split(self, bundle: Bundle, starts: Sequence[int], *, reason: str = "an operator split it") -> list[Bundle]:
+        raise SplitRefusedError(f"bundle {bundle}: the only broker of a cluster has all bundles, and splits none")
 
     def statistics(self) -> OwnershipFigures | None:
         return None
