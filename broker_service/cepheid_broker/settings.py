@@ -239,8 +239,7 @@ class DeduplicationSettings(BaseModel, frozen=True, extra="forbid"):
 
 
 class BalanceSettings(BaseModel, frozen=True, extra="forbid"):
-    """How load is spread over brokers (docs/ownership.md). They can be changed while brokers run: `cepheid cluster balance --off`,
-    or `POST /admin/v2/brokers/configuration/balance.NAME/VALUE`."""
+    """How load is spread over brokers (docs/ownership.md). All of them can be changed while brokers run."""
 
     enabled: bool = Field(
         True, description="Whether bundles are moved and split by themselves. `cepheid cluster balance` does it once."
