@@ -26,6 +26,7 @@ from cepheid_broker.admin.brokers import brokers
 from cepheid_broker.admin.clusters_tenants import clusters, tenants
 from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.cursor_operations import cursor_operations
+from cepheid_broker.admin.drains import drains
 from cepheid_broker.admin.errors import http_status_of
 from cepheid_broker.admin.health import health
 from cepheid_broker.admin.ledgers import ledgers
@@ -93,6 +94,7 @@ ROUTERS = (
     revocations,
     why,
     tiered,
+    drains,
     brokers,  # after health: {cluster} would take its names
     bookies,
     clusters,

@@ -2,6 +2,8 @@
 
 from cepheid_broker.ownership.bundle_ownership import BundleOwnership
 from cepheid_broker.ownership.bundles import Bundle, boundaries, bundle_of, bundles_of
+from cepheid_broker.ownership.hand_over import OPEN_LIMIT_S, HandOverCall, Heir
+from cepheid_broker.ownership.hand_over import PATH as HAND_OVER_PATH
 from cepheid_broker.ownership.owner_reach import OwnerReach
 from cepheid_broker.ownership.ownership import KEEPS_CONNECTION, Here, NotOwnerError, Ownership, SoleOwnership, There, health_topic
 from cepheid_broker.ownership.peer_calls import (
@@ -17,9 +19,13 @@ from cepheid_broker.ownership.remote_parts import RemoteParts, clients_in
 __all__ = [
     "ACTING_FOR",
     "ACTING_FOR_HEADER",
+    "HAND_OVER_PATH",
     "KEEPS_CONNECTION",
+    "OPEN_LIMIT_S",
     "Bundle",
     "BundleOwnership",
+    "HandOverCall",
+    "Heir",
     "Here",
     "NotOwnerError",
     "OwnerReach",
