@@ -109,6 +109,7 @@ class Broker:
         self.policies = PolicyFollower(store, policies, self._tasks)
         self.topics = Topics(self.catalog, managed_ledgers, self.policies, settings, cluster, self._tasks, ports, self.ownership)
         self.peers = peers or PeerCalls(settings.request_timeout_s)
+        self.ownership.peers = self.peers
         remote = RemoteParts(self.ownership, self.peers)
         self.partitioned = PartitionedTopics(store, self.catalog, self.topics, remote, self._tasks, settings.request_timeout_s)
         self.catalog.on_marked_found.append(self.partitioned.finish_deleting)
@@ -208,7 +209,7 @@ class Broker:
 
     async def aclose(self) -> None:
         await self.closed_topics.aclose()  # before bundles go: it would want the topics that it has open
-        await self.ownership.release_all()
+        await self.ownership.release_all(self.settings.drain_timeout_s)
         self._listener.stop_accepting()
         if self._tick is not None:
             self._tick.cancel()

@@ -364,6 +364,12 @@ class BrokerSettings(BaseModel, frozen=True, extra="forbid"):
         0.2,
         description="First pause before a topic whose ledger failed is opened again. It doubles at each failure, up to 10 s.",
     )
+    drain_timeout_s: NonNegativeFloat = Field(
+        20.0,
+        le=3600,
+        description="Time within which a broker that stops hands its topics over to others, so that clients notice nothing. What "
+        "is left then is closed, and its clients look it up again. 0: nothing is handed over.",
+    )
     close_timeout_s: PositiveFloat = Field(
         10.0, description="Time for which an orderly stop waits for publishes in progress, for each topic."
     )

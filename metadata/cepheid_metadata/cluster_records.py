@@ -120,12 +120,15 @@ class BookieRegistration(GrownRecord):
     total_bytes: NonNegativeInt | None = Field(None, description="Size of its data disk; 0 where the file system does not say.")
 
 
-class BrokerRegistration(Record):
+class BrokerRegistration(GrownRecord):
     """Ephemeral: the broker runs."""
 
     NAME: ClassVar[str] = "broker registration"
+    FORMAT: ClassVar[int] = 2
+    ADDED: ClassVar[Mapping[str, int]] = {"draining": 2}
 
     broker_id: str = Field(min_length=1)
     addresses: dict[str, str] = Field(description='By scheme: {"pulsar": "host:port", "http": "host:port"}.')
     release: str = ""
     started_at_ms: NonNegativeInt
+    draining: bool | None = Field(None, description="Gives its bundles away and takes none, until it ends or is told otherwise.")

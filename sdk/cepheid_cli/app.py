@@ -10,6 +10,7 @@ import typer
 
 from cepheid_cli import (
     bookie_shell,
+    broker_drain,
     brokers,
     cluster,
     config,
@@ -59,6 +60,7 @@ for sub_app in (
     app.add_typer(sub_app)
 
 tiered_objects.register(tiered.app)
+broker_drain.register(brokers.app)
 for command in (role_commands.init, role_commands.bookie, role_commands.autorecovery, role_commands.broker, read.read):
     app.command()(command)
 

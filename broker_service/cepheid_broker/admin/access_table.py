@@ -215,6 +215,8 @@ def _rows() -> Iterator[Row]:
     ):
         yield "POST", f"/cepheid/v1/{path}", _SUPER
     yield "DELETE", "/cepheid/v1/revocations", _SUPER
+    yield from _each("GET PUT DELETE", _SUPER, "/cepheid/v1/brokers/{broker}/drain")
+    yield "POST", "/cepheid/v1/handover", Access(Need.CLUSTER_PEER, by_peers=True, audited=False)
     yield from _each("PUT DELETE", _SUPER, "/cepheid/v1/repair/off", "/cepheid/v1/bookies/{bookie}/decommission")
 
 

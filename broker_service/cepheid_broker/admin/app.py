@@ -27,6 +27,7 @@ from cepheid_broker.admin.bundle_splits import bundle_splits
 from cepheid_broker.admin.clusters_tenants import clusters, tenants
 from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.cursor_operations import cursor_operations
+from cepheid_broker.admin.drains import drains
 from cepheid_broker.admin.errors import http_status_of
 from cepheid_broker.admin.health import health
 from cepheid_broker.admin.isolation import isolation
@@ -97,6 +98,7 @@ ROUTERS = (
     why,
     tiered,
     load_balance,
+    drains,
     brokers,  # after health: {cluster} would take its names
     bookies,
     clusters,

@@ -12,6 +12,8 @@ from cepheid_broker.ownership.bundles import (
     division_of,
     topic_hash,
 )
+from cepheid_broker.ownership.hand_over import OPEN_LIMIT_S, HandOverCall, Heir
+from cepheid_broker.ownership.hand_over import PATH as HAND_OVER_PATH
 from cepheid_broker.ownership.isolation import IsolationRules, compile_policy, names_of
 from cepheid_broker.ownership.owner_reach import OwnerReach
 from cepheid_broker.ownership.ownership import (
@@ -39,12 +41,16 @@ from cepheid_broker.ownership.remote_parts import RemoteParts, clients_in
 __all__ = [
     "ACTING_FOR",
     "ACTING_FOR_HEADER",
+    "HAND_OVER_PATH",
     "KEEPS_CONNECTION",
     "MAX_BUNDLES",
+    "OPEN_LIMIT_S",
     "Bundle",
     "BundleOwnership",
     "BundleSplitError",
     "Division",
+    "HandOverCall",
+    "Heir",
     "Here",
     "IsolationRules",
     "NotOwnerError",

@@ -1,14 +1,18 @@
 """Ownership among many brokers: which broker a lookup leads to, and when this one is given bundles at all.
 
     locate ──► ours already? ──► owner's record ──► another's: There
-                                     └── none ──► preference(bundle, registered brokers) ──► another: There, chosen
+                                     └── none ──► placement (load, hash, policies) ──► another: There, chosen
                                                                           └── this one ──► `BundleTenures`: acquired ──► Here
     start ──► registered ──► bundles are given to it            release_all ──► deregistered, bundles given away
+    drain ──► registered as draining, not chosen any more ──► bundles given away, as long as it lasts
+    on_hand_over ──► another broker's topics are opened here, ahead of the bundle (hand_over.py)
 
 Rules
 1. A broker is given bundles while it is registered: `start` returns then, and whoever stops leaves first.
 2. A session that is LOST takes everything along, before anything else happens; SUSPENDED takes nothing: what is owned goes on, and
    nothing is acquired.
+3. A broker that is being drained is chosen only when all are. The mark is in its registration, so it ends with the process; a
+   caller that goes away ends nothing.
 """
 
 from __future__ import annotations
@@ -18,13 +22,14 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
-from cepheid_broker.errors import ServiceNotReadyError
+from cepheid_broker.errors import NotAllowedError, ServiceNotReadyError
 from cepheid_broker.ownership.broker_directory import BrokerDirectory
 from cepheid_broker.ownership.bundle_divisions import BundleDivisions
 from cepheid_broker.ownership.bundle_split import BundleSplits
-from cepheid_broker.ownership.bundle_states import BundleStates, Phase
+from cepheid_broker.ownership.bundle_states import BundleStates, Phase, Tenure
 from cepheid_broker.ownership.bundle_tenures import BundleTenures
 from cepheid_broker.ownership.bundles import Bundle, Division, bundle_of, is_in
+from cepheid_broker.ownership.hand_over import HandOverCall, Heir, SilentBrokers, TopicsAhead
 from cepheid_broker.ownership.isolation import IsolationRules
 from cepheid_broker.ownership.owner_reach import OwnerReach
 from cepheid_broker.ownership.ownership import (
@@ -39,6 +44,7 @@ from cepheid_broker.ownership.ownership import (
     bundle_not_ready,
     health_topic,
 )
+from cepheid_broker.ownership.peer_calls import PeerCalls
 from cepheid_broker.ownership.placement import Placement
 from cepheid_metadata import (
     BrokerRegistration,
@@ -58,6 +64,7 @@ from cepheid_wire import NamespaceName, TopicName
 
 log = logging.getLogger(__name__)
 
+_DRAIN_POLL_S = 0.2
 _ATTEMPTS = 5  # of a lookup that meets others who acquire and release at the same time
 
 
@@ -102,6 +109,13 @@ class BundleOwnership:
         self._registered = asyncio.Event()
         self._reads: SingleFlight[Bundle, BundleOwner | None] = SingleFlight("owner-reads", _stopped)
         self._stopping = False
+        self.peers: PeerCalls | None = None
+        self._silent = SilentBrokers()
+        self._ahead = TopicsAhead()
+        self._hands_over_until: float | None = None
+        self.draining = False
+        self._must_drain = False  # also when there is no other broker
+        self._tenures.find_heir, self._tenures.on_heir_failed = self._find_heir, self._on_heir_failed
         self._unsubscribe = store.subscribe(self.on_session)
 
     def __repr__(self) -> str:
@@ -134,7 +148,7 @@ class BundleOwnership:
         self._registered.set()
 
     async def _register(self) -> Registration[BrokerRegistration]:
-        own = BrokerRegistration(
+        own = self._record = BrokerRegistration(
             broker_id=self.broker_id,
             addresses=dict(self._tenures.addresses),
             release=self._release_name,
@@ -180,15 +194,58 @@ class BundleOwnership:
         if registration is not None:
             await registration.aclose()
 
+    @property
+    def bundles_held(self) -> int:
+        return self.states.held
+
+    def drain(self, *, force: bool = False) -> None:
+        """Rule 3."""
+        if self._stopping or self._registration is None:
+            raise ServiceNotReadyError(f"broker {self.broker_id} is starting or stopping")
+        if not force and not self._takers():
+            others = ", ".join(f"{name} (being drained)" for name in self.directory.brokers if name != self.broker_id)
+            message = f"broker {self.broker_id} is the last one that takes bundles; others: {others or 'none'}"
+            raise NotAllowedError(f"{message}. Start another broker first, or force it: its topics are not served then")
+        self._must_drain = force
+        if not self.draining:
+            self.draining = True
+            self._registration.update(self._record.replace(draining=True))
+            self._tasks.start(self._drain(), name="drain")
+            log.info("broker.draining", extra={"broker": self.broker_id, "bundles": len(list(self.states.owned()))})
+
+    def undrain(self) -> None:
+        if self.draining:
+            self.draining = self._must_drain = False
+            if self._registration is not None:
+                self._registration.update(self._record)
+            log.info("broker.not_draining", extra={"broker": self.broker_id})
+
+    async def _drain(self) -> None:
+        """As long as it is to be drained: others may not know of it yet, and send clients here. While no other broker takes bundles
+        it keeps what it has, unless it was forced."""
+
+        def pauses() -> bool:
+            return not self.draining or self._stopping or not (self._must_drain or self._takers())
+
+        while self.draining and not self._stopping:
+            await self._tenures.give_away("the broker is drained", until=pauses)
+            await asyncio.sleep(_DRAIN_POLL_S)
+
+    def _takers(self) -> dict[str, BrokerRegistration]:
+        """Other brokers that are given bundles."""
+        return {name: record for name, record in self.directory.brokers.items() if name != self.broker_id and not record.draining}
+
     def on_session(self, state: SessionState) -> None:
         """Rule 2."""
         if state is SessionState.LOST:
             lost = self.states.on_session_lost()
+            self._ahead.clear()
             log.warning("bundles.lost", extra={"broker": self.broker_id, "bundles": len(lost), "reason": "the session ended"})
             self.user.drop_unowned()
 
-    async def release_all(self) -> None:
+    async def release_all(self, limit_s: float = 0.0) -> None:
         self._stopping = True
+        self._hands_over_until = asyncio.get_running_loop().time() + limit_s
         await self._deregister()
         await self._tenures.release_all()
 
@@ -208,6 +265,8 @@ class BundleOwnership:
     def owns(self, topic: TopicName) -> bool:
         if topic == self._own_topic:
             return self._store.session_state is not SessionState.LOST
+        if self._ahead.holds(topic):
+            return True
         division = self._divisions.known(topic.namespace)
         return division is not None and self.states.owns(bundle_of(topic, division))
 
@@ -218,8 +277,12 @@ class BundleOwnership:
     async def locate(self, topic: TopicName, *, authoritative: bool = False) -> Location:
         if topic == self._own_topic and self.owns(topic):
             return Here()
+        if self._ahead.holds(topic):
+            return Here()
 
         async def locate(bundle: Bundle) -> Location:
+            if (heir := self._tenures.heirs.get(bundle)) is not None and topic in heir.moved:
+                return heir.there  # while the rest of its bundle is still on its way
             look = partial(self.locate_bundle, bundle, authoritative=authoritative)
             return await look() if self._reach is None else await self._reach.reachable(bundle, await look(), look)
 
@@ -252,8 +315,8 @@ class BundleOwnership:
 
     async def _would_take(self, bundle: Bundle) -> bool:
         """Whether it is served here, or is served by no broker and this one is the first choice."""
-        if self._stopping or not self._registered.is_set():
-            return False
+        if self._stopping or self.draining or not self._registered.is_set():
+            return self.states.owns(bundle)
         owner = await self.owner_of(bundle)
         if owner is not None:
             return isinstance(owner, Here)
@@ -263,7 +326,7 @@ class BundleOwnership:
             raise bundle_not_ready(bundle, f"metadata cannot be asked who is to have it: {error}") from error
 
     async def require(self, topic: TopicName) -> None:
-        if topic == self._own_topic and self.owns(topic):
+        if (topic == self._own_topic and self.owns(topic)) or self._ahead.holds(topic):
             return
         location = await self._in_bundle_of(topic, self.locate_bundle)
         if isinstance(location, There):
@@ -277,7 +340,7 @@ class BundleOwnership:
     @property
     def leaving(self) -> list[str]:
         """Ids of the brokers that take no bundles: they are being drained."""
-        return [name for name, record in self.directory.brokers.items() if getattr(record, "draining", False)]
+        return [name for name, record in self.directory.brokers.items() if record.draining]
 
     def statistics(self) -> OwnershipFigures:
         states = self.states
@@ -299,6 +362,81 @@ class BundleOwnership:
 
     async def release(self, bundle: Bundle, *, to: str = "", reason: str = "its bundle is unloaded") -> None:
         await self._tenures.release(bundle, to=to, reason=reason)
+
+    # Hand-over (hand_over.py)
+
+    def _find_heir(self, tenure: Tenure, broker_id: str) -> Heir | None:
+        """None: it is given up without a word to that broker."""
+        now_s = asyncio.get_running_loop().time()
+        record = self.directory.brokers.get(broker_id)
+        if self.peers is None or record is None or broker_id == self.broker_id or self._silent.are(broker_id, now_s):
+            return None
+        if self._hands_over_until is not None and now_s >= self._hands_over_until:
+            return None  # the broker has to stop now
+        there = There(broker_id, record.addresses)
+        if there.admin_url(over_tls=False) is None:
+            return None
+        return Heir(there, tenure.bundle, self.broker_id, tenure.epoch, self.peers)
+
+    def _on_heir_failed(self, heir: Heir, error: BaseException) -> None:
+        self._silent.note(heir.there.broker_id, error, asyncio.get_running_loop().time())
+
+    async def on_hand_over(self, call: HandOverCall) -> list[TopicName]:
+        bundle, now_s = call.bundle, asyncio.get_running_loop().time()
+        topics = [name for name in map(TopicName.parse, call.topics) if bundle.holds(name)]
+        if call.step == "prepare":
+            await self._begin_ahead(call)
+            await self.user.warm(topics)
+            return []
+        if call.step == "take":
+            return await self._take(bundle)
+        self._ahead.renew(bundle, call.giver, call.epoch, now_s)
+        self._ahead.add(bundle, topics)
+        opened = await self.user.take_in(topics)
+        for topic in topics:
+            if topic not in opened:
+                self._ahead.remove(bundle, topic)
+        return opened
+
+    async def _begin_ahead(self, call: HandOverCall) -> None:
+        """Rule 1 of hand_over.py. Raises ServiceNotReadyError."""
+        bundle = call.bundle
+        if self._stopping or self.draining or not self._registered.is_set():
+            state = "stops" if self._stopping else "is being drained" if self.draining else "is not registered"
+            raise bundle_not_ready(bundle, f"broker {self.broker_id} {state}, and takes no bundles")
+        await self._check_current(bundle)
+        try:
+            owner = await self._tenures.owner_of(bundle)
+        except MetadataError as error:
+            raise bundle_not_ready(bundle, f"metadata cannot be asked who owns it: {error}") from error
+        if owner is None or (owner.broker_id, owner.epoch) != (call.giver, call.epoch):
+            raise bundle_not_ready(
+                bundle, f"broker {call.giver} does not own it in epoch {call.epoch}; its owner's record is {owner}"
+            )
+        if self._ahead.begin(bundle, call.giver, call.epoch, asyncio.get_running_loop().time()):
+            self._tasks.start(self._end_ahead(bundle), name=f"hand-over {bundle}")
+
+    async def _take(self, bundle: Bundle) -> list[TopicName]:
+        """The bundle is free. Whoever has it then serves its topics."""
+        try:
+            await self.locate_bundle(bundle, authoritative=True)
+        finally:
+            if not self._stopping:
+                self._ahead.end(bundle)
+                self.user.drop_unowned()
+        return []
+
+    async def _end_ahead(self, bundle: Bundle) -> None:
+        """Rule 3 of hand_over.py."""
+        loop = asyncio.get_running_loop()
+        while wait_s := self._ahead.ends_in(bundle, loop.time()):  # noqa: ASYNC110 - each call of the owner moves the end
+            await asyncio.sleep(wait_s)
+        if wait_s is not None:
+            log.warning("bundle.hand_over_ended", extra={"bundle": str(bundle), "reason": "its owner was not heard of any more"})
+            try:
+                await self._take(bundle)
+            except ServiceNotReadyError as error:
+                log.warning("bundle.not_acquired", extra={"bundle": str(bundle), "error": str(error)})
 
     async def bundle_of(self, topic: TopicName) -> Bundle:
         """Raises NamespaceNotFoundError, ServiceNotReadyError."""
@@ -325,9 +463,7 @@ class BundleOwnership:
 
     async def _look(self, bundle: Bundle, *, authoritative: bool) -> Location | None:
         """None: something changed meanwhile, look again."""
-        division = self._divisions.known(bundle.namespace)
-        if division is not None and not is_in(bundle, division):
-            raise BundleSplitError(f"{bundle} is not a bundle of its namespace any more ({KEEPS_CONNECTION})", bundle=str(bundle))
+        await self._check_current(bundle)
         if (tenure := self.states.find(bundle)) is not None:
             if not self.states.owns(bundle):  # a wait instead of a refusal: clients that are refused wait twice as long each time
                 await self._tenures.wait_settled(tenure)
@@ -349,12 +485,26 @@ class BundleOwnership:
             self._tenures.acquire_soon(bundle)
         return None
 
+    async def _check_current(self, bundle: Bundle) -> None:
+        """Raises BundleSplitError for a bundle that the namespace does not have: any more, or as far as metadata says."""
+        namespace = bundle.namespace
+        division = await self._divisions.get(namespace)
+        if not is_in(bundle, division) and not is_in(bundle, await self._divisions.refresh(namespace)):
+            raise BundleSplitError(f"{bundle} is not a bundle of its namespace any more ({KEEPS_CONNECTION})", bundle=str(bundle))
+
     async def _choose(self, bundle: Bundle, *, authoritative: bool) -> There | None:
         """Who is to have what nobody has; None: this broker."""
         brokers = {
             name: record for name, record in self.directory.brokers.items() if not (self._stopping and name == self.broker_id)
         }
-        if authoritative and not self._stopping:
+        takers = {
+            name: record for name, record in brokers.items() if not (self.draining if name == self.broker_id else record.draining)
+        }
+        if takers:
+            brokers = takers
+        elif self._must_drain:
+            raise bundle_not_ready(bundle, "this broker is drained, and no other one takes bundles")
+        if authoritative and not self._stopping and (not self.draining or self.broker_id in brokers):
             return None
         preferred = await self._tenures.preferred_for(bundle)
         addresses = {name: record.addresses for name, record in brokers.items()}
@@ -365,8 +515,10 @@ class BundleOwnership:
 
     def _choose_heir(self, bundle: Bundle) -> str:
         """Who is to have what this broker gives away; empty: there is nobody else."""
-        others = {name: record.addresses for name, record in self.directory.brokers.items() if name != self.broker_id}
-        return next(iter(self.placement.order(bundle, others, now_s=asyncio.get_running_loop().time())), "")
+        others = self._takers() or {name: found for name, found in self.directory.brokers.items() if name != self.broker_id}
+        now_s = asyncio.get_running_loop().time()
+        order = self.placement.order(bundle, {name: found.addresses for name, found in others.items()}, now_s=now_s)
+        return next((name for name in order if not self._silent.are(name, now_s)), next(iter(order), ""))
 
     def _what_takes_so_long(self, bundle: Bundle) -> str:
         if not self._registered.is_set():

@@ -60,6 +60,11 @@ class BundleStates:
         """Of this session (rule 1)."""
         return f"{self._incarnation}-{self.sessions}"
 
+    @property
+    def held(self) -> int:
+        """Tenures whose record is ours."""
+        return sum(tenure.phase is not Phase.ACQUIRING for tenure in self._tenures.values())
+
     def owned(self) -> Iterator[Tenure]:
         """Those that are being released too."""
         return iter([tenure for tenure in self._tenures.values() if tenure.phase is not Phase.ACQUIRING])

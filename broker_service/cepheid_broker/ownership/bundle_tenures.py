@@ -1,7 +1,8 @@
 """The records of the bundles that one broker has: made, followed and deleted as `BundleStates` decides.
 
     acquire_soon ──► owner's record, history ──► one multi ──► followed ──► gone, or another's: dropped at once
-    release ──► topics unloaded ──► one multi: the record goes, the history says who is preferred
+    release ──► topics handed over to the heir, or unloaded ──► one multi: the record goes, the history says who is preferred
+                                                                    └──► the heir is asked to take it (hand_over.py)
 
     /bundles/T/N/range            {broker, incarnation, epoch, addresses}    ephemeral, made once, never replaced
     /bundle-histories/T/N/range   {epoch, preferred}                         persistent, written in the same multi
@@ -29,6 +30,7 @@ from cepheid_broker.ownership.broker_directory import RETRY_S
 from cepheid_broker.ownership.bundle_divisions import BundleDivisions
 from cepheid_broker.ownership.bundle_states import BundleStates, Phase, Tenure
 from cepheid_broker.ownership.bundles import Bundle, Division, is_in
+from cepheid_broker.ownership.hand_over import Heir
 from cepheid_broker.ownership.ownership import BundleUser, bundle_not_ready
 from cepheid_metadata import (
     BadVersionError,
@@ -59,6 +61,10 @@ class BundleTenures:
     """Both known once the broker starts."""
     divisions: BundleDivisions
 
+    find_heir: Callable[[Tenure, str], Heir | None] = staticmethod(lambda tenure, broker_id: None)
+    """The broker with this id, if it can be asked to open topics; else bundles are given up without a word to it."""
+    on_heir_failed: Callable[[Heir, BaseException], None] = staticmethod(lambda heir, error: None)
+
     def __init__(self, store: MetadataStore, states: BundleStates, choose_heir: Callable[[Bundle], str], tasks: TaskOwner) -> None:
         """`choose_heir` names who is preferred for a bundle that is released to nobody in particular."""
         self._store = store
@@ -69,6 +75,8 @@ class BundleTenures:
         self._histories = bundle_histories(store)
         self._acquiring: dict[Bundle, asyncio.Task[None]] = {}
         self._releasing: dict[Bundle, asyncio.Task[ServiceNotReadyError | None]] = {}
+        self.heirs: dict[Bundle, Heir] = {}
+        """Of bundles whose topics are moving away from here."""
 
     def __repr__(self) -> str:
         return f"<BundleTenures of {self.broker_id}, {self._states!r}>"
@@ -217,16 +225,21 @@ class BundleTenures:
 
     async def release_all(self) -> None:
         """Those that are being acquired too. What cannot be released is logged, and ends with the session."""
+        await asyncio.gather(*self._acquiring.values(), return_exceptions=True)
+        await self.give_away("the broker stops")
+
+    async def give_away(self, reason: str, until: Callable[[], bool] = lambda: False) -> None:
+        """Release what is owned now, in turn, while not `until`."""
         turns = asyncio.Semaphore(_RELEASED_AT_ONCE)
 
         async def release(bundle: Bundle) -> None:
             async with turns:
-                await self._release_quietly(bundle, "the broker stops")
+                if not until():
+                    await self._release_quietly(bundle, reason)
 
-        await asyncio.gather(*self._acquiring.values(), return_exceptions=True)
         for tenure in self._states.owned():
             await self._wait_split(tenure.bundle)
-        await asyncio.gather(*(release(tenure.bundle) for tenure in self._states.owned()))
+        await asyncio.gather(*(release(tenure.bundle) for tenure in list(self._states.owned())))
 
     async def _release_quietly(self, bundle: Bundle, reason: str) -> None:
         try:
@@ -240,14 +253,21 @@ class BundleTenures:
         try:
             return await self._release(tenure, to, reason)
         finally:
+            self.heirs.pop(bundle, None)
             self._states.on_kept(tenure)  # unless it was released, or lost
             if self._releasing.get(bundle) is asyncio.current_task():
                 del self._releasing[bundle]
 
     async def _release(self, tenure: Tenure, to: str, reason: str) -> ServiceNotReadyError | None:
         bundle = tenure.bundle
+        heir = self.find_heir(tenure, to or self._choose_heir(bundle))
+        preferred = to
+        if heir is not None and await self._hand_over(tenure, heir, reason):
+            preferred = heir.there.broker_id
+        elif heir is not None and self._choose_heir(bundle) != heir.there.broker_id:
+            preferred = ""  # it does not answer: not even a broker that was asked for
         await self.user.unload_bundle(bundle, reason)
-        preferred = to or self._choose_heir(bundle)
+        preferred = preferred or self._choose_heir(bundle)
         history = BundleHistory(epoch=tenure.epoch, preferred=preferred)
         try:
             await self._store.multi(
@@ -262,6 +282,27 @@ class BundleTenures:
             self._follow_soon(tenure)
             return bundle_not_ready(bundle, f"it could not be released: {error}")
         self._states.on_released(tenure)
-        extra = {"bundle": str(bundle), "broker": self.broker_id, "preferred": preferred, "reason": reason}
+        moved = 0 if heir is None else len(heir.moved)
+        extra = {"bundle": str(bundle), "broker": self.broker_id, "preferred": preferred, "reason": reason, "topics_moved": moved}
         log.info("bundle.released", extra=extra)
+        if heir is not None and preferred == heir.there.broker_id:
+            await self._ask_to_take(heir)
         return None
+
+    async def _hand_over(self, tenure: Tenure, heir: Heir, reason: str) -> bool:
+        """Move the bundle's open topics. False: not all of them are there; the rest is still to be unloaded."""
+        self.heirs[tenure.bundle] = heir
+        try:
+            return await self.user.hand_over(tenure.bundle, heir, reason)
+        except (CepheidError, TimeoutError) as error:
+            self.on_heir_failed(heir, error)
+            facts = {"bundle": str(tenure.bundle), "heir": heir.there.broker_id, "topics_moved": len(heir.moved)}
+            log.warning("bundle.hand_over_failed", extra={**facts, "error": str(error) or "it did not answer in time"})
+            return False
+
+    async def _ask_to_take(self, heir: Heir) -> None:
+        try:
+            await heir.take()
+        except (CepheidError, TimeoutError) as error:  # it takes the bundle when a client asks for one of its topics
+            self.on_heir_failed(heir, error)
+            log.info("bundle.not_taken_yet", extra={"heir": heir.there.broker_id, "error": str(error) or "timeout"})
