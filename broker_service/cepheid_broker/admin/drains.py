@@ -20,10 +20,10 @@ log = logging.getLogger(__name__)
 
 def drains(context: AdminContext) -> APIRouter:
     router = APIRouter()
-    ownership = context.broker.ownership
 
     def require_here(request: Request, broker: str) -> None:
         """Raise NotOwnerError, which sends the caller on, where another broker is meant. Raises PreconditionError."""
+        ownership = context.broker.ownership
         name = id_of_broker(context, request, decode_once(broker))
         if name != ownership.broker_id:
             there = There(name, ownership.brokers[name])
@@ -38,9 +38,9 @@ def drains(context: AdminContext) -> APIRouter:
         leaves, and ends with the broker's process. 412 when no other broker takes bundles, unless `force`: its topics are closed
         then, and not served"""
         require_here(request, broker)
-        note("admin.drain", request, broker=ownership.broker_id, force=force)
+        note("admin.drain", request, broker=context.broker.ownership.broker_id, force=force)
         try:
-            ownership.drain(force=force)
+            context.broker.ownership.drain(force=force)
         except NotAllowedError as error:
             raise PreconditionError(str(error)) from None
         return _progress(context)
@@ -55,14 +55,14 @@ def drains(context: AdminContext) -> APIRouter:
     async def undrain(broker: str, request: Request) -> Response:
         """Lets the broker take bundles again. Those that it gave away stay where they are"""
         require_here(request, broker)
-        note("admin.undrain", request, broker=ownership.broker_id)
-        ownership.undrain()
+        note("admin.undrain", request, broker=context.broker.ownership.broker_id)
+        context.broker.ownership.undrain()
         return Response(status_code=HTTPStatus.NO_CONTENT)
 
     @router.post(HAND_OVER_PATH)
     async def hand_over(call: HandOverCall) -> dict[str, list[str]]:
         """Between brokers: the owner of a bundle has this broker open topics that it has closed. Answers which are open"""
-        return {"opened": [str(topic) for topic in await ownership.on_hand_over(call)]}
+        return {"opened": [str(topic) for topic in await context.broker.ownership.on_hand_over(call)]}
 
     return router
 

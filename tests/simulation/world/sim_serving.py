@@ -3,7 +3,8 @@
     ledger ids checked ──► protocol port open ──► registered: bundles are given to it          run, in the process
     bundles given back ──► ports closed ──► managed ledgers ──► ledger client ──► metadata     stop, in good order
 
-There is no HTTP: what an operator does by it is in `sim_operator.py`; calls between brokers, of partitioned topics, are refused.
+There is no HTTP: what an operator does by it is in `sim_operator.py`, and how brokers hand bundles over in `sim_peers.py`; other
+calls between brokers, of partitioned topics, are refused.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable
 
 from cepheid_broker.broker import Broker
 from cepheid_broker.first_objects import create_first_objects
+from cepheid_broker.ownership import PeerCalls
 from cepheid_broker.ownership.bundle_ownership import BundleOwnership
 from cepheid_broker.ownership.owner_reach import OwnerReach
 from cepheid_broker.ownership.ownership import SoleOwnership
@@ -94,6 +96,7 @@ class SimServing:
         *,
         orderly: bool,
         authenticator: Authenticator | None = None,
+        peers: PeerCalls | None = None,
         note: Callable[[str], None],
         on_failed: Callable[[BaseException], None],
     ) -> None:
@@ -117,6 +120,7 @@ class SimServing:
             ledger_config=ledger_config,
             ownership=ownership,
             authenticator=authenticator,
+            peers=peers,
         )
 
     def __repr__(self) -> str:
