@@ -61,7 +61,7 @@ def read(
     start: Annotated[
         str,
         typer.Option(
-            "--from", help="First message: earliest, a time (2026-03-01T08:00:00Z), a position (12:345), subscription:NAME."
+            "--from", help="First message: earliest, a time (2026-03-01T08:00:00Z, -6h), a position (12:345), subscription:NAME."
         ),
     ] = "earliest",
     end: Annotated[str, typer.Option("--to", help="Where it ends, not included: latest, or as for --from.")] = "latest",

@@ -4,6 +4,7 @@ earliest, latest              the ends of what is kept
 2026-03-01T08:00:00Z          a time of publishing, with its zone; also a datetime with one
 2026-03-01                    the start of that day in UTC
 1772352000000                 the same as a number: milliseconds since 1970
+-90s, -15m, -6h, -7d          so long before now
 12:345, 12:345:7              a position of a topic that is not partitioned (or of the one partition that is read)
 {topic: "12:345"}             positions by topic; topics that are not named have no such edge
 subscription:billing          where that subscription stands
@@ -12,6 +13,8 @@ subscription:billing          where that subscription stands
 from __future__ import annotations
 
 import operator
+import re
+import time
 from collections.abc import Mapping
 from datetime import UTC, date, datetime, timedelta
 from typing import SupportsIndex, TypeAlias
@@ -25,6 +28,8 @@ EdgeWord: TypeAlias = "str | SupportsIndex | date | MessagePosition | Mapping[st
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MOST_DIGITS = 15  # of a time
 _SHOWN = 100  # characters of what is refused
+_BEFORE_NOW = re.compile(r"-([0-9]{1,9})(s|m|h|d)")
+_UNITS_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _SUBSCRIPTION = "subscription:"
 _MOST_POSITION_COLONS = 2
 
@@ -55,6 +60,12 @@ def _parse_text(text: str, topic: str | None) -> Edge:
     return Edge(publish_time_ms=time_ms(text))
 
 
+def before_now_ms(text: str) -> int | None:
+    """The time that `-6h` names, in milliseconds since 1970; None: the text is no such time."""
+    found = _BEFORE_NOW.fullmatch(text.strip())
+    return None if found is None else max(0, time.time_ns() // 1_000_000 - int(found[1]) * _UNITS_MS[found[2]])
+
+
 def time_ms(value: str | SupportsIndex | date) -> int:
     """Milliseconds since 1970 of a time as people write it (see above), down to a whole one. Raises BadOptionError."""
     moment: object = value
@@ -62,6 +73,8 @@ def time_ms(value: str | SupportsIndex | date) -> int:
         text = value.strip()
         if text.isascii() and text.isdigit():
             moment = int(text) if len(text) <= _MOST_DIGITS else MAX_TIME_MS + 1
+        elif (before := before_now_ms(text)) is not None:
+            moment = before
         else:
             try:
                 moment = _date_or_time(text)
@@ -100,8 +113,8 @@ def _date_or_time(text: str) -> date:
 def _no_place(word: object) -> BadOptionError:
     shown = _shown(word)
     return BadOptionError(
-        f"'{shown}' is no place in a topic: write earliest, latest, a time like 2026-03-01T08:00:00Z, a position like 12:345, or "
-        "subscription:NAME",
+        f"'{shown}' is no place in a topic: write earliest, latest, a time like 2026-03-01T08:00:00Z or -6h, a position like "
+        "12:345, or subscription:NAME",
         value=shown,
     )
 

@@ -10,14 +10,28 @@ from cepheid_spark.versions import UnsupportedSparkError, require_spark
 
 if TYPE_CHECKING:
     from cepheid_spark.progress_listener import ProgressListener
+    from cepheid_spark.views import register
 
-__all__ = ["Finding", "NoJavaError", "ProgressListener", "UnsupportedSparkError", "doctor", "find_java", "require_spark"]
+__all__ = [
+    "Finding",
+    "NoJavaError",
+    "ProgressListener",
+    "UnsupportedSparkError",
+    "doctor",
+    "find_java",
+    "register",
+    "require_spark",
+]
 
 
 def __getattr__(name: str) -> Any:
-    """On first use: Spark imports this package to look up sources, and the listener needs more of pyspark than that."""
-    if name != "ProgressListener":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from cepheid_spark.progress_listener import ProgressListener
+    """On first use: Spark imports this package to look up sources, and these need more of it than that."""
+    if name == "ProgressListener":
+        from cepheid_spark.progress_listener import ProgressListener
 
-    return ProgressListener
+        return ProgressListener
+    if name == "register":
+        from cepheid_spark.views import register
+
+        return register
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,7 +2,7 @@
 
 64mb, 1gb, 4096                      sizes, in steps of 1024
 500ms, 10s, 15m, 6h, 7d              durations; a bare number is seconds
-1711929600000, 2024-04-01T00:00:00Z  times: ms since 1970, or ISO 8601 with its zone
+1711929600000, 2024-04-01T00:00:00Z  times: ms since 1970, ISO 8601 with its zone, or -6h: so long before now
 a,b or ["a","b"]                     lists
 """
 
@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from cepheid_decode.scan_request import MAX_TIME_MS
 from cepheid_scan import BadOptionError
+from cepheid_scan.edge_words import before_now_ms
 
 T = TypeVar("T")
 Parse = Callable[[str, str], T]
@@ -93,7 +94,11 @@ def duration(*, least_s: float = 0.0, most_s: float = 10 * 365 * 86400.0) -> Par
 
 def parse_time_ms(name: str, text: str) -> int:
     """Milliseconds since 1970. A time without its zone is refused: the driver's zone is not the user's."""
-    accepted = "milliseconds since 1970, or ISO 8601 with its zone, such as 2024-04-01T00:00:00Z or 2024-04-01T02:00:00+02:00"
+    accepted = (
+        "milliseconds since 1970, or ISO 8601 with its zone, such as 2024-04-01T00:00:00Z or 2024-04-01T02:00:00+02:00, or -6h"
+    )
+    if (before := before_now_ms(text)) is not None:
+        return before
     if re.fullmatch(r"[0-9]{1,18}", text.strip()):
         at_ms = int(text)
     else:

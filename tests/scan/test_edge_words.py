@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, date, datetime, timedelta, timezone
 from typing import Any
 
@@ -42,7 +43,14 @@ def test_a_word_is_an_edge(word: EdgeWord, edge: Edge) -> None:
     assert parse_edge(word, ORDERS) == edge
 
 
-@pytest.mark.parametrize("word", ["yesterday", "", "2026-13-01", "1:2:3:4", "12:x"])
+@pytest.mark.parametrize(("word", "ms"), [("-90s", 90_000), ("-15m", 900_000), (" -6h ", 21_600_000), ("-7d", 604_800_000)])
+def test_a_time_before_now(word: str, ms: int) -> None:
+    now_ms = time.time_ns() // 1_000_000
+    assert 0 <= time_ms(word) - (now_ms - ms) < 60_000
+    assert time_ms("-999999999d") == 0
+
+
+@pytest.mark.parametrize("word", ["yesterday", "-6", "-6y", "- 6h", "", "2026-13-01", "1:2:3:4", "12:x"])
 def test_other_words_are_refused_with_what_would_do(word: str) -> None:
     with pytest.raises(BadOptionError, match=r"earliest, latest, a time like|ledger:entry"):
         parse_edge(word, ORDERS)

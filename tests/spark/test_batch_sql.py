@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 
 import pulsar
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+import cepheid_scan
+import cepheid_spark
+from cepheid_scan import PlanSource
+from cepheid_scan.admin_http import AdminHttp
 from cepheid_testkit import ProcessCluster
 from tests.e2e.official_client import publish
 
@@ -51,3 +56,29 @@ def test_no_token_is_written_into_a_catalog(server: ProcessCluster, spark: Spark
     options = f"'service.url' '{server.service_url}', topics 't', token 'hush'"
     with pytest.raises(PySparkException, match="tokenEnv or tokenFile"):
         spark.sql(f"CREATE TABLE {table} USING cepheid OPTIONS ({options})")
+
+
+def test_a_view_for_each_topic_of_a_namespace(client: pulsar.Client, server: ProcessCluster, spark: SparkSession) -> None:
+    call(server, "PUT", "/admin/v2/namespaces/public/views")
+    call(server, "PUT", "/admin/v2/persistent/public/views/parts/partitions", 3)
+    for name, schema, value in (
+        ("plain-bytes", pulsar.schema.BytesSchema(), b"x"),
+        ("parts", pulsar.schema.JsonSchema(Flight), Flight(carrier="AA")),
+    ):
+        producer = client.create_producer(f"public/views/{name}", schema=schema)
+        producer.send(value)
+        producer.close()
+    assert cepheid_spark.register(spark, server.service_url, "public/views") == ["parts", "plain-bytes"]
+    assert [row.carrier for row in spark.sql("SELECT carrier FROM parts").collect()] == ["AA"]
+    assert spark.sql("SELECT value FROM `plain-bytes`").collect()[0].value == b"x"
+    with pytest.raises(cepheid_scan.BadOptionError, match="chooses topics for each view"):
+        cepheid_spark.register(spark, server.service_url, "public/views", options={"topics": "t"})
+
+
+class Flight(pulsar.schema.Record):  # type: ignore[misc]
+    carrier = pulsar.schema.String()
+
+
+def call(server: ProcessCluster, method: str, path: str, body: object = None) -> None:
+    with closing(AdminHttp(PlanSource(admin_url=server.admin_url))) as http:
+        http.request(method, path, body=body)

@@ -47,7 +47,7 @@ class RemoteObjects:
     async def get_range(self, url: str, start: int, end: int) -> Buffer:
         import obstore
 
-        at, store = self._store(url)
+        at, store = self.store_of(url)
         if start == end:
             return b""
         try:
@@ -61,7 +61,7 @@ class RemoteObjects:
     async def get_ranges(self, url: str, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:
         import obstore
 
-        at, store = self._store(url)
+        at, store = self.store_of(url)
         starts, ends = [start for start, _ in ranges], [end for _, end in ranges]
         try:
             found = await obstore.get_ranges_async(store, at.key, starts=starts, ends=ends)
@@ -75,7 +75,7 @@ class RemoteObjects:
     async def size(self, url: str) -> int:
         import obstore
 
-        at, store = self._store(url)
+        at, store = self.store_of(url)
         try:
             return int((await obstore.head_async(store, at.key))["size"])
         except Exception as error:
@@ -87,7 +87,7 @@ class RemoteObjects:
     async def put(self, url: str, data: Buffer) -> None:
         import obstore
 
-        at, store = self._store(url)
+        at, store = self.store_of(url)
         try:
             await obstore.put_async(store, at.key, bytes(data), use_multipart=False)
         except Exception as error:
@@ -96,7 +96,7 @@ class RemoteObjects:
     async def upload(self, url: str, parts: AsyncIterator[Buffer]) -> int:
         import obstore
 
-        at, store = self._store(url)
+        at, store = self.store_of(url)
         source = _Parts(parts)
         # The library aborts an upload whose source raises, and leaves it as it is when it is cancelled. So it never is: the source
         # is made to raise.
@@ -123,7 +123,7 @@ class RemoteObjects:
     async def list(self, prefix_url: str) -> AsyncIterator[StoredObject]:
         import obstore
 
-        at, store = self._store(prefix_url)
+        at, store = self.store_of(prefix_url)
         try:
             async for chunk in obstore.list(store, at.key.strip("/") or None, chunk_size=1000):
                 for each in chunk:
@@ -137,7 +137,7 @@ class RemoteObjects:
     async def delete(self, url: str) -> None:
         import obstore
 
-        at, store = self._store(url)
+        at, store = self.store_of(url)
         try:
             await obstore.delete_async(store, at.key)
         except Exception as error:
@@ -145,7 +145,8 @@ class RemoteObjects:
             if not isinstance(told, NoSuchSegmentError):
                 raise told from error
 
-    def _store(self, url: str) -> tuple[StoreUrl, Any]:
+    def store_of(self, url: str) -> tuple[StoreUrl, Any]:
+        """Return the parts of a URL and the library's store for it. Raises BadStoreUrlError."""
         at = StoreUrl.parse(url)
         name = (at.root, at.query)
         found = self._stores.get(name)

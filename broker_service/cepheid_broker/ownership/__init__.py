@@ -1,5 +1,6 @@
 """Which broker serves a topic, and how brokers call each other. README.md has the rules."""
 
+from cepheid_broker.ownership.broker_liveness import BrokerLiveness
 from cepheid_broker.ownership.bundle_ownership import BundleOwnership
 from cepheid_broker.ownership.bundle_split import check_may_split, divided
 from cepheid_broker.ownership.bundles import (
@@ -33,8 +34,10 @@ from cepheid_broker.ownership.peer_calls import (
     PeerCalls,
     PeerUnreachableError,
     RemoteRefusedError,
+    token_from,
     topic_path,
 )
+from cepheid_broker.ownership.peer_link import PeerLinks
 from cepheid_broker.ownership.placement import Placement
 from cepheid_broker.ownership.remote_parts import RemoteParts, clients_in
 
@@ -45,6 +48,7 @@ __all__ = [
     "KEEPS_CONNECTION",
     "MAX_BUNDLES",
     "OPEN_LIMIT_S",
+    "BrokerLiveness",
     "Bundle",
     "BundleOwnership",
     "BundleSplitError",
@@ -57,6 +61,7 @@ __all__ = [
     "OwnerReach",
     "Ownership",
     "PeerCalls",
+    "PeerLinks",
     "PeerUnreachableError",
     "Placement",
     "RemoteParts",
@@ -74,6 +79,7 @@ __all__ = [
     "division_of",
     "health_topic",
     "names_of",
+    "token_from",
     "topic_hash",
     "topic_path",
 ]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from cepheid_metadata import (
     BrokerRegistration,
@@ -38,6 +38,8 @@ class BrokerDirectory:
         self._tasks = tasks
         self._brokers: dict[str, BrokerRegistration] = {}
         self._watches: list[Watch] = []
+        self.on_changed: Callable[[], None] = lambda: None
+        """Called when brokers were read anew."""
 
     def __repr__(self) -> str:
         return f"<BrokerDirectory {', '.join(self._brokers) or 'nobody'}>"
@@ -64,6 +66,7 @@ class BrokerDirectory:
     async def refresh(self) -> None:
         """Reads them now. Raises MetadataError."""
         self._brokers = await self._read_all()
+        self.on_changed()
 
     async def _read(self) -> None:
         watches: list[Watch] = []
@@ -76,6 +79,7 @@ class BrokerDirectory:
             _cancel(watches)
             raise
         self._watches = watches
+        self.on_changed()
         for watch in watches:
             watch.call_when_settled(self._on_settled)
 
