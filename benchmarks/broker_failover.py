@@ -36,6 +36,7 @@ class Producers:
         self._unanswered: list[dict[int, float]] = [{} for _ in topics]
         self._longest_s = [0.0 for _ in topics]
         self._errors = 0
+        self.answered = 0
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._send_all, name="failover-load", daemon=True)
         self._thread.start()
@@ -52,6 +53,15 @@ class Producers:
     def oldest_unanswered_s(self) -> float:
         oldest = [min(list(sends.values()), default=time.monotonic()) for sends in self._unanswered]
         return time.monotonic() - min(oldest)
+
+    def stop(self) -> None:
+        """Send nothing more, and wait until everything is answered."""
+        self._stopped.set()
+        self._thread.join()
+        for producer in self._producers:
+            producer.flush()
+        while any(self._unanswered):
+            time.sleep(0.01)
 
     def close(self) -> None:
         self._stopped.set()
@@ -75,6 +85,7 @@ class Producers:
         def on_receipt(result: Any, _: Any) -> None:
             if result != pulsar.Result.Ok and not self._stopped.is_set():
                 self._errors += 1
+            self.answered += result == pulsar.Result.Ok
             wait_s = time.monotonic() - self._unanswered[index].pop(number)
             self._longest_s[index] = max(self._longest_s[index], wait_s)
 

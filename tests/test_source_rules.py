@@ -32,16 +32,21 @@ SIMULATED = {
 """Packages that run in the simulator, and the folder of each."""
 FACES = (
     "cepheid_managed_ledger",
-    *(f"cepheid_broker.{name}" for name in ("dispatch", "ownership", "policies", "protocol", "publishing", "schemas", "topics")),
+    *(
+        f"cepheid_broker.{name}"
+        for name in ("balancing", "dispatch", "ownership", "policies", "protocol", "publishing", "schemas", "topics")
+    ),
 )
 """Packages that other product code imports from as a whole, never from their modules."""
 CORES = (
-    "ack_set", "back_reader", "background_pace", "bundle_states", "chunk_owners", "counted_group", "cursor_state", "deduplication",
+    "ack_set", "back_reader", "background_pace", "balance", "balance_memory", "bundle_states", "chunk_owners", "counted_group",
+    "cursor_state", "deduplication",
     "delayed_entries", "delivery_counts", "dispatch_failover", "dispatch_key_shared", "dispatch_shared", "effects", "ended_totals",
     "entry_group", "forward_reader", "frames", "holders", "journal_tail",
-    "key_owners", "key_places", "ledger_counts", "ledger_list", "ledger_part", "limbo",
+    "key_owners", "key_places", "ledger_counts", "ledger_list", "ledger_part", "limbo", "loads",
     "chain_edits", "metadata_edits", "non_persistent_dispatch", "offload_plan", "policy_resolution", "position_set",
-    "producer_access", "recovery_state", "striping", "summed_stats", "topic_stats", "tree", "trim", "turns", "unconfirmed",
+    "producer_access", "recovery_state", "split_points",
+    "striping", "summed_stats", "topic_stats", "tree", "trim", "turns", "unconfirmed",
     "waiting_keys", "writer_state", "zookeeper_requests",
 )  # fmt: skip
 

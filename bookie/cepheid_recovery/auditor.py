@@ -34,6 +34,7 @@ from cepheid_metadata import (
     BadVersionError,
     BookieHoldings,
     CorruptRecordError,
+    Election,
     Found,
     KeyExistsError,
     LedgerMetadata,
@@ -152,14 +153,13 @@ class Auditor:
         self._cookies = bookie_cookies(store)
         self._draining = draining_bookies(store)
         self._requests = repair_requests(store)
-        self._election = auditor_record(store)
+        self._election = Election(auditor_record(store), lambda: AuditorRecord(name=self._name, since_ms=self._ports.wall_ms()))
         self._audits = audit_record(store)
         self._tasks = TaskOwner(f"auditor {name}")
         self._due = asyncio.Event()
         self._has_checks = asyncio.Event()
         self._deposed = asyncio.Event()
         self._unsubscribe = store.subscribe(self._on_session)
-        self._candidacy: AuditorRecord | None = None  # what it wrote, or may have written, to be elected
         self.statistics = AuditorStatistics()
         self.audit: Audit | None = None
         """What the last complete walk found, with the figures as of the last poll; None before the first."""
@@ -225,16 +225,8 @@ class Auditor:
         """Become the auditor if there is none. Raises MetadataError."""
         if not self._settings.enabled:
             return False
-        if self._candidacy is None:
-            self._candidacy = AuditorRecord(name=self._name, since_ms=self._ports.wall_ms())
-        try:
-            await self._election.create(None, self._candidacy, ephemeral=True)
-        except KeyExistsError:
-            found = await self._election.get(None)
-            if found is not None and found.record != self._candidacy:
-                self._candidacy = None
-            if self._candidacy is None or found is None:
-                return False  # else it was elected, and the answer was lost; or its audit failed
+        if not await self._election.stand():
+            return False
         log.info("auditor.elected", extra={"auditor": self._name})
         return True
 
@@ -251,9 +243,7 @@ class Auditor:
         self._runs = {} if self.audit is None else dict(self.audit.runs)
         while not self._deposed.is_set():
             try:
-                current = await self._election.get(None)
-                if current is None or current.record != self._candidacy:
-                    self._candidacy = None
+                if not await self._election.holds():
                     return
                 await self._poll()
             except MetadataError as error:

@@ -15,7 +15,18 @@ from dataclasses import dataclass
 from functools import partial
 
 from cepheid_broker.authorizer import Authorizer
-from cepheid_broker.ownership import Ownership, PeerCalls, RemoteParts, SoleOwnership, There
+from cepheid_broker.balancing import LoadBalancer, OwnLoad
+from cepheid_broker.errors import NamespaceNotFoundError
+from cepheid_broker.ownership import (
+    BundleOwnership,
+    Division,
+    Ownership,
+    PeerCalls,
+    RemoteParts,
+    SoleOwnership,
+    There,
+    division_of,
+)
 from cepheid_broker.policies import PolicyFollower, broker_policies
 from cepheid_broker.protocol import Listener, Services, advertised_url
 from cepheid_broker.publish_window import PublishBudget
@@ -35,12 +46,13 @@ from cepheid_broker.topics import (
 )
 from cepheid_broker.traffic import TrafficFigures
 from cepheid_managed_ledger import ManagedLedgerConfig, ManagedLedgers
-from cepheid_metadata import MetadataStore, delete_topic_permissions
+from cepheid_metadata import MetadataStore, delete_topic_permissions, namespace_records
 from cepheid_ports import Ports, RefusalLog, TaskOwner
 from cepheid_security import AuthenticationError, Principal, ServerTls
 from cepheid_security.audit import AuditLog
 from cepheid_security.authenticator import Authenticator
 from cepheid_tiered.bucket import Bucket
+from cepheid_wire import NamespaceName
 
 log = logging.getLogger(__name__)
 
@@ -97,6 +109,7 @@ class Broker:
         self.policies = PolicyFollower(store, policies, self._tasks)
         self.topics = Topics(self.catalog, managed_ledgers, self.policies, settings, cluster, self._tasks, ports, self.ownership)
         self.peers = peers or PeerCalls(settings.request_timeout_s)
+        self.ownership.peers = self.peers
         remote = RemoteParts(self.ownership, self.peers)
         self.partitioned = PartitionedTopics(store, self.catalog, self.topics, remote, self._tasks, settings.request_timeout_s)
         self.catalog.on_marked_found.append(self.partitioned.finish_deleting)
@@ -151,6 +164,9 @@ class Broker:
             store, self.catalog, self.topics, managed_ledgers, self.backlog_checks, self.manifests, ports,
             check_s=settings.closed_topic_check_s, at_once=settings.closed_topics_at_once,
         )  # fmt: skip
+        self.own_load = OwnLoad(self.ownership, self.topics.loaded, self._division_of, ports)
+        self.balancer: LoadBalancer | None = None
+        """Where there are several brokers, set by whoever starts it."""
         self._tick: asyncio.TimerHandle | None = None
         self.admin_port: Callable[[], int] | None = None
         """Of the admin API beside it, set by whoever opens that. 0: not open."""
@@ -204,7 +220,7 @@ class Broker:
 
     async def aclose(self) -> None:
         await self.closed_topics.aclose()  # before bundles go: it would want the topics that it has open
-        await self.ownership.release_all()
+        await self.ownership.release_all(self.settings.drain_timeout_s)
         self._listener.stop_accepting()
         if self._tick is not None:
             self._tick.cancel()
@@ -240,12 +256,22 @@ class Broker:
             ),
         )
 
+    async def _division_of(self, namespace: NamespaceName) -> Division:
+        """Raises BrokerError."""
+        if isinstance(self.ownership, BundleOwnership):
+            return await self.ownership.division(namespace)
+        found = await namespace_records(self.store).get((namespace.tenant, namespace.local_name))
+        if found is None:
+            raise NamespaceNotFoundError(f"namespace {namespace} does not exist", namespace=str(namespace))
+        return division_of(found.record)
+
     def _schedule_tick(self) -> None:
         self._tick = asyncio.get_running_loop().call_later(self.settings.rate_window_s, self._on_tick)
 
     def _on_tick(self) -> None:
         self._schedule_tick()  # first: a defect in one topic's figures must not end rates, watches and upkeep of all
         self.topics.on_tick(self.settings.rate_window_s)
+        self.own_load.on_tick()
         self.topic_watches.on_tick(self.settings.rate_window_s)
         self.inactive.on_tick(self.settings.rate_window_s)
         self.leases.on_tick(self.settings.rate_window_s)

@@ -238,6 +238,31 @@ class DeduplicationSettings(BaseModel, frozen=True, extra="forbid"):
     )
 
 
+class BalanceSettings(BaseModel, frozen=True, extra="forbid"):
+    """How load is spread over brokers (docs/ownership.md). All of them can be changed while brokers run."""
+
+    enabled: bool = Field(
+        True, description="Whether bundles are moved and split by themselves. `cepheid cluster balance` does it once."
+    )
+    interval_s: PositiveFloat = Field(
+        5.0,
+        description="Time between two rounds in which the leader asks all brokers for their load. Longer: a new broker gets its "
+        "share later.",
+    )
+    tolerance: float = Field(
+        0.2,
+        gt=0,
+        le=1,
+        description="How far the load of a broker may be from the mean, as a share of the mean. Beyond it bundles are moved.",
+    )
+    moves_at_once: PositiveInt = Field(
+        8, description="Bundles that are moved in one round. Lower it where clients feel that topics move."
+    )
+    split_topics: NonNegativeInt = Field(
+        1000, description="Open topics of a bundle from which it is split. 0: bundles are not split by their number of topics."
+    )
+
+
 class AdminSettings(BaseModel, frozen=True, extra="forbid"):
     """The admin API of the broker."""
 
@@ -338,6 +363,12 @@ class BrokerSettings(BaseModel, frozen=True, extra="forbid"):
     topic_retry_s: PositiveFloat = Field(
         0.2,
         description="First pause before a topic whose ledger failed is opened again. It doubles at each failure, up to 10 s.",
+    )
+    drain_timeout_s: NonNegativeFloat = Field(
+        20.0,
+        le=3600,
+        description="Time within which a broker that stops hands its topics over to others, so that clients notice nothing. What "
+        "is left then is closed, and its clients look it up again. 0: nothing is handed over.",
     )
     close_timeout_s: PositiveFloat = Field(
         10.0, description="Time for which an orderly stop waits for publishes in progress, for each topic."
@@ -470,6 +501,8 @@ class BrokerRoleSettings(BrokerSettings):
         description="Qa: bookies that must have stored an entry before it is acknowledged. At most `write_quorum`. No "
         "acknowledged entry is lost as long as fewer than Qa bookies are lost at once.",
     )
+
+    balance: BalanceSettings = Field(BalanceSettings(), description="How load is spread over brokers.")
 
     @model_validator(mode="after")
     def _check_quorums(self) -> Self:

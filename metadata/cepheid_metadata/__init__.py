@@ -4,6 +4,7 @@
 """
 
 from cepheid_metadata import keys
+from cepheid_metadata.balance_records import DynamicSettings, IsolationPolicies, IsolationPolicy, LeaderRecord
 from cepheid_metadata.bundle_records import BundleHistory, BundleOwner, TopicChanges
 from cepheid_metadata.chain_pages import ChainTooLargeError, ChainUnsettledError, PageLimits, StoredChain, read_chain
 from cepheid_metadata.cluster_records import (
@@ -17,6 +18,7 @@ from cepheid_metadata.cluster_records import (
     TenantRecord,
 )
 from cepheid_metadata.deleted_ledgers import UNDELETED, DeletedLedgers, InGrace
+from cepheid_metadata.election import Election
 from cepheid_metadata.errors import (
     AccessDeniedError,
     BadVersionError,
@@ -115,6 +117,9 @@ from cepheid_metadata.repositories import (
     cursor_records,
     deleted_ledger_records,
     draining_bookies,
+    dynamic_settings,
+    isolation_policies,
+    leader_record,
     ledger_records,
     namespace_permissions,
     namespace_records,
@@ -187,6 +192,8 @@ __all__ = [
     "DeletedLedger",
     "DeletedLedgers",
     "DrainingBookie",
+    "DynamicSettings",
+    "Election",
     "EntryRun",
     "EphemeralParentError",
     "Found",
@@ -196,7 +203,10 @@ __all__ = [
     "InactiveTopicsPolicy",
     "InvalidKeyError",
     "InvalidNameError",
+    "IsolationPolicies",
+    "IsolationPolicy",
     "KeyExistsError",
+    "LeaderRecord",
     "LedgerIdCounter",
     "LedgerIds",
     "LedgerIdsRolledBackError",
@@ -279,10 +289,13 @@ __all__ = [
     "delete_topic_permissions",
     "deleted_ledger_records",
     "draining_bookies",
+    "dynamic_settings",
     "found_cluster",
     "grants_of",
+    "isolation_policies",
     "keys",
     "largest_ledger_id",
+    "leader_record",
     "ledger_records",
     "list_chains",
     "list_cursors",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from cepheid_metadata.record import Record
+from cepheid_metadata.record import GrownRecord, Record
 
 
 class BundleOwner(Record):
@@ -20,13 +21,18 @@ class BundleOwner(Record):
     addresses: dict[str, str] = Field(description="Those of the broker's registration.")
 
 
-class BundleHistory(Record):
+class BundleHistory(GrownRecord):
     """Persistent. Written in the step that makes or deletes the owner's record, so that only one of two takers comes through."""
 
     NAME: ClassVar[str] = "bundle history"
+    FORMAT: ClassVar[int] = 2
+    ADDED: ClassVar[Mapping[str, int]] = {"split_at": 2}
 
     epoch: NonNegativeInt = Field(description="Of the last owner.")
     preferred: str = Field("", description="Id of the broker that is to have it next; empty: the one that all choose alike.")
+    split_at: tuple[NonNegativeInt, ...] | None = Field(
+        None, description="The bundle was split here: first hashes of its parts but the first one. No broker acquires it any more."
+    )
 
 
 class TopicChanges(Record):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from itertools import pairwise
+from typing import ClassVar, Self
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from cepheid_metadata.policy_records import TOPIC_POLICIES, AutoTopicCreation, TopicPolicyFields
 from cepheid_metadata.record import GrownRecord, Record
+
+_LARGEST_HASH = 0xFFFFFFFF
 
 
 class ClusterIdentity(Record):
@@ -43,7 +46,7 @@ class NamespaceRecord(TopicPolicyFields, GrownRecord):
     """Policies; None: the broker's default holds."""
 
     NAME: ClassVar[str] = "namespace"
-    FORMAT: ClassVar[int] = 3
+    FORMAT: ClassVar[int] = 4
     ADDED: ClassVar[Mapping[str, int]] = {
         **{
             name: 2
@@ -51,9 +54,13 @@ class NamespaceRecord(TopicPolicyFields, GrownRecord):
             if name not in ("retention", "persistence")
         },
         "offload": 3,
+        "bundle_starts": 4,
     }
 
-    bundles: PositiveInt = 4
+    bundles: PositiveInt = Field(4, description="Number of bundles.")
+    bundle_starts: tuple[NonNegativeInt, ...] | None = Field(
+        None, description="First hash of each bundle, once one was split. None: they are equal ranges."
+    )
     replication_clusters: tuple[str, ...] = ()
     auto_topic_creation: AutoTopicCreation | None = None
     properties: dict[str, str] = Field(default_factory=dict)
@@ -61,6 +68,15 @@ class NamespaceRecord(TopicPolicyFields, GrownRecord):
     schema_auto_update: bool | None = None
     encryption_required: bool | None = None
     max_topics: NonNegativeInt | None = None
+
+    @model_validator(mode="after")
+    def _check_bundles(self) -> Self:
+        starts = self.bundle_starts
+        if starts is not None:
+            ascends = all(before < after for before, after in pairwise(starts))
+            if len(starts) != self.bundles or starts[0] != 0 or starts[-1] > _LARGEST_HASH or not ascends:
+                raise ValueError(f"bundle_starts must be {self.bundles} hashes that begin with 0 and ascend, got {starts[:10]}")
+        return self
 
 
 class BookieCookie(GrownRecord):
@@ -104,12 +120,15 @@ class BookieRegistration(GrownRecord):
     total_bytes: NonNegativeInt | None = Field(None, description="Size of its data disk; 0 where the file system does not say.")
 
 
-class BrokerRegistration(Record):
+class BrokerRegistration(GrownRecord):
     """Ephemeral: the broker runs."""
 
     NAME: ClassVar[str] = "broker registration"
+    FORMAT: ClassVar[int] = 2
+    ADDED: ClassVar[Mapping[str, int]] = {"draining": 2}
 
     broker_id: str = Field(min_length=1)
     addresses: dict[str, str] = Field(description='By scheme: {"pulsar": "host:port", "http": "host:port"}.')
     release: str = ""
     started_at_ms: NonNegativeInt
+    draining: bool | None = Field(None, description="Gives its bundles away and takes none, until it ends or is told otherwise.")

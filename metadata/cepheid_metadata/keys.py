@@ -21,6 +21,9 @@
     /bundles/T/N/range                         owner of a bundle (ephemeral)
     /bundle-histories/T/N/range                epochs of a bundle's owners
     /topic-changes/T/N                         mark of a namespace whose topics changed
+    /leader                                    broker that balances the load (ephemeral)
+    /isolation-policies                        which brokers serve which namespaces
+    /dynamic-settings                          settings that were changed while brokers run
     /permissions/T/N                           permissions on a namespace and its topics
     /repair/marks/dddd/dddd/dddd               ledger that lacks copies, id below 10^12
     /repair/marks/high/ddd/dddd/…              the same, id from 10^12
@@ -77,6 +80,9 @@ BROKERS_KEY = "/brokers"
 BUNDLES_KEY = "/bundles"
 BUNDLE_HISTORIES_KEY = "/bundle-histories"
 TOPIC_CHANGES_KEY = "/topic-changes"
+LEADER_KEY = "/leader"
+ISOLATION_POLICIES_KEY = "/isolation-policies"
+DYNAMIC_SETTINGS_KEY = "/dynamic-settings"
 PERMISSIONS_KEY = "/permissions"
 REPAIR_MARKS_KEY = "/repair/marks"
 HIGH_REPAIR_MARKS_KEY = "/repair/marks/high"
@@ -102,6 +108,7 @@ EPHEMERAL_KEYS = (
     READONLY_BOOKIES_KEY,
     BROKERS_KEY,
     BUNDLES_KEY,
+    LEADER_KEY,
     REPAIR_LOCKS_KEY,
     AUDITOR_KEY,
 )

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
 from cepheid_metadata import keys
+from cepheid_metadata.balance_records import DynamicSettings, IsolationPolicies, LeaderRecord
 from cepheid_metadata.bundle_records import BundleHistory, BundleOwner, TopicChanges
 from cepheid_metadata.cluster_records import (
     BookieCookie,
@@ -186,6 +187,21 @@ def bundle_histories(store: MetadataStore) -> Records[tuple[str, str, str], Bund
 def topic_changes(store: MetadataStore) -> Records[tuple[str, str], TopicChanges]:
     """By (tenant, namespace)."""
     return Records(store, lambda noun: keys.topic_changes_key(*noun), TopicChanges)
+
+
+def leader_record(store: MetadataStore) -> Records[None, LeaderRecord]:
+    """Ephemeral. There is one: its noun is None."""
+    return Records(store, lambda _: keys.LEADER_KEY, LeaderRecord)
+
+
+def isolation_policies(store: MetadataStore) -> Records[None, IsolationPolicies]:
+    """There is one, once a policy was set: its noun is None."""
+    return Records(store, lambda _: keys.ISOLATION_POLICIES_KEY, IsolationPolicies)
+
+
+def dynamic_settings(store: MetadataStore) -> Records[None, DynamicSettings]:
+    """There is one, once a setting was changed: its noun is None."""
+    return Records(store, lambda _: keys.DYNAMIC_SETTINGS_KEY, DynamicSettings)
 
 
 def repair_marks(store: MetadataStore) -> Records[int, RepairMark]:

@@ -10,6 +10,8 @@ import typer
 
 from cepheid_cli import (
     bookie_shell,
+    broker_drain,
+    brokers,
     cluster,
     config,
     dev,
@@ -49,6 +51,7 @@ for sub_app in (
     bookie_shell.app,
     repair.app,
     tiered.app,
+    brokers.app,
     lake.app,
     cluster.app,
     config.app,
@@ -59,6 +62,7 @@ for sub_app in (
     app.add_typer(sub_app)
 
 tiered_objects.register(tiered.app)
+broker_drain.register(brokers.app)
 for command in (role_commands.init, role_commands.bookie, role_commands.autorecovery, role_commands.broker, read.read):
     app.command()(command)
 

@@ -1,14 +1,17 @@
-"""`cepheid cluster`: what concerns the cluster as a whole."""
+"""`cepheid cluster`: what concerns the cluster as a whole: upgrades, and how load is spread over brokers."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
 
 import typer
 
-from cepheid_cli.admin.common import DEFAULT_URL, AdminClient, AdminUrl, done, print_lines, sub_app
+from cepheid_cli.admin.common import DEFAULT_URL, AdminClient, AdminUrl, Json, done, print_json, print_lines, sub_app
+from cepheid_cli.admin.units import shown_time
+from cepheid_cli.brokers import BALANCE
 
-app = sub_app("cluster", "The cluster as a whole: the end of an upgrade (docs/operations.md).")
+app = sub_app("cluster", "The cluster as a whole: the end of an upgrade, and load balancing (docs/operations.md).")
 
 _PATH = "/cepheid/v1/upgrade"
 
@@ -44,3 +47,62 @@ def finish_upgrade(
         typer.confirm(f"{change}? There is no way back to an older release.", abort=True)
     admin.post(f"{_PATH}/finish")
     done(f"the storage format is {found['newest']}; each bookie writes it from its next start on")
+
+
+_SWITCH = "/admin/v2/brokers/configuration/balance.enabled"
+
+
+@app.command()
+def balance(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be moved and split, and why.")] = False,
+    off: Annotated[bool, typer.Option("--off", help="Switch automatic balancing off in the whole cluster.")] = False,
+    on: Annotated[bool, typer.Option("--on", help="Switch it on again.")] = False,
+    as_json: Json = False,
+    admin_url: AdminUrl = DEFAULT_URL,
+) -> None:
+    """Spread the load evenly over the brokers now: move bundles, and split those that are too large to move.
+
+    Brokers do this by themselves every few seconds, unless it is switched off. One call moves at most what one round would.
+    """
+    if off + on + dry_run > 1:
+        raise typer.BadParameter("choose one of --dry-run, --off and --on")
+    admin = AdminClient(admin_url)
+    if off or on:
+        admin.post(f"{_SWITCH}/{'false' if off else 'true'}")
+        done(f"automatic balancing is {'off: nothing moves until `cepheid cluster balance --on`' if off else 'on'}")
+        return
+    found = admin.get(BALANCE)
+    if not dry_run and found["plan"]:
+        outcomes = admin.post(BALANCE)
+        if as_json:
+            print_json(outcomes)
+        else:
+            print_lines(_action(outcome) for outcome in outcomes)
+        if any(outcome["error"] for outcome in outcomes):
+            raise typer.Exit(1)
+    elif as_json:
+        print_json(found)
+    else:
+        print_lines(balance_lines(found))
+
+
+def balance_lines(found: Mapping[str, Any]) -> Iterator[str]:
+    """Return what `cepheid cluster balance --dry-run` prints."""
+    settings = found["settings"]
+    if settings is not None:
+        state = "on" if settings["enabled"] else "OFF: cepheid cluster balance --on"
+        yield f"balancing  {state}; leader {found['leader']}"
+        yield f"load       mean {found['mean_load']:.2f}, {settings['tolerance']:.0%} above or below is even"
+    for broker in found["brokers"]:
+        yield f"broker     {broker['broker_id']}: load {broker['load']:.2f}, {broker['bundles']} bundles, {broker['state']}"
+    yield from (f"would      {_action(action)}" for action in found["plan"])
+    if not found["plan"] and settings is not None:
+        yield "would      move nothing"
+    yield from (f"note       {note}" for note in found["notes"])
+    yield from (f"{shown_time(outcome['at_ms'])}  {_action(outcome)}" for outcome in found["recent"][-10:])
+
+
+def _action(action: Mapping[str, Any]) -> str:
+    places = f"from {action['from']} to {action['to']}" if action["action"] == "move" else f"at {action['from']}"
+    failed = f"; NOT DONE: {action['error']}" if action.get("error") else ""
+    return f"{action['action']} {action['bundle']} {places} ({action['why']}){failed}"

@@ -26,7 +26,7 @@ METHODS = ("GET", "PUT", "POST", "DELETE")
 _TOPIC = "/admin/v2/persistent/{tenant}/{namespace}/{topic}"
 _SECTIONS = (
     ("Health and metrics", r"/status\.html|/metrics|/health|/ready|/admin/v2/brokers/(ready|health|version)"),
-    ("Brokers and bookies", r"/admin/v2/(brokers|bookies).*"),
+    ("Brokers and bookies", r"/admin/v2/(brokers|broker-stats|bookies).*"),
     ("Clusters and tenants", r"/admin/v2/(clusters|tenants).*"),
     ("Namespaces", r"/admin/v2/namespaces.*"),
     ("Schemas", r"/admin/v2/schemas.*"),

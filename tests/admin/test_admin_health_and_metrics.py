@@ -16,6 +16,10 @@ from tests.support import wait_until
 DOCS = Path(__file__).parents[2] / "docs" / "admin.md"
 IN_A_CLUSTER = (  # tests of the roles (tests/bookie, tests/cli) and tests/broker/test_two_brokers_admin.py see them
     "cepheid_bookie_ready",
+    "cepheid_broker_balance_leader",
+    "cepheid_broker_balance_moves_total",
+    "cepheid_broker_balance_refused_total",
+    "cepheid_broker_balance_splits_total",
     "cepheid_broker_brokers_known",
     "cepheid_broker_bundles_acquired_total",
     "cepheid_broker_bundles_lost_total",

@@ -1,4 +1,5 @@
 """Ownership with its drivers: real `BundleOwnership`s over sessions that are slow, cut, ended, put to sleep, and that lose answers.
+In half of the histories bundles are split meanwhile.
 
 Whatever happens: two brokers never have one epoch, and who serves without the record hears of it. Once all is well again, every
 broker names the same owner for every bundle, and that one serves it.
@@ -15,7 +16,7 @@ import pytest
 from cepheid_broker.errors import ServiceNotReadyError
 from cepheid_broker.ownership.bundle_ownership import BundleOwnership
 from cepheid_broker.ownership.bundle_states import Tenure
-from cepheid_broker.ownership.bundles import Bundle, bundle_of, bundles_of
+from cepheid_broker.ownership.bundles import Bundle, Division, bundle_of, bundles_of, division_of, topic_hash
 from cepheid_broker.ownership.ownership import Here, There
 from cepheid_metadata import (
     MemoryStore,
@@ -29,6 +30,7 @@ from cepheid_metadata import (
     bundle_owners,
     namespace_records,
 )
+from cepheid_metadata.upgrade import StorageFormat, storage_format_record
 from cepheid_ports import CepheidError, Ports
 from cepheid_wire import NamespaceName, TopicName
 from tests.broker.brokers_world import SessionOf
@@ -102,7 +104,9 @@ class Server:
         return self.name
 
     def _tenure_of(self, topic: TopicName) -> Tenure:
-        found = self.ownership.states.find(bundle_of(topic, BUNDLES))
+        division = self.ownership._divisions.known(NAMESPACE)
+        assert division is not None
+        found = self.ownership.states.find(bundle_of(topic, division))
         assert found is not None
         return found
 
@@ -130,11 +134,13 @@ async def disturb(servers: list[Server], rng: random.Random) -> None:
                 session.renew()
 
 
-async def use(servers: list[Server], rng: random.Random) -> None:
+async def use(servers: list[Server], rng: random.Random, *, splits: bool) -> None:
     while True:
         await asyncio.sleep(rng.random() * 0.3)
         server = rng.choice(servers)
-        if rng.random() < 0.1:
+        if splits and rng.random() < 0.03:
+            await split(server, rng)
+        elif rng.random() < 0.1:
             owned = server.ownership.owned_bundles()
             if owned:
                 to = rng.choice(["", rng.choice(servers).name])
@@ -146,6 +152,25 @@ async def use(servers: list[Server], rng: random.Random) -> None:
             await server.use(rng.choice(TOPICS), authoritative=rng.random() < 0.3)
 
 
+async def split(server: Server, rng: random.Random) -> None:
+    """Cut one of its bundles at a topic of it. What it has open of the bundle stays open, unless it loses the bundle."""
+    topic = rng.choice(TOPICS)
+    if not server.ownership.owns(topic):
+        return
+    bundle = bundle_of(topic, server.ownership._divisions.known(NAMESPACE) or BUNDLES)
+    try:
+        parts = await server.ownership.split(bundle, [topic_hash(topic)])
+    except CepheidError:
+        return
+    assert [part for part in parts if part in server.ownership.owned_bundles()] == parts
+
+
+async def division(store: MemoryStore) -> Division:
+    found = await namespace_records(store).get((NAMESPACE.tenant, NAMESPACE.local_name))
+    assert found is not None
+    return division_of(found.record)
+
+
 def check_epochs(servers: list[Server]) -> None:
     """No two brokers have had one epoch of a bundle."""
     had = [epoch for server in servers for epoch in server.epochs]
@@ -154,8 +179,10 @@ def check_epochs(servers: list[Server]) -> None:
 
 async def check_quiet(servers: list[Server], store: MemoryStore) -> None:
     """All is well again: within some seconds everybody names one owner, which serves."""
-    for bundle in bundles_of(NAMESPACE, BUNDLES):
-        topic = next(topic for topic in TOPICS if bundle.holds(topic))
+    for bundle in bundles_of(NAMESPACE, await division(store)):
+        topic = next((topic for topic in TOPICS if bundle.holds(topic)), None)
+        if topic is None:
+            continue
         async with asyncio.timeout(30):
             while True:
                 named = {await server.use(topic, authoritative=False) for server in servers}
@@ -175,10 +202,14 @@ async def history(seed: int) -> None:
     tree = MemoryTree()
     store = MemoryStore(tree)
     await namespace_records(store).create((NAMESPACE.tenant, NAMESPACE.local_name), NamespaceRecord(bundles=BUNDLES))
+    await storage_format_record(store).create(None, StorageFormat(storage_format=2))
     servers = [Server(f"b{number}", tree, rng) for number in range(3)]
     for number, server in enumerate(servers):
         await server.ownership.start(server.name, {"pulsar": f"host:{number}"})
-    tasks = [asyncio.ensure_future(work) for work in (disturb(servers, rng), *(use(servers, rng) for _ in range(4)))]
+    tasks = [
+        asyncio.ensure_future(work)
+        for work in (disturb(servers, rng), *(use(servers, rng, splits=seed % 2 == 1) for _ in range(4)))
+    ]
     await asyncio.sleep(HISTORY_S)
     check_epochs(servers)
     for task in tasks:
@@ -197,7 +228,7 @@ async def history(seed: int) -> None:
     for server in servers:
         await server.ownership.release_all()
         await server.ownership.aclose()
-    for bundle in bundles_of(NAMESPACE, BUNDLES):
+    for bundle in bundles_of(NAMESPACE, await division(store)):
         assert await bundle_owners(store).get(bundle.noun) is None, "all went in order"
 
 

@@ -74,6 +74,16 @@ def _rows() -> Iterator[Row]:
     for path in ("/all", "/racks-info", "/racks-info/{bookie}"):
         yield "GET", f"/admin/v2/bookies{path}", _SUPER
 
+    # Load balancing
+    yield "GET", "/admin/v2/broker-stats/load-report", _SUPER
+    yield from _each("GET POST", Access(Need.SUPER_USER, by_peers=True), "/cepheid/v1/balance")
+    yield "POST", "/cepheid/v1/balance/report", Access(Need.SUPER_USER, by_peers=True, audited=False)
+    for path in ("move", "split"):
+        yield "POST", f"/cepheid/v1/balance/{path}", Access(Need.SUPER_USER, by_peers=True)
+    isolation = "/admin/v2/clusters/{cluster}/namespaceIsolationPolicies"
+    yield from _each("GET", _SUPER, isolation, f"{isolation}/brokers", f"{isolation}/brokers/{{broker}}")
+    yield from _each("GET POST DELETE", _SUPER, f"{isolation}/{{policyName}}")
+
     # Clusters, tenants, namespaces
     yield from _each("GET PUT POST DELETE", _SUPER, "/admin/v2/clusters/{cluster}")
     yield "GET", "/admin/v2/tenants/{tenant}", _ADMIN
@@ -86,6 +96,8 @@ def _rows() -> Iterator[Row]:
     yield "GET", f"{_N}/bundles", _ADMIN
     yield "PUT", f"{_N}/unload", _ADMIN
     yield from _each("PUT", _ADMIN_OR_PEER, f"{_N}/{{bundle}}/unload")
+    yield "PUT", f"{_N}/{{bundle}}/split", _ADMIN
+    yield "GET", f"{_N}/{{bundle}}/topicHashPositions", _ADMIN
     yield "DELETE", f"{_N}/{{bundle}}", _ADMIN
     yield from _each("POST", _ADMIN, f"{_N}/clearBacklog", f"{_N}/clearBacklog/{{sub}}", f"{_N}/unsubscribe/{{sub}}")
     for path in ("clearBacklog", "clearBacklog/{sub}", "unsubscribe/{sub}"):
@@ -204,6 +216,8 @@ def _rows() -> Iterator[Row]:
     ):
         yield "POST", f"/cepheid/v1/{path}", _SUPER
     yield "DELETE", "/cepheid/v1/revocations", _SUPER
+    yield from _each("GET PUT DELETE", _SUPER, "/cepheid/v1/brokers/{broker}/drain")
+    yield "POST", "/cepheid/v1/handover", Access(Need.CLUSTER_PEER, by_peers=True, audited=False)
     yield from _each("PUT DELETE", _SUPER, "/cepheid/v1/repair/off", "/cepheid/v1/bookies/{bookie}/decommission")
 
 
@@ -249,7 +263,7 @@ ACCESS: Mapping[tuple[str, str], Access] = _table()
 
 _AUDITED = frozenset(
     ("domain", "tenant", "namespace", "topic", "sub", "subscription", "role", "bundle", "key", "cluster", "broker", "bookie",
-     "ledger", "configName", "timestamp", "numMessages", "expireTimeInSeconds")
+     "ledger", "configName", "policyName", "timestamp", "numMessages", "expireTimeInSeconds")
 )  # fmt: skip
 """Names of path segments whose values are written to logs. Others, such as the value of a property, may be secrets."""
 

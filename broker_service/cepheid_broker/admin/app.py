@@ -23,12 +23,16 @@ from cepheid_broker.admin.access import CallAccess, call_of, guard
 from cepheid_broker.admin.backlog_quotas import namespace_backlog_quotas, topic_backlog_quotas
 from cepheid_broker.admin.bookies import bookies
 from cepheid_broker.admin.brokers import brokers
+from cepheid_broker.admin.bundle_splits import bundle_splits
 from cepheid_broker.admin.clusters_tenants import clusters, tenants
 from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.cursor_operations import cursor_operations
+from cepheid_broker.admin.drains import drains
 from cepheid_broker.admin.errors import http_status_of, is_bad_name
 from cepheid_broker.admin.health import health
+from cepheid_broker.admin.isolation import isolation
 from cepheid_broker.admin.ledgers import ledgers
+from cepheid_broker.admin.load_balance import load_balance
 from cepheid_broker.admin.lookup import lookup
 from cepheid_broker.admin.messages import messages
 from cepheid_broker.admin.metadata import metadata
@@ -95,9 +99,12 @@ ROUTERS = (
     revocations,
     why,
     tiered,
+    load_balance,
+    drains,
     brokers,  # after health: {cluster} would take its names
     bookies,
     clusters,
+    isolation,
     tenants,
     namespaces,
     permissions,
@@ -106,6 +113,7 @@ ROUTERS = (
     namespace_backlog_quotas,
     offload_thresholds,
     namespace_properties,
+    bundle_splits,
     namespace_topics,  # its {bundle} would take the names of policies
     topic_policies,
     topic_backlog_quotas,

@@ -96,6 +96,15 @@ def ownership_families(broker: Broker) -> Iterator[Family]:
     )
     yield counter("cepheid_broker_peer_calls_total", "Admin calls made to other brokers.", broker.peers.made)
     yield counter("cepheid_broker_peer_calls_failed_total", "Those that were refused or not answered.", broker.peers.failed)
+    if (balancer := broker.balancer) is not None:
+        yield gauge("cepheid_broker_balance_leader", "1: this broker balances the load of the cluster.", balancer.is_leader)
+        yield counter("cepheid_broker_balance_moves_total", "Bundles that this broker had moved as the leader.", balancer.moves)
+        yield counter("cepheid_broker_balance_splits_total", "Bundles that this broker had split as the leader.", balancer.splits)
+        yield counter(
+            "cepheid_broker_balance_refused_total",
+            "Moves and splits that this broker ordered as the leader and that were not carried out.",
+            balancer.refused,
+        )
 
 
 def admin_server_families(server: AdminServerStatistics) -> Iterator[Family]:

@@ -1,4 +1,4 @@
-"""What a broker says of itself and of its neighbours; and its settings, read only.
+"""What a broker says of itself and of its neighbours, and its settings.
 
 The API names a broker by the address of its admin API, which is what tools go on to call.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from http import HTTPStatus
 from importlib.metadata import version
 from itertools import pairwise
@@ -15,15 +15,28 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse, Response
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from cepheid_broker.admin.context import AdminContext
-from cepheid_broker.admin.errors import NotFoundError, PreconditionError
+from cepheid_broker.admin.errors import ConflictError, NotFoundError, PreconditionError
 from cepheid_broker.admin.path_names import ClusterPath
+from cepheid_broker.admin.policy_change import TRIES
 from cepheid_broker.admin.raw_path import decode_once
-from cepheid_broker.ownership import There, boundaries
+from cepheid_broker.balancing import PREFIX
+from cepheid_broker.ownership import IsolationRules, There, boundaries, division_of, names_of
 from cepheid_broker.protocol import advertised_url
-from cepheid_metadata import list_namespaces, list_tenants
+from cepheid_broker.settings import BalanceSettings
+from cepheid_metadata import (
+    BadVersionError,
+    DynamicSettings,
+    KeyExistsError,
+    NoSuchKeyError,
+    dynamic_settings,
+    isolation_policies,
+    leader_record,
+    list_namespaces,
+    list_tenants,
+)
 
 NO_CONTENT = 204
 
@@ -44,34 +57,46 @@ def brokers(context: AdminContext) -> APIRouter:
 
     @router.get("/leaderBroker")
     async def leader(request: Request) -> dict[str, str]:
-        """One that all brokers name alike; it has no other duty"""
-        first = brokers_of(context, request)[0]
-        return {"brokerId": first, "serviceUrl": _url_of_broker(context, request, first)}
+        """The broker that balances the load; while none is elected, the first by id"""
+        name = await _leader_of(context) or brokers_of(context, request)[0]
+        return {"brokerId": name, "serviceUrl": _url_of_broker(context, request, name)}
 
     @router.get("/configuration")
-    async def dynamic_settings() -> list[str]:
-        """Settings that can be changed while the broker runs: none, so `[]`"""
-        return []
+    async def changeable_settings() -> list[str]:
+        """Settings that can be changed while brokers run: those of load balancing; in `cepheid standalone` none"""
+        return _dynamic(context)
 
     @router.get("/configuration/values")
     async def changed_settings() -> dict[str, str]:
-        """Those that were: `{}`"""
-        return {}
+        """Those that were changed, with their values; they hold for all brokers"""
+        found = await dynamic_settings(context.store).get(None)
+        return {} if found is None else dict(found.record.values)
 
     @router.get("/configuration/runtime")
     async def runtime_settings() -> dict[str, str]:
         """Every setting of this broker with its value, by our names"""
-        return dict(_flat("", context.broker.settings))
+        found = await dynamic_settings(context.store).get(None)
+        return {**dict(_flat("", context.broker.settings)), **({} if found is None else found.record.values)}
 
     @router.post("/configuration/{configName}/{configValue}", status_code=NO_CONTENT)
     async def change_setting(configName: str, configValue: str) -> None:
-        """Always 412: settings come from the command line, the environment and the file"""
-        raise _not_dynamic(configName)
+        """Changes it for all brokers, until it is reset. 412 for a setting that needs a restart, and for a bad value"""
+        name, value = decode_once(configName), decode_once(configValue)
+        if name not in _dynamic(context):
+            raise _not_dynamic(context, name)
+        try:
+            BalanceSettings.model_validate({name.removeprefix(PREFIX): value})
+        except ValidationError as error:
+            raise PreconditionError(f"{name} cannot be {value[:200]!r}: {error.errors()[0]['msg']}") from None
+        await _change_dynamic(context, lambda values: {**values, name: value})
 
     @router.delete("/configuration/{configName}", status_code=NO_CONTENT)
     async def reset_setting(configName: str) -> None:
-        """Always 412"""
-        raise _not_dynamic(configName)
+        """Back to what each broker was started with"""
+        name = decode_once(configName)
+        if name not in _dynamic(context):
+            raise _not_dynamic(context, name)
+        await _change_dynamic(context, lambda values: {each: value for each, value in values.items() if each != name})
 
     @router.get("/internal-configuration")
     async def internal_configuration() -> dict[str, str]:
@@ -99,11 +124,48 @@ def brokers(context: AdminContext) -> APIRouter:
         if name != broker_id(context, request):
             target = f"{_url_of_broker(context, request, name)}{request.scope['path']}"
             return Response(status_code=HTTPStatus.TEMPORARY_REDIRECT, headers={"Location": target})
-        status = {"broker_assignment": "shared", "is_controlled": False, "is_active": True}
         owned = context.broker.ownership.owned_bundles()
-        return dict.fromkeys(await _all_bundles(context) if owned is None else map(str, owned), status)
+        found = await isolation_policies(context.store).get(None)
+        rules = IsolationRules(None if found is None else found.record)
+        names = names_of(context.broker.ownership.broker_id, {"http": name})
+        return {
+            bundle: _assignment(rules, bundle, names)
+            for bundle in (await _all_bundles(context) if owned is None else map(str, owned))
+        }
 
     return router
+
+
+async def _leader_of(context: AdminContext) -> str | None:
+    """Return the name of the elected leader; None: there is none, or it has no admin API."""
+    found = await leader_record(context.store).get(None)
+    addresses = {} if found is None else context.broker.ownership.brokers.get(found.record.broker_id, {})
+    return _name_of(addresses)
+
+
+def _assignment(rules: IsolationRules, bundle: str, names: tuple[str, ...]) -> dict[str, Any]:
+    """Return Pulsar's `NamespaceOwnershipStatus` of a bundle at the broker with these names."""
+    policy = rules.policy_of(bundle.rpartition("/")[0])
+    kind = "shared"
+    if policy is not None:
+        kind = "primary" if policy in rules.policies_with_primary(names) else "secondary"
+    return {"broker_assignment": kind, "is_controlled": policy is not None, "is_active": True}
+
+
+async def _change_dynamic(context: AdminContext, change: Callable[[dict[str, str]], dict[str, str]]) -> None:
+    """Raises ConflictError when many change them at the same time."""
+    records = dynamic_settings(context.store)
+    for _ in range(TRIES):
+        found = await records.get(None)
+        try:
+            if found is None:
+                await records.create(None, DynamicSettings(values=change({})))
+            else:
+                await records.replace(None, found.record.replace(values=change(found.record.values)), found.version)
+            return
+        except (BadVersionError, KeyExistsError, NoSuchKeyError):
+            continue
+    raise ConflictError("Settings are being changed by many callers at the same time: try again")
 
 
 def brokers_of(context: AdminContext, request: Request) -> list[str]:
@@ -146,7 +208,7 @@ async def _all_bundles(context: AdminContext) -> list[str]:
         for namespace in await list_namespaces(context.store, tenant):
             found = await context.namespaces.get((tenant, namespace))
             if found is not None:
-                ends = boundaries(found.record.bundles)
+                ends = boundaries(division_of(found.record))
                 names += [f"{tenant}/{namespace}/{start}_{end}" for start, end in pairwise(ends)]
     return names
 
@@ -165,8 +227,13 @@ def _shown(text: str) -> str:
     return re.sub(r"data:[^\"]*", "data:…", text)
 
 
-def _not_dynamic(name: str) -> PreconditionError:
-    return PreconditionError(f"{decode_once(name)[:200]!r} cannot be changed while the broker runs: no setting can")
+def _dynamic(context: AdminContext) -> list[str]:
+    return [f"{PREFIX}{name}" for name in sorted(BalanceSettings.model_fields)] if context.broker.ownership.is_shared else []
+
+
+def _not_dynamic(context: AdminContext, name: str) -> PreconditionError:
+    can = ", ".join(_dynamic(context)) or "none"
+    return PreconditionError(f"{name[:200]!r} cannot be changed while the broker runs; settings that can: {can}")
 
 
 def admin_urls(context: AdminContext, request: Request) -> dict[str, str]:

@@ -5,12 +5,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
 from http import HTTPStatus
+from typing import Annotated
 from urllib.parse import quote
 
+from fastapi import Depends
+
 from cepheid_broker.admin.context import AdminContext
+from cepheid_broker.admin.errors import PreconditionError
 from cepheid_broker.admin.part_calls import AT_ONCE, tolerated
-from cepheid_broker.ownership import Bundle, There, bundles_of
+from cepheid_broker.admin.raw_path import decode_once
+from cepheid_broker.ownership import Bundle, NotOwnerError, There, bundles_of, division_of
 from cepheid_wire import NamespaceName
+
+
+async def _bundle(bundle: str) -> str:
+    return decode_once(bundle)
+
+
+BundlePath = Annotated[str, Depends(_bundle)]
 
 
 async def on_bundles(
@@ -34,7 +46,7 @@ async def on_bundles(
             else:
                 await local(bundle)
 
-    bundles = bundles_of(namespace, (await context.require_namespace(namespace)).record.bundles)
+    bundles = bundles_of(namespace, division_of((await context.require_namespace(namespace)).record))
     outcomes = await asyncio.gather(*map(do, bundles), return_exceptions=True)
     tolerated(bundles, outcomes, tolerate)
 
@@ -52,7 +64,7 @@ async def unload_all(context: AdminContext, namespace: NamespaceName) -> None:
             elif location is not None:
                 await ownership.release(bundle)
 
-    bundles = bundles_of(namespace, (await context.require_namespace(namespace)).record.bundles)
+    bundles = bundles_of(namespace, division_of((await context.require_namespace(namespace)).record))
     outcomes = await asyncio.gather(*map(unload, bundles), return_exceptions=True)
     tolerated(bundles, outcomes, ())
 
@@ -60,3 +72,19 @@ async def unload_all(context: AdminContext, namespace: NamespaceName) -> None:
 def bundle_path(bundle: Bundle) -> str:
     namespace = bundle.namespace
     return f"/admin/v2/namespaces/{quote(namespace.tenant, safe='')}/{quote(namespace.local_name, safe='')}/{bundle.range}"
+
+
+async def require_bundle(context: AdminContext, namespace: NamespaceName, name: str) -> Bundle:
+    """Raises PreconditionError when `name` is none of the namespace's."""
+    bundles = bundles_of(namespace, division_of((await context.require_namespace(namespace)).record))
+    if (found := next((bundle for bundle in bundles if bundle.range == name), None)) is None:
+        starts = ", ".join(bundle.range.partition("_")[0] for bundle in bundles)
+        raise PreconditionError(f"{name[:200]!r} is no bundle of {namespace}: they start at {starts}", namespace=str(namespace))
+    return found
+
+
+async def require_owner(context: AdminContext, bundle: Bundle) -> None:
+    """Raises NotOwnerError: another broker serves it (app.py)."""
+    location = await context.broker.ownership.locate_bundle(bundle)
+    if isinstance(location, There):
+        raise NotOwnerError(f"bundle {bundle} is served by broker {location.broker_id}", location, bundle=str(bundle))

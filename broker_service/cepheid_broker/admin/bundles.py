@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from cepheid_broker.ownership import boundaries
+from cepheid_broker.ownership import boundaries, division_of
+from cepheid_metadata import NamespaceRecord
 
 
-def bundles_data(count: int) -> dict[str, Any]:
-    return {"boundaries": boundaries(count), "numBundles": count}
+def bundles_data(record: NamespaceRecord) -> dict[str, Any]:
+    return {"boundaries": boundaries(division_of(record)), "numBundles": record.bundles}

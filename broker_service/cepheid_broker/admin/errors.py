@@ -9,6 +9,7 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import ClassVar
 
+from cepheid_broker.balancing import OrderRefusedError
 from cepheid_broker.errors import (
     AuthorizationError,
     BacklogQuotaExceededError,
@@ -34,7 +35,7 @@ from cepheid_broker.errors import (
     TopicHeldError,
     TopicNotFoundError,
 )
-from cepheid_broker.ownership import NotOwnerError, PeerUnreachableError, RemoteRefusedError
+from cepheid_broker.ownership import NotOwnerError, PeerUnreachableError, RemoteRefusedError, SplitRefusedError
 from cepheid_managed_ledger import NoObjectStoreError, OffloadOffError, OffloadRunningError
 from cepheid_metadata import (
     BadVersionError,
@@ -120,6 +121,8 @@ class HealthCheckError(AdminError):
 
 HTTP_STATUSES: dict[type[CepheidError], HTTPStatus] = {
     UpgradeNotPossibleError: HTTPStatus.CONFLICT,
+    OrderRefusedError: HTTPStatus.CONFLICT,
+    SplitRefusedError: HTTPStatus.PRECONDITION_FAILED,
     BrokerError: HTTPStatus.INTERNAL_SERVER_ERROR,
     TopicNotFoundError: HTTPStatus.NOT_FOUND,
     NamespaceNotFoundError: HTTPStatus.NOT_FOUND,

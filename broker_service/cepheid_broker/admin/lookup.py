@@ -14,7 +14,7 @@ from cepheid_broker.admin.brokers import admin_urls
 from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.path_names import AnyTopicPath
 from cepheid_broker.errors import TopicNotFoundError
-from cepheid_broker.ownership import There, bundle_of
+from cepheid_broker.ownership import There, bundle_of, division_of
 from cepheid_broker.protocol import check_listener, service_urls
 from cepheid_wire import TopicName
 
@@ -49,8 +49,8 @@ def lookup(context: AdminContext) -> APIRouter:
     @router.get("/bundle")
     async def bundle_of_topic(topic: AnyTopicPath) -> PlainTextResponse:
         """Bare text"""
-        count = (await context.require_namespace(topic.namespace)).record.bundles
-        return PlainTextResponse(bundle_of(topic, count).range)
+        record = (await context.require_namespace(topic.namespace)).record
+        return PlainTextResponse(bundle_of(topic, division_of(record)).range)
 
     return router
 

@@ -6,6 +6,7 @@ as the defaults that clients fill in, is taken.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
@@ -18,12 +19,13 @@ from cepheid_broker.admin.offload_thresholds import OLD_MEMBERS, old_members, wi
 from cepheid_broker.admin.policy_change import check_consistent
 from cepheid_broker.admin.policy_table import POLICIES, PolicyKind
 from cepheid_broker.admin.policy_values import BacklogQuotaBody
-from cepheid_broker.ownership import boundaries
+from cepheid_broker.ownership import MAX_BUNDLES, boundaries, check_may_split
 from cepheid_broker.policies import TopicPolicies, resolve
 from cepheid_metadata import NamespacePermissions, NamespaceRecord
 
-MAX_BUNDLES = 128  # Pulsar's limit for splits (docs/reference/behaviours.md §15)
 DEFAULT_BUNDLES = 4
+_BOUNDARY = re.compile(r"0x[0-9a-f]{8}")
+_LAST_BOUNDARY = "0xffffffff"
 ANONYMOUS = "anonymous"  # Pulsar's role of who does not say who he is
 
 _NOT_SET: dict[str, Any] = {
@@ -85,7 +87,7 @@ async def new_namespace(context: AdminContext, body: NamespaceBody) -> Namespace
     if (offload := with_old_members(fields.get("offload"), extra)) is not None:
         fields["offload"] = offload
     record = NamespaceRecord(
-        bundles=_bundle_count(body.bundles or BundlesBody()),
+        **await _bundles(context, body.bundles or BundlesBody()),
         replication_clusters=tuple(body.replication_clusters or (context.cluster,)),
         properties=body.properties or {},
         **fields,
@@ -112,7 +114,7 @@ def namespace_object(record: NamespaceRecord, broker: TopicPolicies, permissions
     found: dict[str, Any] = {
         **_NOT_SET,
         "replication_clusters": list(record.replication_clusters),
-        "bundles": bundles_data(record.bundles),
+        "bundles": bundles_data(record),
         "auth_policies": {
             "namespace_auth": permissions.namespace,
             "destination_auth": permissions.topics,
@@ -150,12 +152,20 @@ def _is_empty(value: Any) -> bool:
     return not value or (isinstance(value, dict) and all(map(_is_empty, value.values())))
 
 
-def _bundle_count(bundles: BundlesBody) -> int:
-    """Only even splits, given as a count or as their boundaries."""
+async def _bundles(context: AdminContext, bundles: BundlesBody) -> dict[str, Any]:
+    """Return the fields of the record for a number of equal bundles, or for any boundaries. Raises BadRequestError,
+    SplitRefusedError: boundaries that are not equal ranges, in a cluster whose upgrade is not finished."""
     ends = bundles.boundaries
     count = len(ends) - 1 if ends else (bundles.numBundles or DEFAULT_BUNDLES)
     if not 1 <= count <= MAX_BUNDLES:
         raise BadRequestError(f"{count} bundles: 1 to {MAX_BUNDLES} are possible")
-    if ends and ends != boundaries(count):
-        raise BadRequestError(f"Bundles must cover 0x00000000 to 0xffffffff in even steps: {', '.join(boundaries(count))}")
-    return count
+    if not ends or ends == boundaries(count):
+        return {"bundles": count}
+    starts = tuple(int(end, 16) for end in ends[:-1] if _BOUNDARY.fullmatch(end))
+    if len(starts) != count or ends[-1] != _LAST_BOUNDARY or starts[0] != 0 or list(starts) != sorted(set(starts)):
+        raise BadRequestError(
+            f"Bundles must cover the hashes without a gap: their boundaries ascend from 0x00000000 to {_LAST_BOUNDARY}, "
+            f"as in {', '.join(boundaries(count))}"
+        )
+    await check_may_split(context.store)
+    return {"bundles": count, "bundle_starts": starts}

@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import Annotated
 from urllib.parse import quote
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 
 from cepheid_broker.admin.brokers import id_of_broker
-from cepheid_broker.admin.bundle_calls import on_bundles
+from cepheid_broker.admin.bundle_calls import BundlePath, on_bundles, require_bundle, require_owner
 from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.errors import ConflictError, NotServedError, PreconditionError
 from cepheid_broker.admin.path_names import NamespacePath, SubscriptionPath
-from cepheid_broker.admin.raw_path import decode_once
 from cepheid_broker.admin.topic_access import open_topic
 from cepheid_broker.admin.unserved import unserved
-from cepheid_broker.ownership import Bundle, NotOwnerError, There, bundles_of
+from cepheid_broker.ownership import Bundle
 from cepheid_broker.topics import Topic
-from cepheid_wire import NON_PERSISTENT, NamespaceName, TopicName
+from cepheid_wire import NON_PERSISTENT, TopicName
 
 NO_CONTENT = 204
-
-
-async def _bundle(bundle: str) -> str:
-    return decode_once(bundle)
-
-
-BundlePath = Annotated[str, Depends(_bundle)]
 
 
 def namespace_topics(context: AdminContext) -> APIRouter:
@@ -36,9 +27,9 @@ def namespace_topics(context: AdminContext) -> APIRouter:
     @router.put("/{bundle}/unload", status_code=NO_CONTENT)
     async def unload_bundle(namespace: NamespacePath, bundle: BundlePath, request: Request, destinationBroker: str = "") -> None:
         """Every open topic of the bundle, which goes to `destinationBroker`, or to another one if there is"""
-        found = await _require_bundle(context, namespace, bundle)
+        found = await require_bundle(context, namespace, bundle)
         to = id_of_broker(context, request, destinationBroker) if destinationBroker else ""
-        await _require_owner(context, found)
+        await require_owner(context, found)
         await context.broker.ownership.release(found, to=to)
 
     @router.delete("/{bundle}", status_code=NO_CONTENT)
@@ -46,7 +37,7 @@ def namespace_topics(context: AdminContext) -> APIRouter:
         """Nothing to do for an empty bundle, 409 for one with topics; any other word is 412, as in Pulsar"""
         if (reason := unserved(f"/admin/v2/namespaces/t/n/{bundle}")) is not None:
             raise NotServedError(f"DELETE {bundle} of {namespace}: {reason}")
-        found = await _require_bundle(context, namespace, bundle)
+        found = await require_bundle(context, namespace, bundle)
         catalog = context.broker.catalog
         topics = [*await catalog.topics_of(namespace), *await catalog.topics_of(namespace, NON_PERSISTENT)]
         if topics := [topic for topic in topics if found.holds(topic)]:
@@ -65,15 +56,15 @@ def namespace_topics(context: AdminContext) -> APIRouter:
     @router.post("/{bundle}/clearBacklog", status_code=NO_CONTENT)
     async def clear_bundle(namespace: NamespacePath, bundle: BundlePath) -> None:
         """Of every subscription in the bundle"""
-        found = await _require_bundle(context, namespace, bundle)
-        await _require_owner(context, found)
+        found = await require_bundle(context, namespace, bundle)
+        await require_owner(context, found)
         await _clear(context, found, None)
 
     @router.post("/{bundle}/clearBacklog/{sub}", status_code=NO_CONTENT)
     async def clear_bundle_of(namespace: NamespacePath, bundle: BundlePath, sub: SubscriptionPath) -> None:
         """Of this subscription in the bundle"""
-        found = await _require_bundle(context, namespace, bundle)
-        await _require_owner(context, found)
+        found = await require_bundle(context, namespace, bundle)
+        await require_owner(context, found)
         await _clear(context, found, sub)
 
     @router.post("/unsubscribe/{sub}", status_code=NO_CONTENT)
@@ -86,27 +77,11 @@ def namespace_topics(context: AdminContext) -> APIRouter:
     @router.post("/{bundle}/unsubscribe/{sub}", status_code=NO_CONTENT)
     async def unsubscribe_bundle(namespace: NamespacePath, bundle: BundlePath, sub: SubscriptionPath) -> None:
         """The same in one bundle"""
-        found = await _require_bundle(context, namespace, bundle)
-        await _require_owner(context, found)
+        found = await require_bundle(context, namespace, bundle)
+        await require_owner(context, found)
         await _unsubscribe(context, found, sub)
 
     return router
-
-
-async def _require_bundle(context: AdminContext, namespace: NamespaceName, name: str) -> Bundle:
-    """Raises PreconditionError when `name` is none of the namespace's."""
-    bundles = bundles_of(namespace, (await context.require_namespace(namespace)).record.bundles)
-    if (found := next((bundle for bundle in bundles if bundle.range == name), None)) is None:
-        starts = ", ".join(bundle.range.partition("_")[0] for bundle in bundles)
-        raise PreconditionError(f"{name[:200]!r} is no bundle of {namespace}: they start at {starts}", namespace=str(namespace))
-    return found
-
-
-async def _require_owner(context: AdminContext, bundle: Bundle) -> None:
-    """Raises NotOwnerError: another broker serves it (app.py)."""
-    location = await context.broker.ownership.locate_bundle(bundle)
-    if isinstance(location, There):
-        raise NotOwnerError(f"bundle {bundle} is served by broker {location.broker_id}", location, bundle=str(bundle))
 
 
 async def _topics_in(context: AdminContext, bundle: Bundle) -> list[TopicName]:

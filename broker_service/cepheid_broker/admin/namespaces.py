@@ -87,7 +87,7 @@ def namespaces(context: AdminContext) -> APIRouter:
 
     @router.get("/{tenant}/{namespace}/bundles")
     async def get_bundles(namespace: NamespacePath) -> dict[str, Any]:
-        return bundles_data((await context.require_namespace(namespace)).record.bundles)
+        return bundles_data((await context.require_namespace(namespace)).record)
 
     @router.put("/{tenant}/{namespace}/unload", status_code=NO_CONTENT)
     async def unload_namespace(namespace: NamespacePath) -> None:

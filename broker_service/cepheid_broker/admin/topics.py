@@ -15,7 +15,7 @@ from cepheid_broker.admin.path_names import NamespacePath, TopicPath
 from cepheid_broker.admin.topic_access import open_topic, require_idle, require_owner
 from cepheid_broker.admin.topic_lists import is_shown, partitioned_topics_in, topics_in
 from cepheid_broker.admin.topic_properties import refuse_shadow
-from cepheid_broker.ownership import bundle_of
+from cepheid_broker.ownership import bundle_of, division_of
 from cepheid_broker.topics import last_message
 from cepheid_metadata import KeyExistsError
 from cepheid_wire import PERSISTENT, TopicName
@@ -53,8 +53,8 @@ def topics_of(context: AdminContext, domain: str) -> APIRouter:
         """Partitions one by one, never the name of a partitioned topic; only topics that the role may use"""
         found = [topic for topic in await topics_in(context, namespace, domain) if is_shown(topic, includeSystemTopic)]
         if bundle is not None:
-            count = (await context.require_namespace(namespace)).record.bundles
-            found = [topic for topic in found if bundle_of(topic, count).range == bundle]
+            division = division_of((await context.require_namespace(namespace)).record)
+            found = [topic for topic in found if bundle_of(topic, division).range == bundle]
         return [str(topic) for topic in await visible_topics(context, request, namespace, found)]
 
     @router.get("/partitioned")

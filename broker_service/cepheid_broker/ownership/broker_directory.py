@@ -1,6 +1,6 @@
 """The brokers that run: their registrations, as fresh as the store's watches allow.
 
-    start ──► watch the children of /brokers ──► read them ──► brokers            a watch that fired or failed: the same again
+    start ──► watch /brokers, and each broker's record ──► read them ──► brokers  a watch that fired or failed: the same again
 
 Rules:
 1. When the store cannot be reached what was known stays, and it is asked again every second.
@@ -11,17 +11,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from cepheid_metadata import (
     BrokerRegistration,
     MetadataError,
     MetadataStore,
     StoreClosedError,
+    Watch,
     broker_records,
     keys,
     list_records,
 )
+from cepheid_metadata.listing import list_names
 from cepheid_ports import TaskOwner
 
 log = logging.getLogger(__name__)
@@ -35,6 +37,9 @@ class BrokerDirectory:
         self._records = broker_records(store)
         self._tasks = tasks
         self._brokers: dict[str, BrokerRegistration] = {}
+        self._watches: list[Watch] = []
+        self.on_changed: Callable[[], None] = lambda: None
+        """Called when brokers were read anew."""
 
     def __repr__(self) -> str:
         return f"<BrokerDirectory {', '.join(self._brokers) or 'nobody'}>"
@@ -49,6 +54,11 @@ class BrokerDirectory:
         """One that all brokers name alike: the first id."""
         return next(iter(self._brokers.values()), None)
 
+    @property
+    def draining(self) -> list[str]:
+        """Ids of those that take no bundles."""
+        return [name for name, record in self._brokers.items() if record.draining]
+
     async def start(self) -> None:
         """Raises MetadataError."""
         await self._read()
@@ -56,18 +66,28 @@ class BrokerDirectory:
     async def refresh(self) -> None:
         """Reads them now. Raises MetadataError."""
         self._brokers = await self._read_all()
+        self.on_changed()
 
     async def _read(self) -> None:
-        watch = await self._store.watch_children(keys.BROKERS_KEY)
+        watches: list[Watch] = []
         try:
+            watches.append(await self._store.watch_children(keys.BROKERS_KEY))
+            for name in await list_names(self._store, keys.BROKERS_KEY):
+                watches.append(await self._store.watch(keys.broker_key(name)))  # noqa: PERF401 - what was armed is cancelled on errors
             self._brokers = await self._read_all()
         except BaseException:
-            watch.cancel()
+            _cancel(watches)
             raise
-        watch.call_when_settled(self._on_settled)
+        self._watches = watches
+        self.on_changed()
+        for watch in watches:
+            watch.call_when_settled(self._on_settled)
 
     def _on_settled(self) -> None:
-        self._tasks.start(self._read_again(), name="read-brokers")
+        if self._watches:  # the first of them; the others are armed again
+            _cancel(self._watches)
+            self._watches = []
+            self._tasks.start(self._read_again(), name="read-brokers")
 
     async def _read_all(self) -> dict[str, BrokerRegistration]:
         found, unreadable = await list_records(self._store, keys.BROKERS_KEY, self._records)
@@ -75,7 +95,7 @@ class BrokerDirectory:
         return {record.broker_id: record for record in sorted(brokers, key=lambda record: record.broker_id)}
 
     async def _read_again(self) -> None:
-        before = list(self._brokers)
+        before, drained_before = list(self._brokers), self.draining
         while True:
             try:
                 await self._read()
@@ -85,5 +105,11 @@ class BrokerDirectory:
             except MetadataError as error:
                 log.warning("brokers.unreachable", extra={"error": str(error), "retry_s": RETRY_S})
                 await asyncio.sleep(RETRY_S)
-        if list(self._brokers) != before:
-            log.info("brokers.changed", extra={"brokers": list(self._brokers), "before": before})
+        if list(self._brokers) != before or self.draining != drained_before:
+            extra = {"brokers": list(self._brokers), "before": before, "draining": self.draining}
+            log.info("brokers.changed", extra=extra)
+
+
+def _cancel(watches: Iterable[Watch]) -> None:
+    for watch in watches:
+        watch.cancel()

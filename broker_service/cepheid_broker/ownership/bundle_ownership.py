@@ -1,32 +1,41 @@
 """Ownership among many brokers: which broker a lookup leads to, and when this one is given bundles at all.
 
     locate ──► ours already? ──► owner's record ──► another's: There
-                                     └── none ──► preference(bundle, registered brokers) ──► another: There, chosen
+                                     └── none ──► placement (load, hash, policies) ──► another: There, chosen
                                                                           └── this one ──► `BundleTenures`: acquired ──► Here
     start ──► registered ──► bundles are given to it            release_all ──► deregistered, bundles given away
+    drain ──► registered as draining, not chosen any more ──► bundles given away, as long as it lasts
+    on_hand_over ──► another broker's topics are opened here, ahead of the bundle (hand_over.py)
 
 Rules
 1. A broker is given bundles while it is registered: `start` returns then, and whoever stops leaves first.
 2. A session that is LOST takes everything along, before anything else happens; SUSPENDED takes nothing: what is owned goes on, and
    nothing is acquired.
+3. A broker that is being drained is chosen only when all are. The mark is in its registration, so it ends with the process; a
+   caller that goes away ends nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
-from cepheid_broker.errors import ServiceNotReadyError
+from cepheid_broker.errors import NotAllowedError, ServiceNotReadyError
 from cepheid_broker.ownership.broker_directory import BrokerDirectory
-from cepheid_broker.ownership.bundle_counts import BundleCounts
-from cepheid_broker.ownership.bundle_states import BundleStates, Phase
+from cepheid_broker.ownership.broker_liveness import BrokerLiveness
+from cepheid_broker.ownership.bundle_divisions import BundleDivisions
+from cepheid_broker.ownership.bundle_split import BundleSplits
+from cepheid_broker.ownership.bundle_states import BundleStates, Phase, Tenure
 from cepheid_broker.ownership.bundle_tenures import BundleTenures
-from cepheid_broker.ownership.bundles import Bundle, bundle_of, preference
+from cepheid_broker.ownership.bundles import Bundle, Division, bundle_of, is_in
+from cepheid_broker.ownership.hand_over import HandOverCall, Heir, SilentBrokers, TopicsAhead
+from cepheid_broker.ownership.isolation import IsolationRules
 from cepheid_broker.ownership.owner_reach import OwnerReach
 from cepheid_broker.ownership.ownership import (
     KEEPS_CONNECTION,
+    BundleSplitError,
     BundleUser,
     Here,
     Location,
@@ -36,20 +45,27 @@ from cepheid_broker.ownership.ownership import (
     bundle_not_ready,
     health_topic,
 )
+from cepheid_broker.ownership.peer_calls import PeerCalls
+from cepheid_broker.ownership.placement import Placement
 from cepheid_metadata import (
     BrokerRegistration,
     BundleOwner,
+    IsolationPolicies,
     MetadataError,
     MetadataStore,
     Registration,
     SessionState,
+    WatchedRecord,
+    WatchedRecords,
     broker_records,
+    keys,
 )
 from cepheid_ports import Ports, SingleFlight, TaskOwner
 from cepheid_wire import NamespaceName, TopicName
 
 log = logging.getLogger(__name__)
 
+_DRAIN_POLL_S = 0.2
 _ATTEMPTS = 5  # of a lookup that meets others who acquire and release at the same time
 
 
@@ -67,10 +83,12 @@ class BundleOwnership:
         timeout_s: float = 10.0,
         patience_s: float = 20.0,
         reach: OwnerReach | None = None,
+        placement: Placement | None = None,
+        liveness: BrokerLiveness | None = None,
         on_failed: Callable[[BaseException], None] = lambda error: None,
     ) -> None:
-        """Without `reach` an owner is taken at its record's word. Another broker's registration under our id is waited for during
-        `patience_s`; once started `on_failed` hears that it stayed."""
+        """Without `reach` an owner is taken at its record's word, and without `liveness` until its session ends. Another broker's
+        registration under our id is waited for during `patience_s`; once started `on_failed` hears that it stayed."""
         self.states = BundleStates(f"{ports.random.getrandbits(64):016x}")
         self._store = store
         self._ports = ports
@@ -79,15 +97,28 @@ class BundleOwnership:
         self._on_failed = on_failed
         self._timeout_s = timeout_s
         self._reach = reach
+        self._liveness = liveness
         self._own_topic: TopicName | None = None
         self._tasks = TaskOwner("ownership")
         self.directory = BrokerDirectory(store, self._tasks)
-        self._tenures = BundleTenures(store, self.states, self._choose_heir, self._tasks)
+        self._tenures = BundleTenures(store, self.states, self._choose_heir, self._tasks, liveness)
         self._registration: Registration[BrokerRegistration] | None = None
-        self._counts = BundleCounts(store, self._tasks, self._tenures.on_namespace_gone)
+        self._divisions = BundleDivisions(store, self._tasks, self._tenures.on_divided)
+        self._tenures.divisions = self._divisions
+        self._splits = BundleSplits(store, self._tenures, self.states, self._divisions)
+        self.placement = placement or Placement()
+        self._watched = WatchedRecords(store, self._tasks)
+        self._isolation: WatchedRecord[IsolationPolicies] | None = None
         self._registered = asyncio.Event()
         self._reads: SingleFlight[Bundle, BundleOwner | None] = SingleFlight("owner-reads", _stopped)
         self._stopping = False
+        self.peers: PeerCalls | None = None
+        self._silent = SilentBrokers()
+        self._ahead = TopicsAhead()
+        self._hands_over_until: float | None = None
+        self.draining = False
+        self._must_drain = False  # also when there is no other broker
+        self._tenures.find_heir, self._tenures.on_heir_failed = self._find_heir, self._on_heir_failed
         self._unsubscribe = store.subscribe(self.on_session)
 
     def __repr__(self) -> str:
@@ -113,13 +144,16 @@ class BundleOwnership:
         self._tenures.broker_id, self._tenures.addresses = broker_id, dict(addresses)
         self._own_topic = health_topic(broker_id)  # whoever owns its bundle: a broker must be able to try itself
         await self.directory.start()
+        await self._follow_isolation()
         if self._registration is None:
             self._registration = await self._register()
         await self.directory.refresh()
+        if self._liveness is not None:
+            self._liveness.start(broker_id, self.directory)
         self._registered.set()
 
     async def _register(self) -> Registration[BrokerRegistration]:
-        own = BrokerRegistration(
+        own = self._record = BrokerRegistration(
             broker_id=self.broker_id,
             addresses=dict(self._tenures.addresses),
             release=self._release_name,
@@ -146,60 +180,139 @@ class BundleOwnership:
             raise
         return registration
 
+    async def _follow_isolation(self) -> None:
+        """Raises MetadataError."""
+        if self._isolation is not None:
+            return
+
+        def on_change() -> None:
+            if self._isolation is not None:
+                self.placement.isolation = IsolationRules(self._isolation.record)
+
+        self._isolation = await self._watched.use(
+            keys.ISOLATION_POLICIES_KEY, IsolationPolicies, self, on_change, forget_deleted=True
+        )
+        on_change()
+
     async def _deregister(self) -> None:
         registration, self._registration = self._registration, None
         if registration is not None:
             await registration.aclose()
 
+    @property
+    def bundles_held(self) -> int:
+        return self.states.held
+
+    def drain(self, *, force: bool = False) -> None:
+        """Rule 3."""
+        if self._stopping or self._registration is None:
+            raise ServiceNotReadyError(f"broker {self.broker_id} is starting or stopping")
+        if not force and not self._takers():
+            others = ", ".join(f"{name} (being drained)" for name in self.directory.brokers if name != self.broker_id)
+            message = f"broker {self.broker_id} is the last one that takes bundles; others: {others or 'none'}"
+            raise NotAllowedError(f"{message}. Start another broker first, or force it: its topics are not served then")
+        self._must_drain = force
+        if not self.draining:
+            self.draining = True
+            self._registration.update(self._record.replace(draining=True))
+            self._tasks.start(self._drain(), name="drain")
+            log.info("broker.draining", extra={"broker": self.broker_id, "bundles": len(list(self.states.owned()))})
+
+    def undrain(self) -> None:
+        if self.draining:
+            self.draining = self._must_drain = False
+            if self._registration is not None:
+                self._registration.update(self._record)
+            log.info("broker.not_draining", extra={"broker": self.broker_id})
+
+    async def _drain(self) -> None:
+        """As long as it is to be drained: others may not know of it yet, and send clients here. While no other broker takes bundles
+        it keeps what it has, unless it was forced."""
+
+        def pauses() -> bool:
+            return not self.draining or self._stopping or not (self._must_drain or self._takers())
+
+        while self.draining and not self._stopping:
+            await self._tenures.give_away("the broker is drained", until=pauses)
+            await asyncio.sleep(_DRAIN_POLL_S)
+
+    def _takers(self) -> dict[str, BrokerRegistration]:
+        """Other brokers that are given bundles."""
+        return {name: record for name, record in self.directory.brokers.items() if name != self.broker_id and not record.draining}
+
     def on_session(self, state: SessionState) -> None:
         """Rule 2."""
         if state is SessionState.LOST:
             lost = self.states.on_session_lost()
+            self._ahead.clear()
             log.warning("bundles.lost", extra={"broker": self.broker_id, "bundles": len(lost), "reason": "the session ended"})
             self.user.drop_unowned()
 
-    async def release_all(self) -> None:
+    async def release_all(self, limit_s: float = 0.0) -> None:
         self._stopping = True
+        self._hands_over_until = asyncio.get_running_loop().time() + limit_s
         await self._deregister()
         await self._tenures.release_all()
 
     async def aclose(self) -> None:
         self._stopping = True
         self._unsubscribe()
+        if self._liveness is not None:
+            await self._liveness.aclose()
         if self._reach is not None:
             await self._reach.aclose()
         await self._deregister()
         await self._tasks.aclose()
-        self._counts.close()
+        self._divisions.close()
+        if self._isolation is not None:
+            self._watched.leave(self._isolation, self)
 
     # Whose is it?
 
     def owns(self, topic: TopicName) -> bool:
         if topic == self._own_topic:
             return self._store.session_state is not SessionState.LOST
-        count = self._counts.known(topic.namespace)
-        return count is not None and self.states.owns(bundle_of(topic, count))
+        if self._ahead.holds(topic):
+            return True
+        division = self._divisions.known(topic.namespace)
+        return division is not None and self.states.owns(bundle_of(topic, division))
 
     def keeps(self, topic: TopicName) -> bool:
-        count = self._counts.known(topic.namespace)
-        return self.owns(topic) or (count is not None and self.states.keeps(bundle_of(topic, count)))
+        division = self._divisions.known(topic.namespace)
+        return self.owns(topic) or (division is not None and self.states.keeps(bundle_of(topic, division)))
 
     async def locate(self, topic: TopicName, *, authoritative: bool = False) -> Location:
         if topic == self._own_topic and self.owns(topic):
             return Here()
-        bundle = await self.bundle_of(topic)
-        look = partial(self.locate_bundle, bundle, authoritative=authoritative)
-        return await look() if self._reach is None else await self._reach.reachable(bundle, await look(), look)
+        if self._ahead.holds(topic):
+            return Here()
+
+        async def locate(bundle: Bundle) -> Location:
+            if (heir := self._tenures.heirs.get(bundle)) is not None and topic in heir.moved:
+                return heir.there  # while the rest of its bundle is still on its way
+            look = partial(self.locate_bundle, bundle, authoritative=authoritative)
+            return await look() if self._reach is None else await self._reach.reachable(bundle, await look(), look)
+
+        return await self._in_bundle_of(topic, locate)
+
+    async def _in_bundle_of(self, topic: TopicName, locate: Callable[[Bundle], Awaitable[Location]]) -> Location:
+        """Locate the bundle of a topic: the next one, if it was split meanwhile."""
+        for _ in range(_ATTEMPTS):
+            try:
+                return await locate(bundle := await self.bundle_of(topic))
+            except BundleSplitError:
+                continue
+        raise bundle_not_ready(bundle, "it is split again and again")
 
     async def would_own(self, topics: Sequence[TopicName]) -> list[TopicName]:
-        counts: dict[NamespaceName, int] = {}
+        divisions: dict[NamespaceName, Division] = {}
         asked: dict[Bundle, bool] = {}
         found: list[TopicName] = []
         for topic in topics:
             if not self.owns(topic):
-                if topic.namespace not in counts:
-                    counts[topic.namespace] = await self._counts.look_up(topic.namespace)
-                bundle = bundle_of(topic, counts[topic.namespace])
+                if topic.namespace not in divisions:
+                    divisions[topic.namespace] = await self._divisions.look_up(topic.namespace)
+                bundle = bundle_of(topic, divisions[topic.namespace])
                 if bundle not in asked:
                     asked[bundle] = await self._would_take(bundle)
                 if not asked[bundle]:
@@ -209,8 +322,8 @@ class BundleOwnership:
 
     async def _would_take(self, bundle: Bundle) -> bool:
         """Whether it is served here, or is served by no broker and this one is the first choice."""
-        if self._stopping or not self._registered.is_set():
-            return False
+        if self._stopping or self.draining or not self._registered.is_set():
+            return self.states.owns(bundle)
         owner = await self.owner_of(bundle)
         if owner is not None:
             return isinstance(owner, Here)
@@ -220,9 +333,9 @@ class BundleOwnership:
             raise bundle_not_ready(bundle, f"metadata cannot be asked who is to have it: {error}") from error
 
     async def require(self, topic: TopicName) -> None:
-        if topic == self._own_topic and self.owns(topic):
+        if (topic == self._own_topic and self.owns(topic)) or self._ahead.holds(topic):
             return
-        location = await self.locate_bundle(await self.bundle_of(topic))
+        location = await self._in_bundle_of(topic, self.locate_bundle)
         if isinstance(location, There):
             message = f"topic {topic} is served by broker {location.broker_id}, not by {self.broker_id} ({KEEPS_CONNECTION})"
             raise NotOwnerError(message, location, topic=str(topic))
@@ -230,6 +343,11 @@ class BundleOwnership:
     @property
     def brokers(self) -> Mapping[str, Mapping[str, str]]:
         return {name: record.addresses for name, record in self.directory.brokers.items()}
+
+    @property
+    def leaving(self) -> list[str]:
+        """Ids of the brokers that take no bundles: they are being drained."""
+        return [name for name, record in self.directory.brokers.items() if record.draining]
 
     def statistics(self) -> OwnershipFigures:
         states = self.states
@@ -252,9 +370,90 @@ class BundleOwnership:
     async def release(self, bundle: Bundle, *, to: str = "", reason: str = "its bundle is unloaded") -> None:
         await self._tenures.release(bundle, to=to, reason=reason)
 
+    # Hand-over (hand_over.py)
+
+    def _find_heir(self, tenure: Tenure, broker_id: str) -> Heir | None:
+        """None: it is given up without a word to that broker."""
+        now_s = asyncio.get_running_loop().time()
+        record = self.directory.brokers.get(broker_id)
+        if self.peers is None or record is None or broker_id == self.broker_id or self._silent.are(broker_id, now_s):
+            return None
+        if self._hands_over_until is not None and now_s >= self._hands_over_until:
+            return None  # the broker has to stop now
+        there = There(broker_id, record.addresses)
+        if there.admin_url(over_tls=False) is None:
+            return None
+        return Heir(there, tenure.bundle, self.broker_id, tenure.epoch, self.peers)
+
+    def _on_heir_failed(self, heir: Heir, error: BaseException) -> None:
+        self._silent.note(heir.there.broker_id, error, asyncio.get_running_loop().time())
+
+    async def on_hand_over(self, call: HandOverCall) -> list[TopicName]:
+        bundle, now_s = call.bundle, asyncio.get_running_loop().time()
+        topics = [name for name in map(TopicName.parse, call.topics) if bundle.holds(name)]
+        if call.step == "prepare":
+            await self._begin_ahead(call)
+            await self.user.warm(topics)
+            return []
+        if call.step == "take":
+            return await self._take(bundle)
+        self._ahead.renew(bundle, call.giver, call.epoch, now_s)
+        self._ahead.add(bundle, topics)
+        opened = await self.user.take_in(topics)
+        for topic in topics:
+            if topic not in opened:
+                self._ahead.remove(bundle, topic)
+        return opened
+
+    async def _begin_ahead(self, call: HandOverCall) -> None:
+        """Rule 1 of hand_over.py. Raises ServiceNotReadyError."""
+        bundle = call.bundle
+        if self._stopping or self.draining or not self._registered.is_set():
+            state = "stops" if self._stopping else "is being drained" if self.draining else "is not registered"
+            raise bundle_not_ready(bundle, f"broker {self.broker_id} {state}, and takes no bundles")
+        await self._check_current(bundle)
+        try:
+            owner = await self._tenures.owner_of(bundle)
+        except MetadataError as error:
+            raise bundle_not_ready(bundle, f"metadata cannot be asked who owns it: {error}") from error
+        if owner is None or (owner.broker_id, owner.epoch) != (call.giver, call.epoch):
+            raise bundle_not_ready(
+                bundle, f"broker {call.giver} does not own it in epoch {call.epoch}; its owner's record is {owner}"
+            )
+        if self._ahead.begin(bundle, call.giver, call.epoch, asyncio.get_running_loop().time()):
+            self._tasks.start(self._end_ahead(bundle), name=f"hand-over {bundle}")
+
+    async def _take(self, bundle: Bundle) -> list[TopicName]:
+        """The bundle is free. Whoever has it then serves its topics."""
+        try:
+            await self.locate_bundle(bundle, authoritative=True)
+        finally:
+            if not self._stopping:
+                self._ahead.end(bundle)
+                self.user.drop_unowned()
+        return []
+
+    async def _end_ahead(self, bundle: Bundle) -> None:
+        """Rule 3 of hand_over.py."""
+        loop = asyncio.get_running_loop()
+        while wait_s := self._ahead.ends_in(bundle, loop.time()):  # noqa: ASYNC110 - each call of the owner moves the end
+            await asyncio.sleep(wait_s)
+        if wait_s is not None:
+            log.warning("bundle.hand_over_ended", extra={"bundle": str(bundle), "reason": "its owner was not heard of any more"})
+            try:
+                await self._take(bundle)
+            except ServiceNotReadyError as error:
+                log.warning("bundle.not_acquired", extra={"bundle": str(bundle), "error": str(error)})
+
     async def bundle_of(self, topic: TopicName) -> Bundle:
         """Raises NamespaceNotFoundError, ServiceNotReadyError."""
-        return bundle_of(topic, await self._counts.get(topic.namespace))
+        return bundle_of(topic, await self._divisions.get(topic.namespace))
+
+    async def division(self, namespace: NamespaceName) -> Division:
+        return await self._divisions.get(namespace)
+
+    async def split(self, bundle: Bundle, starts: Sequence[int], *, reason: str = "an operator split it") -> list[Bundle]:
+        return await self._splits.split(bundle, starts, reason)
 
     async def locate_bundle(self, bundle: Bundle, *, authoritative: bool = False) -> Location:
         """As `locate`."""
@@ -271,10 +470,9 @@ class BundleOwnership:
 
     async def _look(self, bundle: Bundle, *, authoritative: bool) -> Location | None:
         """None: something changed meanwhile, look again."""
+        await self._check_current(bundle)
         if (tenure := self.states.find(bundle)) is not None:
-            if (
-                tenure.phase is not Phase.OWNED
-            ):  # a wait instead of a refusal: clients that are refused wait twice as long each time
+            if not self.states.owns(bundle):  # a wait instead of a refusal: clients that are refused wait twice as long each time
                 await self._tenures.wait_settled(tenure)
             return Here() if self.states.owns(bundle) else None
         if self._store.session_state is not SessionState.CONNECTED:
@@ -294,22 +492,40 @@ class BundleOwnership:
             self._tenures.acquire_soon(bundle)
         return None
 
+    async def _check_current(self, bundle: Bundle) -> None:
+        """Raises BundleSplitError for a bundle that the namespace does not have: any more, or as far as metadata says."""
+        namespace = bundle.namespace
+        division = await self._divisions.get(namespace)
+        if not is_in(bundle, division) and not is_in(bundle, await self._divisions.refresh(namespace)):
+            raise BundleSplitError(f"{bundle} is not a bundle of its namespace any more ({KEEPS_CONNECTION})", bundle=str(bundle))
+
     async def _choose(self, bundle: Bundle, *, authoritative: bool) -> There | None:
         """Who is to have what nobody has; None: this broker."""
         brokers = {
             name: record for name, record in self.directory.brokers.items() if not (self._stopping and name == self.broker_id)
         }
-        if authoritative and not self._stopping:
+        takers = {
+            name: record for name, record in brokers.items() if not (self.draining if name == self.broker_id else record.draining)
+        }
+        if takers:
+            brokers = takers
+        elif self._must_drain:
+            raise bundle_not_ready(bundle, "this broker is drained, and no other one takes bundles")
+        if authoritative and not self._stopping and (not self.draining or self.broker_id in brokers):
             return None
-        order = preference(bundle, brokers, await self._tenures.preferred_for(bundle))
+        preferred = await self._tenures.preferred_for(bundle)
+        addresses = {name: record.addresses for name, record in brokers.items()}
+        order = self.placement.order(bundle, addresses, preferred, now_s=asyncio.get_running_loop().time())
         if not order or order[0] == self.broker_id:
             return None
         return There(order[0], brokers[order[0]].addresses, chosen=True)
 
     def _choose_heir(self, bundle: Bundle) -> str:
         """Who is to have what this broker gives away; empty: there is nobody else."""
-        others = [name for name in self.directory.brokers if name != self.broker_id]
-        return next(iter(preference(bundle, others)), "")
+        others = self._takers() or {name: found for name, found in self.directory.brokers.items() if name != self.broker_id}
+        now_s = asyncio.get_running_loop().time()
+        order = self.placement.order(bundle, {name: found.addresses for name, found in others.items()}, now_s=now_s)
+        return next((name for name in order if not self._silent.are(name, now_s)), next(iter(order), ""))
 
     def _what_takes_so_long(self, bundle: Bundle) -> str:
         if not self._registered.is_set():

@@ -6,16 +6,18 @@
               the record turns out to be ours ───┘
     on_session_lost, on_record with another owner or none: whatever it was, it is gone at once
 
+    OWNED ── begin_split ──► SPLITTING ── on_split ──► its parts, OWNED          on_kept: OWNED again
+
 Rules
 1. Everything belongs to one session of the metadata store: what an older one acquired or released says nothing any more (O3).
-2. A bundle is served in OWNED alone. Whoever is about to serve asks in the same step.
+2. A bundle is served in OWNED, and in SPLITTING: its topics stay open. Whoever is about to serve asks in the same step.
 3. The record decides: one that is not ours takes the bundle away, one that is ours makes it ours, whatever we believed.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from cepheid_broker.ownership.bundles import Bundle
@@ -26,6 +28,7 @@ class Phase(enum.Enum):
     ACQUIRING = "acquiring"
     OWNED = "owned"
     RELEASING = "releasing"
+    SPLITTING = "splitting"
 
 
 @dataclass(slots=True, eq=False)
@@ -57,6 +60,11 @@ class BundleStates:
         """Of this session (rule 1)."""
         return f"{self._incarnation}-{self.sessions}"
 
+    @property
+    def held(self) -> int:
+        """Tenures whose record is ours."""
+        return sum(tenure.phase is not Phase.ACQUIRING for tenure in self._tenures.values())
+
     def owned(self) -> Iterator[Tenure]:
         """Those that are being released too."""
         return iter([tenure for tenure in self._tenures.values() if tenure.phase is not Phase.ACQUIRING])
@@ -67,7 +75,7 @@ class BundleStates:
     def owns(self, bundle: Bundle) -> bool:
         """Rule 2."""
         tenure = self._tenures.get(bundle)
-        return tenure is not None and tenure.phase is Phase.OWNED
+        return tenure is not None and tenure.phase in (Phase.OWNED, Phase.SPLITTING)
 
     def keeps(self, bundle: Bundle) -> bool:
         """Its record is ours: no other broker can have it."""
@@ -106,8 +114,29 @@ class BundleStates:
         if not self.owns(bundle):
             return None
         tenure = self._tenures[bundle]
+        assert tenure.phase is Phase.OWNED, f"{bundle} is {tenure.phase.value}"
         tenure.phase = Phase.RELEASING
         return tenure
+
+    def begin_split(self, bundle: Bundle) -> Tenure | None:
+        """It is served on meanwhile. None: it is not owned, or something else is done with it already."""
+        tenure = self._tenures.get(bundle)
+        if tenure is None or tenure.phase is not Phase.OWNED:
+            return None
+        tenure.phase = Phase.SPLITTING
+        return tenure
+
+    def on_split(self, tenure: Tenure, parts: Sequence[Tenure]) -> bool:
+        """Their records are there, instead of that of `tenure`. False: the session ended meanwhile, and with it all records."""
+        if not self.holds(tenure):
+            return False
+        assert tenure.phase is Phase.SPLITTING, f"{tenure.bundle} is {tenure.phase.value}"
+        del self._tenures[tenure.bundle]
+        for part in parts:
+            assert part.bundle not in self._tenures, f"{part.bundle} is {self._tenures[part.bundle].phase.value} already"
+            part.phase = Phase.OWNED
+            self._tenures[part.bundle] = part
+        return True
 
     def on_released(self, tenure: Tenure) -> None:
         if self.holds(tenure):
@@ -116,7 +145,7 @@ class BundleStates:
 
     def on_kept(self, tenure: Tenure) -> None:
         """The record could not be deleted, as far as we know: it is served again. If it is gone after all, `on_record` says so."""
-        if self.holds(tenure) and tenure.phase is Phase.RELEASING:
+        if self.holds(tenure) and tenure.phase in (Phase.RELEASING, Phase.SPLITTING):
             tenure.phase = Phase.OWNED
 
     def on_record(self, tenure: Tenure, record: BundleOwner | None) -> bool:
@@ -125,8 +154,8 @@ class BundleStates:
             return False
         if self.is_own(record) and record is not None and record.epoch == tenure.epoch:
             return False
-        if tenure.phase is Phase.RELEASING and record is None:
-            return False  # our own deletion, perhaps before its answer: whoever releases it concludes
+        if tenure.phase in (Phase.RELEASING, Phase.SPLITTING) and record is None:
+            return False  # our own deletion, perhaps before its answer: whoever releases or splits it concludes
         del self._tenures[tenure.bundle]
         self.lost += 1
         return True

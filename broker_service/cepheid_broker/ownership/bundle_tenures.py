@@ -1,7 +1,8 @@
 """The records of the bundles that one broker has: made, followed and deleted as `BundleStates` decides.
 
     acquire_soon ──► owner's record, history ──► one multi ──► followed ──► gone, or another's: dropped at once
-    release ──► topics unloaded ──► one multi: the record goes, the history says who is preferred
+    release ──► topics handed over to the heir, or unloaded ──► one multi: the record goes, the history says who is preferred
+                                                                    └──► the heir is asked to take it (hand_over.py)
 
     /bundles/T/N/range            {broker, incarnation, epoch, addresses}    ephemeral, made once, never replaced
     /bundle-histories/T/N/range   {epoch, preferred}                         persistent, written in the same multi
@@ -13,19 +14,25 @@ Rules
 3. A write whose outcome is unknown counts as not done. If it was done, the record is ours, and whoever asks next finds that.
 4. A record with our addresses and another incarnation is that of a process before us: two cannot listen at one address. It is
    replaced, so that a broker that was restarted does not wait for the end of its old session.
+5. The record of a broker that is gone is replaced before its session ends (broker_liveness.py), unless it is registered again.
+6. A bundle whose history says that it was split is not acquired, unless the namespace has it all the same: it was deleted and
+   created again since.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from cepheid_broker.errors import ServiceNotReadyError
 from cepheid_broker.ownership.broker_directory import RETRY_S
+from cepheid_broker.ownership.broker_liveness import BrokerLiveness
+from cepheid_broker.ownership.bundle_divisions import BundleDivisions
 from cepheid_broker.ownership.bundle_states import BundleStates, Phase, Tenure
-from cepheid_broker.ownership.bundles import Bundle
+from cepheid_broker.ownership.bundles import Bundle, Division, is_in
+from cepheid_broker.ownership.hand_over import Heir
 from cepheid_broker.ownership.ownership import BundleUser, bundle_not_ready
 from cepheid_metadata import (
     BadVersionError,
@@ -54,17 +61,33 @@ class BundleTenures:
     broker_id = ""
     addresses: Mapping[str, str] = {}
     """Both known once the broker starts."""
+    divisions: BundleDivisions
 
-    def __init__(self, store: MetadataStore, states: BundleStates, choose_heir: Callable[[Bundle], str], tasks: TaskOwner) -> None:
-        """`choose_heir` names who is preferred for a bundle that is released to nobody in particular."""
+    find_heir: Callable[[Tenure, str], Heir | None] = staticmethod(lambda tenure, broker_id: None)
+    """The broker with this id, if it can be asked to open topics; else bundles are given up without a word to it."""
+    on_heir_failed: Callable[[Heir, BaseException], None] = staticmethod(lambda heir, error: None)
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        states: BundleStates,
+        choose_heir: Callable[[Bundle], str],
+        tasks: TaskOwner,
+        liveness: BrokerLiveness | None = None,
+    ) -> None:
+        """`choose_heir` names who is preferred for a bundle that is released to nobody in particular. Without `liveness` other
+        brokers are gone when their sessions have ended."""
         self._store = store
         self._states = states
         self._choose_heir = choose_heir
         self._tasks = tasks
+        self._liveness = liveness
         self._owners = bundle_owners(store)
         self._histories = bundle_histories(store)
         self._acquiring: dict[Bundle, asyncio.Task[None]] = {}
         self._releasing: dict[Bundle, asyncio.Task[ServiceNotReadyError | None]] = {}
+        self.heirs: dict[Bundle, Heir] = {}
+        """Of bundles whose topics are moving away from here."""
 
     def __repr__(self) -> str:
         return f"<BundleTenures of {self.broker_id}, {self._states!r}>"
@@ -80,11 +103,17 @@ class BundleTenures:
         return "" if history is None else history.record.preferred
 
     def may_take(self, owner: BundleOwner) -> bool:
-        """Rules 3 and 4."""
-        return self._states.is_own(owner) or owner.addresses == self.addresses
+        """Rules 3, 4 and 5; of the last one `_take` makes sure."""
+        return self._states.is_own(owner) or owner.addresses == self.addresses or self._is_gone(owner)
+
+    def _is_gone(self, owner: BundleOwner) -> bool:
+        return self._liveness is not None and self._liveness.is_gone(owner.broker_id)
 
     async def wait_settled(self, tenure: Tenure) -> None:
-        """Until its acquisition or release has ended; how shows a look at the states."""
+        """Until its acquisition, release or split has ended; how shows a look at the states."""
+        if tenure.phase is Phase.SPLITTING:
+            await self.divisions.wait_free(tenure.bundle.namespace)
+            return
         under_way = self._releasing if tenure.phase is Phase.RELEASING else self._acquiring
         await asyncio.wait([under_way[tenure.bundle]])
 
@@ -99,7 +128,7 @@ class BundleTenures:
         bundle = tenure.bundle
         try:
             await self._take(tenure)
-        except MetadataError as error:
+        except (MetadataError, ServiceNotReadyError) as error:
             self._states.on_not_acquired(tenure)  # rule 3
             log.warning("bundle.not_acquired", extra={"bundle": str(bundle), "error": str(error)})
         finally:
@@ -112,8 +141,11 @@ class BundleTenures:
         if owner is not None and history is not None and self._states.is_own(owner.record):
             self._on_acquired(tenure, owner.record.epoch, history.version)
             return
-        if owner is not None and not self.may_take(owner.record):
+        if owner is not None and not await self._is_free(owner.record):
             self._states.on_not_acquired(tenure)
+            return
+        if history is not None and history.record.split_at is not None and not await self._is_current(bundle):
+            self._states.on_not_acquired(tenure)  # rule 6
             return
         epoch = 1 if history is None else history.record.epoch + 1
         record = BundleOwner(broker_id=self.broker_id, incarnation=incarnation, epoch=epoch, addresses=dict(self.addresses))
@@ -123,6 +155,18 @@ class BundleTenures:
             self._states.on_not_acquired(tenure)
             return
         self._on_acquired(tenure, epoch, results[0] if isinstance(results[0], int) else 0)
+
+    async def _is_current(self, bundle: Bundle) -> bool:
+        """Whether the namespace has this bundle, as its record says now. Raises ServiceNotReadyError, NamespaceNotFoundError."""
+        return is_in(bundle, await self.divisions.refresh(bundle.namespace))
+
+    async def _is_free(self, owner: BundleOwner) -> bool:
+        """Whether the record may be replaced: a gone broker may have come back since it was found gone. Raises MetadataError."""
+        if not self.may_take(owner):
+            return False
+        if self._states.is_own(owner) or owner.addresses == self.addresses:
+            return True
+        return self._liveness is not None and not await self._liveness.has_come_back(owner.broker_id)
 
     def _history_op(self, bundle: Bundle, found: Found[BundleHistory] | None, epoch: int) -> Op:
         record = BundleHistory(epoch=epoch)  # nobody is preferred any more: this is where the bundle was to go
@@ -137,6 +181,11 @@ class BundleTenures:
     def _on_acquired(self, tenure: Tenure, epoch: int, history_version: int) -> None:
         if self._states.on_acquired(tenure, epoch, history_version):
             log.info("bundle.acquired", extra={"bundle": str(tenure.bundle), "broker": self.broker_id, "epoch": epoch})
+            self._follow_soon(tenure)
+
+    def follow_parts(self, parts: Iterable[Tenure]) -> None:
+        """Follow the records of bundles that a split has made."""
+        for tenure in parts:
             self._follow_soon(tenure)
 
     def _follow_soon(self, tenure: Tenure) -> None:
@@ -176,28 +225,43 @@ class BundleTenures:
 
     async def release(self, bundle: Bundle, *, to: str, reason: str) -> None:
         """As `Ownership.release`. Not owned is success."""
+        await self._wait_split(bundle)
         if (tenure := self._states.begin_release(bundle)) is not None:
             task = self._tasks.start(self._release_outcome(tenure, to, reason), name=f"release {bundle}")
             self._releasing[bundle] = task
             if (error := await asyncio.shield(task)) is not None:
                 raise error
 
-    def on_namespace_gone(self, namespace: NamespaceName) -> None:
+    async def _wait_split(self, bundle: Bundle) -> None:
+        """Until it is not being split. Its parts are other bundles: whoever releases it releases nothing then."""
+        while (tenure := self._states.find(bundle)) is not None and tenure.phase is Phase.SPLITTING:
+            await self.wait_settled(tenure)
+
+    def on_divided(self, namespace: NamespaceName, division: Division | None) -> None:
+        """The namespace is divided otherwise: give up the bundles that it no longer has. None: it is gone, and all of them go."""
+        reason = "its namespace is gone" if division is None else "it was split"
         for tenure in self._states.owned():
-            if tenure.bundle.namespace == namespace:
-                work = self._release_quietly(tenure.bundle, "its namespace is gone")
+            if tenure.bundle.namespace == namespace and (division is None or not is_in(tenure.bundle, division)):
+                work = self._release_quietly(tenure.bundle, reason)
                 self._tasks.start(work, name=f"release {tenure.bundle}")
 
     async def release_all(self) -> None:
         """Those that are being acquired too. What cannot be released is logged, and ends with the session."""
+        await asyncio.gather(*self._acquiring.values(), return_exceptions=True)
+        await self.give_away("the broker stops")
+
+    async def give_away(self, reason: str, until: Callable[[], bool] = lambda: False) -> None:
+        """Release what is owned now, in turn, while not `until`."""
         turns = asyncio.Semaphore(_RELEASED_AT_ONCE)
 
         async def release(bundle: Bundle) -> None:
             async with turns:
-                await self._release_quietly(bundle, "the broker stops")
+                if not until():
+                    await self._release_quietly(bundle, reason)
 
-        await asyncio.gather(*self._acquiring.values(), return_exceptions=True)
-        await asyncio.gather(*(release(tenure.bundle) for tenure in self._states.owned()))
+        for tenure in self._states.owned():
+            await self._wait_split(tenure.bundle)
+        await asyncio.gather(*(release(tenure.bundle) for tenure in list(self._states.owned())))
 
     async def _release_quietly(self, bundle: Bundle, reason: str) -> None:
         try:
@@ -211,14 +275,21 @@ class BundleTenures:
         try:
             return await self._release(tenure, to, reason)
         finally:
+            self.heirs.pop(bundle, None)
             self._states.on_kept(tenure)  # unless it was released, or lost
             if self._releasing.get(bundle) is asyncio.current_task():
                 del self._releasing[bundle]
 
     async def _release(self, tenure: Tenure, to: str, reason: str) -> ServiceNotReadyError | None:
         bundle = tenure.bundle
+        heir = self.find_heir(tenure, to or self._choose_heir(bundle))
+        preferred = to
+        if heir is not None and await self._hand_over(tenure, heir, reason):
+            preferred = heir.there.broker_id
+        elif heir is not None and self._choose_heir(bundle) != heir.there.broker_id:
+            preferred = ""  # it does not answer: not even a broker that was asked for
         await self.user.unload_bundle(bundle, reason)
-        preferred = to or self._choose_heir(bundle)
+        preferred = preferred or self._choose_heir(bundle)
         history = BundleHistory(epoch=tenure.epoch, preferred=preferred)
         try:
             await self._store.multi(
@@ -233,6 +304,27 @@ class BundleTenures:
             self._follow_soon(tenure)
             return bundle_not_ready(bundle, f"it could not be released: {error}")
         self._states.on_released(tenure)
-        extra = {"bundle": str(bundle), "broker": self.broker_id, "preferred": preferred, "reason": reason}
+        moved = 0 if heir is None else len(heir.moved)
+        extra = {"bundle": str(bundle), "broker": self.broker_id, "preferred": preferred, "reason": reason, "topics_moved": moved}
         log.info("bundle.released", extra=extra)
+        if heir is not None and preferred == heir.there.broker_id:
+            await self._ask_to_take(heir)
         return None
+
+    async def _hand_over(self, tenure: Tenure, heir: Heir, reason: str) -> bool:
+        """Move the bundle's open topics. False: not all of them are there; the rest is still to be unloaded."""
+        self.heirs[tenure.bundle] = heir
+        try:
+            return await self.user.hand_over(tenure.bundle, heir, reason)
+        except (CepheidError, TimeoutError) as error:
+            self.on_heir_failed(heir, error)
+            facts = {"bundle": str(tenure.bundle), "heir": heir.there.broker_id, "topics_moved": len(heir.moved)}
+            log.warning("bundle.hand_over_failed", extra={**facts, "error": str(error) or "it did not answer in time"})
+            return False
+
+    async def _ask_to_take(self, heir: Heir) -> None:
+        try:
+            await heir.take()
+        except (CepheidError, TimeoutError) as error:  # it takes the bundle when a client asks for one of its topics
+            self.on_heir_failed(heir, error)
+            log.info("bundle.not_taken_yet", extra={"heir": heir.there.broker_id, "error": str(error) or "timeout"})

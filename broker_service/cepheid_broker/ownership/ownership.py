@@ -11,11 +11,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from cepheid_broker.errors import ServiceNotReadyError
+from cepheid_broker.errors import BrokerError, NotAllowedError, ServiceNotReadyError
 from cepheid_broker.ownership.bundles import Bundle
 from cepheid_wire import PERSISTENT, NamespaceName, TopicName
+
+if TYPE_CHECKING:
+    from cepheid_broker.ownership.hand_over import HandOverCall, Heir
+    from cepheid_broker.ownership.peer_calls import PeerCalls
 
 # With these words C++ clients keep the connection, and everything else on it, when a lookup has to wait (protocol.md §7.2).
 KEEPS_CONNECTION = "Failed to acquire ownership of the topic for now"
@@ -70,6 +74,18 @@ class NotOwnerError(ServiceNotReadyError):
         self.there = there
 
 
+class BundleSplitError(ServiceNotReadyError):
+    """The bundle was split: its topics are in other bundles of the namespace now."""
+
+    hint = "ask again: the topic is looked for in the bundle that has it now"
+
+
+class SplitRefusedError(BrokerError):
+    """The bundle cannot be split there, or not in this cluster yet."""
+
+    hint = "`GET /admin/v2/namespaces/T/N/bundles` shows the bundles"
+
+
 def bundle_not_ready(bundle: Bundle, why: str) -> ServiceNotReadyError:
     return ServiceNotReadyError(f"bundle {bundle}: {why} ({KEEPS_CONNECTION})", bundle=str(bundle))
 
@@ -88,11 +104,23 @@ class BundleUser(Protocol):
     async def unload_bundle(self, bundle: Bundle, reason: str) -> None:
         """In good order, and what is being opened too. What fails is logged: the records are opened anew elsewhere."""
 
+    async def hand_over(self, bundle: Bundle, heir: Heir, reason: str) -> bool:
+        """Close the bundle's open topics, have the heir open them, and send their clients there. False: some are not there; what is
+        left here is to be unloaded. Raises what `Heir` raises."""
+
+    async def warm(self, topics: Sequence[TopicName]) -> None:
+        """Read what opening these needs: this broker is about to be asked for them. What cannot be read is read later."""
+
+    async def take_in(self, topics: Sequence[TopicName]) -> list[TopicName]:
+        """Open topics that another broker has closed, and return those that are open."""
+
 
 class Ownership(Protocol):
     """Of one broker."""
 
     user: BundleUser
+    peers: PeerCalls | None
+    """To hand bundles over with; None: they are given up without a word to the next owner."""
 
     @property
     def is_shared(self) -> bool:
@@ -136,11 +164,34 @@ class Ownership(Protocol):
         """Its topics are closed in good order, and it goes to the broker `to`; without one to another, if there is. It goes on when
         the caller gives up. Raises ServiceNotReadyError: it is served on here."""
 
+    async def split(self, bundle: Bundle, starts: Sequence[int], *, reason: str = "an operator split it") -> list[Bundle]:
+        """Cut a bundle of this broker at the hashes `starts`, while its topics stay open; return the parts. Raises
+        SplitRefusedError, ServiceNotReadyError, NamespaceNotFoundError."""
+
+    async def on_hand_over(self, call: HandOverCall) -> list[TopicName]:
+        """Another broker hands a bundle over to this one. Returns the topics that it asked for and that are open here now. Raises
+        ServiceNotReadyError: not now."""
+
+    @property
+    def draining(self) -> bool:
+        """Bundles are given away, and none is taken."""
+
+    @property
+    def bundles_held(self) -> int:
+        """How many it has, on their way out as well; 0 where there is nothing to own."""
+
+    def drain(self, *, force: bool = False) -> None:
+        """Begin to give all bundles away; `force`: although no other broker can take them. Raises NotAllowedError."""
+
+    def undrain(self) -> None:
+        """Take bundles again. What was given away stays where it is."""
+
     def statistics(self) -> OwnershipFigures | None:
         """None where there is nothing to own."""
 
-    async def release_all(self) -> None:
-        """The broker stops: nothing is taken any more, and what is owned goes, in good order, to whoever is asked for it next."""
+    async def release_all(self, limit_s: float = 0.0) -> None:
+        """The broker stops: nothing is taken any more, and what is owned is handed over, within `limit_s`. What is left then is
+        closed in good order, and goes to whoever is asked for it next."""
 
     async def aclose(self) -> None: ...
 
@@ -152,6 +203,9 @@ class SoleOwnership:
     broker_id = ""
     brokers: Mapping[str, Mapping[str, str]] = MappingProxyType({})
     user: BundleUser
+    peers: PeerCalls | None = None
+    draining = False
+    bundles_held = 0
 
     def __repr__(self) -> str:
         return "<SoleOwnership>"
@@ -183,10 +237,22 @@ class SoleOwnership:
     async def release(self, bundle: Bundle, *, to: str = "", reason: str = "its bundle is unloaded") -> None:
         await self.user.unload_bundle(bundle, reason)
 
+    async def split(self, bundle: Bundle, starts: Sequence[int], *, reason: str = "an operator split it") -> list[Bundle]:
+        raise SplitRefusedError(f"bundle {bundle}: the only broker of a cluster has all bundles, and splits none")
+
+    async def on_hand_over(self, call: HandOverCall) -> list[TopicName]:
+        raise ServiceNotReadyError("this broker is the only one of its cluster: it takes no bundles from others")
+
+    def drain(self, *, force: bool = False) -> None:
+        raise NotAllowedError("this broker is the only one of its cluster: no other broker can take its topics")
+
+    def undrain(self) -> None:
+        return
+
     def statistics(self) -> OwnershipFigures | None:
         return None
 
-    async def release_all(self) -> None:
+    async def release_all(self, limit_s: float = 0.0) -> None:
         return
 
     async def aclose(self) -> None:

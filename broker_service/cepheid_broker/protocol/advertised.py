@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from cepheid_broker.errors import NotAllowedError
 from cepheid_broker.settings import BrokerSettings
 from cepheid_ports import host_port
+from cepheid_wire import pulsar_api_pb2 as pb
 
 _ANY_ADDRESS = ("0.0.0.0", "::", "")
 
@@ -23,6 +26,16 @@ def service_urls(settings: BrokerSettings, port: int, tls_port: int, reached_hos
     if tls_port:
         urls["pulsar+ssl"] = advertised_url("pulsar+ssl", settings, settings.advertised_tls_port or tls_port, reached_host)
     return urls
+
+
+def assign(close: pb.CommandCloseProducer | pb.CommandCloseConsumer, moved_to: Mapping[str, str] | None) -> None:
+    """Name the broker to which a client goes at once, without a lookup (protocol.md §19). Clients that do not know these fields
+    look the topic up. `moved_to`: addresses by scheme; a client takes the one of the kind of its own connection."""
+    addresses = moved_to or {}
+    if (plain := addresses.get("pulsar")) is not None:
+        close.assignedBrokerServiceUrl = f"pulsar://{plain}"
+    if (over_tls := addresses.get("pulsar+ssl")) is not None:
+        close.assignedBrokerServiceUrlTls = f"pulsar+ssl://{over_tls}"
 
 
 def check_listener(name: str) -> None:

@@ -22,6 +22,7 @@ from cepheid_broker.errors import (
 )
 from cepheid_broker.peer import Peer
 from cepheid_broker.protocol.access import Access
+from cepheid_broker.protocol.advertised import assign
 from cepheid_broker.protocol.connection_producer import NO_REQUEST
 from cepheid_broker.protocol.consumer_acks import ConsumerAcks, position_of, words_of
 from cepheid_broker.protocol.requests import Requests
@@ -347,7 +348,9 @@ class ConsumerCommands:
     def _on_closed_by_broker(self, consumer: Consumer) -> None:
         if self._open.get(consumer.consumer_id) is consumer:
             del self._open[consumer.consumer_id]
-            self._peer.send(pb.CommandCloseConsumer(consumer_id=consumer.consumer_id, request_id=NO_REQUEST))
+            close = pb.CommandCloseConsumer(consumer_id=consumer.consumer_id, request_id=NO_REQUEST)
+            assign(close, consumer.moved_to)
+            self._peer.send(close)
 
     def on_writable(self, writable: bool) -> None:
         for consumer in self._open.values():

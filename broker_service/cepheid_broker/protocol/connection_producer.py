@@ -20,6 +20,7 @@ from cepheid_broker.errors import (
 )
 from cepheid_broker.peer import Peer
 from cepheid_broker.protocol.access import Access
+from cepheid_broker.protocol.advertised import assign
 from cepheid_broker.protocol.requests import Requests
 from cepheid_broker.protocol.services import Services
 from cepheid_broker.protocol.subscribe_checks import check_subscription_name
@@ -283,7 +284,9 @@ class ProducerCommands:
         if len(self._closed_by_broker) >= self._services.settings.connection.max_producers:
             self._closed_by_broker.pop(next(iter(self._closed_by_broker)))
         self._closed_by_broker[producer.producer_id] = None
-        self._peer.send(pb.CommandCloseProducer(producer_id=producer.producer_id, request_id=NO_REQUEST))
+        close = pb.CommandCloseProducer(producer_id=producer.producer_id, request_id=NO_REQUEST)
+        assign(close, producer.moved_to)
+        self._peer.send(close)
 
     def on_connection_lost(self) -> None:
         self._touched.clear()

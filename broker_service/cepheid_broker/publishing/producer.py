@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import enum
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -154,6 +154,8 @@ class Producer:
         self.chunks = Traffic(topic.chunks)
         """Of it, what are pieces of messages that the client cut up."""
         self.checksum_errors = 0
+        self.moved_to: Mapping[str, str] | None = None
+        """Where its client goes, once the broker has closed it; None: it looks the topic up."""
         self._refusals = refusals
         self._owner = owner
         self._on_settled: list[Callable[[], None]] = []  # several may wait: its client and the topic that is unloaded
@@ -257,13 +259,14 @@ class Producer:
         """Like `close_by_broker`, but what is under way is answered first."""
         self.close_when_settled(lambda: self.close_by_broker(reason))
 
-    def close_by_broker(self, reason: str) -> None:
-        """Tells the client to look the topic up again. Nothing under way is answered any more (rule 2)."""
+    def close_by_broker(self, reason: str, moved_to: Mapping[str, str] | None = None) -> None:
+        """Tells the client to look the topic up again; or where it is, by scheme. Nothing under way is answered (rule 2)."""
         if self.state is ProducerState.ASKING:
             self.detach()
             # The words keep the client's other producers and consumers on its connection alive (protocol.md §7.2).
             self._owner.on_refused(self, ServiceNotReadyError(f"topic {self.topic.name} is being unloaded: {reason}"))
         elif self.state is not ProducerState.CLOSED:
+            self.moved_to = moved_to
             self.detach()
             log.info("producer.closed_by_broker", extra={"topic": str(self.topic.name), "producer": self.name, "reason": reason})
             self._owner.on_closed_by_broker(self)

@@ -102,7 +102,7 @@ class PersistentTopic(Topic):
         messages: Sequence[int] | None = None,
     ) -> None:
         """`on_done` is called once: with the first entry's position when all are durable, or with the error."""
-        if self.closed:
+        if self.closed and not self.settling:
             on_done(ServiceNotReadyError(f"topic {self.name} is being unloaded"), len(payloads))
         else:
             self.ledger.append(payloads, on_done, messages)
@@ -300,6 +300,14 @@ class PersistentTopic(Topic):
     async def unload(self, reason: str) -> None:
         """As every topic; then acknowledgements are saved and the ledger is closed."""
         await super().unload(reason)
+        await self._close_ledger()
+
+    async def stop(self) -> None:
+        """As every topic; acknowledgements are taken until they are saved for the last time."""
+        await super().stop()
+        await self._close_ledger()
+
+    async def _close_ledger(self) -> None:
         assert self.deduplication is not None
         self.deduplication.close()
         await self.ledger.aclose()

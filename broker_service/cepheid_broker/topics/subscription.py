@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -105,6 +105,8 @@ class Consumer:
         self._last_counts = (0, 0.0)
         self._knows_end = False
         self.closed = False
+        self.moved_to: Mapping[str, str] | None = None
+        """Where its client goes, once the broker has closed it; None: it looks the topic up."""
         self._on_closed_by_broker = on_closed_by_broker
 
     def __repr__(self) -> str:
@@ -116,9 +118,10 @@ class Consumer:
             self.closed = True
             self.subscription.remove_consumer(self)
 
-    def close_by_broker(self, reason: str) -> None:
-        """Tells the client to look the topic up and subscribe again."""
+    def close_by_broker(self, reason: str, moved_to: Mapping[str, str] | None = None) -> None:
+        """Tells the client to look the topic up and subscribe again; or where to, by scheme."""
         if not self.closed:
+            self.moved_to = moved_to
             self.detach()
             extra = {
                 "topic": str(self.subscription.topic),
@@ -363,14 +366,20 @@ class Subscription:
         self._stop_dispatch()
         self.close_consumers("internal error in dispatch")
 
-    def close_consumers(self, reason: str) -> None:
+    def close_consumers(self, reason: str, moved_to: Mapping[str, str] | None = None) -> None:
         for consumer in list(self.consumers.values()):
-            consumer.close_by_broker(reason)
+            consumer.close_by_broker(reason, moved_to)
 
-    def close(self, reason: str) -> None:
+    def stop(self) -> None:
+        """Nothing is delivered any more, and no consumer joins. Those that are there may acknowledge until they are closed: what
+        the cursor saves last is not delivered again."""
+        self.closed = True
+        self._stop_dispatch()
+
+    def close(self, reason: str, moved_to: Mapping[str, str] | None = None) -> None:
         """The topic is closed or failed, or the subscription is deleted."""
         self.closed = True
-        self.close_consumers(reason)
+        self.close_consumers(reason, moved_to)
         self._stop_dispatch()
         self._end_grace_timer()
         if self._seek_done is not None:

@@ -78,6 +78,8 @@ class Topic(ABC):
         """Why nothing may be published now: the backlog is above its quota. Changed by `set_publish_blocked`."""
         self.on_publish_blocked: list[Callable[[], None]] = []
         self.closed = False
+        self.settling = False
+        """Closed to newcomers; what was taken before is still to be written and answered."""
         self._settings = settings
         self.on_publish_blocked.append(lambda: admission.on_publish_blocked(self.publish_blocked))
 
@@ -210,19 +212,32 @@ class Topic(ABC):
         position; entry -1 of a ledger when there is none."""
         raise NotAllowedError(f"topic {self.name} is non-persistent: it has no end", topic=str(self.name))
 
-    def close_clients(self, reason: str) -> None:
-        """Producers and consumers are told to look the topic up again (protocol.md §25)."""
+    def close_clients(self, reason: str, moved_to: Mapping[str, str] | None = None) -> None:
+        """Producers and consumers are told to look the topic up again (protocol.md §25); or where it is, by scheme."""
         self.closed = True
         self.admission.on_topic_closed()
         for producer in list(self.producers.values()):
-            producer.close_by_broker(reason)
+            producer.close_by_broker(reason, moved_to)
         for subscription in list(self.subscriptions.values()):
-            subscription.close(reason)
+            subscription.close(reason, moved_to)
 
     async def unload(self, reason: str) -> None:
         """In order: publishes under way are answered, clients are told, what is to be saved is saved."""
+        await self._settle()
+        self.close_clients(reason)
+
+    async def stop(self) -> None:
+        """As `unload`, but clients are not told: what they send is not answered, until `close_clients`. So another broker may serve
+        the topic before they know."""
+        await self._settle()
+        for subscription in list(self.subscriptions.values()):
+            subscription.stop()
+
+    async def _settle(self) -> None:
+        """Nothing more is taken; what was taken is written and answered."""
         producers = list(self.producers.values())
         settled = [asyncio.Event() for _ in producers]
+        self.settling = True
         for producer, event in zip(producers, settled, strict=True):
             producer.close_when_settled(event.set)
         self.closed = True
@@ -233,7 +248,8 @@ class Topic(ABC):
                     await event.wait()
         except TimeoutError:
             log.warning("topic.unload_did_not_settle", extra={"topic": str(self.name), "waited_s": self._settings.close_timeout_s})
-        self.close_clients(reason)
+        finally:
+            self.settling = False
 
     # Figures
 

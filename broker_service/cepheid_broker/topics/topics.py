@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
 from cepheid_broker.dispatch import ReadAheadBudget
 from cepheid_broker.errors import NotAllowedError, ServiceNotReadyError, TopicNotFoundError
-from cepheid_broker.ownership import Bundle, Ownership, SoleOwnership
+from cepheid_broker.ownership import OPEN_LIMIT_S, Bundle, Heir, Ownership, SoleOwnership
 from cepheid_broker.policies import PolicyFollower, TopicPolicies, ledger_config
 from cepheid_broker.settings import BrokerSettings
 from cepheid_broker.topics.non_persistent_topic import NonPersistentTopic
@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 
 RETRY_MAX_S = 10.0
 _UNLOADED_AT_ONCE = 64
+MOVED_AT_ONCE = 8
+"""Topics of one group of a hand-over. More: fewer round trips, and producers wait for each other's topics."""
 
 
 class Topics:
@@ -72,6 +74,7 @@ class Topics:
         self._held: dict[TopicName, None] = {}
         self._prepared: dict[TopicName, None] = {}  # opened without being owned
         self._removed = 0
+        self._moving = asyncio.Semaphore(1)
         self.on_deleting: list[Callable[[TopicName], Awaitable[None]]] = []
         """Awaited before a topic's record goes: what fails or is interrupted can be repeated."""
 
@@ -262,7 +265,7 @@ class Topics:
         """No grace: another broker may have begun to serve them. Publishes under way fail, and clients look the topics up again."""
         reason = "its bundle went to another broker"
         for topic in self.loaded():
-            if topic.name in self._prepared or self.ownership.owns(topic.name):
+            if topic.name in self._prepared or self.ownership.keeps(topic.name):
                 continue
             if isinstance(topic, PersistentTopic):
                 error = ManagedLedgerFailedError(f"{topic.name}: {reason}", topic=str(topic.name))
@@ -289,6 +292,50 @@ class Topics:
             await asyncio.gather(*map(unload, names))
             if any(map(self.ownership.owns, names)):
                 return
+
+    async def hand_over(self, bundle: Bundle, heir: Heir, reason: str) -> bool:
+        """Groups of them, so that no producer waits for more than its own group: those with clients first. Raises as `Heir`."""
+        await self.wait_until_settled([name for name in (*self._opening, *self._closing) if bundle.holds(name)])
+        names = [name for name, topic in self._open.items() if bundle.holds(name) and not topic.closed]
+        names = [name for name in names if name not in self._prepared]
+        names.sort(key=lambda name: not self._open[name].in_use)
+        await heir.prepare(names)
+        for start in range(0, len(names), MOVED_AT_ONCE):
+            async with self._moving:
+                if not await self._move(names[start : start + MOVED_AT_ONCE], heir, reason):
+                    return False
+        return True
+
+    async def _move(self, names: Iterable[TopicName], heir: Heir, reason: str) -> bool:
+        """Whatever happens on the way, their clients are told to go somewhere."""
+        topics = {name: topic for name in names if (topic := self._open.get(name)) is not None and not topic.closed}
+        stops = {}
+        for name, topic in topics.items():
+            del self._open[name]
+            self._policies.release(name)
+            stops[name] = self._start_closing(name, topic.stop)
+        opened: list[TopicName] = []
+        try:
+            if stops:
+                await asyncio.wait(stops.values(), timeout=OPEN_LIMIT_S)
+                opened = await heir.open([name for name, stop in stops.items() if stop.done()])
+        finally:
+            for name, topic in topics.items():
+                topic.close_clients(reason, heir.addresses if name in opened else None)
+        fields = {"topics": len(topics), "moved": len(opened), "heir": heir.there.broker_id, "reason": reason}
+        log.info("topics.moved", extra=fields)
+        return len(opened) == len(topics)
+
+    async def warm(self, topics: Sequence[TopicName]) -> None:
+        return
+
+    async def take_in(self, topics: Sequence[TopicName]) -> list[TopicName]:
+        """What cannot be opened is left out; its client finds out why when it comes."""
+        outcomes = await asyncio.gather(*(self.get(name, may_create=False) for name in topics), return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException) and not isinstance(outcome, CepheidError | TimeoutError):
+                raise outcome
+        return [name for name, outcome in zip(topics, outcomes, strict=True) if not isinstance(outcome, BaseException)]
 
     async def delete_open(self, name: TopicName, condition: Callable[[Topic], bool]) -> None:
         """If it is open and `condition` holds: of one that was closed meanwhile nobody knows whether it still does. Raises as

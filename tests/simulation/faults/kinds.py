@@ -89,6 +89,7 @@ MODEL: tuple[tuple[str, tuple[tuple[str, tuple[str, ...]], ...]], ...] = (
             ("world/sim_transport.py", ("connection half-open", "bytes in pieces")),
             ("world/sim_transport.py", ("connection reset before the server acted", "connection reset after the server acted")),
             ("faults/connections.py", ("client cut off", "client cut off, one way", "connections of a broker reset")),
+            ("world/sim_peers.py", ("call between brokers late", "call between brokers lost")),
             ("faults/connections.py", ("client does not read", "slow broker", "client crash", "power loss of a client")),
         ),
     ),

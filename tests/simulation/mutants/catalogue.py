@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.simulation.mutants import (  # noqa: F401  they register their mutants
+    balance,
     bookies,
     bounds,
     cluster,

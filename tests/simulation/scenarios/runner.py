@@ -25,6 +25,7 @@ VERBS = (
     "stage",
     "ledgers",
     "records",
+    "balance",
     "bookies",
     "topics",
     "losses",

@@ -34,6 +34,7 @@ from tests.simulation.world.sim_connection import SimConnections
 from tests.simulation.world.sim_directory import SESSION_S, SimDirectory
 from tests.simulation.world.sim_network import Network
 from tests.simulation.world.sim_objects import SimObjects, segments_of
+from tests.simulation.world.sim_peers import SimPeers
 from tests.simulation.world.sim_serving import SimServing, broker_settings
 from tests.simulation.world.sim_store import SimStore, SimTree
 from tests.simulation.world.sim_worker import sim_ports
@@ -107,6 +108,7 @@ class SimBroker:
         self.ledger_config = ManagedLedgerConfig()  # of topics whose namespace says nothing
         self.broker_settings = broker_settings(name)
         self.authenticator: Authenticator | None = None
+        self.peers: SimPeers | None = None
         self.serving: SimServing | None = None
         self.on_down: Callable[[SimBroker], None] = lambda _: None  # its process ended by itself
         self._opened: list[Callable[[], Awaitable[None]]] = []  # closed in reverse
@@ -200,6 +202,7 @@ class SimBroker:
             self.ports,
             orderly=self.orderly,
             authenticator=self.authenticator,
+            peers=self.peers,
             note=lambda text: self._history.note(f"{self.process}: {text}"),
             on_failed=self._on_failed,
         )

@@ -3,7 +3,8 @@
     ledger ids checked ──► protocol port open ──► registered: bundles are given to it          run, in the process
     bundles given back ──► ports closed ──► managed ledgers ──► ledger client ──► metadata     stop, in good order
 
-There is no HTTP: what an operator does by it is in `sim_operator.py`; calls between brokers, of partitioned topics, are refused.
+There is no HTTP: what an operator does by it is in `sim_operator.py`, and how brokers hand bundles over in `sim_peers.py`; other
+calls between brokers, of partitioned topics, are refused.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ from collections.abc import Callable
 
 from cepheid_broker.broker import Broker
 from cepheid_broker.first_objects import create_first_objects
+from cepheid_broker.ownership import PeerCalls
+from cepheid_broker.ownership.broker_liveness import BrokerLiveness
 from cepheid_broker.ownership.bundle_ownership import BundleOwnership
 from cepheid_broker.ownership.owner_reach import OwnerReach
 from cepheid_broker.ownership.ownership import SoleOwnership
+from cepheid_broker.ownership.peer_link import PeerLinks
 from cepheid_broker.settings import BrokerSettings, ConnectionSettings, DispatchSettings, PolicySettings
 from cepheid_managed_ledger import ManagedLedgerConfig, ManagedLedgers
 from cepheid_metadata import LedgerIds, MemoryStore, MetadataError, MetadataStore, namespace_records
@@ -94,6 +98,7 @@ class SimServing:
         *,
         orderly: bool,
         authenticator: Authenticator | None = None,
+        peers: PeerCalls | None = None,
         note: Callable[[str], None],
         on_failed: Callable[[BaseException], None],
     ) -> None:
@@ -104,8 +109,16 @@ class SimServing:
         self._note = note
         ownership: BundleOwnership | SoleOwnership = SoleOwnership()
         if orderly:
+            liveness = BrokerLiveness(store, PeerLinks(release="simulated").hold)
             ownership = BundleOwnership(
-                store, ports, release="simulated", patience_s=10.0, on_failed=on_failed, timeout_s=5.0, reach=OwnerReach(6.0)
+                store,
+                ports,
+                release="simulated",
+                patience_s=10.0,
+                on_failed=on_failed,
+                timeout_s=5.0,
+                reach=OwnerReach(6.0, sign_of=liveness.sign_of),
+                liveness=liveness,
             )
         self._ownership = ownership
         self.broker = Broker(
@@ -117,6 +130,7 @@ class SimServing:
             ledger_config=ledger_config,
             ownership=ownership,
             authenticator=authenticator,
+            peers=peers,
         )
 
     def __repr__(self) -> str:

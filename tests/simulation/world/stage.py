@@ -19,6 +19,7 @@ from tests.simulation.world.sim_broker import SimBroker
 from tests.simulation.world.sim_directory import SimDirectory
 from tests.simulation.world.sim_network import Network
 from tests.simulation.world.sim_objects import SimObjects
+from tests.simulation.world.sim_peers import SimPeers
 from tests.simulation.world.sim_sockets import Sockets
 from tests.simulation.world.sim_store import SimTree
 from tests.simulation.world.virtual_loop import SimulationError, VirtualLoop
@@ -37,7 +38,7 @@ class Stage:
         if trace:
             self.history.trace = []
         self.tree = SimTree()
-        self.tree.on_commit = CommitChecks(self.history).on_commit
+        self.tree.on_commit = CommitChecks(self.history, self.tree.nodes).on_commit
         self.tree.on_registration = self.history.on_registration
         self.history.is_on_disk = self._is_on_disk
         self.history.is_readable = self._is_readable
@@ -47,6 +48,7 @@ class Stage:
         self.objects: SimObjects | None = None  # an object store, if there is one
         self.bookies: dict[str, SimBookie] = {}
         self.brokers: dict[str, SimBroker] = {}
+        self._peers: dict[str, SimBroker] = {}  # every broker that was made
         self._context = contextvars.copy_context()
 
     def play(self, script: Coroutine[Any, Any, T]) -> T:
@@ -81,9 +83,12 @@ class Stage:
         return bookie_id in self.bookies and not self.bookies[bookie_id].has_decayed(ledger_id, entry_id)
 
     def new_broker(self, name: str) -> SimBroker:
-        return SimBroker(
+        broker = SimBroker(
             name, self.tree, self.network, self.plan, self.history, self.directory, sockets=self.sockets, objects=self.objects
         )
+        broker.peers = SimPeers(name, self._peers, self.network, self.plan, self.history)
+        self._peers[name] = broker
+        return broker
 
     def on_bookie_down(self, bookie: SimBookie) -> None:
         """A bookie's process or machine ended. Scripts start it again when they want to."""

@@ -1,0 +1,80 @@
+"""Brokers that give their bundles away: on an operator's word, and the calls by which brokers hand bundles over to each other."""
+
+from __future__ import annotations
+
+import logging
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from cepheid_broker.admin.brokers import id_of_broker
+from cepheid_broker.admin.context import AdminContext
+from cepheid_broker.admin.errors import PreconditionError
+from cepheid_broker.admin.raw_path import decode_once
+from cepheid_broker.errors import NotAllowedError
+from cepheid_broker.ownership import HAND_OVER_PATH, HandOverCall, NotOwnerError, There
+
+log = logging.getLogger(__name__)
+
+
+def drains(context: AdminContext) -> APIRouter:
+    router = APIRouter()
+
+    def require_here(request: Request, broker: str) -> None:
+        """Raise NotOwnerError, which sends the caller on, where another broker is meant. Raises PreconditionError."""
+        ownership = context.broker.ownership
+        name = id_of_broker(context, request, decode_once(broker))
+        if name != ownership.broker_id:
+            there = There(name, ownership.brokers[name])
+            raise NotOwnerError(f"this is broker {ownership.broker_id}, not {name}", there, broker=name)
+
+    def note(what: str, request: Request, **facts: Any) -> None:
+        log.warning(what, extra={"asked_by": "" if request.client is None else request.client.host, **facts})
+
+    @router.put("/cepheid/v1/brokers/{broker}/drain")
+    async def drain(broker: str, request: Request, force: bool = False) -> dict[str, Any]:
+        """Hands all bundles of this broker over to others, and takes no more; answers how far that is. It goes on when the caller
+        leaves, and ends with the broker's process. 412 when no other broker takes bundles, unless `force`: its topics are closed
+        then, and not served"""
+        require_here(request, broker)
+        note("admin.drain", request, broker=context.broker.ownership.broker_id, force=force)
+        try:
+            context.broker.ownership.drain(force=force)
+        except NotAllowedError as error:
+            raise PreconditionError(str(error)) from None
+        return _progress(context)
+
+    @router.get("/cepheid/v1/brokers/{broker}/drain")
+    async def drain_status(broker: str, request: Request) -> dict[str, Any]:
+        """How far it is: `drained` once the broker has no bundles left"""
+        require_here(request, broker)
+        return _progress(context)
+
+    @router.delete("/cepheid/v1/brokers/{broker}/drain", status_code=HTTPStatus.NO_CONTENT)
+    async def undrain(broker: str, request: Request) -> Response:
+        """Lets the broker take bundles again. Those that it gave away stay where they are"""
+        require_here(request, broker)
+        note("admin.undrain", request, broker=context.broker.ownership.broker_id)
+        context.broker.ownership.undrain()
+        return Response(status_code=HTTPStatus.NO_CONTENT)
+
+    @router.post(HAND_OVER_PATH)
+    async def hand_over(call: HandOverCall) -> dict[str, list[str]]:
+        """Between brokers: the owner of a bundle has this broker open topics that it has closed. Answers which are open"""
+        return {"opened": [str(topic) for topic in await context.broker.ownership.on_hand_over(call)]}
+
+    return router
+
+
+def _progress(context: AdminContext) -> dict[str, Any]:
+    ownership = context.broker.ownership
+    bundles = ownership.bundles_held
+    topics = sum(1 for topic in context.broker.topics.loaded() if not topic.name.local_name.startswith("__health-"))
+    return {
+        "broker": ownership.broker_id,
+        "draining": ownership.draining,
+        "drained": ownership.draining and not bundles,
+        "bundles": bundles,
+        "topics": topics,
+    }

@@ -1,0 +1,38 @@
+"""Load balancing: reports, the leader, and what it has moved and split. README.md has the rules."""
+
+from cepheid_broker.balancing.balance import BalanceRules, BrokerState, BundleState, Move, Plan, Split, balance
+from cepheid_broker.balancing.load_balancer import PREFIX, BalanceView, LoadBalancer, Outcome, changed
+from cepheid_broker.balancing.loads import BrokerReport, BundleLoad, local_broker_data, report_from
+from cepheid_broker.balancing.orders import BundleOrders, MoveOrder, OrderRefusedError, SplitOrder
+from cepheid_broker.balancing.own_load import OwnLoad
+from cepheid_broker.balancing.peers import BalancePeers, HttpPeers
+from cepheid_broker.balancing.split_points import by_load, by_topics, middle
+
+__all__ = [
+    "PREFIX",
+    "BalancePeers",
+    "BalanceRules",
+    "BalanceView",
+    "BrokerReport",
+    "BrokerState",
+    "BundleLoad",
+    "BundleOrders",
+    "BundleState",
+    "HttpPeers",
+    "LoadBalancer",
+    "Move",
+    "MoveOrder",
+    "OrderRefusedError",
+    "Outcome",
+    "OwnLoad",
+    "Plan",
+    "Split",
+    "SplitOrder",
+    "balance",
+    "by_load",
+    "by_topics",
+    "changed",
+    "local_broker_data",
+    "middle",
+    "report_from",
+]

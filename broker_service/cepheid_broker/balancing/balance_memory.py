@@ -1,0 +1,143 @@
+"""What the leader remembers between rounds, without I/O: so that noise moves nothing, and no bundle moves back and forth.
+
+    reports of a round ──► loads, smoothed; of what just moved: as they were before ──► uneven in 3 rounds? ──► balance ──► Plan
+
+Rules
+1. Only what has been uneven for `CONFIRM_ROUNDS` rounds is evened out. That goes on in each round until nothing is left to do.
+2. A bundle that moved rests for `REST_S`. A bundle that could not be moved rests for `REFUSED_REST_S`.
+3. After a move the bundle counts at its new broker with the load that it had before, for `SETTLE_S`: there are no rates yet. The
+   share of the processor that counts for the bundles of both brokers is not measured again meanwhile: it still has the bundle at
+   the old owner.
+4. The processor of a broker that has just started counts for nothing: importing and opening are no load that moves.
+5. Two halves of a bundle that was split have their loads from their topics, and may move at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from cepheid_broker.balancing.balance import (
+    BalanceRules,
+    BrokerState,
+    BundleState,
+    MayServe,
+    Move,
+    Plan,
+    balance,
+    is_uneven,
+)
+from cepheid_broker.balancing.loads import BrokerReport
+
+CONFIRM_ROUNDS = 3
+REST_S = 300.0
+REFUSED_REST_S = 60.0
+SETTLE_S = 25.0
+"""Longer than two windows over which brokers average their rates, with the default of 10 s."""
+STARTING_S = 30.0
+_NEW_PART = 0.5
+"""Weight of the newest report in smoothed loads."""
+_MOST_SCALE = 10.0
+
+
+@dataclass(slots=True)
+class _Moved:
+    at_s: float
+    target: str
+    load: float
+
+
+class BalanceMemory:
+    def __init__(self) -> None:
+        self._loads: dict[str, float] = {}  # smoothed estimates, by bundle
+        self._scales: dict[str, float] = {}  # processor over estimate, by broker, at least 1
+        self._involved: dict[str, float] = {}  # when a broker last gave or took a bundle
+        self._moved: dict[str, _Moved] = {}
+        self._rest_until: dict[str, float] = {}
+        self._uneven_rounds = 0
+        self._active = False
+
+    def __repr__(self) -> str:
+        return f"<BalanceMemory of {len(self._loads)} bundles, uneven for {self._uneven_rounds} rounds>"
+
+    def states(
+        self, now_s: float, now_ms: int, reports: Sequence[BrokerReport], leaving: Collection[str] = (), *, may_split: bool = True
+    ) -> list[BrokerState]:
+        """Take the reports of a round, one of each broker; return the brokers as the balance should see them.
+
+        `leaving` are brokers that take nothing. `now_ms` is in the time of the reports.
+        """
+        self._forget(now_s, reports)
+        on_the_way = self._on_the_way(now_s, reports)
+        states = []
+        for report in reports:
+            state = self._state(now_s, now_ms, report, report.broker_id not in leaving, may_split)
+            coming = tuple(on_the_way.get(report.broker_id, ()))
+            states.append(BrokerState(state.broker_id, (*state.bundles, *coming), state.own_load, state.takes))
+        return states
+
+    def plan(self, brokers: Sequence[BrokerState], rules: BalanceRules, may_serve: MayServe) -> Plan:
+        """Return what should be done in this round (rule 1). Call it once for each round."""
+        tolerance = rules.tolerance / 2 if self._active else rules.tolerance
+        self._uneven_rounds = self._uneven_rounds + 1 if is_uneven(brokers, tolerance) else 0
+        confirmed = self._active or self._uneven_rounds >= CONFIRM_ROUNDS
+        plan = balance(brokers, rules, may_serve=may_serve, start_above=tolerance if confirmed else float("inf"))
+        self._active = confirmed and self._uneven_rounds > 0 and not plan.is_empty
+        if confirmed and not self._active:
+            self._uneven_rounds = 0
+        return plan
+
+    def on_moved(self, now_s: float, move: Move) -> None:
+        self._moved[move.bundle] = _Moved(now_s, move.target, move.load)
+        self._rest_until[move.bundle] = now_s + REST_S
+        self._involved[move.source] = self._involved[move.target] = now_s
+
+    def on_refused(self, now_s: float, bundle: str) -> None:
+        self._rest_until[bundle] = now_s + REFUSED_REST_S
+
+    def _on_the_way(self, now_s: float, reports: Sequence[BrokerReport]) -> dict[str, list[BundleState]]:
+        """Return the bundles that moved and are in no report yet, by their new brokers: they are taken when a client asks."""
+        reported = {bundle.bundle: None for report in reports for bundle in report.bundles}
+        found: dict[str, list[BundleState]] = {}
+        for name, moved in self._moved.items():
+            if name not in reported and now_s - moved.at_s < SETTLE_S:
+                coming = BundleState(name, moved.load, 0, may_move=False, may_split=False)
+                found.setdefault(moved.target, []).append(coming)
+        return found
+
+    def _state(self, now_s: float, now_ms: int, report: BrokerReport, takes: bool, may_split: bool) -> BrokerState:
+        for bundle in report.bundles:
+            before = self._loads.get(bundle.bundle, bundle.load)
+            self._loads[bundle.bundle] = before + _NEW_PART * (bundle.load - before)
+        estimate = sum(self._loads[bundle.bundle] for bundle in report.bundles)
+        scale = self._scale(now_s, now_ms, report, estimate)
+        bundles = []
+        for bundle in report.bundles:
+            load = scale * self._loads[bundle.bundle]
+            moved = self._moved.get(bundle.bundle)
+            if moved is not None and now_s - moved.at_s < SETTLE_S:
+                load = moved.load  # rule 3
+            rests = now_s < self._rest_until.get(bundle.bundle, 0.0)
+            bundles.append(BundleState(bundle.bundle, load, bundle.topics, may_move=not rests, may_split=may_split))
+        is_starting = now_ms - report.started_at_ms < 1000 * STARTING_S
+        own_load = 0.0 if is_starting else max(0.0, report.cpu - _MOST_SCALE * estimate)  # not the work of its bundles
+        return BrokerState(report.broker_id, tuple(bundles), own_load, takes)
+
+    def _scale(self, now_s: float, now_ms: int, report: BrokerReport, estimate: float) -> float:
+        known = self._scales.get(report.broker_id, 1.0)
+        settles = now_s - self._involved.get(report.broker_id, float("-inf")) < SETTLE_S
+        if settles or now_ms - report.started_at_ms < 1000 * STARTING_S or estimate <= 0.0:
+            return known
+        measured = min(_MOST_SCALE, max(1.0, report.cpu / estimate))
+        self._scales[report.broker_id] = scale = known + _NEW_PART * (measured - known)
+        return scale
+
+    def _forget(self, now_s: float, reports: Sequence[BrokerReport]) -> None:
+        """Keep what concerns the reports of this round only, and what is not over."""
+        there = {bundle.bundle: None for report in reports for bundle in report.bundles}
+        brokers = {report.broker_id: None for report in reports}
+        self._loads = {name: load for name, load in self._loads.items() if name in there}
+        self._scales = {name: scale for name, scale in self._scales.items() if name in brokers}
+        self._involved = {name: at_s for name, at_s in self._involved.items() if now_s - at_s < SETTLE_S}
+        self._moved = {name: moved for name, moved in self._moved.items() if now_s - moved.at_s < SETTLE_S}
+        self._rest_until = {name: until_s for name, until_s in self._rest_until.items() if now_s < until_s}

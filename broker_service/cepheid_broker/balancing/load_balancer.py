@@ -1,0 +1,332 @@
+"""The leader's work: reports of all brokers every few seconds, and what follows. Every broker runs one, and one of them leads.
+
+    stand for election ──► elected: round after round until the record is another's or the session is lost
+    round: settings ──► reports, all at once ──► loads told to all brokers ──► plan ──► orders to the owners of the bundles
+
+Rules
+1. A leader keeps nothing in metadata but its election. The next one begins with the next reports.
+2. A broker whose report is missing is left out: nothing is moved to it, and nothing from it. A report is used for three rounds.
+3. What was moved, split or refused is one line in the log of the leader, and is shown by `view` until there are 100 newer ones.
+4. While it is switched off the leader still gets reports and tells loads: placement uses them, and `view` shows what it would do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import ValidationError
+
+from cepheid_broker.balancing.balance import BalanceRules, BrokerState, Move, Plan, Split, balance
+from cepheid_broker.balancing.balance_memory import BalanceMemory
+from cepheid_broker.balancing.loads import BrokerReport
+from cepheid_broker.balancing.orders import BundleOrders, MoveOrder, OrderRefusedError, SplitOrder
+from cepheid_broker.balancing.own_load import OwnLoad
+from cepheid_broker.balancing.peers import BalancePeers
+from cepheid_broker.errors import BrokerError
+from cepheid_broker.ownership import SplitRefusedError, check_may_split
+from cepheid_broker.settings import BalanceSettings
+from cepheid_metadata import Election, LeaderRecord, MetadataError, SessionState, dynamic_settings, leader_record
+from cepheid_ports import CepheidError, TaskOwner
+
+log = logging.getLogger(__name__)
+
+PREFIX = "balance."
+"""Of the settings that can be changed while brokers run."""
+_ROUNDS_USED = 3
+_REMEMBERED = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a move or a split."""
+
+    at_ms: int
+    action: Move | Split
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Heard:
+    report: BrokerReport
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class BalanceView:
+    """What the leader knows, for people."""
+
+    leader: LeaderRecord
+    settings: BalanceSettings
+    brokers: Sequence[BrokerState]
+    reports: Mapping[str, BrokerReport]
+    leaving: Sequence[str]
+    missing: Sequence[str]
+    """Brokers that are registered and did not report."""
+    plan: Plan
+    """What would be done now, without waiting until it was uneven for some rounds."""
+    recent: Sequence[Outcome] = field(default=())
+
+
+class LoadBalancer:
+    """`start` once, `aclose` once."""
+
+    def __init__(self, orders: BundleOrders, peers: BalancePeers, settings: BalanceSettings) -> None:
+        self._orders = orders
+        self._store = orders.store
+        self._ownership = orders.ownership
+        self._own_load: OwnLoad = orders.own_load
+        self._ports = orders.own_load.ports
+        self._peers = peers
+        self._settings = settings
+        self._election = Election(leader_record(self._store), self._new_candidacy)
+        self._dynamic = dynamic_settings(self._store)
+        self._tasks = TaskOwner("balancing")
+        self._deposed = asyncio.Event()
+        self._unsubscribe = self._store.subscribe(self._on_session)
+        self._recent: deque[Outcome] = deque(maxlen=_REMEMBERED)
+        self._acting = asyncio.Lock()
+        self.is_leader = False
+        self.moves = 0
+        self.splits = 0
+        self.refused = 0
+        """Moves and splits that failed or were refused."""
+        self._forget()
+
+    def __repr__(self) -> str:
+        return f"<LoadBalancer of {self._ownership.broker_id}{', the leader' if self.is_leader else ''}>"
+
+    @property
+    def orders(self) -> BundleOrders:
+        return self._orders
+
+    def start(self) -> None:
+        self._tasks.start(self._run(), name="lead")
+
+    async def aclose(self) -> None:
+        self._unsubscribe()
+        await self._tasks.aclose()
+
+    async def leader(self) -> LeaderRecord | None:
+        """Return the leader of now, by the record. Raises MetadataError."""
+        found = await leader_record(self._store).get(None)
+        return None if found is None else found.record
+
+    def learn_loads(self, loads: Mapping[str, float]) -> None:
+        """Take the loads of all brokers, as the leader tells them."""
+        self._ownership.placement.set_loads(loads, asyncio.get_running_loop().time())
+
+    async def settings(self) -> BalanceSettings:
+        """Return the settings in force: those of this process, and what was changed while brokers run. Raises MetadataError."""
+        found = await self._dynamic.get(None)
+        return self._settings if found is None else changed(self._settings, found.record.values)
+
+    async def view(self) -> BalanceView:
+        """Return what the leader knows, from reports of now. Only at the leader. Raises MetadataError, BrokerError."""
+        candidacy, settings = self._require_led(), await self.settings()
+        await self._hear()
+        states = await self._states()
+        plan = balance(states, _rules(settings), may_serve=self._may_serve)
+        return BalanceView(
+            candidacy,
+            settings,
+            states,
+            {name: heard.report for name, heard in self._heard.items()},
+            [name for name in self._ownership.brokers if name in self._ownership.leaving],
+            [name for name in self._ownership.brokers if name not in self._heard],
+            plan,
+            tuple(self._recent),
+        )
+
+    async def balance_now(self) -> list[Outcome]:
+        """Do what `view` shows as the plan, also while automatic balancing is off. Raises as `view`."""
+        self._require_led()
+        async with self._acting:
+            plan = (await self.view()).plan
+            return await self._perform(plan)
+
+    # Leading
+
+    def _new_candidacy(self) -> LeaderRecord:
+        return LeaderRecord(broker_id=self._ownership.broker_id, since_ms=self._ports.wall_ms())
+
+    def _require_led(self) -> LeaderRecord:
+        candidacy = self._election.candidacy
+        if not self.is_leader or candidacy is None:
+            raise OrderRefusedError(f"{self._ownership.broker_id} is not the leader")
+        return candidacy
+
+    def _on_session(self, state: SessionState) -> None:
+        if state is SessionState.LOST:
+            self._deposed.set()
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                if self._may_stand() and await self._election.stand():
+                    await self._lead()
+            except MetadataError as error:
+                log.info("balance.metadata_away", extra={"error": str(error)})
+            except Exception:  # a defect of balancing must not end the broker
+                log.exception("balance.failed")
+            finally:
+                self.is_leader = False
+            await asyncio.sleep(self._settings.interval_s)
+
+    def _may_stand(self) -> bool:
+        own = self._ownership.broker_id
+        return own in self._ownership.brokers and own not in self._ownership.leaving
+
+    async def _lead(self) -> None:
+        """Raises MetadataError."""
+        self._deposed.clear()
+        self._forget()
+        self.is_leader = True
+        log.info("balance.elected", extra={"broker": self._ownership.broker_id})
+        while not self._deposed.is_set() and self._may_stand():
+            settings = await self.settings()
+            if not await self._election.holds():
+                return
+            await self._round(settings)
+            try:
+                async with asyncio.timeout(settings.interval_s):
+                    await self._deposed.wait()
+            except TimeoutError:
+                pass
+
+    async def _round(self, settings: BalanceSettings) -> None:
+        async with self._acting:
+            self._rounds += 1
+            await self._hear()
+            plan = self._memory.plan(await self._states(), _rules(settings), self._may_serve)
+            self._log_notes(plan)
+            if settings.enabled:
+                await self._perform(plan)
+
+    def _forget(self) -> None:
+        self._memory = BalanceMemory()
+        self._heard: dict[str, _Heard] = {}
+        self._silent: dict[str, None] = {}
+        self._notes: tuple[str, ...] = ()
+        self._rounds = 0
+
+    async def _hear(self) -> None:
+        """Rule 2."""
+        loads = {name: heard.report.load for name, heard in self._heard.items()}
+        brokers = list(self._ownership.brokers)
+        found = await asyncio.gather(*(self._report_of(name, loads) for name in brokers))
+        for name, report in zip(brokers, found, strict=True):
+            if report is not None:
+                self._heard[name] = _Heard(report, self._rounds)
+        self._heard = {
+            name: heard
+            for name, heard in self._heard.items()
+            if name in self._ownership.brokers and self._rounds - heard.round < _ROUNDS_USED
+        }
+        self.learn_loads({name: heard.report.load for name, heard in self._heard.items()})
+
+    async def _report_of(self, broker_id: str, loads: Mapping[str, float]) -> BrokerReport | None:
+        if broker_id == self._ownership.broker_id:
+            return await self._own_load.report()
+        try:
+            report = await self._peers.report(broker_id, loads)
+        except BrokerError as error:
+            if broker_id not in self._silent:
+                self._silent[broker_id] = None
+                log.warning("balance.no_report", extra={"broker": broker_id, "error": str(error)})
+            return None
+        self._silent.pop(broker_id, None)
+        return report
+
+    async def _states(self) -> list[BrokerState]:
+        reports = [heard.report for heard in self._heard.values()]
+        now_s = asyncio.get_running_loop().time()
+        may_split = await self._may_split()
+        return self._memory.states(now_s, self._ports.wall_ms(), reports, self._ownership.leaving, may_split=may_split)
+
+    async def _may_split(self) -> bool:
+        try:
+            await check_may_split(self._store)
+        except SplitRefusedError:
+            return False
+        return True
+
+    def _may_serve(self, bundle: str, broker_id: str) -> bool:
+        isolation = self._ownership.placement.isolation
+        if isolation.is_empty:
+            return True
+        loads = {name: heard.report.load for name, heard in self._heard.items()}
+        tenant, namespace, _ = bundle.split("/", 2)
+        return broker_id in isolation.allowed(f"{tenant}/{namespace}", self._ownership.brokers, loads)
+
+    # Acting
+
+    async def _perform(self, plan: Plan) -> list[Outcome]:
+        actions: list[Move | Split] = [*plan.splits, *plan.moves]
+        outcomes = list(await asyncio.gather(*map(self._act, actions)))
+        self._recent.extend(outcomes)
+        return outcomes
+
+    async def _act(self, action: Move | Split) -> Outcome:
+        """One order, and its line in the log (rule 3)."""
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        facts: dict[str, Any] = {"bundle": action.bundle, "why": action.why}
+        facts |= {"from": action.source, "to": action.target} if isinstance(action, Move) else {"broker": action.broker}
+        try:
+            await self._order(action)
+        except CepheidError as error:
+            self.refused += 1
+            self._memory.on_refused(loop.time(), action.bundle)
+            log.warning("balance.refused", extra={**facts, "error": str(error)})
+            return Outcome(self._ports.wall_ms(), action, str(error))
+        duration_ms = round(1000 * (loop.time() - began_s))
+        if isinstance(action, Move):
+            self.moves += 1
+            self._memory.on_moved(loop.time(), action)
+            log.info("balance.moved", extra={**facts, "duration_ms": duration_ms})
+        else:
+            self.splits += 1
+            log.info("balance.split", extra={**facts, "by": action.by, "duration_ms": duration_ms})
+        return Outcome(self._ports.wall_ms(), action)
+
+    async def _order(self, action: Move | Split) -> None:
+        """Raises CepheidError."""
+        candidacy = self._require_led()
+        if isinstance(action, Move):
+            move = MoveOrder(leader=candidacy, bundle=action.bundle, target=action.target, why=action.why)
+            await self._to(action.source, move, self._orders.move, self._peers.move)
+        else:
+            split = SplitOrder(leader=candidacy, bundle=action.bundle, by=action.by, why=action.why)
+            await self._to(action.broker, split, self._orders.split, self._peers.split)
+
+    async def _to(self, broker_id: str, order: Any, here: Callable[[Any], Any], there: Callable[[str, Any], Any]) -> None:
+        if broker_id == self._ownership.broker_id:
+            await here(order)
+        else:
+            await there(broker_id, order)
+
+    def _log_notes(self, plan: Plan) -> None:
+        if plan.notes != self._notes:
+            for note in plan.notes:
+                log.warning("balance.stuck", extra={"why": note})
+            self._notes = plan.notes
+
+
+def _rules(settings: BalanceSettings) -> BalanceRules:
+    return BalanceRules(settings.tolerance, settings.moves_at_once, settings.split_topics)
+
+
+def changed(settings: BalanceSettings, values: Mapping[str, str]) -> BalanceSettings:
+    """Return the settings with what was changed while brokers run. A value that does not fit any more is logged and left out."""
+    fields = {name.removeprefix(PREFIX): value for name, value in values.items() if name.startswith(PREFIX)}
+    known = {name: value for name, value in fields.items() if name in BalanceSettings.model_fields}
+    try:
+        return BalanceSettings.model_validate({**dict(settings), **known})
+    except ValidationError as error:
+        log.warning("balance.bad_setting", extra={"error": str(error)})
+        return settings

@@ -1,0 +1,102 @@
+"""What the owner of a bundle does when the leader asks for it: hand the bundle over, or split it.
+
+    order ──► from the leader of now? ──► served here? ──► may the target take it? ──► release or split
+
+Rules
+1. An order of a broker that is not the leader by the record is refused. A leader that slept beyond its session, or two that believe
+   to be elected for a moment, move nothing twice.
+2. An order is carried out by the owner it was sent to or not at all: the bundle is never passed on from the next owner.
+3. A broker that is being drained, that is gone, or that no isolation policy allows gets nothing.
+4. Once begun an order is carried out to its end, whether or not the leader lives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from pydantic import BaseModel
+
+from cepheid_broker.balancing import split_points
+from cepheid_broker.balancing.own_load import OwnLoad
+from cepheid_broker.errors import BrokerError
+from cepheid_broker.ownership import Bundle, Ownership, Placement
+from cepheid_metadata import LeaderRecord, MetadataStore, leader_record
+
+
+class OrderRefusedError(BrokerError):
+    """An order of load balancing that is not carried out."""
+
+    hint = "the leader plans again from the next reports"
+
+
+class MoveOrder(BaseModel, frozen=True, extra="forbid"):
+    """Hand a bundle, by its full name, to another broker, by its id."""
+
+    leader: LeaderRecord
+    bundle: str
+    target: str
+    why: str = ""
+
+
+class SplitOrder(BaseModel, frozen=True, extra="forbid"):
+    """Cut a bundle in two."""
+
+    leader: LeaderRecord
+    bundle: str
+    by: Literal["load", "topics"]
+    why: str = ""
+
+
+class PlacedOwnership(Ownership, Protocol):
+    """Ownership among several brokers."""
+
+    placement: Placement
+
+    @property
+    def leaving(self) -> Collection[str]:
+        """Ids of the brokers that take no bundles: they are being drained."""
+
+
+@dataclass(slots=True)
+class BundleOrders:
+    """Of one broker."""
+
+    store: MetadataStore
+    ownership: PlacedOwnership
+    own_load: OwnLoad
+
+    async def move(self, order: MoveOrder) -> None:
+        """Raises OrderRefusedError, and what `Ownership.release` raises."""
+        bundle = await self._accepted(order.leader, order.bundle)
+        brokers = self.ownership.brokers
+        if order.target not in brokers or order.target in self.ownership.leaving:
+            raise OrderRefusedError(f"broker {order.target} takes no bundles: it does not run, or is being drained")
+        namespace = str(bundle.namespace)
+        if order.target not in self.ownership.placement.isolation.allowed(namespace, brokers, {}):
+            raise OrderRefusedError(f"an isolation policy does not allow that {order.target} serves {namespace}")
+        await self.ownership.release(bundle, to=order.target, reason=f"load balancing: {order.why}")
+
+    async def split(self, order: SplitOrder) -> None:
+        """Raises OrderRefusedError, and what `Ownership.split` raises."""
+        bundle = await self._accepted(order.leader, order.bundle)
+        if order.by == "topics":
+            cut = split_points.by_topics(self.own_load.topic_hashes(bundle))
+        else:
+            cut = split_points.by_load(self.own_load.topic_loads(bundle))
+        if cut is None:
+            raise OrderRefusedError(f"bundle {bundle} has fewer than two open topics: it cannot be split between them")
+        await self.ownership.split(bundle, [cut], reason=f"load balancing: {order.why}")
+
+    async def _accepted(self, leader: LeaderRecord, name: str) -> Bundle:
+        """Rules 1 and 2. Raises OrderRefusedError, MetadataError."""
+        current = await leader_record(self.store).get(None)
+        if current is None or current.record != leader:
+            now = "no broker is" if current is None else f"{current.record.broker_id} is"
+            raise OrderRefusedError(f"{leader.broker_id} is not the leader that moves bundles: {now}")
+        owned = self.ownership.owned_bundles() or ()
+        bundle = next((bundle for bundle in owned if str(bundle) == name), None)
+        if bundle is None:
+            raise OrderRefusedError(f"bundle {name[:200]} is not served by this broker any more")
+        return bundle

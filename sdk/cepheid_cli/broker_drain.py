@@ -1,0 +1,73 @@
+"""`cepheid brokers drain`: a broker hands its topics over to others, so that it can be stopped without a gap."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Annotated, Any
+
+import typer
+
+from cepheid_cli.admin.common import DEFAULT_URL, AdminClient, AdminUrl, done, print_lines
+from cepheid_cli.admin.units import counted
+from cepheid_cli.admin_client import quoted
+
+_POLL_S = 0.5
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `cepheid brokers`."""
+    app.command()(drain)
+
+
+def drain(
+    broker: Annotated[str, typer.Argument(help="Its id, or host:port of its admin API.")],
+    wait: Annotated[bool, typer.Option("--wait", help="Show progress until it has no bundles left.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Let it take bundles again. What it gave away stays where it is.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also when no other broker takes bundles: its topics are not served then.")
+    ] = False,
+    admin_url: AdminUrl = DEFAULT_URL,
+) -> None:
+    """Hand all topics of a broker over to others. Their clients go along, and producers wait for a moment.
+
+    Stopping this command stops nothing: repeat it to see how far it is. The broker takes no bundles until `--undo`, or until it
+    is started again.
+    """
+    admin, path = AdminClient(admin_url), f"/cepheid/v1/brokers/{quoted(broker)}/drain"
+    if undo:
+        admin.delete(path)
+        done(f"broker {broker} takes bundles again")
+        return
+    found = admin.put(path, force=force or None)
+    if wait:
+        found = _watch(admin, path, found)
+    print_lines([drain_line(found)])
+
+
+def drain_line(found: dict[str, Any]) -> str:
+    """Return what is said of a broker that is being drained."""
+    broker = found["broker"]
+    if not found["draining"]:
+        return f"broker {broker} is not being drained any more: another command let it take bundles again"
+    if found["drained"]:
+        return f"broker {broker} serves no topics any more: it can be stopped"
+    left = f"{counted(found['bundles'], 'bundle')} with {counted(found['topics'], 'open topic')} left"
+    return f"broker {broker} is being drained, {left}; see again: cepheid brokers drain {broker} --wait"
+
+
+def _watch(admin: AdminClient, path: str, found: dict[str, Any]) -> dict[str, Any]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    with Progress(*columns, console=Console(file=sys.stderr)) as progress:
+        total = found["bundles"]
+        bar = progress.add_task(f"{found['broker']}: bundles moved", total=total)
+        while found["draining"] and not found["drained"]:
+            total = max(total, found["bundles"])
+            progress.update(bar, total=total, completed=total - found["bundles"])
+            time.sleep(_POLL_S)
+            found = admin.get(path)
+        progress.update(bar, total=total, completed=total)
+    return found
