@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import logging
 from http import HTTPStatus
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
 
 from cepheid_broker.admin.brokers import id_of_broker
 from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.errors import PreconditionError
+from cepheid_broker.admin.json_body import json_body
 from cepheid_broker.admin.raw_path import decode_once
 from cepheid_broker.errors import NotAllowedError
 from cepheid_broker.ownership import HAND_OVER_PATH, HandOverCall, NotOwnerError, There
+
+CallBody = Annotated[HandOverCall, json_body(HandOverCall)]
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +63,7 @@ def drains(context: AdminContext) -> APIRouter:
         return Response(status_code=HTTPStatus.NO_CONTENT)
 
     @router.post(HAND_OVER_PATH)
-    async def hand_over(call: HandOverCall) -> dict[str, list[str]]:
+    async def hand_over(call: CallBody) -> dict[str, list[str]]:
         """Between brokers: the owner of a bundle has this broker open topics that it has closed. Answers which are open"""
         return {"opened": [str(topic) for topic in await context.broker.ownership.on_hand_over(call)]}
 

@@ -383,7 +383,7 @@ class BundleOwnership:
         there = There(broker_id, record.addresses)
         if there.admin_url(over_tls=False) is None:
             return None
-        return Heir(there, tenure.bundle, self.broker_id, tenure.epoch, self.peers)
+        return Heir(there, tenure.bundle, self.broker_id, tenure.epoch, self.peers, until_s=self._hands_over_until)
 
     def _on_heir_failed(self, heir: Heir, error: BaseException) -> None:
         self._silent.note(heir.there.broker_id, error, asyncio.get_running_loop().time())
@@ -393,7 +393,6 @@ class BundleOwnership:
         topics = [name for name in map(TopicName.parse, call.topics) if bundle.holds(name)]
         if call.step == "prepare":
             await self._begin_ahead(call)
-            await self.user.warm(topics)
             return []
         if call.step == "take":
             return await self._take(bundle)

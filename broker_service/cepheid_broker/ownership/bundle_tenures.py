@@ -307,7 +307,7 @@ class BundleTenures:
         moved = 0 if heir is None else len(heir.moved)
         extra = {"bundle": str(bundle), "broker": self.broker_id, "preferred": preferred, "reason": reason, "topics_moved": moved}
         log.info("bundle.released", extra=extra)
-        if heir is not None and preferred == heir.there.broker_id:
+        if heir is not None and heir.moved and preferred == heir.there.broker_id:
             await self._ask_to_take(heir)
         return None
 

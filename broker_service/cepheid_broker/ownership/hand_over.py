@@ -1,7 +1,7 @@
 """Moving a bundle to another broker without a gap: its topics move first, a group at a time, and the bundle's record last.
 
     giver: owns the bundle                                   heir: is to have it
-    prepare ───────────────────────────────────────────────► is the giver the owner? reads what openings will need
+    prepare ───────────────────────────────────────────────► is the giver the owner? may this broker take bundles now?
     a group of topics is closed: publishes answered, cursors saved, ledgers ended
     open ──────────────────────────────────────────────────► opens them, and serves them ahead of its record
     clients of the group are sent to the heir ◄────────────── those that are open
@@ -41,8 +41,6 @@ PREPARE_LIMIT_S = 2.0
 OPEN_LIMIT_S = 3.0
 TAKE_LIMIT_S = 3.0
 AHEAD_S = 10.0
-MAX_TOPICS = 1000
-"""That one call names. More of a bundle are not prepared for; groups are much smaller."""
 SILENCE_S = 30.0
 """So long a broker that did not answer is not asked again."""
 
@@ -70,8 +68,12 @@ class HandOverCall(BaseModel, frozen=True, extra="forbid"):
 class Heir:
     """The broker that is to have one bundle, as the owner of the bundle speaks with it."""
 
-    def __init__(self, there: There, bundle: Bundle, giver: str, epoch: int, peers: PeerCalls) -> None:
+    def __init__(
+        self, there: There, bundle: Bundle, giver: str, epoch: int, peers: PeerCalls, *, until_s: float | None = None
+    ) -> None:
+        """`until_s`: loop time from which nothing more is moved; None: no such time."""
         self.there = there
+        self._until_s = until_s
         self.moved: dict[TopicName, None] = {}
         """Topics that it serves by now."""
         self._bundle = bundle
@@ -86,9 +88,14 @@ class Heir:
     def addresses(self) -> Mapping[str, str]:
         return self.there.addresses
 
-    async def prepare(self, topics: Sequence[TopicName]) -> None:
-        """It is about to be asked to open these. Raises BrokerError, TimeoutError."""
-        await self._call("prepare", topics[:MAX_TOPICS], PREPARE_LIMIT_S)
+    def check_time(self) -> None:
+        """Raises ServiceNotReadyError: the giver has no time to move more."""
+        if self._until_s is not None and asyncio.get_running_loop().time() >= self._until_s:
+            raise ServiceNotReadyError(f"bundle {self._bundle}: the broker has to stop; what has not moved is closed")
+
+    async def prepare(self) -> None:
+        """It is about to be asked to open topics. Raises BrokerError, TimeoutError."""
+        await self._call("prepare", (), PREPARE_LIMIT_S)
 
     async def open(self, topics: Sequence[TopicName]) -> list[TopicName]:
         """Those of the topics, closed here, that are open there when this returns. Raises BrokerError, TimeoutError."""

@@ -108,9 +108,6 @@ class BundleUser(Protocol):
         """Close the bundle's open topics, have the heir open them, and send their clients there. False: some are not there; what is
         left here is to be unloaded. Raises what `Heir` raises."""
 
-    async def warm(self, topics: Sequence[TopicName]) -> None:
-        """Read what opening these needs: this broker is about to be asked for them. What cannot be read is read later."""
-
     async def take_in(self, topics: Sequence[TopicName]) -> list[TopicName]:
         """Open topics that another broker has closed, and return those that are open."""
 

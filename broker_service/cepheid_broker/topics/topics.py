@@ -299,9 +299,11 @@ class Topics:
         names = [name for name, topic in self._open.items() if bundle.holds(name) and not topic.closed]
         names = [name for name in names if name not in self._prepared]
         names.sort(key=lambda name: not self._open[name].in_use)
-        await heir.prepare(names)
+        if names:
+            await heir.prepare()
         for start in range(0, len(names), MOVED_AT_ONCE):
             async with self._moving:
+                heir.check_time()
                 if not await self._move(names[start : start + MOVED_AT_ONCE], heir, reason):
                     return False
         return True
@@ -325,9 +327,6 @@ class Topics:
         fields = {"topics": len(topics), "moved": len(opened), "heir": heir.there.broker_id, "reason": reason}
         log.info("topics.moved", extra=fields)
         return len(opened) == len(topics)
-
-    async def warm(self, topics: Sequence[TopicName]) -> None:
-        return
 
     async def take_in(self, topics: Sequence[TopicName]) -> list[TopicName]:
         """What cannot be opened is left out; its client finds out why when it comes."""
