@@ -17,7 +17,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from cepheid_broker.broker import Broker
-from cepheid_broker.ownership import BundleOwnership, OwnerReach
+from cepheid_broker.ownership import BrokerLiveness, BundleOwnership, OwnerReach, PeerLinks, token_from
 from cepheid_broker.serving import Serving
 from cepheid_broker.settings import BrokerRoleSettings
 from cepheid_ledger.bookie_directory import BookieDirectory
@@ -105,13 +105,23 @@ class BrokerRole(Role):
         await bookies.start()
         self._tell_too_few_bookies()
         # Longer than a dead broker's session, and below the 30 s after which clients give a lookup up.
-        reach = OwnerReach(min(2 * settings.metadata_session_timeout_s + 4.0, MOST_LOOKUP_WAIT_S))
+        own_tls = settings.tls.own_tls
+        links = PeerLinks(
+            release=version("cepheid"),
+            tls=None if own_tls is None else own_tls.followed(),
+            has_certificate=own_tls is not None and own_tls.certificate_file is not None,
+            token=token_from(settings.authentication.own_token_file),
+        )
+        liveness = BrokerLiveness(store, links.hold)
+        longest_wait_s = min(2 * settings.metadata_session_timeout_s + 4.0, MOST_LOOKUP_WAIT_S)
+        reach = OwnerReach(longest_wait_s, sign_of=liveness.sign_of)
         self._ownership = ownership = BundleOwnership(
             store,
             ports,
             release=version("cepheid"),
             patience_s=settings.registration_patience_s,
             reach=reach,
+            liveness=liveness,
             on_failed=self._failure.report,
         )
         opened.push_async_callback(ownership.aclose)

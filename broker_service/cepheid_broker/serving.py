@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from cepheid_broker.admin import AdminContext, AdminServer
 from cepheid_broker.broker import Broker
 from cepheid_broker.broker_segments import broker_segments
-from cepheid_broker.ownership import Ownership, PeerCalls
+from cepheid_broker.ownership import Ownership, PeerCalls, token_from
 from cepheid_broker.revocation_follower import RevocationFollower
 from cepheid_broker.settings import BrokerSettings
 from cepheid_ledger import BookieConnections, BookieStates, LedgerClient, RackAwarePlacement
@@ -113,7 +113,6 @@ class Serving:
         self._tls = [each for each in (tls, admin_tls) if each is not None]
         self._authenticator = authenticator = self._new_authenticator(ports)
         own_tls = settings.tls.own_tls
-        own_token = settings.authentication.own_token_file
         self.broker = Broker(
             settings,
             cluster,
@@ -127,7 +126,7 @@ class Serving:
             peers=PeerCalls(
                 settings.request_timeout_s,
                 tls=None if own_tls is None else own_tls.followed(),
-                token=lambda: "" if own_token is None else _read_token(own_token),
+                token=token_from(settings.authentication.own_token_file),
             ),
             bucket=bucket,
             audit=audit,
@@ -338,11 +337,6 @@ def _server_tls(settings: BrokerSettings, client_certificates: Literal["none", "
         client_certificates=client_certificates,
         minimum_version=tls.minimum_version,
     )
-
-
-def _read_token(path: str) -> str:
-    """Read anew at each call: a token that expires is replaced in its file. Raises OSError."""
-    return Path(path).read_text(encoding="ascii").strip()
 
 
 def distance_from(rack: str | None, bookies: BookieStates) -> Callable[[str], int] | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from cepheid_metadata import (
     BrokerRegistration,
@@ -35,6 +35,8 @@ class BrokerDirectory:
         self._records = broker_records(store)
         self._tasks = tasks
         self._brokers: dict[str, BrokerRegistration] = {}
+        self.on_changed: Callable[[], None] = lambda: None
+        """Called when brokers were read anew."""
 
     def __repr__(self) -> str:
         return f"<BrokerDirectory {', '.join(self._brokers) or 'nobody'}>"
@@ -56,6 +58,7 @@ class BrokerDirectory:
     async def refresh(self) -> None:
         """Reads them now. Raises MetadataError."""
         self._brokers = await self._read_all()
+        self.on_changed()
 
     async def _read(self) -> None:
         watch = await self._store.watch_children(keys.BROKERS_KEY)
@@ -64,6 +67,7 @@ class BrokerDirectory:
         except BaseException:
             watch.cancel()
             raise
+        self.on_changed()
         watch.call_when_settled(self._on_settled)
 
     def _on_settled(self) -> None:

@@ -20,6 +20,7 @@ from functools import partial
 
 from cepheid_broker.errors import ServiceNotReadyError
 from cepheid_broker.ownership.broker_directory import BrokerDirectory
+from cepheid_broker.ownership.broker_liveness import BrokerLiveness
 from cepheid_broker.ownership.bundle_counts import BundleCounts
 from cepheid_broker.ownership.bundle_states import BundleStates, Phase
 from cepheid_broker.ownership.bundle_tenures import BundleTenures
@@ -67,10 +68,11 @@ class BundleOwnership:
         timeout_s: float = 10.0,
         patience_s: float = 20.0,
         reach: OwnerReach | None = None,
+        liveness: BrokerLiveness | None = None,
         on_failed: Callable[[BaseException], None] = lambda error: None,
     ) -> None:
-        """Without `reach` an owner is taken at its record's word. Another broker's registration under our id is waited for during
-        `patience_s`; once started `on_failed` hears that it stayed."""
+        """Without `reach` an owner is taken at its record's word, and without `liveness` until its session ends. Another broker's
+        registration under our id is waited for during `patience_s`; once started `on_failed` hears that it stayed."""
         self.states = BundleStates(f"{ports.random.getrandbits(64):016x}")
         self._store = store
         self._ports = ports
@@ -79,10 +81,11 @@ class BundleOwnership:
         self._on_failed = on_failed
         self._timeout_s = timeout_s
         self._reach = reach
+        self._liveness = liveness
         self._own_topic: TopicName | None = None
         self._tasks = TaskOwner("ownership")
         self.directory = BrokerDirectory(store, self._tasks)
-        self._tenures = BundleTenures(store, self.states, self._choose_heir, self._tasks)
+        self._tenures = BundleTenures(store, self.states, self._choose_heir, self._tasks, liveness)
         self._registration: Registration[BrokerRegistration] | None = None
         self._counts = BundleCounts(store, self._tasks, self._tenures.on_namespace_gone)
         self._registered = asyncio.Event()
@@ -116,6 +119,8 @@ class BundleOwnership:
         if self._registration is None:
             self._registration = await self._register()
         await self.directory.refresh()
+        if self._liveness is not None:
+            self._liveness.start(broker_id, self.directory)
         self._registered.set()
 
     async def _register(self) -> Registration[BrokerRegistration]:
@@ -166,6 +171,8 @@ class BundleOwnership:
     async def aclose(self) -> None:
         self._stopping = True
         self._unsubscribe()
+        if self._liveness is not None:
+            await self._liveness.aclose()
         if self._reach is not None:
             await self._reach.aclose()
         await self._deregister()

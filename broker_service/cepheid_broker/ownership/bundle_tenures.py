@@ -13,6 +13,7 @@ Rules
 3. A write whose outcome is unknown counts as not done. If it was done, the record is ours, and whoever asks next finds that.
 4. A record with our addresses and another incarnation is that of a process before us: two cannot listen at one address. It is
    replaced, so that a broker that was restarted does not wait for the end of its old session.
+5. The record of a broker that is gone is replaced before its session ends (broker_liveness.py), unless it is registered again.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from functools import partial
 
 from cepheid_broker.errors import ServiceNotReadyError
 from cepheid_broker.ownership.broker_directory import RETRY_S
+from cepheid_broker.ownership.broker_liveness import BrokerLiveness
 from cepheid_broker.ownership.bundle_states import BundleStates, Phase, Tenure
 from cepheid_broker.ownership.bundles import Bundle
 from cepheid_broker.ownership.ownership import BundleUser, bundle_not_ready
@@ -55,12 +57,21 @@ class BundleTenures:
     addresses: Mapping[str, str] = {}
     """Both known once the broker starts."""
 
-    def __init__(self, store: MetadataStore, states: BundleStates, choose_heir: Callable[[Bundle], str], tasks: TaskOwner) -> None:
-        """`choose_heir` names who is preferred for a bundle that is released to nobody in particular."""
+    def __init__(
+        self,
+        store: MetadataStore,
+        states: BundleStates,
+        choose_heir: Callable[[Bundle], str],
+        tasks: TaskOwner,
+        liveness: BrokerLiveness | None = None,
+    ) -> None:
+        """`choose_heir` names who is preferred for a bundle that is released to nobody in particular. Without `liveness` other
+        brokers are gone when their sessions have ended."""
         self._store = store
         self._states = states
         self._choose_heir = choose_heir
         self._tasks = tasks
+        self._liveness = liveness
         self._owners = bundle_owners(store)
         self._histories = bundle_histories(store)
         self._acquiring: dict[Bundle, asyncio.Task[None]] = {}
@@ -80,8 +91,11 @@ class BundleTenures:
         return "" if history is None else history.record.preferred
 
     def may_take(self, owner: BundleOwner) -> bool:
-        """Rules 3 and 4."""
-        return self._states.is_own(owner) or owner.addresses == self.addresses
+        """Rules 3, 4 and 5; of the last one `_take` makes sure."""
+        return self._states.is_own(owner) or owner.addresses == self.addresses or self._is_gone(owner)
+
+    def _is_gone(self, owner: BundleOwner) -> bool:
+        return self._liveness is not None and self._liveness.is_gone(owner.broker_id)
 
     async def wait_settled(self, tenure: Tenure) -> None:
         """Until its acquisition or release has ended; how shows a look at the states."""
@@ -112,7 +126,7 @@ class BundleTenures:
         if owner is not None and history is not None and self._states.is_own(owner.record):
             self._on_acquired(tenure, owner.record.epoch, history.version)
             return
-        if owner is not None and not self.may_take(owner.record):
+        if owner is not None and not await self._is_free(owner.record):
             self._states.on_not_acquired(tenure)
             return
         epoch = 1 if history is None else history.record.epoch + 1
@@ -123,6 +137,14 @@ class BundleTenures:
             self._states.on_not_acquired(tenure)
             return
         self._on_acquired(tenure, epoch, results[0] if isinstance(results[0], int) else 0)
+
+    async def _is_free(self, owner: BundleOwner) -> bool:
+        """Whether the record may be replaced: a gone broker may have come back since it was found gone. Raises MetadataError."""
+        if not self.may_take(owner):
+            return False
+        if self._states.is_own(owner) or owner.addresses == self.addresses:
+            return True
+        return self._liveness is not None and not await self._liveness.has_come_back(owner.broker_id)
 
     def _history_op(self, bundle: Bundle, found: Found[BundleHistory] | None, epoch: int) -> Op:
         record = BundleHistory(epoch=epoch)  # nobody is preferred any more: this is where the bundle was to go

@@ -1,11 +1,12 @@
 """Whether the owner that a lookup would name is there at all; if not, the lookup waits for the next one.
 
-    There(owner) ──► does it take connections? ── yes ──► There                  asked every 0.2 s at most
-                                              └── no ──► look again every 0.2 s, for all lookups of the bundle together
+    There(owner) ──► is it heard? (broker_liveness.py) ──► yes ──► There
+                         │ not known: does it take connections? ──┘ asked every 0.2 s at most
+                         └── no ──► look again every 0.1 s, for all lookups of the bundle together
 
-A broker that was killed owns its bundles until its session ends. A client that is sent there meanwhile is refused, and waits twice
-as long before each further attempt: with a session of 6 s, producers were seen to come back after 12 to 30 s. A lookup that waits
-is answered as soon as there is somebody to go to.
+A broker that was killed owns its bundles until it is found gone, or its session ends. A client that is sent there meanwhile is
+refused, and waits twice as long before each further attempt: with a session of 6 s, producers were seen to come back after 12 to
+30 s. A lookup that waits is answered as soon as there is somebody to go to.
 
 An owner whose session outlives the wait runs, and it is we who cannot reach it: clients may. Lookups do not wait for it again.
 """
@@ -17,14 +18,15 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from cepheid_broker.errors import ServiceNotReadyError
+from cepheid_broker.ownership.broker_liveness import Sign
 from cepheid_broker.ownership.bundles import Bundle
 from cepheid_broker.ownership.ownership import Location, There
 from cepheid_ports import SingleFlight
 
 log = logging.getLogger(__name__)
 
-POLL_S = 0.2
-BELIEVED_S = 0.2
+POLL_S = 0.1
+BELIEVED_S = 0.15
 """So long an owner that took a connection is believed to take more: when it is killed, its clients ask for the next one at once."""
 OUT_OF_REACH_S = 300.0
 """So long an owner that only we cannot reach is not waited for again."""
@@ -37,7 +39,9 @@ Probe = Callable[[str], Awaitable[bool]]
 class OwnerReach:
     """`patience_s`: the longest wait of a lookup, below what clients wait for its answer (30 s)."""
 
-    def __init__(self, patience_s: float, probe: Probe | None = None) -> None:
+    def __init__(self, patience_s: float, probe: Probe | None = None, *, sign_of: Callable[[str], Sign] | None = None) -> None:
+        """`sign_of`: what is known of a broker anyway, by its id."""
+        self._sign_of = sign_of or (lambda _: Sign.UNKNOWN)
         self._patience_s = patience_s
         self._probe = probe or takes_connections
         self._answered_at: dict[str, float] = {}  # by address: as many as there are brokers
@@ -63,7 +67,9 @@ class OwnerReach:
         loop = asyncio.get_running_loop()
         began = loop.time()
         facts = {"bundle": str(bundle), "broker": there.broker_id, "address": there.client_address}
-        log.warning("owner.unreachable", extra={**facts, "hint": "its bundles go to others when its session ends"})
+        log.warning(
+            "owner.unreachable", extra={**facts, "hint": "its bundles go to others when it is found gone, or its session ends"}
+        )
         location: Location = there
         while loop.time() - began < self._patience_s:
             await asyncio.sleep(POLL_S)
@@ -78,6 +84,8 @@ class OwnerReach:
         return location
 
     async def _answers(self, there: There) -> bool:
+        if (sign := self._sign_of(there.broker_id)) is not Sign.UNKNOWN:
+            return sign is Sign.HEARD
         address, now = there.client_address, asyncio.get_running_loop().time()
         if now - self._answered_at.get(address, float("-inf")) < BELIEVED_S or now < self._not_waited_for.get(address, 0.0):
             return True

@@ -14,6 +14,7 @@ import ssl
 from collections.abc import Callable
 from contextvars import ContextVar
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -29,6 +30,12 @@ ACTING_FOR_HEADER = b"x-cepheid-acting-for"
 _MAX_ANSWER_BYTES = 64 << 20
 _MAX_REDIRECTS = 4
 _READ_BYTES = 1 << 16
+
+
+def token_from(path: str | None) -> Callable[[], str]:
+    """Return what reads this broker's token, anew at each call, since one that expires is replaced in its file; "" without a file.
+    The function raises OSError."""
+    return lambda: "" if path is None else Path(path).read_text(encoding="ascii").strip()
 
 
 class RemoteRefusedError(BrokerError):

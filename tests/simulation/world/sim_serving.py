@@ -13,9 +13,11 @@ from collections.abc import Callable
 
 from cepheid_broker.broker import Broker
 from cepheid_broker.first_objects import create_first_objects
+from cepheid_broker.ownership.broker_liveness import BrokerLiveness
 from cepheid_broker.ownership.bundle_ownership import BundleOwnership
 from cepheid_broker.ownership.owner_reach import OwnerReach
 from cepheid_broker.ownership.ownership import SoleOwnership
+from cepheid_broker.ownership.peer_link import PeerLinks
 from cepheid_broker.settings import BrokerSettings, ConnectionSettings, DispatchSettings, PolicySettings
 from cepheid_managed_ledger import ManagedLedgerConfig, ManagedLedgers
 from cepheid_metadata import LedgerIds, MemoryStore, MetadataError, MetadataStore, namespace_records
@@ -104,8 +106,16 @@ class SimServing:
         self._note = note
         ownership: BundleOwnership | SoleOwnership = SoleOwnership()
         if orderly:
+            liveness = BrokerLiveness(store, PeerLinks(release="simulated").hold)
             ownership = BundleOwnership(
-                store, ports, release="simulated", patience_s=10.0, on_failed=on_failed, timeout_s=5.0, reach=OwnerReach(6.0)
+                store,
+                ports,
+                release="simulated",
+                patience_s=10.0,
+                on_failed=on_failed,
+                timeout_s=5.0,
+                reach=OwnerReach(6.0, sign_of=liveness.sign_of),
+                liveness=liveness,
             )
         self._ownership = ownership
         self.broker = Broker(

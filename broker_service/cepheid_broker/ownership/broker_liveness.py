@@ -1,0 +1,267 @@
+"""Which other brokers live, known within seconds and long before their sessions with the metadata store end.
+
+    each registered broker ──► a connection, PING every 0.5 s ──► heard
+                                  │ it breaks, and connecting is refused twice ──┐
+                                  │ nothing heard for 1.2 s ─────────────────────┴──► challenge ──► alive, or gone
+    gone ──► whoever is asked for one of its bundles may take it (bundle_tenures.py)
+
+A *challenge* deletes the broker's registration. A living broker puts it back at once, as brokers of every release do
+(registration.py); one that does not within the limit is gone, and its registration is out of the way. So a broker that reaches the
+metadata store keeps its bundles although its peers do not reach it, and one that reaches its peers keeps them although it does not
+reach the store.
+
+Rules
+1. Nobody is gone without a challenge that failed. While this broker has no session of its own it challenges nobody.
+2. Time that this broker slept counts as nobody else's silence: a timer that fires late says so.
+3. A verdict is about speed alone. A broker that lives in spite of it loses its bundles by their records and writes into ledgers
+   that are fenced; it registers again and is believed from then on.
+4. A broker that answered a challenge and still cannot be reached is left alone for a while, longer each time: clients may reach
+   it where this broker does not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+
+from cepheid_broker.ownership.broker_directory import BrokerDirectory
+from cepheid_broker.ownership.peer_link import LinkRefusedError
+from cepheid_metadata import (
+    BadVersionError,
+    BrokerRegistration,
+    MetadataError,
+    MetadataStore,
+    NoSuchKeyError,
+    SessionState,
+    broker_records,
+)
+from cepheid_ports import TaskOwner
+
+log = logging.getLogger(__name__)
+
+SILENCE_S = 1.2
+"""So long a broker may say nothing. Longer than a pause of its interpreter or of its machine's disk mostly is."""
+REFUSED_AGAIN_S = 0.1
+"""Between two attempts to connect. A process that has just been started again listens by then, or is refused once more."""
+ANSWER_S = {"refused": 0.5, "silent": 1.0}
+"""Limits of the answer to a challenge. Where nobody listens a short one does: it is not a pause that one has to wait for."""
+OVERSLEPT_S = 0.2
+"""A timer that fires so much too late tells of a pause of this process (rule 2)."""
+FIRST_REST_S, LONGEST_REST_S = 5.0, 300.0
+RESTING_S = 1.0
+"""Rule 4, and how often it is tried to connect meanwhile."""
+
+Link = Callable[[Mapping[str, str], Callable[[], None]], Awaitable[None]]
+"""Keeps a connection to the broker at these addresses and calls the function whenever something comes from it. Ends with an
+exception when the connection does: ConnectionRefusedError if nobody listens there, LinkRefusedError if this broker is not let
+in."""
+
+
+class Sign(enum.Enum):
+    """What is known of a broker."""
+
+    UNKNOWN = "unknown"
+    """Nothing was heard yet, or it lives and cannot be reached from here."""
+    HEARD = "heard"
+    SUSPECT = "suspect"
+
+
+@dataclass(slots=True, eq=False)
+class PeerSigns:
+    """What was heard of one broker, and when, without I/O. Times are those of the loop, in seconds."""
+
+    since_s: float
+    refusals: int = 0
+    sign: Sign = Sign.UNKNOWN
+    rest_until_s: float = 0.0
+    rests: int = 0
+
+    @property
+    def silent_at_s(self) -> float:
+        return self.since_s + SILENCE_S
+
+    def on_heard(self, now_s: float) -> None:
+        self.since_s, self.refusals, self.sign, self.rests = now_s, 0, Sign.HEARD, 0
+
+    def on_ended(self, *, refused: bool) -> None:
+        """The connection, or the attempt to make one."""
+        self.refusals = self.refusals + 1 if refused else 0
+        if self.sign is Sign.HEARD:
+            self.sign = Sign.SUSPECT
+
+    def on_timer(self, now_s: float) -> None:
+        """The timer for `silent_at_s` fired. Rule 2."""
+        if now_s - self.silent_at_s >= OVERSLEPT_S:
+            self.since_s = now_s
+
+    def suspicion(self, now_s: float) -> str:
+        """Why it is to be challenged, one of `ANSWER_S`; empty: there is no reason, or it was left alone (rule 4)."""
+        if now_s < self.rest_until_s:
+            return ""
+        if self.refusals >= 2:
+            return "refused"
+        return "silent" if now_s >= self.silent_at_s else ""
+
+    def on_answered(self, now_s: float) -> None:
+        """It lives, and could not be reached."""
+        self.since_s, self.refusals, self.sign = now_s, 0, Sign.UNKNOWN
+        self.rest_until_s = now_s + min(FIRST_REST_S * 2**self.rests, LONGEST_REST_S)
+        self.rests += 1
+
+
+@dataclass(slots=True, eq=False)
+class _Peer:
+    registration: BrokerRegistration
+    signs: PeerSigns
+    task: asyncio.Task[None] | None = None
+    challenged: bool = field(default=False)
+
+
+class BrokerLiveness:
+    """`start` once the broker is registered, `aclose` once."""
+
+    def __init__(self, store: MetadataStore, link: Link) -> None:
+        self._store = store
+        self._records = broker_records(store)
+        self._link = link
+        self._tasks = TaskOwner("broker-liveness")
+        self._peers: dict[str, _Peer] = {}
+        self._gone: set[str] = set()
+        self._own_id = ""
+        self._directory: BrokerDirectory
+
+    def __repr__(self) -> str:
+        heard = sum(peer.signs.sign is Sign.HEARD for peer in self._peers.values())
+        return f"<BrokerLiveness: {heard} of {len(self._peers)} heard, {len(self._gone)} gone>"
+
+    def start(self, own_id: str, directory: BrokerDirectory) -> None:
+        self._own_id, self._directory = own_id, directory
+        directory.on_changed = self._on_changed
+        self._on_changed()
+
+    async def aclose(self) -> None:
+        await self._tasks.aclose()
+
+    def sign_of(self, broker_id: str) -> Sign:
+        if broker_id in self._gone:
+            return Sign.SUSPECT
+        peer = self._peers.get(broker_id)
+        return Sign.UNKNOWN if peer is None else peer.signs.sign
+
+    def is_gone(self, broker_id: str) -> bool:
+        """By the last challenge. Whoever acts on it asks `has_come_back` first."""
+        return broker_id in self._gone
+
+    async def has_come_back(self, broker_id: str) -> bool:
+        """Whether it is registered now, in spite of what `is_gone` says. Raises MetadataError."""
+        if await self._records.get(broker_id) is None:
+            return False
+        self._gone.discard(broker_id)
+        return True
+
+    def _on_changed(self) -> None:
+        brokers = self._directory.brokers
+        for name, peer in list(self._peers.items()):
+            if brokers.get(name) != peer.registration and not peer.challenged:
+                del self._peers[name]
+                if peer.task is not None:
+                    peer.task.cancel()
+        for name, registration in brokers.items():
+            if name != self._own_id and name not in self._peers:
+                peer = self._peers[name] = _Peer(registration, PeerSigns(asyncio.get_running_loop().time()))
+                peer.task = self._tasks.start(self._watch(peer), name=f"watch {name}")
+
+    async def _watch(self, peer: _Peer) -> None:
+        signs, now_s = peer.signs, asyncio.get_running_loop().time
+        while True:
+            await self._listen(peer)
+            if why := signs.suspicion(now_s()):
+                if await self._challenge(peer, why):
+                    return
+            else:
+                await asyncio.sleep(REFUSED_AGAIN_S if now_s() >= signs.rest_until_s else RESTING_S)
+
+    async def _listen(self, peer: _Peer) -> None:
+        """Until the connection ends, or the broker is silent for too long."""
+        signs, now_s = peer.signs, asyncio.get_running_loop().time
+
+        def on_heard() -> None:
+            signs.on_heard(now_s())
+            self._gone.discard(peer.registration.broker_id)
+
+        link = asyncio.ensure_future(self._link(peer.registration.addresses, on_heard))
+        try:
+            while not link.done() and now_s() < signs.silent_at_s:
+                await asyncio.wait([link], timeout=signs.silent_at_s - now_s())
+                if not link.done() and now_s() >= signs.silent_at_s:
+                    signs.on_timer(now_s())
+        finally:
+            link.cancel()
+            await asyncio.wait([link])
+        error = None if link.cancelled() else link.exception()
+        if isinstance(error, LinkRefusedError):
+            signs.on_answered(now_s())
+            log.warning("broker.link_refused", extra={"broker": peer.registration.broker_id, "error": str(error)})
+        else:
+            signs.on_ended(refused=isinstance(error, ConnectionRefusedError))
+
+    async def _challenge(self, peer: _Peer, why: str) -> bool:
+        """Whether it is gone. What cannot be found out means that it is not."""
+        name, now_s = peer.registration.broker_id, asyncio.get_running_loop().time
+        if self._store.session_state is not SessionState.CONNECTED:  # rule 1
+            await asyncio.sleep(REFUSED_AGAIN_S)
+            return False
+        peer.challenged = True
+        log.warning("broker.challenged", extra={"broker": name, "reason": why})
+        try:
+            gone = await self._is_gone(peer, ANSWER_S[why])
+        except MetadataError as error:
+            log.warning("broker.not_challenged", extra={"broker": name, "error": str(error)})
+            await asyncio.sleep(REFUSED_AGAIN_S)
+            return False
+        finally:
+            peer.challenged = False
+        if not gone:
+            peer.signs.on_answered(now_s())
+            hint = "it is registered, but this broker does not reach it: look at its advertised address, and at networks between"
+            log.warning("broker.out_of_reach", extra={"broker": name, "reason": why, "hint": hint})
+            return False
+        self._gone.add(name)
+        if self._peers.get(name) is peer:
+            del self._peers[name]
+        log.warning(
+            "broker.gone", extra={"broker": name, "reason": why, "hint": "its bundles go to others when they are asked for"}
+        )
+        return True
+
+    async def _is_gone(self, peer: _Peer, answer_s: float) -> bool:
+        """Raises MetadataError."""
+        name, now_s = peer.registration.broker_id, asyncio.get_running_loop().time
+        key = self._records.key_of(name)
+        began_s = now_s()
+        found = await self._records.get(name)
+        if found is not None:
+            if found.record != peer.registration:
+                return False  # another process has its name by now
+            try:
+                await self._records.delete(name, found.version)
+            except (NoSuchKeyError, BadVersionError):
+                pass  # somebody else challenges it, or its session ended
+        answer_s = max(answer_s, 4 * (now_s() - began_s))  # a store that is slow for us is slow for it
+        while True:
+            watch = await self._store.watch(key)
+            with watch:
+                if await self._records.get(name) is not None:
+                    return False
+                until_s = now_s() + answer_s
+                try:
+                    async with asyncio.timeout_at(until_s):
+                        await watch.wait()
+                    continue
+                except TimeoutError:
+                    pass
+            if now_s() - until_s < OVERSLEPT_S:  # rule 2
+                return self._store.session_state is SessionState.CONNECTED and await self._records.get(name) is None
