@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from cepheid_metadata import BundleOwner, Check, Create, CursorRecord, Delete, LedgerMetadata, Op, Put, keys
@@ -16,13 +16,14 @@ from tests.simulation.workloads.owners import OwnerRecordChecks
 
 
 class CommitChecks:
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: History, nodes: Mapping[str, object]) -> None:
+        """`nodes`: what the tree holds, by key."""
         self._history = history
         self._repairs = RepairChecks(history)
         self._ledgers = LedgerRecordChecks(history, self._repairs)
         self._topics = TopicRecordChecks(history)
         self._pages = CommittedPages(history)
-        self._owners = OwnerRecordChecks(history)
+        self._owners = OwnerRecordChecks(history, nodes)
 
     def on_commit(self, ops: Sequence[Op], process: str) -> None:
         ops = _merged(ops)

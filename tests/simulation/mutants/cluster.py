@@ -14,6 +14,7 @@ from cepheid_bookie.admission import Admission
 from cepheid_bookie.bookie_life import BookieLife
 from cepheid_bookie.cookie import Cookie
 from cepheid_bookie.limbo import Limbo
+from cepheid_broker.ownership.broker_liveness import BrokerLiveness, PeerSigns
 from cepheid_broker.ownership.bundle_states import BundleStates
 from cepheid_broker.ownership.bundle_tenures import BundleTenures
 from cepheid_broker.ownership.bundles import Bundle
@@ -497,3 +498,32 @@ def _forgiving_lanes() -> contextlib.AbstractContextManager[Any]:
         return on_added(self, bookie, last)
 
     return mock.patch.object(WriterState, "on_added", forgiving)
+
+
+@scenario_mutant
+@contextlib.contextmanager
+def take_over_without_a_challenge() -> Iterator[None]:
+    """Silence is taken for a proof, and nobody looks whether the broker is registered.
+
+    Random worlds miss it: their brokers seldom sleep for longer than silence may last and shorter than their session.
+    """
+
+    async def proven(self: BrokerLiveness, peer: Any, answer_s: float) -> bool:
+        return True
+
+    async def gone(self: BrokerLiveness, broker_id: str) -> bool:
+        return False
+
+    with mock.patch.object(BrokerLiveness, "_is_gone", proven), mock.patch.object(BrokerLiveness, "has_come_back", gone):
+        yield
+
+
+@scenario_mutant
+@contextlib.contextmanager
+def believe_that_everybody_lives() -> Iterator[None]:
+    """A broker that hangs serves its topics until its session ends.
+
+    Random worlds miss it: their bound for an owner is a session and more.
+    """
+    with mock.patch.object(PeerSigns, "suspicion", return_value=""):
+        yield

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Mapping
 
 from cepheid_broker.ownership.bundle_ownership import BundleOwnership
 from cepheid_broker.ownership.bundles import Bundle, bundle_of
@@ -173,17 +174,23 @@ class OwnershipWorkload:
 
 
 class OwnerRecordChecks:
-    """Looks at each commit of a bundle's owner record (O4)."""
+    """Looks at each commit of a bundle's owner record (O4, O5)."""
 
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: History, nodes: Mapping[str, object]) -> None:
         self._history = history
+        self._nodes = nodes
         self._epochs: dict[str, int] = {}
+        self._owners: dict[str, str] = {}  # by key, the broker of the last record
 
     def on_owner(self, key: str, record: BundleOwner | None, process: str) -> None:
         """None: it is deleted by somebody, and not with a session."""
         if record is None:
+            owner, taker = self._owners.pop(key, ""), process.split("#")[0]
+            is_free = owner in ("", taker) or f"{keys.BROKERS_KEY}/{owner}" not in self._nodes
+            self._history.check("O5", is_free, lambda: f"{process} takes {key} from {owner}, which is registered")
             self._history.on_release(key, process)
             return
+        self._owners[key] = record.broker_id
         before = self._epochs.get(key, 0)
         self._history.note(f"{process} owns {key} in epoch {record.epoch}")
         rises = record.epoch > before

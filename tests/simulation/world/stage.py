@@ -37,7 +37,7 @@ class Stage:
         if trace:
             self.history.trace = []
         self.tree = SimTree()
-        self.tree.on_commit = CommitChecks(self.history).on_commit
+        self.tree.on_commit = CommitChecks(self.history, self.tree.nodes).on_commit
         self.tree.on_registration = self.history.on_registration
         self.history.is_on_disk = self._is_on_disk
         self.history.is_readable = self._is_readable

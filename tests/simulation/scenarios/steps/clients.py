@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from cepheid_metadata import MemoryStore, TopicRecord, topic_records
+from cepheid_broker.ownership.bundles import bundle_of
+from cepheid_metadata import BundleOwner, MemoryStore, TopicRecord, keys, topic_records
 from cepheid_wire import TopicName
 from tests.history.events import Position
 from tests.simulation.checks.client_notes import ClientNotes
 from tests.simulation.scenarios.language import ScenarioError, kind, step
-from tests.simulation.scenarios.scene import Scene
+from tests.simulation.scenarios.scene import CourseFailed, Scene
 from tests.simulation.world.sim_broker import SimBroker
 from tests.simulation.world.sim_client import SimClient
 from tests.simulation.world.sim_clock import true_ms
@@ -24,6 +26,7 @@ _PADDING_BYTES = 400
 """Of a message: two of them are a read of the simulated brokers, so that much is left to be read."""
 
 
+_BUNDLES = 4
 _SUBSCRIPTION = "audit"
 
 
@@ -49,13 +52,14 @@ class ClientCourse:
     topic: TopicName = field(default_factory=lambda: TopicName.parse("persistent://public/default/orders"))
     applications: dict[str, Application] = field(default_factory=dict)
     published_ms: list[int] = field(default_factory=list)  # when, of each message
+    sleeper: SimBroker | None = None
 
     def __post_init__(self) -> None:
         self.notes = ClientNotes(self.scene.history)
 
     def named(self, name: str) -> Application:
         if name not in self.applications:
-            brokers = [broker.name for broker in self.scene.brokers.values() if broker.serves]
+            brokers = [broker.name for broker in self.scene.brokers.values() if broker.serves and not broker.node.paused]
             self.applications[name] = Application(SimClient(name, brokers, random.Random(name), self.scene.history))
         return self.applications[name]
 
@@ -97,6 +101,56 @@ async def serves_applications(scene: Scene, broker: SimBroker) -> None:
     broker.serves, broker.orderly = True, False
     broker.start()
     await scene.wait_until(lambda: broker.ready, f"{broker.name} serves")
+
+
+@step("{names} share the topics of applications")
+async def share_topics(scene: Scene, names: Sequence[str]) -> None:
+    """They are started again with their ports open, ask whose a topic is, and hold connections to each other."""
+    await found_cluster(scene.tree, bundles=_BUNDLES)
+    brokers = [scene.brokers[name] for name in names]
+    for broker in brokers:
+        broker.crash()
+        broker.serves, broker.orderly = True, True
+        broker.start()
+    await scene.wait_until(lambda: all(broker.ready for broker in brokers), "they serve")
+
+
+@step("the owner of their topic falls asleep")
+def owner_sleeps(scene: Scene) -> None:
+    """Its process takes no step; its session with metadata goes on for a while."""
+    owner = of(scene).sleeper = _owner(scene)
+    owner.node.pause()
+
+
+@step("the owner of before wakes up")
+def owner_wakes(scene: Scene) -> None:
+    """It goes on where it was."""
+    sleeper = of(scene).sleeper
+    if sleeper is None:
+        raise ScenarioError("no owner fell asleep")
+    sleeper.node.resume()
+
+
+def _owner(scene: Scene) -> SimBroker:
+    node = scene.tree.nodes.get(keys.bundle_key(*bundle_of(of(scene).topic, _BUNDLES).noun))
+    if node is None:
+        raise ScenarioError("nobody owns their topic")
+    return scene.brokers[BundleOwner.decode(node.value, "owner").broker_id]
+
+
+@step("application {application} publishes a message, which is answered within {seconds}")
+async def is_answered_soon(scene: Scene, application: Application, limit_s: float) -> None:
+    """Being connected first is part of that time."""
+    until_s = scene.history.now_s + limit_s
+    try:
+        producer = await _producing(scene, application)
+    except CourseFailed:
+        scene.history.check("V4", False, lambda: f"{application.client.name} finds no broker that serves its topic")
+        raise
+    of(scene).published_ms.append(true_ms())
+    producer.publish(1, "", batch=False, padding=_PADDING_BYTES)
+    await scene.wait_until(lambda: not producer.unanswered or scene.history.now_s > until_s, "it is answered")
+    scene.history.check("V4", scene.history.now_s <= until_s, lambda: f"{application.client.name} waited for more than {limit_s} s")
 
 
 @step("what applications publish lives for {number} days")
