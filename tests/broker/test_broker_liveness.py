@@ -11,6 +11,7 @@ from cepheid_broker.ownership.broker_directory import BrokerDirectory
 from cepheid_broker.ownership.broker_liveness import (
     ANSWER_S,
     FIRST_REST_S,
+    RESTING_S,
     SILENCE_S,
     BrokerLiveness,
     PeerSigns,
@@ -19,14 +20,30 @@ from cepheid_broker.ownership.broker_liveness import (
 from cepheid_broker.ownership.peer_link import LinkRefusedError
 from cepheid_metadata import BrokerRegistration, MemoryStore, MemoryTree, Registration, broker_records
 from cepheid_ports import TaskOwner
+from tests.simulation.world.virtual_loop import VirtualLoop
 
 
 def test_a_late_timer_counts_as_our_own_pause() -> None:
     signs = PeerSigns(since_s=0.0)
-    signs.on_timer(SILENCE_S + 0.3)
+    signs.on_timer(SILENCE_S + 0.3, due_s=0.2)
     assert signs.suspicion(SILENCE_S + 0.3) == ""
-    signs.on_timer(2 * SILENCE_S + 0.31)
+    signs.on_timer(2 * SILENCE_S + 0.31, due_s=2 * SILENCE_S + 0.3)
     assert signs.suspicion(2 * SILENCE_S + 0.31) == "silent"
+
+
+def test_a_link_that_is_refused_for_days_is_still_watched() -> None:
+    signs = PeerSigns(since_s=0.0)
+    for attempt in range(2_000):
+        signs.on_answered(float(attempt))
+    assert signs.rest_until_s == 1_999.0 + 300.0
+
+
+def test_a_broker_that_is_heard_again_is_not_left_alone_for_long() -> None:
+    signs = PeerSigns(since_s=0.0)
+    for _ in range(8):
+        signs.on_answered(10.0)
+    signs.on_heard(20.0)
+    assert signs.suspicion(20.0 + FIRST_REST_S) == "silent"
 
 
 def test_one_refusal_is_not_enough() -> None:
@@ -51,6 +68,9 @@ def test_who_answers_is_left_alone_for_longer_each_time() -> None:
     signs.on_heard(now)
     signs.on_answered(now)
     assert signs.rest_until_s - now == FIRST_REST_S
+
+
+PONG_TAKES_S = 0.01
 
 
 class Other:
@@ -84,14 +104,36 @@ class Other:
         self.pings = False
 
 
+class WatchedStore(MemoryStore):
+    """Counts deletions, of which each is a challenge here, and may take long to list brokers."""
+
+    def __init__(self, tree: MemoryTree, slow_lists_s: float) -> None:
+        super().__init__(tree)
+        self.deletions = 0
+        self._slow_lists_s = slow_lists_s
+
+    async def delete(self, key: str, expected_version: int | None) -> None:
+        self.deletions += 1
+        await super().delete(key, expected_version)
+
+    async def children(self, key: str) -> list[str]:
+        found = await super().children(key)
+        await asyncio.sleep(self._slow_lists_s)
+        return found
+
+
 class World:
-    def __init__(self) -> None:
+    def __init__(self, *, slow_lists_s: float = 0.0) -> None:
         self.tree = MemoryTree()
         self.others: dict[str, Other] = {}
-        self.store = MemoryStore(self.tree)
+        self.store = WatchedStore(self.tree, slow_lists_s)
         self.tasks = TaskOwner("test")
         self.directory = BrokerDirectory(self.store, self.tasks)
         self.liveness = BrokerLiveness(self.store, self.link)
+
+    @property
+    def challenges(self) -> int:
+        return self.store.deletions
 
     async def add(self, name: str) -> Other:
         other = self.others[name] = Other(self, name)
@@ -114,6 +156,7 @@ class World:
         other.connected.add(task)
         try:
             while True:
+                await asyncio.sleep(PONG_TAKES_S)
                 if other.pings:
                     on_heard()
                 await asyncio.sleep(0.5)
@@ -218,6 +261,48 @@ async def test_a_gone_broker_that_is_registered_when_its_bundle_is_to_be_taken_h
     await broker_records(other.store).create("a", BrokerRegistration(broker_id="a", addresses={"pulsar": "a"}, started_at_ms=1))
     assert await world.liveness.has_come_back("a")
     assert not world.liveness.is_gone("a")
+    await world.aclose()
+
+
+@pytest.mark.virtual_time
+async def test_a_broker_that_was_cut_off_is_heard_as_soon_as_it_is_back() -> None:
+    """Connections are tried while it is left alone, and for long enough to hear something."""
+    world = World()
+    other = await world.add("a")
+    await world.start()
+    other.cut()
+    await asyncio.sleep(10.0)
+    answered = world.challenges
+    other.pings = True
+    await asyncio.sleep(SILENCE_S + RESTING_S + 0.5)
+    assert (world.liveness.sign_of("a"), world.challenges) == (Sign.HEARD, answered)
+    await world.aclose()
+
+
+@pytest.mark.virtual_time
+async def test_a_slow_list_of_brokers_does_not_forget_that_one_is_left_alone() -> None:
+    """The list may be read while the challenged broker is not registered, and arrive after it answered."""
+    world = World(slow_lists_s=0.3)
+    other = await world.add("a")
+    await world.start()
+    other.cut()
+    await asyncio.sleep(FIRST_REST_S + 3.0)
+    assert world.challenges <= 2
+    await world.aclose()
+
+
+@pytest.mark.virtual_time
+async def test_a_pause_of_our_own_challenges_no_broker() -> None:
+    world = World()
+    await world.add("a")
+    await world.start()
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    for length_s in (1.0, 1.15, 1.25, 1.35, 3.0):
+        await asyncio.sleep(2.0)
+        loop._now += length_s
+        await asyncio.sleep(0.2)
+        assert world.challenges == 0, length_s
     await world.aclose()
 
 

@@ -50,6 +50,8 @@ ANSWER_S = {"refused": 0.5, "silent": 1.0}
 """Limits of the answer to a challenge. Where nobody listens a short one does: it is not a pause that one has to wait for."""
 OVERSLEPT_S = 0.2
 """A timer that fires so much too late tells of a pause of this process (rule 2)."""
+TICK_S = 0.2
+"""A watcher wakes up so often, so that its timer is late by nearly all of such a pause, whenever the pause began."""
 FIRST_REST_S, LONGEST_REST_S = 5.0, 300.0
 RESTING_S = 1.0
 """Rule 4, and how often it is tried to connect meanwhile."""
@@ -85,6 +87,8 @@ class PeerSigns:
 
     def on_heard(self, now_s: float) -> None:
         self.since_s, self.refusals, self.sign, self.rests = now_s, 0, Sign.HEARD, 0
+        # One that is reachable again is challenged as early as others; not at once, since a connection may come and go.
+        self.rest_until_s = min(self.rest_until_s, now_s + FIRST_REST_S)
 
     def on_ended(self, *, refused: bool) -> None:
         """The connection, or the attempt to make one."""
@@ -92,9 +96,9 @@ class PeerSigns:
         if self.sign is Sign.HEARD:
             self.sign = Sign.SUSPECT
 
-    def on_timer(self, now_s: float) -> None:
-        """The timer for `silent_at_s` fired. Rule 2."""
-        if now_s - self.silent_at_s >= OVERSLEPT_S:
+    def on_timer(self, now_s: float, due_s: float) -> None:
+        """A timer of the watcher fired. Rule 2."""
+        if now_s - due_s >= OVERSLEPT_S:
             self.since_s = now_s
 
     def suspicion(self, now_s: float) -> str:
@@ -108,7 +112,8 @@ class PeerSigns:
     def on_answered(self, now_s: float) -> None:
         """It lives, and could not be reached."""
         self.since_s, self.refusals, self.sign = now_s, 0, Sign.UNKNOWN
-        self.rest_until_s = now_s + min(FIRST_REST_S * 2**self.rests, LONGEST_REST_S)
+        doublings = min(self.rests, 10)  # more make no difference, and a float does not hold a thousand
+        self.rest_until_s = now_s + min(FIRST_REST_S * 2**doublings, LONGEST_REST_S)
         self.rests += 1
 
 
@@ -163,9 +168,11 @@ class BrokerLiveness:
         return True
 
     def _on_changed(self) -> None:
-        brokers = self._directory.brokers
+        brokers, now_s = self._directory.brokers, asyncio.get_running_loop().time()
         for name, peer in list(self._peers.items()):
-            if brokers.get(name) != peer.registration and not peer.challenged:
+            # A list that was read during a challenge lacks the broker, and may arrive after the answer: it is left alone on.
+            resting = name not in brokers and now_s < peer.signs.rest_until_s
+            if brokers.get(name) != peer.registration and not peer.challenged and not resting:
                 del self._peers[name]
                 if peer.task is not None:
                     peer.task.cancel()
@@ -185,8 +192,12 @@ class BrokerLiveness:
                 await asyncio.sleep(REFUSED_AGAIN_S if now_s() >= signs.rest_until_s else RESTING_S)
 
     async def _listen(self, peer: _Peer) -> None:
-        """Until the connection ends, or the broker is silent for too long."""
+        """Until the connection ends, or the broker is silent for too long. One that was silent before has as long to answer."""
         signs, now_s = peer.signs, asyncio.get_running_loop().time
+        began_s = now_s()
+
+        def ends_at_s() -> float:
+            return max(began_s + SILENCE_S, signs.silent_at_s)
 
         def on_heard() -> None:
             signs.on_heard(now_s())
@@ -194,10 +205,10 @@ class BrokerLiveness:
 
         link = asyncio.ensure_future(self._link(peer.registration.addresses, on_heard))
         try:
-            while not link.done() and now_s() < signs.silent_at_s:
-                await asyncio.wait([link], timeout=signs.silent_at_s - now_s())
-                if not link.done() and now_s() >= signs.silent_at_s:
-                    signs.on_timer(now_s())
+            while not link.done() and now_s() < ends_at_s():
+                due_s = min(now_s() + TICK_S, ends_at_s())
+                await asyncio.wait([link], timeout=due_s - now_s())
+                signs.on_timer(now_s(), due_s)
         finally:
             link.cancel()
             await asyncio.wait([link])
@@ -226,6 +237,7 @@ class BrokerLiveness:
             peer.challenged = False
         if not gone:
             peer.signs.on_answered(now_s())
+            self._on_changed()  # what the list said meanwhile was not looked at
             hint = "it is registered, but this broker does not reach it: look at its advertised address, and at networks between"
             log.warning("broker.out_of_reach", extra={"broker": name, "reason": why, "hint": hint})
             return False
