@@ -100,6 +100,12 @@ class Connection(asyncio.BufferedProtocol):
         assert self._transport is not None
         self._transport.write(data)
 
+    @property
+    def peer_port(self) -> int:
+        """The server's port."""
+        assert self._transport is not None
+        return int(self._transport.get_extra_info("peername")[1])
+
     def fileno(self) -> int:
         """For a sender thread that writes whole frames itself."""
         assert self._transport is not None

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
+from cepheid_broker.admin import NO_SHARED_PORTS, SharedAdminPorts
 from cepheid_broker.balancing import BundleOrders, HttpPeers, LoadBalancer
 from cepheid_broker.broker import Broker
 from cepheid_broker.ownership import BrokerLiveness, BundleOwnership, OwnerReach, PeerLinks, token_from
@@ -39,9 +40,10 @@ MOST_LOOKUP_WAIT_S = 20.0
 class BrokerRole(Role):
     """`start` once, `aclose` once. Made inside the running loop."""
 
-    def __init__(self, settings: BrokerRoleSettings, ports: Ports) -> None:
+    def __init__(self, settings: BrokerRoleSettings, ports: Ports, shared_admin: SharedAdminPorts = NO_SHARED_PORTS) -> None:
         super().__init__()
         self.settings = settings
+        self._shared_admin = shared_admin
         self._ports = ports
         self._serving: Serving
         self._store: MetadataStore
@@ -139,6 +141,7 @@ class BrokerRole(Role):
             families=self._families,
             cluster_id=identity.cluster_id,
             is_ready=lambda: self.ready,
+            shared_admin=self._shared_admin,
             on_failed=self._failure.report,
         )
         opened.push_async_callback(serving.aclose)

@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from cepheid_broker.admin import AdminContext, AdminServer
+from cepheid_broker.admin import NO_SHARED_PORTS, AdminContext, AdminServer, SharedAdminPorts
 from cepheid_broker.broker import Broker
 from cepheid_broker.broker_segments import broker_segments
 from cepheid_broker.ownership import Ownership, PeerCalls, token_from
@@ -62,6 +62,7 @@ class Serving:
         cluster_id: str = "",
         data_dir: Path | None = None,
         held_ledgers: Callable[[str, int], dict[str, Any] | None] = lambda _bookie, _above: None,
+        shared_admin: SharedAdminPorts = NO_SHARED_PORTS,
         on_failed: Callable[[BaseException], None],
     ) -> None:
         opened = self._opened = AsyncExitStack()
@@ -155,6 +156,7 @@ class Serving:
             tls=admin_tls,
             has_plain_port=settings.has_plain_ports,
             authenticator=authenticator,
+            shared=shared_admin,
             on_failed=on_failed,
         )
         self.broker.admin_port = lambda: self._admin.port

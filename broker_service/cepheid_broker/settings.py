@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import (
@@ -503,6 +504,16 @@ class BrokerRoleSettings(BrokerSettings):
     )
 
     balance: BalanceSettings = Field(BalanceSettings(), description="How load is spread over brokers.")
+    processes: PositiveInt = Field(
+        1,
+        le=64,
+        description="Broker processes that `cepheid broker` starts and supervises on this machine. Above 1, process i has the id "
+        "`broker_id`-i, the port `port` + i, an admin port of its own, `admin_port` + 1 + i, and all memory bounds for itself. "
+        "`admin_port` is answered by all of them. One process uses one core.",
+    )
+    processes_stop_s: PositiveFloat = Field(
+        60.0, description="Time that several `processes` have for an orderly stop, before those that still run are killed."
+    )
 
     @model_validator(mode="after")
     def _check_quorums(self) -> Self:
@@ -512,6 +523,54 @@ class BrokerRoleSettings(BrokerSettings):
                 f"got {self.ensemble_size}, {self.write_quorum} and {self.ack_quorum}"
             )
         return self
+
+    @model_validator(mode="after")
+    def _check_ports_of_processes(self) -> Self:
+        """Refuse settings with which two of several processes would listen on one port."""
+        if self.processes == 1:
+            return self
+        given = {"port": (self.port, 0), "admin_port": (self.admin_port, 1)} if self.has_plain_ports else {}
+        if self.tls.enabled:
+            given |= {"tls.port": (self.tls.port, 0), "tls.admin_port": (self.tls.admin_port, 1)}
+        taken: dict[int, str] = {}
+        for name, (first, shared) in given.items():
+            last = first + self.processes - 1 + shared
+            if first and last > 65_535:
+                raise ValueError(f"{self.processes} processes need the ports {first} to {last} from {name} on: choose a lower one")
+            for port in range(first, last + 1) if first else ():
+                if port in taken:
+                    raise ValueError(
+                        f"{self.processes} processes would use port {port} twice, counted from {taken[port]} and from {name}: "
+                        f"set these at least {self.processes + 1} apart"
+                    )
+                taken[port] = name
+        return self
+
+    def for_process(self, index: int) -> Self:
+        """Return the settings of one of several `processes`: its own id, ports and audit file."""
+
+        def moved(port: int | None, by: int) -> int | None:
+            return port + by if port else port  # 0: any free port
+
+        audit = self.audit
+        if audit.file is not None and audit.file != "-":
+            path = Path(audit.file)
+            audit = audit.model_copy(update={"file": str(path.with_name(f"{path.stem}-{index}{path.suffix}"))})
+        tls = {"port": moved(self.tls.port, index), "admin_port": moved(self.tls.admin_port, 1 + index)}
+        return self.model_copy(
+            update={
+                "processes": 1,
+                "broker_id": None if self.broker_id is None else f"{self.broker_id}-{index}",
+                "port": moved(self.port, index),
+                "admin_port": moved(self.admin_port, 1 + index),
+                "advertised_port": moved(self.advertised_port, index),
+                "advertised_tls_port": moved(self.advertised_tls_port, index),
+                "advertised_admin_port": moved(self.advertised_admin_port, 1 + index),
+                "advertised_tls_admin_port": moved(self.advertised_tls_admin_port, 1 + index),
+                "tls": self.tls.model_copy(update=tls),
+                "audit": audit,
+            }
+        )
 
     @property
     def shown_host(self) -> str:

@@ -124,7 +124,7 @@ class ManagedLedger:
         return f"<ManagedLedger {self.topic} {self.state.value}, last {self.last_confirmed}, {self._cursors!r}>"
 
     async def open(self) -> None:
-        """Called once, by the factory. When it raises, nothing is left open."""
+        """Called once, by the factory, which calls `tick` afterwards. When it raises, nothing is left open."""
         shared = self._shared
         taken_over = await take_over_chain(
             self.topic, self._keeper, shared.client, self.config, shared.tasks, shared.unfinished, shared.ports
@@ -141,7 +141,6 @@ class ManagedLedger:
             self._start_appends(taken_over.writer)
         elif self.lacking is None:
             self.state = State.TERMINATED
-        self.tick()
 
     async def _read_records(self) -> None:
         """Of a chain that was taken over."""

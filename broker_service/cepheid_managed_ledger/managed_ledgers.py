@@ -1,6 +1,9 @@
 """The managed ledgers of one broker: opened once each, looked after by one timer.
 
-Rule: a topic has at most one open `ManagedLedger` per process; another opening would fence the first.
+Rules
+1. A topic has at most one open `ManagedLedger` per process; another opening would fence the first.
+2. Trimming, deletions and offloading of a topic wait while topics are being opened: clients wait for those, as after the death of
+   another broker. The next round of housekeeping comes in any case.
 """
 
 from __future__ import annotations
@@ -69,6 +72,8 @@ class ManagedLedgers:
         )
         self._open: dict[TopicName, ManagedLedger] = {}
         self.orphans = OrphanScan(store, self._open)
+        self._untended: list[ManagedLedger] = []
+        """Opened, and not looked after yet (rule 2)."""
         self._under_replicated = None if bookies is None else UnderReplicated(client, self._open, bookies)
         self._flights: SingleFlight[TopicName, ManagedLedger] = SingleFlight("openings", _closed_error)
         self._unsubscribe = store.subscribe(self.on_session)
@@ -150,6 +155,21 @@ class ManagedLedgers:
         await self._tasks.aclose()
 
     async def _open_anew(self, config: ManagedLedgerConfig, topic: TopicName) -> ManagedLedger:
+        try:
+            return await self._open_one(config, topic)
+        finally:
+            asyncio.get_running_loop().call_soon(self._tend_opened)  # when this opening does not count any more
+
+    def _tend_opened(self) -> None:
+        """Rule 2."""
+        if self._untended and not self._flights and not self._closed:
+            some, self._untended = self._untended[:_TICKED_AT_ONCE], self._untended[_TICKED_AT_ONCE:]
+            for managed_ledger in some:
+                managed_ledger.tick()
+            if self._untended:
+                asyncio.get_running_loop().call_soon(self._tend_opened)
+
+    async def _open_one(self, config: ManagedLedgerConfig, topic: TopicName) -> ManagedLedger:
         known = self._open.get(topic)
         if known is not None:
             await known.aclose()
@@ -161,6 +181,7 @@ class ManagedLedgers:
         managed_ledger = ManagedLedger(topic, config, self._shared, self._forget)
         await managed_ledger.open()
         self._open[topic] = managed_ledger
+        self._untended.append(managed_ledger)
         return managed_ledger
 
     def on_session(self, state: SessionState) -> None:
@@ -185,6 +206,7 @@ class ManagedLedgers:
             self._shared.tail_cache.evict_old()
             tick += 1
             if tick % ticks_apart == 0:
+                self._untended.clear()
                 for count, managed_ledger in enumerate(list(self._open.values()), 1):
                     managed_ledger.tick()
                     if count % _TICKED_AT_ONCE == 0:

@@ -41,7 +41,7 @@ def init(
     run_init(metadata, cluster, service_url, admin_url, wait, metadata_auth(secure))
 
 
-NOT_SETTINGS = ("config", "secure", "accept_empty_disk")
+NOT_SETTINGS = ("config", "secure", "accept_empty_disk", "as_process")
 """Options of roles that no file and no environment variable can give."""
 
 
@@ -136,12 +136,20 @@ def broker(
     ack_quorum: Annotated[int | None, typer.Option(help="Bookies that must have it before it is acknowledged. Default: 2")] = None,
     rack: Rack = None,
     metadata_session_timeout_s: SessionTimeout = None,
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            help="Brokers to start and supervise, one for each core. Process i has the id ID-i, port + i, and its own admin port, "
+            "admin port + 1 + i; all of them answer the admin port. Default: 1"
+        ),
+    ] = None,
     secure: Secure = None,
     config: Annotated[Path | None, typer.Option(help="TOML file of settings; environment: CEPHEID_BROKER_NAME")] = None,
+    as_process: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Run one broker of a cluster. Ctrl-C stops it."""
+    """Run one broker of a cluster, or several with --processes. Ctrl-C stops it."""
     flags = _settings_in(locals())
     from cepheid_cli.broker import run_broker
     from cepheid_cli.secured_cluster import settings_files
 
-    run_broker(flags, settings_files("broker", secure, config))
+    run_broker(flags, settings_files("broker", secure, config), as_process)

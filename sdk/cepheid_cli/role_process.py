@@ -7,6 +7,7 @@ import gc
 import logging
 import resource
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -24,17 +25,24 @@ SWITCH_INTERVAL_S = 0.0005  # journal and reader threads need the interpreter fo
 R = TypeVar("R", bound=Role)
 
 
-def run_role(name: str, make: Callable[[], R], facts: Callable[[R], Sequence[str]], started: float) -> None:
+def run_role(
+    name: str,
+    make: Callable[[], R],
+    facts: Callable[[R], Sequence[str]],
+    started: float,
+    supervisor: socket.socket | None = None,
+) -> None:
     """Serves until a signal; returns after a clean stop. `make` is called in the loop; `facts` gives lines about what serves.
 
-    `started`: `time.monotonic()` when the command began. Raises CepheidError when the role cannot start or has to give up.
+    `started`: `time.monotonic()` when the command began. `supervisor`: a socket to the supervisor of several processes; it gets a
+    byte when this one serves, and this one stops at its end. Raises CepheidError when the role cannot start or has to give up.
     """
     start_logging()
     make_new_files_private()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     allow_open_files()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_serve(name, make, facts, started))
+        runner.run(_serve(name, make, facts, started, supervisor))
 
 
 def allow_open_files() -> None:
@@ -44,10 +52,24 @@ def allow_open_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-async def _serve(name: str, make: Callable[[], R], facts: Callable[[R], Sequence[str]], started: float) -> None:
+async def _serve(
+    name: str,
+    make: Callable[[], R],
+    facts: Callable[[R], Sequence[str]],
+    started: float,
+    supervisor: socket.socket | None,
+) -> None:
     stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, stop.set)
+    if supervisor is not None:
+
+        def on_supervisor_gone() -> None:
+            loop.remove_reader(supervisor)
+            stop.set()
+
+        loop.add_reader(supervisor, on_supervisor_gone)  # it sends nothing: what can be read is the end
     role = make()
     if not await _started(role, stop):
         return
@@ -56,6 +78,9 @@ async def _serve(name: str, make: Callable[[], R], facts: Callable[[R], Sequence
         for fact in facts(role):
             _say(f"  {fact}")
         _say("  stop with Ctrl-C")
+        if supervisor is not None:
+            with suppress(OSError):  # gone: the reader above hears of it
+                supervisor.send(b"r")
         _tame_garbage_collector()
         await role.wait_until_stopped(stop)
     except BaseException:

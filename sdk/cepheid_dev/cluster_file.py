@@ -25,10 +25,10 @@ _FILE, _LOCK = "cluster.json", "cluster.lock"
 
 Kind = Literal["zookeeper", "bookie", "broker"]
 Asked = Literal["up", "stopped", "killed"]
-_PORTS: Mapping[str, frozenset[str]] = {
-    "zookeeper": frozenset({"client"}),
-    "bookie": frozenset({"grpc", "http"}),
-    "broker": frozenset({"pulsar", "http"}),
+_PORTS: Mapping[str, tuple[frozenset[str], ...]] = {
+    "zookeeper": (frozenset({"client"}), frozenset({"client", "peer", "election"})),  # alone, and in an ensemble
+    "bookie": (frozenset({"grpc", "http"}),),
+    "broker": (frozenset({"pulsar", "http"}),),
 }
 
 
@@ -136,13 +136,16 @@ def _check(state: ClusterState) -> None:
     names = [member.name for member in state.members]
     for member in state.members:
         numbers = [number for number in member.ports.values() if type(number) is int and 0 < number < 65_536]
-        if frozenset(member.ports) != _PORTS.get(member.kind) or len(numbers) != len(member.ports):
+        if frozenset(member.ports) not in _PORTS.get(member.kind, ()) or len(numbers) != len(member.ports):
             raise ValueError(f"{member.name!r} of kind {member.kind!r} with ports {member.ports} is no member")
         if "/" in member.name or member.name in ("", ".", ".."):  # it is a directory's
             raise ValueError(f"{member.name!r} is no name of a member")
         if not isinstance(member.pid, int | None) or type(member.since_ms) is not int:
             raise ValueError(f"the process of {member.name!r} is unreadable")
-    if len(set(names)) != len(names) or len([member for member in state.members if member.kind == "zookeeper"]) > 1:
-        raise ValueError(f"a cluster has one ZooKeeper, and each name once, not {names}")
+    if len(set(names)) != len(names):
+        raise ValueError(f"a cluster has each name once, not {names}")
+    zookeepers = [member for member in state.members if member.kind == "zookeeper"]
+    if len(zookeepers) > 1 and any("peer" not in member.ports for member in zookeepers):
+        raise ValueError("several ZooKeeper servers need ports for each other")
     if not 0 < float(state.session_timeout_s) <= 3600 or not isinstance(state.settings, Mapping):
         raise ValueError("its session timeout or settings are unreadable")

@@ -60,7 +60,10 @@ class PortTakenError(LocalClusterError):
 
 @dataclass(frozen=True, slots=True)
 class ProcessStatus:
-    """`since_ms`: wall clock of the last start, stop or kill; `died`: it is gone although nobody asked for that."""
+    """`since_ms`: wall clock of the last start, stop or kill; `died`: it is gone although nobody asked for that.
+
+    `role`: `leader` or `follower` of a ZooKeeper server in an ensemble.
+    """
 
     name: str
     kind: Kind
@@ -68,6 +71,7 @@ class ProcessStatus:
     pid: int | None
     ports: Mapping[str, int]
     since_ms: int
+    role: str = ""
 
 
 class LocalCluster:
@@ -88,6 +92,7 @@ class LocalCluster:
         bookies: int | None = None,
         brokers: int | None = None,
         *,
+        zookeepers: int | None = None,
         session_timeout_s: float | None = None,
         settings: Mapping[str, Mapping[str, Any]] | None = None,
         usual_ports: bool = False,
@@ -98,7 +103,8 @@ class LocalCluster:
 
         `settings`: of role "broker" or "bookie", as in their TOML files. Not given: as before. `usual_ports`: a new cluster's
         first broker gets 6650 and 8080 when they are free; two clusters that start at the same moment could both want them.
-        `secure`: a new cluster has TLS on all ports but ZooKeeper's, and clients have to authenticate.
+        `secure`: a new cluster has TLS on all ports but ZooKeeper's, and clients have to authenticate. `zookeepers`: servers of a
+        new cluster; their number cannot change later.
         """
         with self._file.locked():
             state = self._file.load() or ClusterState()
@@ -110,7 +116,12 @@ class LocalCluster:
             if secure and not new and not state.secure:
                 raise LocalClusterError(f"the cluster in {self.directory} was made without security; make a new one elsewhere")
             state = replace(state, secure=state.secure or secure)
-            state = _with_members(state, "zookeeper", 1)
+            present = len([member for member in state.members if member.kind == "zookeeper"])
+            if zookeepers is not None and present not in (0, zookeepers):
+                raise LocalClusterError(
+                    f"the cluster in {self.directory} has {present} ZooKeeper servers and keeps them; make a new one elsewhere"
+                )
+            state = _with_members(state, "zookeeper", present or zookeepers or 1)
             state = _with_members(state, "bookie", bookies if bookies is not None else BOOKIES if new else 0)
             state = _with_members(
                 state,
@@ -125,7 +136,7 @@ class LocalCluster:
                 member.process.send(signal.SIGCONT)  # the paused ones too are brought back
         if self._state().secure:
             self._secure(timeout_s)
-        self._start(["zookeeper"], timeout_s)
+        self._start([member.name for member in state.members if member.kind == "zookeeper"], timeout_s)
         self._found(timeout_s)
         self._start([member.name for member in state.members], timeout_s)
 
@@ -143,7 +154,9 @@ class LocalCluster:
 
     def status(self) -> list[ProcessStatus]:
         return [
-            ProcessStatus(member.name, member.kind, self._shown(member), member.pid, member.ports, member.since_ms)
+            ProcessStatus(
+                member.name, member.kind, self._shown(member), member.pid, member.ports, member.since_ms, self._role(member)
+            )
             for member in self._state().members
         ]
 
@@ -156,6 +169,11 @@ class LocalCluster:
     def stop(self, name: str, timeout_s: float = 30.0) -> None:
         """In good order (SIGTERM). Raises LocalClusterError when it has to be killed."""
         self._stop([self._require(name)], timeout_s)
+
+    def restart(self, name: str, timeout_s: float = 60.0) -> None:
+        """Stop it in good order and start it again; returns when it serves."""
+        self.stop(name)
+        self.start(name, timeout_s=timeout_s)
 
     def kill(self, name: str) -> None:
         """SIGKILL: nothing is flushed, nothing is said."""
@@ -221,6 +239,11 @@ class LocalCluster:
         return commands.metadata_url(self._state())
 
     @property
+    def zookeeper_leader(self) -> str:
+        """The name of the ensemble's leader; empty when there is none just now, or a single server."""
+        return next((member.name for member in self._state().members if self._role(member) == "leader"), "")
+
+    @property
     def broker_ports(self) -> dict[str, int]:
         """Of the binary protocol, by name."""
         return {member.name: member.ports["pulsar"] for member in self._state().members if member.kind == "broker"}
@@ -265,6 +288,12 @@ class LocalCluster:
         if state is ProcessState.PAUSED:
             return "paused"
         return "ready" if commands.is_ready(self.directory, self._state(), member) else "starting"
+
+    def _role(self, member: Member) -> str:
+        process = member.process
+        if process is None or process.state() is not ProcessState.RUNNING:
+            return ""
+        return commands.role(self.directory, self._state(), member)
 
     def _note(self, member: Member, asked: Asked) -> None:
         """Unless it was started again meanwhile."""
@@ -408,17 +437,19 @@ def _size(path: Path) -> int:
 def _with_members(state: ClusterState, kind: Kind, count: int, *, usual_ports: bool = False) -> ClusterState:
     """With at least `count` of this kind."""
     present = len([member for member in state.members if member.kind == kind])
+    alone = kind == "zookeeper" and max(present, count) == 1
     for number in range(present + 1, count + 1):
         taken = [port for member in state.members for port in member.ports.values()]
-        name = kind if kind == "zookeeper" else f"{kind}-{number}"
-        state = state.with_member(Member(name, kind, _new_ports(kind, taken, usual=usual_ports and number == 1)))
+        name = kind if alone else f"{kind}-{number}"
+        ports = _new_ports(kind, taken, usual=usual_ports and number == 1, alone=alone)
+        state = state.with_member(Member(name, kind, ports))
     return replace(state, members=tuple(sorted(state.members, key=lambda member: _KINDS.index(member.kind))))
 
 
-def _new_ports(kind: Kind, taken: list[int], *, usual: bool) -> dict[str, int]:
-    """Any free ones; the usual ones of a broker when they are wanted and free."""
+def _new_ports(kind: Kind, taken: list[int], *, usual: bool, alone: bool) -> dict[str, int]:
+    """Any free ones; the usual ones of a broker when they are wanted and free. `alone`: it has no peers to talk with."""
     wishes: dict[Kind, dict[str, int | None]] = {
-        "zookeeper": {"client": None},
+        "zookeeper": {"client": None} if alone else {"client": None, "peer": None, "election": None},
         "bookie": {"grpc": None, "http": None},
         "broker": {"pulsar": 6650 if usual else None, "http": 8080 if usual else None},
     }

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cepheid_dev.cluster_file import ClusterState, Member
 from cepheid_dev.toml_text import toml_text
-from cepheid_dev.zookeeper_server import ZooKeeperServer
+from cepheid_dev.zookeeper_server import EnsembleServer, ZooKeeperServer
 
 CLUSTER = "dev"
 HOST = "127.0.0.1"
@@ -20,8 +20,7 @@ SECURE = "secure"
 
 
 def metadata_url(state: ClusterState) -> str:
-    (zookeeper,) = [member for member in state.members if member.kind == "zookeeper"]
-    return f"zk://{HOST}:{zookeeper.ports['client']}"
+    return "zk://" + ",".join(f"{HOST}:{member.ports['client']}" for member in _zookeepers(state))
 
 
 def service_url(state: ClusterState) -> str:
@@ -65,8 +64,19 @@ def init_command(directory: Path, state: ClusterState) -> list[str]:
     return [*_cepheid(), "init", "--metadata", metadata_url(state), "--cluster", CLUSTER, *urls, *_secured(directory, state)]
 
 
-def zookeeper_of(directory: Path, member: Member) -> ZooKeeperServer:
-    return ZooKeeperServer(directory / member.name, member.ports["client"], pid=member.pid)
+def zookeeper_of(directory: Path, state: ClusterState, member: Member) -> ZooKeeperServer:
+    names = [each.name for each in _zookeepers(state)]
+    ensemble = [
+        EnsembleServer(number, each.ports["peer"], each.ports["election"])
+        for number, each in enumerate(_zookeepers(state), 1)
+        if "peer" in each.ports
+    ]
+    number = names.index(member.name) + 1
+    return ZooKeeperServer(directory / member.name, member.ports["client"], pid=member.pid, ensemble=ensemble, number=number)
+
+
+def _zookeepers(state: ClusterState) -> list[Member]:
+    return [member for member in state.members if member.kind == "zookeeper"]
 
 
 def prepare(directory: Path, state: ClusterState, member: Member) -> None:
@@ -74,7 +84,7 @@ def prepare(directory: Path, state: ClusterState, member: Member) -> None:
     own = directory / member.name
     own.mkdir(parents=True, exist_ok=True)
     if member.kind == "zookeeper":
-        zookeeper_of(directory, member).write_config()
+        zookeeper_of(directory, state, member).write_config()
     else:
         settings = dict(state.settings.get(member.kind, {}))
         if state.secure and member.kind == "broker":
@@ -87,7 +97,7 @@ def command(directory: Path, state: ClusterState, member: Member, *, accept_empt
     """Raises what the Java of this machine lacks."""
     own, ports = directory / member.name, member.ports
     if member.kind == "zookeeper":
-        return zookeeper_of(directory, member).command()
+        return zookeeper_of(directory, state, member).command()
     common = [
         *("--metadata", metadata_url(state)),
         *("--metadata-session-timeout-s", str(state.session_timeout_s)),
@@ -102,10 +112,17 @@ def command(directory: Path, state: ClusterState, member: Member, *, accept_empt
     return [*_cepheid(), "broker", *common, *where, *_quorums(state)]
 
 
+def role(directory: Path, state: ClusterState, member: Member, timeout_s: float = 1.0) -> str:
+    """Return `leader` or `follower` of a ZooKeeper server in an ensemble; empty for all others."""
+    if member.kind != "zookeeper" or "peer" not in member.ports:
+        return ""
+    return zookeeper_of(directory, state, member).mode(timeout_s)
+
+
 def is_ready(directory: Path, state: ClusterState, member: Member, timeout_s: float = 1.0) -> bool:
     """It serves, and says so."""
     if member.kind == "zookeeper":
-        return zookeeper_of(directory, member).is_ready(timeout_s)
+        return zookeeper_of(directory, state, member).is_ready(timeout_s)
     connection: http.client.HTTPConnection
     if state.secure:
         context = ssl.create_default_context(cafile=str(directory / SECURE / "ca.pem"))

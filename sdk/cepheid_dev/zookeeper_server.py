@@ -17,6 +17,8 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -24,6 +26,8 @@ from cepheid_dev.java import find_java
 from cepheid_ports import PRIVATE_UMASK, CepheidError, make_private
 
 TICK_MS = 500  # sessions can be as short as two ticks
+INIT_TICKS, SYNC_TICKS = 20, 4
+"""What a follower may take to load the leader's data, and how far it may fall behind before the leader is taken for dead: 2 s."""
 POLL_S = 0.02
 LOG_TAIL_CHARS = 3_000
 JARS = (
@@ -45,13 +49,35 @@ class ZooKeeperServerError(CepheidError):
     hint: ClassVar[str] = "its log is in zookeeper.log in its directory"
 
 
-class ZooKeeperServer:
-    """Blocking calls, no threads. `pid` given: a server that another process started in this directory."""
+@dataclass(frozen=True, slots=True)
+class EnsembleServer:
+    """A server of an ensemble on this machine: its number from 1 on, and the ports for its peers."""
 
-    def __init__(self, directory: Path, port: int, *, pid: int | None = None) -> None:
+    number: int
+    peer_port: int
+    election_port: int
+
+
+class ZooKeeperServer:
+    """Blocking calls, no threads. `pid` given: a server that another process started in this directory.
+
+    `ensemble`: all its servers, of which this one is `number`. Empty: this server is alone.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        port: int,
+        *,
+        pid: int | None = None,
+        ensemble: Sequence[EnsembleServer] = (),
+        number: int = 1,
+    ) -> None:
         self.directory = directory
         self.port = port
         self.pid = pid
+        self._ensemble = ensemble
+        self._number = number
         self._process: subprocess.Popen[bytes] | None = None
 
     def __repr__(self) -> str:
@@ -71,11 +97,11 @@ class ZooKeeperServer:
 
     def command(self) -> list[str]:
         """Raises JavaNotFoundError, ZooKeeperJarsError."""
-        main = "org.apache.zookeeper.server.ZooKeeperServerMain"
+        main = "org.apache.zookeeper.server." + ("quorum.QuorumPeerMain" if self._ensemble else "ZooKeeperServerMain")
         return [str(find_java()), *JVM_FLAGS, "-cp", ":".join(map(str, find_jars())), main, str(self.directory / "zookeeper.cfg")]
 
     def write_config(self) -> None:
-        lines = {
+        lines: dict[str, object] = {
             "tickTime": TICK_MS,
             "dataDir": self.directory / "data",
             "clientPort": self.port,
@@ -90,6 +116,11 @@ class ZooKeeperServer:
             "autopurge.purgeInterval": 1,
         }
         (self.directory / "data").mkdir(0o750, parents=True, exist_ok=True)
+        if self._ensemble:
+            (self.directory / "data" / "myid").write_text(f"{self._number}\n")
+            lines |= {"initLimit": INIT_TICKS, "syncLimit": SYNC_TICKS}
+            for server in self._ensemble:
+                lines[f"server.{server.number}"] = f"127.0.0.1:{server.peer_port}:{server.election_port}"
         text = "".join(f"{name}={value}\n" for name, value in lines.items())
         (self.directory / "zookeeper.cfg").write_text(text)
         make_private(self.directory)  # records of ledgers hold their master keys
@@ -121,8 +152,13 @@ class ZooKeeperServer:
         return time.monotonic() - began
 
     def is_ready(self, timeout_s: float = 2.0) -> bool:
+        return bool(self.mode(timeout_s))
+
+    def mode(self, timeout_s: float = 2.0) -> str:
+        """`standalone`, `leader` or `follower`; empty while it does not serve."""
         # "ruok" is answered before sessions are; so is "srvr", but only a server that serves tells its mode.
-        return "Mode:" in (self.ask("srvr", timeout_s) or "")
+        lines = (self.ask("srvr", timeout_s) or "").splitlines()
+        return next((line.partition(":")[2].strip() for line in lines if line.startswith("Mode:")), "")
 
     def ask(self, word: str, timeout_s: float = 2.0) -> str | None:
         """The answer to a four-letter word; None: nobody answered."""

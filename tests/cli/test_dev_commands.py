@@ -174,6 +174,28 @@ def test_a_cluster_from_up_to_down(shell: Shell) -> None:
 
 
 @pytest.mark.slow
+def test_an_ensemble_of_zookeepers_survives_the_loss_of_its_leader(shell: Shell) -> None:
+    shell.ok("up", "--bookies", "1", "--brokers", "1", "--zookeepers", "3", "--any-ports")
+    cluster = LocalCluster(shell.directory)
+    servers = ["zookeeper-1", "zookeeper-2", "zookeeper-3"]
+    assert shell.states() == dict.fromkeys([*servers, "bookie-1", "broker-1"], "ready")
+    assert cluster.metadata_url.count(",") == 2
+    said = shell.ok("status")
+    assert [said.count(f"ready {role}") for role in ("leader", "follower")] == [1, 2]
+    leader = cluster.zookeeper_leader
+    shell.ok("kill", leader)
+    deadline = time.monotonic() + 60
+    while cluster.zookeeper_leader == "":
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    sent = published(cluster, 5)  # a new topic: metadata is written
+    shell.ok("start", leader)
+    assert f"{leader} is ready" in shell.ok("restart", leader)
+    assert received(cluster, len(sent), "kept") == sent
+    assert "has 3 ZooKeeper servers" in shell.refused("up", "--zookeepers", "1")
+
+
+@pytest.mark.slow
 def test_nothing_is_there_yet(shell: Shell) -> None:
     for command in (["status"], ["kill", "bookie-1"], ["down"], ["add", "bookie"], ["logs", "zookeeper"]):
         assert "cepheid dev up" in shell.refused(*command), command

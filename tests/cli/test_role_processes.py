@@ -11,12 +11,14 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from benchmarks.raw_client import open_connection, open_publisher
+from cepheid_cli.admin_client import AdminClient
 from cepheid_ledger.grpc_connection import GrpcConnection
 from cepheid_metadata import BrokerRegistration, broker_records, cluster_records, keys, list_names
 from cepheid_metadata.open_store import open_store
@@ -151,6 +153,109 @@ def test_roles_register_and_leave_in_good_order(founded: str, tmp_path: Path) ->
     assert "broker.too_few_bookies" in (tmp_path / "broker.log").read_text()
     for log in ("bookie.log", "broker.log"):
         assert {"stopping", "stopped"} <= set((tmp_path / log).read_text().splitlines())
+
+
+def first_of_free_ports(count: int) -> int:
+    while True:
+        first = free_port()
+        if all(is_free(first + number) for number in range(count)):
+            return first
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+@pytest.mark.slow
+def test_several_broker_processes_serve_one_port_after_another_and_one_admin_port(tmp_path: Path) -> None:
+    url = new_zookeeper_url()
+    cepheid("init", "--metadata", url, "--cluster", "east")
+    port, admin_port = first_of_free_ports(2), first_of_free_ports(3)
+    quorums = ["--ensemble-size", 1, "--write-quorum", 1, "--ack-quorum", 1]
+    flags = ["broker", "--metadata", url, "--id", "many", "--processes", 2, "--port", port, "--admin-port", admin_port, *quorums]
+    log = tmp_path / "broker.log"
+
+    def starts() -> int:
+        return log.read_text().count("cepheid broker process 1, ready after")
+
+    def wait_for(condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 60
+        while not condition():
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.05)
+
+    with running(tmp_path / "bookie.log", *bookie_flags(url, tmp_path / "data")), running(log, *flags) as supervisor:
+        wait_for(lambda: "2 processes, ready after" in log.read_text())
+        assert f"http://127.0.0.1:{admin_port} (answered by all)" in log.read_text()
+        assert sorted(registered(url, keys.BROKERS_KEY)) == ["many-0", "many-1"]
+        names = [f"persistent://public/default/many-{number}" for number in range(12)]
+        owning_ports = {name: publish(f"pulsar://127.0.0.1:{port + number % 2}", name) for number, name in enumerate(names)}
+        assert set(owning_ports.values()) == {port, port + 1}, "lookups lead to both"
+        for number in range(3):  # the shared port, and those of the processes: any of them answers for all topics
+            admin = AdminClient(f"http://127.0.0.1:{admin_port + number}")
+            assert all(admin.get(f"/admin/v2/{name.replace('://', '/')}/stats")["storageSize"] for name in names)
+        owned = {number: metric(admin_port + 1 + number, "cepheid_broker_bundles_owned") for number in (0, 1)}
+        assert sum(owned.values()) == 4
+        assert min(owned.values()) > 0
+
+        (victim,) = pids_of(supervisor.pid, "--as-process=1,")
+        os.kill(victim, signal.SIGKILL)
+        wait_for(lambda: starts() == 2 and sorted(registered(url, keys.BROKERS_KEY)) == ["many-0", "many-1"])
+        assert "broker_process.ended index=1 code=-9" in log.read_text()
+        assert [publish(f"pulsar://127.0.0.1:{port + 1}", name) for name in names]
+
+        supervisor.send_signal(signal.SIGTERM)
+        assert supervisor.wait(60) == 0, log.read_text()
+        assert registered(url, keys.BROKERS_KEY) == []
+
+
+@pytest.mark.slow
+def test_broker_processes_stop_when_their_supervisor_is_killed(founded: str, tmp_path: Path) -> None:
+    log = tmp_path / "broker.log"
+    flags = ["broker", "--metadata", founded, "--id", "orphan", "--processes", 2, "--port", 0, "--admin-port", 0]
+    with running(log, *flags) as supervisor:
+        deadline = time.monotonic() + 60
+        while "2 processes, ready after" not in log.read_text():
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.05)
+        children = pids_of(supervisor.pid, "--as-process=")
+        assert len(children) == 2
+        supervisor.kill()
+        while any(Path(f"/proc/{pid}").exists() for pid in children):
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.05)
+    assert log.read_text().splitlines().count("stopped") == 2
+
+
+def pids_of(parent: int, word: str) -> list[int]:
+    """The children of a process whose command line has `word`."""
+    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    return [int(pid) for pid in children if word in Path(f"/proc/{pid}/cmdline").read_text()]
+
+
+def publish(url: str, topic: str) -> int:
+    """Publish a message as a client does that knows one broker; return the port that serves the topic."""
+
+    async def work() -> int:
+        connection = await open_connection(url, topic)
+        try:
+            publisher = await open_publisher(connection, topic, b"m")
+            receipt = asyncio.get_running_loop().create_future()
+            connection.on_receipts = lambda _: receipt.set_result(None)
+            publisher.send(1)
+            async with asyncio.timeout(60):
+                await asyncio.wait([receipt, connection.failed], return_when=asyncio.FIRST_COMPLETED)
+            assert receipt.done()
+            return connection.peer_port
+        finally:
+            connection.close()
+
+    return asyncio.run(work())
+
+
+def metric(port: int, name: str) -> float:
+    return sum(float(line.rpartition(" ")[2]) for line in metrics(port) if line.partition(" ")[0].partition("{")[0] == name)
 
 
 @pytest.mark.slow

@@ -115,6 +115,7 @@ class ChaosCluster(BrokenOnPurpose):
         *,
         bookies: int = 4,
         brokers: int = 2,
+        zookeepers: int = 1,
         session_timeout_s: float = SESSION_TIMEOUT_S,
         settings: Mapping[str, Mapping[str, Any]] = SETTINGS,
     ) -> None:
@@ -122,6 +123,7 @@ class ChaosCluster(BrokenOnPurpose):
         self._settings = settings
         self.processes = LocalCluster(self.directory)
         self._bookies, self._brokers, self._session_timeout_s = bookies, brokers, session_timeout_s
+        self._zookeepers = zookeepers
 
     @property
     def service_url(self) -> str:
@@ -134,6 +136,7 @@ class ChaosCluster(BrokenOnPurpose):
         self.processes.up(
             self._bookies,
             self._brokers,
+            zookeepers=self._zookeepers,
             session_timeout_s=self._session_timeout_s,
             settings=self._settings,
             timeout_s=3 * PATIENCE_S,

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 
 TAKEOVER_S = 30.0
 """The session ends after 4 s. A client that knows both brokers asks the dead one again and again, with pauses that double: the
-attempt that succeeds may come after 12.7 s (benchmarks/broker_failover.py), and the next one after 25.5 s."""
+attempt that succeeds may come after 12.7 s (benchmarks/takeover_kill.py), and the next one after 25.5 s."""
 
 
 @pytest.mark.parametrize("types", ["Shared,Failover", "Exclusive,Key_Shared"])

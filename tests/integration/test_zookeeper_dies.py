@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.integration.chaos_cluster import ChaosCluster, SharedCluster
+from tests.integration.chaos_cluster import ChaosCluster, SharedCluster, new_topic, own_cluster
 
 pytestmark = pytest.mark.slow
 
@@ -70,3 +70,26 @@ def test_a_bookie_killed_during_an_outage_of_zookeeper_is_done_without(chaos: Ch
         chaos.wait_until_replaced(victim, work.topic)
         waits = work.ends_well()
     assert max(waits.values()) < GAP_S, waits
+
+
+def test_no_publish_is_lost_or_late_when_the_leader_of_an_ensemble_restarts() -> None:
+    with own_cluster(bookies=3, brokers=2, zookeepers=3) as cluster:
+        with cluster.workload("zk-leader") as work:
+            for number in range(2):
+                leader = cluster.processes.zookeeper_leader
+                assert leader
+                work.fault(f"restart {number} of the leader, {leader}")
+                cluster.processes.kill(leader)
+                cluster.wait_until(lambda: cluster.processes.zookeeper_leader != "", "the ensemble has a leader")
+                work.goes_on(receipts=100)
+                cluster.processes.start(leader)
+                work.goes_on(receipts=100)
+            assert cluster.owner(new_topic_in(cluster)) != "", "metadata is written again"
+            waits = work.ends_well()
+        assert max(waits.values()) < GAP_S, waits
+
+
+def new_topic_in(cluster: ChaosCluster) -> str:
+    topic = new_topic("after-leader")
+    cluster.open_topic(topic, at="broker-1")
+    return topic

@@ -4,6 +4,6 @@ Cheap to import: the web framework is imported when the server starts.
 """
 
 from cepheid_broker.admin.context import AdminContext
-from cepheid_broker.admin.server import AdminServer
+from cepheid_broker.admin.server import NO_SHARED_PORTS, AdminServer, SharedAdminPorts, open_admin_port
 
-__all__ = ["AdminContext", "AdminServer"]
+__all__ = ["NO_SHARED_PORTS", "AdminContext", "AdminServer", "SharedAdminPorts", "open_admin_port"]

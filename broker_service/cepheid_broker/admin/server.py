@@ -15,6 +15,7 @@ import errno
 import logging
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cepheid_broker.admin.connection_limits import AdminServerStatistics, ConnectionLimits
@@ -38,6 +39,28 @@ _MAX_HANDSHAKES_PER_ADDRESS = 64
 """Connections in the TLS handshake. A handshake of an honest client is over in two round trips."""
 
 
+@dataclass(frozen=True, slots=True)
+class SharedAdminPorts:
+    """Listening sockets that several broker processes of one machine accept from: whichever accepts first answers."""
+
+    plain: socket.socket | None = None
+    tls: socket.socket | None = None
+
+
+NO_SHARED_PORTS = SharedAdminPorts()
+
+
+def open_admin_port(host: str, port: int) -> socket.socket:
+    """Return a listening socket for the admin API. Raises PortInUseError."""
+    try:
+        return listening_socket(host, port, _BACKLOG)
+    except OSError as error:
+        if not isinstance(error, socket.gaierror) and error.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES):
+            raise
+        message = f"cannot listen on {host}:{port} for the admin API: {error.strerror}"
+        raise PortInUseError(message, host=host, port=port) from None
+
+
 class AdminServer:
     """`start` once, `aclose` once. Port 0 lets the system choose: see `port`. `on_failed` hears of it when serving fails."""
 
@@ -51,6 +74,7 @@ class AdminServer:
         tls: ServerTls | None = None,
         has_plain_port: bool = True,
         authenticator: Authenticator | None = None,
+        shared: SharedAdminPorts = NO_SHARED_PORTS,
         on_failed: Callable[[BaseException], None] | None = None,
     ) -> None:
         self._context = context
@@ -61,13 +85,14 @@ class AdminServer:
         self._has_plain_port = has_plain_port
         self._tls = tls
         self._authenticator = authenticator
+        self._shared = shared
         self._tasks = TaskOwner("admin", on_failed)
         self._server: Server | None = None
         settings = context.settings
         self._limits: ConnectionLimits[AdminProtocol] = ConnectionLimits(
             settings.max_connections, settings.max_connections_per_address
         )
-        self._acceptor: TlsAcceptor[Place] | None = None
+        self._acceptors: list[TlsAcceptor[Place]] = []
         self._refusals = RefusalLog()
         self._listening: list[socket.socket] | None = None  # the port without TLS, if there is one, and then that with TLS
 
@@ -83,10 +108,10 @@ class AdminServer:
             self._listening = []
             try:
                 if self._has_plain_port:
-                    self._listening.append(self._open_port(self.port))
+                    self._listening.append(open_admin_port(self._host, self.port))
                     self.port = self._listening[-1].getsockname()[1]
                 if self._tls is not None:
-                    self._listening.append(self._open_port(self.tls_port))
+                    self._listening.append(open_admin_port(self._host, self.tls_port))
                     self.tls_port = self._listening[-1].getsockname()[1]
             except PortInUseError:
                 self._close_ports()
@@ -102,9 +127,14 @@ class AdminServer:
                 server = await importer.run(self._build)
             finally:
                 await importer.aclose()
-            await server.startup(sockets=self._listening[: int(self._has_plain_port)])
+            plain = self._listening[: int(self._has_plain_port)]
+            if self._shared.plain is not None and self._has_plain_port:
+                plain.append(self._shared.plain)
+            await server.startup(sockets=plain)
             if self._tls is not None:
                 self._serve_tls(server, self._tls, self._listening[-1])
+                if self._shared.tls is not None:
+                    self._serve_tls(server, self._tls, self._shared.tls)
         except BaseException:
             self._close_ports()
             raise
@@ -118,8 +148,8 @@ class AdminServer:
         server, self._server = self._server, None
         await self._tasks.aclose()
         self._close_ports()
-        if self._acceptor is not None:
-            await self._acceptor.aclose()
+        for acceptor in self._acceptors:
+            await acceptor.aclose()
         if server is not None:
             await server.shutdown()
 
@@ -146,7 +176,7 @@ class AdminServer:
             )
             return protocol
 
-        self._acceptor = TlsAcceptor(
+        acceptor = TlsAcceptor(
             listening,
             lambda: tls.context,
             handshake_timeout_s=self._context.settings.header_timeout_s,
@@ -157,20 +187,12 @@ class AdminServer:
             plain_hint=lambda: f"http:// is on port {self.port}" if self.port else "this port is for https:// alone",
             on_refused=lambda peer, reason: self._audit_handshake(peer, self.tls_port, reason),
         )
-        self._acceptor.start()
+        self._acceptors.append(acceptor)
+        acceptor.start()
 
     def _close_ports(self) -> None:
         for listening in self._listening or ():
             listening.close()
-
-    def _open_port(self, port: int) -> socket.socket:
-        try:
-            return listening_socket(self._host, port, _BACKLOG)
-        except OSError as error:
-            if not isinstance(error, socket.gaierror) and error.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES):
-                raise
-            message = f"cannot listen on {self._host}:{port} for the admin API: {error.strerror}"
-            raise PortInUseError(message, host=self._host, port=port) from None
 
     def _audit_handshake(self, peer: str, port: int, reason: str) -> None:
         self._context.broker.audit.record(None, peer, TLS_HANDSHAKE, f"admin port {port}", "denied", reason)

@@ -36,6 +36,9 @@ class Added(enum.Enum):
 def up(
     bookies: Annotated[int | None, typer.Option(min=1, max=99, help="Bookies, at least. Default of a new cluster: 4")] = None,
     brokers: Annotated[int | None, typer.Option(min=1, max=99, help="Brokers, at least. Default of a new cluster: 2")] = None,
+    zookeepers: Annotated[
+        int | None, typer.Option(min=1, max=7, help="ZooKeeper servers of a new cluster; 3 survive the loss of one. Default: 1")
+    ] = None,
     session_timeout: Annotated[
         float | None, typer.Option(min=1, max=60, help="Seconds of silence after which a process counts as dead. Default: 4")
     ] = None,
@@ -57,6 +60,7 @@ def up(
         cluster.up(
             bookies,
             brokers,
+            zookeepers=zookeepers,
             session_timeout_s=session_timeout,
             settings=settings or None,
             usual_ports=usual_ports,
@@ -150,6 +154,14 @@ def stop(name: Name, directory: Directory = DIRECTORY) -> None:
     """Stop a member in good order (SIGTERM)."""
     _cluster(directory).stop(name)
     print(f"{name} is stopped")
+
+
+@app.command()
+def restart(name: Name, directory: Directory = DIRECTORY) -> None:
+    """Stop a member in good order and start it again; returns when it serves."""
+    with _console().status(f"restarting {name}"):
+        _cluster(directory).restart(name)
+    print(f"{name} is ready")
 
 
 @app.command()

@@ -19,7 +19,7 @@ def status_table(members: Sequence[ProcessStatus], now_ms: int) -> Table:
         alive = member.state in ("ready", "starting", "paused")
         ports = " ".join(f"{use}:{port}" for use, port in member.ports.items())
         since = duration(now_ms - member.since_ms) if member.since_ms else "-"  # it was never started
-        state = f"[{_STYLES[member.state]}]{member.state}[/]"
+        state = f"[{_STYLES[member.state]}]{member.state}[/]" + (f" {member.role}" if member.role else "")
         table.add_row(member.name, state, str(member.pid) if alive else "-", ports, since)
     return table
 
