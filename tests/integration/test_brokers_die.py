@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 
+import pulsar
 import pytest
 
 from cepheid_cli.admin_client import AdminClient
-from tests.integration.chaos_cluster import SESSION_TIMEOUT_S, ChaosCluster, new_topic
+from tests.integration.chaos_cluster import SESSION_TIMEOUT_S, ChaosCluster, new_topic, own_cluster
 
 pytestmark = pytest.mark.slow
 
@@ -60,3 +61,30 @@ def test_a_broker_that_sleeps_longer_than_its_session_wakes_up_without_its_topic
             work.goes_on()
         assert chaos.owner(work.topic) == heir
         work.ends_well()
+
+
+def test_a_new_client_publishes_while_the_owner_is_stopped_and_its_session_lives() -> None:
+    """The session is far longer than the test waits: only a challenge that is not answered makes the topic free."""
+    with own_cluster(bookies=3, session_timeout_s=40.0) as cluster:
+        topic = new_topic("hangs")
+        cluster.open_topic(topic, at=next(iter(cluster.processes.broker_ports)))
+        owner = cluster.owner(topic)
+        heir = next(name for name in cluster.processes.broker_ports if name != owner)
+        cluster.processes.pause(owner)
+        # A client that asks before the owner is found gone is sent to it, and waits for its connection (10 s).
+        noticed = f"broker.gone broker={owner} "
+        cluster.wait_until(lambda: noticed in cluster.log_paths()[heir].read_text(), "the owner is found gone")
+        began = time.monotonic()
+        url = f"pulsar://127.0.0.1:{cluster.processes.broker_ports[heir]}"
+        client = pulsar.Client(url, operation_timeout_seconds=25, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+        try:
+            client.create_producer(topic).send(b"x")
+        finally:
+            client.close()
+        took_s = time.monotonic() - began
+        print(f"published after {took_s:.2f} s")
+        assert cluster.owner(topic) == heir
+        assert took_s < 20.0
+        cluster.processes.resume(owner)
+        cluster.wait_until(lambda: cluster.shown(owner) == "ready", "the broker that was stopped is registered again")
+        assert cluster.owner(topic) == heir

@@ -214,6 +214,8 @@ class BrokerLiveness:
             await asyncio.wait([link])
         error = None if link.cancelled() else link.exception()
         if isinstance(error, LinkRefusedError):
+            if now_s() < signs.rest_until_s:
+                return  # it was said already
             signs.on_answered(now_s())
             log.warning("broker.link_refused", extra={"broker": peer.registration.broker_id, "error": str(error)})
         else:

@@ -67,12 +67,12 @@ class PeerLinks:
             pings = asyncio.ensure_future(_send_pings(writer))
             frames = FrameSplitter(_MAX_FRAME_BYTES)
             while data := await reader.read(_READ_BYTES):
-                on_heard()
                 for frame in frames.feed(data):
                     if frame.type == CommandType.PING:
                         writer.write(PONG_FRAME)
                     elif frame.type == CommandType.ERROR:
                         raise LinkRefusedError(parse_command(frame.command).error.message)
+                on_heard()  # not of one that refuses us: such a link is never a proof, and is tried less and less often
             raise EOFError("the other broker closed the connection")
         finally:
             if pings is not None:
