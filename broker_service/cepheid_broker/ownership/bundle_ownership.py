@@ -423,14 +423,17 @@ class BundleOwnership:
             self._tasks.start(self._end_ahead(bundle), name=f"hand-over {bundle}")
 
     async def _take(self, bundle: Bundle) -> list[TopicName]:
-        """The bundle is free. Whoever has it then serves its topics."""
-        try:
-            await self.locate_bundle(bundle, authoritative=True)
-        finally:
-            if not self._stopping:
-                self._ahead.end(bundle)
-                self.user.drop_unowned()
+        """The bundle is free. What is served ahead stays until its time is over, if it cannot be taken now. Raises
+        ServiceNotReadyError."""
+        await self.locate_bundle(bundle, authoritative=True)
+        self._stop_ahead(bundle)
         return []
+
+    def _stop_ahead(self, bundle: Bundle) -> None:
+        """Whoever has the bundle serves its topics."""
+        if not self._stopping:  # else they are unloaded in good order
+            self._ahead.end(bundle)
+            self.user.drop_unowned()
 
     async def _end_ahead(self, bundle: Bundle) -> None:
         """Rule 3 of hand_over.py."""
@@ -443,6 +446,7 @@ class BundleOwnership:
                 await self._take(bundle)
             except ServiceNotReadyError as error:
                 log.warning("bundle.not_acquired", extra={"bundle": str(bundle), "error": str(error)})
+                self._stop_ahead(bundle)
 
     async def bundle_of(self, topic: TopicName) -> Bundle:
         """Raises NamespaceNotFoundError, ServiceNotReadyError."""

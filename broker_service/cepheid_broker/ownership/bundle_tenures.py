@@ -286,8 +286,8 @@ class BundleTenures:
         preferred = to
         if heir is not None and await self._hand_over(tenure, heir, reason):
             preferred = heir.there.broker_id
-        elif heir is not None and self._choose_heir(bundle) != heir.there.broker_id:
-            preferred = ""  # it does not answer: not even a broker that was asked for
+        elif heir is not None and self.find_heir(tenure, heir.there.broker_id) is None:
+            preferred = ""  # it does not answer, although it may be the one that was asked for
         await self.user.unload_bundle(bundle, reason)
         preferred = preferred or self._choose_heir(bundle)
         history = BundleHistory(epoch=tenure.epoch, preferred=preferred)
