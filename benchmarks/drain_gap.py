@@ -84,6 +84,7 @@ def main() -> None:
     by_unload = arguments.unload or not has_drain()
     with Cluster(arguments) as cluster:
         topics = LoadedTopics(cluster, arguments.topics)
+        Producers(topics.url(topics.brokers[0]), topics.names, arguments.rate).close()  # now they exist
         rounds = [one_drain(topics, arguments, by_unload=by_unload) for _ in range(arguments.drains)]
         gaps_ms = [1000 * gap_s for gaps_s, _ in rounds for gap_s in gaps_s]
         print_line(
