@@ -22,6 +22,7 @@ from cepheid_dev.local_cluster import LocalCluster
 from cepheid_testkit.metadata_view import MetadataView
 
 READY_LIMIT_S = 60.0
+START_LIMIT_S = 180.0
 POLL_S = 0.1
 
 
@@ -46,7 +47,13 @@ class Cluster:
     def __enter__(self) -> Self:
         given = self._arguments
         try:
-            self.processes.up(given.bookies, given.brokers, session_timeout_s=given.session_timeout_s, settings=self._settings)
+            self.processes.up(
+                given.bookies,
+                given.brokers,
+                session_timeout_s=given.session_timeout_s,
+                settings=self._settings,
+                timeout_s=START_LIMIT_S,
+            )
         except BaseException:
             self._end()
             raise

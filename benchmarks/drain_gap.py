@@ -20,9 +20,10 @@ DRAIN_LIMIT_S = 60.0
 CEPHEID = (sys.executable, "-m", "cepheid_cli")
 
 
-def drain(cluster: Cluster, topics: LoadedTopics, victim: str) -> None:
-    admin_url = cluster.processes.admin_urls[topics.brokers.index(victim)]
-    command = [*CEPHEID, "brokers", "drain", victim, "--wait", "--admin-url", admin_url]
+def drain(topics: LoadedTopics, victim: str, option: str) -> None:
+    """`--wait`, or `--undo`: it takes bundles again."""
+    admin_url = topics.admin(victim).url
+    command = [*CEPHEID, "brokers", "drain", victim, option, "--admin-url", admin_url]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DRAIN_LIMIT_S, check=False)
     if done.returncode != 0:
         raise ServerFailedError(f"{' '.join(command[2:])} failed: {done.stderr.strip() or done.stdout.strip()}")
@@ -42,7 +43,7 @@ def bundle_of(admin: AdminClient, topic: str) -> str:
     return answer.decode() if isinstance(answer, bytes) else str(answer)
 
 
-def one_drain(cluster: Cluster, topics: LoadedTopics, arguments: argparse.Namespace, *, by_unload: bool) -> tuple[list[float], int]:
+def one_drain(topics: LoadedTopics, arguments: argparse.Namespace, *, by_unload: bool) -> tuple[list[float], int]:
     """Gaps in seconds of the topics that moved, and how many messages are stored twice."""
     topics.spread()
     victim = topics.most_loaded(topics.brokers[0])
@@ -55,7 +56,7 @@ def one_drain(cluster: Cluster, topics: LoadedTopics, arguments: argparse.Namesp
     if by_unload:
         unload(topics, victim)
     else:
-        drain(cluster, topics, victim)
+        drain(topics, victim, "--wait")
     producers.settle()
     gaps_s = producers.gaps_s(its_own)
     producers.close()
@@ -63,9 +64,8 @@ def one_drain(cluster: Cluster, topics: LoadedTopics, arguments: argparse.Namesp
     if left:
         raise ServerFailedError(f"{victim} still owns {len(left)} topics after it was drained")
     duplicates = topics.stored_entries() - stored_before - producers.receipts
-    if not by_unload:  # a drained broker takes nothing until it starts again
-        cluster.processes.stop(victim)
-        cluster.processes.start(victim)
+    if not by_unload:  # a drained broker takes nothing until then
+        drain(topics, victim, "--undo")
     return gaps_s, duplicates
 
 
@@ -79,7 +79,8 @@ def main() -> None:
     by_unload = arguments.unload
     with Cluster(arguments) as cluster:
         topics = LoadedTopics(cluster, arguments.topics)
-        rounds = [one_drain(cluster, topics, arguments, by_unload=by_unload) for _ in range(arguments.drains)]
+        Producers(topics.url(topics.brokers[0]), topics.names, arguments.rate).close()  # now they exist
+        rounds = [one_drain(topics, arguments, by_unload=by_unload) for _ in range(arguments.drains)]
         gaps_ms = [1000 * gap_s for gaps_s, _ in rounds for gap_s in gaps_s]
         print_line(
             "drain_gap",

@@ -29,7 +29,7 @@ from cepheid_wire import pulsar_api_pb2 as pb
 PAYLOAD = bytes(100)
 WINDOW = 1000
 TOPICS_TRIED = 64
-START_LIMIT_S = 60.0
+START_LIMIT_S = 120.0
 
 
 class Brokers:

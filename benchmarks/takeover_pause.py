@@ -40,7 +40,7 @@ class Publishing:
             while len(self.published_s) < len(self._topics):
                 if time.monotonic() - self._began > WATCHED_S:
                     raise ServerFailedError(f"{len(self._topics) - len(self.published_s)} topics took nothing for {WATCHED_S:g} s")
-                client = pulsar.asyncio.Client(self._url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Fatal))
+                client = pulsar.asyncio.Client(self._url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
                 clients.append(client)
                 left = [number for number in self._topics if number not in self.published_s]
                 is_first = len(clients) == 1

@@ -16,13 +16,16 @@ from cepheid_managed_ledger import (
     ManagedLedgerFailedError,
     State,
 )
-from cepheid_metadata import LedgerState, MemoryStore, Op, StoreUnavailableError, keys, ledger_records
+from cepheid_metadata import LedgerState, MemoryStore, MemoryTree, Op, StoreUnavailableError, Versioned, keys, ledger_records
+from cepheid_wire import TopicName
 from tests.managed_ledger.losing_store import LosingStore, SteppingStore
 from tests.managed_ledger.topic_world import (
     SETTINGS,
     THREE_BOOKIES,
     TOPIC,
+    TRIM,
     Broker,
+    MortalStore,
     TopicWorld,
     append,
     append_all,
@@ -278,3 +281,35 @@ async def test_ids_rise_along_a_chain_that_changes_hands() -> None:
             assert position.ledger_id > last
             last = position.ledger_id
             await ledger.aclose()
+
+
+class HeldStore(MortalStore):
+    """Reads of the chain of one topic wait."""
+
+    def __init__(self, tree: MemoryTree, key: str) -> None:
+        super().__init__(tree)
+        self._key = key
+        self.go_on = asyncio.Event()
+
+    async def get(self, key: str) -> Versioned | None:
+        if key == self._key:
+            await self.go_on.wait()
+        return await super().get(key)
+
+
+async def test_a_topic_is_trimmed_when_no_other_is_being_opened() -> None:
+    other = TopicName.parse("persistent://public/default/other")
+    async with topic_world() as world:
+        before = world.broker()
+        await append_all(await before.open(TRIM), 2)
+        await before.crash()
+        store = HeldStore(world.tree, keys.chain_key(other))
+        broker = world.broker(store=store)
+        opening = asyncio.create_task(broker.open(TRIM, topic=other))
+        await asyncio.sleep(0)
+        ledger = await broker.open(TRIM)
+        await asyncio.sleep(5)  # of virtual time
+        assert ledger.statistics().trimmed_ledgers == 0
+        store.go_on.set()
+        await opening
+        await wait_until(lambda: ledger.statistics().trimmed_ledgers == 1)
