@@ -31,7 +31,9 @@ pytestmark = pytest.mark.slow
 
 STAND_IN = "b737fc65310b355aac1725637880a46db448c6a0"
 """A commit with TLS and authentication of brokers, and without signed tickets."""
-TOPIC, PARTITIONS, MESSAGES = "persistent://public/default/upgraded", 4, 200
+NAMESPACE = "public/upgraded"
+TOPIC, PARTITIONS, MESSAGES = f"persistent://{NAMESPACE}/topic", 4, 200
+FOREVER = {"retention_policies": {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}}
 PATIENCE_S = 240.0
 
 
@@ -80,7 +82,7 @@ class Upgrading:
             return view.owner(topic) == broker
 
         if not is_there():
-            admin.put(f"{namespace_path('public/default')}/{name}/unload", destinationBroker=broker)
+            admin.put(f"{namespace_path(NAMESPACE)}/{name}/unload", destinationBroker=broker)
             wait_for(is_there, f"{broker} serves {topic}", PATIENCE_S)
 
     def cepheid(self, *words: str, broker: int = 0, old: bool = False) -> subprocess.CompletedProcess[str]:
@@ -109,6 +111,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Upgradi
 @pytest.mark.timeout(1200)
 def test_readers_of_both_releases_read_until_the_upgrade_is_finished(cluster: Upgrading) -> None:
     processes = cluster.processes
+    AdminClient(processes.admin_urls[0]).put(namespace_path(NAMESPACE), FOREVER)
     AdminClient(processes.admin_urls[0]).put(f"{topic_path(TOPIC)}/partitions", PARTITIONS)
     with client_of(processes.service_url, authentication=pulsar.AuthenticationToken(cluster.token)) as client:
         producer = client.create_producer(TOPIC, message_routing_mode=pulsar.PartitionsRoutingMode.RoundRobinDistribution)
