@@ -27,6 +27,6 @@ def failure_of(error: OSError, timeout_s: float, plain_hint: str) -> str:
 
 def is_refusal(error: OSError) -> bool:
     """Return whether the handshake was refused. False: the client went away, as the TCP checks of load balancers do."""
-    return (isinstance(error, ssl.SSLError | TimeoutError) and not isinstance(error, ssl.SSLEOFError)) or "taking longer" in str(
-        error
-    )
+    if isinstance(error, ssl.SSLEOFError):
+        return False
+    return isinstance(error, ssl.SSLError | TimeoutError) or "taking longer" in str(error)  # the loops' own words at a timeout

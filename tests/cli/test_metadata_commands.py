@@ -127,7 +127,7 @@ async def test_a_bookie_process_is_asked_page_after_page_at_its_http_port() -> N
 
     server = HealthServer("127.0.0.1", 0, {}, {"/ledgers": page})
     await server.start()
-    assert await asyncio.to_thread(ledgers_of, "b1", f"127.0.0.1:{server.port}", None) == [1, 3, 5, 7]
+    assert await asyncio.to_thread(ledgers_of, "b1", f"http://127.0.0.1:{server.port}", None) == [1, 3, 5, 7]
     await server.aclose()
     with pytest.raises(ValueError, match="it has no HTTP address"):
         ledgers_of("b1", None, None)
