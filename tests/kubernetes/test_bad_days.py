@@ -51,4 +51,4 @@ def test_a_second_install_of_the_same_name_is_refused_and_harms_nothing(wrong: R
     with pytest.raises(AssertionError, match="re-use a name"):
         wrong.install()
     report = wrong.publish("persistent://public/default/orders", 10)
-    assert (report["received"], report["error_count"]) == (10, 0)
+    assert (report["received"], report["error_count"]) == (10, 0), report

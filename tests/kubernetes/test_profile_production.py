@@ -32,7 +32,7 @@ def test_three_of_each_serve_the_official_client(production: Release) -> None:
     production.install()
     assert [len(production.pods(part)) for part in PARTS] == [3, 3, 3]
     report = production.publish(TOPIC, 100)
-    assert (report["received"], report["error_count"]) == (100, 0)
+    assert (report["received"], report["error_count"]) == (100, 0), report
 
 
 def test_helm_test_passes(production: Release) -> None:
