@@ -12,6 +12,9 @@ from typing import ClassVar
 from cepheid_cli.log_lines import start_logging
 from cepheid_ports import CepheidError, Ports
 
+log = logging.getLogger(__name__)
+
+_PAUSE_S = 1.0
 NAME_PATTERN = re.compile(r"[A-Za-z0-9_.:=-]{1,200}")
 
 
@@ -32,6 +35,22 @@ def run_init(metadata: str, cluster: str, service_url: str, admin_url: str, wait
 
 
 async def _found(metadata: str, cluster: str, service_url: str, admin_url: str, wait_s: float, auth: str | None) -> str:
+    """Found the cluster; when the metadata store goes away meanwhile, wait for it and begin again, for `wait_s` altogether."""
+    from cepheid_metadata import SessionLostError, StoreUnavailableError
+
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + wait_s
+    while True:
+        try:
+            return await _found_once(metadata, cluster, service_url, admin_url, max(0.0, deadline - loop.time()), auth)
+        except (StoreUnavailableError, SessionLostError) as error:
+            if loop.time() + _PAUSE_S >= deadline:
+                raise
+            log.warning("metadata.waited_for", extra={"error": str(error), "left_s": round(deadline - loop.time(), 1)})
+            await asyncio.sleep(_PAUSE_S)
+
+
+async def _found_once(metadata: str, cluster: str, service_url: str, admin_url: str, wait_s: float, auth: str | None) -> str:
     from cepheid_broker.first_objects import create_first_objects
     from cepheid_metadata import found_cluster
     from cepheid_metadata.patient_open import open_patiently

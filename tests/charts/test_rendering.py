@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import resource
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -161,6 +163,20 @@ def test_readiness_of_a_bookie_waits_for_its_copies_unless_the_gate_is_off() -> 
         return found
 
     assert (path(), path("--set=upgradeGate.enabled=false")) == ("/caught-up", "/ready")
+
+
+def test_bookies_stop_after_brokers_and_both_after_zookeeper_has_come_back() -> None:
+    manifests = render()
+    waits = {}
+    for component in ("broker", "bookie"):
+        script = named(manifests, "ConfigMap", component)["data"]["before_stop.sh"]
+        assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0
+        waits[component] = int(re.search(r"-lt (\d+) \]", script)[1])  # type: ignore[index]
+        (container,) = named(manifests, "StatefulSet", component)["spec"]["template"]["spec"]["containers"]
+        assert container["lifecycle"]["preStop"]["exec"]["command"] == ["bash", "/etc/cepheid/config/before_stop.sh"]
+    assert waits["bookie"] > waits["broker"]
+    (service,) = [one for one in manifests if one["kind"] == "Service" and one["metadata"]["name"] == "my-cepheid-zookeeper-client"]
+    assert service["spec"]["publishNotReadyAddresses"] is True
 
 
 @pytest.mark.parametrize(

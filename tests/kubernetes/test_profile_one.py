@@ -29,7 +29,7 @@ def test_it_serves_the_official_client_after_the_install(one: Release, figures: 
     one.install()
     report = one.publish(TOPIC, 100)
     figures["one: install to 100 messages, s"] = round(time.monotonic() - began, 1)
-    assert (report["received"], report["error_count"]) == (100, 0)
+    assert (report["received"], report["error_count"]) == (100, 0), report
 
 
 def test_helm_test_passes(one: Release) -> None:

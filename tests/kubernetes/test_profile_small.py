@@ -32,7 +32,7 @@ def test_the_first_message_follows_the_install(small: Release, figures: dict[str
     report = small.publish(TOPIC, 100)
     took_s = time.monotonic() - began
     figures["small: install to 100 messages, s"] = round(took_s, 1)
-    assert (report["received"], report["error_count"]) == (100, 0)
+    assert (report["received"], report["error_count"]) == (100, 0), report
     assert took_s < FIRST_MESSAGE_LIMIT_S * load_factor()
 
 
@@ -132,7 +132,7 @@ def test_a_release_installed_again_finds_its_volumes(small: Release) -> None:
     assert len(small.objects("persistentvolumeclaims")) >= 4
     small.install()
     report = small.publish(TOPIC + "-kept", 100)
-    assert (report["received"], report["error_count"]) == (100, 0)
+    assert (report["received"], report["error_count"]) == (100, 0), report
 
 
 def annotated(value: str) -> list[str]:

@@ -26,7 +26,7 @@ def secured(node: RunningNode, request: pytest.FixtureRequest) -> Iterator[Relea
 def test_a_client_with_ca_and_token_is_served(secured: Release) -> None:
     secured.install()
     report = secured.publish(TOPIC, 100)
-    assert (report["received"], report["error_count"]) == (100, 0)
+    assert (report["received"], report["error_count"]) == (100, 0), report
 
 
 def test_helm_test_passes(secured: Release) -> None:
@@ -48,7 +48,7 @@ def test_an_upgrade_keeps_the_secrets_and_adds_a_host(secured: Release) -> None:
     changed = {name for name, value in server.items() if before[1][name] != value}
     assert (client, changed) == (before[0], {"server.pem", "server-key.pem", "broker.pem", "broker-key.pem"})
     report = secured.publish(TOPIC, 10)
-    assert (report["received"], report["error_count"]) == (10, 0)
+    assert (report["received"], report["error_count"]) == (10, 0), report
 
 
 def test_a_deleted_secret_comes_back_and_clients_keep_their_tokens(secured: Release) -> None:
@@ -57,7 +57,7 @@ def test_a_deleted_secret_comes_back_and_clients_keep_their_tokens(secured: Rele
     secured.upgrade("--set=standalone.podAnnotations.test=again", "--set=broker.podAnnotations.test=again")
     assert (secured.secret("-server")["token.key"], secured.secret("-client")) == (token, credentials)
     report = secured.publish(TOPIC, 10)
-    assert (report["received"], report["error_count"]) == (10, 0)
+    assert (report["received"], report["error_count"]) == (10, 0), report
 
 
 def test_no_secret_is_printed(secured: Release) -> None:
