@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException
 from typing import Any
 
+from cepheid.errors import Error
 from cepheid_cli.admin.units import counted
-from cepheid_cli.admin_client import AdminClient, AdminError, AdminUnreachableError, quoted
+from cepheid_cli.client_security import connect_admin
 from cepheid_cli.ledger_source import LedgerSource
 
 _TIMEOUT_S = 30.0
@@ -47,7 +48,7 @@ async def make_report(source: LedgerSource, admin_url: str | None) -> MetadataRe
         name = bookie["bookie_id"]
         try:
             held[name] = ledgers_of(name, bookie["addresses"].get("http"), admin_url)
-        except (OSError, HTTPException, ValueError, KeyError, AdminError, AdminUnreachableError) as error:
+        except (OSError, HTTPException, ValueError, KeyError, Error) as error:
             silent[name] = f"it is {bookie['state']}" if bookie["state"] == "down" else str(error)
     living, known = await _records(source, deleted=False)
     deleted, damaged = await _records(source, deleted=True)
@@ -114,7 +115,7 @@ def ledgers_of(bookie: str, http: str | None, admin_url: str | None) -> list[int
         if http is not None:
             page = _page(http, above)
         elif admin_url is not None:
-            page = AdminClient(admin_url).get(f"/cepheid/v1/bookies/{quoted(bookie)}/ledgers", above=above)
+            page = connect_admin(admin_url).bookies.ledgers(bookie, above=above)
         else:
             raise ValueError("it has no HTTP address")
         ids += page["ledgers"]

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from cepheid_cli.admin_client import AdminClient
 from tests.integration.chaos_cluster import SESSION_TIMEOUT_S, ChaosCluster, new_topic
+from tests.plain_admin import AdminClient
 
 pytestmark = pytest.mark.slow
 
