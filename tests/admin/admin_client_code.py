@@ -375,7 +375,7 @@ def _bodies_module(described: Description) -> str:
 
 
 def _calls_module(described: Description, *, is_async: bool) -> str:
-    kind, source = ("on asyncio", "connection") if is_async else ("blocking", "sync")
+    kind, source = ("on asyncio", "connection") if is_async else ("blocking", "blocking_connection")
     calls = "AsyncCalls" if is_async else "BlockingCalls"
     used = sorted(
         {name for method in described.methods for name in described.bodies if re.search(rf"\b{name}\b", _signature(method))}

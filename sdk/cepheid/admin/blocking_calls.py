@@ -10,6 +10,7 @@ from cepheid.admin.exchange import StoredMessage, message_place, namespace_path,
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from cepheid.admin.blocking_connection import BlockingCalls
     from cepheid.admin.bodies import (
         BacklogQuotaBody,
         ClusterData,
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
         TopicGrant,
         TopicRevocation,
     )
-    from cepheid.admin.sync import BlockingCalls
     from cepheid.message_id import MessageId
 
 

@@ -1,4 +1,4 @@
-"""What one admin call sends and what its answer means. No I/O; the two transports are in `connection.py` and `sync.py`.
+"""What an admin call sends and what its answer means. No I/O; `connection.py` and `blocking_connection.py` do that.
 
     path, query, body ──► Ask ──HTTP──► Answer ──► value, or an error of `cepheid.errors`
                            └── 307: the same Ask at the broker that serves the topic
