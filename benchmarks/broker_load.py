@@ -22,7 +22,7 @@ from benchmarks import load
 from benchmarks.cluster import Cluster
 from benchmarks.raw_client import open_connection
 from benchmarks.server import ServerFailedError
-from cepheid_cli.admin_client import AdminClient
+from cepheid.admin.sync import Admin, connect
 from cepheid_wire import pulsar_api_pb2 as pb
 
 NAMESPACE = "public/bench"
@@ -55,8 +55,8 @@ class LoadedTopics:
     def brokers(self) -> list[str]:
         return list(self._cluster.processes.broker_ports)
 
-    def admin(self, broker: str) -> AdminClient:
-        return AdminClient(self._cluster.processes.admin_urls[self.brokers.index(broker)])
+    def admin(self, broker: str) -> Admin:
+        return connect(self._cluster.processes.admin_urls[self.brokers.index(broker)])
 
     def url(self, broker: str) -> str:
         """The service URL of one broker, as a load balancer that only names living ones would give it."""
@@ -85,7 +85,7 @@ class LoadedTopics:
         """Entries in all topics together."""
         admin = self.admin(self.brokers[0])
         paths = [f"/admin/v2/{name.replace('://', '/')}/internalStats" for name in self.names]
-        return sum(int(admin.get(path)["numberOfEntries"]) for path in paths)
+        return sum(int(admin.call("GET", path)["numberOfEntries"]) for path in paths)
 
 
 async def _owning_ports(url: str, topics: Sequence[str]) -> list[int]:

@@ -14,7 +14,7 @@ from benchmarks.broker_load import NAMESPACE, LoadedTopics, Producers, add_load_
 from benchmarks.cluster import Cluster, add_arguments
 from benchmarks.report import percentile, print_line
 from benchmarks.server import ServerFailedError
-from cepheid_cli.admin_client import AdminClient
+from cepheid.admin.sync import Admin
 
 DRAIN_LIMIT_S = 60.0
 CEPHEID = (sys.executable, "-m", "cepheid_cli")
@@ -35,11 +35,11 @@ def unload(topics: LoadedTopics, victim: str) -> None:
     others = [name for name in topics.brokers if name != victim]
     bundles = {bundle_of(admin, topics.names[number]): None for number in topics.numbers_of(victim, victim)}
     for number, bundle in enumerate(bundles):
-        admin.put(f"/admin/v2/namespaces/{NAMESPACE}/{bundle}/unload", destinationBroker=others[number % len(others)])
+        admin.call("PUT", f"/admin/v2/namespaces/{NAMESPACE}/{bundle}/unload", {"destinationBroker": others[number % len(others)]})
 
 
-def bundle_of(admin: AdminClient, topic: str) -> str:
-    answer = admin.get(f"/lookup/v2/topic/{topic.replace('://', '/')}/bundle")
+def bundle_of(admin: Admin, topic: str) -> str:
+    answer = admin.call("GET", f"/lookup/v2/topic/{topic.replace('://', '/')}/bundle")
     return answer.decode() if isinstance(answer, bytes) else str(answer)
 
 

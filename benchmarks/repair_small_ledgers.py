@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import time
 
+import cepheid.admin.sync
 from benchmarks.cluster import Cluster
 from benchmarks.repair_cluster import (
     VICTIM,
@@ -23,7 +24,6 @@ from benchmarks.repair_cluster import (
     write_ledgers,
 )
 from benchmarks.report import print_line
-from cepheid_cli.admin_client import AdminClient
 
 IDLE_S = 10.0
 
@@ -54,13 +54,13 @@ def main() -> None:
     with repairing_cluster(arguments) as cluster:
         meter = RepairMeter(cluster)
         write_ledgers(cluster, LedgerShape(arguments.ledgers, arguments.entries, arguments.entry_bytes), at_once=128)
-        admin = AdminClient(cluster.processes.admin_urls[0])
-        admin.put("/cepheid/v1/repair/off", reason="benchmark")
+        admin = cepheid.admin.sync.connect(cluster.processes.admin_urls[0])
+        admin.repair.switch_off(reason="benchmark")
         idle_per_s = idle_requests_per_s(cluster)
         requests, seconds = count_walk(cluster, meter, arguments.limit_s)
         per_walked = (requests - idle_per_s * seconds) / arguments.ledgers
         (walked_before,), requests_before = meter.total(WALKED), metadata_requests(cluster)
-        admin.delete("/cepheid/v1/repair/off")
+        admin.repair.switch_on()
         repair = meter.watch(arguments.ledgers, arguments.limit_s, time.perf_counter())
         walked = meter.total(WALKED)[0] - walked_before
         asked = metadata_requests(cluster) - requests_before - meter.own_requests - idle_per_s * repair.whole_s

@@ -10,18 +10,19 @@ from __future__ import annotations
 import json
 import ssl
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from cepheid_ports import CepheidError, Ports
 from cepheid_security.issuer_keys import MAX_DOCUMENT_BYTES, IssuerError, check_url, discovery_url, read_object
 from cepheid_security.principal import SecurityConfigurationError
 from cepheid_security.tls import client_context
+
+if TYPE_CHECKING:
+    import urllib.error
 
 _TIMEOUT_S = 10.0
 _EARLY_MS = 30_000
@@ -127,16 +128,18 @@ class ClientCredentials:
             raise TokenRequestError(f"{self.issuer_url}: {error}") from None
 
 
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Where a secret is sent is what the issuer's configuration says, and nothing else."""
-
-    def redirect_request(self, *_args: Any, **_kwargs: Any) -> None:
-        return None
-
-
 def _open(url: str, body: bytes | None, tls: ssl.SSLContext | None) -> bytes:
     """Raises TokenRequestError."""
-    opener = urllib.request.build_opener(_NoRedirects, *([] if tls is None else [urllib.request.HTTPSHandler(context=tls)]))
+    import urllib.error  # here: few clients use OAuth2, and all import this module
+    import urllib.request
+
+    class NoRedirects(urllib.request.HTTPRedirectHandler):
+        """Where a secret is sent is what the issuer's configuration says, and nothing else."""
+
+        def redirect_request(self, *_args: Any, **_kwargs: Any) -> None:
+            return None
+
+    opener = urllib.request.build_opener(NoRedirects, *([] if tls is None else [urllib.request.HTTPSHandler(context=tls)]))
     request = urllib.request.Request(url, data=body, headers={"Accept": "application/json"})
     try:
         with opener.open(request, timeout=_TIMEOUT_S) as answer:

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cepheid_cli.wire_client import WireClient
+import cepheid.sync
 from cepheid_ports import CepheidError
 
 PROBE_TOPIC = "persistent://public/default/demo-probe"
@@ -102,9 +102,8 @@ class ServerProcess:
     def _serves(self) -> bool:
         """Publish a message and return whether it was acknowledged, which is the shortest proof that the server serves."""
         try:
-            with WireClient(self.service_url, PROBE_TOPIC, timeout_s=10.0) as client:
-                client.open_producer()
-                client.send(0, b"probe")
+            with cepheid.sync.connect(self.service_url, request_timeout_s=10.0) as client, client.producer(PROBE_TOPIC) as producer:
+                producer.send(b"probe")
                 return True
         except CepheidError:
             return False

@@ -19,7 +19,7 @@ from typing import Any
 
 from rich.console import Console
 
-from cepheid_cli.admin_client import AdminClient
+import cepheid.admin.sync
 from cepheid_dev.local_cluster import LocalCluster
 from cepheid_spark.java_check import find_java
 from examples.flight_data import FlightEvent, load_flights
@@ -91,9 +91,9 @@ class _Demo:
         self._started_s = time.monotonic()
 
     def run(self) -> bool:
-        admin = AdminClient(self._cluster.admin_urls[0])
+        admin = cepheid.admin.sync.connect(self._cluster.admin_urls[0])
         # No subscription keeps the flights until the query starts, so retention must.
-        admin.post("/admin/v2/namespaces/public/default/retention", {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1})
+        admin.namespaces.set_retention("public/default", {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1})
         publisher = FlightPublisher(self._cluster.service_url, TOPIC, self._spark / "client.log")
         try:
             published_s = self._publish_first_part(publisher)
@@ -102,9 +102,8 @@ class _Demo:
             publisher.close()
         # Looked up before a bookie is killed: with two bookies left the open ledger cannot stay open.
         closed, open_entries, stored_bytes = self._ledgers(admin)
-        place = delays_topic(TOPIC).replace("://", "/")
-        admin.put(f"/admin/v2/{place}", None)
-        admin.post(f"/admin/v2/{place}/deduplicationEnabled", True)  # writing exactly once needs it
+        admin.topics.create(delays_topic(TOPIC))
+        admin.topics.set_deduplication_enabled(delays_topic(TOPIC), True)  # writing exactly once needs it
         batch = self._run_batch()
         kill = batch["kill"]
         delays = self._expected.delays
@@ -145,7 +144,7 @@ class _Demo:
         self._console.print(f"{len(self._first_part):,} flights published with their Avro schema")
         return time.monotonic() - started
 
-    def _run_stream(self, publisher: FlightPublisher, admin: AdminClient) -> None:
+    def _run_stream(self, publisher: FlightPublisher, admin: cepheid.admin.sync.Admin) -> None:
         rest = self._events[len(self._first_part) :]
         at_once, killed, back = threading.Event(), threading.Event(), threading.Event()
         first, second = (int(share * len(rest)) for share in GATES)
@@ -164,7 +163,7 @@ class _Demo:
             self._seen.published_at_restart = publisher.receipts
             self._watch(publisher, driver, lambda: publisher.receipts >= len(self._first_part) + second)
             # Unloading closes the ledger, so that the rest is in a new one, which is still open at the end.
-            admin.put("/admin/v2/persistent/public/default/flights/unload", None)
+            admin.topics.unload("persistent://public/default/flights")
             back.set()
             self._watch(publisher, driver, lambda: not thread.is_alive() and self._counted() >= len(self._events))
             quiet_until = time.monotonic() + QUIET_S  # an event that is delivered twice would be counted by then
@@ -240,9 +239,9 @@ class _Demo:
         """Return how often a scan moved from the killed bookie to another one, by its warnings in the log."""
         return (self._spark / "batch.log").read_text(errors="replace").count(f"scan.replica_failed: bookie {VICTIM} ")
 
-    def _ledgers(self, admin: AdminClient) -> tuple[int, int, int]:
+    def _ledgers(self, admin: cepheid.admin.sync.Admin) -> tuple[int, int, int]:
         """Return the number of closed ledgers, the entries in the open one, and the bytes in all of them."""
-        (plan,) = admin.get("/cepheid/v1/plan", topic=TOPIC)["plans"]
+        (plan,) = admin.topics.plan(topic=TOPIC)["plans"]
         closed = [ledger for ledger in plan["ledgers"] if ledger["entries"] is not None]
         open_entries = [ledger["last_entry_id"] + 1 for ledger in plan["ledgers"] if ledger["entries"] is None]
         return len(closed), sum(open_entries), sum(ledger.get("size_bytes") or 0 for ledger in plan["ledgers"])

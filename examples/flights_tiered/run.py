@@ -24,7 +24,7 @@ from typing import Any
 
 from rich.console import Console
 
-from cepheid_cli.admin_client import AdminClient
+import cepheid.admin.sync
 from cepheid_dev.local_cluster import LocalCluster
 from cepheid_spark.java_check import find_java
 from examples.flight_data import FlightEvent, load_flights
@@ -123,8 +123,8 @@ class _Demo:
         ledger_max_bytes = max(LEAST_LEDGER_BYTES, len(self._events) * EVENT_BYTES // LEDGERS)
         broker = {"managed_ledger": {"ledger_max_bytes": ledger_max_bytes}, "manifest_interval_s": 1.0}
         cluster.up(bookies=3, brokers=1, settings={"broker": broker})
-        admin = AdminClient(cluster.admin_urls[0])
-        admin.post("/admin/v2/namespaces/public/default/retention", {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1})
+        admin = cepheid.admin.sync.connect(cluster.admin_urls[0])
+        admin.namespaces.set_retention("public/default", {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1})
 
     def _publish(self) -> None:
         publisher = FlightPublisher(self._cluster.service_url, TOPIC, self._directory / "client.log")
@@ -262,7 +262,7 @@ class _Demo:
         deadline = time.monotonic() + 60
         while True:
             try:
-                return AdminClient(self._cluster.admin_urls[0]).call(method, path, {})
+                return cepheid.admin.sync.connect(self._cluster.admin_urls[0]).call(method, path)
             except Exception:
                 if time.monotonic() > deadline:
                     raise

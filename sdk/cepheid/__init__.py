@@ -5,37 +5,47 @@ async with cepheid.connect("pulsar://localhost:6650") as client:
         await producer.send(b"hello")
 """
 
-from cepheid.client import Client, connect
-from cepheid.consumer import Consumer, DeadLetters
-from cepheid.errors import (
-    BusyError,
-    ClosedError,
-    ConnectError,
-    Error,
-    FencedError,
-    MessageTooLargeError,
-    MissingExtraError,
-    NotAllowedError,
-    NotFoundError,
-    QuotaError,
-    RefusedError,
-    SchemaError,
-    SendFailedError,
-    TerminatedError,
-    TimedOutError,
-    UnreadableMessageError,
-    UntrustedBrokerError,
-    UsageError,
-    WindowFullError,
-)
-from cepheid.message import Message
-from cepheid.message_id import EARLIEST, LATEST, MessageId
-from cepheid.producer import Producer
-from cepheid.reader import Reader
-from cepheid.record_types import Float32, Int32
-from cepheid.schemas import AvroSchema, BytesSchema, JsonSchema, Schema, StringSchema, TopicSchema
-from cepheid.topic_consumer import NackBackoff
-from cepheid_security.oauth2 import ClientCredentials
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cepheid.client import Client, connect
+    from cepheid.consumer import Consumer, DeadLetters
+    from cepheid.encryption import EncryptedPayload, KeyFiles, KeyReader
+    from cepheid.errors import (
+        BusyError,
+        ClosedError,
+        ConflictError,
+        ConnectError,
+        Error,
+        FencedError,
+        MessageTooLargeError,
+        MissingExtraError,
+        NotAllowedError,
+        NotFoundError,
+        PreconditionError,
+        QuotaError,
+        RefusedError,
+        SchemaError,
+        SendFailedError,
+        TerminatedError,
+        TimedOutError,
+        UnreadableMessageError,
+        UntrustedBrokerError,
+        UsageError,
+        WindowFullError,
+    )
+    from cepheid.message import Message
+    from cepheid.message_id import EARLIEST, LATEST, MessageId
+    from cepheid.producer import Producer
+    from cepheid.reader import Reader
+    from cepheid.record_types import Float32, Int32
+    from cepheid.schemas import AvroSchema, BytesSchema, JsonSchema, Schema, StringSchema, TopicSchema
+    from cepheid.table_view import Change, TableView
+    from cepheid.topic_consumer import NackBackoff
+    from cepheid_security.oauth2 import ClientCredentials
 
 __all__ = [
     "EARLIEST",
@@ -43,17 +53,22 @@ __all__ = [
     "AvroSchema",
     "BusyError",
     "BytesSchema",
+    "Change",
     "Client",
     "ClientCredentials",
     "ClosedError",
+    "ConflictError",
     "ConnectError",
     "Consumer",
     "DeadLetters",
+    "EncryptedPayload",
     "Error",
     "FencedError",
     "Float32",
     "Int32",
     "JsonSchema",
+    "KeyFiles",
+    "KeyReader",
     "Message",
     "MessageId",
     "MessageTooLargeError",
@@ -61,6 +76,7 @@ __all__ = [
     "NackBackoff",
     "NotAllowedError",
     "NotFoundError",
+    "PreconditionError",
     "Producer",
     "QuotaError",
     "Reader",
@@ -69,6 +85,7 @@ __all__ = [
     "SchemaError",
     "SendFailedError",
     "StringSchema",
+    "TableView",
     "TerminatedError",
     "TimedOutError",
     "TopicSchema",
@@ -78,3 +95,55 @@ __all__ = [
     "WindowFullError",
     "connect",
 ]
+
+_HOMES = {
+    "cepheid.client": ("Client", "connect"),
+    "cepheid.consumer": ("Consumer", "DeadLetters"),
+    "cepheid.encryption": ("EncryptedPayload", "KeyFiles", "KeyReader"),
+    "cepheid.errors": (
+        "BusyError",
+        "ClosedError",
+        "ConflictError",
+        "ConnectError",
+        "Error",
+        "FencedError",
+        "MessageTooLargeError",
+        "MissingExtraError",
+        "NotAllowedError",
+        "NotFoundError",
+        "PreconditionError",
+        "QuotaError",
+        "RefusedError",
+        "SchemaError",
+        "SendFailedError",
+        "TerminatedError",
+        "TimedOutError",
+        "UnreadableMessageError",
+        "UntrustedBrokerError",
+        "UsageError",
+        "WindowFullError",
+    ),
+    "cepheid.message": ("Message",),
+    "cepheid.message_id": ("EARLIEST", "LATEST", "MessageId"),
+    "cepheid.producer": ("Producer",),
+    "cepheid.reader": ("Reader",),
+    "cepheid.record_types": ("Float32", "Int32"),
+    "cepheid.schemas": ("AvroSchema", "BytesSchema", "JsonSchema", "Schema", "StringSchema", "TopicSchema"),
+    "cepheid.table_view": ("Change", "TableView"),
+    "cepheid.topic_consumer": ("NackBackoff",),
+    "cepheid_security.oauth2": ("ClientCredentials",),
+}
+"""What each module gives; a test compares it with the imports above."""
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is used: `import cepheid` costs a few milliseconds, and an admin script does not load the client."""
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(_HOME_OF[name]), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

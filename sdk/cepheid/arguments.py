@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
 from cepheid.compression import Compression, compressor_of
 from cepheid.consumer import DeadLetters
+from cepheid.encryption import KeyReader, MessageDecryptor, MessageEncryptor, OnDecryptionFailure
 from cepheid.errors import UsageError
 from cepheid.message_id import EARLIEST, LATEST
 from cepheid.routing import KeyHash, Routing
@@ -40,6 +41,8 @@ class ProducerArguments(TypedDict, total=False):
     send_timeout_s: float
     initial_subscription: str | None
     repeatable: bool
+    encryption_keys: Sequence[str]
+    key_reader: KeyReader | None
 
 
 class ConsumerArguments(TypedDict, total=False):
@@ -56,6 +59,8 @@ class ConsumerArguments(TypedDict, total=False):
     retry: bool
     batch_index_acks: bool
     read_compacted: bool
+    key_reader: KeyReader | None
+    on_decryption_failure: OnDecryptionFailure
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +94,8 @@ def plan_producer(
     send_timeout_s: float = 30.0,
     initial_subscription: str | None = None,
     repeatable: bool = False,
+    encryption_keys: Sequence[str] = (),
+    key_reader: KeyReader | None = None,
 ) -> ProducerPlan:
     """Raises UsageError, MissingExtraError."""
     if repeatable and (window_messages < 2 * batch_messages or window_bytes < 2 * batch_bytes or batch_by_key):
@@ -102,6 +109,8 @@ def plan_producer(
             "batch_messages and batch_bytes must be 1 or more, batch_delay_s and send_timeout_s 0 or more, got "
             f"{batch_messages}, {batch_bytes}, {batch_delay_s} and {send_timeout_s}"
         )
+    if bool(encryption_keys) != (key_reader is not None):
+        raise UsageError("encryption_keys and key_reader are given together: the names of the keys, and what has them")
     code, compress = compressor_of(compression)
     options = ProducerOptions(
         name=name,
@@ -119,6 +128,7 @@ def plan_producer(
         send_timeout_s=send_timeout_s,
         initial_subscription=initial_subscription,
         repeatable=repeatable,
+        encryptor=None if key_reader is None else MessageEncryptor(encryption_keys, key_reader),
     )
     return ProducerPlan(schema, options, SendWindow(window_messages, window_bytes), routing, key_hash)
 
@@ -147,6 +157,8 @@ def plan_consumer(
     retry: bool = False,
     batch_index_acks: bool = True,
     read_compacted: bool = False,
+    key_reader: KeyReader | None = None,
+    on_decryption_failure: OnDecryptionFailure = "fail",
 ) -> ConsumerPlan:
     """Raises UsageError."""
     if start not in ("latest", "earliest"):
@@ -164,10 +176,16 @@ def plan_consumer(
         read_compacted=read_compacted,
         nack_backoff=nack_backoff or NackBackoff(),
         dead_letters_after=None if dead_letters is None else dead_letters.after,
+        decryptor=MessageDecryptor(key_reader),
+        on_decryption_failure=on_decryption_failure,
     )
     if not options.is_shared and (dead_letters is not None or retry):
         raise UsageError(
             f"dead_letters and retry need type='shared' or 'key_shared', got {type!r}: for the others the broker does not count "
             "deliveries"
+        )
+    if key_reader is not None and (dead_letters is not None or retry):
+        raise UsageError(
+            "dead_letters and retry would publish what was decrypted without encryption: leave them out, or key_reader"
         )
     return ConsumerPlan(options, dead_letters, retry)

@@ -17,6 +17,7 @@ from typing import Any
 import crc32c
 
 from cepheid.compression import Compressor
+from cepheid.encryption import TAG_BYTES, MessageEncryptor
 from cepheid.errors import MessageTooLargeError
 from cepheid_wire import pulsar_api_pb2 as pb
 from cepheid_wire.compression import MAX_UNCOMPRESSED_BYTES
@@ -110,7 +111,13 @@ class SendFrames:
     """Makes the SEND frames of one producer."""
 
     def __init__(
-        self, producer_id: int, producer_name: str, schema_version: bytes, compression: int, compress: Compressor | None
+        self,
+        producer_id: int,
+        producer_name: str,
+        schema_version: bytes,
+        compression: int,
+        compress: Compressor | None,
+        encryptor: MessageEncryptor | None = None,
     ) -> None:
         self._producer_id = producer_id
         self._base = pb.MessageMetadata(producer_name=producer_name, sequence_id=0, publish_time=0)
@@ -118,6 +125,7 @@ class SendFrames:
             self._base.schema_version = schema_version
         self._compression = compression
         self._compress = compress
+        self._encryptor = encryptor
 
     def batch(self, batch: OpenBatch, first_sequence_id: int, now_ms: int) -> tuple[FrameParts, int]:
         """Return the parts of the frame of a batch, and the size of its payload in it."""
@@ -131,7 +139,7 @@ class SendFrames:
                 metadata.partition_key = first.key
             if first.ordering_key is not None:
                 metadata.ordering_key = first.ordering_key
-        payload = self._packed(metadata, batch.encode_payload())
+        payload = self._sealed(metadata, batch.encode_payload())
         send = pb.CommandSend(producer_id=self._producer_id, sequence_id=first_sequence_id, num_messages=count)
         if count > 1:
             send.highest_sequence_id = first_sequence_id + count - 1
@@ -143,7 +151,7 @@ class SendFrames:
         _set_attributes(metadata, attributes)
         if attributes.deliver_at_ms is not None:
             metadata.deliver_at_time = attributes.deliver_at_ms
-        packed = self._packed(metadata, payload)
+        packed = self._sealed(metadata, payload)
         send = pb.CommandSend(producer_id=self._producer_id, sequence_id=sequence_id)
         return _frame(send, metadata, packed), len(packed) + metadata.ByteSize()
 
@@ -159,7 +167,9 @@ class SendFrames:
         metadata.uuid = f"{metadata.producer_name}-{sequence_id}"
         metadata.total_chunk_msg_size = len(packed)
         metadata.num_chunks_from_msg = metadata.chunk_id = 0x7FFF_FFFF  # as large as they get: the size must hold for all chunks
-        room_bytes = max_message_bytes - metadata.ByteSize()
+        if self._encryptor is not None:
+            self._encryptor.describe(metadata)
+        room_bytes = max_message_bytes - metadata.ByteSize() - (TAG_BYTES if self._encryptor is not None else 0)
         if room_bytes < max_message_bytes // 2:
             raise MessageTooLargeError(
                 f"the key and properties of a message have {metadata.ByteSize():,} bytes; the broker takes messages of up to "
@@ -171,7 +181,8 @@ class SendFrames:
         for chunk_id, piece in enumerate(pieces):
             metadata.chunk_id = chunk_id
             send = pb.CommandSend(producer_id=self._producer_id, sequence_id=sequence_id, is_chunk=True)
-            frames.append(_frame(send, metadata, piece))
+            sealed = piece if self._encryptor is None else self._encryptor.encrypt(metadata, piece)
+            frames.append(_frame(send, metadata, sealed))
         return frames
 
     def _metadata(self, sequence_id: int, now_ms: int) -> pb.MessageMetadata:
@@ -179,6 +190,11 @@ class SendFrames:
         metadata.CopyFrom(self._base)
         metadata.sequence_id, metadata.publish_time = sequence_id, now_ms
         return metadata
+
+    def _sealed(self, metadata: pb.MessageMetadata, payload: bytes) -> bytes:
+        """Return the payload compressed, then encrypted."""
+        packed = self._packed(metadata, payload)
+        return packed if self._encryptor is None else self._encryptor.encrypt(metadata, packed)
 
     def _packed(self, metadata: pb.MessageMetadata, payload: bytes) -> bytes:
         if self._compress is None:

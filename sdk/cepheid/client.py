@@ -22,6 +22,7 @@ from cepheid.arguments import (
 from cepheid.connection import ConnectionPool
 from cepheid.consumer import Consumer, SeekTarget, retry_topic_of, seek_target
 from cepheid.credentials import Security
+from cepheid.encryption import KeyReader, MessageDecryptor
 from cepheid.ending import Ending
 from cepheid.errors import ClosedError, Error, UsageError
 from cepheid.forks import generation
@@ -33,6 +34,7 @@ from cepheid.reader import Reader
 from cepheid.routing import PartitionChooser
 from cepheid.schemas import BYTES, Schema, TopicSchema, schema_of
 from cepheid.service_url import parse_service_url
+from cepheid.table_view import TableView
 from cepheid.topic_consumer import ConsumerOptions, TopicConsumer
 from cepheid.topic_producer import TopicProducer
 from cepheid_ports import TaskOwner
@@ -181,6 +183,8 @@ class Client:
         refuses.
         `send_timeout_s` (30): 0 means that messages wait for their receipt without a limit.
         `initial_subscription`: created at the start of the topic, if it is not there.
+        `encryption_keys`, `key_reader`: encrypt payloads for these keys; `key_reader` has the public keys, such as
+        `cepheid.KeyFiles(public="key.pem")`.
         `repeatable`: cut batches by count and bytes alone, never by time, and let the first failure end the producer, with nothing
         after it stored. With a `name`, deduplication and the same messages in the same order, an application that starts over
         after `last_sequence_id` then repeats nothing. A batch that is not full waits for `flush`.
@@ -213,6 +217,8 @@ class Client:
         `nack_backoff`: how long messages that were given back wait.
         `dead_letters`: what becomes of messages that fail again and again.
         `retry`: also consume the subscription's retry topic, for `retry_later`.
+        `key_reader`: has the private keys for encrypted messages. `on_decryption_failure`: "fail" (the message raises when it is
+        read), "discard" (it is acknowledged and not delivered), "consume" (`message.data` is what was received).
         `batch_index_acks`: tell the broker which messages of a batch are acknowledged, not only when all are.
 
         Raises, when it is opened: UsageError, BusyError, NotFoundError, SchemaError, TimedOutError and others of RefusedError.
@@ -222,12 +228,25 @@ class Client:
 
     @overload
     def reader(
-        self, topic: str, *, schema: type[T] | Schema[T], start: SeekTarget = ..., inclusive: bool = ..., receiver_queue: int = ...
+        self,
+        topic: str,
+        *,
+        schema: type[T] | Schema[T],
+        start: SeekTarget = ...,
+        inclusive: bool = ...,
+        receiver_queue: int = ...,
+        key_reader: KeyReader | None = ...,
     ) -> Opening[Reader[T]]: ...
 
     @overload
     def reader(
-        self, topic: str, *, start: SeekTarget = ..., inclusive: bool = ..., receiver_queue: int = ...
+        self,
+        topic: str,
+        *,
+        start: SeekTarget = ...,
+        inclusive: bool = ...,
+        receiver_queue: int = ...,
+        key_reader: KeyReader | None = ...,
     ) -> Opening[Reader[bytes]]: ...
 
     def reader(
@@ -238,11 +257,13 @@ class Client:
         start: SeekTarget = "earliest",
         inclusive: bool = False,
         receiver_queue: int = 1000,
+        key_reader: KeyReader | None = None,
     ) -> Opening[Reader[Any]]:
         """Open a reader: `async with client.reader("orders", start="earliest") as reader: async for message in reader`.
 
         `start`: "earliest" (the default), "latest", a datetime, or a message id: then the message after it is the first one,
-        or with `inclusive` that message. A partitioned topic cannot be started at a message id. Raises as `consumer` does.
+        or with `inclusive` that message. A partitioned topic cannot be started at a message id.
+        `key_reader`: has the private keys for encrypted messages. Raises as `consumer` does.
         """
         made = schema_of(schema)
         message_id, _ = seek_target(start)
@@ -255,8 +276,35 @@ class Client:
             start=EARLIEST if message_id is None else message_id,
             start_inclusive=inclusive,
             receiver_queue=receiver_queue,
+            decryptor=MessageDecryptor(key_reader),
         )
         return Opening(lambda: self._open_reader(topic, ConsumerPlan(options, None, False), start))
+
+    @overload
+    def table_view(
+        self, topic: str, *, schema: type[T] | Schema[T], key_reader: KeyReader | None = ...
+    ) -> Opening[TableView[T]]: ...
+
+    @overload
+    def table_view(self, topic: str, *, key_reader: KeyReader | None = ...) -> Opening[TableView[bytes]]: ...
+
+    def table_view(self, topic: str, *, schema: Any = bytes, key_reader: KeyReader | None = None) -> Opening[TableView[Any]]:
+        """Open a table view, the latest value of each key: `async with client.table_view("prices") as prices: prices["tea"]`.
+
+        Opening reads the topic from its start, so it may take long; it ends with TimedOutError when no message comes for
+        `request_timeout_s`. Raises as `reader` does.
+        """
+        options = ConsumerOptions(
+            subscription=f"table-view-{uuid.uuid4().hex[:10]}",
+            type="exclusive",
+            schema=schema_of(schema),
+            name="",
+            durable=False,
+            start=EARLIEST,
+            read_compacted=True,
+            decryptor=MessageDecryptor(key_reader),
+        )
+        return Opening(lambda: self._open_table_view(topic, ConsumerPlan(options, None, False)))
 
     async def partitions(self, topic: str) -> int:
         """Return the number of partitions of a topic, 0 for a topic without."""
@@ -320,6 +368,17 @@ class Client:
             await consumer.close()
             raise
         return Reader(consumer)
+
+    async def _open_table_view(self, topic: str, plan: ConsumerPlan) -> TableView[Any]:
+        consumer = await self._open_consumer(topic, plan)
+        view: TableView[Any] = TableView(full_name(topic), consumer, timeout_s=self._request_timeout_s, on_closed=self._forget)
+        self._opened[view] = None
+        try:
+            await view.start()
+        except BaseException:
+            await view.close()
+            raise
+        return view
 
     async def _open_consumer(self, topics: Topics, plan: ConsumerPlan) -> Consumer[Any]:
         self._use()

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any, Generic, Self, TypeVar
 
 from cepheid.ending import Ending
-from cepheid.errors import ClosedError, Error, NotFoundError, TimedOutError, UsageError
+from cepheid.errors import ClosedError, Error, NotFoundError, TimedOutError, UnreadableMessageError, UsageError
 from cepheid.message import Message
 from cepheid.message_id import EARLIEST, LATEST, MessageId
 from cepheid.producer import Producer, to_ms
@@ -328,8 +328,11 @@ class Consumer(Generic[T]):
     async def _republish(
         self, message: Message[Any], topic: str, subscription: str | None, more: dict[str, str], deliver_at_ms: int | None
     ) -> None:
-        if not message._facts.unpacked and message._facts.problem is not None:
-            raise message._facts.problem
+        if not message._facts.unpacked:
+            encrypted = UnreadableMessageError(
+                f"message {message.message_id} of {message.topic} is encrypted: it cannot be published again"
+            )
+            raise message._facts.problem or encrypted
         properties = {
             _REAL_TOPIC: _without_partition(message.topic),
             _ORIGIN_ID: f"{message.message_id.ledger_id}:{message.message_id.entry_id}:{message.message_id.partition}",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import base64
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -53,8 +53,16 @@ class Security:
         Raises ConnectError, which may pass; NotAllowedError: the issuer refuses this client.
         """
         if isinstance(self.token, ClientCredentials):
+            import asyncio  # here: the blocking admin client does without it
+
+            return await asyncio.to_thread(self.show_now, renew=renew)
+        return self.show_now()
+
+    def show_now(self, *, renew: bool = False) -> tuple[str, bytes]:
+        """Return the same; waits for the issuer of OAuth2 tokens, if there is one. Raises ConnectError."""
+        if isinstance(self.token, ClientCredentials):
             try:
-                return "token", (await asyncio.to_thread(self.token, renew=renew)).encode()
+                return "token", self.token(renew=renew).encode()
             except TokenRefusedError as error:
                 raise NotAllowedError(f"no token: {error}", code=ServerError.AUTHENTICATION_ERROR) from error
             except (CepheidError, UnicodeEncodeError) as error:
@@ -68,3 +76,17 @@ class Security:
                 raise ConnectError(f"the token function raised {error!r}") from error
             return "token", token.strip().encode()
         return ("tls", b"") if self.tls_certificate_file is not None else ("none", b"")
+
+    async def authorization(self) -> str | None:
+        """Return the header for HTTP, None without credentials; a certificate needs none. Raises ConnectError."""
+        return _authorization(*await self.show())
+
+    def authorization_now(self) -> str | None:
+        """Return the same; may wait for an issuer of tokens. Raises ConnectError."""
+        return _authorization(*self.show_now())
+
+
+def _authorization(method: str, data: bytes) -> str | None:
+    if method == "token":
+        return f"Bearer {data.decode()}" if data else None
+    return f"Basic {base64.b64encode(data).decode()}" if method == "basic" else None

@@ -25,9 +25,7 @@ _PLAIN_HEADER_BYTES = 4  # tag and size of a payload below 2 MiB: what is longer
 
 
 def unpack(metadata: pb.MessageMetadata, payload: bytes | memoryview) -> bytes:
-    """Return the payload of an entry, or of all chunks of a message, decompressed. Raises UnreadableMessageError."""
-    if metadata.encryption_keys:
-        raise UnreadableMessageError("the message is encrypted, and this client cannot decrypt yet")
+    """Return the decrypted payload of an entry, or of all chunks of a message, decompressed. Raises UnreadableMessageError."""
     try:
         return decompress(metadata.compression, payload, metadata.uncompressed_size)
     except ImportError as error:

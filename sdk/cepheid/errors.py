@@ -17,6 +17,8 @@ Error ┬─ ConnectError            no broker could be reached, or the connecti
            ├─ SchemaError        the schema does not go with the topic's
            ├─ TerminatedError    the topic takes no more messages
            ├─ QuotaError         the backlog quota of the topic is reached
+           ├─ ConflictError      an admin call: it exists already, or is in use (409)
+           ├─ PreconditionError  an admin call: something else must be done before, or a value does not fit (412)
            └─ NotAllowedError    not permitted, or not served by this broker
 """
 
@@ -96,11 +98,13 @@ class MissingExtraError(Error, ImportError):
 
 
 class RefusedError(Error):
-    """The broker refused. `code` is the number that it gave as the reason."""
+    """The broker refused. `code` is its reason in the binary protocol, `status` the HTTP status of an admin call (else 0)."""
 
-    def __init__(self, message: str, *, code: ServerError = ServerError.UNKNOWN_ERROR, **facts: Any) -> None:
-        super().__init__(message, code=code.name, **facts)
+    def __init__(self, message: str, *, code: ServerError = ServerError.UNKNOWN_ERROR, status: int = 0, **facts: Any) -> None:
+        reason = {"status": status} if status else {"code": code.name}
+        super().__init__(message, **reason, **facts)
         self.code = code
+        self.status = status
 
 
 class NotFoundError(RefusedError):
@@ -137,6 +141,14 @@ class QuotaError(RefusedError):
 
     retriable: ClassVar[bool] = True
     hint: ClassVar[str] = "let consumers acknowledge, delete unused subscriptions, or raise the quota"
+
+
+class ConflictError(RefusedError):
+    """What an admin call would create exists already, or what it would change is in use."""
+
+
+class PreconditionError(RefusedError):
+    """An admin call needs something else first, or a name or value in it does not fit. The message says which."""
 
 
 class NotAllowedError(RefusedError):

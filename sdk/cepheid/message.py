@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
+from cepheid.encryption import EncryptedPayload
 from cepheid.errors import UnreadableMessageError
 from cepheid.message_id import MessageId
 from cepheid.schemas import Schema
@@ -29,7 +30,8 @@ class EntryFacts:
     """What the messages of one entry have in common."""
 
     __slots__ = (
-        "batch_size", "chunk_ids", "entry_id", "ledger_id", "metadata", "partition", "problem", "redelivery_count", "schema",
+        "batch_size", "chunk_ids", "encryption",
+        "entry_id", "ledger_id", "metadata", "partition", "problem", "redelivery_count", "schema",
         "topic", "unpacked", "writer",
     )  # fmt: skip
 
@@ -54,6 +56,7 @@ class EntryFacts:
         self.chunk_ids: tuple[tuple[int, int], ...] = ()  # all entries of a message that came in chunks
         self.writer: bytes | None = None  # definition of the schema it was written with, if the schema needs it
         self.problem: UnreadableMessageError | None = None
+        self.encryption: EncryptedPayload | None = None  # the payload is still encrypted, as the consumer wanted it
         self.unpacked = True  # False: the payload is not known, so the message must not be published again in its name
 
 
@@ -80,6 +83,8 @@ class Message(Generic[T]):
         facts = self._facts
         if facts.problem is not None:
             raise facts.problem
+        if facts.encryption is not None:
+            raise UnreadableMessageError(f"message {self.message_id} of {self.topic} is encrypted: decrypt message.data")
         if self.is_null:
             return None  # type: ignore[return-value]  # rare, and a T | None would burden every use
         try:
@@ -93,6 +98,11 @@ class Message(Generic[T]):
         if self._facts.problem is not None:
             raise self._facts.problem
         return self._data
+
+    @property
+    def encryption(self) -> EncryptedPayload | None:
+        """How `data` is encrypted, for consumers with `on_decryption_failure="consume"`; None: it is not."""
+        return self._facts.encryption
 
     @property
     def message_id(self) -> MessageId:

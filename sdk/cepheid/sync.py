@@ -10,7 +10,7 @@ Arguments, results and errors are those of the calls of the same name in `cephei
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any, Generic, Self, TypedDict, TypeVar, Unpack, overload
@@ -19,6 +19,7 @@ import cepheid
 from cepheid.arguments import ConsumerArguments, ProducerArguments
 from cepheid.client import Topics
 from cepheid.consumer import SeekTarget
+from cepheid.encryption import KeyReader
 from cepheid.errors import ClosedError
 from cepheid.loop_thread import LoopThread
 from cepheid.message import Message
@@ -191,6 +192,64 @@ class Reader(_Blocking, Generic[T]):
         _close(self._thread, self._reader)
 
 
+class TableView(_Blocking, Generic[T]):
+    """See `cepheid.TableView`. It follows its topic by itself."""
+
+    def __init__(self, thread: LoopThread, view: cepheid.TableView[T]) -> None:
+        self._thread = thread
+        self._view = view
+        self.topic = view.topic
+
+    def __repr__(self) -> str:
+        return repr(self._view)
+
+    def __getitem__(self, key: str) -> T:
+        return self._thread.call(lambda: self._view[key])
+
+    def __contains__(self, key: object) -> bool:
+        return self._thread.call(lambda: key in self._view)
+
+    def __len__(self) -> int:
+        return self._thread.call(lambda: len(self._view))
+
+    def __iter__(self) -> Iterator[str]:
+        return self._thread.call(lambda: iter(self._view))
+
+    def get(self, key: str, default: T | None = None) -> T | None:
+        return self._thread.call(lambda: self._view.get(key, default))
+
+    def keys(self) -> list[str]:
+        return list(self)
+
+    def items(self) -> list[tuple[str, T]]:
+        """Return keys and values of one moment."""
+        return self._thread.call(lambda: list(self._view.items()))
+
+    def message(self, key: str) -> Message[T] | None:
+        return self._thread.call(lambda: self._view.message(key))
+
+    def watch(self) -> Iterator[cepheid.Change[T]]:
+        """Yield the keys that change from the first `next` on, without end; see `cepheid.TableView.watch`."""
+        changes = self._view.watch()
+        try:
+            while True:
+                try:
+                    yield self._thread.run(_next(changes))
+                except ClosedError:
+                    return
+        finally:
+            try:
+                self._thread.run(_end(changes))
+            except ClosedError:
+                pass  # with its client
+
+    def refresh(self) -> None:
+        self._thread.run(self._view.refresh())
+
+    def close(self) -> None:
+        _close(self._thread, self._view)
+
+
 class Client(_Blocking):
     """See `cepheid.Client`. What is opened is open when the call returns."""
 
@@ -231,11 +290,26 @@ class Client(_Blocking):
 
     @overload
     def reader(
-        self, topic: str, *, schema: type[T] | Schema[T], start: SeekTarget = ..., inclusive: bool = ..., receiver_queue: int = ...
+        self,
+        topic: str,
+        *,
+        schema: type[T] | Schema[T],
+        start: SeekTarget = ...,
+        inclusive: bool = ...,
+        receiver_queue: int = ...,
+        key_reader: KeyReader | None = ...,
     ) -> Reader[T]: ...
 
     @overload
-    def reader(self, topic: str, *, start: SeekTarget = ..., inclusive: bool = ..., receiver_queue: int = ...) -> Reader[bytes]: ...
+    def reader(
+        self,
+        topic: str,
+        *,
+        start: SeekTarget = ...,
+        inclusive: bool = ...,
+        receiver_queue: int = ...,
+        key_reader: KeyReader | None = ...,
+    ) -> Reader[bytes]: ...
 
     def reader(
         self,
@@ -245,11 +319,26 @@ class Client(_Blocking):
         start: SeekTarget = "earliest",
         inclusive: bool = False,
         receiver_queue: int = 1000,
+        key_reader: KeyReader | None = None,
     ) -> Reader[Any]:
         async def open_it() -> cepheid.Reader[Any]:
-            return await self._client.reader(topic, schema=schema, start=start, inclusive=inclusive, receiver_queue=receiver_queue)
+            return await self._client.reader(
+                topic, schema=schema, start=start, inclusive=inclusive, receiver_queue=receiver_queue, key_reader=key_reader
+            )
 
         return Reader(self._thread, self._thread.run(open_it()))
+
+    @overload
+    def table_view(self, topic: str, *, schema: type[T] | Schema[T], key_reader: KeyReader | None = ...) -> TableView[T]: ...
+
+    @overload
+    def table_view(self, topic: str, *, key_reader: KeyReader | None = ...) -> TableView[bytes]: ...
+
+    def table_view(self, topic: str, *, schema: Any = bytes, key_reader: KeyReader | None = None) -> TableView[Any]:
+        async def open_it() -> cepheid.TableView[Any]:
+            return await self._client.table_view(topic, schema=schema, key_reader=key_reader)
+
+        return TableView(self._thread, self._thread.run(open_it()))
 
     def partitions(self, topic: str) -> int:
         return self._thread.run(self._client.partitions(topic))
@@ -293,6 +382,17 @@ def connect(
         tls_check_hostname=tls_check_hostname,
     )
     return Client(client)
+
+
+async def _next(changes: AsyncIterator[T]) -> T:
+    try:
+        return await anext(changes)
+    except StopAsyncIteration:
+        raise ClosedError("the table view is closed") from None  # a coroutine cannot raise StopAsyncIteration to another thread
+
+
+async def _end(changes: Any) -> None:
+    await changes.aclose()
 
 
 def _close(thread: LoopThread, opened: Any) -> None:

@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 from cepheid.acks import AckTracker, bits_of
 from cepheid.connection import Connection, Request
+from cepheid.encryption import MessageDecryptor, OnDecryptionFailure, encrypted_payload
 from cepheid.entry_reader import ChunkBuffer, Single, split_batch, unpack
 from cepheid.errors import ClosedError, ConnectError, Error, TimedOutError, UnreadableMessageError, UsageError, refused
 from cepheid.lookup import Lookup
@@ -81,6 +82,8 @@ class ConsumerOptions:
     read_compacted: bool = False
     nack_backoff: NackBackoff = field(default_factory=NackBackoff)
     dead_letters_after: int | None = None  # deliveries, beyond the first
+    decryptor: MessageDecryptor = field(default_factory=lambda: MessageDecryptor(None))
+    on_decryption_failure: OnDecryptionFailure = "fail"
 
     def __post_init__(self) -> None:
         if self.type not in _TYPES:
@@ -89,6 +92,8 @@ class ConsumerOptions:
             raise UsageError(f"receiver_queue must be 1 or more messages, got {self.receiver_queue}")
         if not self.subscription:
             raise UsageError("the subscription must have a name")
+        if self.on_decryption_failure not in ("fail", "discard", "consume"):
+            raise UsageError(f"on_decryption_failure must be fail, discard or consume, got {self.on_decryption_failure!r}")
 
     @property
     def is_shared(self) -> bool:
@@ -179,6 +184,12 @@ class TopicConsumer(TopicLink):
         if epoch < self._epoch and message.HasField("consumer_epoch"):
             self._give_back_permits(count)  # sent before the broker had our demand for redelivery: it comes again
             return
+        if metadata.encryption_keys:
+            try:
+                payload = memoryview(self.options.decryptor.decrypt(metadata, payload))
+            except UnreadableMessageError as error:
+                self._on_undecrypted(message, place, metadata, payload, count, str(error.args[0]))
+                return
         if metadata.num_chunks_from_msg > 1:
             self._on_chunk(message, place, metadata, payload)
             return
@@ -205,6 +216,38 @@ class TopicConsumer(TopicLink):
             self._acknowledge_left_out(place, singles, kept, skip)
         singles = kept
         self._deliver([Message(self, facts, index, single, body) for index, single, body in singles], count)
+
+    def _on_undecrypted(
+        self,
+        message: pb.CommandMessage,
+        place: tuple[int, int],
+        metadata: pb.MessageMetadata,
+        payload: memoryview,
+        permits: int,
+        why: str,
+    ) -> None:
+        """Do what the application wants done with an entry that cannot be decrypted."""
+        if self._skip_to is not None and (*place, -1) < (*self._skip_to[:2], -1):
+            self._give_back_permits(permits)
+            return
+        match self.options.on_decryption_failure:
+            case "discard":
+                log.warning("client.undecrypted_discarded", extra={"topic": self.topic, "entry": place, "error": why})
+                if self.connection is not None:  # else it comes again, and is discarded then
+                    discard = pb.CommandAck(
+                        consumer_id=self._consumer_id,
+                        ack_type=pb.CommandAck.Individual,
+                        message_id=[pb.MessageIdData(ledgerId=place[0], entryId=place[1])],
+                        validation_error=pb.CommandAck.DecryptionError,
+                    )
+                    self.connection.write(encode_body(discard))
+                self._give_back_permits(permits)
+            case "consume":
+                facts = self._facts(place, message.redelivery_count, metadata)
+                facts.encryption, facts.unpacked = encrypted_payload(metadata), False
+                self._deliver([Message(self, facts, -1, None, bytes(payload))], permits)
+            case "fail":
+                self._deliver([self._unreadable(place, message.redelivery_count, metadata, why)], permits)
 
     def _on_place(self, place: tuple[int, int]) -> None:
         """Forget what a seek leaves out once it is passed. A reader keeps it: it may begin there again."""

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from cepheid.batching import NO_ATTRIBUTES, Attributes, FrameParts, OpenBatch, SendFrames, header_of
 from cepheid.compression import Compressor
 from cepheid.connection import Connection
+from cepheid.encryption import MessageEncryptor
 from cepheid.errors import (
     ClosedError,
     Error,
@@ -73,6 +74,7 @@ class ProducerOptions:
     send_timeout_s: float
     initial_subscription: str | None = None
     repeatable: bool = False
+    encryptor: MessageEncryptor | None = None
 
     def __post_init__(self) -> None:
         if self.access not in _ACCESS_MODES:
@@ -463,6 +465,8 @@ class TopicProducer(TopicLink):
             ask.initial_subscription_name = options.initial_subscription
         for key, value in options.properties.items():
             ask.metadata.add(key=key, value=value)
+        if options.encryptor is not None:
+            ask.encrypted = True
         if options.schema is not None:
             ask.schema.CopyFrom(options.schema)
         connection.producers[self._producer_id] = self
@@ -485,7 +489,9 @@ class TopicProducer(TopicLink):
         self._batch_limit_bytes = min(options.batch_bytes, connection.max_message_bytes // 2)
         if options.batching:
             self._batch_limit_messages = min(options.batch_messages, connection.max_message_bytes // 2 // _HEADER_BYTES)
-        self._frames = SendFrames(self._producer_id, self.name, answer.schema_version, options.compression, options.compress)
+        self._frames = SendFrames(
+            self._producer_id, self.name, answer.schema_version, options.compression, options.compress, options.encryptor
+        )
 
     def _on_attached(self, connection: Connection) -> None:
         self._broken = False

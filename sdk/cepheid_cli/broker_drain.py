@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from cepheid_cli.admin.common import DEFAULT_URL, AdminClient, AdminUrl, done, print_lines
+from cepheid.admin.exchange import segment
+from cepheid_cli.admin.common import DEFAULT_URL, Admin, AdminUrl, connect_admin, done, print_lines
 from cepheid_cli.admin.units import counted
-from cepheid_cli.admin_client import quoted
 
 _POLL_S = 0.5
 
@@ -34,12 +34,12 @@ def drain(
     Stopping this command stops nothing: repeat it to see how far it is. The broker takes no bundles until `--undo`, or until it
     is started again.
     """
-    admin, path = AdminClient(admin_url), f"/cepheid/v1/brokers/{quoted(broker)}/drain"
+    admin, path = connect_admin(admin_url), f"/cepheid/v1/brokers/{segment(broker)}/drain"
     if undo:
-        admin.delete(path)
+        admin.call("DELETE", path)
         done(f"broker {broker} takes bundles again")
         return
-    found = admin.put(path, force=force or None)
+    found = admin.call("PUT", path, {"force": force or None})
     if wait:
         found = _watch(admin, path, found)
     print_lines([drain_line(found)])
@@ -56,7 +56,7 @@ def drain_line(found: dict[str, Any]) -> str:
     return f"broker {broker} is being drained, {left}; see again: cepheid brokers drain {broker} --wait"
 
 
-def _watch(admin: AdminClient, path: str, found: dict[str, Any]) -> dict[str, Any]:
+def _watch(admin: Admin, path: str, found: dict[str, Any]) -> dict[str, Any]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
@@ -68,6 +68,6 @@ def _watch(admin: AdminClient, path: str, found: dict[str, Any]) -> dict[str, An
             total = max(total, found["bundles"])
             progress.update(bar, total=total, completed=total - found["bundles"])
             time.sleep(_POLL_S)
-            found = admin.get(path)
+            found = admin.call("GET", path)
         progress.update(bar, total=total, completed=total)
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cepheid_cli.admin.common import DEFAULT_URL, AdminClient, AdminUrl, Json, print_json, print_table, sub_app
+from cepheid_cli.admin.common import DEFAULT_URL, AdminUrl, Json, connect_admin, print_json, print_table, sub_app
 
 app = sub_app("brokers", "Brokers of a cluster (docs/operations.md).")
 
@@ -13,7 +13,7 @@ _COLUMNS = ("broker", "address", "state", "load", "msg/s", "topics", "bundles")
 @app.command("list")
 def list_brokers(as_json: Json = False, admin_url: AdminUrl = DEFAULT_URL) -> None:
     """Brokers that run, with their load. A load of 1.00 is about what fills one core; * marks the leader."""
-    found = AdminClient(admin_url).get(BALANCE)
+    found = connect_admin(admin_url).call("GET", BALANCE)
     if as_json:
         print_json(found["brokers"])
         return

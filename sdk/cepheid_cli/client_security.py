@@ -7,13 +7,48 @@ CEPHEID_TLS_CERTIFICATE_FILE, CEPHEID_TLS_KEY_FILE     a certificate of one's ow
 from __future__ import annotations
 
 import ssl
+from typing import TYPE_CHECKING
 
+from cepheid.admin.sync import Admin, connect
 from cepheid_security import ClientTls
 from cepheid_security.client_environment import own_token
 
-__all__ = ["own_tls", "own_token"]
+if TYPE_CHECKING:
+    import cepheid.sync
+
+__all__ = ["connect_admin", "connect_client", "own_tls", "own_token"]
 
 
 def own_tls() -> ssl.SSLContext:
     """Return the context for servers with TLS. Raises SecurityConfigurationError."""
     return ClientTls.from_environment().context()
+
+
+def connect_admin(url: str) -> Admin:
+    """Return the admin API at `url`, with the credentials of the environment.
+
+    Raises UsageError, NoTokenError, TokenRequestError.
+    """
+    tls = ClientTls.from_environment()
+    return connect(
+        url,
+        token=own_token() or None,
+        tls_ca_file=tls.ca_file,
+        tls_certificate_file=tls.certificate_file,
+        tls_key_file=tls.key_file,
+    )
+
+
+def connect_client(url: str) -> cepheid.sync.Client:
+    """Return a client for the brokers at `url`, with the credentials of the environment; raises as `connect_admin`."""
+    import cepheid.sync  # here: most commands need the admin API alone
+
+    tls = ClientTls.from_environment()
+    return cepheid.sync.connect(
+        url,
+        request_timeout_s=10.0,  # a person waits
+        token=own_token() or None,
+        tls_ca_file=tls.ca_file,
+        tls_certificate_file=tls.certificate_file,
+        tls_key_file=tls.key_file,
+    )

@@ -7,19 +7,17 @@ from typing import Annotated, Any
 
 import typer
 
-from cepheid_cli.admin.common import DEFAULT_URL, AdminClient, AdminUrl, Json, done, print_json, print_lines, sub_app
+from cepheid_cli.admin.common import DEFAULT_URL, AdminUrl, Json, connect_admin, done, print_json, print_lines, sub_app
 from cepheid_cli.admin.units import shown_time
 from cepheid_cli.brokers import BALANCE
 
 app = sub_app("cluster", "The cluster as a whole: the end of an upgrade, and load balancing (docs/operations.md).")
 
-_PATH = "/cepheid/v1/upgrade"
-
 
 @app.command("upgrade-status")
 def upgrade_status(admin_url: AdminUrl = DEFAULT_URL) -> None:
     """Show the storage format of the cluster, and which brokers and bookies run an older release."""
-    found = AdminClient(admin_url).get(_PATH)
+    found = connect_admin(admin_url).upgrade.show()
     lines = [f"storage format  {found['storage_format']}; this release knows {found['newest']}"]
     if found["older"]:
         lines.append(f"older release   {', '.join(found['older'])}")
@@ -37,15 +35,15 @@ def finish_upgrade(
     Until then they write the old one, and the old release can be started again. Afterwards there is no way back to it. Refused
     while a broker or bookie of an older release runs. Upgrade readers of history before it.
     """
-    admin = AdminClient(admin_url)
-    found = admin.get(_PATH)
+    admin = connect_admin(admin_url)
+    found = admin.upgrade.show()
     if found["storage_format"] == found["newest"]:
         done(f"the storage format is {found['newest']} already")
         return
     if not yes:
         change = f"Change the storage format from {found['storage_format']} to {found['newest']}"
         typer.confirm(f"{change}? There is no way back to an older release.", abort=True)
-    admin.post(f"{_PATH}/finish")
+    admin.upgrade.finish()
     done(f"the storage format is {found['newest']}; each bookie writes it from its next start on")
 
 
@@ -66,14 +64,14 @@ def balance(
     """
     if off + on + dry_run > 1:
         raise typer.BadParameter("choose one of --dry-run, --off and --on")
-    admin = AdminClient(admin_url)
+    admin = connect_admin(admin_url)
     if off or on:
-        admin.post(f"{_SWITCH}/{'false' if off else 'true'}")
+        admin.call("POST", f"{_SWITCH}/{'false' if off else 'true'}")
         done(f"automatic balancing is {'off: nothing moves until `cepheid cluster balance --on`' if off else 'on'}")
         return
-    found = admin.get(BALANCE)
+    found = admin.call("GET", BALANCE)
     if not dry_run and found["plan"]:
-        outcomes = admin.post(BALANCE)
+        outcomes = admin.call("POST", BALANCE)
         if as_json:
             print_json(outcomes)
         else:

@@ -5,13 +5,12 @@ Entries come from neither: they are read straight from the bookies.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from http import HTTPStatus
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
-from urllib.parse import urlencode
 
-from cepheid_cli.admin_client import AdminClient, AdminError
+from cepheid.errors import NotFoundError, RefusedError
+from cepheid_cli.client_security import connect_admin
 from cepheid_ports import CepheidError
 
 if TYPE_CHECKING:
@@ -51,47 +50,49 @@ class LedgerSource(Protocol):
 
 class AdminSource:
     def __init__(self, url: str) -> None:
-        self._admin = AdminClient(url)
+        self._admin = connect_admin(url)
 
     async def page(self, above: int, *, deleted: bool) -> dict[str, Any]:
-        found: dict[str, Any] = self._admin.get("/cepheid/v1/ledgers", above=above, limit=_PAGE, deleted=deleted)
+        found: dict[str, Any] = self._admin.ledgers.list(above=above, limit=_PAGE, deleted=deleted)
         return found
 
     async def one(self, ledger_id: int) -> dict[str, Any]:
-        found: dict[str, Any] = self._ask("GET", f"/cepheid/v1/ledgers/{ledger_id}")
-        return found
+        with _asked_for_a_ledger():
+            return self._admin.ledgers.show(ledger_id)
 
     async def undelete(self, ledger_id: int) -> None:
-        self._ask("POST", f"/cepheid/v1/ledgers/{ledger_id}/undelete")
+        with _asked_for_a_ledger():
+            self._admin.ledgers.undelete(ledger_id)
 
     async def purge(self, ledger_id: int) -> None:
-        self._ask("POST", f"/cepheid/v1/ledgers/{ledger_id}/purge")
+        with _asked_for_a_ledger():
+            self._admin.ledgers.purge(ledger_id)
 
     async def bookies(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self._admin.get("/cepheid/v1/bookies")["bookies"]
+        found: list[dict[str, Any]] = self._admin.bookies.addresses()["bookies"]
         return found
 
     async def repair(self, ledger_id: int, bookies: list[str]) -> None:
-        query = urlencode([("bookie", bookie) for bookie in bookies])
-        self._ask("POST", f"/cepheid/v1/repair/ledgers/{ledger_id}?{query}")
+        with _asked_for_a_ledger():
+            self._admin.repair.check_ledger(ledger_id, bookie=bookies)
 
     async def is_marked(self, ledger_id: int) -> bool:
-        page = self._admin.get("/cepheid/v1/repair/short", above=ledger_id - 1, limit=1)
+        page = self._admin.repair.short(above=ledger_id - 1, limit=1)
         return any(mark["ledger_id"] == ledger_id for mark in page["ledgers"])
 
     async def repair_is_off(self) -> bool:
         try:
-            return self._admin.get("/cepheid/v1/repair")["off"] is not None
-        except AdminError:  # a broker of an older release
+            return self._admin.repair.status()["off"] is not None
+        except RefusedError:  # a broker of an older release
             return False
 
-    def _ask(self, method: str, path: str) -> Any:
-        try:
-            return self._admin.call(method, path, {})
-        except AdminError as error:
-            if error.status != HTTPStatus.NOT_FOUND:
-                raise
-            raise NoSuchLedgerHereError(str(error).removesuffix(f" ({method} {path}: {error.status})")) from None
+
+@contextmanager
+def _asked_for_a_ledger() -> Iterator[None]:
+    try:
+        yield
+    except NotFoundError as error:
+        raise NoSuchLedgerHereError(str(error.args[0]).rpartition(" (")[0]) from None
 
 
 class StoreSource:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from typing import Annotated, Any
-from urllib.parse import quote
 
 import typer
 
-from cepheid_cli.admin.common import DEFAULT_URL, AdminClient, AdminUrl, Json, done, print_json, print_lines, print_table, sub_app
+from cepheid_cli.admin.common import DEFAULT_URL, AdminUrl, Json, connect_admin, done, print_json, print_lines, print_table, sub_app
 from cepheid_cli.admin.units import shown_bytes, shown_time
 from cepheid_cli.ledger_source import LedgerSource, NoSuchLedgerHereError, ledger_source
 
@@ -151,14 +150,14 @@ def recover_from(
 
     Shows what would be lost, and asks. A ledger that can be recovered without loss is recovered so.
     """
-    admin, path = AdminClient(admin_url), f"/cepheid/v1/ledgers/{ledger}/recover_from/{quote(bookie, safe='')}"
-    preview = admin.get(path)
+    admin = connect_admin(admin_url)
+    preview = admin.ledgers.preview_recovery(ledger, bookie)
     print_lines(preview_lines(preview))
     if preview["state"] == "CLOSED":
         return
     if not yes:
         typer.confirm(f"Close ledger {ledger} there?", abort=True)
-    end = admin.post(path, last_entry=preview["last_entry_id"])
+    end = admin.ledgers.recover_from(ledger, bookie, last_entry=preview["last_entry_id"])
     done(f"ledger {ledger} is closed at entry {end['last_entry_id']} ({end['length_bytes']} bytes)")
 
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from cepheid_cli.admin.common import DEFAULT_URL, AdminClient, AdminUrl, Json, done, print_json, print_lines, sub_app
+from cepheid.admin.exchange import segment
+from cepheid_cli.admin.common import DEFAULT_URL, AdminUrl, Json, connect_admin, done, print_json, print_lines, sub_app
 from cepheid_cli.admin.units import counted, shown_time
-from cepheid_cli.admin_client import quoted
 from cepheid_ports import CepheidError
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def backup(file: File, admin_url: AdminUrl = DEFAULT_URL, metadata: Metadata = N
     from cepheid_cli.backup_file import save_backup
 
     async def from_broker() -> AsyncIterator[bytes]:
-        for piece in AdminClient(admin_url).download("/cepheid/v1/metadata/backup"):
+        for piece in connect_admin(admin_url).metadata.backup():
             yield piece
 
     async def main() -> BackupSummary:
@@ -122,7 +122,7 @@ def confirm(
     """
     if without:
         for bookie in without:
-            _change(admin_url, metadata, f"/cepheid/v1/metadata/without/{quoted(bookie)}", partial(_give_up, bookie))
+            _change(admin_url, metadata, f"/cepheid/v1/metadata/without/{segment(bookie)}", partial(_give_up, bookie))
             done(f"{bookie} is given up: throw its disks away, or start it before `cepheid metadata confirm`")
         return
     state = _state(admin_url, metadata)
@@ -160,7 +160,7 @@ async def _report(admin_url: str, metadata: str | None) -> MetadataReport:
 
 def _state(admin_url: str, metadata: str | None) -> dict[str, Any]:
     if metadata is None:
-        found: dict[str, Any] = AdminClient(admin_url).get("/cepheid/v1/metadata/restored")
+        found: dict[str, Any] = connect_admin(admin_url).metadata.restored()
         return found
 
     async def main() -> dict[str, Any]:
@@ -175,7 +175,7 @@ def _state(admin_url: str, metadata: str | None) -> dict[str, Any]:
 def _change(admin_url: str, metadata: str | None, path: str, change: Callable[[MetadataStore], Coroutine[Any, Any, None]]) -> None:
     """By a broker, or in the store itself."""
     if metadata is None:
-        AdminClient(admin_url).post(path)
+        connect_admin(admin_url).call("POST", path)
         return
 
     async def main() -> None:

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any
 
+from cepheid.errors import Error
 from cepheid_cli.admin.units import counted
-from cepheid_cli.admin_client import AdminClient, AdminError, AdminUnreachableError, quoted
+from cepheid_cli.client_security import connect_admin
 from cepheid_cli.ledger_source import LedgerSource
 from cepheid_security import ClientTls
 
@@ -48,7 +49,7 @@ async def make_report(source: LedgerSource, admin_url: str | None) -> MetadataRe
         name = bookie["bookie_id"]
         try:
             held[name] = ledgers_of(name, http_url_of(bookie["addresses"]), admin_url)
-        except (OSError, HTTPException, ValueError, KeyError, AdminError, AdminUnreachableError) as error:
+        except (OSError, HTTPException, ValueError, KeyError, Error) as error:
             silent[name] = f"it is {bookie['state']}" if bookie["state"] == "down" else str(error)
     living, known = await _records(source, deleted=False)
     deleted, damaged = await _records(source, deleted=True)
@@ -115,7 +116,7 @@ def ledgers_of(bookie: str, url: str | None, admin_url: str | None) -> list[int]
         if url is not None:
             page = _page(url, above)
         elif admin_url is not None:
-            page = AdminClient(admin_url).get(f"/cepheid/v1/bookies/{quoted(bookie)}/ledgers", above=above)
+            page = connect_admin(admin_url).bookies.ledgers(bookie, above=above)
         else:
             raise ValueError("it has no HTTP address")
         ids += page["ledgers"]

@@ -9,9 +9,19 @@ from typing import Annotated, Any
 
 import typer
 
-from cepheid_cli.admin.common import DEFAULT_URL, AdminClient, AdminUrl, Json, done, print_json, print_lines, print_table, sub_app
+from cepheid_cli.admin.common import (
+    DEFAULT_URL,
+    Admin,
+    AdminUrl,
+    Json,
+    connect_admin,
+    done,
+    print_json,
+    print_lines,
+    print_table,
+    sub_app,
+)
 from cepheid_cli.admin.units import counted, shown_bytes, shown_duration, shown_time
-from cepheid_cli.admin_client import quoted
 from cepheid_cli.ledgers import app as ledgers_app
 from cepheid_cli.ledgers import bookies_app
 from cepheid_cli.metadata import STORE_HELP, opened
@@ -28,7 +38,7 @@ _PAGE = 1000
 @app.command()
 def status(as_json: Json = False, admin_url: AdminUrl = DEFAULT_URL) -> None:
     """Show whether repair is on, who the auditor is, what is short of copies, and how long the rest will take."""
-    found = AdminClient(admin_url).get("/cepheid/v1/repair")
+    found = connect_admin(admin_url).repair.status()
     if as_json:
         print_json(found)
     else:
@@ -73,14 +83,14 @@ def off(
     reason: Annotated[str, typer.Option(help="Why, for whoever looks at the status.")] = "", admin_url: AdminUrl = DEFAULT_URL
 ) -> None:
     """Stop automatic repair in the whole cluster, for maintenance. What is being copied is finished."""
-    AdminClient(admin_url).put("/cepheid/v1/repair/off", reason=reason)
+    connect_admin(admin_url).repair.switch_off(reason=reason)
     done("automatic repair is off: copies that get lost now are not made again until `cepheid repair on`")
 
 
 @app.command()
 def on(admin_url: AdminUrl = DEFAULT_URL) -> None:
     """Continue automatic repair."""
-    AdminClient(admin_url).delete("/cepheid/v1/repair/off")
+    connect_admin(admin_url).repair.switch_on()
     done("automatic repair is on")
 
 
@@ -91,17 +101,17 @@ def short(
     admin_url: AdminUrl = DEFAULT_URL,
 ) -> None:
     """List ledgers that lack copies: which bookies lack them and why, how many copies are left, since when."""
-    admin = AdminClient(admin_url)
+    admin = connect_admin(admin_url)
     found: list[dict[str, Any]] = []
     above: int | None = -1
     while above is not None and len(found) < limit:
-        page = admin.get("/cepheid/v1/repair/short", above=above, limit=min(_PAGE, limit - len(found)))
+        page = admin.repair.short(above=above, limit=min(_PAGE, limit - len(found)))
         found += page["ledgers"]
         above = page["next"]
     if as_json:
         print_json(found)
         return
-    state = admin.get("/cepheid/v1/repair")
+    state = admin.repair.status()
     if state["off"] is not None:
         done(age_of_list(state))
     found.sort(key=lambda mark: (mark["copies_left"], mark["ledger_id"]))
@@ -146,7 +156,7 @@ def _short_row(mark: dict[str, Any]) -> tuple[str, ...]:
 @bookies_app.command()
 def recover(bookie: Bookie, admin_url: AdminUrl = DEFAULT_URL) -> None:
     """Copy what a bookie that is down held to other bookies now, without waiting for its grace period."""
-    AdminClient(admin_url).post(f"/cepheid/v1/bookies/{quoted(bookie)}/recover")
+    connect_admin(admin_url).bookies.recover(bookie)
     done(f"the ledgers of {bookie} are copied from their other replicas now: cepheid repair status")
 
 
@@ -214,14 +224,14 @@ def decommission(
     admin_url: AdminUrl = DEFAULT_URL,
 ) -> None:
     """Move all copies of a bookie to others, so that it can be thrown away. Stopping this command stops nothing: repeat it."""
-    admin, path = AdminClient(admin_url), f"/cepheid/v1/bookies/{quoted(bookie)}/decommission"
+    admin = connect_admin(admin_url)
     if cancel:
-        admin.delete(path)
+        admin.bookies.cancel_decommission(bookie)
         done(f"{bookie} stays")
         return
-    found = admin.put(path)
+    found = admin.bookies.decommission(bookie)
     if wait:
-        found = _watch(admin, path, bookie, found)
+        found = _watch(admin, bookie, found)
     print_lines(decommission_lines(bookie, found))
 
 
@@ -240,7 +250,7 @@ def decommission_lines(bookie: str, found: dict[str, Any]) -> list[str]:
     return [f"{bookie} is being emptied, {left}; see again: cepheid bookies decommission {bookie} --wait", *problem]
 
 
-def _watch(admin: AdminClient, path: str, bookie: str, found: dict[str, Any]) -> dict[str, Any]:
+def _watch(admin: Admin, bookie: str, found: dict[str, Any]) -> dict[str, Any]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -255,7 +265,7 @@ def _watch(admin: AdminClient, path: str, bookie: str, found: dict[str, Any]) ->
             problem = f" ({found['problem']})" if found["problem"] else ""
             progress.update(bar, description=f"{bookie}: ledgers moved{problem}")
             time.sleep(_POLL_S)
-            found = admin.get(path)
+            found = admin.bookies.decommission_status(bookie)
         total = found["ledgers_at_start"] or 0
         progress.update(bar, total=total, completed=total)
     return found

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from cepheid_cli.admin.common import AdminClient, print_lines, print_table
+from cepheid_cli.admin.common import connect_admin, print_lines, print_table
 from cepheid_cli.toml_edit import Value, with_changes
 from cepheid_ports import CepheidError
 
@@ -125,7 +125,7 @@ def write_stage(directory: Path, stage: int) -> None:
 
 
 def run_enable(directory: Path, stage: int | None, metadata_url: str | None, admin_url: str) -> None:
-    """Write the next stage, or `stage`, if that is possible. Raises StageNotPossibleError, AdminError."""
+    """Write the next stage, or `stage`, if that is possible. Raises StageNotPossibleError, cepheid.Error."""
     present = stage_of(directory)
     wanted = present + 1 if stage is None else stage
     if not 0 <= wanted <= LAST_STAGE:
@@ -152,7 +152,7 @@ def run_enable(directory: Path, stage: int | None, metadata_url: str | None, adm
 
 def run_status(admin_url: str) -> None:
     """Print how each process is secured."""
-    found = AdminClient(admin_url).get(_PATH)
+    found = connect_admin(admin_url).call("GET", _PATH)
     words = ("tls", "plain", "authentication", "anonymous", "enforced", "zookeeper_user", "zookeeper_private")
     rows = [
         [name, kind.removesuffix("s"), *(("?" if said is None else "yes" if said[word] else "no") for word in words)]
@@ -173,7 +173,7 @@ def _check(directory: Path, present: int, admin_url: str) -> None:
             f"{', '.join(lacking)} in {directory} lack settings of this release: "
             f"run `cepheid secure init {directory} --update` first"
         )
-    found = AdminClient(admin_url).get(_PATH)
+    found = connect_admin(admin_url).call("GET", _PATH)
     reasons = not_in_force(present, {kind: found[kind] for kind in ("brokers", "bookies")})
     if reasons:
         raise StageNotPossibleError(f"stage {present} is not in force everywhere:\n  " + "\n  ".join(reasons))

@@ -8,10 +8,21 @@ from typing import Annotated, Any
 
 import typer
 
-from cepheid_cli.admin.common import DEFAULT_URL, AdminClient, AdminUrl, Json, done, print_json, print_lines, print_table, sub_app
+from cepheid.errors import RefusedError
+from cepheid_cli.admin.common import (
+    DEFAULT_URL,
+    Admin,
+    AdminUrl,
+    Json,
+    connect_admin,
+    done,
+    print_json,
+    print_lines,
+    print_table,
+    sub_app,
+    topic_parts,
+)
 from cepheid_cli.admin.units import counted, shown_bytes, shown_time
-from cepheid_cli.admin_client import AdminError, quoted, topic_parts
-from cepheid_wire import NamespaceName, TopicName
 
 app = sub_app("tiered", "Tiered storage: topics' old ledgers in object stores.")
 
@@ -29,7 +40,7 @@ def status(
     admin_url: AdminUrl = DEFAULT_URL,
 ) -> None:
     """Show what lies on bookies, in the object store, and in both; what is due; and why it is not there yet."""
-    rows = rows_of(AdminClient(admin_url), name)
+    rows = rows_of(connect_admin(admin_url), name)
     if as_json:
         print_json(rows)
         return
@@ -44,34 +55,29 @@ def status(
         done(f"{name} has no topics")
 
 
-def rows_of(admin: AdminClient, name: str) -> list[dict[str, Any]]:
+def rows_of(admin: Admin, name: str) -> list[dict[str, Any]]:
     """Return what brokers say of a namespace's topics, or of one topic (its partitions)."""
     if name.count("/") == 1:
         return _of_namespace(admin, name)
     return [_of_topic(admin, part) for part in topic_parts(admin, name)]
 
 
-def _of_namespace(admin: AdminClient, name: str) -> list[dict[str, Any]]:
-    namespace = NamespaceName.parse(name)
-    path = f"/cepheid/v1/tiered/{quoted(namespace.tenant)}/{quoted(namespace.local_name)}"
-    rows: list[dict[str, Any]] = admin.get(path)["topics"]
+def _of_namespace(admin: Admin, name: str) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = admin.tiered.namespace_status(name)["topics"]
     asked = 0
     for index, row in enumerate(rows):
         if row["live"] is None and row["due"]["ledgers"] and asked < _MAX_ASKED:  # why it is not done yet, its owner knows
             asked += 1
             try:
                 rows[index] = _of_topic(admin, row["topic"])
-            except AdminError as error:
+            except RefusedError as error:
                 if error.status not in (HTTPStatus.NOT_FOUND, HTTPStatus.SERVICE_UNAVAILABLE):
                     raise
     return rows
 
 
-def _of_topic(admin: AdminClient, topic: str) -> dict[str, Any]:
-    name = TopicName.parse(topic)
-    steps = (name.domain, name.namespace.tenant, name.namespace.local_name, name.local_name)
-    found: dict[str, Any] = admin.get(f"/cepheid/v1/topics/{'/'.join(map(quoted, steps))}/tiered")
-    return found
+def _of_topic(admin: Admin, topic: str) -> dict[str, Any]:
+    return admin.topics.tiered_status(topic)
 
 
 def _concerns(row: Mapping[str, Any]) -> bool:

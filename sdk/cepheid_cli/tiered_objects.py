@@ -278,23 +278,17 @@ async def _expected_of_manifests(bucket: Bucket, url: str, name: str | None) -> 
 
 def _policy_urls(name: str | None, admin_url: str) -> list[str]:
     """Where topics are offloaded to, as brokers say."""
-    from cepheid_cli.admin_client import AdminClient
+    from cepheid_cli.client_security import connect_admin
     from cepheid_cli.tiered import rows_of
 
-    admin = AdminClient(admin_url)
-    names = (
-        [name]
-        if name is not None
-        else [f"{found}" for tenant in admin.get("/admin/v2/tenants") for found in _namespaces(admin, tenant)]
-    )
+    admin = connect_admin(admin_url)
+    names = [name] if name is not None else [f"{found}" for tenant in admin.tenants.list() for found in _namespaces(admin, tenant)]
     urls = dict.fromkeys(row["url"] for one in names for row in rows_of(admin, one) if row["url"])
     return list(urls)
 
 
 def _namespaces(admin: Any, tenant: str) -> list[str]:
-    from cepheid_cli.admin_client import quoted
-
-    found: list[str] = admin.get(f"/admin/v2/namespaces/{quoted(tenant)}")
+    found: list[str] = admin.namespaces.list(tenant)
     return found
 
 

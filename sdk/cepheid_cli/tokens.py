@@ -7,18 +7,20 @@ import secrets
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from cepheid_cli.admin.common import DEFAULT_URL, AdminClient, AdminUrl, Json, done, print_json, print_table
+from cepheid_cli.admin.common import DEFAULT_URL, AdminUrl, Json, connect_admin, done, print_json, print_table
 from cepheid_cli.admin.units import shown_time, time_ms
 from cepheid_ports import CepheidError
+
+if TYPE_CHECKING:
+    from cepheid.admin.bodies import NewRevocation
 
 app = typer.Typer(name="tokens", help="Create and check tokens that clients authenticate with.", no_args_is_help=True)
 
 _SECRET_BYTES = 64  # long enough for HS512
-_REVOCATIONS = "/cepheid/v1/revocations"
 _MAX_TIME_S = 1 << 40
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400, "y": 365 * 86_400}
 
@@ -146,10 +148,10 @@ def revoke(
     else:
         entry |= _digest_of(token)
     if cancel:
-        AdminClient(admin_url).delete(_REVOCATIONS, kind=entry["kind"], value=entry["value"])
+        connect_admin(admin_url).revocations.cancel(kind=entry["kind"], value=entry["value"])
         done(f"no longer revoked: {entry['kind']} {entry['value']}")
         return
-    AdminClient(admin_url).post(_REVOCATIONS, entry)
+    connect_admin(admin_url).revocations.add(cast("NewRevocation", entry))
     issued = "" if role is None else f", issued up to {_utc(entry['issued_up_to_ms'])}"
     done(f"revoked: {entry['kind']} {entry['value']}{issued}")
 
@@ -157,7 +159,7 @@ def revoke(
 @app.command()
 def revoked(as_json: Json = False, admin_url: AdminUrl = DEFAULT_URL) -> None:
     """List revoked tokens that have not expired yet."""
-    found = AdminClient(admin_url).get(_REVOCATIONS)
+    found = connect_admin(admin_url).revocations.list()
     if as_json:
         print_json(found)
         return

@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 import httpx
 
 from cepheid_broker.standalone import Standalone, StandaloneSettings
-from cepheid_cli.wire_client import WireClient
 from cepheid_metadata import available_bookies
 from cepheid_ports import Ports
+from tests.wire_client import WireClient
 
 T = TypeVar("T")
 

@@ -15,12 +15,12 @@ from typer.testing import CliRunner
 
 from cepheid_broker.ownership.ownership import Here
 from cepheid_cli.admin import namespaces
-from cepheid_cli.admin_client import AdminClient, AdminError
 from cepheid_metadata import topic_records
 from cepheid_wire import TopicName
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.broker.brokers_world import BrokersWorld, OneBroker
 from tests.broker.scripted_client import full
+from tests.plain_admin import AdminClient, AdminError
 from tests.support import run_async, wait_until
 
 pytestmark = pytest.mark.slow

@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from cepheid_cli.app import app
-from cepheid_cli.wire_client import WireClient
 from cepheid_testkit import ProcessCluster
+from tests.wire_client import WireClient
 
 TOPIC = "persistent://public/default/orders"
 

@@ -19,9 +19,9 @@ import pytest
 from cepheid_cli.app import run
 from cepheid_cli.dev.log_follower import followed, last_lines
 from cepheid_cli.dev.status_table import duration
-from cepheid_cli.wire_client import WireClient
 from cepheid_dev.cluster_file import ClusterFileError
 from cepheid_dev.local_cluster import LocalCluster
+from tests.wire_client import WireClient
 
 CEPHEID = (sys.executable, "-m", "cepheid_cli")
 TOPIC = "persistent://public/default/t"

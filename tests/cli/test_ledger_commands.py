@@ -17,7 +17,6 @@ from cepheid_cli.app import app
 from cepheid_cli.ledger_reading import lines_of
 from cepheid_cli.ledger_source import LedgerSource, NoSuchLedgerHereError
 from cepheid_cli.ledger_verifying import Verdict, cure, summary, verdict_on
-from cepheid_cli.wire_client import WireClient
 from cepheid_ledger.verification import Copy, Finding, LedgerReport
 from cepheid_metadata import ClusterNotFoundedError, Fragment, LedgerMetadata, LedgerState
 from cepheid_ports import CepheidError
@@ -27,6 +26,7 @@ from cepheid_wire import encode_tail
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.ledger.memory_bookie import MemoryBookie
 from tests.support import free_port, run_async
+from tests.wire_client import WireClient
 
 TOPIC = "persistent://public/default/orders"
 

@@ -26,12 +26,12 @@ from typer.testing import CliRunner
 import cepheid_decode
 import cepheid_scan
 from cepheid_cli import read as read_command
-from cepheid_cli.admin_client import AdminClient
 from cepheid_cli.app import app
 from cepheid_ports import CepheidError
 from cepheid_scan import BadRecordError, DataLossError, NoSuchTopicError
 from cepheid_testkit import ProcessCluster
 from tests.e2e.official_client import client_of
+from tests.plain_admin import AdminClient
 
 COUNT = 400
 PAIR = {"type": "record", "name": "Pair", "fields": [{"name": "a", "type": "int"}, {"name": "b", "type": ["null", "bytes"]}]}

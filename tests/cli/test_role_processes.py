@@ -18,12 +18,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks.raw_client import open_connection, open_publisher
-from cepheid_cli.admin_client import AdminClient
 from cepheid_ledger.grpc_connection import GrpcConnection
 from cepheid_metadata import BrokerRegistration, broker_records, cluster_records, keys, list_names
 from cepheid_metadata.open_store import open_store
 from cepheid_ports import Ports
 from cepheid_rpc import BookieUnavailableError, ExplicitLac, Status
+from tests.plain_admin import AdminClient
 from tests.support import free_port
 from tests.zookeeper_support import new_zookeeper_url
 

@@ -75,10 +75,10 @@ def test_what_keeps_a_stage_from_being_written_is_said(tmp_path: Path, monkeypat
         def __init__(self, _url: str) -> None:
             pass
 
-        def get(self, _path: str) -> Any:
+        def call(self, _method: str, _path: str) -> Any:
             return answers
 
-    monkeypatch.setattr(secure_enable, "AdminClient", Admin)
+    monkeypatch.setattr(secure_enable, "connect_admin", Admin)
     secure.init(tmp_path)
     with pytest.raises(StageNotPossibleError, match="is in stage 0: stage 1 comes first"):
         run_enable(tmp_path, 2, None, "")

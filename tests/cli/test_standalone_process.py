@@ -19,10 +19,10 @@ from pathlib import Path
 
 import pytest
 
-from cepheid_cli.wire_client import WireClient
 from cepheid_metadata.rocks_tree import RocksTree
 from cepheid_ports import CepheidError
 from tests.support import free_port
+from tests.wire_client import WireClient
 
 pytestmark = pytest.mark.slow
 

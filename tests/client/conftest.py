@@ -40,6 +40,10 @@ class ClusterThread:
         self._thread.join()
         self._loop.close()
 
+    @property
+    def admin_url(self) -> str:
+        return self._cluster.admin_url
+
     def admin(self, method: str, path: str, body: Any = None) -> Any:
         """One call of the admin API, below /admin/v2/. Blocking."""
         data = None if body is None else json.dumps(body).encode()

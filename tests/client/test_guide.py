@@ -23,7 +23,7 @@ async def test_the_guide(cluster: ClusterThread, monkeypatch: pytest.MonkeyPatch
     module = types.ModuleType("guide")
     monkeypatch.setitem(sys.modules, "guide", module)  # where dataclasses look for the types of their fields
     for block in blocks:
-        code = block.group(1).replace("pulsar://localhost:6650", cluster.url)
+        code = block.group(1).replace("pulsar://localhost:6650", cluster.url).replace("http://localhost:8080", cluster.admin_url)
         line = text.count("\n", 0, block.start(1))
         compiled = compile("\n" * line + code, str(GUIDE), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
         result = eval(compiled, module.__dict__)

@@ -10,10 +10,10 @@ import pulsar
 import pytest
 from typer.testing import CliRunner
 
-from cepheid_cli.admin_client import AdminClient
 from cepheid_cli.app import app
 from cepheid_testkit import ProcessCluster
 from tests.e2e.official_client import EARLIEST, client_of, payloads_of, publish, receive
+from tests.plain_admin import AdminClient
 
 pytestmark = pytest.mark.slow
 

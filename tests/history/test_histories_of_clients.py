@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from cepheid_cli.admin_client import AdminClient
 from cepheid_testkit import ProcessCluster
 from tests.history.checker import check
 from tests.history.events import Event
@@ -15,6 +14,7 @@ from tests.history.told import ToldWorkload
 from tests.history.verdict import Promises
 from tests.history.waits import longest_waits
 from tests.history.workload import Plan, run
+from tests.plain_admin import AdminClient
 
 pytestmark = pytest.mark.slow
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import pulsar
 
-from cepheid_cli.admin_client import AdminClient
 from cepheid_dev.local_cluster import LocalCluster
 from cepheid_testkit.metadata_view import MetadataView
 from tests.history.checker import check
@@ -23,6 +22,7 @@ from tests.history.told import Progress, ToldWorkload
 from tests.history.verdict import Promises
 from tests.history.waits import longest_waits
 from tests.integration.copies import bad_copies
+from tests.plain_admin import AdminClient
 
 NAMESPACE = "public/chaos"
 SESSION_TIMEOUT_S = 4.0  # on a machine with much else to do, sessions of 2 s were seen to end by themselves

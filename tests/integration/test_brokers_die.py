@@ -7,8 +7,8 @@ import time
 import pulsar
 import pytest
 
-from cepheid_cli.admin_client import AdminClient
 from tests.integration.chaos_cluster import SESSION_TIMEOUT_S, ChaosCluster, new_topic, own_cluster
+from tests.plain_admin import AdminClient
 
 pytestmark = pytest.mark.slow
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from cepheid_cli.admin_client import AdminClient
-from cepheid_cli.wire_client import WireClient
 from cepheid_ports import CepheidError
 from cepheid_testkit import ProcessCluster
+from tests.plain_admin import AdminClient
+from tests.wire_client import WireClient
 
 MIB = 1 << 20
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pulsar
 import pytest
 
-from cepheid_cli.admin_client import AdminClient, subscription_path, topic_path
 from tests.integration.chaos_cluster import ChaosCluster, new_topic
+from tests.plain_admin import AdminClient, subscription_path, topic_path
 
 pytestmark = pytest.mark.slow
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import cepheid_metadata
-from cepheid_cli.admin_client import AdminClient, namespace_path
 from cepheid_dev.local_cluster import LocalCluster
 from cepheid_metadata import (
     BookieRegistration,
@@ -44,6 +43,7 @@ from cepheid_metadata.open_store import open_store
 from cepheid_ports import Ports
 from cepheid_testkit.metadata_view import MetadataView
 from cepheid_wire import TopicName
+from tests.plain_admin import AdminClient, namespace_path
 from tests.previous_release.population import KEPT, Population, kept, numbered
 from tests.previous_release.settings import BROKER
 from tests.previous_release.stored_records import decode_records, listings, read_nodes

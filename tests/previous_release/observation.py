@@ -16,8 +16,8 @@ from typing import Any
 
 import pulsar
 
-from cepheid_cli.admin_client import AdminClient, namespace_path, quoted, topic_path
 from tests.e2e.official_client import EARLIEST, TIMEOUT_MS, client_of
+from tests.plain_admin import AdminClient, namespace_path, quoted, topic_path
 from tests.previous_release import policies
 from tests.previous_release.population import GOVERNED, SCHEMA_TOPICS, SHARED, id_text, payload_text
 

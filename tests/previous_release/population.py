@@ -20,8 +20,8 @@ from typing import Any
 import pulsar
 from pulsar.schema import AvroSchema, Integer, Record, String
 
-from cepheid_cli.admin_client import AdminClient, namespace_path, subscription_path, topic_path
 from tests.e2e.official_client import EARLIEST, TIMEOUT_MS, client_of
+from tests.plain_admin import AdminClient, namespace_path, subscription_path, topic_path
 from tests.previous_release import policies
 
 TENANT = "recorded"

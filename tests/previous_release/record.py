@@ -19,12 +19,12 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cepheid_cli.admin_client import AdminClient
 from cepheid_metadata import LedgerIdCounter, MetadataStore, keys
 from cepheid_metadata.open_store import open_store
 from cepheid_ports import Ports
 from cepheid_testkit import ProcessCluster
 from tests.e2e.official_client import SAVED_S, client_of
+from tests.plain_admin import AdminClient
 from tests.previous_release.cluster_metadata import record_zookeeper
 from tests.previous_release.observation import Observed, last_sequence_id, observe
 from tests.previous_release.population import (

@@ -12,7 +12,6 @@ import pulsar
 import pytest
 from typer.testing import CliRunner
 
-from cepheid_cli.admin_client import AdminClient, topic_path
 from cepheid_cli.app import app
 from cepheid_metadata import MemoryStore, MemoryTree, Record
 from cepheid_metadata.open_store import open_store
@@ -20,6 +19,7 @@ from cepheid_ports import Ports
 from cepheid_scan import scan
 from cepheid_testkit import ProcessCluster
 from tests.e2e.official_client import TIMEOUT_MS, client_of
+from tests.plain_admin import AdminClient, topic_path
 from tests.previous_release.observation import Observed, deleted_ledgers, last_sequence_id, observe
 from tests.previous_release.population import DEDUPLICATED, DEDUPLICATED_PRODUCER, OPEN_WHEN_KILLED, TERMINATED, kept, payload_text
 from tests.previous_release.recorded_files import EXPECTED, STANDALONE, ZOOKEEPER, load_json, unpack_directory

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from cepheid_cli.admin_client import AdminClient, namespace_path, topic_path
 from cepheid_dev.local_cluster import LocalCluster
 from cepheid_testkit.metadata_view import MetadataView
 from tests.e2e.official_client import wait_for
 from tests.integration.copies import bad_copies
+from tests.plain_admin import AdminClient, namespace_path, topic_path
 from tests.previous_release.old_code import OldCode
 from tests.previous_release.recorded_files import EXPECTED, load_json
 from tests.previous_release.traffic import Traffic

@@ -19,12 +19,12 @@ from pathlib import Path
 import pulsar
 import pytest
 
-from cepheid_cli.admin_client import AdminClient, namespace_path, topic_path
 from cepheid_dev.local_cluster import LocalCluster
 from cepheid_security import token_keys
 from cepheid_security.tokens import create_token
 from cepheid_testkit.metadata_view import MetadataView
 from tests.e2e.official_client import client_of, wait_for
+from tests.plain_admin import AdminClient, namespace_path, topic_path
 from tests.previous_release.old_code import OldCode
 
 pytestmark = pytest.mark.slow

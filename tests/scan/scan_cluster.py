@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from cepheid_cli.wire_client import WireClient
 from cepheid_dev.local_cluster import LocalCluster
 from cepheid_scan import PlanSource
 from cepheid_scan.admin_http import AdminHttp
+from tests.wire_client import WireClient
 
 FULL = "persistent://public/default"
 ADMIN = "/admin/v2/persistent/public/default"

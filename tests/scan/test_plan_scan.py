@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import pytest
 
-from cepheid_cli.wire_client import WireClient
 from cepheid_scan import (
     EARLIEST,
     LATEST,
@@ -37,6 +36,7 @@ from cepheid_scan.open_planner import open_planner
 from cepheid_scan.plan_scan import plan_ranges, plan_scan
 from cepheid_testkit import ProcessCluster
 from tests.support import free_port
+from tests.wire_client import WireClient
 
 FULL = "persistent://public/default"
 ADMIN = "/admin/v2/persistent/public/default"

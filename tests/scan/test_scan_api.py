@@ -15,7 +15,6 @@ import pyarrow.dataset as ds
 import pytest
 from pulsar.schema import AvroSchema
 
-from cepheid_cli.admin_client import AdminClient
 from cepheid_scan import (
     BadOptionError,
     NoSuchTopicError,
@@ -28,6 +27,7 @@ from cepheid_scan import (
 from cepheid_scan.scan_reader import ScanReader
 from cepheid_testkit import ProcessCluster
 from tests.e2e.official_client import client_of
+from tests.plain_admin import AdminClient
 
 FULL = "persistent://public/default/"
 COUNT = 3000

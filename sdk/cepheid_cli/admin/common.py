@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 import typer
 
-from cepheid_cli.admin_client import DEFAULT_URL, AdminClient
+from cepheid.admin.exchange import DEFAULT_URL, StoredMessage
+from cepheid.admin.sync import Admin
+from cepheid.errors import NotFoundError
+from cepheid_cli.client_security import connect_admin
+from cepheid_wire import TopicName
 
 AdminUrl = Annotated[str, typer.Option("--admin-url", envvar="CEPHEID_ADMIN_URL", help="Admin address of any broker.")]
 Json = Annotated[bool, typer.Option("--json", help="The server's answer as JSON.")]
@@ -17,7 +21,7 @@ Topic = Annotated[str, typer.Argument(help="Topic, short (orders) or full (persi
 Namespace = Annotated[str, typer.Argument(help="Namespace, as public/default.")]
 Subscription = Annotated[str, typer.Argument(help="Subscription.")]
 
-__all__ = ["DEFAULT_URL", "AdminClient", "AdminUrl", "Json", "Namespace", "Subscription", "Topic"]
+__all__ = ["DEFAULT_URL", "Admin", "AdminUrl", "Json", "Namespace", "Subscription", "Topic", "connect_admin"]
 
 
 def sub_app(name: str, text: str) -> typer.Typer:
@@ -41,14 +45,22 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
-def print_message(admin: AdminClient, path: str, query: Mapping[str, Any]) -> None:
-    """A stored message as the API answers it: what is known of it, one line each, then the payload."""
-    payload, headers = admin.call_raw("GET", path, query)
-    print_lines(
-        f"{name.removeprefix('x-pulsar-')}: {value}" for name, value in sorted(headers.items()) if name.startswith("x-pulsar-")
-    )
+def print_message(message: StoredMessage) -> None:
+    """Print what is known of a stored message, one line each, then its payload."""
+    known = sorted((name, value) for name, value in message.headers.items() if name.startswith("x-pulsar-"))
+    print_lines(f"{name.removeprefix('x-pulsar-')}: {value}" for name, value in known)
     print()
-    print(payload.decode(errors="backslashreplace") if isinstance(payload, bytes) else "")
+    print(message.payload.decode(errors="backslashreplace"))
+
+
+def topic_parts(admin: Admin, topic: str) -> list[str]:
+    """Return the partitions of a partitioned topic, else the topic itself. Raises NotFoundError."""
+    name = TopicName.parse(topic)
+    try:
+        partitions = int(admin.topics.partitions(str(name))["partitions"])
+    except NotFoundError as error:
+        raise NotFoundError(f"topic {topic} does not exist", status=error.status) from None
+    return [str(name.partition(index)) for index in range(partitions)] or [str(name)]
 
 
 def done(text: str) -> None:

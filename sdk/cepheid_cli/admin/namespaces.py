@@ -6,9 +6,8 @@ from typing import Annotated
 
 import typer
 
-from cepheid_cli.admin.common import DEFAULT_URL, AdminClient, AdminUrl, Namespace, done, print_json, print_lines, sub_app
-from cepheid_cli.admin.policy_words import WORDS, set_policy, shown_policy, unset_policy
-from cepheid_cli.admin_client import namespace_path, quoted
+from cepheid_cli.admin.common import DEFAULT_URL, AdminUrl, Namespace, connect_admin, done, print_json, print_lines, sub_app
+from cepheid_cli.admin.policy_words import WORDS, namespace_base, set_policy, shown_policy, unset_policy
 from cepheid_wire import check_tenant
 
 app = sub_app("namespaces", "Namespaces: topics under one set of policies.")
@@ -20,19 +19,19 @@ Policy = Annotated[str, typer.Argument(help=f"One of: {', '.join(WORDS)}.")]
 @app.command("list")
 def list_namespaces(tenant: Annotated[str, typer.Argument(help="Tenant.")] = "public", admin_url: AdminUrl = DEFAULT_URL) -> None:
     """Namespaces of a tenant."""
-    print_lines(AdminClient(admin_url).get(f"/admin/v2/namespaces/{quoted(check_tenant(tenant))}"))
+    print_lines(connect_admin(admin_url).namespaces.list(check_tenant(tenant)))
 
 
 @app.command()
 def show(namespace: Namespace, admin_url: AdminUrl = DEFAULT_URL) -> None:
     """All policies of a namespace, as the API says them."""
-    print_json(AdminClient(admin_url).get(namespace_path(namespace)))
+    print_json(connect_admin(admin_url).namespaces.policies(namespace))
 
 
 @app.command()
 def create(namespace: Namespace, admin_url: AdminUrl = DEFAULT_URL) -> None:
     """Make a namespace."""
-    AdminClient(admin_url).put(namespace_path(namespace))
+    connect_admin(admin_url).namespaces.create(namespace)
     done(f"namespace {namespace} created")
 
 
@@ -43,7 +42,7 @@ def delete(
     admin_url: AdminUrl = DEFAULT_URL,
 ) -> None:
     """Delete a namespace."""
-    AdminClient(admin_url).delete(namespace_path(namespace), force=force)
+    connect_admin(admin_url).namespaces.delete(namespace, force=force)
     done(f"namespace {namespace} deleted")
 
 
@@ -57,11 +56,11 @@ def unload(
     """Let other brokers serve it; clients follow by themselves. Without another broker its topics are closed and opened anew."""
     if to and not bundle:
         raise typer.BadParameter("a broker is given one bundle at a time: name it by --bundle")
-    client, path = AdminClient(admin_url), namespace_path(namespace)
+    admin = connect_admin(admin_url)
     if bundle:
-        client.put(f"{path}/{quoted(bundle)}/unload", **({"destinationBroker": to} if to else {}))
+        admin.namespaces.unload_bundle(namespace, bundle, destination_broker=to)
     else:
-        client.put(f"{path}/unload")
+        admin.namespaces.unload(namespace)
     done(f"{f'bundle {bundle} of ' if bundle else ''}namespace {namespace} unloaded{f', to {to}' if to else ''}")
 
 
@@ -72,7 +71,7 @@ def set_(
     value: Annotated[str, typer.Argument(help="Its value.")],
     admin_url: AdminUrl = DEFAULT_URL,
 ) -> None:
-    set_policy(AdminClient(admin_url), namespace_path(namespace), policy, value, of_topic=False)
+    set_policy(connect_admin(admin_url), namespace_base(namespace), policy, value, of_topic=False)
     done(f"{policy} of {namespace} is {value}")
 
 
@@ -83,7 +82,7 @@ def get(
     admin_url: AdminUrl = DEFAULT_URL,
 ) -> None:
     """Print a policy that is set here, in the form that `set` takes or as JSON."""
-    found = shown_policy(AdminClient(admin_url), namespace_path(namespace), policy, of_topic=False)
+    found = shown_policy(connect_admin(admin_url), namespace_base(namespace), policy, of_topic=False)
     if found is None:
         done(f"{policy} of {namespace} is not set")
     else:
@@ -93,5 +92,5 @@ def get(
 @app.command()
 def unset(namespace: Namespace, policy: Policy, admin_url: AdminUrl = DEFAULT_URL) -> None:
     """Back to the broker's default."""
-    unset_policy(AdminClient(admin_url), namespace_path(namespace), policy, of_topic=False)
+    unset_policy(connect_admin(admin_url), namespace_base(namespace), policy, of_topic=False)
     done(f"{policy} of {namespace} is not set")

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cepheid_cli.admin.common import DEFAULT_URL, AdminClient, AdminUrl, Json, done, print_json, print_table, sub_app
-from cepheid_cli.admin_client import namespace_path, quoted, topic_path
+from cepheid_cli.admin.common import DEFAULT_URL, AdminUrl, Json, connect_admin, done, print_json, print_table, sub_app
 from cepheid_wire import TopicName
 
 app = sub_app("permissions", "Permissions: which roles may use a namespace, a topic or a subscription.")
@@ -46,45 +45,53 @@ def grant(
     admin_url: AdminUrl = DEFAULT_URL,
 ) -> None:
     """Grant a role actions on a namespace or a topic, in place of what it had there."""
-    admin = AdminClient(admin_url)
+    admin = connect_admin(admin_url)
     if subscription:
         if actions or not _is_namespace(target):
             raise typer.BadParameter("--subscription takes a namespace, and no actions")
-        path = f"{namespace_path(target)}/permissions/subscription"
-        roles = admin.get(path).get(subscription, [])
-        admin.post(f"{path}/{quoted(subscription)}", [*roles, *([] if role in roles else [role])])
+        roles = admin.permissions.granted_on_subscriptions(target).get(subscription, [])
+        admin.permissions.grant_on_subscription(target, subscription, [*roles, *([] if role in roles else [role])])
         done(f"subscription {subscription} of {target} is open to {role}")
         return
     if not actions:
         raise typer.BadParameter(f"name one or more of: {', '.join(action.value for action in Action)}")
-    names = list(dict.fromkeys(action.value for action in actions))
-    admin.post(f"{_path(target)}/permissions/{quoted(role)}", names)
+    chosen = list(dict.fromkeys(actions))
+    names = [action.value for action in chosen]
+    if _is_namespace(target):
+        admin.permissions.grant_in_namespace(target, role, chosen)  # type: ignore[arg-type]  # an Action is one of the words
+    else:
+        admin.permissions.grant_on_topic(target, role, chosen)  # type: ignore[arg-type]
     done(f"{role} may {', '.join(names)} on {target}")
 
 
 @app.command()
 def revoke(role: Role, target: Target, subscription: OfSubscription = "", admin_url: AdminUrl = DEFAULT_URL) -> None:
     """Revoke all actions of a role on a namespace or a topic. Grants on single topics of a namespace stay."""
-    admin = AdminClient(admin_url)
+    admin = connect_admin(admin_url)
     if subscription and not _is_namespace(target):
         raise typer.BadParameter("--subscription takes a namespace")
-    names = [subscription, role] if subscription else [role]
-    admin.delete("/".join((f"{_path(target)}/permissions", *map(quoted, names))))
+    if subscription:
+        admin.permissions.revoke_on_subscription(target, subscription, role)
+    elif _is_namespace(target):
+        admin.permissions.revoke_in_namespace(target, role)
+    else:
+        admin.permissions.revoke_on_topic(target, role)
     done(f"{role} has no grants on {f'subscription {subscription} of {target}' if subscription else target} any more")
 
 
 @app.command("list")
 def list_permissions(target: Target, as_json: Json = False, admin_url: AdminUrl = DEFAULT_URL) -> None:
     """Roles and what they may do: on a namespace with its subscriptions, or on a topic (grants on its namespace included)."""
-    admin, path = AdminClient(admin_url), f"{_path(target)}/permissions"
-    granted = admin.get(path)
+    permissions = connect_admin(admin_url).permissions
     if not _is_namespace(target):
+        granted = permissions.granted_on_topic(target)
         if as_json:
             print_json(granted)
         else:
             print_table(("ROLE", "ACTIONS"), sorted((role, " ".join(actions)) for role, actions in granted.items()))
         return
-    reserved, mode = admin.get(f"{path}/subscription"), admin.get(f"{namespace_path(target)}/subscriptionAuthMode")
+    granted, reserved = permissions.granted_in_namespace(target), permissions.granted_on_subscriptions(target)
+    mode = permissions.get_subscription_auth_mode(target)
     if as_json:
         print_json({"roles": granted, "subscriptions": reserved, "subscription_auth_mode": mode})
         return
@@ -105,8 +112,9 @@ def why(
     admin_url: AdminUrl = DEFAULT_URL,
 ) -> None:
     """Show whether a role may do something on a topic, and which rule says so. The exit code is 1 when it may not."""
-    query = {"role": role, "topic": str(TopicName.parse(topic)), "action": action.value, "subscription": subscription or None}
-    found = AdminClient(admin_url).get("/cepheid/v1/permissions/why", **query)
+    found = connect_admin(admin_url).permissions.why(
+        role=role, topic=str(TopicName.parse(topic)), action=action.value, subscription=subscription or None
+    )
     print(f"{'allowed' if found['allowed'] else 'denied'}: {found['rule']}")
     if not found["allowed"]:
         raise typer.Exit(1)
@@ -115,7 +123,3 @@ def why(
 def _is_namespace(target: str) -> bool:
     """Whether it looks like `tenant/namespace`. A topic has no slash, or a full name."""
     return target.count("/") == 1
-
-
-def _path(target: str) -> str:
-    return namespace_path(target) if _is_namespace(target) else topic_path(target)

@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from cepheid.admin.exchange import namespace_path, topic_path
+from cepheid.admin.sync import Admin
 from cepheid_cli.admin.offload_words import offload_body, shown_offload
 from cepheid_cli.admin.units import BadValueError, duration_s, size_bytes, switch
-from cepheid_cli.admin_client import AdminClient
 
 _MB = 1 << 20
 
@@ -162,6 +163,16 @@ WORDS: Mapping[str, PolicyWord] = {
 }
 
 
+def namespace_base(namespace: str) -> str:
+    """Return the path below which the policies of a namespace are. Raises UsageError."""
+    return f"/admin/v2/namespaces/{namespace_path(namespace)}"
+
+
+def topic_base(topic: str) -> str:
+    """Return the path below which the policies of a topic are. Raises UsageError."""
+    return f"/admin/v2/{topic_path(topic)}"
+
+
 def word(name: str) -> PolicyWord:
     """Raises BadValueError with the known words."""
     if (found := WORDS.get(name)) is None:
@@ -169,7 +180,7 @@ def word(name: str) -> PolicyWord:
     return found
 
 
-def set_policy(admin: AdminClient, base_path: str, name: str, value: str, *, of_topic: bool) -> None:
+def set_policy(admin: Admin, base_path: str, name: str, value: str, *, of_topic: bool) -> None:
     policy = word(name)
     path, query, body = f"{base_path}/{policy.path_for(of_topic=of_topic)}", dict(policy.query or {}), policy.read(value)
     if of_topic and policy.in_query:
@@ -177,7 +188,7 @@ def set_policy(admin: AdminClient, base_path: str, name: str, value: str, *, of_
     admin.call(policy.set_method, path, query, body)
 
 
-def unset_policy(admin: AdminClient, base_path: str, name: str, *, of_topic: bool) -> None:
+def unset_policy(admin: Admin, base_path: str, name: str, *, of_topic: bool) -> None:
     policy = word(name)
     path = f"{base_path}/{policy.path_for(of_topic=of_topic)}"
     if policy.namespace_unset is not None and not of_topic:
@@ -188,7 +199,7 @@ def unset_policy(admin: AdminClient, base_path: str, name: str, *, of_topic: boo
         admin.call("DELETE", path, policy.query or {})
 
 
-def shown_policy(admin: AdminClient, base_path: str, name: str, *, of_topic: bool, in_force: bool = False) -> str | None:
+def shown_policy(admin: Admin, base_path: str, name: str, *, of_topic: bool, in_force: bool = False) -> str | None:
     """Return what is set, in the form that `set` takes where there is one, else as JSON. None: it is not set there."""
     policy = word(name)
     query = {"applied": True} if in_force else {}
@@ -200,7 +211,7 @@ def shown_policy(admin: AdminClient, base_path: str, name: str, *, of_topic: boo
     return json.dumps(value, indent=2) if policy.show is None else policy.show(value)
 
 
-def shown_policies(admin: AdminClient, base_path: str, *, of_topic: bool) -> dict[str, Any]:
+def shown_policies(admin: Admin, base_path: str, *, of_topic: bool) -> dict[str, Any]:
     """What is set, as the API says it. Of a topic: what is in force there."""
     found: dict[str, Any] = {}
     query = {"applied": True} if of_topic else {}

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cepheid_cli.admin.common import DEFAULT_URL, AdminClient, AdminUrl, Json, Topic, done, print_json, print_table, sub_app
+from cepheid_cli.admin.common import DEFAULT_URL, AdminUrl, Json, Topic, connect_admin, done, print_json, print_table, sub_app
 from cepheid_cli.admin.units import pairs, shown_time
-from cepheid_cli.admin_client import quoted
-from cepheid_wire import TopicName
+
+if TYPE_CHECKING:
+    from cepheid.admin.bodies import PostSchemaPayload
 
 app = sub_app("schemas", "Schemas of topics: their versions, and what may follow (docs/schemas.md).")
 
@@ -28,8 +29,8 @@ def get(
     admin_url: AdminUrl = DEFAULT_URL,
 ) -> None:
     """Print the definition of a topic's schema."""
-    one = "" if version is None else f"/{version}"
-    found = AdminClient(admin_url).get(f"{_path(topic)}/schema{one}")
+    schemas = connect_admin(admin_url).schemas
+    found = schemas.latest(topic) if version is None else schemas.of_version(topic, str(version))
     if as_json:
         print_json(found)
     else:
@@ -39,7 +40,7 @@ def get(
 @app.command()
 def versions(topic: Topic, as_json: Json = False, admin_url: AdminUrl = DEFAULT_URL) -> None:
     """List the versions in force, oldest first."""
-    found = AdminClient(admin_url).get(f"{_path(topic)}/schemas")["getSchemaResponses"]
+    found = connect_admin(admin_url).schemas.all_versions(topic)["getSchemaResponses"]
     if as_json:
         print_json(found)
     else:
@@ -56,9 +57,9 @@ def upload(
     admin_url: AdminUrl = DEFAULT_URL,
 ) -> None:
     """Add a version, if the topic's strategy allows it. A schema that it has already stays as it is."""
-    admin, body = AdminClient(admin_url), _payload(definition, kind, properties)
-    admin.post(f"{_path(topic)}/schema", body)
-    version = admin.post(f"{_path(topic)}/version", body)["version"]
+    schemas, body = connect_admin(admin_url).schemas, _payload(definition, kind, properties)
+    schemas.upload(topic, body)
+    version = schemas.version_of(topic, body)["version"]
     done(f"topic {topic} has it as version {version}")
 
 
@@ -71,7 +72,7 @@ def check(
     admin_url: AdminUrl = DEFAULT_URL,
 ) -> None:
     """Say whether a schema would be accepted, and if not (exit code 1) which field stands in the way."""
-    answer = AdminClient(admin_url).post(f"{_path(topic)}/compatibility", _payload(definition, kind, properties))
+    answer = connect_admin(admin_url).schemas.check_compatibility(topic, _payload(definition, kind, properties))
     strategy = answer["schemaCompatibilityStrategy"]
     if not answer["compatibility"]:
         print(answer.get("reason", f"incompatible ({strategy})"))
@@ -88,17 +89,10 @@ def delete(
     admin_url: AdminUrl = DEFAULT_URL,
 ) -> None:
     """Put all versions out of force. They stay readable by number, unless --force."""
-    AdminClient(admin_url).delete(f"{_path(topic)}/schema", force=force)
+    connect_admin(admin_url).schemas.delete(topic, force=force)
     done(f"topic {topic} has no schema any more")
 
 
-def _path(topic: str) -> str:
-    name = TopicName.parse(topic)
-    namespace = name.namespace
-    local_name = quoted(quoted(name.local_name))  # decoded twice (docs/admin.md, rule 2)
-    return f"/admin/v2/schemas/{quoted(namespace.tenant)}/{quoted(namespace.local_name)}/{local_name}"
-
-
-def _payload(definition: typer.FileText | None, kind: str, properties: list[str] | None) -> dict[str, Any]:
+def _payload(definition: typer.FileText | None, kind: str, properties: list[str] | None) -> PostSchemaPayload:
     text = "" if definition is None else definition.read()
     return {"type": kind.upper(), "schema": text, "properties": pairs(properties or [])}

@@ -9,19 +9,20 @@ import typer
 
 from cepheid_cli.admin.common import (
     DEFAULT_URL,
-    AdminClient,
+    Admin,
     AdminUrl,
     Json,
     Subscription,
     Topic,
+    connect_admin,
     done,
     print_json,
     print_lines,
     print_message,
     sub_app,
+    topic_parts,
 )
 from cepheid_cli.admin.units import BadValueError, counted, duration_s, pairs, position, shown_duration, time_ms
-from cepheid_cli.admin_client import subscription_path, topic_parts, topic_path
 from cepheid_ports import CepheidError
 
 app = sub_app("subscriptions", "Subscriptions: where they stand, moving them, and why they do not deliver.")
@@ -30,7 +31,7 @@ app = sub_app("subscriptions", "Subscriptions: where they stand, moving them, an
 @app.command("list")
 def list_subscriptions(topic: Topic, admin_url: AdminUrl = DEFAULT_URL) -> None:
     """Names of the subscriptions of a topic."""
-    print_lines(sorted(AdminClient(admin_url).get(f"{topic_path(topic)}/subscriptions")))
+    print_lines(sorted(connect_admin(admin_url).subscriptions.list(topic)))
 
 
 @app.command()
@@ -41,7 +42,7 @@ def create(
     admin_url: AdminUrl = DEFAULT_URL,
 ) -> None:
     """Make a subscription at a position."""
-    AdminClient(admin_url).put(subscription_path(topic, name), position(at))
+    connect_admin(admin_url).subscriptions.create(topic, name, position(at))
     done(f"subscription {name} of {topic} created at {at}")
 
 
@@ -53,7 +54,7 @@ def delete(
     admin_url: AdminUrl = DEFAULT_URL,
 ) -> None:
     """Delete a subscription: what only it has not acknowledged may be trimmed."""
-    AdminClient(admin_url).delete(subscription_path(topic, name), force=force)
+    connect_admin(admin_url).subscriptions.delete(topic, name, force=force)
     done(f"subscription {name} of {topic} deleted")
 
 
@@ -72,20 +73,23 @@ def skip(
     if (count is not None) + everything + unreadable != 1:
         raise BadValueError("say how much to skip: one of --count N, --all and --unreadable")
     if unreadable:
-        _skip_unreadable(AdminClient(admin_url), topic, name)
+        _skip_unreadable(connect_admin(admin_url), topic, name)
         return
-    admin, path = AdminClient(admin_url), subscription_path(topic, name)
-    admin.post(f"{path}/skip_all" if everything else f"{path}/skip/{count}")
+    admin = connect_admin(admin_url)
+    if count is None:
+        admin.subscriptions.skip_all(topic, name)
+    else:
+        admin.subscriptions.skip(topic, name, count)
     done(f"skipped {'everything' if everything else f'{count} entries'}")
 
 
-def _skip_unreadable(admin: AdminClient, topic: str, name: str) -> None:
+def _skip_unreadable(admin: Admin, topic: str, name: str) -> None:
     entries = 0
     for part in topic_parts(admin, topic):
         more = True
         while more:
             try:
-                found = admin.post(_own_path(part, name) + "/skip_unreadable")
+                found = admin.subscriptions.skip_unreadable(part, name)
             except CepheidError:
                 if entries:
                     print_lines([f"skipped {counted(entries, 'entry', 'entries')} without a valid copy, before this failed"])
@@ -112,8 +116,11 @@ def expire(
     if not older_than:
         raise BadValueError("say what is too old: --older-than 2h")
     seconds = duration_s(older_than)
-    path = f"{topic_path(topic)}/all_subscription" if name is None else subscription_path(topic, name)
-    AdminClient(admin_url).post(f"{path}/expireMessages/{seconds}")
+    admin = connect_admin(admin_url)
+    if name is None:
+        admin.subscriptions.expire_everywhere(topic, seconds)
+    else:
+        admin.subscriptions.expire_by_age(topic, name, seconds)
     done(f"expired what is older than {older_than}")
 
 
@@ -125,14 +132,14 @@ def reset(
     admin_url: AdminUrl = DEFAULT_URL,
 ) -> None:
     """Move a subscription: delivery goes on from there. Its consumers are disconnected and come back."""
-    admin = AdminClient(admin_url)
+    admin = connect_admin(admin_url)
     if to in _ENDS:  # a message id means one partition, the ends mean all
         for part in topic_parts(admin, topic):
-            admin.post(f"{subscription_path(part, name)}/resetcursor", position(to))
+            admin.subscriptions.reset_by_id(part, name, position(to))
     elif _is_position(to):
-        admin.post(f"{subscription_path(topic, name)}/resetcursor", position(to))
+        admin.subscriptions.reset_by_id(topic, name, position(to))
     else:
-        admin.post(f"{subscription_path(topic, name)}/resetcursor/{time_ms(to)}")
+        admin.subscriptions.reset_by_time(topic, name, time_ms(to))
     done(f"subscription {name} of {topic} goes on from {to}")
 
 
@@ -144,14 +151,14 @@ def peek(
     admin_url: AdminUrl = DEFAULT_URL,
 ) -> None:
     """Print an entry of the backlog without consuming it."""
-    print_message(AdminClient(admin_url), f"{subscription_path(topic, name)}/position/{number}", {})
+    print_message(connect_admin(admin_url).subscriptions.peek_message(topic, name, number))
 
 
 @app.command()
 def backlog(topic: Topic, name: Subscription, admin_url: AdminUrl = DEFAULT_URL) -> None:
     """Read the backlog through and count it; of a partitioned topic by partition."""
-    admin = AdminClient(admin_url)
-    found = {part: admin.post(f"{subscription_path(part, name)}/analyzeBacklog") for part in topic_parts(admin, topic)}
+    admin = connect_admin(admin_url)
+    found = {part: admin.subscriptions.analyze_backlog(part, name) for part in topic_parts(admin, topic)}
     print_json(found if len(found) > 1 else next(iter(found.values())))
 
 
@@ -163,30 +170,24 @@ def properties(
     admin_url: AdminUrl = DEFAULT_URL,
 ) -> None:
     """Show or replace a subscription's properties."""
-    admin, path = AdminClient(admin_url), f"{subscription_path(topic, name)}/properties"
+    admin = connect_admin(admin_url)
     if values is None:
-        print_json(admin.get(path))
+        print_json(admin.subscriptions.properties(topic, name))
     else:
-        admin.put(path, pairs(values))
+        admin.subscriptions.set_properties(topic, name, pairs(values))
         done(f"properties of {name} replaced")
 
 
 @app.command()
 def why(topic: Topic, name: Subscription, as_json: Json = False, admin_url: AdminUrl = DEFAULT_URL) -> None:
     """Why a subscription is not delivering: from the dispatcher's own state, with what ends it. Of each partition."""
-    admin = AdminClient(admin_url)
-    answers = [(part, admin.get(_own_path(part, name) + "/why")) for part in topic_parts(admin, topic)]
+    admin = connect_admin(admin_url)
+    answers = [(part, admin.subscriptions.why_not_delivering(part, name)) for part in topic_parts(admin, topic)]
     if as_json:
         print_json(answers[0][1] if len(answers) == 1 else [answer for _, answer in answers])
     else:
         for part, answer in answers:
             print_lines(why_lines(part, name, answer))
-
-
-def _own_path(topic: str, name: str) -> str:
-    """Return the path of a subscription for calls that Pulsar does not have."""
-    own_path = topic_path(topic).replace("/admin/v2/", "/cepheid/v1/topics/", 1)
-    return own_path + subscription_path(topic, name).removeprefix(topic_path(topic))
 
 
 _MAX_CONSUMERS = 20  # shown

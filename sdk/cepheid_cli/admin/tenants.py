@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from cepheid_cli.admin.common import DEFAULT_URL, AdminClient, AdminUrl, done, print_json, print_lines, sub_app
-from cepheid_cli.admin_client import tenant_path
+from cepheid_cli.admin.common import DEFAULT_URL, AdminUrl, connect_admin, done, print_json, print_lines, sub_app
+from cepheid_wire import check_tenant
 
 app = sub_app("tenants", "Tenants: the first part of a topic's name.")
 
@@ -18,13 +18,13 @@ Clusters = Annotated[list[str] | None, typer.Option("--cluster", help="Allowed c
 @app.command("list")
 def list_tenants(admin_url: AdminUrl = DEFAULT_URL) -> None:
     """Names of all tenants."""
-    print_lines(AdminClient(admin_url).get("/admin/v2/tenants"))
+    print_lines(connect_admin(admin_url).tenants.list())
 
 
 @app.command()
 def show(tenant: Tenant, admin_url: AdminUrl = DEFAULT_URL) -> None:
     """What a tenant may do, and where."""
-    print_json(AdminClient(admin_url).get(tenant_path(tenant)))
+    print_json(connect_admin(admin_url).tenants.get(check_tenant(tenant)))
 
 
 @app.command()
@@ -35,9 +35,9 @@ def create(
     admin_url: AdminUrl = DEFAULT_URL,
 ) -> None:
     """Make a tenant."""
-    admin, path = AdminClient(admin_url), tenant_path(tenant)
-    allowed = clusters or admin.get("/admin/v2/clusters")
-    admin.put(path, {"adminRoles": admin_roles or [], "allowedClusters": allowed})
+    admin = connect_admin(admin_url)
+    allowed = clusters or admin.clusters.list()
+    admin.tenants.create(check_tenant(tenant), {"adminRoles": admin_roles or [], "allowedClusters": allowed})
     done(f"tenant {tenant} created")
 
 
@@ -49,16 +49,16 @@ def admins(
     admin_url: AdminUrl = DEFAULT_URL,
 ) -> None:
     """Change the roles that administer a tenant, and print them."""
-    admin, path = AdminClient(admin_url), tenant_path(tenant)
-    info = admin.get(path)
+    admin = connect_admin(admin_url)
+    info = admin.tenants.get(check_tenant(tenant))
     roles = [role for role in dict.fromkeys([*info["adminRoles"], *(add or ())]) if role not in (remove or ())]
     if roles != info["adminRoles"]:
-        admin.post(path, {**info, "adminRoles": roles})
+        admin.tenants.replace(tenant, {"adminRoles": roles, "allowedClusters": info["allowedClusters"]})
     print_lines(roles)
 
 
 @app.command()
 def delete(tenant: Tenant, admin_url: AdminUrl = DEFAULT_URL) -> None:
     """Delete a tenant that has no namespaces."""
-    AdminClient(admin_url).delete(tenant_path(tenant))
+    connect_admin(admin_url).tenants.delete(check_tenant(tenant))
     done(f"tenant {tenant} deleted")

@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cepheid_cli.admin.common import (
     DEFAULT_URL,
-    AdminClient,
+    Admin,
     AdminUrl,
     Json,
     Topic,
+    connect_admin,
     done,
     print_json,
     print_lines,
     print_message,
     print_table,
     sub_app,
+    topic_parts,
 )
-from cepheid_cli.admin.policy_words import WORDS, set_policy, shown_policies, shown_policy, unset_policy
+from cepheid_cli.admin.policy_words import WORDS, set_policy, shown_policies, shown_policy, topic_base, unset_policy
 from cepheid_cli.admin.units import BadValueError, position, shown_bytes, shown_duration, time_ms
-from cepheid_cli.admin_client import quoted, topic_parts, topic_path
 from cepheid_ports import CepheidError
-from cepheid_wire import NamespaceName, TopicName
+from cepheid_wire import TopicName
+
+if TYPE_CHECKING:
+    from cepheid.admin.bodies import MessageIdBody
 
 _POLL_S = 0.5
 
@@ -39,9 +43,7 @@ def list_topics(
     namespace: Annotated[str, typer.Argument(help="Namespace.")] = "public/default", admin_url: AdminUrl = DEFAULT_URL
 ) -> None:
     """Topics of a namespace; of a partitioned one each partition."""
-    name = NamespaceName.parse(namespace)
-    path = f"/admin/v2/namespaces/{quoted(name.tenant)}/{quoted(name.local_name)}/topics"
-    print_lines(sorted(AdminClient(admin_url).get(path, mode="ALL")))
+    print_lines(sorted(connect_admin(admin_url).namespaces.topics(namespace, mode="ALL")))
 
 
 @app.command()
@@ -51,11 +53,11 @@ def create(
     admin_url: AdminUrl = DEFAULT_URL,
 ) -> None:
     """Make a topic."""
-    admin, path = AdminClient(admin_url), topic_path(topic)
+    topics = connect_admin(admin_url).topics
     if partitions:
-        admin.put(f"{path}/partitions", partitions)
+        topics.create_partitioned(topic, partitions)
     else:
-        admin.put(path)
+        topics.create(topic)
     done(f"topic {topic} created" + (f" with {partitions} partitions" if partitions else ""))
 
 
@@ -66,7 +68,7 @@ def grow(
     admin_url: AdminUrl = DEFAULT_URL,
 ) -> None:
     """Give a partitioned topic more partitions; keys move, connected clients follow."""
-    AdminClient(admin_url).post(f"{topic_path(topic)}/partitions", partitions)
+    connect_admin(admin_url).topics.grow(topic, partitions)
     done(f"topic {topic} has {partitions} partitions")
 
 
@@ -77,17 +79,20 @@ def delete(
     admin_url: AdminUrl = DEFAULT_URL,
 ) -> None:
     """Delete a topic with everything in it."""
-    admin, path = AdminClient(admin_url), topic_path(topic)
-    admin.delete(f"{path}/partitions" if _is_partitioned(admin, topic) else path, force=force)
+    admin = connect_admin(admin_url)
+    if _is_partitioned(admin, topic):
+        admin.topics.delete_partitioned(topic, force=force)
+    else:
+        admin.topics.delete(topic, force=force)
     done(f"topic {topic} deleted")
 
 
 @app.command()
 def stats(topic: Topic, as_json: Json = False, admin_url: AdminUrl = DEFAULT_URL) -> None:
     """Rates, sizes, producers, and each subscription's backlog."""
-    admin = AdminClient(admin_url)
-    kind = "partitioned-stats" if _is_partitioned(admin, topic) else "stats"
-    found = admin.get(f"{topic_path(topic)}/{kind}", getPreciseBacklog=True, subscriptionBacklogSize=True)
+    admin = connect_admin(admin_url)
+    read = admin.topics.partitioned_stats if _is_partitioned(admin, topic) else admin.topics.stats
+    found = read(topic, get_precise_backlog=True)
     if as_json:
         print_json(found)
         return
@@ -118,33 +123,35 @@ def _subscription_row(name: str, each: dict[str, Any]) -> tuple[str, ...]:
 @app.command("internal-stats")
 def internal_stats(topic: Topic, admin_url: AdminUrl = DEFAULT_URL) -> None:
     """Ledgers and cursors, as the API says them."""
-    admin = AdminClient(admin_url)
-    kind = "partitioned-internalStats" if _is_partitioned(admin, topic) else "internalStats"
-    print_json(admin.get(f"{topic_path(topic)}/{kind}"))
+    admin = connect_admin(admin_url)
+    if _is_partitioned(admin, topic):
+        print_json(admin.topics.partitioned_internal_stats(topic))
+    else:
+        print_json(admin.topics.internal_stats(topic))
 
 
 @app.command()
 def unload(topic: Topic, admin_url: AdminUrl = DEFAULT_URL) -> None:
     """Close a topic in good order; clients open it again."""
-    AdminClient(admin_url).put(f"{topic_path(topic)}/unload")
+    connect_admin(admin_url).topics.unload(topic)
     done(f"topic {topic} unloaded")
 
 
 @app.command()
 def terminate(topic: Topic, admin_url: AdminUrl = DEFAULT_URL) -> None:
     """End a topic: nothing more can be published, ever. Prints the id of its last message."""
-    admin, path = AdminClient(admin_url), topic_path(topic)
+    admin = connect_admin(admin_url)
     if _is_partitioned(admin, topic):
-        last = admin.post(f"{path}/terminate/partitions")
+        last = admin.topics.terminate_partitions(topic)
         print_lines(f"{index}  {_id(message_id)}" for index, message_id in sorted(last.items(), key=lambda item: int(item[0])))
     else:
-        print(_id(admin.post(f"{path}/terminate")))
+        print(_id(admin.topics.terminate(topic)))
 
 
 @app.command("last-id")
 def last_id(topic: Topic, admin_url: AdminUrl = DEFAULT_URL) -> None:
     """Where the last message is."""
-    print(_id(AdminClient(admin_url).get(f"{topic_path(topic)}/lastMessageId")))
+    print(_id(connect_admin(admin_url).topics.last_message_id(topic)))
 
 
 @app.command()
@@ -155,8 +162,8 @@ def examine(
     admin_url: AdminUrl = DEFAULT_URL,
 ) -> None:
     """Print an entry of a topic, acknowledged or not: the oldest, the newest, or one counted from there."""
-    query = {"initialPosition": "latest" if latest else "earliest", "messagePosition": number}
-    print_message(AdminClient(admin_url), f"{topic_path(topic)}/examinemessage", query)
+    end = "latest" if latest else "earliest"
+    print_message(connect_admin(admin_url).topics.examine_message(topic, initial_position=end, message_position=number))
 
 
 @app.command()
@@ -167,7 +174,7 @@ def message(
 ) -> None:
     """Print an entry by its id."""
     place = position(message_id)
-    print_message(AdminClient(admin_url), f"{topic_path(topic)}/ledger/{place['ledgerId']}/entry/{place['entryId']}", {})
+    print_message(connect_admin(admin_url).topics.get_message(topic, place["ledgerId"], place["entryId"]))
 
 
 @app.command()
@@ -177,34 +184,34 @@ def find(
     admin_url: AdminUrl = DEFAULT_URL,
 ) -> None:
     """Print the id of the first message that was published at that time or later."""
-    print(_id(AdminClient(admin_url).get(f"{topic_path(topic)}/messageid/{time_ms(at)}")))
+    print(_id(connect_admin(admin_url).topics.message_id_at(topic, time_ms(at))))
 
 
 @app.command()
 def truncate(topic: Topic, admin_url: AdminUrl = DEFAULT_URL) -> None:
     """Delete everything published so far, whoever has not acknowledged it; subscriptions go to the end."""
-    AdminClient(admin_url).delete(f"{topic_path(topic)}/truncate")
+    connect_admin(admin_url).topics.truncate(topic)
     done(f"topic {topic} truncated")
 
 
 @app.command()
 def trim(topic: Topic, admin_url: AdminUrl = DEFAULT_URL) -> None:
     """Delete now what retention no longer keeps."""
-    AdminClient(admin_url).post(f"{topic_path(topic)}/trim")
+    connect_admin(admin_url).topics.trim(topic)
     done(f"topic {topic} trimmed")
 
 
 @app.command()
 def policies(topic: Topic, admin_url: AdminUrl = DEFAULT_URL) -> None:
     """What is in force: of the topic itself, its namespace, or the broker."""
-    print_json(shown_policies(AdminClient(admin_url), topic_path(topic), of_topic=True))
+    print_json(shown_policies(connect_admin(admin_url), topic_base(topic), of_topic=True))
 
 
 @app.command("set", help=f"Set a policy of this topic; it is in force within a second. Values: {_FORMS}.")
 def set_(
     topic: Topic, policy: Policy, value: Annotated[str, typer.Argument(help="Its value.")], admin_url: AdminUrl = DEFAULT_URL
 ) -> None:
-    set_policy(AdminClient(admin_url), topic_path(topic), policy, value, of_topic=True)
+    set_policy(connect_admin(admin_url), topic_base(topic), policy, value, of_topic=True)
     done(f"{policy} of {topic} is {value}")
 
 
@@ -218,7 +225,7 @@ def get(
     admin_url: AdminUrl = DEFAULT_URL,
 ) -> None:
     """Print a policy that is set here, in the form that `set` takes or as JSON."""
-    found = shown_policy(AdminClient(admin_url), topic_path(topic), policy, of_topic=True, in_force=in_force)
+    found = shown_policy(connect_admin(admin_url), topic_base(topic), policy, of_topic=True, in_force=in_force)
     if found is None:
         done(f"{policy} of {topic} is not set")
     else:
@@ -228,7 +235,7 @@ def get(
 @app.command()
 def unset(topic: Topic, policy: Policy, admin_url: AdminUrl = DEFAULT_URL) -> None:
     """Back to the namespace's policy."""
-    unset_policy(AdminClient(admin_url), topic_path(topic), policy, of_topic=True)
+    unset_policy(connect_admin(admin_url), topic_base(topic), policy, of_topic=True)
     done(f"{policy} of {topic} is not set")
 
 
@@ -242,20 +249,20 @@ def offload(
     admin_url: AdminUrl = DEFAULT_URL,
 ) -> None:
     """Copy a topic's ended ledgers to the object store of its offload policy now, whatever the policy's thresholds say."""
-    admin = AdminClient(admin_url)
+    admin = connect_admin(admin_url)
     parts = topic_parts(admin, topic)
     if before and len(parts) > 1:
         raise BadValueError(f"{topic} has {len(parts)} partitions, and --before is a place in one: name that partition")
     for part in parts:
-        admin.put(f"{topic_path(part)}/offload", position(before) if before else _current_ledger(admin, part))
+        admin.topics.offload(part, position(before) if before else _current_ledger(admin, part))
     if not wait:
         done(f"offloading {topic}: cepheid topics offload-status {topic}")
         return
     for part in parts:
-        found = admin.get(f"{topic_path(part)}/offload")
+        found = admin.topics.offload_status(part)
         while found["status"] == "RUNNING":
             time.sleep(_POLL_S)
-            found = admin.get(f"{topic_path(part)}/offload")
+            found = admin.topics.offload_status(part)
         if found["status"] != "SUCCESS":
             raise OffloadFailedError(f"{part}: {_offload_line(found)}")
         print(f"{part}: {_offload_line(found)}" if len(parts) > 1 else _offload_line(found))
@@ -264,8 +271,8 @@ def offload(
 @app.command("offload-status")
 def offload_status(topic: Topic, as_json: Json = False, admin_url: AdminUrl = DEFAULT_URL) -> None:
     """How far the last `cepheid topics offload` is, of each partition."""
-    admin = AdminClient(admin_url)
-    found = {part: admin.get(f"{topic_path(part)}/offload") for part in topic_parts(admin, topic)}
+    admin = connect_admin(admin_url)
+    found = {part: admin.topics.offload_status(part) for part in topic_parts(admin, topic)}
     if as_json:
         print_json(next(iter(found.values())) if len(found) == 1 else found)
         return
@@ -278,9 +285,9 @@ class OffloadFailedError(CepheidError):
     hint = "cepheid tiered status shows what is missing; nothing was deleted from the bookies"
 
 
-def _current_ledger(admin: AdminClient, topic: str) -> dict[str, int]:
+def _current_ledger(admin: Admin, topic: str) -> MessageIdBody:
     """The beginning of the ledger that is being written: all that is before it can be offloaded."""
-    last = admin.get(f"{topic_path(topic)}/internalStats")["ledgers"][-1]
+    last = admin.topics.internal_stats(topic)["ledgers"][-1]
     return {"ledgerId": last["ledgerId"], "entryId": 0, "partitionIndex": -1}
 
 
@@ -297,7 +304,7 @@ def _offload_line(found: dict[str, Any]) -> str:
             return f"failed: {found['lastError']}"
 
 
-def _is_partitioned(admin: AdminClient, topic: str) -> bool:
+def _is_partitioned(admin: Admin, topic: str) -> bool:
     return topic_parts(admin, topic) != [str(TopicName.parse(topic))]
 
 

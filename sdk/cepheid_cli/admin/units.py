@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cepheid_ports import CepheidError
+
+if TYPE_CHECKING:
+    from cepheid.admin.bodies import MessageIdBody
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _BYTES = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -43,7 +46,7 @@ def switch(text: str) -> bool:
     return text == "on"
 
 
-def position(text: str) -> dict[str, int]:
+def position(text: str) -> MessageIdBody:
     """LEDGER:ENTRY, earliest or latest, as the API's message id."""
     if text == "earliest":
         return {"ledgerId": -1, "entryId": -1, "partitionIndex": -1}

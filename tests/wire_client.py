@@ -1,7 +1,4 @@
-"""A blocking client of a few calls for the command line: one connection, one topic at a time, no reconnecting.
-
-Applications use Apache Pulsar's official clients; this one lets `cepheid produce|consume` run on the bare install.
-"""
+"""A blocking client of a few calls, for tests that need to see each frame: one connection, one topic, no reconnecting."""
 
 from __future__ import annotations
 

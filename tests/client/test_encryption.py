@@ -1,0 +1,195 @@
+"""Encrypted messages: in batches, alone, chunked, also with the official client; and what happens without keys."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pulsar
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+
+import cepheid
+from cepheid.encryption import MAX_MESSAGES_PER_DATA_KEY, MessageDecryptor, MessageEncryptor
+from cepheid_wire import pulsar_api_pb2 as pb
+from tests.client.conftest import TIMEOUT_S, ClusterThread
+from tests.client.test_official_client import official
+
+
+def write_pair(folder: Path, name: str, key: rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey) -> cepheid.KeyFiles:
+    private, public = folder / f"{name}.key.pem", folder / f"{name}.pub.pem"
+    private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    public.write_bytes(key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+    return cepheid.KeyFiles(str(public), str(private))
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> cepheid.KeyFiles:
+    return write_pair(tmp_path_factory.mktemp("keys"), "app", rsa.generate_private_key(65537, 2048))
+
+
+@pytest.fixture(scope="module")
+def other_keys(tmp_path_factory: pytest.TempPathFactory) -> cepheid.KeyFiles:
+    return write_pair(tmp_path_factory.mktemp("others"), "app", rsa.generate_private_key(65537, 2048))
+
+
+def payloads() -> list[bytes]:
+    return [b"order %d" % number for number in range(5)]
+
+
+@pytest.mark.parametrize("batching", [True, False])
+async def test_the_official_client_reads_what_we_encrypt(
+    cluster: ClusterThread, topic: str, keys: cepheid.KeyFiles, batching: bool
+) -> None:
+    async with cepheid.connect(cluster.url) as client:
+        async with client.producer(
+            topic, batching=batching, compression="zlib", encryption_keys=["app"], key_reader=keys
+        ) as producer:
+            for payload in payloads():
+                producer.send_nowait(payload)
+            await producer.flush()
+
+    def read(theirs: pulsar.Client) -> list[bytes]:
+        reader = pulsar.CryptoKeyReader(str(keys.public), str(keys.private))
+        consumer = theirs.subscribe(topic, "s", crypto_key_reader=reader, initial_position=pulsar.InitialPosition.Earliest)
+        return [consumer.receive(int(TIMEOUT_S * 1000)).data() for _ in payloads()]
+
+    assert await official(cluster, read) == payloads()
+
+
+@pytest.mark.parametrize("batching", [True, False])
+async def test_we_read_what_the_official_client_encrypts(
+    cluster: ClusterThread, topic: str, keys: cepheid.KeyFiles, batching: bool
+) -> None:
+    def publish(theirs: pulsar.Client) -> None:
+        reader = pulsar.CryptoKeyReader(str(keys.public), str(keys.private))
+        producer = theirs.create_producer(
+            topic, encryption_key="app", crypto_key_reader=reader, batching_enabled=batching,
+            compression_type=pulsar.CompressionType.ZLib,
+        )  # fmt: skip
+        for payload in payloads():
+            producer.send_async(payload, lambda *_: None)
+        producer.flush()
+
+    await official(cluster, publish)
+    async with cepheid.connect(cluster.url) as client, client.reader(topic, key_reader=keys) as reader:
+        assert [(await reader.read(TIMEOUT_S)).data for _ in payloads()] == payloads()
+
+
+async def test_chunks_are_encrypted_one_by_one(cluster: ClusterThread, topic: str, keys: cepheid.KeyFiles) -> None:
+    payload = os.urandom(6 * 1024 * 1024)
+    async with cepheid.connect(cluster.url) as client:
+        async with client.producer(topic, chunking=True, encryption_keys=["app", "second"], key_reader=keys) as producer:
+            await producer.send(payload, key="k")
+        async with client.table_view(topic, key_reader=keys) as view:
+            assert view["k"] == payload
+
+
+async def test_without_the_key_a_message_fails_is_discarded_or_comes_encrypted(
+    cluster: ClusterThread, topic: str, keys: cepheid.KeyFiles, other_keys: cepheid.KeyFiles
+) -> None:
+    async with cepheid.connect(cluster.url) as client, client.producer(topic) as plain:
+        async with client.producer(topic, encryption_keys=["app"], key_reader=keys) as producer:
+            for payload in payloads():
+                producer.send_nowait(payload)
+            await producer.flush()
+        await plain.send(b"plain")
+
+        async with client.consumer(topic, "no keys", start="earliest") as consumer:
+            message = await consumer.receive(TIMEOUT_S)
+            with pytest.raises(cepheid.UnreadableMessageError, match="encrypted for app: open the consumer with a key_reader"):
+                _ = message.value
+        async with client.consumer(topic, "fail", start="earliest", key_reader=other_keys) as consumer:
+            message = await consumer.receive(TIMEOUT_S)
+            with pytest.raises(cepheid.UnreadableMessageError, match="cannot be decrypted: key 'app'"):
+                _ = message.data
+            await consumer.ack(message)
+            assert (await consumer.receive(TIMEOUT_S)).value == b"plain", "the batch is one message that cannot be read"
+        async with client.consumer(
+            topic, "discard", start="earliest", key_reader=other_keys, on_decryption_failure="discard"
+        ) as consumer:
+            assert (await consumer.receive(TIMEOUT_S)).value == b"plain"
+        async with client.consumer(topic, "discard", key_reader=keys) as consumer:
+            assert (await consumer.receive(TIMEOUT_S)).value == b"plain", "what was discarded is acknowledged"
+        async with client.consumer(topic, "consume", start="earliest", on_decryption_failure="consume") as consumer:
+            message = await consumer.receive(TIMEOUT_S)
+            assert message.encryption is not None
+            assert message.encryption.batch_size == len(payloads())
+            assert list(message.encryption.keys) == ["app"]
+            assert b"order" not in message.data
+            with pytest.raises(cepheid.UnreadableMessageError, match=r"is encrypted: decrypt message\.data"):
+                _ = message.value
+
+
+async def test_a_topic_that_needs_encryption_takes_it(cluster: ClusterThread, topic: str, keys: cepheid.KeyFiles) -> None:
+    async with cepheid.connect(cluster.url, request_timeout_s=3.0) as client:
+        cluster.admin("PUT", f"namespaces/public/{topic[:40]}")
+        cluster.admin("POST", f"namespaces/public/{topic[:40]}/encryptionRequired", True)
+        name = f"public/{topic[:40]}/secret"
+        with pytest.raises(cepheid.Error):
+            await client.producer(name)
+        async with client.producer(name, encryption_keys=["app"], key_reader=keys) as producer:
+            await producer.send(b"hidden")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"encryption_keys": ["app"]}, "are given together"),
+        ({"key_reader": cepheid.KeyFiles()}, "are given together"),
+        ({"encryption_keys": ["app"], "key_reader": cepheid.KeyFiles()}, "names no public key 'app'"),
+        ({"encryption_keys": ["app"], "key_reader": cepheid.KeyFiles("/not/there")}, "'app' for encryption cannot be used"),
+        ({"encryption_keys": "app", "key_reader": cepheid.KeyFiles()}, "must be a list"),
+    ],
+)
+async def test_arguments_that_cannot_encrypt(arguments: dict[str, object], message: str) -> None:
+    async with cepheid.connect("pulsar://127.0.0.1:1") as client:
+        with pytest.raises(cepheid.UsageError, match=message):
+            client.producer("t", **arguments)  # type: ignore[call-overload]
+
+
+async def test_decrypted_messages_are_not_published_again_in_the_clear(keys: cepheid.KeyFiles) -> None:
+    async with cepheid.connect("pulsar://127.0.0.1:1") as client:
+        with pytest.raises(cepheid.UsageError, match="without encryption"):
+            client.consumer("t", "s", type="shared", key_reader=keys, retry=True)
+
+
+def test_keys_of_elliptic_curves_are_refused(tmp_path: Path) -> None:
+    files = write_pair(tmp_path, "ec", ec.generate_private_key(ec.SECP256R1()))
+    with pytest.raises(cepheid.UsageError, match="is not an RSA key"):
+        MessageEncryptor(["ec"], files)
+
+
+def test_a_data_key_is_renewed_after_its_time_and_its_number_of_messages(keys: cepheid.KeyFiles) -> None:
+    now = 0.0
+    encryptor, decryptor = MessageEncryptor(["app"], keys, monotonic=lambda: now), MessageDecryptor(keys)
+
+    def data_key() -> bytes:
+        metadata = pb.MessageMetadata(producer_name="p", sequence_id=0, publish_time=0)
+        assert decryptor.decrypt(metadata, encryptor.encrypt(metadata, b"payload")) == b"payload"
+        return metadata.encryption_keys[0].value
+
+    first = data_key()
+    assert data_key() == first
+    now = 4 * 3600.0
+    second = data_key()
+    assert second != first
+    encryptor._left = 0
+    assert data_key() not in (first, second)
+    assert encryptor._left == MAX_MESSAGES_PER_DATA_KEY - 1
+
+
+@pytest.mark.parametrize("change", ["payload", "nonce", "size of the nonce"])
+def test_what_was_changed_on_the_way_is_not_delivered(keys: cepheid.KeyFiles, change: str) -> None:
+    metadata = pb.MessageMetadata(producer_name="p", sequence_id=0, publish_time=0)
+    sealed = MessageEncryptor(["app"], keys).encrypt(metadata, b"payload")
+    match change:
+        case "payload":
+            sealed = bytes([sealed[0] ^ 1]) + sealed[1:]
+        case "nonce":
+            metadata.encryption_param = bytes(12)
+        case _:
+            metadata.encryption_param = b"short"
+    with pytest.raises(cepheid.UnreadableMessageError, match="cannot be decrypted"):
+        MessageDecryptor(keys).decrypt(metadata, sealed)
