@@ -105,6 +105,9 @@ _NAMES = {
     ("GET", "/admin/v2/schemas/{topic}/schema"): "latest",
     ("GET", "/admin/v2/schemas/{topic}/schema/{version}"): "of_version",
     ("GET", "/cepheid/v1/permissions/why"): "why",
+    ("GET", "/cepheid/v1/security"): "security",
+    ("GET", "/cepheid/v1/balance"): "balance",
+    ("POST", "/cepheid/v1/balance"): "balance_now",
     **{
         (method, f"{level}/backlogQuota{end}"): name
         for level in (_N, _T)

@@ -11,15 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
 from cepheid_broker.errors import BrokerError, NotAllowedError, ServiceNotReadyError
 from cepheid_broker.ownership.bundles import Bundle
 from cepheid_wire import PERSISTENT, NamespaceName, TopicName
-
-if TYPE_CHECKING:
-    from cepheid_broker.ownership.hand_over import HandOverCall, Heir
-    from cepheid_broker.ownership.peer_calls import PeerCalls
 
 # With these words C++ clients keep the connection, and everything else on it, when a lookup has to wait (protocol.md §7.2).
 KEEPS_CONNECTION = "Failed to acquire ownership of the topic for now"
@@ -104,9 +100,9 @@ class BundleUser(Protocol):
     async def unload_bundle(self, bundle: Bundle, reason: str) -> None:
         """In good order, and what is being opened too. What fails is logged: the records are opened anew elsewhere."""
 
-    async def hand_over(self, bundle: Bundle, heir: Heir, reason: str) -> bool:
-        """Close the bundle's open topics, have the heir open them, and send their clients there. False: some are not there; what is
-        left here is to be unloaded. Raises what `Heir` raises."""
+    async def hand_over(self, bundle: Bundle, heir: Any, reason: str) -> bool:
+        """Close the bundle's open topics, have the `Heir` open them, and send their clients there. False: some are not there; what
+        is left here is to be unloaded. Raises what `Heir` raises."""
 
     async def take_in(self, topics: Sequence[TopicName]) -> list[TopicName]:
         """Open topics that another broker has closed, and return those that are open."""
@@ -116,8 +112,8 @@ class Ownership(Protocol):
     """Of one broker."""
 
     user: BundleUser
-    peers: PeerCalls | None
-    """To hand bundles over with; None: they are given up without a word to the next owner."""
+    peers: Any
+    """`PeerCalls`, to hand bundles over with; None: they are given up without a word to the next owner."""
 
     @property
     def is_shared(self) -> bool:
@@ -165,9 +161,9 @@ class Ownership(Protocol):
         """Cut a bundle of this broker at the hashes `starts`, while its topics stay open; return the parts. Raises
         SplitRefusedError, ServiceNotReadyError, NamespaceNotFoundError."""
 
-    async def on_hand_over(self, call: HandOverCall) -> list[TopicName]:
-        """Another broker hands a bundle over to this one. Returns the topics that it asked for and that are open here now. Raises
-        ServiceNotReadyError: not now."""
+    async def on_hand_over(self, call: Any) -> list[TopicName]:
+        """Another broker hands a bundle over to this one: `call` is a `HandOverCall`. Returns the topics that it asked for and that
+        are open here now. Raises ServiceNotReadyError: not now."""
 
     @property
     def draining(self) -> bool:
@@ -200,7 +196,7 @@ class SoleOwnership:
     broker_id = ""
     brokers: Mapping[str, Mapping[str, str]] = MappingProxyType({})
     user: BundleUser
-    peers: PeerCalls | None = None
+    peers: Any = None
     draining = False
     bundles_held = 0
 
@@ -237,7 +233,7 @@ class SoleOwnership:
     async def split(self, bundle: Bundle, starts: Sequence[int], *, reason: str = "an operator split it") -> list[Bundle]:
         raise SplitRefusedError(f"bundle {bundle}: the only broker of a cluster has all bundles, and splits none")
 
-    async def on_hand_over(self, call: HandOverCall) -> list[TopicName]:
+    async def on_hand_over(self, call: Any) -> list[TopicName]:
         raise ServiceNotReadyError("this broker is the only one of its cluster: it takes no bundles from others")
 
     def drain(self, *, force: bool = False) -> None:
