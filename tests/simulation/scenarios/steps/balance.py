@@ -145,13 +145,6 @@ def keeps(scene: Scene, broker: SimBroker, count: int) -> None:
     scene.require(found == count, f"{broker.name} has {found} bundles")
 
 
-@step("{broker} comes to have {number} bundles less")
-async def comes_to_have_less(scene: Scene, broker: SimBroker, count: int) -> None:
-    """Waits for it: the leader has them moved."""
-    before = len(bundles_of(broker))
-    await scene.wait_until(lambda: len(bundles_of(broker)) <= before - count, f"{broker.name} gives {count} bundles away")
-
-
 @step("{broker} is to be drained")
 async def is_to_be_drained(scene: Scene, broker: SimBroker) -> None:
     """All brokers know of it when this is over."""
