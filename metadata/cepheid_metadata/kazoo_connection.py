@@ -141,7 +141,9 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
         stream, wake = self._stream, self._wake
         if stream is not None and writers == [stream] and not stream.is_full:
             return [], writers, []
-        known = [each for each in readers if (each is stream and each.pending()) or (each is wake and each.is_set)]
+        known: list[Any] = [stream] if stream is not None and stream in readers and stream.pending() else []
+        if wake is not None and wake in readers and wake.is_set:
+            known.append(wake)
         if known:
             return known, [], []
         if not self._answered and timeout is not None:
