@@ -14,8 +14,12 @@ if TYPE_CHECKING:
         BacklogQuotaBody,
         ClusterData,
         DelayedDeliveryBody,
+        HandOverCall,
         InactiveTopicsBody,
+        IsolationBody,
+        LoadsBody,
         MessageIdBody,
+        MoveOrder,
         NamespaceBody,
         NewRevocation,
         OffloadPoliciesBody,
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
         PersistenceBody,
         PostSchemaPayload,
         RetentionBody,
+        SplitOrder,
         SubscriptionCreationBody,
         TenantInfo,
         TopicCreationBody,
@@ -107,13 +112,22 @@ class Brokers:
         return found
 
     async def change_setting(self, config_name: str, config_value: str) -> None:
-        """Always 412: settings come from the command line, the environment and the file. `POST
-        /admin/v2/brokers/configuration/{config_name}/{config_value}`.
+        """Changes it for all brokers, until it is reset. 412 for a setting that needs a restart, and for a bad value.
+        `POST /admin/v2/brokers/configuration/{config_name}/{config_value}`.
         """
         await self._calls.call("POST", f"/admin/v2/brokers/configuration/{segment(config_name)}/{segment(config_value)}")
 
+    async def changeable_settings(self) -> builtins.list[str]:
+        """Settings that can be changed while brokers run: those of load balancing; in `cepheid standalone` none. `GET
+        /admin/v2/brokers/configuration`.
+        """
+        found: builtins.list[str] = await self._calls.call("GET", "/admin/v2/brokers/configuration")
+        return found
+
     async def changed_settings(self) -> dict[str, str]:
-        """Those that were: `{}`. `GET /admin/v2/brokers/configuration/values`."""
+        """Those that were changed, with their values; they hold for all brokers. `GET
+        /admin/v2/brokers/configuration/values`.
+        """
         found: dict[str, str] = await self._calls.call("GET", "/admin/v2/brokers/configuration/values")
         return found
 
@@ -128,11 +142,6 @@ class Brokers:
         takes 10 s. `GET /admin/v2/brokers/health`.
         """
         found: str = await self._calls.call("GET", "/admin/v2/brokers/health")
-        return found
-
-    async def dynamic_settings(self) -> builtins.list[str]:
-        """Settings that can be changed while the broker runs: none, so `[]`. `GET /admin/v2/brokers/configuration`."""
-        found: builtins.list[str] = await self._calls.call("GET", "/admin/v2/brokers/configuration")
         return found
 
     async def internal_configuration(self) -> dict[str, str]:
@@ -158,7 +167,7 @@ class Brokers:
         return found
 
     async def leader(self) -> dict[str, str]:
-        """One that all brokers name alike; it has no other duty. `GET /admin/v2/brokers/leaderBroker`."""
+        """The broker that balances the load; while none is elected, the first by id. `GET /admin/v2/brokers/leaderBroker`."""
         found: dict[str, str] = await self._calls.call("GET", "/admin/v2/brokers/leaderBroker")
         return found
 
@@ -182,7 +191,7 @@ class Brokers:
         return found
 
     async def reset_setting(self, config_name: str) -> None:
-        """Always 412. `DELETE /admin/v2/brokers/configuration/{config_name}`."""
+        """Back to what each broker was started with. `DELETE /admin/v2/brokers/configuration/{config_name}`."""
         await self._calls.call("DELETE", f"/admin/v2/brokers/configuration/{segment(config_name)}")
 
     async def runtime_settings(self) -> dict[str, str]:
@@ -201,11 +210,101 @@ class Brokers:
         return found
 
 
+class Cluster:
+    """The cluster as a whole."""
+
+    def __init__(self, calls: AsyncCalls) -> None:
+        self._calls = calls
+
+    async def balance(self) -> dict[str, Any]:
+        """Brokers with their loads, what would be moved or split now and why, and what was last; asked at any broker.
+        `GET /cepheid/v1/balance`.
+        """
+        found: dict[str, Any] = await self._calls.call("GET", "/cepheid/v1/balance")
+        return found
+
+    async def balance_now(self) -> builtins.list[dict[str, Any]]:
+        """Moves and splits now what GET shows as the plan, also while automatic balancing is off. `POST
+        /cepheid/v1/balance`.
+        """
+        found: builtins.list[dict[str, Any]] = await self._calls.call("POST", "/cepheid/v1/balance")
+        return found
+
+    async def drain(self, broker: str, *, force: bool = False) -> dict[str, Any]:
+        """Hands all bundles of this broker over to others, and takes no more; answers how far that is. It goes on when
+        the caller leaves, and ends with the broker's process. 412 when no other broker takes bundles, unless `force`:
+        its topics are closed then, and not served. `PUT /cepheid/v1/brokers/{broker}/drain`.
+        """
+        found: dict[str, Any] = await self._calls.call("PUT", f"/cepheid/v1/brokers/{segment(broker)}/drain", {"force": force})
+        return found
+
+    async def drain_status(self, broker: str) -> dict[str, Any]:
+        """How far it is: `drained` once the broker has no bundles left. `GET /cepheid/v1/brokers/{broker}/drain`."""
+        found: dict[str, Any] = await self._calls.call("GET", f"/cepheid/v1/brokers/{segment(broker)}/drain")
+        return found
+
+    async def hand_over(self, value: HandOverCall) -> dict[str, builtins.list[str]]:
+        """Between brokers: the owner of a bundle has this broker open topics that it has closed. Answers which are open.
+        `POST /cepheid/v1/handover`.
+        """
+        found: dict[str, builtins.list[str]] = await self._calls.call("POST", "/cepheid/v1/handover", body=value)
+        return found
+
+    async def load_report(self) -> dict[str, Any]:
+        """Load of this broker and of each of its bundles; `load` is the number by which bundles are moved. `GET
+        /admin/v2/broker-stats/load-report`.
+        """
+        found: dict[str, Any] = await self._calls.call("GET", "/admin/v2/broker-stats/load-report")
+        return found
+
+    async def move(self, value: MoveOrder) -> None:
+        """For the leader: hands a bundle of this broker to another one. `POST /cepheid/v1/balance/move`."""
+        await self._calls.call("POST", "/cepheid/v1/balance/move", body=value)
+
+    async def report(self, value: LoadsBody) -> dict[str, Any]:
+        """For the leader: takes the loads of all brokers, answers the load report of this one. `POST
+        /cepheid/v1/balance/report`.
+        """
+        found: dict[str, Any] = await self._calls.call("POST", "/cepheid/v1/balance/report", body=value)
+        return found
+
+    async def security(self) -> dict[str, Any]:
+        """How each broker and bookie that runs is secured, by its own report; null: it has made none, as of an older
+        release. And what is wrong where this broker looks. `GET /cepheid/v1/security`.
+        """
+        found: dict[str, Any] = await self._calls.call("GET", "/cepheid/v1/security")
+        return found
+
+    async def split(self, value: SplitOrder) -> None:
+        """For the leader: splits a bundle of this broker. `POST /cepheid/v1/balance/split`."""
+        await self._calls.call("POST", "/cepheid/v1/balance/split", body=value)
+
+    async def undrain(self, broker: str) -> None:
+        """Lets the broker take bundles again. Those that it gave away stay where they are. `DELETE
+        /cepheid/v1/brokers/{broker}/drain`.
+        """
+        await self._calls.call("DELETE", f"/cepheid/v1/brokers/{segment(broker)}/drain")
+
+
 class Clusters:
     """The cluster's entry."""
 
     def __init__(self, calls: AsyncCalls) -> None:
         self._calls = calls
+
+    async def all_policies(self, cluster: str) -> dict[str, Any]:
+        """By name; 404 when there is none. `GET /admin/v2/clusters/{cluster}/namespaceIsolationPolicies`."""
+        found: dict[str, Any] = await self._calls.call("GET", f"/admin/v2/clusters/{segment(cluster)}/namespaceIsolationPolicies")
+        return found
+
+    async def brokers_with_policies(self, cluster: str) -> builtins.list[dict[str, Any]]:
+        """Each broker that runs, with the policies in which it is primary. `GET
+        /admin/v2/clusters/{cluster}/namespaceIsolationPolicies/brokers`.
+        """
+        found: builtins.list[dict[str, Any]] = await self._calls.call(
+            "GET", f"/admin/v2/clusters/{segment(cluster)}/namespaceIsolationPolicies/brokers"
+        )
+        return found
 
     async def create(self, cluster: str, value: ClusterData) -> Any:
         """200, as in Pulsar. `PUT /admin/v2/clusters/{cluster}`."""
@@ -215,9 +314,22 @@ class Clusters:
         """`DELETE /admin/v2/clusters/{cluster}`."""
         await self._calls.call("DELETE", f"/admin/v2/clusters/{segment(cluster)}")
 
+    async def delete_policy(self, cluster: str, policy_name: str) -> None:
+        """A policy that does not exist is a success, as in Pulsar. `DELETE
+        /admin/v2/clusters/{cluster}/namespaceIsolationPolicies/{policy_name}`.
+        """
+        await self._calls.call("DELETE", f"/admin/v2/clusters/{segment(cluster)}/namespaceIsolationPolicies/{segment(policy_name)}")
+
     async def get(self, cluster: str) -> ClusterData:
         """`GET /admin/v2/clusters/{cluster}`."""
         found: ClusterData = await self._calls.call("GET", f"/admin/v2/clusters/{segment(cluster)}")
+        return found
+
+    async def get_policy(self, cluster: str, policy_name: str) -> dict[str, Any]:
+        """`GET /admin/v2/clusters/{cluster}/namespaceIsolationPolicies/{policy_name}`."""
+        found: dict[str, Any] = await self._calls.call(
+            "GET", f"/admin/v2/clusters/{segment(cluster)}/namespaceIsolationPolicies/{segment(policy_name)}"
+        )
         return found
 
     async def list(self) -> builtins.list[str]:
@@ -225,9 +337,26 @@ class Clusters:
         found: builtins.list[str] = await self._calls.call("GET", "/admin/v2/clusters")
         return found
 
+    async def policies_of_broker(self, cluster: str, broker: str) -> dict[str, Any]:
+        """One broker, by the address of its API. `GET
+        /admin/v2/clusters/{cluster}/namespaceIsolationPolicies/brokers/{broker}`.
+        """
+        found: dict[str, Any] = await self._calls.call(
+            "GET", f"/admin/v2/clusters/{segment(cluster)}/namespaceIsolationPolicies/brokers/{segment(broker)}"
+        )
+        return found
+
     async def replace(self, cluster: str, value: ClusterData) -> Any:
         """200, as in Pulsar. `POST /admin/v2/clusters/{cluster}`."""
         return await self._calls.call("POST", f"/admin/v2/clusters/{segment(cluster)}", body=value)
+
+    async def set_policy(self, cluster: str, policy_name: str, value: IsolationBody) -> None:
+        """Creates or replaces it. Bundles that it does not allow where they are move within some rounds of load
+        balancing. `POST /admin/v2/clusters/{cluster}/namespaceIsolationPolicies/{policy_name}`.
+        """
+        await self._calls.call(
+            "POST", f"/admin/v2/clusters/{segment(cluster)}/namespaceIsolationPolicies/{segment(policy_name)}", body=value
+        )
 
 
 class Ledgers:
@@ -886,6 +1015,37 @@ class Namespaces:
     async def set_subscription_types_enabled(self, namespace: str, value: builtins.list[str]) -> None:
         """`POST /admin/v2/namespaces/{namespace}/subscriptionTypesEnabled`."""
         await self._calls.call("POST", f"/admin/v2/namespaces/{namespace_path(namespace)}/subscriptionTypesEnabled", body=value)
+
+    async def split_bundle(
+        self,
+        namespace: str,
+        bundle: str,
+        value: builtins.list[int] | None = None,
+        *,
+        unload: bool = False,
+        split_algorithm_name: str = "range_equally_divide",
+    ) -> None:
+        """Cuts it in two while its topics stay open: in the middle, between as many topics, by their load, or at the
+        hashes in the body. `unload`: the parts then go to other brokers. `PUT
+        /admin/v2/namespaces/{namespace}/{bundle}/split`.
+        """
+        await self._calls.call(
+            "PUT",
+            f"/admin/v2/namespaces/{namespace_path(namespace)}/{segment(bundle)}/split",
+            {"unload": unload, "splitAlgorithmName": split_algorithm_name},
+            body=value,
+        )
+
+    async def topic_hash_positions(
+        self, namespace: str, bundle: str, *, topics: builtins.list[str] | None = None
+    ) -> dict[str, Any]:
+        """The hashes of its topics, or of those in `topics`: where it may be split. `GET
+        /admin/v2/namespaces/{namespace}/{bundle}/topicHashPositions`.
+        """
+        found: dict[str, Any] = await self._calls.call(
+            "GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/{segment(bundle)}/topicHashPositions", {"topics": topics}
+        )
+        return found
 
     async def topics(self, namespace: str, *, mode: str = "PERSISTENT", include_system_topic: bool = False) -> builtins.list[str]:
         """Topics that the role may use; `mode` is PERSISTENT, NON_PERSISTENT or ALL. `GET
@@ -1952,8 +2112,8 @@ class Upgrade:
         return found
 
     async def show(self) -> dict[str, Any]:
-        """The storage format that bookies write, the newest that this release knows, and the bookies that do not know
-        that one. `GET /cepheid/v1/upgrade`.
+        """The storage format that bookies write, the newest that this release knows, and the brokers and bookies that do
+        not know that one. `GET /cepheid/v1/upgrade`.
         """
         found: dict[str, Any] = await self._calls.call("GET", "/cepheid/v1/upgrade")
         return found
@@ -1965,6 +2125,7 @@ class Resources:
     def __init__(self, calls: AsyncCalls) -> None:
         self.bookies = Bookies(calls)
         self.brokers = Brokers(calls)
+        self.cluster = Cluster(calls)
         self.clusters = Clusters(calls)
         self.ledgers = Ledgers(calls)
         self.metadata = Metadata(calls)

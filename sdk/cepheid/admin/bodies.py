@@ -41,10 +41,53 @@ class DelayedDeliveryBody(TypedDict, total=False):
     """How Go's client calls maxDeliveryDelayInMillis."""
 
 
+class FailoverPolicy(TypedDict, total=False):
+    """When secondary brokers help. The values of its parameters are strings."""
+
+    policy_type: str
+    parameters: dict[str, str]
+
+
+class HandOverCall(TypedDict, total=False):
+    """What the owner of a bundle asks of the broker that is to have it. JSON in the body of `POST /cepheid/v1/handover`."""
+
+    step: Required[Literal["prepare", "open", "take"]]
+    namespace: Required[str]
+    first: Required[int]
+    last: Required[int]
+    giver: Required[str]
+    epoch: Required[int]
+    topics: list[str]
+
+
 class InactiveTopicsBody(TypedDict, total=False):
     deleteWhileInactive: Required[bool]
     inactiveTopicDeleteMode: Literal["delete_when_no_subscriptions", "delete_when_subscriptions_caught_up"]
     maxInactiveDurationSeconds: int
+
+
+class IsolationBody(TypedDict, total=False):
+    """`NamespaceIsolationData`."""
+
+    namespaces: Required[list[str]]
+    primary: Required[list[str]]
+    secondary: list[str]
+    auto_failover_policy: FailoverPolicy
+    unload_scope: str | None
+
+
+class LeaderRecord(TypedDict, total=False):
+    """Ephemeral: which broker balances the load of the cluster."""
+
+    format: int
+    broker_id: Required[str]
+    since_ms: Required[int]
+
+
+class LoadsBody(TypedDict, total=False):
+    """Loads of brokers by id, as the leader knows them."""
+
+    loads: dict[str, float]
 
 
 class MessageIdBody(TypedDict, total=False):
@@ -56,6 +99,15 @@ class MessageIdBody(TypedDict, total=False):
     batchIndex: int
     isExcluded: bool
     properties: dict[str, str] | None
+
+
+class MoveOrder(TypedDict, total=False):
+    """Hand a bundle, by its full name, to another broker, by its id."""
+
+    leader: Required[LeaderRecord]
+    bundle: Required[str]
+    target: Required[str]
+    why: str
 
 
 class NamespaceBody(TypedDict, total=False):
@@ -124,6 +176,15 @@ class PostSchemaPayload(TypedDict, total=False):
 class RetentionBody(TypedDict, total=False):
     retentionTimeInMinutes: int
     retentionSizeInMB: int
+
+
+class SplitOrder(TypedDict, total=False):
+    """Cut a bundle in two."""
+
+    leader: Required[LeaderRecord]
+    bundle: Required[str]
+    by: Required[Literal["load", "topics"]]
+    why: str
 
 
 class SubscriptionCreationBody(TypedDict, total=False):
