@@ -89,8 +89,8 @@ class BundleUser(Protocol):
         """In good order, and what is being opened too. What fails is logged: the records are opened anew elsewhere."""
 
     async def hand_over(self, bundle: Bundle, heir: Any, reason: str) -> bool:
-        """Close the bundle's open topics, have the `Heir` open them, and send their clients there. False: some are not there; what is
-        left here is to be unloaded. Raises what `Heir` raises."""
+        """Close the bundle's open topics, have the `Heir` open them, and send their clients there. False: some are not there; what
+        is left here is to be unloaded. Raises what `Heir` raises."""
 
     async def take_in(self, topics: Sequence[TopicName]) -> list[TopicName]:
         """Open topics that another broker has closed, and return those that are open."""
@@ -146,8 +146,8 @@ class Ownership(Protocol):
         the caller gives up. Raises ServiceNotReadyError: it is served on here."""
 
     async def on_hand_over(self, call: Any) -> list[TopicName]:
-        """Another broker hands a bundle over to this one (`HandOverCall`). Returns the topics that it asked for and that are open here now. Raises
-        ServiceNotReadyError: not now."""
+        """Another broker hands a bundle over to this one (`HandOverCall`). Returns the topics that it asked for and that are open
+        here now. Raises ServiceNotReadyError: not now."""
 
     @property
     def draining(self) -> bool:
