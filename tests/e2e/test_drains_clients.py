@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pulsar
 import pytest
@@ -64,6 +65,8 @@ class Load:
                 return
 
     async def run_while(self, disturb: Callable[[], Awaitable[None]]) -> None:
+        # The loop's own threads are too few on a machine with few processors, and consumers wait in theirs.
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(4 * TOPICS))
         consuming = [asyncio.ensure_future(asyncio.to_thread(self.consume, index)) for index in range(TOPICS)]
         producing = asyncio.ensure_future(asyncio.to_thread(self.produce))
         await wait_until(lambda: self.share > 0.05 or producing.done(), timeout_s=120)

@@ -201,7 +201,8 @@ class BundleOwnership:
 
     @property
     def bundles_held(self) -> int:
-        return self.states.held
+        ahead = sum(self.states.find(bundle) is None for bundle in self._ahead.bundles)
+        return self.states.held + self._tenures.given_away + ahead
 
     def drain(self, *, force: bool = False) -> None:
         """Rule 3."""
@@ -507,6 +508,8 @@ class BundleOwnership:
         brokers = {
             name: record for name, record in self.directory.brokers.items() if not (self._stopping and name == self.broker_id)
         }
+        if authoritative and not self._stopping and bundle in self._ahead.bundles:
+            return None  # also when it is drained by now: what is open here is handed on, and not dropped
         takers = {
             name: record for name, record in brokers.items() if not (self.draining if name == self.broker_id else record.draining)
         }

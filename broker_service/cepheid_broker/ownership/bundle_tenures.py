@@ -232,6 +232,11 @@ class BundleTenures:
             if (error := await asyncio.shield(task)) is not None:
                 raise error
 
+    @property
+    def given_away(self) -> int:
+        """Bundles that are free, and that their heirs have not taken yet, as far as this broker knows."""
+        return sum(self._states.find(bundle) is None for bundle in self._releasing)
+
     async def _wait_split(self, bundle: Bundle) -> None:
         """Until it is not being split. Its parts are other bundles: whoever releases it releases nothing then."""
         while (tenure := self._states.find(bundle)) is not None and tenure.phase is Phase.SPLITTING:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -162,6 +162,10 @@ class TopicsAhead:
 
     def __repr__(self) -> str:
         return f"<TopicsAhead {len(self._topics)} topics of {len(self._bundles)} bundles>"
+
+    @property
+    def bundles(self) -> Collection[Bundle]:
+        return self._bundles.keys()
 
     def holds(self, topic: TopicName) -> bool:
         return topic in self._topics
