@@ -38,7 +38,6 @@ class Brokers:
             "kill the owner": self.kill_owner,
             "pause the owner": self.pause_owner,
             "restart a broker": self.restart,
-            "unload": self.unload,
             "add a broker": self.add,
             **({"drain the owner": self.drain_owner} if has_drain() else {}),
         }
@@ -66,11 +65,6 @@ class Brokers:
             self._processes.stop(name)
             self._work.goes_on()
             self._processes.start(name)
-
-    def unload(self) -> None:
-        with self._work.connections_end("unload"):
-            self._command("topics", "unload", self._work.topic)
-            self._work.goes_on()
 
     def add(self) -> None:
         if len(self._processes.broker_ports) < MOST_BROKERS:
