@@ -152,4 +152,4 @@ def broker(
     from cepheid_cli.broker import run_broker
     from cepheid_cli.secured_cluster import settings_files
 
-    run_broker(flags, settings_files("broker", secure, config), as_process)
+    run_broker(flags, settings_files("broker", secure, config), as_process=as_process)

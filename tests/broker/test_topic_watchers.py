@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from cepheid_broker.errors import NotAllowedError
-from cepheid_broker.topics.topic_pattern import MAX_PATTERN_CHARS, TopicPattern
+from cepheid_broker.linear_pattern import MAX_PATTERN_CHARS
+from cepheid_broker.topics.topic_pattern import TopicPattern
 from cepheid_broker.topics.topic_watches import TopicWatches, topics_hash
 from cepheid_metadata import TenantRecord, namespace_records, tenant_records
 from cepheid_ports import TaskOwner

@@ -168,7 +168,7 @@ SCANS: dict[str, tuple[Callable[[Secured, Files], Awaitable[str]], str, str, str
         lambda b, f: _scan(b, f.client("app"), FORGED), "UNAUTHORIZED", "Scan", "not valid for these entries",
     ),
     "a ticket that names an unknown key": (
-        lambda b, f: _scan(b, f.client("app"), UNKNOWN_KEY), "UNKNOWN", "Scan", "a key that this bookie does not know",
+        lambda b, f: _scan(b, f.client("app"), UNKNOWN_KEY), "TICKET_KEY_UNKNOWN", "Scan", "a key that this bookie does not know",
     ),
     "no certificate": (lambda b, f: _scan(b, f.client()), "closed|no TLS", "tls.handshake", "certificate"),
     "a certificate of another CA": (

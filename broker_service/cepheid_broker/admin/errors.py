@@ -35,7 +35,7 @@ from cepheid_broker.errors import (
     TopicHeldError,
     TopicNotFoundError,
 )
-from cepheid_broker.ownership import NotOwnerError, PeerUnreachableError, RemoteRefusedError, SplitRefusedError
+from cepheid_broker.ownership import BundleSplitError, NotOwnerError, PeerUnreachableError, RemoteRefusedError, SplitRefusedError
 from cepheid_managed_ledger import NoObjectStoreError, OffloadOffError, OffloadRunningError
 from cepheid_metadata import (
     BadVersionError,
@@ -132,6 +132,7 @@ HTTP_STATUSES: dict[type[CepheidError], HTTPStatus] = {
     ServiceNotReadyError: HTTPStatus.SERVICE_UNAVAILABLE,
     PermissionsOutOfDateError: HTTPStatus.SERVICE_UNAVAILABLE,
     NotOwnerError: HTTPStatus.SERVICE_UNAVAILABLE,  # where its owner has no admin address: else the caller is sent there (app.py)
+    BundleSplitError: HTTPStatus.SERVICE_UNAVAILABLE,
     PeerUnreachableError: HTTPStatus.SERVICE_UNAVAILABLE,
     RemoteRefusedError: HTTPStatus.BAD_GATEWAY,  # with a status that we do not know: else that
     ProducerBusyError: HTTPStatus.PRECONDITION_FAILED,

@@ -186,7 +186,8 @@ class OwnerRecordChecks:
         """None: it is deleted by somebody, and not with a session."""
         if record is None:
             owner, taker = self._owners.pop(key, ""), process.split("#")[0]
-            is_free = owner in ("", taker) or f"{keys.BROKERS_KEY}/{owner}" not in self._nodes
+            is_broker = "#" in process  # what a follower repeats, or an operator asks for, has no process
+            is_free = not is_broker or owner in ("", taker) or f"{keys.BROKERS_KEY}/{owner}" not in self._nodes
             self._history.check("O5", is_free, lambda: f"{process} takes {key} from {owner}, which is registered")
             self._history.on_release(key, process)
             return

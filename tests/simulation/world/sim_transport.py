@@ -161,7 +161,8 @@ class SimTransport(asyncio.Transport):
         return self.protocol  # type: ignore[no-any-return]
 
     def is_closing(self) -> bool:
-        return self._closing
+        """Also when the world has ended: what is collected then would complain that it was not closed."""
+        return self._closing or self._sockets.loop.is_closed()
 
     def is_reading(self) -> bool:
         return self._reading and not self._closing
