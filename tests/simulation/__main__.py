@@ -165,7 +165,7 @@ def _never(called: str, wanted: Sequence[str], came: Collection[str]) -> str:
 
 
 def rule_numbers(kinds: str = "SLRMTOCHV") -> list[str]:
-    """Of all statements that docs/invariants.md makes. Without P: random worlds have no permissions."""
+    """Of all statements that docs/invariants.md makes. Without P and B: random worlds have no permissions and no load balancing."""
     return re.findall(rf"^\| ([{kinds}]\d+) \|", _INVARIANTS.read_text(encoding="utf-8"), re.MULTILINE)
 
 
