@@ -219,7 +219,6 @@ def test_unloading_a_namespace_and_a_bundle() -> None:
         owned = await first("GET", f"/admin/v2/brokers/standalone/{urlsplit(target.admin_url).netloc}/ownedNamespaces")
         assert len([name for name in owned.json() if name.startswith("public/default/")]) == 4
         assert (await first("PUT", f"{NAMESPACE}/0x0_0x1/unload")).status_code == 412
-        assert (await first("PUT", f"{NAMESPACE}/{bundles[0]}_{bundles[1]}/split")).status_code == 204
 
     two_brokers(test)
 
