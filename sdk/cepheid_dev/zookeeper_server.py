@@ -25,6 +25,8 @@ from typing import ClassVar
 from cepheid_dev.java import find_java
 from cepheid_ports import PRIVATE_UMASK, CepheidError, make_private
 
+_PAUSE_LIMIT_S = 5.0
+
 TICK_MS = 500  # sessions can be as short as two ticks
 INIT_TICKS, SYNC_TICKS = 20, 4
 """What a follower may take to load the leader's data, and how far it may fall behind before the leader is taken for dead: 2 s."""
@@ -181,8 +183,11 @@ class ZooKeeperServer:
         self._end(signal.SIGKILL, 10.0)
 
     def pause(self) -> None:
-        """SIGSTOP: the kernel still takes connections for it, but nothing answers."""
+        """SIGSTOP: the kernel still takes connections for it, but nothing answers. Returns when all of its threads stand still."""
         self.send_signal(signal.SIGSTOP)
+        deadline = time.monotonic() + _PAUSE_LIMIT_S
+        while not _stands_still(self.pid) and time.monotonic() < deadline:
+            time.sleep(0.01)
 
     def resume(self) -> None:
         self.send_signal(signal.SIGCONT)
@@ -238,3 +243,12 @@ def find_jars() -> list[Path]:
         missing = [pattern for pattern, group in zip(JARS, found, strict=True) if not group]
         raise ZooKeeperJarsError(f"{jars} has no {', '.join(missing)}")
     raise ZooKeeperJarsError("pyspark is not installed")
+
+
+def _stands_still(pid: int | None) -> bool:
+    """Whether every thread is stopped, as far as /proc says; a signal reaches those of a busy process one after the other."""
+    try:
+        states = [path.read_text().rpartition(")")[2].split()[0] for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+    except OSError:  # a thread ended meanwhile
+        return False
+    return all(state in "Tt" for state in states)
