@@ -42,6 +42,8 @@ class CommitChecks:
             elif op.key.startswith(f"{keys.CURSORS_KEY}/") and not isinstance(op, Check):
                 record = None if isinstance(op, Delete) else CursorRecord.decode(op.value, op.key)
                 self._topics.on_cursor(op.key, record)
+            elif op.key.startswith(f"{keys.BROKERS_KEY}/") and isinstance(op, Create):
+                self._owners.on_registered(op.key)
             elif op.key.startswith(f"{keys.BUNDLES_KEY}/") and not isinstance(op, Check):
                 record = None if isinstance(op, Delete) else BundleOwner.decode(op.value, op.key)
                 self._owners.on_owner(op.key, record, process)

@@ -28,6 +28,10 @@ _NOTICED_S = 1.5
 """How long after the end of its record a broker that runs and is connected may believe that it owns a bundle."""
 
 
+_LOOK_S = 0.5
+"""Between the look at the registration of a gone broker and the write that takes its bundle: it may come back in that time."""
+
+
 class OpenTopics:
     """Of one process: implements `BundleUser` for managed ledgers."""
 
@@ -181,13 +185,19 @@ class OwnerRecordChecks:
         self._nodes = nodes
         self._epochs: dict[str, int] = {}
         self._owners: dict[str, str] = {}  # by key, the broker of the last record
+        self._registered_s: dict[str, float] = {}  # by key, when the broker registered last
+
+    def on_registered(self, key: str) -> None:
+        self._registered_s[key] = self._history.now_s
 
     def on_owner(self, key: str, record: BundleOwner | None, process: str) -> None:
         """None: it is deleted by somebody, and not with a session."""
         if record is None:
             owner, taker = self._owners.pop(key, ""), process.split("#")[0]
             is_broker = "#" in process  # what a follower repeats, or an operator asks for, has no process
-            is_free = not is_broker or owner in ("", taker) or f"{keys.BROKERS_KEY}/{owner}" not in self._nodes
+            key_of_owner = f"{keys.BROKERS_KEY}/{owner}"
+            back_since_s = self._history.now_s - self._registered_s.get(key_of_owner, 0.0)
+            is_free = not is_broker or owner in ("", taker) or key_of_owner not in self._nodes or back_since_s < _LOOK_S
             self._history.check("O5", is_free, lambda: f"{process} takes {key} from {owner}, which is registered")
             self._history.on_release(key, process)
             return
