@@ -11,7 +11,7 @@ import pytest
 from cepheid_broker.errors import NotAllowedError, ServiceNotReadyError
 from cepheid_broker.ownership import HandOverCall, PeerUnreachableError
 from cepheid_broker.ownership.bundles import Bundle
-from cepheid_broker.ownership.hand_over import AHEAD_S, TopicsAhead
+from cepheid_broker.ownership.hand_over import AHEAD_S, Heir, TopicsAhead
 from cepheid_broker.ownership.ownership import There
 from cepheid_metadata import BrokerRegistration, broker_records
 from cepheid_wire import NamespaceName, TopicName
@@ -222,6 +222,29 @@ async def test_a_drained_broker_gives_everything_away_and_takes_nothing_until_it
         await wait_until(lambda: not any(other.ownership.directory.brokers[owner.id].draining for other in others))
         await release(await world.owner_of(topics[0]), topics[0], owner.id)
         assert owner.ownership.owns(TopicName.parse(full(topics[0])))
+
+
+async def test_a_heir_that_is_drained_before_it_has_the_bundle_hands_on_what_it_has_opened(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else the next owner opens the topic under it, and what its producers send is stored twice."""
+    async with BrokersWorld(2, admin=True) as world:
+        owner, heir = world.brokers
+        topic = await world.topic_on(owner)
+        take = Heir.take
+
+        async def drain_first(self: Heir) -> None:
+            if self.there.broker_id == heir.id:
+                heir.ownership.drain()
+            await take(self)
+
+        monkeypatch.setattr(Heir, "take", drain_first)
+        await owner.broker.topics.get(TopicName.parse(full(topic)), may_create=True)
+        await release(owner, topic, heir.id)
+        await wait_until(lambda: not heir.ownership.bundles_held)
+        assert owner.has_open(topic)
+        assert owner.ownership.owns(TopicName.parse(full(topic)))
+        assert "managed_ledger.failed" not in caplog.messages
 
 
 async def test_the_last_broker_is_drained_only_by_force() -> None:
