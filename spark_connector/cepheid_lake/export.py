@@ -36,7 +36,7 @@ MODES = ("messages", "typed")
 
 @dataclass(frozen=True, slots=True)
 class ExportReport:
-    """Of one run. `positions`: behind the last exported message, by topic partition."""
+    """The outcome of one run. `positions`: by topic partition, the position behind the last exported message."""
 
     rows: int
     commits: int
@@ -167,7 +167,7 @@ def _check_same(committed: Committed | None, topic: str, mode: str, to: str) -> 
 
 
 def _held_places(source: PlanSource, topic: str, positions: Mapping[str, str]) -> dict[str, MessagePosition | None]:
-    """By topic partition, where its hold is to stand if there is none."""
+    """Return, by topic partition, the position at which a missing subscription is created; None: the first message."""
     with closing(open_planner(source)) as planner:
         names = planner.topics(TopicSelection(names=(topic,)))
     return {name: MessagePosition.parse(positions[name]) if name in positions else None for name in names}

@@ -89,7 +89,7 @@ class IcebergTarget:
         self._batches, self._bytes = [], 0
 
     def _last_commit(self) -> Committed | None:
-        """Of the newest snapshot that an export made."""
+        """Return what the newest snapshot that an export made says, or None for an empty table."""
         snapshot = self._table.current_snapshot()
         for _ in range(_LOOKED_BACK):
             if snapshot is None:

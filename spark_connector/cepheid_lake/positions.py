@@ -15,7 +15,7 @@ from cepheid_decode import WHOLE_ENTRY, MessagePosition
 from cepheid_decode.columns import TYPED_PREFIX
 
 POSITION_COLUMNS = ("topic", "ledger_id", "entry_id", "batch_index")
-"""Of every message row. In typed rows their names have the prefix `__`."""
+"""Columns that every message row has. In typed rows their names have the prefix `__`."""
 
 
 def position_columns(mode: str) -> tuple[str, ...]:

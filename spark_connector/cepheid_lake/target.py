@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from cepheid_lake.errors import LakeTargetError
 
 FORMAT = 1
-"""Of what a commit records. A table that a later release has written is refused."""
+"""Format number of commit records. A table that a later release has written is refused."""
 
 
 @dataclass(frozen=True, slots=True)

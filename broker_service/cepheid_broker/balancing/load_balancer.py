@@ -36,7 +36,7 @@ from cepheid_ports import CepheidError, TaskOwner
 log = logging.getLogger(__name__)
 
 PREFIX = "balance."
-"""Of the settings that can be changed while brokers run."""
+"""Prefix of the names of settings that can be changed while brokers run."""
 _ROUNDS_USED = 3
 _REMEMBERED = 100
 
@@ -215,7 +215,7 @@ class LoadBalancer:
         self._rounds = 0
 
     async def _hear(self) -> None:
-        """Rule 2."""
+        """Ask every broker for its load report (rule 2)."""
         loads = {name: heard.report.load for name, heard in self._heard.items()}
         brokers = list(self._ownership.brokers)
         found = await asyncio.gather(*(self._report_of(name, loads) for name in brokers))

@@ -61,7 +61,7 @@ class PlacedOwnership(Ownership, Protocol):
 
 @dataclass(slots=True)
 class BundleOrders:
-    """Of one broker."""
+    """Carries out the orders of the leader at one broker."""
 
     store: MetadataStore
     ownership: PlacedOwnership

@@ -39,7 +39,7 @@ class BrokerDirectory:
         self._brokers: dict[str, BrokerRegistration] = {}
         self._watches: list[Watch] = []
         self.on_changed: Callable[[], None] = lambda: None
-        """Called when brokers were read anew."""
+        """Called after each read of the registered brokers."""
 
     def __repr__(self) -> str:
         return f"<BrokerDirectory {', '.join(self._brokers) or 'nobody'}>"

@@ -43,18 +43,18 @@ from cepheid_ports import TaskOwner
 log = logging.getLogger(__name__)
 
 SILENCE_S = 1.2
-"""So long a broker may say nothing. Longer than a pause of its interpreter or of its machine's disk mostly is."""
+"""How long a broker may be silent before it is challenged. Most pauses of an interpreter or a disk are shorter."""
 REFUSED_AGAIN_S = 0.1
-"""Between two attempts to connect. A process that has just been started again listens by then, or is refused once more."""
+"""Pause between two attempts to connect, long enough for a restarted process to listen again."""
 ANSWER_S = {"refused": 0.5, "silent": 1.0}
-"""Limits of the answer to a challenge. Where nobody listens a short one does: it is not a pause that one has to wait for."""
+"""How long a broker has to answer a challenge. A refused connection means that its process is gone, so it gets less time."""
 OVERSLEPT_S = 0.2
-"""A timer that fires so much too late tells of a pause of this process (rule 2)."""
+"""A timer that fires this late means that this process itself was paused (rule 2)."""
 TICK_S = 0.2
-"""A watcher wakes up so often, so that its timer is late by nearly all of such a pause, whenever the pause began."""
+"""How often a watcher wakes up. With short timers a pause of this process shows as lateness, whenever it began."""
 FIRST_REST_S, LONGEST_REST_S = 5.0, 300.0
 RESTING_S = 1.0
-"""Rule 4, and how often it is tried to connect meanwhile."""
+"""How long a broker is not challenged again (rule 4), and how often connecting to it is tried meanwhile."""
 
 Link = Callable[[Mapping[str, str], Callable[[], None]], Awaitable[None]]
 """Keeps a connection to the broker at these addresses and calls the function whenever something comes from it. Ends with an
@@ -91,7 +91,7 @@ class PeerSigns:
         self.rest_until_s = min(self.rest_until_s, now_s + FIRST_REST_S)
 
     def on_ended(self, *, refused: bool) -> None:
-        """The connection, or the attempt to make one."""
+        """The connection ended, or could not be made."""
         self.refusals = self.refusals + 1 if refused else 0
         if self.sign is Sign.HEARD:
             self.sign = Sign.SUSPECT
@@ -157,11 +157,11 @@ class BrokerLiveness:
         return Sign.UNKNOWN if peer is None else peer.signs.sign
 
     def is_gone(self, broker_id: str) -> bool:
-        """By the last challenge. Whoever acts on it asks `has_come_back` first."""
+        """Return whether the broker left its last challenge unanswered. Call `has_come_back` before acting on it."""
         return broker_id in self._gone
 
     async def has_come_back(self, broker_id: str) -> bool:
-        """Whether it is registered now, in spite of what `is_gone` says. Raises MetadataError."""
+        """Return whether a broker that was found gone is registered again. Raises MetadataError."""
         if await self._records.get(broker_id) is None:
             return False
         self._gone.discard(broker_id)
@@ -192,7 +192,7 @@ class BrokerLiveness:
                 await asyncio.sleep(REFUSED_AGAIN_S if now_s() >= signs.rest_until_s else RESTING_S)
 
     async def _listen(self, peer: _Peer) -> None:
-        """Until the connection ends, or the broker is silent for too long. One that was silent before has as long to answer."""
+        """Hold a connection until it ends, or until nothing has come from the broker for `SILENCE_S`."""
         signs, now_s = peer.signs, asyncio.get_running_loop().time
         began_s = now_s()
 
@@ -222,7 +222,7 @@ class BrokerLiveness:
             signs.on_ended(refused=isinstance(error, ConnectionRefusedError))
 
     async def _challenge(self, peer: _Peer, why: str) -> bool:
-        """Whether it is gone. What cannot be found out means that it is not."""
+        """Return whether the broker is gone. If that cannot be found out, it is not."""
         name, now_s = peer.registration.broker_id, asyncio.get_running_loop().time
         if self._store.session_state is not SessionState.CONNECTED:  # rule 1
             await asyncio.sleep(REFUSED_AGAIN_S)

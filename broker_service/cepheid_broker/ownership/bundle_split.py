@@ -58,7 +58,7 @@ class _Seen:
     namespace: Found[NamespaceRecord]
     owner: Found[BundleOwner] | None
     histories: list[Found[BundleHistory] | None]
-    """Of the parts."""
+    """The history of each part, None where there is none yet."""
 
 
 async def check_may_split(store: MetadataStore) -> None:
@@ -105,7 +105,7 @@ class BundleSplits:
         return f"<BundleSplits of {self._tenures!r}>"
 
     async def split(self, bundle: Bundle, starts: Sequence[int], reason: str) -> list[Bundle]:
-        """As `Ownership.split`."""
+        """Implements `Ownership.split`."""
         check_cuts(bundle, starts)
         try:
             await check_may_split(self._store)

@@ -56,7 +56,7 @@ class HandOverCall(BaseModel, frozen=True, extra="forbid"):
     last: NonNegativeInt
     giver: str
     epoch: PositiveInt
-    """Of the giver's ownership: a call of an earlier one is refused."""
+    """Epoch of the giver's ownership. A call from an earlier ownership is refused."""
     topics: tuple[str, ...] = ()
 
     @property

@@ -19,7 +19,7 @@ from cepheid_metadata import IsolationPolicies, IsolationPolicy
 log = logging.getLogger(__name__)
 
 Addresses = Mapping[str, Mapping[str, str]]
-"""Of brokers: addresses by scheme, by id."""
+"""By broker id, its addresses by scheme."""
 
 
 @dataclass(frozen=True, slots=True)
