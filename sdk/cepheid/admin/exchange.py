@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode, urlsplit
 
 from cepheid.errors import ConflictError, ConnectError, NotAllowedError, NotFoundError, PreconditionError, RefusedError, UsageError
-from cepheid_wire import InvalidTopicNameError, NamespaceName, TopicName
+from cepheid_wire import PATH_STEPS, InvalidTopicNameError, NamespaceName, TopicName
 
 if TYPE_CHECKING:
     from cepheid.message_id import MessageId
@@ -169,7 +169,12 @@ def no_answer(place: Place, error: BaseException) -> ConnectError:
 
 
 def segment(name: object) -> str:
-    """Return a name as one segment of a path, whatever it contains."""
+    """Return a name as one segment of a path, whatever it contains.
+
+    Raises UsageError for `.` and `..`: no quoting keeps them from being taken for steps of the path, to another call.
+    """
+    if str(name) in PATH_STEPS:
+        raise UsageError(f"{str(name)!r} cannot be a name in a path: choose another one")
     return quote(str(name), safe="")
 
 
