@@ -35,9 +35,9 @@ def create(
     admin_url: AdminUrl = DEFAULT_URL,
 ) -> None:
     """Make a tenant."""
-    admin = connect_admin(admin_url)
+    name, admin = check_tenant(tenant), connect_admin(admin_url)
     allowed = clusters or admin.clusters.list()
-    admin.tenants.create(check_tenant(tenant), {"adminRoles": admin_roles or [], "allowedClusters": allowed})
+    admin.tenants.create(name, {"adminRoles": admin_roles or [], "allowedClusters": allowed})
     done(f"tenant {tenant} created")
 
 
