@@ -107,7 +107,7 @@ class BookieRole(Role):
             {"/ledgers": self._ledgers_page},
             guard=self._refused_page,
             tls=health_context(settings.tls),
-            on_refused=lambda peer, reason: self._denials.handshake(peer, f"health port {self._health.port}", reason),
+            on_refused=self._on_health_handshake_refused,
         )
         self._record: BookieRegistration
         self._server: BookieServer
@@ -342,6 +342,9 @@ class BookieRole(Role):
         reason = "the ids of ledgers are for the roles in access.cluster_roles and access.reader_roles, by certificate"
         self._denials.role(Caller(request.role, request.peer, "GET /ledgers"), "", reason)
         return Page(f"role {request.role!r}: {reason}\n", HTTPStatus.FORBIDDEN)
+
+    def _on_health_handshake_refused(self, peer: str, reason: str) -> None:
+        self._denials.handshake(peer, f"health port {self._health.port}", reason, logged=True)
 
     def _health_page(self) -> Page:
         """Restarting helps against what this denies, and against nothing else."""

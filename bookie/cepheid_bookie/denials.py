@@ -76,12 +76,13 @@ class Denials:
         self._refusals.note("bookie.ticket.denied", (reason, caller.role), level=logging.WARNING, ledger_id=ledger_id, **facts)
         self.audit.record(caller.principal, caller.peer, caller.operation, f"ledger {ledger_id}", "denied", reason)
 
-    def handshake(self, peer: str, port: str, reason: str) -> None:
-        """Take note of a TLS handshake that failed. `port` is its name, such as "scan port 3182"."""
+    def handshake(self, peer: str, port: str, reason: str, *, logged: bool = False) -> None:
+        """Take note of a TLS handshake that failed. `port` is its name, such as "scan port 3182"; `logged`: the port's own
+        server has written the log line."""
         self.handshakes += 1
-        self._refusals.note(
-            "tls.handshake_failed", (host_of(peer), reason), level=logging.WARNING, peer=peer, port=port, error=reason
-        )
+        if not logged:
+            facts = {"peer": peer, "port": port, "error": reason}
+            self._refusals.note("tls.handshake_failed", (host_of(peer), reason), level=logging.WARNING, **facts)
         self.audit.record(None, peer, TLS_HANDSHAKE, port, "denied", reason)
 
 

@@ -98,7 +98,7 @@ class Cluster:
 
     def _is_ready(self, name: str) -> bool:
         if name in BOOKIES:
-            urls = [f"http://127.0.0.1:{self._ports[name][1]}/ready"]
+            urls = [f"http://127.0.0.1:{self._ports[name][1]}/ready", f"https://localhost:{self._ports[name][1]}/ready"]
         else:
             urls = [f"http://127.0.0.1:{self._ports[name][1]}/ready", f"https://localhost:{self._ports[name][3]}/ready"]
         for url in urls:

@@ -130,6 +130,8 @@ class _Watch:
         for each in ranks:
             self._acked.setdefault(each, event)
             consumer.held.pop(each, None)
+        if self._uncertain_until_s == inf:  # connections end sometime in this window, and what was just said may end with them
+            self._excused.update(ranks)
 
     def _on_nack(self, consumer: _Consumer, event: Event) -> None:
         rank = self._rank_of(event)

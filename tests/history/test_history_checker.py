@@ -160,6 +160,16 @@ def test_h7_an_acknowledged_message_comes_again() -> None:
     assert story.rules() == {"H7"}
 
 
+def test_h7_what_is_acknowledged_while_connections_end_may_come_again() -> None:
+    """Clients group acknowledgements, and drop a group when a connection ends, at any moment between the two events."""
+    story = Story().stored(2).open("a", "Shared").consumer("received", "a", 0).consumer("ack", "a", 0)
+    story.clock_s += 5
+    story.add("restart").consumer("received", "a", 1).consumer("ack", "a", 1)
+    story.clock_s += 5
+    assert story.consumer("received", "a", 1).add("restarted").rules() == set()
+    assert story.consumer("received", "a", 0).rules() == {"H7"}
+
+
 def test_h7_a_crash_excuses_only_the_latest_acknowledgements() -> None:
     story = consumed("Shared", 1).add("restart").add("restarted").consumer("received", "a", 0)
     assert story.rules() == set()

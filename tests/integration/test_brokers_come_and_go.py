@@ -38,8 +38,9 @@ class Brokers:
             "kill the owner": self.kill_owner,
             "pause the owner": self.pause_owner,
             "restart a broker": self.restart,
+            "unload": self.unload,
             "add a broker": self.add,
-            **({"drain the owner": self.drain_owner} if has_drain() else {}),
+            "drain the owner": self.drain_owner,
         }
 
     def kill_owner(self) -> None:
@@ -66,6 +67,11 @@ class Brokers:
             self._work.goes_on()
             self._processes.start(name)
 
+    def unload(self) -> None:
+        with self._work.connections_end("unload"):
+            self._command("topics", "unload", self._work.topic)
+            self._work.goes_on()
+
     def add(self) -> None:
         if len(self._processes.broker_ports) < MOST_BROKERS:
             with self._work.connections_end("a broker is added"):  # load may move to it
@@ -90,10 +96,6 @@ class Brokers:
         command = [*CEPHEID, *words, "--admin-url", self._processes.admin_urls[0]]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}\n{self._cluster.last_words()}"
-
-
-def has_drain() -> bool:
-    return subprocess.run([*CEPHEID, "brokers", "drain", "--help"], capture_output=True, check=False).returncode == 0
 
 
 def test_clients_keep_all_they_were_promised_while_brokers_come_and_go(chaos_round: int) -> None:

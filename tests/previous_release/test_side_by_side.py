@@ -84,6 +84,7 @@ class TwoReleases:
     def serve(self, topic: str, broker: str) -> None:
         """Move the topic's bundle to this broker, unless it is there already."""
         if self.view.owner(topic) != broker:
+            wait_for(lambda: len(self.admin.get("/admin/v2/brokers")) == len(BROKERS), "all brokers are known", PATIENCE_S)
             self.admin.put(f"{namespace_path(NAMESPACE)}/{self.bundle(topic)}/unload", destinationBroker=broker)
             wait_for(lambda: self.view.owner(topic) == broker, f"{broker} serves {topic}", PATIENCE_S)
 
