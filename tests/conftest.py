@@ -18,8 +18,9 @@ from tests.installed_wheel import install_wheel
 from tests.support import QUICK_JVM, run_async, run_virtual
 
 if worker := os.environ.get("PYTEST_XDIST_WORKER"):  # gw0, gw1, …: processes that run tests beside each other
-    first = 20_000 + 3_000 * (int(worker.removeprefix("gw")) % 4)
-    os.environ["CEPHEID_FREE_PORTS"] = f"{first}-{first + 2_999}"
+    number = int(os.environ.get("CEPHEID_FIRST_WORKER", "0")) + int(worker.removeprefix("gw"))  # suite.py: runs beside each other
+    first = 20_000 + 2_400 * (number % 5)
+    os.environ["CEPHEID_FREE_PORTS"] = f"{first}-{first + 2_399}"
 
 for options in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"):  # drivers of tests, also in processes of their own
     os.environ.setdefault(options, QUICK_JVM)
