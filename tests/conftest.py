@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import inspect
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,8 @@ from tests.support import QUICK_JVM, run_async, run_virtual
 
 if worker := os.environ.get("PYTEST_XDIST_WORKER"):  # gw0, gw1, …: processes that run tests beside each other
     number = int(os.environ.get("CEPHEID_FIRST_WORKER", "0")) + int(worker.removeprefix("gw"))  # suite.py: runs beside each other
-    first = 20_000 + 2_400 * (number % 5)
-    os.environ["CEPHEID_FREE_PORTS"] = f"{first}-{first + 2_399}"
+    first = 20_000 + 2_000 * (number % 6)
+    os.environ["CEPHEID_FREE_PORTS"] = f"{first}-{first + 1_999}"
 
 for options in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"):  # drivers of tests, also in processes of their own
     os.environ.setdefault(options, QUICK_JVM)
@@ -58,6 +59,13 @@ LONG_FILES = (
     "test_source_rules.py",
 )
 """Files with long tests. They begin first: else one process would still be busy with them when the others have ended."""
+
+
+def pytest_collection_finish() -> None:
+    if "cepheid_broker.admin.app" in sys.modules:  # importing it takes a second, which a run without servers does not need
+        import tests.shared_admin_app
+
+        tests.shared_admin_app.share()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -4,7 +4,7 @@ The fast ring is everything that is not marked `slow`. Neither ring has tests ma
 three parts, which run beside each other. The simulator has a low priority: it uses the processors while the others wait for
 servers, and takes little time from them. What it and Spark print is shown when all have ended.
 
-    others        ──────────────────────────────►   three processes, a file at a time
+    others        ──────────────────────────────►   four processes, a file at a time
     spark         ──────────────────►               one process (slow: two), a file at a time
     simulation    ─────────────────────────►        two processes, test by test
 
@@ -28,7 +28,7 @@ from typing import IO
 
 FAST, SLOW = "not slow and not page", "slow and not page"
 PROCESSES = 2
-PROCESSES_OF_WAITING_TESTS = 3
+PROCESSES_OF_WAITING_TESTS = 4
 """Tests outside of the simulator and Spark wait for servers, clients and clocks half of their time."""
 PROCESSES_OF_SPARK = {FAST: 1, SLOW: 2}
 """Each starts a JVM and a server. That takes longer than the few jobs of the fast ring."""
