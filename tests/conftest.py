@@ -45,8 +45,11 @@ LONG_FILES = (
     "test_dev_commands.py",
     "test_stream_killed.py",
     "test_cluster_master.py",
+    "test_brokers_come_and_go.py",
     "test_bookies_lost_for_good.py",
     "test_rolling_restart.py",
+    "test_brokers_die.py",
+    "test_zookeeper_dies.py",
     "test_producers.py",
     "test_role_processes.py",
     "test_repair_of_processes.py",
@@ -56,7 +59,8 @@ LONG_FILES = (
     "test_spark_bad_days.py",
     "test_batch_rows.py",
     "test_coverage.py",
-    "test_source_rules.py",
+    "test_offload_process.py",
+    "test_rendering.py",
 )
 """Files with long tests. They begin first: else one process would still be busy with them when the others have ended."""
 
