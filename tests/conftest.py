@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import inspect
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,9 @@ from tests.installed_wheel import install_wheel
 from tests.support import QUICK_JVM, run_async, run_virtual
 
 if worker := os.environ.get("PYTEST_XDIST_WORKER"):  # gw0, gw1, …: processes that run tests beside each other
-    first = 20_000 + 3_000 * (int(worker.removeprefix("gw")) % 4)
-    os.environ["CEPHEID_FREE_PORTS"] = f"{first}-{first + 2_999}"
+    number = int(os.environ.get("CEPHEID_FIRST_WORKER", "0")) + int(worker.removeprefix("gw"))  # suite.py: runs beside each other
+    first = 20_000 + 2_000 * (number % 6)
+    os.environ["CEPHEID_FREE_PORTS"] = f"{first}-{first + 1_999}"
 
 for options in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"):  # drivers of tests, also in processes of their own
     os.environ.setdefault(options, QUICK_JVM)
@@ -43,8 +45,11 @@ LONG_FILES = (
     "test_dev_commands.py",
     "test_stream_killed.py",
     "test_cluster_master.py",
+    "test_brokers_come_and_go.py",
     "test_bookies_lost_for_good.py",
     "test_rolling_restart.py",
+    "test_brokers_die.py",
+    "test_zookeeper_dies.py",
     "test_producers.py",
     "test_role_processes.py",
     "test_repair_of_processes.py",
@@ -54,9 +59,17 @@ LONG_FILES = (
     "test_spark_bad_days.py",
     "test_batch_rows.py",
     "test_coverage.py",
-    "test_source_rules.py",
+    "test_offload_process.py",
+    "test_rendering.py",
 )
 """Files with long tests. They begin first: else one process would still be busy with them when the others have ended."""
+
+
+def pytest_collection_finish() -> None:
+    if "cepheid_broker.admin.app" in sys.modules:  # importing it takes a second, which a run without servers does not need
+        import tests.shared_admin_app
+
+        tests.shared_admin_app.share()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,11 +1,12 @@
 """Runs the rings of the test suite: `python -m tests.suite fast`, `slow`, or `all` (fast, then slow if fast passed).
 
 The fast ring is everything that is not marked `slow`. Neither ring has tests marked `page`, which `make check` runs. A ring has
-three parts. The simulator runs beside the two others, with a low priority: it uses the processors while the others wait for
-servers, and takes little time from them. Its output is shown when it ends.
+three parts, which run beside each other. The simulator has a low priority: it uses the processors while the others wait for
+servers, and takes little time from them. What it and Spark print is shown when all have ended.
 
-    simulation    ──────────────────────────────►   two processes, test by test
-    spark ────────► others ─────────────────────►   one process (slow: two), then three, a file at a time
+    others        ──────────────────────────────►   four processes (slow: three), a file at a time
+    spark         ──────────────────►               one process (slow: two), a file at a time
+    simulation    ─────────────────────────►        two processes, test by test
 
 With `--repeat-failed` each failed test runs once more, alone. A test that passes then is flaky: it is named in the last lines, and
 more than two of them fail the run. So a landing does not depend on luck, and no flaky test goes unnoticed.
@@ -15,18 +16,21 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO
 
 FAST, SLOW = "not slow and not page", "slow and not page"
 PROCESSES = 2
-PROCESSES_OF_WAITING_TESTS = 3
-"""Tests outside of the simulator and Spark wait for servers, clients and clocks half of their time."""
+PROCESSES_OF_WAITING_TESTS = {FAST: 4, SLOW: 3}
+"""Tests outside of the simulator and Spark wait for servers, clients and clocks half of their time. The slow ones kill and restart
+processes and bound the pauses that clients see, so they have fewer neighbours."""
 PROCESSES_OF_SPARK = {FAST: 1, SLOW: 2}
 """Each starts a JVM and a server. That takes longer than the few jobs of the fast ring."""
 PRIORITY_OF_SIMULATION = 10
@@ -43,43 +47,53 @@ Ended = tuple[int, list[str]]
 """The exit code of a pytest run, and the node ids of the tests that failed in it."""
 
 
-def pytest(*arguments: str, output: IO[str] | None = None, priority: int = 0) -> Ended:
-    """Run pytest in a process of its own, and wait for it."""
+def pytest(*arguments: str, output: IO[str] | None = None, priority: int = 0, first_worker: int = 0) -> Ended:
+    """Run pytest in a process of its own, and wait for it.
+
+    `first_worker` is the number of its first worker process among those of all runs beside each other: each has ports of its own.
+    """
     command = [sys.executable, "-m", "pytest", "-q"]
     if priority:
         command = ["nice", "-n", str(priority), *command]
     with tempfile.TemporaryDirectory() as cache:  # not that of the clone: another pytest may write there meanwhile
-        run = subprocess.run([*command, "-o", f"cache_dir={cache}", *arguments], stdout=output, stderr=output)
+        environment = {**os.environ, "CEPHEID_FIRST_WORKER": str(first_worker)}
+        run = subprocess.run([*command, "-o", f"cache_dir={cache}", *arguments], stdout=output, stderr=output, env=environment)
         failed = Path(cache) / "v" / "cache" / "lastfailed"
         return run.returncode, sorted(json.loads(failed.read_text())) if failed.exists() else []
 
 
 def run_parts(selection: str) -> list[Ended]:
-    """Run all tests of a ring, the simulator beside the others.
+    """Run all tests of a ring, its three parts beside each other.
 
     The simulator's seeds are balanced test by test; all other tests share servers per file, and files with long tests come first
     (`LONG_FILES` in conftest.py). Tests of Spark run in processes of their own: a JVM that is started from a process in which gRPC
     has run may end at once (gRPC's handlers run in the forked child).
     """
     by_file = ["--dist", "loadfile", "--no-loadscope-reorder"]
-    with tempfile.TemporaryFile("w+") as said, ThreadPoolExecutor(1) as beside:
+    with ExitStack() as opened:
+        said = {part: opened.enter_context(tempfile.TemporaryFile("w+")) for part in ("tests/spark", "tests/simulation")}
+        beside = opened.enter_context(ThreadPoolExecutor(len(said)))
+        spark = beside.submit(
+            pytest,
+            *("-m", selection, "-n", str(PROCESSES_OF_SPARK[selection]), *by_file, "tests/spark"),
+            output=said["tests/spark"],
+            first_worker=PROCESSES_OF_WAITING_TESTS[selection],
+        )
         simulation = beside.submit(
             pytest,
             *("-m", selection, "-n", str(PROCESSES), "--dist", "worksteal"),
             *("--timeout", str(TIMEOUT_OF_SIMULATION_S), "tests/simulation"),
-            output=said,
+            output=said["tests/simulation"],
             priority=PRIORITY_OF_SIMULATION,
         )
-        ended = [
-            pytest("-m", selection, "-n", str(PROCESSES_OF_SPARK[selection]), *by_file, "tests/spark"),
-            pytest(
-                *("-m", selection, "-n", str(PROCESSES_OF_WAITING_TESTS), *by_file),
-                *("tests", "--ignore", "tests/simulation", "--ignore", "tests/spark"),
-            ),
-        ]
-        ended.append(simulation.result())
-        said.seek(0)
-        print(f"\ntests/simulation:\n{said.read()}", flush=True)
+        others = pytest(
+            *("-m", selection, "-n", str(PROCESSES_OF_WAITING_TESTS[selection]), *by_file),
+            *("tests", "--ignore", "tests/simulation", "--ignore", "tests/spark"),
+        )
+        ended = [others, spark.result(), simulation.result()]
+        for part, output in said.items():
+            output.seek(0)
+            print(f"\n{part}:\n{output.read()}", flush=True)
     return ended
 
 

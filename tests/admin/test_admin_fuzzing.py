@@ -11,6 +11,7 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cache
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -18,6 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cepheid_broker.admin.access_table import ACCESS
 from cepheid_broker.admin.app import create_app
 from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.cross_site import AdminHosts
@@ -27,12 +29,25 @@ from tests.admin.admin_world import AdminWorld, running_admin
 from tests.admin.hostile_requests import Answer, Request, requests_for, send
 
 EXAMPLES = os.environ.get("CEPHEID_FUZZ_EXAMPLES")
-DESCRIPTION: dict[str, Any] = create_app(cast(AdminContext, None))._app._app.openapi()  # type: ignore[attr-defined]
-OPERATIONS = sorted(
-    ((method, path) for path, operations in DESCRIPTION["paths"].items() for method in operations),
-    key=lambda each: each[0] != "get",
-)
+OPERATIONS = sorted(((method.lower(), path) for method, path in ACCESS), key=lambda each: each[0] != "get")
+"""Those of the table of permissions, which has every route. Building the description takes a second in each process of a run."""
 SLOW = ("/admin/v2/brokers/health",)
+
+
+@cache
+def description() -> dict[str, Any]:
+    described: dict[str, Any] = create_app(cast(AdminContext, None))._app._app.openapi()  # type: ignore[attr-defined]
+    return described
+
+
+def requests_of(method: str, path: str) -> st.SearchStrategy[Request]:
+    return requests_for(method, path, description()["paths"][path][method], description())
+
+
+@pytest.mark.slow
+def test_every_operation_of_the_description_is_asked() -> None:
+    described = {(method, path) for path, operations in description()["paths"].items() for method in operations}
+    assert described == set(OPERATIONS)
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +88,7 @@ def test_whatever_is_asked_the_answer_is_a_reason_or_a_success(fuzzed: AdminWorl
         deadline=None,
         suppress_health_check=list(HealthCheck),
     )
-    @given(request=requests_for(method, path, DESCRIPTION["paths"][path][method], DESCRIPTION))
+    @given(request=requests_of(method, path))
     def ask(request: Request) -> None:
         check(request, fuzzed.run(send(address.hostname, address.port, request)))
 
@@ -87,11 +102,7 @@ def test_requests_at_the_same_time_do_not_harm_each_other(fuzzed: AdminWorld) ->
     make_objects(fuzzed)
     address = urlsplit(fuzzed.standalone.admin_url)
     host, port = str(address.hostname), int(address.port or 0)
-    kinds = [
-        requests_for(method, path, DESCRIPTION["paths"][path][method], DESCRIPTION)
-        for method, path in OPERATIONS
-        if path not in SLOW and "/{topic}" in path
-    ]
+    kinds = [requests_of(method, path) for method, path in OPERATIONS if path not in SLOW and "/{topic}" in path]
 
     @settings(
         max_examples=int(EXAMPLES or 4),

@@ -39,10 +39,10 @@ def listed() -> dict[tuple[str, str], Endpoint]:
     return {endpoint.call: endpoint for endpoint in endpoints()}
 
 
-@pytest.mark.parametrize("call", served(), ids=" ".join)
-def test_each_route_is_one_of_pulsars_with_its_success_status(call: tuple[str, str]) -> None:
-    assert call in listed(), "no tool will ever call this"
-    assert (served()[call].status_code or 200) == listed()[call].success_status
+def test_each_route_is_one_of_pulsars_with_its_success_status() -> None:
+    assert not served().keys() - listed().keys(), "no tool will ever call these"
+    statuses = {call: route.status_code or 200 for call, route in served().items()}
+    assert statuses == {call: listed()[call].success_status for call in served()}
 
 
 def test_everything_of_pulsars_api_is_served_or_has_a_reason_why_not() -> None:
@@ -115,9 +115,8 @@ def errors_of_ours() -> list[type[CepheidError]]:
     return found
 
 
-@pytest.mark.parametrize("kind", errors_of_ours(), ids=lambda kind: kind.__name__)
-def test_every_refusal_of_the_broker_is_in_the_table(kind: type[CepheidError]) -> None:
-    assert kind in HTTP_STATUSES
+def test_every_refusal_of_the_broker_is_in_the_table() -> None:
+    assert not [kind for kind in errors_of_ours() if kind not in HTTP_STATUSES]
 
 
 def test_what_is_not_in_the_table_is_503_or_500_by_what_it_says_of_itself() -> None:

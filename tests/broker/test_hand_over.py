@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from cepheid_broker.admin.drains import drains
 from cepheid_broker.errors import NotAllowedError, ServiceNotReadyError
 from cepheid_broker.ownership import HandOverCall, PeerUnreachableError
 from cepheid_broker.ownership.bundles import Bundle
@@ -30,6 +31,12 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     for limit in ("PREPARE_LIMIT_S", "OPEN_LIMIT_S", "TAKE_LIMIT_S"):
         monkeypatch.setattr(f"cepheid_broker.ownership.hand_over.{limit}", 60.0)
     monkeypatch.setattr("cepheid_broker.topics.topics.OPEN_LIMIT_S", 60.0)
+
+
+@pytest.fixture(autouse=True)
+def few_routes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Serve only the calls between brokers: building all 350 routes takes longer than most of these tests."""
+    monkeypatch.setattr("cepheid_broker.admin.app.ROUTERS", (drains,))
 
 
 async def release(owner: OneBroker, topic: str, to: str = "") -> None:

@@ -35,4 +35,5 @@ def render(*arguments: str, release: str = "my", namespace: str = "pub") -> list
     """Return the manifests that the chart renders to."""
     done = template(*arguments, release=release, namespace=namespace)
     assert done.returncode == 0, done.stderr
-    return [manifest for manifest in yaml.safe_load_all(done.stdout) if manifest]
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # that in C is ten times as fast
+    return [manifest for manifest in yaml.load_all(done.stdout, Loader=loader) if manifest]

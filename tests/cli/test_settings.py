@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +55,16 @@ SAMPLES: dict[str, Any] = {
 """Text of a certain form, and what has to fit to other settings. All else follows from the type and the bounds."""
 
 
+@cache
+def schema_of(table: type[BaseModel]) -> dict[str, Any]:
+    return table.model_json_schema()
+
+
 def another_value(setting: Setting) -> Any:
     """One that is allowed and not the default."""
     if setting.name in SAMPLES:
         return SAMPLES[setting.name]
-    schema = setting.table.model_json_schema()["properties"][setting.name.rpartition(".")[2]]
+    schema = schema_of(setting.table)["properties"][setting.name.rpartition(".")[2]]
     schema = next((part for part in schema.get("anyOf", ()) if part["type"] != "null"), schema)
     default = setting.field.default
     match schema["type"]:
@@ -100,41 +106,43 @@ def flat(model: BaseModel, path: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{path}{name}", value
 
 
-def assert_only_this_was_set(role: RolePage, tmp_path: Path, settings: BaseModel, name: str, value: Any) -> None:
-    before, after = dict(flat(load(role, tmp_path))), dict(flat(settings))
+def assert_only_this_was_set(before: dict[str, Any], settings: BaseModel, name: str, value: Any) -> None:
+    after = dict(flat(settings))
     expected = tuple(value) if isinstance(value, list) else Path(value) if isinstance(after[name], Path) else value
     assert after == {**before, name: expected}
-    assert name == "metadata" or before[name] != expected, "nothing is tested with the default"
+    assert name == "metadata" or before[name] != expected, f"nothing is tested with the default of {name}"
 
 
-@pytest.mark.parametrize(("role", "name"), EVERY_SETTING, ids=lambda part: getattr(part, "command", part))
-def test_it_can_be_set_from_a_file_and_from_the_environment(role: RolePage, name: str, tmp_path: Path) -> None:
-    value = another_value(settings_of(role.model)[name])
-    table: Any = value
-    for part in reversed(name.split(".")):
-        table = {part: table}
-    assert_only_this_was_set(role, tmp_path, load(role, tmp_path, table=table), name, value)
-    variables = {variable_of(role.prefix, name): text_of(value)}
-    assert_only_this_was_set(role, tmp_path, load(role, tmp_path, environment=variables), name, value)
+@pytest.mark.parametrize("role", ROLES, ids=lambda role: role.command)
+def test_each_can_be_set_from_a_file_and_from_the_environment(role: RolePage, tmp_path: Path) -> None:
+    before = dict(flat(load(role, tmp_path)))
+    for name, setting in settings_of(role.model).items():
+        value = another_value(setting)
+        table: Any = value
+        for part in reversed(name.split(".")):
+            table = {part: table}
+        assert_only_this_was_set(before, load(role, tmp_path, table=table), name, value)
+        variables = {variable_of(role.prefix, name): text_of(value)}
+        assert_only_this_was_set(before, load(role, tmp_path, environment=variables), name, value)
 
 
-EVERY_FLAG = [(role, name, flag) for role in ROLES for name, flag in flags_of(role.command).items()]
-
-
-@pytest.mark.parametrize(("role", "name", "flag"), EVERY_FLAG, ids=lambda part: getattr(part, "command", part))
-def test_its_flag_reaches_it(role: RolePage, name: str, flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("role", ROLES, ids=lambda role: role.command)
+def test_each_flag_reaches_its_setting(role: RolePage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[tuple[dict[str, Any], list[Path]]] = []
 
     def run(flags: dict[str, Any], config: list[Path], **_: Any) -> None:
         called.append((flags, config))
 
     monkeypatch.setattr(f"cepheid_cli.{role.command}.run_{role.command}", run)
-    value = another_value(settings_of(role.model)[name])
-    outcome = CliRunner().invoke(app, [role.command, flag, text_of(value), "--config", "some.toml"])
-    assert outcome.exit_code == 0, outcome.output
-    ((flags, config),) = called
-    assert config == [Path("some.toml")]
-    assert_only_this_was_set(role, tmp_path, load(role, tmp_path, flags=flags), name, value)
+    before = dict(flat(load(role, tmp_path)))
+    for name, flag in flags_of(role.command).items():
+        called.clear()
+        value = another_value(settings_of(role.model)[name])
+        outcome = CliRunner().invoke(app, [role.command, flag, text_of(value), "--config", "some.toml"])
+        assert outcome.exit_code == 0, (flag, outcome.output)
+        ((flags, config),) = called
+        assert config == [Path("some.toml")]
+        assert_only_this_was_set(before, load(role, tmp_path, flags=flags), name, value)
 
 
 @pytest.mark.parametrize("role", ROLES, ids=lambda role: role.command)
@@ -185,6 +193,7 @@ def test_old_names_lead_to_settings_and_are_none_themselves() -> None:
         assert set(RENAMED.values()) <= settings_of(role.model).keys()
 
 
+@pytest.mark.page
 def test_every_setting_is_read_by_something() -> None:
     """By its name, at least: a setting that nothing reads cannot do what its description says."""
     folders = ("core", "bookie", "tiered_storage", "broker_service", "sdk")

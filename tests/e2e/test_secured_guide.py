@@ -88,6 +88,7 @@ def served(directory: Path, secured: Path) -> Iterator[None]:
         server.wait(30)
 
 
+@pytest.mark.slow  # nineteen processes of the command line, one after the other
 @pytest.mark.timeout(300)
 def test_the_commands_of_the_guide(tmp_path: Path) -> None:
     commands = commands_below("The commands")

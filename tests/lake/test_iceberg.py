@@ -8,7 +8,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyiceberg.catalog import load_catalog
 
 import cepheid_lake
 from cepheid.sync import connect
@@ -23,8 +22,14 @@ def catalog(tmp_path: Path) -> dict[str, str]:
     return {"uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/warehouse"}
 
 
+def catalog_of(catalog: dict[str, str]) -> Any:
+    from pyiceberg.catalog import load_catalog  # here: it takes a second, in each process of a run
+
+    return load_catalog("default", **catalog)
+
+
 def rows_of(catalog: dict[str, str], table: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = load_catalog("default", **catalog).load_table(table).scan().to_arrow().to_pylist()
+    found: list[dict[str, Any]] = catalog_of(catalog).load_table(table).scan().to_arrow().to_pylist()
     return found
 
 
@@ -70,7 +75,7 @@ def test_positions_are_those_of_the_newest_snapshot_of_an_export(catalog: dict[s
     for place in ("1:1", "1:2"):
         target.add(pa.record_batch({"value": [place.encode()]}))
         target.commit(committed(place))
-    table = load_catalog("default", **catalog).load_table("lake.rows")
+    table = catalog_of(catalog).load_table("lake.rows")
     table.append(pa.table({"value": [b"by hand"]}))
     assert IcebergTarget("iceberg://lake.rows", catalog).open() == committed("1:2")
 
@@ -91,9 +96,9 @@ def test_of_two_exports_at_the_same_time_one_is_refused(catalog: dict[str, str])
 
 
 def test_a_table_with_rows_of_somebody_else_is_left_alone(catalog: dict[str, str]) -> None:
-    opened = load_catalog("default", **catalog)
-    opened.create_namespace("lake")
-    table = opened.create_table("lake.others", schema=pa.schema({"value": pa.binary()}))
+    tables = catalog_of(catalog)
+    tables.create_namespace("lake")
+    table = tables.create_table("lake.others", schema=pa.schema({"value": pa.binary()}))
     table.append(pa.table({"value": [b"x"]}))
     with pytest.raises(LakeTargetError, match="none of its snapshots was made by an export: export to a table of its own"):
         IcebergTarget("iceberg://lake.others", catalog).open()

@@ -249,6 +249,7 @@ async def test_the_child_ends_with_its_parent(tmp_path: Path) -> None:
     await wait_until(has_ended, what="the end of the child")
 
 
+@pytest.mark.slow
 async def test_credentials_reach_the_child_but_not_its_command_line() -> None:
     with credentials(), s3_server() as server:
         async with process_segments() as segments:

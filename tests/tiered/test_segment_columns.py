@@ -7,9 +7,7 @@ import io
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import fastavro
-import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -104,6 +102,9 @@ async def test_statistics_prune_by_entry_and_time_and_are_not_kept_of_values() -
 
 
 async def test_duckdb_and_polars_read_the_file(tmp_path: Path) -> None:
+    import duckdb  # here: they take a second, in each process of a run
+    import polars as pl
+
     path = tmp_path / "a.parquet"
     path.write_bytes(await parquet_of(TAILS))
     event_time = datetime.datetime.fromtimestamp(EVENT_MS / 1000, datetime.UTC)
@@ -132,6 +133,8 @@ NEW = avro(("id", "long"), ("key", ["null", "int"]), version=1)
 
 
 async def test_files_of_several_schema_versions_open_by_name_also_with_a_field_called_key(tmp_path: Path) -> None:
+    import duckdb
+
     first = [single(record(OLD, id=1), schema_version=OLD.version, partition_key="a")]
     both = [
         single(record(OLD, id=2), schema_version=OLD.version, partition_key="b"),
