@@ -22,6 +22,7 @@ class Chunk:
     num_chunks: int
     total_bytes: int
     payload: bytes
+    sealed: str = ""  # why it is still encrypted
 
     @property
     def is_last(self) -> bool:
@@ -31,6 +32,7 @@ class Chunk:
 @dataclass(slots=True)
 class _Started:
     num_chunks: int
+    is_sealed: bool
     parts: list[bytes] = field(default_factory=list)
     size_bytes: int = 0
 
@@ -52,7 +54,7 @@ class ChunkAssembler:
         """The whole payload, when this chunk completes it; why not, when it should and does not; else None."""
         if chunk.chunk_id == 0 and chunk.num_chunks > 1:
             self._drop(chunk.uuid)
-            self._started[chunk.uuid] = _Started(chunk.num_chunks)
+            self._started[chunk.uuid] = _Started(chunk.num_chunks, bool(chunk.sealed))
         started = self._started.get(chunk.uuid)
         if started is None:
             return self._last_of_unknown(chunk)
@@ -89,7 +91,10 @@ class ChunkAssembler:
             return (
                 f"chunk {len(started.parts)} of {started.num_chunks} is missing before chunk {chunk.chunk_id} of {chunk.num_chunks}"
             )
-        if started.size_bytes + len(chunk.payload) > min(chunk.total_bytes, self._limit_bytes):
+        if started.is_sealed != bool(chunk.sealed):
+            return "some of its chunks cannot be decrypted"
+        announced = self._limit_bytes if chunk.sealed else chunk.total_bytes  # encryption makes chunks larger than announced
+        if started.size_bytes + len(chunk.payload) > min(announced, self._limit_bytes):
             limit = f"{chunk.total_bytes} bytes are announced, {self._limit_bytes} are kept at most"
             return f"its first {chunk.chunk_id + 1} chunks have {started.size_bytes + len(chunk.payload)} bytes: {limit}"
         return None
@@ -99,7 +104,7 @@ class ChunkAssembler:
         self._complete[chunk.uuid] = None
         if len(self._complete) > _REMEMBERED:
             del self._complete[next(iter(self._complete))]
-        if started.size_bytes != chunk.total_bytes:
+        if started.size_bytes != chunk.total_bytes and not started.is_sealed:
             return f"its {chunk.num_chunks} chunks have {started.size_bytes} bytes, {chunk.total_bytes} are announced"
         return b"".join(started.parts)
 

@@ -14,8 +14,11 @@ from cepheid_decode.decode_payloads import MAX_CHUNKED_BYTES, MAX_COMPRESSION, M
 from cepheid_decode.entry_metadata import EntryTable
 from cepheid_decode.row_pruning import entries_wanted
 from cepheid_decode.scan_request import RowFilter
+from cepheid_wire import pulsar_api_pb2 as pb
+from cepheid_wire.payload_decryption import PayloadDecryptor, UndecryptableError
 
 MAX_BATCH_MESSAGES = 1 << 21  # two thousand times what clients put into a batch by default: a reader keeps numbers of each
+_ENCRYPTED = "its payload is encrypted, and no decryption keys are given"
 _TRANSACTION = "it belongs to a transaction, and whether that was committed is not written in the entries"
 
 
@@ -30,7 +33,8 @@ class EntryPlan:
     compressions: Ints
     moves: Bools
     chunks: list[int]
-    encrypted: set[int]  # of the bad ones, those whose payload is whole: it can be shown as it is stored
+    encrypted: set[int]  # those to decrypt
+    sealed: set[int]  # of the bad ones, those that stay encrypted: their payload is whole, so it can be shown as it is stored
     data_bytes: int  # of the buffer with the stored entries, before anything is unpacked behind them
     markers: int
     bad: dict[int, str] = field(default_factory=dict)
@@ -57,8 +61,8 @@ class EntryPlan:
             self.room = extended(data[: self.data_bytes], max(room_bytes, size_bytes))
         return self.room, self.data_bytes - PADDING_BYTES
 
-    def chunk(self, entries: EntryTable, row: int) -> Chunk | str:
-        """The chunk that this entry is; or why it is none."""
+    def chunk(self, entries: EntryTable, row: int, decryptor: PayloadDecryptor | None) -> Chunk | str:
+        """The chunk that this entry is, decrypted if it can be; or why it is none."""
         fields = entries.fields
         uuid_start, uuid_end = (int(bound[row]) for bound in fields.span(entry_fields.UUID))
         number = {name: int(fields.number(name)[row]) for name in (entry_fields.CHUNK_ID, entry_fields.NUM_CHUNKS)}
@@ -68,14 +72,45 @@ class EntryPlan:
             return f"it is chunk {chunk_id} of {num_chunks} of a message" + ("" if uuid_end > uuid_start else " without uuid")
         if not 0 <= total_bytes <= MAX_CHUNKED_BYTES:
             return f"its chunks have {total_bytes} bytes, {MAX_CHUNKED_BYTES} are joined at most"
-        payload = entries.data[entries.payload_starts[row] : entries.payload_ends[row]].tobytes()
-        return Chunk(entries.data[uuid_start:uuid_end].tobytes(), chunk_id, num_chunks, total_bytes, payload)
+        uuid = entries.data[uuid_start:uuid_end].tobytes()
+        payload, sealed = entries.payload_bytes(row), ""
+        if fields.present(entry_fields.ENCRYPTION_KEYS)[row]:
+            try:
+                payload = decrypted(entries, row, decryptor)
+            except UndecryptableError as error:
+                sealed = str(error.args[0])
+        return Chunk(uuid, chunk_id, num_chunks, total_bytes, payload, sealed)
 
     def refuse(self, row: int, reason: str) -> None:
         """Of a chunk: what is there of its message is no payload."""
         self.bad[row] = reason
         self.encrypted.discard(row)
+        self.sealed.discard(row)
         self.sizes[row] = 0
+
+    def keep_sealed(self, row: int, reason: str, size_bytes: int) -> None:
+        """Of a payload that cannot be decrypted: it is shown as it is stored, or joined."""
+        self.bad[row] = reason
+        self.sealed.add(row)
+        self.compressions[row] = NOT_COMPRESSED
+        self.sizes[row] = size_bytes
+        self.moves[row] = row in self.joined
+
+    def decrypt(self, entries: EntryTable, rows: Ints, decryptor: PayloadDecryptor) -> dict[int, bytes]:
+        """Return the decrypted payloads of the `rows` that are encrypted, by row. Chunks were decrypted one by one."""
+        opened: dict[int, bytes] = {}
+        for row in rows.tolist():
+            if row not in self.encrypted or row in self.bad or row in self.joined:
+                continue
+            try:
+                opened[row] = decrypted(entries, row, decryptor)
+            except UndecryptableError as error:
+                self.keep_sealed(row, str(error.args[0]), int(entries.payload_ends[row] - entries.payload_starts[row]))
+                continue
+            self.moves[row] = True
+            if self.compressions[row] == NOT_COMPRESSED:
+                self.sizes[row] = len(opened[row])
+        return opened
 
     def join(self, row: int, whole: bytes) -> None:
         """The payload of a chunked message, in place of its last chunk's."""
@@ -85,14 +120,25 @@ class EntryPlan:
             self.sizes[row] = len(whole)
 
 
-def plan_entries(entries: EntryTable, row_filter: RowFilter) -> EntryPlan:
+def decrypted(entries: EntryTable, row: int, decryptor: PayloadDecryptor | None) -> bytes:
+    """Return the payload of an encrypted entry, compressed as it was. Raises UndecryptableError."""
+    if decryptor is None:
+        raise UndecryptableError(_ENCRYPTED)
+    try:
+        return decryptor.decrypt(pb.MessageMetadata.FromString(entries.metadata_bytes(row)), entries.payload_bytes(row))
+    except UndecryptableError as error:
+        raise UndecryptableError(f"its payload cannot be decrypted: {error.args[0]}") from error
+
+
+def plan_entries(entries: EntryTable, row_filter: RowFilter, *, has_keys: bool = False) -> EntryPlan:
+    """Plan all entries. `has_keys`: encrypted payloads are not refused, since they may be decrypted."""
     fields = entries.fields
     readable = entries.readable
     bad = dict(entries.refused)
     marker = fields.present(entry_fields.MARKER_TYPE) & readable
     is_chunk = (fields.number(entry_fields.NUM_CHUNKS) > 1) & readable & ~marker
     encrypted = fields.present(entry_fields.ENCRYPTION_KEYS) & readable & ~marker
-    compressions = np.where(encrypted, NOT_COMPRESSED, fields.number(entry_fields.COMPRESSION))
+    compressions = np.where(encrypted & (not has_keys), NOT_COMPRESSED, fields.number(entry_fields.COMPRESSION))
     stored = entries.payload_ends - entries.payload_starts
     compressed = compressions != NOT_COMPRESSED
     sizes = np.where(compressed, fields.number(entry_fields.UNCOMPRESSED_SIZE), stored)
@@ -107,11 +153,19 @@ def plan_entries(entries: EntryTable, row_filter: RowFilter) -> EntryPlan:
         moves=compressed & readable,
         chunks=np.flatnonzero(is_chunk).tolist(),
         encrypted=set(np.flatnonzero(encrypted & alive).tolist()),
+        sealed=set(),
         data_bytes=len(entries.data),
         markers=int(np.count_nonzero(marker)),
         bad=bad,
     )
     _refuse_some(entries, plan, alive & readable, is_chunk)
+    if has_keys:
+        plan.encrypted -= plan.bad.keys()
+    else:
+        plan.bad |= dict.fromkeys(plan.encrypted, _ENCRYPTED)
+        plan.sealed, plan.encrypted = plan.encrypted, set()
+    for row in plan.bad.keys() - plan.sealed:
+        plan.sizes[row] = 0
     return plan
 
 
@@ -129,7 +183,3 @@ def _refuse_some(entries: EntryTable, plan: EntryPlan, judged: Bools, is_chunk: 
     if entry_fields.TRANSACTION in fields.numbers:
         for row in np.flatnonzero(judged & fields.present(entry_fields.TRANSACTION)).tolist():
             plan.bad[row] = _TRANSACTION
-    for row in plan.encrypted:
-        plan.bad[row] = "its payload is encrypted"
-    for row in plan.bad:
-        plan.sizes[row] = 0 if row not in plan.encrypted else plan.sizes[row]

@@ -51,6 +51,10 @@ class EntryTable:
     def metadata_bytes(self, row: int) -> bytes:
         return self.data[self.metadata_starts[row] : self.payload_starts[row]].tobytes()
 
+    def payload_bytes(self, row: int) -> bytes:
+        """The payload as it is stored."""
+        return self.data[self.payload_starts[row] : self.payload_ends[row]].tobytes()
+
     @property
     def readable(self) -> Bools:
         readable = np.ones(len(self), bool)

@@ -4,8 +4,8 @@
            ─► payloads unpacked, `decode_bytes` at a time ─► messages of all batches ─► rows ─► columns, those that are asked for
 
 Rule 1: an entry that cannot be read as a whole is one bad record, however many messages it says it has. Bad is what protobuf or a
-codec refuses, a batch that does not add up, a chunked message without its chunks, an encrypted payload, a message of a transaction
-(whether that was committed is not written in the entries), text that is no UTF-8 in a column that is asked for.
+codec refuses, a batch that does not add up, a chunked message without its chunks, an encrypted payload without its key, a message
+of a transaction (whether that was committed is not written in the entries), text that is no UTF-8 in a column that is asked for.
 Rule 2: FAIL raises at the first one, with its position; SKIP leaves it out; NULL gives a row without what could not be read. Of an
 encrypted one that is the payload as stored, with what decrypting takes among the properties. All are counted.
 Rule 3: an entry outside the filter's publish times is not looked into, so it is never bad.
@@ -34,6 +34,7 @@ from cepheid_decode.history import Piece
 from cepheid_decode.row_pruning import keep_not_compacted, keep_wanted
 from cepheid_decode.scan_request import OnBadRecord, ReadMode, ScanSpec
 from cepheid_rpc import EntryGroup
+from cepheid_wire.payload_decryption import PayloadDecryptor
 
 __all__ = ["BATCH_BYTES", "DecodedMessages", "LookBack", "MessageDecoder"]
 
@@ -53,10 +54,13 @@ LookBack = Callable[[Piece, int], Iterator[EntryGroup]]
 class MessageDecoder:
     """Groups of a piece, in order and without gaps, to rows. Not for two pieces at a time."""
 
-    def __init__(self, spec: ScanSpec, counters: ScanCounters, look_back: LookBack) -> None:
+    def __init__(
+        self, spec: ScanSpec, counters: ScanCounters, look_back: LookBack, decryptor: PayloadDecryptor | None = None
+    ) -> None:
         self._spec = spec
         self._counters = counters
         self._look_back = look_back
+        self._decryptor = decryptor
         self._batch_bytes = max(BATCH_BYTES, spec.settings.decode_bytes)
         self._wanted = wanted_columns(spec)
         self._schema = arrow_schema(spec) if spec.mode is ReadMode.MESSAGES else None
@@ -86,7 +90,7 @@ class MessageDecoder:
         for bunch in bunches(groups, _BUNCH_BYTES):
             entries = parse_entries(bunch)
             bunch.clear()
-            plan = plan_entries(entries, self._spec.row_filter)
+            plan = plan_entries(entries, self._spec.row_filter, has_keys=self._decryptor is not None)
             self._counters.markers += plan.markers
             self._join_chunks(piece, entries, plan)
             for chosen in plan.slices(self._batch_bytes, BATCH_MESSAGES):
@@ -145,12 +149,14 @@ class MessageDecoder:
         return rows
 
     def _unpack(self, entries: EntryTable, plan: EntryPlan, chosen: Ints) -> tuple[Ints, Ints]:
-        """Where the payloads of the `chosen` entries lie, not compressed: behind the others those that were, or came in chunks."""
+        """Return where the plain payloads of the `chosen` entries lie: those that were compressed or encrypted, or came in chunks,
+        lie after the stored entries."""
         starts, ends = entries.payload_starts[chosen], entries.payload_ends[chosen]
+        opened = {} if self._decryptor is None else plan.decrypt(entries, chosen, self._decryptor)
         moved = [
             i
             for i in np.flatnonzero(plan.moves[chosen]).tolist()
-            if int(chosen[i]) not in plan.bad or int(chosen[i]) in plan.encrypted
+            if int(chosen[i]) not in plan.bad or int(chosen[i]) in plan.sealed
         ]
         if not moved:
             return starts, ends
@@ -159,7 +165,7 @@ class MessageDecoder:
         for i in moved:
             row = int(chosen[i])
             target = entries.data[at : at + int(sizes[i])]
-            source = plan.joined.get(row)
+            source = opened.get(row, plan.joined.get(row))
             packed = entries.data[starts[i] : ends[i]] if source is None else np.frombuffer(source, np.uint8)
             if plan.compressions[row] == NOT_COMPRESSED:
                 target[:] = packed
@@ -176,7 +182,7 @@ class MessageDecoder:
             if self._spec.on_bad_record is OnBadRecord.FAIL:
                 raise _bad_record(piece, f"{piece.ledger_id}:{entries.entry_ids[row]}", plan.bad[row])
             self._counters.bad_records += 1
-            if row in plan.encrypted:
+            if row in plan.sealed:
                 contexts[row] = encryption_context(entries, row)
         return contexts if self._spec.on_bad_record is OnBadRecord.NULL else {}
 
@@ -204,7 +210,7 @@ class MessageDecoder:
     def _join_chunks(self, piece: Piece, entries: EntryTable, plan: EntryPlan) -> None:
         """Puts the whole payload of a chunked message in place of that of its last chunk."""
         for row in plan.chunks:
-            chunk = plan.chunk(entries, row)
+            chunk = plan.chunk(entries, row, self._decryptor)
             if isinstance(chunk, str):
                 plan.refuse(row, chunk)
                 continue
@@ -214,6 +220,8 @@ class MessageDecoder:
             whole = self._chunks.add(chunk)
             if isinstance(whole, bytes):
                 plan.join(row, whole)
+                if chunk.sealed:
+                    plan.keep_sealed(row, chunk.sealed, len(whole))
             elif isinstance(whole, str):
                 plan.refuse(row, whole)
             else:
@@ -225,7 +233,7 @@ class MessageDecoder:
             entries = parse_entries([group])
             plan = plan_entries(entries, self._spec.row_filter)
             for row in plan.chunks:
-                chunk = plan.chunk(entries, row)
+                chunk = plan.chunk(entries, row, self._decryptor)
                 if isinstance(chunk, Chunk):
                     earlier.add(chunk)
         return earlier

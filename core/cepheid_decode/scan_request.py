@@ -9,6 +9,7 @@ from cepheid_decode.errors import BadOptionError
 from cepheid_decode.history import SchemaVersion
 from cepheid_decode.positions import MessagePosition
 from cepheid_security import ClientTls
+from cepheid_wire.payload_decryption import PrivateKeyOf
 
 MAX_TIME_MS = 253_402_300_799_999  # the year 9999: beyond it there is no timestamp in Spark or Python
 
@@ -148,6 +149,7 @@ class ScanSpec:
     writers: tuple[tuple[str, tuple[SchemaVersion, ...]], ...] = ()
     plan_source: PlanSource | None = None  # to look once again where a ledger went
     storage: StorageAccess = StorageAccess()
+    decryption_keys: str | PrivateKeyOf | None = None  # package.module:function, a directory, or a function; None: no keys
 
 
 @dataclass(frozen=True, slots=True)

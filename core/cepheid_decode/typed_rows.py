@@ -24,6 +24,7 @@ from cepheid_decode.scan_request import OnBadRecord, ReadMode, ScanSpec
 from cepheid_decode.shared_schema import base_of
 from cepheid_decode.typed import TypedColumns, typed_fields
 from cepheid_rpc import EntryGroup
+from cepheid_wire.payload_decryption import PayloadDecryptor
 
 ERROR_COLUMN = "_error"
 METADATA_PREFIX = "__"
@@ -53,13 +54,19 @@ class Messages(Protocol):
 class TypedRows:
     """A decoder of the same face as MessageDecoder."""
 
-    def __init__(self, spec: ScanSpec, counters: ScanCounters, look_back: Callable[[Piece, int], Iterator[EntryGroup]]) -> None:
+    def __init__(
+        self,
+        spec: ScanSpec,
+        counters: ScanCounters,
+        look_back: Callable[[Piece, int], Iterator[EntryGroup]],
+        decryptor: PayloadDecryptor | None = None,
+    ) -> None:
         fields = {field.name for field in typed_fields(spec.schemas, spec.reader_version)}
         self._schema = arrow_schema(spec)
         self._of_schema = [name for name in spec.columns if name in fields]
         metadata = [name.removeprefix(METADATA_PREFIX) for name in spec.columns if name not in fields and name != ERROR_COLUMN]
         inner = replace(spec, mode=ReadMode.MESSAGES, columns=tuple(dict.fromkeys((*_NEEDED, *metadata))))
-        self._messages = MessageDecoder(inner, counters, look_back)
+        self._messages = MessageDecoder(inner, counters, look_back, decryptor)
         self._spec = spec
         self._writers = dict(spec.writers)
         self._counters = counters

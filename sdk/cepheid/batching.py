@@ -17,10 +17,11 @@ from typing import Any
 import crc32c
 
 from cepheid.compression import Compressor
-from cepheid.encryption import TAG_BYTES, MessageEncryptor
+from cepheid.encryption import MessageEncryptor
 from cepheid.errors import MessageTooLargeError
 from cepheid_wire import pulsar_api_pb2 as pb
 from cepheid_wire.compression import MAX_UNCOMPRESSED_BYTES
+from cepheid_wire.payload_decryption import TAG_BYTES
 
 _size = Struct(">I").pack
 _sizes = Struct(">II").pack

@@ -18,20 +18,17 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from cepheid.errors import MissingExtraError, UnreadableMessageError, UsageError
 from cepheid_wire import pulsar_api_pb2 as pb
+from cepheid_wire.payload_decryption import HOW_TO_INSTALL, PayloadDecryptor, UndecryptableError, has_cryptography, rsa_padding
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.padding import OAEP
-    from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, RSAPublicKey
+    from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 
 OnDecryptionFailure = Literal["fail", "discard", "consume"]
-HOW_TO_INSTALL = "pip install 'cepheid[encryption]'"
 DATA_KEY_BYTES = 32
 NONCE_BYTES = 12
-TAG_BYTES = 16
 DATA_KEY_LIFETIME_S = 4 * 3600.0
 MAX_MESSAGES_PER_DATA_KEY = 1 << 30
 """Far below 2^32, beyond which random nonces of 96 bits may repeat (NIST SP 800-38D, 8.3)."""
-MAX_KNOWN_DATA_KEYS = 1000
 
 
 class KeyReader(Protocol):
@@ -112,47 +109,30 @@ class MessageEncryptor:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
         data_key = os.urandom(DATA_KEY_BYTES)
-        self._wrapped = {name: key.encrypt(data_key, _oaep()) for name, key in self._public_keys.items()}
+        self._wrapped = {name: key.encrypt(data_key, rsa_padding()) for name, key in self._public_keys.items()}
         self._cipher = AESGCM(data_key)
         self._left = MAX_MESSAGES_PER_DATA_KEY
         self._renew_at = self._monotonic() + DATA_KEY_LIFETIME_S
 
 
 class MessageDecryptor:
-    """Decrypts the payloads of one consumer. Data keys that were decrypted are remembered: producers use them for hours."""
+    """Decrypts the payloads of one consumer."""
 
     def __init__(self, reader: KeyReader | None) -> None:
         """Without `reader` nothing can be decrypted. Raises MissingExtraError."""
         if reader is not None:
             _require_library()
-        self._reader = reader
-        self._known: dict[bytes, bytes] = {}  # by the encrypted data key
+        self._decryptor = None if reader is None else PayloadDecryptor(reader.private_key)
 
     def decrypt(self, metadata: pb.MessageMetadata, payload: bytes | memoryview) -> bytes:
         """Return the payload as it was before it was encrypted. Raises UnreadableMessageError."""
-        if self._reader is None:
+        if self._decryptor is None:
             names = ", ".join(each.key for each in metadata.encryption_keys)
             raise UnreadableMessageError(f"the message is encrypted for {names}: open the consumer with a key_reader")
-        problem = ""
-        for each in metadata.encryption_keys:
-            try:
-                data_key = self._known.get(each.value) or self._unwrap(each)
-                return _decrypted(data_key, metadata.encryption_param, payload)
-            except UnreadableMessageError as error:
-                problem = str(error.args[0])
-        raise UnreadableMessageError(f"the message cannot be decrypted: {problem}")
-
-    def _unwrap(self, each: pb.EncryptionKeys) -> bytes:
-        assert self._reader is not None, "decrypt looked"
         try:
-            pem = self._reader.private_key(each.key, {one.key: one.value for one in each.metadata})
-            data_key = _private_key(pem).decrypt(each.value, _oaep())
-        except Exception as error:  # the application's function, or the library's many kinds
-            raise UnreadableMessageError(f"key {each.key!r}: {error or type(error).__name__}") from error
-        if len(self._known) >= MAX_KNOWN_DATA_KEYS:
-            del self._known[next(iter(self._known))]
-        self._known[each.value] = data_key
-        return data_key
+            return self._decryptor.decrypt(metadata, payload)
+        except UndecryptableError as error:
+            raise UnreadableMessageError(f"the message cannot be decrypted: {error.args[0]}") from error
 
 
 def encrypted_payload(metadata: pb.MessageMetadata) -> EncryptedPayload:
@@ -167,30 +147,9 @@ def encrypted_payload(metadata: pb.MessageMetadata) -> EncryptedPayload:
     )
 
 
-def _decrypted(data_key: bytes, nonce: bytes, payload: bytes | memoryview) -> bytes:
-    from cryptography.exceptions import InvalidTag
-    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
-    try:
-        return AESGCM(data_key).decrypt(nonce, payload, None)
-    except InvalidTag:
-        raise UnreadableMessageError("its payload was changed, or belongs to another key") from None
-    except ValueError as error:  # a data key or a nonce of an impossible size
-        raise UnreadableMessageError(str(error)) from None
-
-
 def _require_library() -> None:
-    try:
-        import cryptography  # noqa: F401
-    except ImportError:
-        raise MissingExtraError(f"encryption needs the library cryptography: {HOW_TO_INSTALL}") from None
-
-
-def _oaep() -> OAEP:
-    from cryptography.hazmat.primitives.asymmetric.padding import MGF1, OAEP
-    from cryptography.hazmat.primitives.hashes import SHA1
-
-    return OAEP(mgf=MGF1(SHA1()), algorithm=SHA1(), label=None)  # what all clients of Pulsar use
+    if not has_cryptography():
+        raise MissingExtraError(f"encryption needs the library cryptography: {HOW_TO_INSTALL}")
 
 
 def _public_key(reader: KeyReader, name: str) -> RSAPublicKey:
@@ -203,14 +162,4 @@ def _public_key(reader: KeyReader, name: str) -> RSAPublicKey:
         raise UsageError(f"the public key {name!r} for encryption cannot be used: {error or type(error).__name__}") from error
     if not isinstance(key, RSAPublicKey):
         raise UsageError(f"the public key {name!r} is not an RSA key: keys of elliptic curves are not supported")
-    return key
-
-
-def _private_key(pem: bytes) -> RSAPrivateKey:
-    from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key
-
-    key = load_pem_private_key(pem, None)
-    if not isinstance(key, RSAPrivateKey):
-        raise UsageError("it is not an RSA key: keys of elliptic curves are not supported")
     return key

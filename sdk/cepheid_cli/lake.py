@@ -36,6 +36,10 @@ def export(
     ] = False,
     columns: Annotated[str | None, typer.Option(help="Columns, separated by commas.")] = None,
     on_bad_record: Annotated[str, typer.Option(help="Messages that cannot be decoded: fail, null or skip.")] = "fail",
+    decryption_keys: Annotated[
+        str | None,
+        typer.Option(help="Private keys for encrypted messages: a directory with NAME.pem, or package.module:function."),
+    ] = None,
     accept_loss: Annotated[bool, typer.Option("--accept-loss", help="Go on behind a range that is not kept any more.")] = False,
     subscription: Annotated[
         str | None, typer.Option(help="The subscription that keeps what is not exported yet. Default: made from --to.")
@@ -71,6 +75,7 @@ def export(
                 columns=None if columns is None else [name.strip() for name in columns.split(",")],
                 on_bad_record=on_bad_record,
                 fail_on_data_loss=not accept_loss,
+                decryption_keys=decryption_keys,
                 subscription=subscription,
             )
         except CepheidError as error:

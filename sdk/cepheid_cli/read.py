@@ -39,6 +39,7 @@ OWN_WORDS = {
     "give {topic: position}": "choose one by --partition",
     "service.url": "--url",
     "admin.url": "--admin-url",
+    "no decryption keys are given": "no --decryption-keys are given",
 }
 """What errors of a scan advise, in Spark's words or those of `scan()`: here it is said otherwise."""
 
@@ -81,6 +82,10 @@ def read(
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write; replaced when all is read.")] = None,
     on_bad_record: Annotated[str, typer.Option(help="Messages that cannot be decoded: fail, null or skip.")] = "fail",
+    decryption_keys: Annotated[
+        str | None,
+        typer.Option(help="Private keys for encrypted messages: a directory with NAME.pem, or package.module:function."),
+    ] = None,
     accept_loss: Annotated[bool, typer.Option("--accept-loss", help="Go on behind a range that is not kept any more.")] = False,
     url: Annotated[str | None, typer.Option("--url", help=f"Service URL of any broker. Default: {DEFAULT_SERVICE_URL}")] = None,
     admin_url: Annotated[str | None, typer.Option(help="Or: admin URL of any broker.")] = None,
@@ -119,6 +124,7 @@ def read(
             partitions=partition or None,
             on_bad_record=on_bad_record,
             fail_on_data_loss=not accept_loss,
+            decryption_keys=decryption_keys,
             counters=counters,
             **_conditions(where or ()),
         )

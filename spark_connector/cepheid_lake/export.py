@@ -29,6 +29,7 @@ from cepheid_wire import TopicName
 
 if TYPE_CHECKING:
     from cepheid_scan.scan_reader import ScanReader
+    from cepheid_wire.payload_decryption import PrivateKeyOf
 
 COMMIT_BYTES = 128 << 20
 MODES = ("messages", "typed")
@@ -62,14 +63,16 @@ def export(
     on_bad_record: str = "fail",
     fail_on_data_loss: bool = True,
     subscription: str | None = None,
+    decryption_keys: str | PrivateKeyOf | None = None,
     commit_bytes: int = COMMIT_BYTES,
     threads: int = 2,
 ) -> ExportReport:
     """Add what `topic` has got since the last run to the table `to`, and return when the topic's end of this moment is reached.
 
     `to`: parquet:///path, parquet+s3://bucket/prefix, or iceberg://namespace.table with the properties of its `catalog`. `start`
-    counts for the first run alone. `mode`: messages or typed, `columns` as in `scan`. Rows are committed whenever they are about
-    `commit_bytes`. `subscription`: the name of the one that keeps what is not exported yet; by default one is derived from `to`.
+    counts for the first run alone. `mode`: messages or typed, `columns` and `decryption_keys` as in `scan`. Rows are committed
+    whenever they are about `commit_bytes`. `subscription`: the name of the one that keeps what is not exported yet; by default one
+    is derived from `to`.
     Raises LakeError, ScanError.
     """
     if mode not in MODES:
@@ -102,6 +105,7 @@ def export(
                 on_bad_record=on_bad_record,
                 fail_on_data_loss=fail_on_data_loss,
                 threads=threads,
+                decryption_keys=decryption_keys,
                 counters=counters,
             )
             progress = Progress(mode, positions)

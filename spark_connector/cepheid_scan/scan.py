@@ -31,6 +31,7 @@ from cepheid_decode.scan_request import (
     StorageAccess,
     TopicSelection,
 )
+from cepheid_scan.decryption_keys import checked_keys
 from cepheid_scan.edge_words import EdgeWord, parse_edge, time_ms
 from cepheid_scan.read_ahead import read_in_order
 from cepheid_scan.scan_arguments import (
@@ -50,6 +51,7 @@ from cepheid_scan.scan_arguments import (
 
 if TYPE_CHECKING:
     from cepheid_scan.scan_reader import ScanReader
+    from cepheid_wire.payload_decryption import PrivateKeyOf
 
 TASK_BYTES = 32 << 20  # smaller than Spark's: a task costs nothing here, and the first rows come sooner
 
@@ -78,6 +80,7 @@ def scan(
     threads: int = 2,
     settings: ReadSettings | None = None,
     storage: StorageAccess | None = None,
+    decryption_keys: str | PrivateKeyOf | None = None,
     counters: ScanCounters | None = None,
 ) -> ScanReader:
     """Rows of `topic` (one name, or several) from `start` (inclusive) to `end` (exclusive), as `docs/spark.md` describes them.
@@ -86,8 +89,9 @@ def scan(
     `token` and the three files of TLS are shown to brokers, the files to bookies as well; without them the environment counts.
     `start` and `end` are words of `edge_words`; a time is that of publishing. `mode`: messages, entries or typed. `keys`,
     `partitions` and the event times leave rows out (stored entries have neither keys nor event times). `counters` is filled as
-    batches are read. `storage`: credentials for ledgers in object storage, where the environment has none. Close the reader where
-    it is not read to its end.
+    batches are read. `storage`: credentials for ledgers in object storage, where the environment has none. `decryption_keys`: the
+    private keys for encrypted messages, as a directory of PEM files, "package.module:function", or a function that returns the PEM
+    of the key `name`, called as `function(name, metadata)`, by several threads. Close the reader where it is not read to its end.
     Raises BadOptionError, NoSuchTopicError, PlanUnavailableError; what the reader raises later is a ScanError too.
     """
     from cepheid_scan.plan_scan import plan_scan
@@ -115,6 +119,7 @@ def scan(
             fail_on_data_loss=true_or_false("fail_on_data_loss", fail_on_data_loss),
             settings=settings,
             storage=checked_storage(storage),
+            decryption_keys=checked_keys(decryption_keys),
         ),
         start=parse_edge(start, edge_topic),
         end=parse_edge(end, edge_topic),

@@ -24,6 +24,7 @@ from cepheid_decode.errors import DataLossError
 from cepheid_decode.history import LedgerHistory, Piece, ScanTask
 from cepheid_decode.scan_request import OnBadRecord, PlanSource, ReadMode, ScanSpec
 from cepheid_rpc import EntryGroup
+from cepheid_scan.decryption_keys import open_decryptor
 from cepheid_scan.entry_source import EntrySource
 from cepheid_scan.ledger_source import LedgerSource
 from cepheid_scan.object_files import SegmentUnusableError
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from cepheid_decode.typed_rows import TypedRows
+    from cepheid_wire.payload_decryption import PayloadDecryptor
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +55,7 @@ def scan_task(
     """Batches of exactly `spec`'s columns. Raises EntriesUnreadableError, DataLossError, BadRecordError, and StoppedError where
     another thread sets `stop`."""
     counters = counters if counters is not None else ScanCounters()
+    decryptor = open_decryptor(spec.decryption_keys)
     bookies = dict(task.bookies)
     replan = _replanner(spec.plan_source, bookies)
     skips = spec.on_bad_record is not OnBadRecord.FAIL
@@ -60,7 +63,7 @@ def scan_task(
         bookies, task.ticket, spec.settings, counters, replan=replan, racks=dict(task.racks), damaged_as_empty=skips, stop=stop
     )
     source = LedgerSource(from_bookies, spec.settings, counters, storage=spec.storage, replan=replan, stop=stop)
-    decoder = _decoder(spec, counters, LookBack(source))
+    decoder = _decoder(spec, counters, LookBack(source), decryptor)
     began = time.monotonic()
     outcome = "stopped by the reader"
     try:
@@ -254,7 +257,12 @@ def _timed(batches: Iterator[T], counters: ScanCounters) -> Iterator[T]:
         del batch  # rather than to keep it while the next one is made
 
 
-def _decoder(spec: ScanSpec, counters: ScanCounters, look_back: Callable[[Piece, int], Iterator[EntryGroup]]) -> Decoder:
+def _decoder(
+    spec: ScanSpec,
+    counters: ScanCounters,
+    look_back: Callable[[Piece, int], Iterator[EntryGroup]],
+    decryptor: PayloadDecryptor | None = None,
+) -> Decoder:
     if spec.mode is ReadMode.ENTRIES:
         from cepheid_decode.entries_decoder import EntriesDecoder
 
@@ -262,10 +270,10 @@ def _decoder(spec: ScanSpec, counters: ScanCounters, look_back: Callable[[Piece,
     if spec.mode is ReadMode.TYPED:
         from cepheid_decode.typed_rows import TypedRows
 
-        return TypedRows(spec, counters, look_back)
+        return TypedRows(spec, counters, look_back, decryptor)
     from cepheid_decode.message_decoder import MessageDecoder
 
-    return MessageDecoder(spec, counters, look_back)
+    return MessageDecoder(spec, counters, look_back, decryptor)
 
 
 def _replanner(plan_source: PlanSource | None, bookies: dict[str, str]) -> Callable[[Piece], LedgerHistory | None] | None:
@@ -274,7 +282,7 @@ def _replanner(plan_source: PlanSource | None, bookies: dict[str, str]) -> Calla
         return None
 
     def replan(piece: Piece) -> LedgerHistory | None:
-        from cepheid_scan.plan_lookup import find_ledger_and_bookies
+        from cepheid_scan.open_planner import find_ledger_and_bookies
 
         ledger, found = find_ledger_and_bookies(plan_source, piece.topic, piece.ledger_id)
         bookies.update(found)

@@ -102,6 +102,7 @@ OPTIONS: Mapping[str, Parse[Any]] = {
     "columns": parse_list,
     "columnStyle": one_of("plain", "pulsar-spark"),
     "schemaVersion": parse_text,
+    "decryptionKeys": parse_text,
     "onBadRecord": one_of("fail", "null", "skip"),
     "failOnDataLoss": parse_bool,
     "filterPushdown": parse_filter_pushdown,
@@ -178,6 +179,7 @@ class SourceOptions:
     topic_discovery_s: float = 30.0
     metadata_retry_s: float = 60.0
     storage: StorageAccess = field(default_factory=StorageAccess)
+    decryption_keys: str | None = None  # looked up by the tasks
 
     def spec(self, columns: tuple[str, ...], schemas: tuple[SchemaVersion, ...] = ()) -> ScanSpec:
         return ScanSpec(
@@ -191,6 +193,7 @@ class SourceOptions:
             reader_version=self.reader_version,
             plan_source=self.source,
             storage=self.storage,
+            decryption_keys=self.decryption_keys,
         )
 
     def request(self, columns: tuple[str, ...], schemas: tuple[SchemaVersion, ...] = ()) -> ScanRequest:
@@ -240,6 +243,7 @@ def parse_options(options: Mapping[str, str], *, streaming: bool) -> SourceOptio
         topic_discovery_s=given.get("topicDiscoveryInterval", 30.0),
         metadata_retry_s=given.get("metadataRetry", 60.0),
         storage=_storage_access(given),
+        decryption_keys=given.get("decryptionKeys"),
     )
 
 

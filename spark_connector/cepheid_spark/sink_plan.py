@@ -18,14 +18,19 @@ from cepheid_spark.sink_options import SinkOptions
 from cepheid_spark.sink_records import RecordEncoder, definition_of
 from cepheid_spark.sink_rows import Encoder, RowPlan, plan_rows
 from cepheid_spark.sink_sender import PayloadSchema, claim_properties, connect, open_producer
+from cepheid_spark.sink_values import PRIMITIVE_KINDS, PrimitiveEncoder, ProtobufEncoder
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
+PROTOBUF = "PROTOBUFNATIVE"
+"""The kind of schema as the client names it. Without field numbers for messages inside, the older PROTOBUF is not written."""
+
 
 @dataclass(frozen=True, slots=True)
 class SinkPlan:
-    """All that a task needs. `counts`: the number of partitions of the topic that the write names. `schema`: that of records."""
+    """All that a task needs. `counts`: the number of partitions of the topic that the write names. `schema`: that of records and of
+    typed values; None: the column `value` has payloads."""
 
     options: SinkOptions
     rows: RowPlan
@@ -35,8 +40,12 @@ class SinkPlan:
 
     def encoder(self) -> Encoder | None:
         """Raises BadOptionError when the columns do not fit the schema."""
-        if self.schema is None or self.columns is None:
+        if self.schema is None:
             return None
+        if self.columns is None:
+            return PrimitiveEncoder(self.schema.kind, self.rows.value_type).encode
+        if self.schema.kind == PROTOBUF:
+            return ProtobufEncoder(self.schema.definition, self.columns).encode
         return RecordEncoder(self.schema.kind, json.loads(self.schema.definition), self.columns).encode
 
     def payload_schema(self) -> PayloadSchema:
@@ -61,7 +70,9 @@ async def _look_at_topic(plan: SinkPlan, topic: str) -> SinkPlan:
         plan = replace(plan, counts={topic: count})
         if plan.rows.has_records:
             plan = _with_schema(plan, topic, await client.topic_schema(topic))
-            plan.encoder()  # whether the columns fit
+        elif plan.rows.value_type != "binary":
+            plan = _with_value_schema(plan, topic, await client.topic_schema(topic))
+        plan.encoder()  # whether the columns fit
         await _try_to_open(client, plan, f"{topic}-partition-0" if count else topic)
     return plan
 
@@ -71,13 +82,29 @@ def _with_schema(plan: SinkPlan, topic: str, found: cepheid.TopicSchema | None) 
     encode = plan.options.encode
     if found is None:
         return _with_derived_schema(plan, topic)
-    if found.kind not in ("AVRO", "JSON"):
+    if found.kind in PRIMITIVE_KINDS:
+        raise BadOptionError(f"{topic} has a schema of kind {found.kind}, which has no fields: write one column value")
+    if found.kind not in ("AVRO", "JSON", PROTOBUF):
         raise BadOptionError(
-            f"{topic} has a schema of kind {found.kind}: write a column value with payloads that are encoded already"
+            f"{topic} has a schema of kind {found.kind}: write a column value with payloads that are encoded already, as binary"
         )
     if encode is not None and encode != found.kind.lower():
         raise BadOptionError(f"option encode: {topic} has a schema of kind {found.kind}: leave encode out", option="encode")
     return replace(plan, schema=found)
+
+
+def _with_value_schema(plan: SinkPlan, topic: str, found: cepheid.TopicSchema | None) -> SinkPlan:
+    """Text is a payload on topics without a primitive schema; other types need one."""
+    if found is not None and found.kind in PRIMITIVE_KINDS:
+        return replace(plan, schema=found)
+    if plan.rows.value_type != "string":
+        has = "no schema" if found is None else f"a schema of kind {found.kind}"
+        raise BadOptionError(
+            f"column value is {plan.rows.value_type}, which needs a topic with a primitive schema, and {topic} has {has}: cast it "
+            "to binary or string, or give the fields of a record as columns",
+            column="value",
+        )
+    return plan
 
 
 def _with_derived_schema(plan: SinkPlan, where: str) -> SinkPlan:

@@ -244,15 +244,21 @@ def _fixed(path: str, size: int, encode: Converter) -> Converter:
 
 def _converter(logical: str) -> Converter:
     if logical == "date":
-        return lambda value: (value - date(1970, 1, 1)).days
+        return days
     if logical.endswith("-millis") and "timestamp" in logical:
-        return lambda value: _micros(value) // 1000
+        return lambda value: micros(value) // 1000
     if logical.endswith("-micros") and "timestamp" in logical:
-        return _micros
+        return micros
     if logical.endswith("-nanos") and "timestamp" in logical:
-        return lambda value: _micros(value) * 1000
+        return lambda value: micros(value) * 1000
     return lambda value: value
 
 
-def _micros(value: datetime) -> int:
+def days(value: date) -> int:
+    """Return days since 1970."""
+    return (value - date(1970, 1, 1)).days
+
+
+def micros(value: datetime) -> int:
+    """Return microseconds since 1970, of a time with or without a zone."""
     return (value - (_EPOCH if value.tzinfo is not None else _EPOCH.replace(tzinfo=None))) // timedelta(microseconds=1)

@@ -4,7 +4,8 @@ plan_rows(schema) ──► RowPlan          on the driver: a column or a type t
 RowPlan.in_order(table) ──► table      in a task: an order that depends on the rows alone, so that a repeated task has it again
 RowPlan.messages(batch) ──► Messages   in a task: payloads, keys, … as lists, one item a row
 
-There are two kinds of rows. *Raw* rows have a column `value` with the payload, and the other parts of a message beside it.
+There are two kinds of rows. *Raw* rows have a column `value` with the payload, or with a value of the topic's primitive schema, and
+the other parts of a message beside it.
 *Records* have a column for each field of the topic's schema; the parts of a message then begin with two underscores, as in typed
 rows of the source.
 """
@@ -19,13 +20,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from cepheid_ports import CepheidError
 from cepheid_scan import BadOptionError
+from cepheid_spark.sink_values import VALUE_TYPES
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import DataType, StructType
 
-Encoder = Callable[[dict[str, Any]], bytes]
-"""From a record, as pyarrow's `to_pylist` gives it, to a payload. Raises ValueError, which says what does not fit."""
+Encoder = Callable[[Any], bytes]
+"""From a record or a value, as pyarrow's `to_pylist` gives it, to a payload. Raises ValueError, which says what does not fit."""
 
 _TIMES = ("timestamp", "bigint")
 _TYPES: Mapping[str, tuple[str, ...]] = {
@@ -87,10 +89,12 @@ class Messages:
 
 @dataclass(frozen=True, slots=True)
 class RowPlan:
-    """`parts`: columns by the part of the message that they are. `fields`: columns of the record; none for raw rows."""
+    """`parts`: columns by the part of the message that they are. `fields`: columns of the record; none for raw rows, whose column
+    `value` is of the type `value_type`."""
 
     parts: Mapping[str, int]
     fields: tuple[int, ...] = ()
+    value_type: str = ""
 
     @property
     def has_records(self) -> bool:
@@ -157,19 +161,21 @@ class RowPlan:
         )
 
     def _payloads(self, batch: pa.RecordBatch, encode: Encoder | None, first_row: int) -> Sequence[bytes | None]:
-        if not self.has_records:
+        if encode is None:
             found = self._bytes(batch, "value")
             assert found is not None, "raw rows have a value"
             return found
         import pyarrow as pa
 
-        assert encode is not None, "records have an encoder"
-        names = [batch.schema.field(index).name for index in self.fields]
-        records = pa.RecordBatch.from_arrays([batch.column(index) for index in self.fields], names).to_pylist()
-        payloads: list[bytes] = []
-        for record in records:
+        if self.has_records:
+            names = [batch.schema.field(index).name for index in self.fields]
+            values = pa.RecordBatch.from_arrays([batch.column(index) for index in self.fields], names).to_pylist()
+        else:
+            values = batch.column(self.parts["value"]).to_pylist()
+        payloads: list[bytes | None] = []
+        for value in values:
             try:
-                payloads.append(encode(record))
+                payloads.append(None if value is None else encode(value))
             except ValueError as error:
                 raise SinkRowError(
                     f"row {first_row + len(payloads)} of its task does not fit the topic's schema: {error}"
@@ -238,7 +244,10 @@ def plan_rows(schema: StructType, *, has_topic: bool, encode: str | None) -> Row
                 raise BadOptionError(
                     f"the columns {names[parts[part]]} and {field.name} are both the {part} of a message: drop one"
                 )
-            _check_type(field.name, part, field.dataType)
+            if part == "value" and has_topic:
+                _check_value(field.dataType)
+            else:
+                _check_type(field.name, part, field.dataType)
             parts[part] = index
         elif has_records and not field.name.startswith("__"):
             fields.append(index)
@@ -253,7 +262,8 @@ def plan_rows(schema: StructType, *, has_topic: bool, encode: str | None) -> Row
         raise BadOptionError(f"which topic? give the option topic, or a column {name} with a topic for each row", option="topic")
     if has_topic:
         parts.pop("topic", None)  # the option wins, as with Kafka's sink
-    return RowPlan(parts, tuple(fields))
+    value_type = "" if has_records else schema.fields[parts["value"]].dataType.simpleString()
+    return RowPlan(parts, tuple(fields), value_type)
 
 
 def _part_of(name: str, *, has_records: bool) -> str | None:
@@ -270,6 +280,16 @@ def _check_type(name: str, part: str, given: DataType) -> None:
         wanted = " or ".join(_TYPES[part])
         advice = f": {_ADVICE[part]}" if part in _ADVICE else ""
         raise BadOptionError(f"column {name} must be {wanted}, and is {given.simpleString()}{advice}", column=name)
+
+
+def _check_value(given: DataType) -> None:
+    """Types of which there are no primitive schemas. Whether the topic has the right one, its schema says."""
+    if given.simpleString() not in VALUE_TYPES | {"binary"}:
+        raise BadOptionError(
+            f"column value is {given.simpleString()}, which is neither a payload (binary or string) nor a type of a primitive "
+            f"schema: {_ADVICE['value']}",
+            column="value",
+        )
 
 
 def _of_unknown(unknown: Sequence[str], *, has_records: bool) -> str:

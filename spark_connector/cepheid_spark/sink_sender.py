@@ -68,8 +68,8 @@ class PayloadSchema(Schema[bytes]):
     def describe(self) -> pb.Schema | None:
         if self._schema is None:
             return None
-        kinds = {"AVRO": pb.Schema.Avro, "JSON": pb.Schema.Json}
-        return pb.Schema(name=self._schema.name, type=kinds[self._schema.kind], schema_data=self._schema.definition)
+        kind = next(name for name, _ in pb.Schema.Type.items() if name.upper() == self._schema.kind)
+        return pb.Schema(name=self._schema.name, type=kind, schema_data=self._schema.definition)
 
 
 @dataclass(slots=True)

@@ -20,6 +20,7 @@ from cepheid_decode.message_decoder import MessageDecoder
 from cepheid_rpc import Buffer, EntryGroup, encode_group, stored_groups
 from cepheid_wire import BadTailError, decode_batch, decompress, encode_batch, encode_tail, parse_metadata, split_tail
 from cepheid_wire import pulsar_api_pb2 as pb
+from cepheid_wire.payload_decryption import PayloadDecryptor
 
 TOPIC = "persistent://public/default/t-partition-3"
 LEDGER_ID = 12
@@ -51,6 +52,7 @@ def decode(
     of_piece: Piece | None = None,
     before: Sequence[bytes] = (),
     settings: ReadSettings | None = None,
+    decryptor: PayloadDecryptor | None = None,
 ) -> list[dict[str, Any]]:
     """Rows of entries 0.. of a ledger. `before`: entries right before the piece's, for messages in chunks."""
     of_piece = of_piece or piece(len(tails))
@@ -62,7 +64,7 @@ def decode(
         yield from groups_of(before[-count:], per_group)
 
     def rows_of(groups: Sequence[EntryGroup], counters: ScanCounters) -> list[dict[str, Any]]:
-        decoder = MessageDecoder(spec, counters, look_back)
+        decoder = MessageDecoder(spec, counters, look_back, decryptor)
         rows: list[dict[str, Any]] = []
         for batch in [*decoder.decode(of_piece, groups), *decoder.finish(of_piece)] if groups else []:
             batch.validate(full=True)

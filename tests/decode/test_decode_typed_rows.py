@@ -42,7 +42,7 @@ def test_a_bad_entry_is_a_row_of_nulls_that_says_why() -> None:
     assert [row["__key"] for row in rows] == ["k", "e", None, None, None]
     errors = [row["_error"] for row in rows]
     assert (errors[0], errors[3]) == (None, None)
-    assert errors[1] == "its payload is encrypted"
+    assert errors[1] == "its payload is encrypted, and no decryption keys are given"
     assert errors[2] == "a batch of 2 messages in 6 bytes"
     assert errors[4]
 

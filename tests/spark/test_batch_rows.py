@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import urllib.request
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pulsar
 import pytest
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from cepheid_testkit import ProcessCluster
@@ -229,3 +232,18 @@ def test_a_dataframe_is_a_snapshot_and_another_load_sees_more(topic: str, client
     assert frame.count() == 1
     publish(client, topic, [b"2"])
     assert (frame.count(), load(topic).count()) == (1, 2)
+
+
+def test_encrypted_messages_are_decrypted_with_keys_of_the_executors(
+    topic: str, client: pulsar.Client, load: Load, tmp_path: Path
+) -> None:
+    key, public, folder = rsa.generate_private_key(65537, 2048), tmp_path / "public.pem", tmp_path / "keys"
+    folder.mkdir()
+    public.write_bytes(key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+    (folder / "app.pem").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    reader = pulsar.CryptoKeyReader(str(public), str(folder / "app.pem"))
+    publish(client, topic, [b"secret %d" % number for number in range(50)], encryption_key="app", crypto_key_reader=reader)
+    rows = load(topic, **{"decryption.keys": folder}).select("value").collect()
+    assert [bytes(row.value) for row in rows] == [b"secret %d" % number for number in range(50)]
+    with pytest.raises(Exception, match="its payload is encrypted, and no decryption keys are given"):
+        load(topic).collect()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import urllib.request
 from collections.abc import Callable
@@ -10,6 +11,8 @@ from typing import Any
 
 import pulsar
 import pytest
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto as F
+from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 from pyspark.sql import DataFrame, SparkSession
 
 from cepheid_testkit import ProcessCluster
@@ -29,9 +32,15 @@ class Sink:
 
     def admin(self, method: str, what: str, body: Any = None) -> Any:
         """`what`: what follows the topic's path."""
-        path = self.topic.replace("://", "/")
+        return self._call(method, f"{self.topic.replace('://', '/')}{what}", body)
+
+    def set_schema(self, kind: str, definition: str, **properties: str) -> None:
+        path = self.topic.replace("persistent://", "schemas/")
+        self._call("POST", f"{path}/schema", {"type": kind, "schema": definition, "properties": properties})
+
+    def _call(self, method: str, path: str, body: Any) -> Any:
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"{self._server.admin_url}/admin/v2/{path}{what}", data, method=method)
+        request = urllib.request.Request(f"{self._server.admin_url}/admin/v2/{path}", data, method=method)
         request.add_header("Content-Type", "application/json")
         with urllib.request.urlopen(request, timeout=30) as answer:
             text = answer.read()
@@ -154,6 +163,57 @@ def test_records_are_read_as_they_were_written(spark: SparkSession, sink: Sink, 
     given = {"service.url": sink.options()["service.url"], "topic": sink.topic, "readMode": "typed"}
     read = spark.read.format("cepheid").options(**given).load().select(*rows.columns)
     assert read.collect() == rows.collect() * 2
+
+
+def message_schema() -> dict[str, Any]:
+    file = FileDescriptorProto(name="order.proto", package="p", syntax="proto3")
+    message = file.message_type.add(name="Order")
+    for number, (name, kind) in enumerate((("id", F.TYPE_INT64), ("name", F.TYPE_STRING), ("tags", F.TYPE_STRING)), start=1):
+        field = message.field.add(name=name, number=number, type=kind)
+        field.label = field.LABEL_REPEATED if name == "tags" else field.LABEL_OPTIONAL
+    files = base64.b64encode(FileDescriptorSet(file=[file]).SerializeToString()).decode()
+    return {"fileDescriptorSet": files, "rootMessageTypeName": "p.Order", "rootFileDescriptorName": "order.proto"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "columns"),
+    [
+        ("PROTOBUF_NATIVE", "7L AS id, 'Ann' AS name, array('x', 'y') AS tags, 'user-1' AS __key"),
+        ("INT64", "7L AS value, 'user-1' AS __key"),
+        ("LOCAL_DATE_TIME", "timestamp_ntz '2026-03-01 12:00:00.123456' AS value, 'user-1' AS __key"),
+        pytest.param("STRING", "'é' AS value, 'user-1' AS __key", marks=pytest.mark.slow),
+    ],
+)
+def test_rows_are_encoded_by_the_schema_of_the_topic(spark: SparkSession, sink: Sink, kind: str, columns: str) -> None:
+    sink.create()
+    sink.set_schema(kind, json.dumps(message_schema()) if kind == "PROTOBUF_NATIVE" else "")
+    rows = spark.sql(f"SELECT {columns}")
+    sink.write(rows)
+    given = {"service.url": sink.options()["service.url"], "topic": sink.topic, "readMode": "typed"}
+    assert spark.read.format("cepheid").options(**given).load().select(*rows.columns).collect() == rows.collect()
+    raw = spark.read.format("cepheid").options(**given | {"readMode": "messages", "columns": "schema_version"}).load()
+    assert raw.first().schema_version is not None, "the message names the schema that it was written with"
+
+
+@pytest.mark.parametrize(
+    ("kind", "columns", "said"),
+    [
+        ("INT64", "'7' AS value", "column value must be tinyint or smallint or int or bigint, as the topic's schema INT64 says"),
+        ("INT64", "7L AS id", "has a schema of kind INT64, which has no fields: write one column value"),
+        (None, "7L AS value", "needs a topic with a primitive schema, and"),
+        ("KEY_VALUE", "7L AS id", "has a schema of kind KEYVALUE: write a column value with payloads"),
+    ],
+)
+def test_rows_that_do_not_go_with_the_schema_of_the_topic_are_refused(
+    spark: SparkSession, sink: Sink, kind: str | None, columns: str, said: str
+) -> None:
+    sink.create()
+    if kind == "KEY_VALUE":
+        pair = {"key.schema.type": "STRING", "value.schema.type": "STRING", "kv.encoding.type": "INLINE"}
+        sink.set_schema(kind, '{"key": "", "value": ""}', **pair)
+    elif kind is not None:
+        sink.set_schema(kind, "")
+    assert said in refusal(lambda: sink.write(spark.sql(f"SELECT {columns}")))
 
 
 @pytest.mark.parametrize(

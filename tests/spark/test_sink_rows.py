@@ -46,7 +46,7 @@ def test_the_option_topic_wins_over_the_column() -> None:
 @pytest.mark.parametrize(
     ("schema", "said"),
     [
-        ("value int", "column value must be binary or string, and is int"),
+        ("value array<string>", "column value is array<string>, which is neither a payload"),
         ("value binary; key binary", "cast it to string"),
         ("value binary; event_time string", "milliseconds since 1970"),
         ("value binary; publish_time timestamp; ledger_id bigint", "df.drop('publish_time', 'ledger_id')"),

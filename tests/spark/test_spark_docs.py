@@ -64,10 +64,10 @@ def run_console(text: str) -> None:
 
 @pytest.mark.page
 def test_the_table_of_options_has_each_option_once() -> None:
-    table = PAGE.partition("## Options")[2].partition("\n## ")[0]
-    cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
-    listed = [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
+    listed = [name for names, _, _ in option_rows() for name in names]
     assert sorted(listed) == sorted(OPTIONS)
+    main = [name for names, _, _ in option_rows("Options") for name in names]
+    assert len(main) <= 25, "what few need is in the appendix"
 
 
 @pytest.mark.page
@@ -88,13 +88,14 @@ def _defaults(names: str, defaults: str) -> list[tuple[str, str]]:
     return list(zip(found, texts if len(texts) == len(found) else texts * len(found), strict=True))
 
 
-def option_rows() -> Iterator[tuple[list[str], str, str]]:
-    """Names, defaults, for."""
-    table = PAGE.partition("## Options")[2].partition("\n## ")[0]
-    for line in table.splitlines():
-        if line.startswith("| `"):
-            names, defaults, kinds = (cell.strip() for cell in line.split("|")[1:4])
-            yield re.findall(r"`(\w+)`", names), defaults, kinds
+def option_rows(*headings: str) -> Iterator[tuple[list[str], str, str]]:
+    """Names, defaults, for; of the tables under these headings, or of both."""
+    for heading in headings or ("Options", "Appendix"):
+        table = PAGE.partition(f"\n## {heading}")[2].partition("\n## ")[0]
+        for line in table.splitlines():
+            if line.startswith("| `"):
+                names, defaults, kinds = (cell.strip() for cell in line.split("|")[1:4])
+                yield re.findall(r"`(\w+)`", names), defaults, kinds
 
 
 @pytest.mark.page

@@ -1,0 +1,98 @@
+"""Decryption of payloads that clients encrypted, for consumers and for readers of stored entries.
+
+    encryption_keys: the data key, encrypted by RSA-OAEP for each name ──private key of one of them──► data key
+    payload: AES-256-GCM with the data key and the nonce in encryption_param ──────────────────────► payload, compressed as before
+
+An entry of several messages is encrypted as a whole, the chunks of a message one by one. The library `cryptography` is imported
+with the first payload.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, TypeAlias
+
+from cepheid_ports import CepheidError
+from cepheid_wire import pulsar_api_pb2 as pb
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.padding import OAEP
+    from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
+
+HOW_TO_INSTALL = "pip install 'cepheid[encryption]'"
+TAG_BYTES = 16
+"""Size of what AES-GCM adds to a payload."""
+_MAX_KNOWN_DATA_KEYS = 1000
+
+PrivateKeyOf: TypeAlias = Callable[[str, Mapping[str, str]], bytes]
+"""Returns a private RSA key as PEM, for its name and the metadata that the producer added to it. Any exception: there is none."""
+
+
+class UndecryptableError(CepheidError):
+    """A payload that the keys at hand do not decrypt."""
+
+
+class PayloadDecryptor:
+    """Decrypts payloads. Remembers data keys, which producers use for hours. Not for several threads at a time."""
+
+    def __init__(self, private_key: PrivateKeyOf) -> None:
+        self._private_key = private_key
+        self._known: dict[bytes, bytes] = {}  # by the encrypted data key
+
+    def decrypt(self, metadata: pb.MessageMetadata, payload: bytes | memoryview) -> bytes:
+        """Return the payload as it was before it was encrypted. Raises UndecryptableError."""
+        problem = "its metadata names no key"
+        for each in metadata.encryption_keys:
+            try:
+                data_key = self._known.get(each.value) or self._unwrap(each)
+                return _decrypted(data_key, metadata.encryption_param, payload)
+            except UndecryptableError as error:
+                problem = str(error.args[0])
+        raise UndecryptableError(problem)
+
+    def _unwrap(self, each: pb.EncryptionKeys) -> bytes:
+        try:
+            pem = self._private_key(each.key, {one.key: one.value for one in each.metadata})
+            data_key = _load(pem).decrypt(each.value, rsa_padding())
+        except Exception as error:  # the application's function, or the library's many kinds
+            raise UndecryptableError(f"key {each.key!r}: {error or type(error).__name__}") from error
+        if len(self._known) >= _MAX_KNOWN_DATA_KEYS:
+            del self._known[next(iter(self._known))]
+        self._known[each.value] = data_key
+        return data_key
+
+
+def has_cryptography() -> bool:
+    """Return whether the library is installed."""
+    return importlib.util.find_spec("cryptography") is not None
+
+
+def rsa_padding() -> OAEP:
+    """Return the padding with which all clients of Pulsar encrypt data keys."""
+    from cryptography.hazmat.primitives.asymmetric.padding import MGF1, OAEP
+    from cryptography.hazmat.primitives.hashes import SHA1
+
+    return OAEP(mgf=MGF1(SHA1()), algorithm=SHA1(), label=None)
+
+
+def _decrypted(data_key: bytes, nonce: bytes, payload: bytes | memoryview) -> bytes:
+    from cryptography.exceptions import InvalidTag
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    try:
+        return AESGCM(data_key).decrypt(nonce, payload, None)
+    except InvalidTag:
+        raise UndecryptableError("its payload was changed, or belongs to another key") from None
+    except ValueError as error:  # a data key or a nonce of an impossible size
+        raise UndecryptableError(str(error)) from None
+
+
+def _load(pem: bytes) -> RSAPrivateKey:
+    from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    key = load_pem_private_key(pem, None)
+    if not isinstance(key, RSAPrivateKey):
+        raise UndecryptableError("it is not an RSA key: keys of elliptic curves are not supported")
+    return key
