@@ -129,10 +129,15 @@ class Consumer(Generic[T]):
         return self
 
     async def __anext__(self) -> Message[T]:
-        try:
-            return await self.receive()
-        except ClosedError:
-            raise StopAsyncIteration from None
+        queue = self._queue
+        if not queue:
+            try:
+                await self._wait_for_message(None)
+            except ClosedError:
+                raise StopAsyncIteration from None
+        message = queue.popleft()
+        message._source.on_taken(message)
+        return message
 
     async def _wait_for_message(self, timeout: float | None) -> None:
         """Return when the queue is not empty. The caller takes the message without a pause."""
