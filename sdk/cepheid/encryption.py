@@ -1,7 +1,14 @@
 """Encryption of payloads between producers and consumers, in the format of Pulsar's clients. Brokers see ciphertext alone.
 
     payload ──compress──► AES-256-GCM with a data key ──► entry; its metadata has the nonce (encryption_param), and the data key,
-    encrypted once for each public key by RSA-OAEP with SHA-1 (encryption_keys). A batch is encrypted as a whole, chunks one by one.
+    encrypted once for each public key (encryption_keys): RSA keys by RSA-OAEP with SHA-1, keys of elliptic curves by ECIES.
+    A batch is encrypted as a whole, chunks one by one.
+
+ECIES has no single standard form. This is that of the Java client, which is the only official one that takes keys of elliptic
+curves: the "ECIES" of Bouncy Castle with a MAC key of 128 bits (IEEE 1363a, stream mode)
+
+    ephemeral public key V, uncompressed │ C = data key XOR K2 │ HMAC-SHA-1 with key K1 of C and eight zero bytes
+    K1 (16 bytes), K2 (as long as the data key) = KDF2 with SHA-1 of V and the x coordinate of the shared point
 
 A producer makes a new data key every four hours, and each message has a nonce of its own. What messages have besides their
 payload, such as keys and properties, is not encrypted, except within a batch.
@@ -20,14 +27,17 @@ from cepheid.errors import MissingExtraError, UnreadableMessageError, UsageError
 from cepheid_wire import pulsar_api_pb2 as pb
 
 if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
     from cryptography.hazmat.primitives.asymmetric.padding import OAEP
-    from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, RSAPublicKey
+    from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 
 OnDecryptionFailure = Literal["fail", "discard", "consume"]
 HOW_TO_INSTALL = "pip install 'cepheid[encryption]'"
 DATA_KEY_BYTES = 32
 NONCE_BYTES = 12
 TAG_BYTES = 16
+MAC_KEY_BYTES = 16
+MAC_BYTES = 20
 DATA_KEY_LIFETIME_S = 4 * 3600.0
 MAX_MESSAGES_PER_DATA_KEY = 1 << 30
 """Far below 2^32, beyond which random nonces of 96 bits may repeat (NIST SP 800-38D, 8.3)."""
@@ -35,7 +45,10 @@ MAX_KNOWN_DATA_KEYS = 1000
 
 
 class KeyReader(Protocol):
-    """Gives RSA keys as PEM. Called while a producer is opened, every four hours, and for the first message with a data key."""
+    """Gives keys as PEM: RSA keys, or keys of elliptic curves, which of the official clients only Java's takes.
+
+    Called while a producer is opened, every four hours, and for the first message with a data key.
+    """
 
     def public_key(self, name: str) -> bytes:
         """Return the public key with which producers encrypt. Any exception means that there is none."""
@@ -112,7 +125,7 @@ class MessageEncryptor:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
         data_key = os.urandom(DATA_KEY_BYTES)
-        self._wrapped = {name: key.encrypt(data_key, _oaep()) for name, key in self._public_keys.items()}
+        self._wrapped = {name: _wrap(key, data_key) for name, key in self._public_keys.items()}
         self._cipher = AESGCM(data_key)
         self._left = MAX_MESSAGES_PER_DATA_KEY
         self._renew_at = self._monotonic() + DATA_KEY_LIFETIME_S
@@ -146,7 +159,7 @@ class MessageDecryptor:
         assert self._reader is not None, "decrypt looked"
         try:
             pem = self._reader.private_key(each.key, {one.key: one.value for one in each.metadata})
-            data_key = _private_key(pem).decrypt(each.value, _oaep())
+            data_key = _unwrap(pem, each.value)
         except Exception as error:  # the application's function, or the library's many kinds
             raise UnreadableMessageError(f"key {each.key!r}: {error or type(error).__name__}") from error
         if len(self._known) >= MAX_KNOWN_DATA_KEYS:
@@ -193,7 +206,8 @@ def _oaep() -> OAEP:
     return OAEP(mgf=MGF1(SHA1()), algorithm=SHA1(), label=None)  # what all clients of Pulsar use
 
 
-def _public_key(reader: KeyReader, name: str) -> RSAPublicKey:
+def _public_key(reader: KeyReader, name: str) -> RSAPublicKey | EllipticCurvePublicKey:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
     from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
@@ -201,16 +215,75 @@ def _public_key(reader: KeyReader, name: str) -> RSAPublicKey:
         key = load_pem_public_key(reader.public_key(name))
     except Exception as error:  # the application's function, or the library's many kinds
         raise UsageError(f"the public key {name!r} for encryption cannot be used: {error or type(error).__name__}") from error
-    if not isinstance(key, RSAPublicKey):
-        raise UsageError(f"the public key {name!r} is not an RSA key: keys of elliptic curves are not supported")
+    if not isinstance(key, RSAPublicKey | EllipticCurvePublicKey):
+        raise UsageError(f"the public key {name!r} is a {type(key).__name__}: use an RSA key or a key of an elliptic curve")
     return key
 
 
-def _private_key(pem: bytes) -> RSAPrivateKey:
+def _wrap(key: RSAPublicKey | EllipticCurvePublicKey, data_key: bytes) -> bytes:
+    """Return the data key, encrypted."""
+    from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
+
+    return key.encrypt(data_key, _oaep()) if isinstance(key, RSAPublicKey) else _ecies_encrypted(key, data_key)
+
+
+def _unwrap(pem: bytes, wrapped: bytes) -> bytes:
+    """Return the data key. Raises UsageError for other kinds of keys, ValueError if it was encrypted for another key."""
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
     from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
     key = load_pem_private_key(pem, None)
-    if not isinstance(key, RSAPrivateKey):
-        raise UsageError("it is not an RSA key: keys of elliptic curves are not supported")
-    return key
+    if isinstance(key, RSAPrivateKey):
+        return key.decrypt(wrapped, _oaep())
+    if isinstance(key, EllipticCurvePrivateKey):
+        return _ecies_decrypted(key, wrapped)
+    raise UsageError(f"it is a {type(key).__name__}: use an RSA key or a key of an elliptic curve")
+
+
+def _ecies_encrypted(key: EllipticCurvePublicKey, data: bytes) -> bytes:
+    from cryptography.hazmat.primitives.asymmetric.ec import ECDH, generate_private_key
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    ephemeral = generate_private_key(key.curve)
+    point = ephemeral.public_key().public_bytes(Encoding.X962, PublicFormat.UncompressedPoint)
+    mac_key, stream = _ecies_keys(point, ephemeral.exchange(ECDH(), key), len(data))
+    ciphertext = _xor(data, stream)
+    return point + ciphertext + _ecies_mac(mac_key, ciphertext)
+
+
+def _ecies_decrypted(key: EllipticCurvePrivateKey, wrapped: bytes) -> bytes:
+    from hmac import compare_digest
+
+    from cryptography.hazmat.primitives.asymmetric.ec import ECDH, EllipticCurvePublicKey
+
+    point_bytes = 1 + 2 * ((key.curve.key_size + 7) // 8)
+    if len(wrapped) <= point_bytes + MAC_BYTES:
+        raise ValueError(f"the data key has {len(wrapped)} bytes encrypted, too few for a key on {key.curve.name}")
+    point, ciphertext, mac = wrapped[:point_bytes], wrapped[point_bytes:-MAC_BYTES], wrapped[-MAC_BYTES:]
+    ephemeral = EllipticCurvePublicKey.from_encoded_point(key.curve, point)
+    mac_key, stream = _ecies_keys(point, key.exchange(ECDH(), ephemeral), len(ciphertext))
+    if not compare_digest(mac, _ecies_mac(mac_key, ciphertext)):
+        raise ValueError("the data key was encrypted for another key, or changed")
+    return _xor(ciphertext, stream)
+
+
+def _ecies_keys(point: bytes, shared: bytes, data_bytes: int) -> tuple[bytes, bytes]:
+    """Return the key of the MAC, and what the data is combined with."""
+    from hashlib import sha1
+
+    needed_bytes = MAC_KEY_BYTES + data_bytes
+    blocks = range(1, 1 + -(-needed_bytes // sha1().digest_size))
+    derived = b"".join(sha1(point + shared + block.to_bytes(4, "big")).digest() for block in blocks)
+    return derived[:MAC_KEY_BYTES], derived[MAC_KEY_BYTES:needed_bytes]
+
+
+def _ecies_mac(key: bytes, ciphertext: bytes) -> bytes:
+    from hmac import digest
+
+    no_encoding_parameters = bytes(8)  # their size in bits
+    return digest(key, ciphertext + no_encoding_parameters, "sha1")
+
+
+def _xor(data: bytes, stream: bytes) -> bytes:
+    return bytes(one ^ other for one, other in zip(data, stream, strict=True))
