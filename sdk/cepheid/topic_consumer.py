@@ -434,6 +434,7 @@ class TopicConsumer(TopicLink):
         facts = message._facts
         if (part := facts.part) is not None and part.ack(message._index):
             return  # its batch waits to be sent
+        self.check_process()
         if facts.chunk_ids:
             for place in facts.chunk_ids:
                 self._acks.ack(place, -1, 0)
