@@ -275,12 +275,14 @@ class TopicConsumer(TopicLink):
             self._acks.ack(place, -1, 0)
             self._send_acks_later()
 
-    def on_taken(self, message: Message[Any]) -> None:
-        """The application took a message out of the queue."""
+    def on_taken(self, message: Message[Any]) -> bool:
+        """The application took a message out of the queue. Return whether permits were written to the broker."""
         self.last_taken = message
         self._permits_back = back = self._permits_back + 1
-        if back >= self._flow_at:
-            self._flow()
+        if back < self._flow_at:
+            return False
+        self._flow()
+        return True
 
     def on_active_change(self, is_active: bool) -> None:
         self.is_active = is_active
