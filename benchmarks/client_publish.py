@@ -1,15 +1,20 @@
 """How fast are applications with the Python client, beside the official one on the same server? 100 B messages, batching on.
 
 Three loads, each with both clients in turn: sends that do not wait, sends awaited by many tasks, and receiving with an
-acknowledgement for each message. The official client has no asyncio interface of its own for that: its callbacks set futures.
+acknowledgement for each message. Rounds are interleaved, so that what else the machine does strikes both clients alike; figures are
+medians, and the ratios are medians of the rounds' ratios.
+
+The official client has no asyncio interface of its own for awaited sends: its callbacks set futures.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import statistics
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import cepheid
@@ -17,13 +22,22 @@ from benchmarks import load
 from benchmarks.report import print_line
 from benchmarks.server import Server, add_arguments
 
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Messages a second, and processor time of the client's process a message. The latter depends less on other work."""
+
+    rate_per_s: float
+    cpu_us: float
+
+
 SEND_LIMIT = 30_000
 """Messages on their way, for both clients."""
 
 
-async def ours(url: str, topic: str, arguments: argparse.Namespace) -> dict[str, float]:
+async def ours(url: str, topic: str, arguments: argparse.Namespace) -> dict[str, Cost]:
     payload = b"x" * arguments.message_bytes
-    rates: dict[str, float] = {}
+    costs: dict[str, Cost] = {}
     async with cepheid.connect(url) as client:
         consumer = await client.consumer(topic, "s")
         async with client.producer(topic, window_messages=SEND_LIMIT) as producer:
@@ -41,22 +55,23 @@ async def ours(url: str, topic: str, arguments: argparse.Namespace) -> dict[str,
                 for _ in range(count):
                     await producer.send(payload)
 
-            rates["send_nowait"] = await _rate(arguments.messages, send_all)
-            rates["awaited"] = await _rate_of_tasks(arguments, send)
+            costs["send_nowait"] = await _cost(arguments.messages, send_all)
+            if arguments.awaited:
+                costs["awaited"] = await _cost_of_tasks(arguments, send)
 
         async def receive_all() -> None:
             for _ in range(arguments.messages):
                 consumer.ack_nowait(await consumer.receive())
 
-        rates["consume"] = await _rate(arguments.messages, receive_all)
-    return rates
+        costs["consume"] = await _cost(arguments.messages, receive_all)
+    return costs
 
 
-async def theirs(url: str, topic: str, arguments: argparse.Namespace) -> dict[str, float]:
+async def theirs(url: str, topic: str, arguments: argparse.Namespace) -> dict[str, Cost]:
     import pulsar
 
     payload = b"x" * arguments.message_bytes
-    rates: dict[str, float] = {}
+    costs: dict[str, Cost] = {}
     client = pulsar.Client(url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
     consumer = client.subscribe(topic, "s")
     producer = client.create_producer(topic, batching_enabled=True, max_pending_messages=SEND_LIMIT, block_if_queue_full=True)
@@ -79,46 +94,65 @@ async def theirs(url: str, topic: str, arguments: argparse.Namespace) -> dict[st
         for _ in range(arguments.messages):
             consumer.acknowledge(consumer.receive())
 
-    rates["send_nowait"] = await _rate(arguments.messages, send_all)
-    rates["awaited"] = await _rate_of_tasks(arguments, send)
-    rates["consume"] = await _rate(arguments.messages, receive_all)
+    costs["send_nowait"] = await _cost(arguments.messages, send_all)
+    if arguments.awaited:
+        costs["awaited"] = await _cost_of_tasks(arguments, send)
+    costs["consume"] = await _cost(arguments.messages, receive_all)
     client.close()
-    return rates
+    return costs
 
 
-async def _rate_of_tasks(arguments: argparse.Namespace, send: Callable[[int], Awaitable[None]]) -> float:
+async def _cost_of_tasks(arguments: argparse.Namespace, send: Callable[[int], Awaitable[None]]) -> Cost:
     each = max(1, arguments.messages // arguments.tasks)
 
     async def all_tasks() -> None:
         await asyncio.gather(*(send(each) for _ in range(arguments.tasks)))
 
-    return await _rate(each * arguments.tasks, all_tasks)
+    return await _cost(each * arguments.tasks, all_tasks)
 
 
-async def _rate(messages: int, work: Callable[[], Awaitable[None]]) -> float:
-    started = time.perf_counter()
+async def _cost(messages: int, work: Callable[[], Awaitable[None]]) -> Cost:
+    started, used_s = time.perf_counter(), time.process_time()
     await work()
-    return messages / (time.perf_counter() - started)
+    return Cost(messages / (time.perf_counter() - started), (time.process_time() - used_s) * 1e6 / messages)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     add_arguments(parser)
-    parser.add_argument("--messages", type=int, default=500_000, help="for each load; receiving takes as many of them")
+    parser.add_argument("--messages", type=int, default=200_000, help="for each load of a round; receiving takes as many")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--no-awaited", dest="awaited", action="store_false", help="leave out the sends awaited by many tasks")
     parser.add_argument("--message-bytes", type=int, default=100)
     parser.add_argument("--tasks", type=int, default=1_000, help="that await each send")
     arguments = parser.parse_args()
     with Server(arguments) as server:
-        measured = {
-            "cepheid": load.run(ours(server.url, server.topic("ours"), arguments)),
-            "official": asyncio.run(theirs(server.url, server.topic("theirs"), arguments)),
-        }
-        figures = {f"{who}_{what}_per_s": round(rate) for who, rates in measured.items() for what, rate in rates.items()}
-        ratios = {f"{what}_ratio": round(rate / measured["official"][what], 2) for what, rate in measured["cepheid"].items()}
+        pairs = [
+            (
+                load.run(ours(server.url, server.topic(f"ours-{number}"), arguments)),
+                asyncio.run(theirs(server.url, server.topic(f"theirs-{number}"), arguments)),
+            )
+            for number in range(arguments.rounds)
+        ]
+        figures: dict[str, float] = {}
+        for what in pairs[0][0]:
+            for name, costs in (("cepheid", [our for our, _ in pairs]), ("official", [their for _, their in pairs])):
+                figures[f"{name}_{what}_per_s"] = round(statistics.median(cost[what].rate_per_s for cost in costs))
+                figures[f"{name}_{what}_cpu_us"] = round(statistics.median(cost[what].cpu_us for cost in costs), 2)
+            ratios = [our[what].rate_per_s / their[what].rate_per_s for our, their in pairs]
+            figures[f"{what}_ratio"] = round(statistics.median(ratios), 2)
+            figures[f"{what}_cpu_ratio"] = round(
+                statistics.median(their[what].cpu_us / our[what].cpu_us for our, their in pairs), 2
+            )
         print_line(
             "client_publish",
-            figures={**figures, **ratios},
-            load={"messages": arguments.messages, "message_bytes": arguments.message_bytes, "tasks": arguments.tasks},
+            figures=figures,
+            load={
+                "messages": arguments.messages,
+                "message_bytes": arguments.message_bytes,
+                "tasks": arguments.tasks,
+                "rounds": arguments.rounds,
+            },
             settings=server.settings,
         )
 

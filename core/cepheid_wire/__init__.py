@@ -2,7 +2,7 @@
 
 from cepheid_wire import pulsar_api_pb2
 from cepheid_wire.batch import decode_batch, encode_batch
-from cepheid_wire.checksum import add_checksum, has_checksum, verify_tail
+from cepheid_wire.checksum import add_checksum, crc32c_of, has_checksum, verify_tail
 from cepheid_wire.command_type import CommandType
 from cepheid_wire.commands import (
     BODY_FIELDS,
@@ -75,6 +75,7 @@ __all__ = [
     "add_checksum",
     "check_tenant",
     "count_messages",
+    "crc32c_of",
     "decode_batch",
     "decompress",
     "encode_batch",

@@ -11,22 +11,39 @@ that came without is given one: Go's client takes a message without checksum for
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from struct import Struct
-
-import crc32c
 
 from cepheid_wire.errors import BadTailError, ChecksumMismatchError
 
 CHECKSUM_MARKER = 0x0E01
 CHECKSUM_BYTES = 6  # marker and CRC
 
-_crc32c = crc32c.crc32c
+
+def _load_crc32c(data: bytes | memoryview, crc: int = 0) -> int:
+    """Import the library and compute. Its package takes 15 ms to import, which commands that exchange no message save."""
+    global _crc32c
+    from crc32c import crc32c
+
+    _crc32c = crc32c
+    return _crc32c(data, crc)
+
+
+_crc32c: Callable[..., int] = _load_crc32c
 _marker_and_crc = Struct(">HI")
 _marker_and_crc_at = _marker_and_crc.unpack_from
 
 
 def has_checksum(tail: bytes | memoryview) -> bool:
     return len(tail) >= CHECKSUM_BYTES and tail[0] == 0x0E and tail[1] == 0x01
+
+
+def crc32c_of(*parts: bytes | memoryview) -> int:
+    """Return the CRC32C of bytes that follow each other."""
+    crc = 0
+    for part in parts:
+        crc = _crc32c(part, crc)
+    return crc
 
 
 def verify_tail(tail: bytes | memoryview) -> None:

@@ -1,6 +1,6 @@
 """Decryption of payloads that clients encrypted, for consumers and for readers of stored entries.
 
-    encryption_keys: the data key, encrypted by RSA-OAEP for each name ──private key of one of them──► data key
+    encryption_keys: the data key, encrypted for each name (data_keys.py) ──private key of one of them──► data key
     payload: AES-256-GCM with the data key and the nonce in encryption_param ──────────────────────► payload, compressed as before
 
 An entry of several messages is encrypted as a whole, the chunks of a message one by one. The library `cryptography` is imported
@@ -11,14 +11,11 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from cepheid_ports import CepheidError
 from cepheid_wire import pulsar_api_pb2 as pb
-
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.padding import OAEP
-    from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
+from cepheid_wire.data_keys import decrypt_data_key
 
 HOW_TO_INSTALL = "pip install 'cepheid[encryption]'"
 TAG_BYTES = 16
@@ -26,7 +23,8 @@ TAG_BYTES = 16
 _MAX_KNOWN_DATA_KEYS = 1000
 
 PrivateKeyOf: TypeAlias = Callable[[str, Mapping[str, str]], bytes]
-"""Returns a private RSA key as PEM, for its name and the metadata that the producer added to it. Any exception: there is none."""
+"""Returns a private key as PEM (RSA, or of an elliptic curve), for its name and the metadata that the producer added to it.
+Any exception: there is none."""
 
 
 class UndecryptableError(CepheidError):
@@ -54,7 +52,7 @@ class PayloadDecryptor:
     def _unwrap(self, each: pb.EncryptionKeys) -> bytes:
         try:
             pem = self._private_key(each.key, {one.key: one.value for one in each.metadata})
-            data_key = _load(pem).decrypt(each.value, rsa_padding())
+            data_key = decrypt_data_key(pem, each.value)
         except Exception as error:  # the application's function, or the library's many kinds
             raise UndecryptableError(f"key {each.key!r}: {error or type(error).__name__}") from error
         if len(self._known) >= _MAX_KNOWN_DATA_KEYS:
@@ -68,14 +66,6 @@ def has_cryptography() -> bool:
     return importlib.util.find_spec("cryptography") is not None
 
 
-def rsa_padding() -> OAEP:
-    """Return the padding with which all clients of Pulsar encrypt data keys."""
-    from cryptography.hazmat.primitives.asymmetric.padding import MGF1, OAEP
-    from cryptography.hazmat.primitives.hashes import SHA1
-
-    return OAEP(mgf=MGF1(SHA1()), algorithm=SHA1(), label=None)
-
-
 def _decrypted(data_key: bytes, nonce: bytes, payload: bytes | memoryview) -> bytes:
     from cryptography.exceptions import InvalidTag
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -86,13 +76,3 @@ def _decrypted(data_key: bytes, nonce: bytes, payload: bytes | memoryview) -> by
         raise UndecryptableError("its payload was changed, or belongs to another key") from None
     except ValueError as error:  # a data key or a nonce of an impossible size
         raise UndecryptableError(str(error)) from None
-
-
-def _load(pem: bytes) -> RSAPrivateKey:
-    from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key
-
-    key = load_pem_private_key(pem, None)
-    if not isinstance(key, RSAPrivateKey):
-        raise UndecryptableError("it is not an RSA key: keys of elliptic curves are not supported")
-    return key

@@ -14,11 +14,10 @@ from functools import lru_cache
 from struct import Struct
 from typing import Any
 
-import crc32c
-
 from cepheid.compression import Compressor
 from cepheid.encryption import MessageEncryptor
 from cepheid.errors import MessageTooLargeError
+from cepheid_wire import crc32c_of
 from cepheid_wire import pulsar_api_pb2 as pb
 from cepheid_wire.compression import MAX_UNCOMPRESSED_BYTES
 from cepheid_wire.payload_decryption import TAG_BYTES
@@ -229,7 +228,7 @@ def _frame(send: pb.CommandSend, metadata: pb.MessageMetadata, payload: bytes) -
     command = pb.BaseCommand(type=pb.BaseCommand.SEND, send=send).SerializeToString()
     encoded = metadata.SerializeToString()
     sized_metadata = _size(len(encoded)) + encoded
-    crc = crc32c.crc32c(payload, crc32c.crc32c(sized_metadata))
+    crc = crc32c_of(sized_metadata, payload)
     tail_bytes = 6 + len(sized_metadata) + len(payload)
     head = b"".join(
         (_sizes(4 + len(command) + tail_bytes, len(command)), command, _checksum(_CHECKSUM_MARKER, crc), sized_metadata)

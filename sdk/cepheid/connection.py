@@ -213,6 +213,8 @@ class Connection(asyncio.Protocol):
             self._reason = f"{self.address} closed the connection before it answered"
             if self.address.over_tls:  # brokers that end the TLS handshake so say nothing
                 self._reason += "; it may ask for a client certificate that it accepts (tls_certificate_file)"
+            else:
+                self._reason += "; its port may be one for TLS (pulsar+ssl:// instead of pulsar://)"
         self.is_open = False
         if self._keep_alive is not None:
             self._keep_alive.cancel()
@@ -320,7 +322,7 @@ async def dial(
     except OSError as error:
         if (refusal := _refused_certificate(error, address)) is not None:
             raise refusal from None
-        raise ConnectError(f"cannot connect to {address}: {error}") from None
+        raise ConnectError(f"cannot connect to {address}: {_why_not(error, address)}") from None
     except BaseException:
         connection.abort("the handshake failed")
         raise
@@ -391,6 +393,15 @@ class ConnectionPool:
     def _forget(self, key: tuple[Address, Address | None], connection: Connection) -> None:
         if self._open.get(key) is connection:
             del self._open[key]
+
+
+def _why_not(error: OSError, address: Address) -> str:
+    """Return why there is no connection. A broker's port without TLS closes it, or answers what is not TLS."""
+    reason = str(error) or "it closed the connection"
+    is_closed = isinstance(error, ConnectionResetError | ConnectionAbortedError | BrokenPipeError)
+    if address.over_tls and (is_closed or (isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER")):
+        return f"{reason} during the TLS handshake; its port may be one without TLS (pulsar:// instead of pulsar+ssl://)"
+    return reason
 
 
 def _refused_certificate(error: Exception | None, address: Address) -> Error | None:

@@ -69,6 +69,9 @@ class Consumer(Generic[T]):
         self.links: dict[str, TopicConsumer] = {}  # by the full name of the topic or partition
         self._queue: deque[Message[T]] = deque()
         self._waiters: deque[asyncio.Future[None]] = deque()
+        # Permits were written, and some loops hand them to the system only at the end of their turn. An application that takes
+        # messages without a pause lets the loop go on then, so that the broker sends more while the next ones are processed.
+        self._owes_turn = False
         self._failure: Error | None = None
         self._closed = False
         self._ending = Ending(self._close)
@@ -105,10 +108,11 @@ class Consumer(Generic[T]):
         Cancelled: no message is lost, the next call returns it.
         """
         queue = self._queue
-        if not queue:
+        if not queue or self._owes_turn:
             await self._wait_for_message(timeout)
         message = queue.popleft()
-        message._source.on_taken(message)
+        if message._source.on_taken(message):
+            self._owes_turn = True
         return message
 
     async def receive_many(self, max_messages: int = 100, timeout: float | None = None) -> list[Message[T]]:
@@ -121,7 +125,8 @@ class Consumer(Generic[T]):
         messages = [await self.receive(timeout)]
         while self._queue and len(messages) < max_messages:
             message = self._queue.popleft()
-            message._source.on_taken(message)
+            if message._source.on_taken(message):
+                self._owes_turn = True
             messages.append(message)
         return messages
 
@@ -129,13 +134,24 @@ class Consumer(Generic[T]):
         return self
 
     async def __anext__(self) -> Message[T]:
-        try:
-            return await self.receive()
-        except ClosedError:
-            raise StopAsyncIteration from None
+        queue = self._queue
+        if not queue or self._owes_turn:
+            try:
+                await self._wait_for_message(None)
+            except ClosedError:
+                raise StopAsyncIteration from None
+        message = queue.popleft()
+        if message._source.on_taken(message):
+            self._owes_turn = True
+        return message
 
     async def _wait_for_message(self, timeout: float | None) -> None:
         """Return when the queue is not empty. The caller takes the message without a pause."""
+        if self._owes_turn:
+            self._owes_turn = False
+            await asyncio.sleep(0)
+            if self._queue:
+                return
         try:
             async with asyncio.timeout(timeout):
                 for link in self.links.values():

@@ -1,7 +1,8 @@
 """Encryption of payloads between producers and consumers, in the format of Pulsar's clients. Brokers see ciphertext alone.
 
     payload ──compress──► AES-256-GCM with a data key ──► entry; its metadata has the nonce (encryption_param), and the data key,
-    encrypted once for each public key by RSA-OAEP with SHA-1 (encryption_keys). A batch is encrypted as a whole, chunks one by one.
+    encrypted once for each public key (encryption_keys; cepheid_wire/data_keys.py).
+    A batch is encrypted as a whole, chunks one by one.
 
 A producer makes a new data key every four hours, and each message has a nonce of its own. What messages have besides their
 payload, such as keys and properties, is not encrypted, except within a batch.
@@ -18,9 +19,11 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from cepheid.errors import MissingExtraError, UnreadableMessageError, UsageError
 from cepheid_wire import pulsar_api_pb2 as pb
-from cepheid_wire.payload_decryption import HOW_TO_INSTALL, PayloadDecryptor, UndecryptableError, has_cryptography, rsa_padding
+from cepheid_wire.data_keys import encrypt_data_key
+from cepheid_wire.payload_decryption import HOW_TO_INSTALL, PayloadDecryptor, UndecryptableError, has_cryptography
 
 if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
     from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 
 OnDecryptionFailure = Literal["fail", "discard", "consume"]
@@ -32,7 +35,10 @@ MAX_MESSAGES_PER_DATA_KEY = 1 << 30
 
 
 class KeyReader(Protocol):
-    """Gives RSA keys as PEM. Called while a producer is opened, every four hours, and for the first message with a data key."""
+    """Gives keys as PEM: RSA keys, or keys of elliptic curves, which of the official clients only Java's takes.
+
+    Called while a producer is opened, every four hours, and for the first message with a data key.
+    """
 
     def public_key(self, name: str) -> bytes:
         """Return the public key with which producers encrypt. Any exception means that there is none."""
@@ -109,7 +115,7 @@ class MessageEncryptor:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
         data_key = os.urandom(DATA_KEY_BYTES)
-        self._wrapped = {name: key.encrypt(data_key, rsa_padding()) for name, key in self._public_keys.items()}
+        self._wrapped = {name: encrypt_data_key(key, data_key) for name, key in self._public_keys.items()}
         self._cipher = AESGCM(data_key)
         self._left = MAX_MESSAGES_PER_DATA_KEY
         self._renew_at = self._monotonic() + DATA_KEY_LIFETIME_S
@@ -152,7 +158,8 @@ def _require_library() -> None:
         raise MissingExtraError(f"encryption needs the library cryptography: {HOW_TO_INSTALL}")
 
 
-def _public_key(reader: KeyReader, name: str) -> RSAPublicKey:
+def _public_key(reader: KeyReader, name: str) -> RSAPublicKey | EllipticCurvePublicKey:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
     from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
@@ -160,6 +167,6 @@ def _public_key(reader: KeyReader, name: str) -> RSAPublicKey:
         key = load_pem_public_key(reader.public_key(name))
     except Exception as error:  # the application's function, or the library's many kinds
         raise UsageError(f"the public key {name!r} for encryption cannot be used: {error or type(error).__name__}") from error
-    if not isinstance(key, RSAPublicKey):
-        raise UsageError(f"the public key {name!r} is not an RSA key: keys of elliptic curves are not supported")
+    if not isinstance(key, RSAPublicKey | EllipticCurvePublicKey):
+        raise UsageError(f"the public key {name!r} is a {type(key).__name__}: use an RSA key or a key of an elliptic curve")
     return key

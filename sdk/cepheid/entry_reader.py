@@ -1,6 +1,7 @@
 """The messages in a received entry. No I/O.
 
-Most messages of a batch have a payload only, and headers of equal sizes are equal bytes: they are parsed once.
+Most messages of a batch have a payload only, and headers of equal sizes are equal bytes: they are parsed once. Where all payloads
+of a batch have the same size too, it is cut at fixed distances.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ Single = tuple[int, pb.SingleMessageMetadata | None, bytes]
 """Index in the batch, own metadata (None: it has none), payload."""
 
 _size_at = Struct(">I").unpack_from
-_known_headers: dict[bytes, int] = {}
-_MAX_KNOWN_HEADERS = 4096
+_SIZE_BYTES = 4
+_plain_headers: dict[bytes, int] = {}
+"""Header of a message that has only a payload, with the size in front of it, and the size of the payload that follows."""
+_MAX_PLAIN_HEADERS = 4096
 _PLAIN_HEADER_BYTES = 4  # tag and size of a payload below 2 MiB: what is longer has more than that
 
 
@@ -35,24 +38,35 @@ def unpack(metadata: pb.MessageMetadata, payload: bytes | memoryview) -> bytes:
         raise UnreadableMessageError(str(error.args[0])) from None
 
 
+def split_plain_batch(payload: bytes, count: int) -> list[bytes] | None:
+    """Return the payloads of a batch of messages that have only a payload, all of one size. None: it is another kind of batch."""
+    each_bytes, rest_bytes = divmod(len(payload), count)
+    if rest_bytes or each_bytes < _SIZE_BYTES:
+        return None
+    body_start = _SIZE_BYTES + _size_at(payload)[0]
+    if body_start > each_bytes or _plain_headers.get(payload[:body_start]) != each_bytes - body_start:
+        return None
+    for index in range(body_start):  # each byte of the first header is compared with those at its place in the others
+        if payload[index::each_bytes].count(payload[index]) != count:
+            return None
+    return [payload[start : start + each_bytes - body_start] for start in range(body_start, len(payload) + 1, each_bytes)]
+
+
 def split_batch(payload: bytes, count: int) -> list[Single]:
     """Return the messages of a batch; those that compaction removed are left out. Raises UnreadableMessageError."""
     singles: list[Single] = []
-    known, start, end = _known_headers, 0, len(payload)
+    plain, start, end, header_bytes = _plain_headers, 0, len(payload), 0
     try:
         for index in range(count):
-            header_start = start + 4
-            body_start = header_start + _size_at(payload, start)[0]
-            header = payload[header_start:body_start]
-            size_bytes = known.get(header)
+            body_start = start + header_bytes  # most headers are as long as the one before
+            size_bytes = plain.get(payload[start:body_start])
             single = None
             if size_bytes is None:
-                single = pb.SingleMessageMetadata.FromString(header)
-                size_bytes = single.payload_size
-                if len(header) <= _PLAIN_HEADER_BYTES and len(single.ListFields()) == 1:
-                    single = None
-                    if len(known) < _MAX_KNOWN_HEADERS:
-                        known[header] = size_bytes
+                body_start = start + _SIZE_BYTES + _size_at(payload, start)[0]
+                if body_start > end:
+                    raise BadTailError(f"the header of message {index} of a batch of {count} reaches beyond its end")
+                header_bytes = body_start - start
+                size_bytes, single = _parse_header(payload[start:body_start])
             start = body_start + size_bytes
             if size_bytes < 0 or start > end:
                 raise BadTailError(f"message {index} of a batch of {count} reaches beyond its end")
@@ -61,6 +75,19 @@ def split_batch(payload: bytes, count: int) -> list[Single]:
     except (DecodeError, BadTailError, struct.error) as error:
         raise UnreadableMessageError(f"a batch of {count} messages is damaged: {error}") from None
     return singles
+
+
+def _parse_header(sized_header: bytes) -> tuple[int, pb.SingleMessageMetadata | None]:
+    """Return the size of the payload, and the metadata unless it has nothing else. Raises DecodeError."""
+    if (size_bytes := _plain_headers.get(sized_header)) is not None:
+        return size_bytes, None
+    header = sized_header[_SIZE_BYTES:]
+    single = pb.SingleMessageMetadata.FromString(header)
+    if len(header) > _PLAIN_HEADER_BYTES or len(single.ListFields()) != 1:
+        return single.payload_size, single
+    if len(_plain_headers) < _MAX_PLAIN_HEADERS and single.payload_size >= 0:
+        _plain_headers[sized_header] = single.payload_size
+    return single.payload_size, None
 
 
 class ChunkBuffer:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import repeat
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
+from cepheid.acks import BatchPart
 from cepheid.encryption import EncryptedPayload
 from cepheid.errors import UnreadableMessageError
 from cepheid.message_id import MessageId
@@ -23,7 +25,7 @@ class MessageSource(Protocol):
     def ack_nowait(self, message: Message[Any]) -> None: ...
     def nack(self, message: Message[Any], delay_s: float | None) -> None: ...
     def give_back(self, message: Message[Any]) -> None: ...
-    def on_taken(self, message: Message[Any]) -> None: ...
+    def on_taken(self, message: Message[Any]) -> bool: ...
 
 
 class EntryFacts:
@@ -31,7 +33,7 @@ class EntryFacts:
 
     __slots__ = (
         "batch_size", "chunk_ids", "encryption",
-        "entry_id", "ledger_id", "metadata", "partition", "problem", "redelivery_count", "schema",
+        "entry_id", "ledger_id", "metadata", "part", "partition", "problem", "redelivery_count", "schema",
         "topic", "unpacked", "writer",
     )  # fmt: skip
 
@@ -53,6 +55,7 @@ class EntryFacts:
         self.metadata = metadata
         self.schema = schema
         self.batch_size = 0  # 0: not a batch
+        self.part: BatchPart | None = None  # what is left of the batch, once a message of it was acknowledged
         self.chunk_ids: tuple[tuple[int, int], ...] = ()  # all entries of a message that came in chunks
         self.writer: bytes | None = None  # definition of the schema it was written with, if the schema needs it
         self.problem: UnreadableMessageError | None = None
@@ -185,6 +188,24 @@ class Message(Generic[T]):
         if self._single is not None:
             return self._single
         return _PLAIN if self._index >= 0 else self._facts.metadata
+
+
+def messages_of(
+    source: MessageSource,
+    facts: EntryFacts,
+    indexes: Iterable[int],
+    singles: Iterable[pb.SingleMessageMetadata | None],
+    payloads: Sequence[bytes],
+) -> list[Message[Any]]:
+    """Return the messages of a batch. It takes half the time of as many calls of `Message`."""
+    messages: list[Message[Any]] = list(map(object.__new__, repeat(Message, len(payloads))))
+    for message, index, single, payload in zip(messages, indexes, singles, payloads, strict=False):
+        message._source = source
+        message._facts = facts
+        message._index = index
+        message._single = single
+        message._data = payload
+    return messages
 
 
 class Processing(Generic[T]):

@@ -163,6 +163,7 @@ class Producer(Generic[T]):
         Raises SendFailedError if messages of `send_nowait` were not stored since the last `flush`. Cancelling it changes nothing:
         the messages are sent all the same.
         """
+        self._partitions[0].check_process()
         await _all(partition.wait_answered() for partition in self._partitions)
         self._window.raise_failures()
 

@@ -24,10 +24,10 @@ from typing import Any, Protocol
 from cepheid.acks import AckTracker, bits_of
 from cepheid.connection import Connection, Request
 from cepheid.encryption import MessageDecryptor, OnDecryptionFailure, encrypted_payload
-from cepheid.entry_reader import ChunkBuffer, Single, split_batch, unpack
+from cepheid.entry_reader import ChunkBuffer, Single, split_batch, split_plain_batch, unpack
 from cepheid.errors import ClosedError, ConnectError, Error, TimedOutError, UnreadableMessageError, UsageError, refused
 from cepheid.lookup import Lookup
-from cepheid.message import EntryFacts, Message
+from cepheid.message import EntryFacts, Message, messages_of
 from cepheid.message_id import EARLIEST, LATEST, MessageId, as_protobuf
 from cepheid.schemas import Schema
 from cepheid.topic_link import TopicLink
@@ -134,6 +134,7 @@ class TopicConsumer(TopicLink):
         self._owner = owner
         self._permits = receiver_queue
         self._permits_limit = QUEUE_GROWTH * receiver_queue
+        self._flow_at = _flow_at(receiver_queue)
         self._permits_back = 0
         self._flowed = 0
         self._received_messages = 0
@@ -196,6 +197,12 @@ class TopicConsumer(TopicLink):
         try:
             unpacked = unpack(metadata, payload)
             is_batch = metadata.HasField("num_messages_in_batch")
+            if is_batch and self._is_wanted_whole(message, place) and (payloads := split_plain_batch(unpacked, count)):
+                facts = self._facts(place, message.redelivery_count, metadata)
+                facts.batch_size = count
+                self._on_place(place)
+                self._deliver(messages_of(self, facts, range(count), itertools.repeat(None), payloads), count)
+                return
             singles: list[Single] = split_batch(unpacked, count) if is_batch else [(-1, None, unpacked)]
         except UnreadableMessageError as error:
             self._deliver([self._unreadable(place, message.redelivery_count, metadata, str(error.args[0]))], count)
@@ -214,8 +221,12 @@ class TopicConsumer(TopicLink):
             self._on_place(place)
         if self.options.durable and len(kept) < count:
             self._acknowledge_left_out(place, singles, kept, skip)
-        singles = kept
-        self._deliver([Message(self, facts, index, single, body) for index, single, body in singles], count)
+        self._deliver(messages_of(self, facts, *zip(*kept, strict=True)) if kept else [], count)
+
+    def _is_wanted_whole(self, message: pb.CommandMessage, place: tuple[int, int]) -> bool:
+        """Return whether every message of the batch is to be delivered."""
+        is_passed = self._skip_to is None or (*place, -1) >= self._skip_to
+        return is_passed and not message.ack_set and self._acks.left_of(place) is None
 
     def _on_undecrypted(
         self,
@@ -264,12 +275,14 @@ class TopicConsumer(TopicLink):
             self._acks.ack(place, -1, 0)
             self._send_acks_later()
 
-    def on_taken(self, message: Message[Any]) -> None:
-        """The application took a message out of the queue."""
+    def on_taken(self, message: Message[Any]) -> bool:
+        """The application took a message out of the queue. Return whether permits were written to the broker."""
         self.last_taken = message
-        self._permits_back += 1
-        if self._permits_back >= (self._permits + 1) // 2:
-            self._flow()
+        self._permits_back = back = self._permits_back + 1
+        if back < self._flow_at:
+            return False
+        self._flow()
+        return True
 
     def on_active_change(self, is_active: bool) -> None:
         self.is_active = is_active
@@ -394,11 +407,12 @@ class TopicConsumer(TopicLink):
         average_bytes = self._received_bytes / max(self._received_messages, 1)
         if more > 0 and (self._permits + more) * average_bytes <= QUEUE_GROWTH_BYTES:
             self._permits += more
+            self._flow_at = _flow_at(self._permits)
             self._give_back_permits(more)
 
     def _give_back_permits(self, count: int) -> None:
         self._permits_back += count
-        if self._permits_back >= (self._permits + 1) // 2:
+        if self._permits_back >= self._flow_at:
             self._flow()
 
     def _flow(self) -> None:
@@ -420,11 +434,14 @@ class TopicConsumer(TopicLink):
         if self.is_closed or self.failure is not None:
             self.check_usable()
         facts = message._facts
+        if (part := facts.part) is not None and part.ack(message._index):
+            return  # its batch waits to be sent
+        self.check_process()
         if facts.chunk_ids:
             for place in facts.chunk_ids:
                 self._acks.ack(place, -1, 0)
         else:
-            self._acks.ack((facts.ledger_id, facts.entry_id), message._index, facts.batch_size)
+            facts.part = self._acks.ack((facts.ledger_id, facts.entry_id), message._index, facts.batch_size)
         if self._ack_timer is None or self._acks.waiting_entries >= ACK_GROUP_ENTRIES:
             self._send_acks_later()
 
@@ -791,6 +808,11 @@ class TopicConsumer(TopicLink):
         _fail(self._attached, error)
         _fail(self._ack_waiters, error)
         self._owner.on_link_failed(self, error)
+
+
+def _flow_at(permits: int) -> int:
+    """Return how many permits go back to the broker together: half of them."""
+    return (permits + 1) // 2
 
 
 def _begins_at(place: tuple[int, int], skip: tuple[int, int, int]) -> bool:

@@ -35,6 +35,7 @@ class TopicLink(ABC):
         self._incarnation = 0  # one more whenever the broker or the connection ended what was attached
         self._opened = False
         self._generation = generation()
+        self._loop = asyncio.get_running_loop()
         self._tasks = TaskOwner(f"cepheid/{what}", on_error=self._on_bug)
         self._reattaching = False
         self._reattach_backoff = Backoff(0.05)  # reset by the subclass, when what it is for works
@@ -76,9 +77,17 @@ class TopicLink(ABC):
         self.check_process()
 
     def check_process(self) -> None:
-        """Raises UsageError in a forked child."""
+        """Raises UsageError in a forked child, in another thread and in another event loop: there nothing would wake a waiter."""
         if self._generation != generation():
             raise UsageError(f"{self.what} was opened before this process was forked: call cepheid.connect in each process")
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            loop = None
+        if loop is not self._loop:
+            raise UsageError(
+                f"{self.what} belongs to another event loop or thread: call cepheid.connect in each, or use cepheid.sync"
+            )
 
     def on_connection_lost(self) -> None:
         self._detach("")

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import cepheid
+import cepheid.admin
 from cepheid_testkit import StandaloneCluster
 from cepheid_wire import PING_FRAME, CommandType, FrameSplitter, encode_body, parse_command
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.client.conftest import ClusterThread
 from tests.support import free_port, wait_until
+from tests.tcp_proxy import TcpProxy
 
 RECEIVE_S = 30.0
 
@@ -173,6 +179,31 @@ def test_a_client_belongs_to_one_loop(cluster: ClusterThread) -> None:
         first.run(client.close())
 
 
+async def test_what_is_used_in_another_loop_or_thread_says_so(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client:
+        producer, consumer = await client.producer(topic), await client.consumer(topic, "s")
+        await producer.send(b"0")
+        message = await consumer.receive(RECEIVE_S)
+        uses: list[Callable[[], Any]] = [
+            lambda: producer.send_nowait(b"1"),
+            lambda: consumer.ack_nowait(message),
+            lambda: consumer.nack(message),
+            lambda: asyncio.run(producer.send(b"1")),
+            lambda: asyncio.run(producer.flush()),
+            lambda: asyncio.run(consumer.receive()),
+            lambda: asyncio.run(consumer.ack(message)),
+        ]
+
+        def use_all() -> None:
+            for use in uses:
+                with pytest.raises(cepheid.UsageError, match="belongs to another event loop or thread"):
+                    use()
+
+        await in_thread(use_all)
+        await consumer.ack(message)
+        assert (await producer.send(b"2")).entry_id == message.message_id.entry_id + 1
+
+
 FORKED = """
 import asyncio, os, cepheid
 
@@ -288,6 +319,64 @@ async def test_a_broker_that_never_answers() -> None:
                 await client.producer("topic")
 
 
+async def test_a_half_open_connection_is_replaced(tmp_path: Path, topic: str) -> None:
+    """Bytes neither arrive nor are refused: only the keep-alive notices. Without deduplication a message may be stored twice."""
+    port = free_port()
+    with TcpProxy(f"127.0.0.1:{port}") as proxy:
+        async with StandaloneCluster(data_dir=tmp_path, port=port, advertised_port=proxy.port):
+            async with cepheid.connect(f"pulsar://{proxy.address}", keep_alive_s=0.2) as client:
+                producer, consumer = await client.producer(topic), await client.consumer(topic, "s")
+                await producer.send(b"0")
+                before = proxy.connections
+                proxy.stall()
+                producer.send_nowait(b"1")
+                await wait_until(lambda: proxy.connections > before)
+                proxy.heal()
+                await producer.send(b"2")
+                seen: dict[bytes, None] = {}
+                while len(seen) < 3:
+                    message = await consumer.receive(RECEIVE_S)
+                    seen[message.data] = None
+                    await consumer.ack(message)
+                assert list(seen) == [b"0", b"1", b"2"]
+
+
+@pytest.mark.parametrize("jump_s", [7200, -7200])
+async def test_a_wall_clock_that_jumps_changes_publish_times_alone(
+    cluster: ClusterThread, topic: str, monkeypatch: pytest.MonkeyPatch, jump_s: int
+) -> None:
+    backoff = cepheid.NackBackoff(first_s=0.05)
+    async with cepheid.connect(cluster.url, keep_alive_s=0.1) as client:
+        async with client.producer(topic, send_timeout_s=5) as producer:
+            async with client.consumer(topic, "s", type="shared", nack_backoff=backoff) as consumer:
+                producer.send_nowait(b"0")
+                wall = SimpleNamespace(time_ns=lambda: time.time_ns() + jump_s * 1_000_000_000)
+                monkeypatch.setattr("cepheid.topic_producer.time", wall)
+                await producer.flush()
+                await producer.send(b"1")
+                first, second = [await consumer.receive(RECEIVE_S) for _ in range(2)]
+                consumer.nack(second)
+                again = await consumer.receive(RECEIVE_S)
+                assert (first.data, again.data, again.redelivery_count) == (b"0", b"1", 1)
+                shown_s = (again.publish_time - datetime.now(UTC)).total_seconds()
+                assert (shown_s > 3600) if jump_s > 0 else (shown_s < -3600)
+                await asyncio.gather(consumer.ack(first), consumer.ack(again))
+
+
+async def test_a_message_of_100_mb(cluster: ClusterThread, topic: str) -> None:
+    large = bytes(range(256)) * 390_625
+    async with cepheid.connect(cluster.url) as client:
+        async with client.producer(topic) as producer:
+            with pytest.raises(cepheid.MessageTooLargeError, match=r"this one has 100,000,\d+.*chunking"):
+                producer.send_nowait(large)
+            await producer.send(b"the producer is still usable")
+        async with client.consumer(topic, "s") as consumer, client.producer(topic, chunking=True) as producer:
+            await producer.send(large)
+            message = await consumer.receive(RECEIVE_S)
+            assert message.data == large
+            await consumer.ack(message)
+
+
 async def test_keep_alive_both_ways() -> None:
     def answer(command: Any) -> list[bytes]:
         return [CONNECTED, PING_FRAME] if command.type == CommandType.CONNECT else []
@@ -401,3 +490,74 @@ async def test_connections_that_break_again_and_again(cluster: ClusterThread, to
             stored = [(await reader.read(RECEIVE_S)).data for _ in range(count)]
             assert stored == [b"%d" % number for number in range(count)]
             assert not await reader.has_message_available()
+
+
+class KilledServer:
+    """`cepheid standalone` in a process of its own, which is killed and started again on the same data and ports."""
+
+    def __init__(self, data: Path) -> None:
+        self.port, self.admin_port = free_port(), free_port()
+        self._command = [
+            *(sys.executable, "-m", "cepheid_cli", "standalone", "--data", str(data)),
+            *("--port", str(self.port), "--admin-port", str(self.admin_port)),
+        ]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def kill(self) -> None:
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+
+@pytest.mark.slow
+async def test_200_000_messages_through_kills_and_cuts_are_stored_once_and_in_order(tmp_path: Path, topic: str) -> None:
+    count, kills, cuts, chance = 200_000, 3, 12, random.Random(24)
+    incidents = dict.fromkeys(chance.sample(range(count // 20, count), cuts), "cut")
+    incidents |= dict.fromkeys(chance.sample(range(count // 20, count), kills), "kill")
+    due = sorted(incidents, reverse=True)
+    server = KilledServer(tmp_path)
+    server.start()
+    try:
+        async with (
+            cepheid.connect(f"pulsar://127.0.0.1:{server.port}") as client,
+            cepheid.admin.connect(f"http://127.0.0.1:{server.admin_port}") as admin,
+        ):
+            consumer = await client.consumer(topic, "s")
+            await admin.topics.set_deduplication_enabled(topic, True)
+            producer = await client.producer(topic, name="p", window_messages=5000)
+
+            async def publish() -> None:
+                for number in range(count):
+                    while True:
+                        try:
+                            producer.send_nowait(b"%d" % number)
+                            break
+                        except cepheid.WindowFullError:
+                            await producer.drain()
+                await producer.flush()
+
+            publishing = asyncio.ensure_future(publish())
+            seen: dict[bytes, None] = {}
+            while len(seen) < count:
+                message = await consumer.receive(RECEIVE_S)
+                seen[message.data] = None
+                consumer.ack_nowait(message)
+                if due and len(seen) >= due[-1]:
+                    if incidents[due.pop()] == "kill":
+                        await in_thread(server.kill)
+                        server.start()
+                    else:
+                        assert client._pool is not None
+                        for connection in list(client._pool._open.values()):
+                            connection.abort("cut by the test")
+            await publishing
+            expected = [b"%d" % number for number in range(count)]
+            assert list(seen) == expected
+            async with client.reader(topic) as reader:
+                assert [(await reader.read(RECEIVE_S)).data for _ in range(count)] == expected
+                assert not await reader.has_message_available()
+    finally:
+        server.kill()

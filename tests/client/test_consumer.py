@@ -307,6 +307,31 @@ async def test_iterating_ends_when_the_consumer_is_closed(cluster: ClusterThread
             await consumer.receive()
 
 
+async def test_taking_messages_without_a_pause_lets_the_loop_go_on(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client, client.consumer(topic, "s", receiver_queue=50) as consumer:
+        await publish(client, topic, 50)
+        await wait_until(lambda: consumer.queued_messages == 50)
+        turns: list[int] = []
+        asyncio.get_running_loop().call_soon(turns.append, 1)
+        first = await data_of(consumer, 25)
+        assert not turns, "what is there is returned at once"
+        rest = await data_of(consumer, 25)
+        assert turns, "permits were written after 25 messages, and leave the process while others are processed"
+        assert first + rest == numbers(0, 50)
+
+
+async def test_a_loop_over_a_consumer_may_be_left_and_begun_again(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client, client.consumer(topic, "s") as consumer:
+        await publish(client, topic, 4)
+        got = []
+        for _ in range(2):
+            async for message in consumer:
+                got.append(message.data)
+                break
+        got += await data_of(consumer, 2)
+        assert got == numbers(0, 4)
+
+
 async def test_a_subscription_has_one_exclusive_consumer(cluster: ClusterThread, topic: str) -> None:
     async with cepheid.connect(cluster.url) as client, client.consumer(topic, "s"):
         with pytest.raises(cepheid.BusyError, match="use another name, or choose a type that can be shared"):

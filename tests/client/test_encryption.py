@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pulsar
 import pytest
-from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 import cepheid
@@ -17,7 +18,9 @@ from tests.client.conftest import TIMEOUT_S, ClusterThread
 from tests.client.test_official_client import official
 
 
-def write_pair(folder: Path, name: str, key: rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey) -> cepheid.KeyFiles:
+def write_pair(
+    folder: Path, name: str, key: rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey
+) -> cepheid.KeyFiles:
     private, public = folder / f"{name}.key.pem", folder / f"{name}.pub.pem"
     private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
     public.write_bytes(key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
@@ -155,10 +158,59 @@ async def test_decrypted_messages_are_not_published_again_in_the_clear(keys: cep
             client.consumer("t", "s", type="shared", key_reader=keys, retry=True)
 
 
-def test_keys_of_elliptic_curves_are_refused(tmp_path: Path) -> None:
-    files = write_pair(tmp_path, "ec", ec.generate_private_key(ec.SECP256R1()))
-    with pytest.raises(cepheid.UsageError, match="is not an RSA key"):
-        MessageEncryptor(["ec"], files)
+@pytest.mark.parametrize("curve", [ec.SECP256R1(), ec.SECP521R1()])
+def test_a_data_key_is_encrypted_for_keys_of_elliptic_curves(
+    tmp_path: Path, keys: cepheid.KeyFiles, curve: ec.EllipticCurve
+) -> None:
+    write_pair(tmp_path, "other", ec.generate_private_key(curve))
+    mine = write_pair(tmp_path, "mine", ec.generate_private_key(curve))
+    both = cepheid.KeyFiles(public={"app": str(keys.public), "mine": str(mine.public)})
+    metadata = pb.MessageMetadata()
+    sealed = MessageEncryptor(["app", "mine"], both).encrypt(metadata, b"order 1")
+    assert MessageDecryptor(mine_only(mine)).decrypt(metadata, sealed) == b"order 1"
+    other = cepheid.KeyFiles(private={"mine": str(tmp_path / "other.key.pem")})
+    with pytest.raises(cepheid.UnreadableMessageError, match="encrypted for another key, or changed"):
+        MessageDecryptor(other).decrypt(metadata, sealed)
+
+
+def mine_only(files: cepheid.KeyFiles) -> cepheid.KeyFiles:
+    return cepheid.KeyFiles(private={"mine": str(files.private)})
+
+
+JAVA_KEY = b"""-----BEGIN EC PRIVATE KEY-----
+MHcCAQEEIDcMPLd+ZZ9c9BMEqUfO+pjGIqr2WjkQN/bkydCQrUYAoAoGCCqGSM49
+AwEHoUQDQgAEu1v5uN61QCpsBsBGWskpUuO+Ue8dc6BXszWF1ylqukvZacMdayfu
+5dXvfqfV2iYC6OQ69lNp4B+KbHbj4qCcZQ==
+-----END EC PRIVATE KEY-----
+"""
+JAVA_DATA_KEY = bytes.fromhex("1fd891a3fa489bac893467a0d7c2925d64cf01c5550888979f329c160bfdcddd")
+JAVA_WRAPPED = bytes.fromhex(
+    "043781cef1b75009d1478cf0d5635e44dd886026b4c223a4c89e1a3e14200fe982cace6dddf37e77cac40f1bb8e82e1a893e434544321851112b"
+    "fef0969012056878ca7f352db0ba99f539da5e9255c5e25c96a4021d3bb8a584ca29cf416c5ba85c7e64198e9572e3184093df991de4c3b7dfd1c9"
+)
+"""Made by the cipher of the Java client: ECIES of Bouncy Castle 1.78.1 with IESParameterSpec(null, null, 128)."""
+
+
+def test_a_data_key_that_a_java_client_encrypted_for_an_elliptic_curve(tmp_path: Path) -> None:
+    private = tmp_path / "java.pem"
+    private.write_bytes(JAVA_KEY)
+    metadata = pb.MessageMetadata(encryption_param=bytes(12))
+    metadata.encryption_keys.add(key="mine", value=JAVA_WRAPPED)
+    sealed = AESGCM(JAVA_DATA_KEY).encrypt(bytes(12), b"from Java", None)
+    assert MessageDecryptor(cepheid.KeyFiles(private=str(private))).decrypt(metadata, sealed) == b"from Java"
+    metadata.encryption_keys[0].value = JAVA_WRAPPED[:80]
+    with pytest.raises(cepheid.UnreadableMessageError, match="80 bytes encrypted, too few for a key on secp256r1"):
+        MessageDecryptor(cepheid.KeyFiles(private=str(private))).decrypt(metadata, sealed)
+
+
+def test_keys_that_cannot_encrypt_are_refused(tmp_path: Path) -> None:
+    files = write_pair(tmp_path, "ed", ed25519.Ed25519PrivateKey.generate())
+    with pytest.raises(cepheid.UsageError, match="is a Ed25519PublicKey: use an RSA key or a key of an elliptic curve"):
+        MessageEncryptor(["ed"], files)
+    metadata = pb.MessageMetadata()
+    metadata.encryption_keys.add(key="ed", value=b"")
+    with pytest.raises(cepheid.UnreadableMessageError, match="is a Ed25519PrivateKey: use an RSA key"):
+        MessageDecryptor(files).decrypt(metadata, b"")
 
 
 def test_a_data_key_is_renewed_after_its_time_and_its_number_of_messages(keys: cepheid.KeyFiles) -> None:

@@ -334,6 +334,18 @@ async def test_room_is_given_in_the_order_of_the_calls() -> None:
     assert not window.has_waiters
 
 
+async def test_a_send_that_is_cancelled_while_it_waits_for_room_sends_nothing(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client, client.producer(topic, window_messages=1) as producer:
+        sends = [asyncio.ensure_future(producer.send(b"%d" % number)) for number in range(3)]
+        await asyncio.sleep(0)
+        for cancelled in sends[:2]:  # the first one is on its way, the second one waits for room
+            cancelled.cancel()
+        await sends[2]
+        async with client.reader(topic) as reader:
+            assert [(await reader.read(RECEIVE_S)).data for _ in range(2)] == [b"0", b"2"]
+            assert not await reader.has_message_available()
+
+
 async def test_a_cancelled_send_that_fails_is_counted(cluster: ClusterThread, topic: str) -> None:
     async with cepheid.connect(cluster.url) as client:
         producer = await client.producer(topic)

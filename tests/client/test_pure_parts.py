@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Callable
 from datetime import UTC, date, datetime
 from typing import Any, TypedDict
 
@@ -14,13 +15,13 @@ import cepheid
 from cepheid.acks import AckTracker, bits_of, words_of
 from cepheid.backoff import Backoff
 from cepheid.batching import Attributes, OpenBatch, header_of
-from cepheid.entry_reader import ChunkBuffer, split_batch
+from cepheid.entry_reader import ChunkBuffer, split_batch, split_plain_batch
 from cepheid.message import EntryFacts
 from cepheid.record_types import RecordCodec
 from cepheid.routing import PartitionChooser, java_string_hash, murmur3_hash
 from cepheid.schemas import BYTES
 from cepheid.service_url import Address, parse_service_url
-from cepheid_wire import decode_batch
+from cepheid_wire import decode_batch, encode_batch
 from cepheid_wire import pulsar_api_pb2 as pb
 
 
@@ -113,6 +114,33 @@ def test_a_damaged_batch_is_unreadable(damage: Any) -> None:
         split_batch(damage(batch.encode_payload()), 1)
 
 
+def test_a_header_that_was_cut_off_is_not_remembered() -> None:
+    with pytest.raises(cepheid.UnreadableMessageError, match="reaches beyond its end"):
+        split_batch(b"\0\0\0\x03\x18\x00", 1)
+    batch = [(pb.SingleMessageMetadata(payload_size=2), b"ab"), (pb.SingleMessageMetadata(payload_size=200), bytes(200))]
+    assert [body for _, _, body in split_batch(encode_batch(batch), 2)] == [b"ab", bytes(200)]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "is_plain"), [((7,), True), ((7, 7, 7), True), ((0, 0), True), ((7, 8, 6), False), ((7, 7, 8), False)]
+)
+def test_a_batch_of_equal_sizes_is_cut_at_fixed_distances(sizes: tuple[int, ...], is_plain: bool) -> None:
+    payloads = [bytes([index]) * size for index, size in enumerate(sizes)]
+    encoded = encode_batch((pb.SingleMessageMetadata(), payload) for payload in payloads)
+    assert [body for _, _, body in split_batch(encoded, len(sizes))] == payloads
+    assert split_plain_batch(encoded, len(sizes)) == (payloads if is_plain else None)
+
+
+def test_equal_sizes_with_attributes_are_not_a_plain_batch() -> None:
+    singles = [pb.SingleMessageMetadata(), pb.SingleMessageMetadata(null_value=True), pb.SingleMessageMetadata(partition_key="k")]
+    split_batch(encode_batch([(singles[0], b"")]), 1)
+    for single in singles[1:]:
+        for batch in ([(single, b"")] * 2, [(singles[0], b""), (single, b"")]):
+            encoded = encode_batch(batch)
+            assert split_plain_batch(encoded, 2) is None
+            assert split_batch(encoded, 2)[1][1] == pb.SingleMessageMetadata.FromString(single.SerializeToString())
+
+
 def test_an_entry_is_acknowledged_when_all_its_messages_are() -> None:
     acks = AckTracker(batch_index=False)
     for index in (0, 2, 2):
@@ -137,6 +165,37 @@ def test_messages_of_a_batch_that_are_not_delivered_do_not_hold_it_back() -> Non
     acks.take_individual()
     acks.forget_parts()
     assert acks.left_of((5, 2)) is None
+
+
+def test_a_batch_that_waits_to_be_sent_takes_acknowledgements_by_itself() -> None:
+    acks = AckTracker(batch_index=True)
+    part = acks.ack((5, 1), 0, 4)
+    assert part is not None
+    assert [part.ack(1), part.ack(1), part.ack(2)] == [True, True, True]
+    assert not part.ack(3), "the last one completes the entry"
+    assert acks.left_of((5, 1)) == 0b1000
+    (told,) = acks.take_individual()
+    assert list(told.ack_set) == [0b1000]
+    assert not part.ack(3), "it would not be sent"
+    acks.ack((5, 1), 3, 4)
+    assert acks.take_individual() == [pb.MessageIdData(ledgerId=5, entryId=1)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        AckTracker.clear,
+        lambda acks: acks.deliver((5, 1), 0b1110),
+        lambda acks: acks.ack_cumulative((5, 2), -1, 0),
+        lambda acks: acks.ack((5, 1), -1, 0),
+    ],
+)
+def test_a_batch_that_is_no_longer_kept_leaves_acknowledgements_to_the_tracker(change: Callable[[AckTracker], Any]) -> None:
+    acks = AckTracker(batch_index=True)
+    part = acks.ack((5, 1), 0, 4)
+    assert part is not None
+    change(acks)
+    assert not part.ack(1)
 
 
 def test_parts_of_a_batch_are_told_as_bits_that_are_left() -> None:

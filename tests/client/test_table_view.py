@@ -10,6 +10,7 @@ import pytest
 import cepheid
 import cepheid.sync
 from tests.client.conftest import TIMEOUT_S, ClusterThread
+from tests.support import wait_until
 
 
 async def test_it_has_the_latest_value_of_each_key(cluster: ClusterThread, topic: str) -> None:
@@ -67,6 +68,25 @@ async def test_a_slow_watcher_gets_each_key_once_with_its_latest_value(cluster: 
             ended = asyncio.create_task(anext(changes, None))
             await asyncio.sleep(0)
         assert await asyncio.wait_for(ended, TIMEOUT_S) is None, "it ends with the view"
+
+
+async def test_a_watch_that_is_abandoned_is_forgotten(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client, client.producer(topic, schema=str) as producer:
+        async with client.table_view(topic, schema=str) as view:
+
+            async def first_change() -> str | None:
+                async for change in view.watch():
+                    return change.value
+                return None
+
+            watching = asyncio.create_task(first_change())
+            await asyncio.sleep(0)
+            await producer.send("1", key="a")
+            assert await asyncio.wait_for(watching, TIMEOUT_S) == "1"
+            await wait_until(lambda: not view._watches)
+            await producer.send("2", key="a")
+            await view.refresh()
+            assert view["a"] == "2"
 
 
 class Text(cepheid.Schema[str]):

@@ -185,6 +185,18 @@ async def test_a_broker_that_is_not_trusted_is_named_at_once(made: Path, tmp_pat
             assert time.monotonic() - started < AT_ONCE_S
 
 
+async def test_tls_at_a_port_without_it_and_none_at_a_port_with_it(made: Path) -> None:
+    async with secured(made) as cluster:
+        plain, over_tls = cluster.standalone.service_urls
+        for url, reason in (
+            (plain.replace("pulsar:", "pulsar+ssl:"), r"during the TLS handshake; its port may be one without TLS"),
+            (over_tls.replace("pulsar+ssl:", "pulsar:"), r"closed the connection before it answered; its port may be one for TLS"),
+        ):
+            async with cepheid.connect(url, tls_ca_file=str(made / "ca.pem"), request_timeout_s=1) as client:
+                with pytest.raises(cepheid.TimedOutError, match=reason):
+                    await client.producer("orders").__aenter__()
+
+
 async def test_a_token_that_expires_is_renewed_on_the_living_connection(made: Path) -> None:
     """By our client and by the official one. The broker's clock is put forward, so nothing depends on how long a step takes."""
     asked: list[str] = []
