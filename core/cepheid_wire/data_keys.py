@@ -30,7 +30,7 @@ def encrypt_data_key(key: RSAPublicKey | EllipticCurvePublicKey, data_key: bytes
 
 
 def decrypt_data_key(pem: bytes, wrapped: bytes) -> bytes:
-    """Return the data key. Raises ValueError for a key that is no PEM or of another kind, or if it was encrypted for another key."""
+    """Return the data key. Raises ValueError for a key of another kind, and if it was encrypted for another key."""
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
     from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
