@@ -8,7 +8,6 @@ from __future__ import annotations
 import fcntl
 import inspect
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -63,13 +62,6 @@ LONG_FILES = (
     "test_rendering.py",
 )
 """Files with long tests. They begin first: else one process would still be busy with them when the others have ended."""
-
-
-def pytest_collection_finish() -> None:
-    if "cepheid_broker.admin.app" in sys.modules:  # importing it takes a second, which a run without servers does not need
-        import tests.shared_admin_app
-
-        tests.shared_admin_app.share()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

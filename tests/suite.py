@@ -4,7 +4,7 @@ The fast ring is everything that is not marked `slow`. Neither ring has tests ma
 three parts, which run beside each other. The simulator has a low priority: it uses the processors while the others wait for
 servers, and takes little time from them. What it and Spark print is shown when all have ended.
 
-    others        ──────────────────────────────►   four processes (slow: three), a file at a time
+    others        ──────────────────────────────►   three processes, a file at a time
     spark         ──────────────────►               one process (slow: two), a file at a time
     simulation    ─────────────────────────►        two processes, test by test
 
@@ -28,9 +28,8 @@ from typing import IO
 
 FAST, SLOW = "not slow and not page", "slow and not page"
 PROCESSES = 2
-PROCESSES_OF_WAITING_TESTS = {FAST: 4, SLOW: 3}
-"""Tests outside of the simulator and Spark wait for servers, clients and clocks half of their time. The slow ones kill and restart
-processes and bound the pauses that clients see, so they have fewer neighbours."""
+PROCESSES_OF_WAITING_TESTS = 3
+"""Tests outside of the simulator and Spark wait for servers, clients and clocks half of their time."""
 PROCESSES_OF_SPARK = {FAST: 1, SLOW: 2}
 """Each starts a JVM and a server. That takes longer than the few jobs of the fast ring."""
 PRIORITY_OF_SIMULATION = 10
@@ -77,7 +76,7 @@ def run_parts(selection: str) -> list[Ended]:
             pytest,
             *("-m", selection, "-n", str(PROCESSES_OF_SPARK[selection]), *by_file, "tests/spark"),
             output=said["tests/spark"],
-            first_worker=PROCESSES_OF_WAITING_TESTS[selection],
+            first_worker=PROCESSES_OF_WAITING_TESTS,
         )
         simulation = beside.submit(
             pytest,
@@ -87,7 +86,7 @@ def run_parts(selection: str) -> list[Ended]:
             priority=PRIORITY_OF_SIMULATION,
         )
         others = pytest(
-            *("-m", selection, "-n", str(PROCESSES_OF_WAITING_TESTS[selection]), *by_file),
+            *("-m", selection, "-n", str(PROCESSES_OF_WAITING_TESTS), *by_file),
             *("tests", "--ignore", "tests/simulation", "--ignore", "tests/spark"),
         )
         ended = [others, spark.result(), simulation.result()]
