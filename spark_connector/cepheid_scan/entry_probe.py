@@ -17,7 +17,7 @@ from cepheid_decode.history import HistoryPlan, LedgerHistory, Piece, TopicHisto
 from cepheid_decode.scan_request import ReadSettings, StorageAccess
 from cepheid_scan.entry_source import EntrySource
 from cepheid_scan.ledger_source import LedgerSource
-from cepheid_scan.plan_lookup import Replan
+from cepheid_scan.open_planner import Replan
 from cepheid_scan.splits import fragments_of
 from cepheid_wire import WireError, split_tail
 from cepheid_wire import pulsar_api_pb2 as pb

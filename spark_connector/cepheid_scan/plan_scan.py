@@ -20,8 +20,7 @@ from cepheid_decode.positions import MessagePosition
 from cepheid_decode.scan_request import ReadMode, RowFilter, ScanRequest, ScanSpec
 from cepheid_scan.edges import EntryProbe, end_of, first_of, resolve_edge
 from cepheid_scan.entry_probe import BookieProbe
-from cepheid_scan.open_planner import open_planner
-from cepheid_scan.plan_lookup import find_ledger, find_ledger_and_bookies
+from cepheid_scan.open_planner import find_ledger, find_ledger_and_bookies, open_planner
 from cepheid_scan.planner import Planner
 from cepheid_scan.splits import TopicRange, cut_ranges
 

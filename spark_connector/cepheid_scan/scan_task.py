@@ -282,7 +282,7 @@ def _replanner(plan_source: PlanSource | None, bookies: dict[str, str]) -> Calla
         return None
 
     def replan(piece: Piece) -> LedgerHistory | None:
-        from cepheid_scan.plan_lookup import find_ledger_and_bookies
+        from cepheid_scan.open_planner import find_ledger_and_bookies
 
         ledger, found = find_ledger_and_bookies(plan_source, piece.topic, piece.ledger_id)
         bookies.update(found)

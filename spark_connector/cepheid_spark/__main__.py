@@ -4,8 +4,7 @@ python -m cepheid_spark --install-java   installs Java where it may: as root, wi
 
 import sys
 
-from cepheid_spark.java_check import main
-from cepheid_spark.worker_python import find_fault
+from cepheid_spark.java_check import find_fault, main
 
 status = main(sys.argv[1:])
 if "--install-java" not in sys.argv and (fault := find_fault()) is not None:

@@ -23,9 +23,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from cepheid_ports import CepheidError
-from cepheid_spark.lease import LEASE_PROPERTY, Lease
+from cepheid_spark.lease import LEASE_PROPERTY, Lease, call_all
 from cepheid_spark.lease_holder import wall_ms
-from cepheid_spark.many_calls import call_all
 
 if TYPE_CHECKING:
     import pyarrow as pa

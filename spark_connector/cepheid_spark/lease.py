@@ -24,9 +24,11 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from enum import Enum
@@ -36,7 +38,6 @@ from urllib.parse import quote
 
 from cepheid_scan import AdminRefusedError, MessagePosition, PlanSource, PlanUnavailableError
 from cepheid_spark.lease_holder import HOLDER_PROPERTY, SILENCE_MS, Holder, wall_ms
-from cepheid_spark.many_calls import AT_ONCE, call_all
 from cepheid_wire import TopicName
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ LEASE_PROPERTY = "cepheid-lease-expires"
 FROM_PROPERTY = "cepheid-lease-from"
 """`ledger:entry`: from there on a query's lease has held everything; what lies before it may have gone unseen (rule 6)."""
 
+AT_ONCE = 8
+"""Calls to brokers at the same time: they are mostly waiting."""
 _EARLIEST = {"ledgerId": -1, "entryId": -1}
 _CONFLICT, _NOT_FOUND, _NO_SUCH_PLACE = 409, 404, 412
 _ATTEMPTS = 3  # to make a subscription that is there, and is gone at the next question
@@ -318,3 +321,29 @@ def drop_all(lease: Lease, topics: Sequence[str], at_once: int = AT_ONCE) -> Non
     if failures:
         facts = {"subscription": lease.name, "topics": len(topics)}
         log.warning("lease.not_dropped: %s, which ends by its time to live: %s", lease.name, failures[0], extra=facts)
+
+
+def call_all(
+    calls: Sequence[Callable[[], None]], at_once: int = AT_ONCE, *, until: type[Exception] | None = None
+) -> list[Exception]:
+    """What failed, in the order of the calls. Every one is made, whatever becomes of the others, but for `until`: none is begun
+    behind one that failed so. Each that finds nobody waits for as long as readers are patient."""
+    ended = threading.Event()
+
+    def attempt(call: Callable[[], None]) -> Exception | None:
+        if ended.is_set():
+            return None
+        try:
+            call()
+        except Exception as error:
+            if until is not None and isinstance(error, until):
+                ended.set()
+            return error
+        return None
+
+    if at_once == 1 or len(calls) <= 1:
+        outcomes = [attempt(call) for call in calls]
+    else:
+        with ThreadPoolExecutor(min(at_once, len(calls)), thread_name_prefix="cepheid-lease-call") as threads:
+            outcomes = list(threads.map(attempt, calls))
+    return [error for error in outcomes if error is not None]

@@ -22,9 +22,8 @@ from functools import partial
 
 from cepheid_ports import CepheidError
 from cepheid_scan import MessagePosition
-from cepheid_spark.lease import Held, Lease, drop_all
+from cepheid_spark.lease import AT_ONCE, Held, Lease, call_all, drop_all
 from cepheid_spark.lease_holder import LeaseTakenError
-from cepheid_spark.many_calls import AT_ONCE, call_all
 
 log = logging.getLogger(__name__)
 

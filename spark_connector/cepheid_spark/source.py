@@ -51,8 +51,8 @@ class CepheidDataSource(DataSource):
     @brief_errors
     def reader(self, schema: StructType) -> DataSourceReader:
         from cepheid_spark.batch_reader import CepheidBatchReader
+        from cepheid_spark.spark_schema import with_reader_version
         from cepheid_spark.table_options import recall
-        from cepheid_spark.topic_schemas import with_reader_version
 
         options = _parse(recall(schema, self._given), streaming=False)
         schemas = self._topic_schemas(options)
@@ -85,7 +85,7 @@ class CepheidDataSource(DataSource):
 
     def _topic_schemas(self, options: SourceOptions) -> tuple[SchemaVersion, ...]:
         if self._schemas is None:
-            from cepheid_spark.topic_schemas import load_topic_schemas
+            from cepheid_spark.spark_schema import load_topic_schemas
 
             self._schemas = load_topic_schemas(options)
         return self._schemas

@@ -53,7 +53,7 @@ class CepheidStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _planned_rows(self) -> _Rows:
         """Raises BadOptionError: the topics have no schema, or not the columns of the user's."""
         if self._rows is None:
-            from cepheid_spark.topic_schemas import load_topic_schemas
+            from cepheid_spark.spark_schema import load_topic_schemas
 
             self._rows = _rows_of(self._schema, self._options, load_topic_schemas(self._options))
         return self._rows
@@ -61,7 +61,7 @@ class CepheidStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @property
     def _query(self) -> StreamQuery:
         if self._opened is None:
-            from cepheid_spark.open_stream import open_stream_query
+            from cepheid_spark.stream_query import open_stream_query
 
             rows = self._planned_rows()
             self._opened = open_stream_query(rows.options, rows.schemas)
@@ -133,7 +133,7 @@ class _Rows:
 
 
 def _rows_of(schema: StructType, options: SourceOptions, schemas: tuple[SchemaVersion, ...]) -> _Rows:
-    from cepheid_spark.topic_schemas import with_reader_version
+    from cepheid_spark.spark_schema import with_reader_version
 
     options = with_reader_version(options, schemas)
     return _Rows(options, schemas, choose_columns(schema, options, schemas))

@@ -17,14 +17,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from cepheid_ports import CepheidError
 from cepheid_scan import HistoryPlan, NoSuchTopicError, PlanUnavailableError, TopicHistory, TopicSelection
 from cepheid_spark.data_loss import SeenLedgers
-from cepheid_spark.discovery import Discovery
 from cepheid_spark.lag import Sightings
 from cepheid_spark.topic_view import TopicView
 
@@ -203,3 +202,36 @@ def pause_after(took_s: float, before_s: float | None, *, is_moving: bool) -> fl
     usual_s = took_s if before_s is None else min(took_s, before_s)
     least_s = _LEAST_PAUSE_MOVING_S if is_moving else _LEAST_PAUSE_S
     return min(_MOST_PAUSE_S, max(least_s, _PAUSE_PER_PLAN * usual_s))
+
+
+LOOKS_BEFORE_GONE = 2
+
+
+class Discovery:
+    """Which topics a stream reads, looked for at an interval: new ones are read from their first entry on.
+
+    One look may miss a topic that is there (metadata in the middle of a change), and what is gone ends the query or its position:
+    so it is gone only after a second look. `now` is by a monotonic clock, in seconds.
+    """
+
+    def __init__(self, interval_s: float) -> None:
+        self._interval_s = interval_s
+        self._looked_at: float | None = None
+        self._missing: dict[str, int] = {}  # looks in a row
+        self.topics: tuple[str, ...] = ()
+
+    def is_due(self, now: float) -> bool:
+        """A look that missed a topic is repeated at once."""
+        unsure = any(looks < LOOKS_BEFORE_GONE for looks in self._missing.values())
+        return unsure or self._looked_at is None or now - self._looked_at >= self._interval_s
+
+    def on_found(self, found: Sequence[str], read: Iterable[str], now: float) -> None:
+        """`read`: topics that the stream has a position in."""
+        self._looked_at = now
+        there = frozenset(found)
+        self._missing = {topic: self._missing.get(topic, 0) + 1 for topic in sorted(read) if topic not in there}
+        self.topics = tuple(sorted(there))
+
+    @property
+    def gone(self) -> frozenset[str]:
+        return frozenset(topic for topic, looks in self._missing.items() if looks >= LOOKS_BEFORE_GONE)

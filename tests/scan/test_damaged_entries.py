@@ -24,7 +24,7 @@ from cepheid_scan import (
     ScanSpec,
     ScanTask,
     SchemaVersion,
-    plan_lookup,
+    open_planner,
 )
 from cepheid_scan import entry_source as source_module
 from cepheid_scan.bookie_channels import close_channels
@@ -154,7 +154,7 @@ def test_the_metadata_is_asked_before_it_is_left_out(two: ScanBookies, monkeypat
         asked.append(ledger_id)
         return ledger, {}
 
-    monkeypatch.setattr(plan_lookup, "find_ledger_and_bookies", find)
+    monkeypatch.setattr(open_planner, "find_ledger_and_bookies", find)
     spec = replace(VALUES, on_bad_record=OnBadRecord.SKIP, plan_source=PlanSource(admin_url="http://nobody"))
     assert len(read(two, spec)) == 50
     assert asked == [LEDGER]
@@ -162,7 +162,7 @@ def test_the_metadata_is_asked_before_it_is_left_out(two: ScanBookies, monkeypat
     def nobody(*_: Any) -> Any:
         raise PlanUnavailableError("nobody answers")
 
-    monkeypatch.setattr(plan_lookup, "find_ledger_and_bookies", nobody)
+    monkeypatch.setattr(open_planner, "find_ledger_and_bookies", nobody)
     assert len(read(two, spec)) == 50
 
 

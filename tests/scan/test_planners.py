@@ -31,8 +31,7 @@ from cepheid_scan.bookie_channels import close_channels
 from cepheid_scan.edges import end_of, first_of
 from cepheid_scan.entry_source import EntrySource
 from cepheid_scan.ledger_ends import EndWatch, newest_end
-from cepheid_scan.open_planner import open_planner
-from cepheid_scan.plan_lookup import find_ledger
+from cepheid_scan.open_planner import find_ledger, open_planner
 from cepheid_scan.planner import Planner
 from cepheid_scan.splits import TopicRange, cut_ranges
 from cepheid_wire import TopicName

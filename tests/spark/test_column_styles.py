@@ -12,7 +12,7 @@ from pyspark.sql.types import ArrayType, BinaryType, LongType, StringType, Struc
 
 from cepheid_decode.columns import DEFAULT_MESSAGE_COLUMNS, ENTRY_COLUMNS, MESSAGE_COLUMNS, arrow_schema
 from cepheid_scan import BadOptionError, ReadMode, SchemaVersion
-from cepheid_spark.message_id_bytes import encode_message_ids
+from cepheid_spark.column_styles import encode_message_ids
 from cepheid_spark.options import SourceOptions, parse_options
 from cepheid_spark.spark_schema import choose_columns, rows_schema
 
@@ -141,7 +141,7 @@ def test_a_field_that_hides_a_column_of_the_style_alone_is_read_without_it() -> 
 
 
 def test_the_typed_spec_shows_one_version() -> None:
-    from cepheid_spark.topic_schemas import with_reader_version
+    from cepheid_spark.spark_schema import with_reader_version
 
     newer = SchemaVersion((1).to_bytes(8, "big"), "AVRO", DEFINITION)
     assert with_reader_version(parse(readMode="typed"), (*SCHEMAS, newer)).reader_version == newer.version

@@ -13,10 +13,9 @@ import pytest
 from cepheid_scan import AdminRefusedError, MessagePosition, PlanUnavailableError
 from cepheid_spark import lease as lease_module
 from cepheid_spark import lease_holder
-from cepheid_spark.lease import FROM_PROPERTY, LEASE_PROPERTY, Held, Lease
+from cepheid_spark.lease import FROM_PROPERTY, LEASE_PROPERTY, Held, Lease, call_all
 from cepheid_spark.lease_holder import HOLDER_PROPERTY, SILENCE_MS, Holder, LeaseTakenError, this_kernel
 from cepheid_spark.lease_keeper import LeaseKeeper
-from cepheid_spark.many_calls import call_all
 from tests.spark.lease_broker import LeaseBroker
 from tests.spark.stream_courses import Course, World
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from cepheid_scan import Fragment, LedgerHistory, TopicHistory
 from cepheid_spark.data_loss import SeenLedgers, find_loss, settled
-from cepheid_spark.discovery import Discovery
 from cepheid_spark.lag import Sightings, lag_report, waiting_since_ms
 from cepheid_spark.offsets import EntryPosition, StreamOffset
 from cepheid_spark.progress_listener import figures_of
+from cepheid_spark.stream_state import Discovery
 from cepheid_spark.topic_view import TopicView
 
 T = "persistent://public/default/t"

@@ -13,9 +13,8 @@ import pytest
 from cepheid_scan import Edge, MessagePosition
 from cepheid_spark.lease import LEASE_PROPERTY, Held
 from cepheid_spark.offsets import StreamOffset
-from cepheid_spark.open_stream import open_stream_query
 from cepheid_spark.options import parse_options
-from cepheid_spark.stream_query import StreamQuery
+from cepheid_spark.stream_query import StreamQuery, open_stream_query
 from cepheid_spark.stream_state import Snapshot
 from cepheid_testkit import ProcessCluster
 from tests.spark.stream_courses import Course, ModelLease, World

@@ -15,11 +15,10 @@ from cepheid_decode.shared_schema import rows_history
 from cepheid_scan import BadOptionError, ScanSpec, ScanTask, SchemaVersion
 from cepheid_spark.offsets import StreamOffset
 from cepheid_spark.options import parse_options
-from cepheid_spark.spark_schema import rows_schema
+from cepheid_spark.spark_schema import rows_schema, with_reader_version
 from cepheid_spark.stream_query import StreamQuery
 from cepheid_spark.stream_reader import CepheidStreamReader
 from cepheid_spark.stream_state import StreamState
-from cepheid_spark.topic_schemas import with_reader_version
 from tests.decode.typed.typed_support import record, schema_version
 from tests.spark.test_stream_query import A, B, Bench, at, ledger
 
@@ -76,7 +75,7 @@ class TypedBench(Bench):
             scanned.append(([piece.topic for piece in task.pieces], spec))
             return iter(())
 
-        with mock.patch("cepheid_spark.topic_schemas.load_topic_schemas", return_value=self.shown):
+        with mock.patch("cepheid_spark.spark_schema.load_topic_schemas", return_value=self.shown):
             parts: list[Any] = pickle.loads(pickle.dumps(list(planner.partitions(start.to_json(), end.to_json()))))
         with mock.patch("cepheid_scan.scan_task.scan_task", scan_task):  # and nobody loads schemas any more
             for part in parts:
@@ -241,7 +240,7 @@ def test_long_histories_hardly_make_tasks_larger() -> None:
     for schemas in (bench.shown, None):
         planner = CepheidStreamReader(schema, given, schemas)
         planner._opened = bench.query
-        with mock.patch("cepheid_spark.topic_schemas.load_topic_schemas", return_value=bench.shown):
+        with mock.patch("cepheid_spark.spark_schema.load_topic_schemas", return_value=bench.shown):
             parts = planner.partitions(start.to_json(), end.to_json())
         sizes.append(max(len(pickle.dumps(part)) for part in parts))
     assert sizes[0] < 4_096

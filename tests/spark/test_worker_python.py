@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cepheid_spark.worker_python import find_fault
+from cepheid_spark.java_check import find_fault
 
 
 @pytest.mark.slow
