@@ -261,7 +261,7 @@ def _decoder(
     spec: ScanSpec,
     counters: ScanCounters,
     look_back: Callable[[Piece, int], Iterator[EntryGroup]],
-    decryptor: PayloadDecryptor | None,
+    decryptor: PayloadDecryptor | None = None,
 ) -> Decoder:
     if spec.mode is ReadMode.ENTRIES:
         from cepheid_decode.entries_decoder import EntriesDecoder

@@ -38,6 +38,7 @@ from cepheid_scan.scan_task import scan_task
 from cepheid_wire import encode_tail
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.decode.decode_reference import LEDGER_ID, batched, groups_of, message, metadata, piece, single
+from tests.decode.test_decryption import KEYS, sealed
 from tests.scan.segment_objects import write_object
 
 BASE_MS = 1_700_000_000_000
@@ -179,6 +180,15 @@ def test_chunks_far_apart_in_one_object_are_one_message(tmp_path: Path) -> None:
     rows = rows_of(scan_task(ScanTask((replace(asked, object_url=url),), ()), spec))
     assert rows == rows_by_decoding(tails, asked, spec, ScanCounters())
     assert rows[-1] == {"value": b"abcabc", "entry_id": 1_101}
+
+
+def test_encrypted_messages_in_an_object_are_decrypted(tmp_path: Path) -> None:
+    tails = [single(b"plain", publish_time=BASE_MS), sealed(b"secret", publish_time=BASE_MS + 1)]
+    asked = piece(len(tails))
+    url = write_object(tmp_path / "x.parquet", asked, groups_of(tails))
+    spec = ScanSpec(ReadMode.MESSAGES, ("value",), decryption_keys=KEYS.private_key)
+    rows = rows_of(scan_task(ScanTask((replace(asked, object_url=url),), ()), spec))
+    assert rows == [{"value": b"plain"}, {"value": b"secret"}]
 
 
 RECORD = b'{"type":"record","name":"R","fields":[%s]}'
