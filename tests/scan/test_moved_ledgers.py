@@ -32,7 +32,7 @@ from cepheid_scan import (
     TopicHistory,
     object_files,
     object_segments,
-    plan_lookup,
+    open_planner,
 )
 from cepheid_scan import entry_source as source_module
 from cepheid_scan import scan_task as module
@@ -100,7 +100,7 @@ def read(bookies: ScanBookies, *pieces: Piece, spec: ScanSpec = VALUES, counters
 
 
 def looks_up(monkeypatch: pytest.MonkeyPatch, found: Callable[[], LedgerHistory | None]) -> None:
-    monkeypatch.setattr(plan_lookup, "find_ledger_and_bookies", lambda source, topic, ledger_id: (found(), {}))
+    monkeypatch.setattr(open_planner, "find_ledger_and_bookies", lambda source, topic, ledger_id: (found(), {}))
 
 
 def cut_off(url: str) -> None:
