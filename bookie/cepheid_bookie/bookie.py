@@ -106,7 +106,7 @@ class Bookie:
         for every ledger that may have been there (`limbo.py`). It changes nothing for a bookie that is new, or whole.
         `listed_at_start`: ledgers that are listed before it serves; the rest is found meanwhile (`ledger_table.py`).
         `journal_format` is what new journal segments are written in; all formats are read.
-        The bookie owns `index` from now on and closes it, also when this raises: DirectoryInUseError, CookieError,
+        The bookie owns `index` from now on and closes it, also when this raises: DirectoryInUseError, CookieError, DiskFullError,
         FormatVersionError, JournalCorruptError, JournalMissingError, MarkCorruptError.
         """
         directories = Directories(disk, journal_disk or disk, index)
@@ -623,8 +623,7 @@ class Bookie:
         self._journal.close()
         self._logs.close()
         self._log_reader.close()
-        self._directories.index.close()
-        self._directories.unlock()
+        self._directories.close()
         self.state = BookieState.CLOSED
 
     def _stop_watching(self) -> None:
