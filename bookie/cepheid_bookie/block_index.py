@@ -17,9 +17,10 @@ Every call blocks and may come from any thread; those four from one thread at a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from cepheid_bookie.errors import IndexCorruptError
 from cepheid_bookie.ledger_record import LedgerRecord
 
 
@@ -35,7 +36,12 @@ class BlockRef(NamedTuple):
 
 
 class BlockIndex(Protocol):
-    """What it shows when it is opened is synced."""
+    """What it shows when it is opened is synced. Where it is damaged, calls raise IndexCorruptError."""
+
+    damage: IndexCorruptError | None
+    """The first damage that a call met."""
+    on_damage: Callable[[IndexCorruptError], None]
+    """Called whenever a call meets damage, in the thread of that call."""
 
     def write(self, blocks: Sequence[BlockRef], records: Mapping[int, LedgerRecord]) -> None:
         """Adds blocks and replaces ledger records; synced when it returns (rule 3)."""

@@ -120,9 +120,11 @@ class GarbageCollector:
         try:
             async with asyncio.timeout(_LISTING_S):
                 await self._bookie.wait_listed()
-        except TimeoutError:  # a record in the index cannot be read, for example; space is reclaimed without the list
-            await self._bookie.reclaim(urgent=urgent)
-            raise
+        except TimeoutError:
+            if not self._bookie.is_index_damaged:
+                await self._bookie.reclaim(urgent=urgent)  # without the list
+                raise
+            # The list cannot be read past the damaged place: what is listed by now is all that this pass can delete.
         held = self._bookie.ledgers()
         listed = await self._ledgers.listing()
         absent = frozenset(held).difference(listed)
@@ -138,11 +140,11 @@ class GarbageCollector:
             if urgent:  # no room in the index for the deletion: what is dead already may make some
                 await self._bookie.reclaim(urgent=True)
             raise
-        dropped = await self._surplus.collect([ledger_id for ledger_id in held if ledger_id not in absent]) if surplus else []
-        logs = await self._bookie.reclaim(urgent=urgent)
-        self._suspects = absent.difference(condemned)
-        self.passes += 1
         self.deleted_ledgers += len(condemned)
+        dropped = await self._surplus.collect([ledger_id for ledger_id in held if ledger_id not in absent]) if surplus else []
+        self._suspects = absent.difference(condemned)  # before the logs: a walk over a damaged index never ends well
+        logs = await self._bookie.reclaim(urgent=urgent)
+        self.passes += 1
         return GcPass(len(held), len(absent), tuple(condemned), tuple(dropped), tuple(logs))
 
     async def _refuse(self, held: Collection[int], absent: frozenset[int]) -> GcPass | None:
@@ -221,6 +223,7 @@ class GarbageCollector:
                 await self.collect(surplus=regular or self._bookie.data_full.is_set())
             except Exception as error:  # metadata may be away for hours: the next pass begins anew
                 self.failed_passes += 1
+                self._bookie.failed_collections += 1
                 log.warning("gc.pass_failed", extra={"bookie": self._bookie.bookie_id, "error": repr(error)})
 
     async def _pause(self, regular_at: float) -> None:

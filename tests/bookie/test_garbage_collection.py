@@ -11,8 +11,11 @@ import pytest
 
 from cepheid_bookie import Bookie, GarbageCollector, MetadataLedgers, StorageSettings
 from cepheid_bookie import bookie as bookie_module
+from cepheid_bookie.block_index import BlockRef
 from cepheid_bookie.disk import SyncFailedError
 from cepheid_bookie.entry_log import list_logs, log_path
+from cepheid_bookie.errors import IndexCorruptError
+from cepheid_bookie.ledger_record import LedgerRecord
 from cepheid_metadata import (
     DeletedLedgers,
     Found,
@@ -222,6 +225,33 @@ async def test_a_ledger_created_during_a_listing_is_no_suspect() -> None:
         for _ in range(3):
             assert (await collector.collect()).absent == 0
         assert bookie.ledgers() == [1, 51, 52, 53]
+
+
+async def test_a_damaged_index_keeps_the_logs_and_no_ledger_that_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A walk over the index never ends well then, and no log can be known to be dead."""
+    machine = Machine()
+    async with machine.bookie() as bookie:
+        await filled(bookie, 1, 2, 3)
+        await bookie.checkpoint()
+        damage = IndexCorruptError("the block index /data/index is damaged: Corruption: block checksum mismatch")
+        record = machine.index.record
+
+        def broken_record(ledger_id: int) -> LedgerRecord | None:
+            if ledger_id == 2:
+                raise damage
+            return record(ledger_id)
+
+        def broken_walk(last: BlockRef | None, limit: int) -> list[BlockRef]:
+            raise damage
+
+        monkeypatch.setattr(machine.index, "record", broken_record)
+        monkeypatch.setattr(machine.index, "blocks_after", broken_walk)
+        bookie._ledgers._loaded.clear()  # as after a restart
+        collector = GarbageCollector(bookie, Metadata())
+        for _ in range(2):
+            with pytest.raises(IndexCorruptError):
+                await collector.collect()
+        assert bookie.ledgers() == [2]
 
 
 async def test_mass_absence_stops_everything() -> None:
