@@ -9,8 +9,9 @@ a block whose range contains an id has the entry.
 
 Rule 1: log id and offset are part of the key: two blocks that begin at one id never replace each other.
 Rule 2: to deny an entry, the search steps back until no earlier block of the ledger could reach it (its longest block says so).
-Rule 3: `write`, `move`, `delete_ledgers` and `remove_blocks` are synced when they return. All but `write` are one batch: all of it,
-or nothing. Of a `write` a crash may leave a part, records before blocks: the journal still has all of it, as the mark moves later.
+Rule 3: `write`, `move`, `delete_ledgers` and `remove_blocks` are synced when they return. `move` and `remove_blocks` are one batch:
+all of it, or nothing. Of a `write` a crash may leave a part, records before blocks: the journal still has all of it, as the mark
+moves later. Of `delete_ledgers` it may leave some ledgers deleted, each as a whole, and others not: their deletion is repeated.
 
 Every call blocks and may come from any thread; those four from one thread at a time.
 """
@@ -53,7 +54,10 @@ class BlockIndex(Protocol):
         """
 
     def delete_ledgers(self, ledgers: Mapping[int, LedgerRecord | None]) -> None:
-        """Removes the ledgers' blocks and summaries, and their records or puts the given ones (tombstones), in one synced batch."""
+        """Remove the ledgers' blocks and summaries, and their records or put the given ones (tombstones) there; synced.
+
+        Each ledger is deleted as a whole or not at all (rule 3).
+        """
 
     def remove_blocks(self, blocks: Sequence[BlockRef]) -> None:
         """Remove single blocks, in one synced batch. Their entries must be in other blocks: a read denies what no block has.

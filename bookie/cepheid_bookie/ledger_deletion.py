@@ -4,7 +4,8 @@ given back by `log_collection.py`.
     living ──delete──► tombstone (fenced; no entries) ──tombstone_s──► forgotten
     living ──drop──► empty (fenced; takes recovery adds, since a repair may choose this bookie again)
 
-Rule 1: blocks go and the tombstone comes in one batch, in the flush thread: no flush is running then, none indexes them again.
+Rule 1: a ledger's blocks are removed and its tombstone is put in one batch, in the flush thread: no flush is running then, and none
+indexes the blocks again.
 Rule 2: `drop` compares the number of admitted adds, hides the cached entries and queues the removal from the index in one turn of
 the loop. What is admitted later is flushed after that removal, so it stays. A replay of the journal may bring old entries back:
 they are dropped again later.

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -133,6 +134,20 @@ def test_deletion_takes_blocks_summary_and_record_together(reopen: Reopen) -> No
     assert index.last_entry_id(7) == -1
     index.write([ref(2, 2, ledger=7)], {})  # an id that comes back finds nothing of its past
     assert ids(index.find(7, 0, 9, 10)) == [(2, 2)]
+
+
+def test_many_ledgers_are_deleted_in_small_batches(tmp_path: Path) -> None:
+    """A batch holds the interpreter's lock: deleting 10,000 ledgers in one would stop the loop for tens of milliseconds."""
+    index = RocksBlockIndex(tmp_path / "index")
+    index.write([ref(0, 9, ledger=ledger) for ledger in range(2_000)], {ledger: LedgerRecord(KEY) for ledger in range(2_000)})
+    database, batches = index._db, []
+    index._db = mock.Mock(wraps=database)
+    index._db.write.side_effect = lambda batch: (batches.append(batch.len()), database.write(batch))
+    index.delete_ledgers(dict.fromkeys(range(1_999)))
+    index._db = database
+    assert max(batches) <= 503
+    assert [block.ledger_id for block in index.blocks()] == [ledger for ledger, _ in index.records()] == [1_999]
+    index.close()
 
 
 def test_writing_the_same_block_again_changes_nothing(reopen: Reopen) -> None:

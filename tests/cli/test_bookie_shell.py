@@ -170,6 +170,10 @@ def test_why_not_freed_names_the_ledger_its_topic_and_until_when(original: Shell
 
 
 @pytest.mark.parametrize("given_by", ["file", "environment", "file of standalone"])
+def test_a_journal_directory_that_is_the_data_directory_is_locked_once(original: Shell) -> None:
+    assert original.says("files", "--journal", str(original.data / ".")) == original.says("files")
+
+
 def test_why_not_freed_goes_by_the_settings_of_the_bookie(
     original: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given_by: str
 ) -> None:
