@@ -20,7 +20,7 @@ from typing import Any
 from rocksdict import AccessType, BlockBasedOptions, Cache, DBCompressionType, DBRecoveryMode, Options, Rdict, WriteBatch
 
 from cepheid_bookie.block_index import BlockIndex, BlockRef, Summary, group_by_ledger
-from cepheid_bookie.disk import SyncFailedError
+from cepheid_bookie.disk import DirectoryInUseError, SyncFailedError
 from cepheid_bookie.errors import BookieError, DiskFullError, FormatVersionError, IndexCorruptError
 from cepheid_bookie.ledger_record import LedgerRecord, decode_record, encode_record, is_deleted_record
 
@@ -79,9 +79,13 @@ class RocksBlockIndex(BlockIndex):
             self._open(access)
             self._check_version(read_only=read_only)
         except OSError as error:
-            if error.errno != errno.ENOSPC:
-                raise
-            raise DiskFullError(f"the block index {path} cannot be opened: its disk is full", path=str(path)) from error
+            if error.errno == errno.ENOSPC:
+                raise DiskFullError(f"the block index {path} cannot be opened: its disk is full", path=str(path)) from error
+            if "lock" in str(error) and "LOCK" in str(error):
+                raise DirectoryInUseError(f"the block index {path} is in use by another process", path=str(path)) from None
+            if "No such file" in str(error):
+                raise IndexCorruptError(f"the block index {path} is damaged: {error.__cause__}", path=str(path)) from error
+            raise
 
     def _open(self, access: AccessType) -> None:
         with self._named_errors():
