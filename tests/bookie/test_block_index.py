@@ -15,6 +15,7 @@ from unittest import mock
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rocksdict import WriteBatch
 
 from cepheid_bookie.block_index import BlockIndex, BlockRef
 from cepheid_bookie.disk import DirectoryInUseError
@@ -152,11 +153,14 @@ def test_many_ledgers_are_deleted_in_small_batches(tmp_path: Path) -> None:
     """A batch holds the interpreter's lock: deleting 10,000 ledgers in one would stop the loop for tens of milliseconds."""
     index = RocksBlockIndex(tmp_path / "index")
     index.write([ref(0, 9, ledger=ledger) for ledger in range(2_000)], {ledger: LedgerRecord(KEY) for ledger in range(2_000)})
-    database, batches = index._db, []
-    index._db = mock.Mock(wraps=database)
-    index._db.write.side_effect = lambda batch: (batches.append(batch.len()), database.write(batch))
-    index.delete_ledgers(dict.fromkeys(range(1_999)))
-    index._db = database
+    write, batches = index._write, []
+
+    def count(batch: WriteBatch) -> None:
+        batches.append(batch.len())
+        write(batch)
+
+    with mock.patch.object(index, "_write", count):
+        index.delete_ledgers(dict.fromkeys(range(1_999)))
     assert max(batches) <= 503
     assert [block.ledger_id for block in index.blocks()] == [ledger for ledger, _ in index.records()] == [1_999]
     index.close()

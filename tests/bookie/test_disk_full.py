@@ -398,6 +398,14 @@ async def test_an_index_that_cannot_be_read_to_its_end_keeps_no_bookie_from_star
         await promises.check(bookie)
 
 
+def fill_database(index: RocksBlockIndex) -> Any:
+    """From now on the database finds its disk full; return it as it was."""
+    database: Any = index._db
+    full: Any = FullDatabase(database, NO_SPACE)
+    index._db = full
+    return database
+
+
 class FullDatabase:
     """Stands for the database of an index whose disk is full: writes fail as rocksdict lets them fail."""
 
@@ -435,7 +443,7 @@ def test_a_full_disk_of_the_index_is_named_as_one_also_by_the_syncs_that_follow(
     tmp_path: Path, change: Callable[[RocksBlockIndex], object]
 ) -> None:
     index = RocksBlockIndex(tmp_path / "index")
-    database, index._db = index._db, FullDatabase(index._db, NO_SPACE)
+    database = fill_database(index)
     for work in (change, RocksBlockIndex.sync):
         with pytest.raises(OSError, match="is full") as raised:
             work(index)
@@ -450,7 +458,7 @@ async def test_a_bookie_whose_index_finds_the_disk_full_is_read_only_until_there
     index = RocksBlockIndex(tmp_path / "data" / "index")
     bookie = await Bookie.open(IDENTITY, small_settings(), RealDisk(tmp_path / "data"), index, Ports())
     await added(bookie, group_of(7, 0))
-    database, index._db = index._db, FullDatabase(index._db, NO_SPACE)
+    database = fill_database(index)
     with pytest.raises(OSError, match="is full"):
         await bookie.checkpoint()
     assert (bookie.state, bookie.read_only_reason) == (BookieState.SERVING, "a write found its data disk full")
@@ -464,7 +472,7 @@ async def test_a_bookie_gives_its_directories_back_although_the_index_cannot_be_
     index = RocksBlockIndex(tmp_path / "data" / "index")
     bookie = await Bookie.open(IDENTITY, small_settings(), RealDisk(tmp_path / "data"), index, Ports())
     await added(bookie, group_of(7, 0))
-    index._db = FullDatabase(index._db, NO_SPACE)
+    fill_database(index)
     await bookie.aclose()
     assert bookie.state is BookieState.CLOSED
     again = RocksBlockIndex(tmp_path / "data" / "index")
