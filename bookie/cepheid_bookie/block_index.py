@@ -9,17 +9,19 @@ a block whose range contains an id has the entry.
 
 Rule 1: log id and offset are part of the key: two blocks that begin at one id never replace each other.
 Rule 2: to deny an entry, the search steps back until no earlier block of the ledger could reach it (its longest block says so).
-Rule 3: `write`, `move`, `delete_ledgers` and `remove_blocks` are synced when they return. All but `write` are one batch: all of it,
-or nothing. Of a `write` a crash may leave a part, records before blocks: the journal still has all of it, as the mark moves later.
+Rule 3: `write`, `move`, `delete_ledgers` and `remove_blocks` are synced when they return. `move` and `remove_blocks` are one batch:
+all of it, or nothing. Of a `write` a crash may leave a part, records before blocks: the journal still has all of it, as the mark
+moves later. Of `delete_ledgers` it may leave some ledgers deleted, each as a whole, and others not: their deletion is repeated.
 
 Every call blocks and may come from any thread; those four from one thread at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from cepheid_bookie.errors import IndexCorruptError
 from cepheid_bookie.ledger_record import LedgerRecord
 
 
@@ -35,7 +37,12 @@ class BlockRef(NamedTuple):
 
 
 class BlockIndex(Protocol):
-    """What it shows when it is opened is synced."""
+    """What it shows when it is opened is synced. Where it is damaged, calls raise IndexCorruptError."""
+
+    damage: IndexCorruptError | None
+    """The first damage that a call met."""
+    on_damage: Callable[[IndexCorruptError], None]
+    """Called whenever a call meets damage, in the thread of that call."""
 
     def write(self, blocks: Sequence[BlockRef], records: Mapping[int, LedgerRecord]) -> None:
         """Adds blocks and replaces ledger records; synced when it returns (rule 3)."""
@@ -47,7 +54,10 @@ class BlockIndex(Protocol):
         """
 
     def delete_ledgers(self, ledgers: Mapping[int, LedgerRecord | None]) -> None:
-        """Removes the ledgers' blocks and summaries, and their records or puts the given ones (tombstones), in one synced batch."""
+        """Remove the ledgers' blocks and summaries, and their records or put the given ones (tombstones) there; synced.
+
+        Each ledger is deleted as a whole or not at all (rule 3).
+        """
 
     def remove_blocks(self, blocks: Sequence[BlockRef]) -> None:
         """Remove single blocks, in one synced batch. Their entries must be in other blocks: a read denies what no block has.

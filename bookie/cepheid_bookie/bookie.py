@@ -16,9 +16,11 @@ import asyncio
 import enum
 import logging
 import math
+import threading
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from contextlib import aclosing
-from typing import Any
+from contextlib import aclosing, suppress
+from functools import partial
+from typing import Any, TypeVar
 
 from cepheid_bookie.add_answers import AddCompletion, OnAnswers, deliver
 from cepheid_bookie.admission import Admission, refuse_all
@@ -32,7 +34,7 @@ from cepheid_bookie.disk_health import DiskHealth, HealthLimits, HealthState, Ti
 from cepheid_bookie.disk_space import DiskSpace
 from cepheid_bookie.entry_log import EntryLogReader
 from cepheid_bookie.entry_reader import EntryReader, StoredRun, refuse_range
-from cepheid_bookie.errors import CookieError
+from cepheid_bookie.errors import CookieError, IndexCorruptError
 from cepheid_bookie.fail_stop import FailStopWorker
 from cepheid_bookie.journal import Journal
 from cepheid_bookie.journal_format import FORMAT_VERSION
@@ -65,6 +67,8 @@ from cepheid_rpc import (
 from cepheid_security.read_tickets import LAST_ENTRY
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _SEEN_S = 86_400.0
 """How long a process runs before it forgets tombstones: neither it nor the one that made them may have had the right time."""
@@ -106,7 +110,7 @@ class Bookie:
         for every ledger that may have been there (`limbo.py`). It changes nothing for a bookie that is new, or whole.
         `listed_at_start`: ledgers that are listed before it serves; the rest is found meanwhile (`ledger_table.py`).
         `journal_format` is what new journal segments are written in; all formats are read.
-        The bookie owns `index` from now on and closes it, also when this raises: DirectoryInUseError, CookieError,
+        The bookie owns `index` from now on and closes it, also when this raises: DirectoryInUseError, CookieError, DiskFullError,
         FormatVersionError, JournalCorruptError, JournalMissingError, MarkCorruptError.
         """
         directories = Directories(disk, journal_disk or disk, index)
@@ -122,6 +126,7 @@ class Bookie:
         self.cookie = storage.cookie
         self._life = storage.life
         self._loop = asyncio.get_running_loop()
+        self._thread_id = threading.get_ident()
         self._clock = SteadyClock(ports)
         self._limbo = Limbo(storage.cookie.limbo_below)
         self.state = BookieState.SERVING
@@ -130,6 +135,7 @@ class Bookie:
         self.on_writable: Callable[[bool], None] | None = None
         self.data_full = asyncio.Event()  # the data disk has no room: what was deleted is to be collected now
         self.bytes_in_grace = 0  # of deleted ledgers that can be brought back, as the collector saw them last
+        self.failed_collections = 0  # passes of the collector that an error ended
         self.missing_ledgers = 0  # that metadata lacks and that are kept all the same, as of the last pass of the collector
         self._directories = directories
         self._ports = ports
@@ -137,10 +143,13 @@ class Bookie:
         self._cache = cache
         self._ledgers = ledgers
         self._logs = logs
+        self._read_watch = ReadWatch("data", settings.stalled_disk_s or math.inf, self._on_health)
         self._log_reader = EntryLogReader(directories.data, open_logs=settings.open_logs)
-        self._read_watch = ReadWatch("data", settings.stalled_disk_s or math.inf)
+        if settings.stalled_disk_s:
+            self._log_reader.on_error = partial(self._call_in_loop, self._read_watch.on_failed_read)
         read, scan, scrubs = (WatchedReads(one, self._read_watch) for one in (workers.read, workers.scan, workers.scrub))
         flush, compact, scrub = map(self._stop_at_failed_sync, (workers.flush, workers.compact, scrubs))
+        self._scrub_worker = scrub
         damaged = DamagedBlocks(
             directories.index, self._log_reader, cache, scrub, flush, self.add, bookie_id=storage.cookie.bookie_id
         )
@@ -171,6 +180,7 @@ class Bookie:
         can_share = settings.share_logs and directories.data.can_share
         self.runs = RunSender(self._log_reader, scan, can_share=can_share)
         self._health: dict[str, DiskHealth] = {}
+        self._index_reason = ""
         self._open_reads = 0
         self._connections: dict[LocalConnection, None] = {}
         start = mark.current
@@ -245,6 +255,9 @@ class Bookie:
         )
         ledgers.start()
         self._space.look_now()
+        directories.index.on_damage = partial(self._call_in_loop, self._on_index_damaged)
+        if directories.index.damage is not None:  # the start met it and could do without
+            self._on_index_damaged(directories.index.damage)
 
     def __repr__(self) -> str:
         return f"<Bookie {self.bookie_id}: {self.state.value}, {self._journal!r}, {self._cache!r}>"
@@ -263,7 +276,26 @@ class Bookie:
 
     def _on_health(self) -> None:
         if self.state is BookieState.SERVING:
-            self._space.on_unfit(" and ".join(reason for health in self._health.values() if (reason := health.reason)))
+            reasons = [*(health.reason for health in self._health.values()), self._read_watch.reason, self._index_reason]
+            self._space.on_unfit(" and ".join(filter(None, reasons)))
+
+    def _call_in_loop(self, report: Callable[..., None], *found: Any) -> None:
+        """Report what a thread has found. A loop that is closed by then needs no report."""
+        if threading.get_ident() == self._thread_id:
+            self._loop.call_soon(report, *found)
+            return
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(report, *found)
+
+    def _on_index_damaged(self, error: IndexCorruptError) -> None:
+        """Some entries cannot be found any more, and no log can be deleted. It stays so until there is a new index."""
+        if self.is_index_damaged or self.state is not BookieState.SERVING:
+            return
+        rebuild = "stop it and make a new index with `cepheid bookie-shell rebuild-index`"
+        self._index_reason = f"its block index is damaged: {rebuild}"
+        hint = f"what it holds is repaired from other bookies after recovery.grace_s; {rebuild}"
+        log.error("bookie.index_damaged", extra={"bookie": self.bookie_id, "error": error.args[0], "hint": hint})
+        self._on_health()
 
     # adds
 
@@ -293,9 +325,15 @@ class Bookie:
         return self.state is BookieState.SERVING and not self._space.read_only
 
     @property
-    def stalled(self) -> bool:
-        """A disk hangs: nothing is answered that needs it."""
-        return any(health.state is HealthState.STALLED for health in self._health.values())
+    def is_unfit(self) -> bool:
+        """Whether what it holds cannot be counted on: a disk hangs or cannot be read, or the index is damaged."""
+        is_stalled = any(health.state is HealthState.STALLED for health in self._health.values())
+        return is_stalled or bool(self._read_watch.reason) or self.is_index_damaged
+
+    @property
+    def is_index_damaged(self) -> bool:
+        """Whether a call of this process met damage in the block index."""
+        return bool(self._index_reason)
 
     def look_at_free_space(self) -> int:
         """Return the free bytes of the data disk as of the last look. If that was long ago, look again for the next caller."""
@@ -504,6 +542,10 @@ class Bookie:
         is_writing = self._journal.queued_bytes >= _BUSY_JOURNAL_BYTES or self._cache.flushing is not None
         return is_writing or self._open_reads > 0 or self.is_full
 
+    async def run_on_data_disk(self, work: Callable[[Disk], T]) -> T:
+        """Run blocking work on the data disk in the scrubber's thread. A failed sync in it stops the bookie."""
+        return await self._scrub_worker.run(lambda: work(self._directories.data))
+
     # deletion
 
     def ledgers(self) -> list[int]:
@@ -623,8 +665,7 @@ class Bookie:
         self._journal.close()
         self._logs.close()
         self._log_reader.close()
-        self._directories.index.close()
-        self._directories.unlock()
+        self._directories.close()
         self.state = BookieState.CLOSED
 
     def _stop_watching(self) -> None:
@@ -662,6 +703,7 @@ class Bookie:
             writable=self.writable,
             bytes_in_grace=self.bytes_in_grace,
             missing_ledgers=self.missing_ledgers,
+            failed_collections=self.failed_collections,
             oldest_read_s=self._read_watch.oldest_s,
             open_reads=self._open_reads,
             admission=self._admission,

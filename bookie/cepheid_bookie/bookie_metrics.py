@@ -55,6 +55,12 @@ def bookie_families(bookie: str, figures: BookieStatistics) -> Iterator[Family]:
         figures.missing_ledgers,
         bookie=bookie,
     )
+    yield counter(
+        "cepheid_bookie_failed_collections_total",
+        "Passes of garbage collection that an error ended.",
+        figures.failed_collections,
+        bookie=bookie,
+    )
     yield counter("cepheid_bookie_fences_total", "Ledgers fenced.", figures.fences, bookie=bookie)
     yield Family(
         "cepheid_bookie_free_bytes",

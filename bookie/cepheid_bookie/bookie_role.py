@@ -329,7 +329,7 @@ class BookieRole(Role):
 
     def _on_writable(self, writable: bool) -> None:
         if self._registration is not None:
-            readonly = None if self.bookie.stalled else _READONLY
+            readonly = None if self.bookie.is_unfit else _READONLY
             self._registration.move(_WRITABLE if writable else readonly)
 
     # pages
@@ -350,7 +350,7 @@ class BookieRole(Role):
         """Restarting helps against what this denies, and against nothing else."""
         if self._phase != "starting" and self.bookie.failure is not None:
             return Page(f"failed: {self.bookie.failure}\n", HTTPStatus.SERVICE_UNAVAILABLE)
-        reason = f", {self.read_only_reason}" if self._phase == "serving" and self.bookie.stalled else ""
+        reason = f", {self.read_only_reason}" if self._phase == "serving" and self.bookie.is_unfit else ""
         return Page(f"{self._phase}{reason}\n")  # restarting helps against no disk that hangs
 
     def _ready_page(self) -> Page:

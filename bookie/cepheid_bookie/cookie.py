@@ -101,15 +101,19 @@ class Found:
 
 
 def decode_cookie(text: str, where: str) -> Cookie:
+    unreadable = _refuse(f"the cookie in {where} cannot be read: {text[:80]!r}", "restore the file from a copy")
     try:
         fields = json.loads(text)
         version = fields["format_version"]
     except (ValueError, KeyError, TypeError):
-        raise _refuse(f"the cookie in {where} cannot be read: {text[:80]!r}", "restore the file from a copy") from None
+        raise unreadable from None
     if version not in (FORMAT_VERSION, LIMBO_FORMAT_VERSION):
         message = f"{where} has storage format {version}, this version reads {FORMAT_VERSION} and {LIMBO_FORMAT_VERSION}"
         raise FormatVersionError(message, version=version)
-    return Cookie(**fields)
+    try:
+        return Cookie(**fields)
+    except TypeError:  # the name of a field is damaged
+        raise unreadable from None
 
 
 def load_cookie(disk: Disk, where: str) -> Cookie | None:

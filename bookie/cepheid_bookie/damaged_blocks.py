@@ -12,7 +12,9 @@ in the turn of the flush thread that removes it. So this bookie never denies an 
 Rule 2: a block that reads well the second time, or that is no longer in the index, is not damaged.
 Rule 3: while metadata is away, damaged blocks stay remembered and are reported later. A ledger whose mark already names this bookie
 is not marked again: that would make the worker start over.
-Rule 4: at most `MOST_DAMAGED` blocks are remembered. If a disk has more, the next pass finds the others.
+Rule 4: at most `MOST_DAMAGED` blocks are remembered, suspected ones included. `suspect` returns False for others, and the scrubber
+does not go past such a block before there is room for it.
+Rule 5: a block whose entries cannot be looked up, because the index is damaged there, is no longer suspected: it is found again.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from cepheid_bookie.block_check import Assessment, Run, assess, place_of
 from cepheid_bookie.block_index import BlockIndex, BlockRef
 from cepheid_bookie.entry_block import plan_blocks
 from cepheid_bookie.entry_log import EntryLogReader
+from cepheid_bookie.errors import IndexCorruptError
 from cepheid_bookie.write_cache import WriteCache
 from cepheid_ports import Worker
 from cepheid_rpc import AddAnswer, AddRequest, Status
@@ -133,11 +136,15 @@ class DamagedBlocks:
         if blocks:
             self.wakeup.set()
 
-    def suspect(self, block: BlockRef) -> None:
-        """A read of this block failed. Cheap; the block is read again soon."""
-        if block not in self._damaged and len(self._suspects) < _MOST_SUSPECTS:
+    def suspect(self, block: BlockRef) -> bool:
+        """A read of this block failed. Cheap; the block is read again soon. Return False if there is no room to remember it."""
+        if block not in self._damaged and block not in self._suspects:
+            if len(self._damaged) + len(self._suspects) >= MOST_DAMAGED:
+                self._say_full()
+                return False
             self._suspects[block] = None
             self.wakeup.set()
+        return True
 
     def suspect_entries(self, ledger_id: int, first_entry_id: int, last_entry_id: int) -> None:
         """Like `suspect`, for callers that know the entries and not the block: every block with one of them is read again."""
@@ -150,21 +157,25 @@ class DamagedBlocks:
         self.wakeup.clear()
         while self._ranges:
             ledger_id, first, last = next(iter(self._ranges))
-            found = await self._overlapping(ledger_id, first, last)
+            try:
+                found = await self._overlapping(ledger_id, first, last)
+            except IndexCorruptError:  # rule 5
+                found = []
             self._ranges.pop((ledger_id, first, last), None)
             for block in found:
                 self.suspect(block)
         self.wakeup.clear()
         while self._suspects:
             block = next(iter(self._suspects))
-            assessment = await self._assess(block)
+            try:
+                assessment = await self._assess(block)
+            except IndexCorruptError:  # rule 5
+                self._suspects.pop(block, None)
+                continue
             self._suspects.pop(block, None)
             if not assessment.error or block in self._damaged:
                 continue
             self.found += 1
-            if len(self._damaged) >= MOST_DAMAGED:
-                self._say_full()
-                continue
             damaged = self._damaged[block] = _Damaged(due=asyncio.get_running_loop().time() + _FIRST_PAUSE_S)
             self.is_changed = True
             await self._act(block, damaged, assessment, is_new=True)
@@ -182,7 +193,10 @@ class DamagedBlocks:
             self._damaged[block] = damaged  # to the end: the next round looks at the others
             damaged.due = asyncio.get_running_loop().time() + damaged.pause_s
             damaged.pause_s = min(2 * damaged.pause_s, _LONGEST_PAUSE_S)
-            assessment = await self._assess(block)
+            try:
+                assessment = await self._assess(block)
+            except IndexCorruptError:
+                continue
             if assessment.error:
                 await self._act(block, damaged, assessment, is_new=False)
             else:

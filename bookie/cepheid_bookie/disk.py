@@ -26,6 +26,7 @@ _OURS = (
     "VERSION",
     "LIFE",
     "SCRUB",
+    "DELETED",
     _LOCK,
     "PROBE",
     "mark.",

@@ -125,6 +125,10 @@ class DiskSpace:
         """Why adds are refused; empty while they are not."""
         if not self.full:
             return self._unfit
+        return " and ".join(filter(None, (self._full_reason, self._unfit)))
+
+    @property
+    def _full_reason(self) -> str:
         low = [level.reason for level in (self.journal, self.data) if level.short]
         if self._shared:
             del low[1:]  # one disk: once is enough
@@ -169,7 +173,7 @@ class DiskSpace:
             self._check()
 
     def on_unfit(self, reason: str) -> None:
-        """The disk is slow or hangs, as the reason says; empty: no longer."""
+        """A disk is slow or hangs, or the index is damaged, as the reason says; empty: no longer."""
         if reason != self._unfit:
             self._unfit = reason
             self.read_only = self.full or bool(reason)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import struct
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 from crc32c import crc32c
@@ -255,12 +255,17 @@ class CopiedLog:
             self._disk.unlink(log_path(self.log_id))
 
 
+OnReadError = Callable[[int, int, OSError], None]
+"""`(log_id, offset, error)`: the disk did not give what lies there. Called in the thread that reads."""
+
+
 class EntryLogReader:
     """Reads whole blocks; called by reader threads. Keeps up to `open_logs` files open, closes none that is in use."""
 
-    def __init__(self, disk: Disk, *, open_logs: int) -> None:
+    def __init__(self, disk: Disk, *, open_logs: int, on_error: OnReadError = lambda log_id, offset, error: None) -> None:
         self._disk = disk
         self._open_logs = open_logs
+        self.on_error = on_error
         self._lock = threading.Lock()
         self._files: OrderedDict[int, _OpenLog] = OrderedDict()
 
@@ -280,9 +285,16 @@ class EntryLogReader:
         try:
             if fresh:
                 log.file.drop_cached(block.offset, block.length)
-            return log.file.pread(block.length, block.offset)
+            return self._pread(log, block.log_id, block.length, block.offset)
         finally:
             self._give_back(log)
+
+    def _pread(self, log: _OpenLog, log_id: int, size_bytes: int, offset: int) -> bytes:
+        try:
+            return log.file.pread(size_bytes, offset)
+        except OSError as error:
+            self.on_error(log_id, offset, error)
+            raise
 
     def _decode(self, block: BlockRef, data: bytes, *, check: bool) -> EntryGroup:
         try:
@@ -306,7 +318,7 @@ class EntryLogReader:
         """Return raw bytes of blocks. Unlike `read_block` it checks nothing. Raises OSError, also for a log that is too short."""
         log = self._take(log_id)
         try:
-            data = log.file.pread(size_bytes, offset)
+            data = self._pread(log, log_id, size_bytes, offset)
         finally:
             self._give_back(log)
         if len(data) < size_bytes:
@@ -317,7 +329,7 @@ class EntryLogReader:
         """Like `read_bytes`, for data that nobody will read again soon: it is dropped from the page cache. Raises OSError."""
         log = self._take(log_id)
         try:
-            data = log.file.pread(size_bytes, offset)
+            data = self._pread(log, log_id, size_bytes, offset)
             log.file.drop_cached(offset, size_bytes)
         finally:
             self._give_back(log)

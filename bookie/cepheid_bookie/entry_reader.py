@@ -160,7 +160,7 @@ class EntryReader:
         whole_blocks: bool = False,
         cached_groups: int = _MAX_BLOCKS * _MAX_PARTS,
         read_ahead_bytes: int = 0,
-        on_damaged: Callable[[BlockRef], None] = lambda _: None,
+        on_damaged: Callable[[BlockRef], object] = lambda _: None,
     ) -> None:
         self._cache = cache
         self._index = index

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 from cepheid_ports import CepheidError
 
 
@@ -64,6 +66,16 @@ class DiskTooSmallError(BookieError):
     """The bookie could not take a single entry on this disk."""
 
     hint = "use a larger disk, or lower these settings"
+
+
+class DiskFullError(BookieError, OSError):
+    """The bookie cannot start, because it cannot write to its disk. Callers that handle OSError see ENOSPC."""
+
+    hint = "free some space on that disk and start the bookie again; it then collects what was deleted by itself"
+
+    def __init__(self, message: str, **facts: object) -> None:
+        super().__init__(message, **facts)
+        self.errno = errno.ENOSPC
 
 
 class LogUnreadableError(BookieError):

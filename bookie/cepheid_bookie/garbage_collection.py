@@ -10,7 +10,8 @@ Rule 1: the local snapshot is taken first: metadata is written before data, so w
 Rule 2: two passes must miss a ledger, then a direct read must deny it. A failure ends the pass without effect.
 Rule 3: if metadata lacks a large share of our ledgers, it is probably the wrong one: nothing is deleted, and that is an ERROR,
 until an operator confirms the number (`cepheid bookies confirm-missing`). Ledgers that were seen as deleted before do not count:
-this very metadata said that they would be deleted.
+this very metadata said that they would be deleted. They are kept in the file `DELETED` of the data disk, written before metadata
+forgets them, so that a restart in between does not make them a mass absence.
 Rule 4: metadata that was restored from a backup lacks newer ledgers: nothing is deleted until an operator confirms the restore.
 Rule 5: a ledger that can be brought back is given up before its time only on a full disk, only when a setting says so, and only
 while the disk lacks more bytes than those that were given up have.
@@ -22,11 +23,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from cepheid_bookie.bookie import Bookie
+from cepheid_bookie.scrub_progress import load_ledger_ids, save_ledger_ids
 from cepheid_bookie.surplus_copies import LedgersToTouch, SurplusCopies
 from cepheid_metadata import InGrace
 from cepheid_ports import TaskOwner
@@ -43,9 +45,12 @@ class LedgersInMetadata(LedgersToTouch, Protocol):
     async def report_if_restored(self, bookie: Bookie) -> bool:
         """Return whether metadata was restored from a backup, without confirmation so far; report the bookie's ledger ids then."""
 
-    async def purge(self, give_up: Collection[int] = ()) -> tuple[Mapping[int, InGrace], Collection[int]]:
+    async def purge(
+        self, give_up: Collection[int] = (), *, before: Callable[[Collection[int]], Awaitable[None]] | None = None
+    ) -> tuple[Mapping[int, InGrace], Collection[int]]:
         """Forget deleted ledgers whose time of grace is over, and those to give up.
 
+        `before(ids)` is awaited with all deleted ledgers that are not forgotten yet, before one of them is.
         Return those that can still be brought back, and the ids of those that were forgotten now.
         """
 
@@ -90,6 +95,8 @@ class GarbageCollector:
         self._surplus = SurplusCopies(bookie, ledgers, limit=self._settings.gc_surplus_ledgers)
         self._in_grace: Mapping[int, InGrace] = {}  # of the ledgers held here
         self._seen_deleted: frozenset[int] = frozenset()  # rule 3
+        self._saved_deleted: frozenset[int] = frozenset()  # as the file has them
+        self._is_loaded = False
         self._given_up: dict[int, int] = {}  # ledger → about how many bytes of it are here
         self._warned_of_bytes = 0
         self._was_full = False  # at the last pass
@@ -116,13 +123,16 @@ class GarbageCollector:
             log.warning("gc.metadata_restored", extra={"bookie": self._bookie.bookie_id, "hint": hint})
             return GcPass(refused_restored=True)
         urgent = self._bookie.data_full.is_set()
-        in_grace, purged = await self._ledgers.purge(self._to_give_up() if urgent else ())
+        await self._load_seen_deleted()
+        in_grace, purged = await self._ledgers.purge(self._to_give_up() if urgent else (), before=self._save_seen_deleted)
         try:
             async with asyncio.timeout(_LISTING_S):
                 await self._bookie.wait_listed()
-        except TimeoutError:  # a record in the index cannot be read, for example; space is reclaimed without the list
-            await self._bookie.reclaim(urgent=urgent)
-            raise
+        except TimeoutError:
+            if not self._bookie.is_index_damaged:
+                await self._bookie.reclaim(urgent=urgent)  # without the list
+                raise
+            # The list cannot be read past the damaged place: what is listed by now is all that this pass can delete.
         held = self._bookie.ledgers()
         listed = await self._ledgers.listing()
         absent = frozenset(held).difference(listed)
@@ -138,11 +148,11 @@ class GarbageCollector:
             if urgent:  # no room in the index for the deletion: what is dead already may make some
                 await self._bookie.reclaim(urgent=True)
             raise
-        dropped = await self._surplus.collect([ledger_id for ledger_id in held if ledger_id not in absent]) if surplus else []
-        logs = await self._bookie.reclaim(urgent=urgent)
-        self._suspects = absent.difference(condemned)
-        self.passes += 1
         self.deleted_ledgers += len(condemned)
+        dropped = await self._surplus.collect([ledger_id for ledger_id in held if ledger_id not in absent]) if surplus else []
+        self._suspects = absent.difference(condemned)  # before the logs: a walk over a damaged index never ends well
+        logs = await self._bookie.reclaim(urgent=urgent)
+        self.passes += 1
         return GcPass(len(held), len(absent), tuple(condemned), tuple(dropped), tuple(logs))
 
     async def _refuse(self, held: Collection[int], absent: frozenset[int]) -> GcPass | None:
@@ -173,6 +183,26 @@ class GarbageCollector:
         )
         log.error("gc.mass_absence", extra={"bookie": bookie.bookie_id, "held": len(held), "absent": len(missing), "hint": hint})
         return GcPass(len(held), len(absent), refused_mass=True)
+
+    async def _load_seen_deleted(self) -> None:
+        if not self._is_loaded:
+            self._seen_deleted = await self._bookie.run_on_data_disk(load_ledger_ids)
+            self._saved_deleted = self._seen_deleted
+            self._is_loaded = True
+
+    async def _save_seen_deleted(self, deleted: Collection[int]) -> None:
+        """Remember those of the deleted ledgers that are held here, before metadata forgets them."""
+        held = frozenset(self._bookie.ledgers())
+        self._seen_deleted |= held.intersection(deleted) if self._bookie.ledgers_listed else frozenset(deleted)
+        seen = self._seen_deleted
+        if seen == self._saved_deleted:
+            return
+        try:
+            await self._bookie.run_on_data_disk(lambda disk: save_ledger_ids(disk, seen))
+            self._saved_deleted = seen
+        except OSError as error:  # a full disk must not keep the space that this pass frees
+            hint = "after a restart these ledgers may have to be confirmed: cepheid bookies confirm-missing"
+            log.warning("gc.deleted_not_saved", extra={"bookie": self._bookie.bookie_id, "error": str(error), "hint": hint})
 
     def _take_grace(
         self, held: Collection[int], absent: frozenset[int], in_grace: Mapping[int, InGrace], purged: Collection[int]
@@ -221,6 +251,7 @@ class GarbageCollector:
                 await self.collect(surplus=regular or self._bookie.data_full.is_set())
             except Exception as error:  # metadata may be away for hours: the next pass begins anew
                 self.failed_passes += 1
+                self._bookie.failed_collections += 1
                 log.warning("gc.pass_failed", extra={"bookie": self._bookie.bookie_id, "error": repr(error)})
 
     async def _pause(self, regular_at: float) -> None:

@@ -4,7 +4,8 @@ given back by `log_collection.py`.
     living ──delete──► tombstone (fenced; no entries) ──tombstone_s──► forgotten
     living ──drop──► empty (fenced; takes recovery adds, since a repair may choose this bookie again)
 
-Rule 1: blocks go and the tombstone comes in one batch, in the flush thread: no flush is running then, none indexes them again.
+Rule 1: a ledger's blocks are removed and its tombstone is put in one batch, in the flush thread: no flush is running then, and none
+indexes the blocks again.
 Rule 2: `drop` compares the number of admitted adds, hides the cached entries and queues the removal from the index in one turn of
 the loop. What is admitted later is flushed after that removal, so it stays. A replay of the journal may bring old entries back:
 they are dropped again later.
@@ -18,6 +19,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
 from cepheid_bookie.block_index import BlockIndex
+from cepheid_bookie.errors import IndexCorruptError
 from cepheid_bookie.ledger_record import LedgerRecord
 from cepheid_bookie.ledger_table import LedgerState, LedgerTable
 from cepheid_bookie.write_cache import WriteCache
@@ -55,11 +57,18 @@ class LedgerDeletion:
         self.dropped_copies = 0
 
     async def delete(self, ledger_ids: Iterable[int], now_ms: int) -> None:
-        """Raises what loading or the index raises; then the ledgers are refused and listed, and the call can be repeated."""
+        """Raises what loading or the index raises; then the ledgers are refused and listed, and the call can be repeated.
+
+        A ledger whose record is in a damaged part of the index is left out, and stays listed.
+        """
         states: list[LedgerState] = []
         try:
             for ledger_id in ledger_ids:
-                state = await self._load(ledger_id)
+                try:
+                    state = await self._load(ledger_id)
+                except IndexCorruptError as error:
+                    log.warning("ledger.not_deleted", extra={"ledger_id": ledger_id, "error": error.args[0], "hint": error.hint})
+                    continue
                 if state is None:
                     continue
                 self._ledgers.delete(state, now_ms)
@@ -112,7 +121,10 @@ class LedgerDeletion:
         def work() -> list[int]:
             old: list[int] = []
             for ledger_id in tombstones:
-                record = self._index.record(ledger_id)
+                try:
+                    record = self._index.record(ledger_id)
+                except IndexCorruptError:
+                    continue
                 if record is not None and record.deleted and record.deleted_at_ms < before_ms:
                     old.append(ledger_id)
             if old:

@@ -105,7 +105,9 @@ class LogCollection:
         self._disk = disk
         self._logs = logs
         self._log_reader = log_reader
-        self._source = EntryLogReader(disk, open_logs=settings.open_logs)  # so that readers keep their open files
+        self._source = EntryLogReader(  # a second one, so that readers keep their open files
+            disk, open_logs=settings.open_logs, on_error=log_reader.on_error
+        )
         self._worker = worker
         self._flush_worker = flush_worker
         self._settings = settings

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from cepheid_bookie.block_index import BlockIndex, BlockRef, Summary
 from cepheid_bookie.disk import sync_failures
+from cepheid_bookie.errors import IndexCorruptError
 from cepheid_bookie.ledger_record import LedgerRecord
 
 _Order = tuple[int, int, int]
@@ -41,6 +42,8 @@ class MemoryBlockIndex(BlockIndex):
 
     def __init__(self, before_sync: Callable[[], None] = lambda: None) -> None:
         self.before_sync = before_sync
+        self.damage: IndexCorruptError | None = None
+        self.on_damage: Callable[[IndexCorruptError], None] = lambda error: None
         self._lock = threading.Lock()  # readers are other threads
         self._now = _Content()
         self._synced = _Content()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from itertools import zip_longest
 
 from cepheid_bookie.block_check import Run
@@ -140,8 +140,10 @@ class MetadataLedgers:
     async def report_if_restored(self, bookie: Bookie) -> bool:
         return await report_bookie(self._store, bookie, self._ports)
 
-    async def purge(self, give_up: Collection[int] = ()) -> tuple[Mapping[int, InGrace], Collection[int]]:
-        purged = await self._deleted.purge(self._clock.now_ms(), give_up)
+    async def purge(
+        self, give_up: Collection[int] = (), *, before: Callable[[Collection[int]], Awaitable[None]] | None = None
+    ) -> tuple[Mapping[int, InGrace], Collection[int]]:
+        purged = await self._deleted.purge(self._clock.now_ms(), give_up, before=before)
         if purged:
             given_up = len(set(purged).intersection(give_up))
             facts = {"ledgers": len(purged), "first": purged[0], "last": purged[-1], "before_their_time": given_up}

@@ -36,7 +36,7 @@ from cepheid_bookie.cookie import (
 from cepheid_bookie.disk import Disk
 from cepheid_bookie.entry_log import EntryLogWriter, dead_logs, list_logs, log_path
 from cepheid_bookie.entry_log_scan import LogBlock, scan_log
-from cepheid_bookie.errors import CookieError, JournalCorruptError
+from cepheid_bookie.errors import CookieError, DiskFullError, JournalCorruptError
 from cepheid_bookie.journal_format import ALIGNMENT, NONCE_BYTES, EntriesRecord, SegmentHeader, parse_segment_name
 from cepheid_bookie.journal_mark import MarkFile
 from cepheid_bookie.journal_replay import JournalReplay, ReplayReport, TailDamage
@@ -87,6 +87,22 @@ class Directories:
     def unlock(self) -> None:
         for disk in self.disks:
             disk.unlock()
+
+    def close(self) -> None:
+        """Close the index and unlock the disks. What the index reports is logged: nothing can be done about it any more."""
+        try:
+            self.index.close()
+        except Exception as error:  # a full disk, for example; what was synced is there at the next start
+            log.warning("bookie.index_not_closed", extra={"error": str(error)})
+        self.unlock()
+
+    def full_disk(self, bookie_id: str, error: OSError) -> DiskFullError:
+        """Return the error of a start that found a disk full, with the free space of each disk."""
+        free = "; ".join(
+            f"{name}{f' ({path})' if (path := getattr(disk, 'root', None)) else ''} has {disk.free_bytes():,} bytes free"
+            for name, disk in self.by_name(bookie_id).items()
+        )
+        return DiskFullError(f"bookie {bookie_id} cannot start, its disk is full: {error}; {free}")
 
     def prepare(self) -> None:
         """The folders, durable. Blocking."""
@@ -177,10 +193,11 @@ async def open_storage(
         if report.damage is not None:
             cookie = await begin_limbo(directories, cookie, cookies, workers.flush, report.damage)
             await run(lambda: pass_damage(directories, mark, report, new_nonce(ports)))
-    except BaseException:
+    except BaseException as error:
         await workers.aclose()
-        index.close()
-        directories.unlock()
+        directories.close()
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            raise directories.full_disk(identity.bookie_id, error) from error
         raise
     facts: dict[str, object] = {"bookie": identity.bookie_id, "replayed_records": report.records}
     if ledgers.all_listed:

@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import errno
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from rocksdict import AccessType, BlockBasedOptions, Cache, DBCompressionType, DBRecoveryMode, Options, Rdict, WriteBatch
 
 from cepheid_bookie.block_index import BlockIndex, BlockRef, Summary, group_by_ledger
-from cepheid_bookie.disk import SyncFailedError
-from cepheid_bookie.errors import FormatVersionError, IndexCorruptError
+from cepheid_bookie.disk import DirectoryInUseError, SyncFailedError
+from cepheid_bookie.errors import BookieError, DiskFullError, FormatVersionError, IndexCorruptError
 from cepheid_bookie.ledger_record import LedgerRecord, decode_record, encode_record, is_deleted_record
 
 _BLOCK_KEY = struct.Struct(">cQQQQ")
@@ -33,6 +34,8 @@ _VERSION_KEY = b"V"
 _VERSION = 1
 _BATCH_KEYS = 500
 """Most keys written at once. A write holds the interpreter's lock: 15 to 35 ms for the 20,000 keys of 10,000 topics."""
+
+_KEYS_OF_DELETION = 3
 
 
 def _options() -> Options:
@@ -60,24 +63,49 @@ def _options() -> Options:
 
 
 class RocksBlockIndex(BlockIndex):
-    """The database in the directory `path`. `read_only`: it must exist, and the database changes none of its own files."""
+    """The database in the directory `path`. `read_only`: it must exist, and the database changes none of its own files.
+
+    rocksdict raises a plain Exception for all that the database reports. Here these become OSError (ENOSPC if the disk is full,
+    else EIO) and IndexCorruptError. On a full disk the database looks every few seconds whether it can write again.
+    """
 
     def __init__(self, path: str | Path, *, read_only: bool = False) -> None:
         access = AccessType.read_only() if read_only else AccessType.read_write()
+        self._path = path
+        self._is_full = False
+        self.damage: IndexCorruptError | None = None
+        self.on_damage: Callable[[IndexCorruptError], None] = lambda error: None
         try:
-            self._db = Rdict(str(path), options=_options(), access_type=access)
-        except Exception as error:  # rocksdict has no class of its own for it
-            if "Corruption" not in str(error):
-                raise
-            raise IndexCorruptError(f"the block index {path} is damaged: {error}", path=str(path)) from error
-        version = self._db.get(_VERSION_KEY)
+            self._open(access)
+            self._check_version(read_only=read_only)
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                raise DiskFullError(f"the block index {path} cannot be opened: its disk is full", path=str(path)) from error
+            if "lock" in str(error) and "LOCK" in str(error):
+                raise DirectoryInUseError(f"the block index {path} is in use by another process", path=str(path)) from None
+            if "No such file" in str(error):
+                raise IndexCorruptError(f"the block index {path} is damaged: {error.__cause__}", path=str(path)) from error
+            raise
+
+    def _open(self, access: AccessType) -> None:
+        with self._named_errors():
+            self._db = Rdict(str(self._path), options=_options(), access_type=access)
+
+    def _check_version(self, *, read_only: bool) -> None:
+        try:
+            self._read_version(read_only=read_only)
+        except BaseException:
+            with suppress(Exception):  # the first error says what is wrong
+                self._db.close()
+            raise
+
+    def _read_version(self, *, read_only: bool) -> None:
+        path, version = self._path, self._get(_VERSION_KEY)
         if version is None and read_only:
-            self._db.close()
             raise IndexCorruptError(f"the block index {path} has no format version: no bookie has written it", path=str(path))
         if version is None:
             self._put_synced(_VERSION_KEY, struct.pack(">I", _VERSION))
         elif struct.unpack(">I", version)[0] != _VERSION:
-            self._db.close()
             raise FormatVersionError(
                 f"the block index {path} has format {struct.unpack('>I', version)[0]}, this bookie reads {_VERSION}", path=str(path)
             )
@@ -95,14 +123,14 @@ class RocksBlockIndex(BlockIndex):
             batch.put(_LEDGER_KEY.pack(b"S", ledger_id), _SUMMARY.pack(*summary))
             keys += len(ledger_blocks) + 1
             if keys >= _BATCH_KEYS:
-                self._db.write(batch)
+                self._write(batch)
                 batch, keys = WriteBatch(raw_mode=True), 0
         self._write_synced(batch)
 
     def move(self, moves: Sequence[tuple[BlockRef, BlockRef]]) -> int:
         batch, moved = WriteBatch(raw_mode=True), 0
         for old, new in moves:
-            if self._db.get(_block_key(old)) is not None:
+            if self._get(_block_key(old)) is not None:
                 batch.delete(_block_key(old))
                 batch.put(_block_key(new), _BLOCK_VALUE.pack(new.length, new.last_entry_id))
                 moved += 1
@@ -110,8 +138,12 @@ class RocksBlockIndex(BlockIndex):
         return moved
 
     def delete_ledgers(self, ledgers: Mapping[int, LedgerRecord | None]) -> None:
-        batch = WriteBatch(raw_mode=True)
+        batch, keys = WriteBatch(raw_mode=True), 0
         for ledger_id, tombstone in ledgers.items():
+            if keys >= _BATCH_KEYS:
+                self._write(batch)
+                batch, keys = WriteBatch(raw_mode=True), 0
+            keys += _KEYS_OF_DELETION
             batch.delete_range(_BLOCK_KEY.pack(b"B", ledger_id, 0, 0, 0), _BLOCK_KEY.pack(b"B", ledger_id + 1, 0, 0, 0))
             batch.delete(_LEDGER_KEY.pack(b"S", ledger_id))
             if tombstone is None:
@@ -128,9 +160,10 @@ class RocksBlockIndex(BlockIndex):
 
     def sync(self) -> None:
         try:
-            self._db.flush_wal(True)
-        except Exception as error:  # rocksdict has no class of its own for it
-            if "No space left" in str(error):
+            with self._named_errors():
+                self._db.flush_wal(True)
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno == errno.ENOSPC:
                 raise
             raise SyncFailedError(errno.EIO, f"the block index cannot be synced: {error}") from error
 
@@ -143,7 +176,7 @@ class RocksBlockIndex(BlockIndex):
         while cursor is not None and entry_id <= last_entry_id and len(found) < max_blocks:
             if found:  # mostly the next block begins where this one ended
                 cursor.next()
-                block = _block_at(cursor, ledger_id)
+                block = self._block_at(cursor, ledger_id)
                 if block is not None and block.first_entry_id == entry_id:
                     found.append(block)
                     entry_id = block.last_entry_id + 1
@@ -151,7 +184,7 @@ class RocksBlockIndex(BlockIndex):
             block = self._containing(cursor, ledger_id, entry_id, summary.longest)
             if block is None:
                 cursor.seek(_BLOCK_KEY.pack(b"B", ledger_id, entry_id + 1, 0, 0))
-                block = _block_at(cursor, ledger_id)
+                block = self._block_at(cursor, ledger_id)
                 if block is None or block.first_entry_id > last_entry_id:
                     break
             found.append(block)
@@ -163,26 +196,26 @@ class RocksBlockIndex(BlockIndex):
         reach = max(self._summary(ledger_id).longest - 1, 0)  # an earlier block cannot have an entry of the range
         cursor = self._db.iter()
         cursor.seek(_BLOCK_KEY.pack(b"B", ledger_id, max(first_entry_id - reach, 0), 0, 0))
-        while (block := _block_at(cursor, ledger_id)) is not None and block.first_entry_id <= last_entry_id:
+        while (block := self._block_at(cursor, ledger_id)) is not None and block.first_entry_id <= last_entry_id:
             if block.last_entry_id >= first_entry_id:
                 found.append(block)
             cursor.next()
         return found
 
     def contains(self, block: BlockRef) -> bool:
-        return bool(self._db.get(_block_key(block)) == _BLOCK_VALUE.pack(block.length, block.last_entry_id))
+        return bool(self._get(_block_key(block)) == _BLOCK_VALUE.pack(block.length, block.last_entry_id))
 
     def last_entry_id(self, ledger_id: int) -> int:
         return self._summary(ledger_id).last_entry_id
 
     def record(self, ledger_id: int) -> LedgerRecord | None:
-        value = self._db.get(_LEDGER_KEY.pack(b"L", ledger_id))
+        value = self._get(_LEDGER_KEY.pack(b"L", ledger_id))
         return None if value is None else decode_record(value)
 
     def records(self) -> Iterator[tuple[int, LedgerRecord]]:
         cursor = self._db.iter()
         cursor.seek(b"L")
-        while _valid(cursor) and (key := cursor.key())[:1] == b"L":
+        while self._is_valid(cursor) and (key := cursor.key())[:1] == b"L":
             yield _LEDGER_KEY.unpack(key)[1], decode_record(cursor.value())
             cursor.next()
 
@@ -190,7 +223,7 @@ class RocksBlockIndex(BlockIndex):
         found: list[tuple[int, bool]] = []
         cursor = self._db.iter()
         cursor.seek(_LEDGER_KEY.pack(b"L", above + 1))
-        while len(found) < limit and _valid(cursor) and (key := cursor.key())[:1] == b"L":
+        while len(found) < limit and self._is_valid(cursor) and (key := cursor.key())[:1] == b"L":
             found.append((_LEDGER_KEY.unpack(key)[1], is_deleted_record(cursor.value())))
             cursor.next()
         return found
@@ -198,7 +231,7 @@ class RocksBlockIndex(BlockIndex):
     def largest_ledger_id(self) -> int | None:
         cursor = self._db.iter()
         cursor.seek_for_prev(_LEDGER_KEY.pack(b"L", _MAX))
-        if not _valid(cursor) or (key := cursor.key())[:1] != b"L":
+        if not self._is_valid(cursor) or (key := cursor.key())[:1] != b"L":
             return None
         ledger_id: int = _LEDGER_KEY.unpack(key)[1]
         return ledger_id
@@ -206,7 +239,7 @@ class RocksBlockIndex(BlockIndex):
     def blocks(self) -> Iterator[BlockRef]:
         cursor = self._db.iter()
         cursor.seek(b"B")
-        while (block := _block_at(cursor, None)) is not None:
+        while (block := self._block_at(cursor, None)) is not None:
             yield block
             cursor.next()
 
@@ -214,21 +247,21 @@ class RocksBlockIndex(BlockIndex):
         cursor = self._db.iter()
         cursor.seek(b"B" if last is None else _block_key(last))
         found: list[BlockRef] = []
-        while len(found) < limit and (block := _block_at(cursor, None)) is not None:
+        while len(found) < limit and (block := self._block_at(cursor, None)) is not None:
             if block != last:
                 found.append(block)
             cursor.next()
         return found
 
     def stamp(self) -> bytes | None:
-        stamp: bytes | None = self._db.get(_STAMP_KEY)
-        return stamp
+        return self._get(_STAMP_KEY)
 
     def put_stamp(self, stamp: bytes) -> None:
         self._put_synced(_STAMP_KEY, stamp)
 
     def close(self) -> None:
-        self._db.close()
+        with self._named_errors():
+            self._db.close()
 
     def _put_synced(self, key: bytes, value: bytes) -> None:
         batch = WriteBatch(raw_mode=True)
@@ -238,45 +271,81 @@ class RocksBlockIndex(BlockIndex):
     def _write_synced(self, batch: WriteBatch) -> None:
         """In two steps: a write with `sync` set keeps the interpreter's lock while it waits for the disk, and the loop stands still
         (measured: up to 12 ms); `flush_wal` gives the lock up."""
-        self._db.write(batch)
+        self._write(batch)
         self.sync()
 
+    def _write(self, batch: WriteBatch) -> None:
+        with self._named_errors():
+            self._db.write(batch)
+        self._is_full = False
+
+    def _get(self, key: bytes) -> bytes | None:
+        with self._named_errors():
+            value: bytes | None = self._db.get(key)
+        return value
+
+    @contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        """Raise what rocksdict raises as an error that says what is wrong."""
+        try:
+            yield
+        except Exception as error:
+            named = self._named(error)
+            if named is error:
+                raise
+            raise named from error
+
+    def _named(self, error: Exception) -> Exception:
+        text = str(error)
+        if isinstance(error, OSError | BookieError):
+            return error
+        # After a write that failed for want of space, syncs report only the second text until the database has begun a new log.
+        if "No space left" in text or (self._is_full and "Writer has previous error" in text):
+            self._is_full = True
+            return OSError(errno.ENOSPC, f"the disk of the block index {self._path} is full: {text}")
+        if "Corruption" in text:
+            damage = IndexCorruptError(f"the block index {self._path} is damaged: {text}", path=str(self._path))
+            self.damage = self.damage or damage
+            self.on_damage(damage)
+            return damage
+        if "IO error" in text:
+            return OSError(errno.EIO, f"the block index {self._path} cannot be used: {text}")
+        return error
+
     def _summary(self, ledger_id: int) -> Summary:
-        value = self._db.get(_LEDGER_KEY.pack(b"S", ledger_id))
+        value = self._get(_LEDGER_KEY.pack(b"S", ledger_id))
         return Summary() if value is None else Summary(*_SUMMARY.unpack(value))
 
-    @staticmethod
-    def _containing(cursor: Any, ledger_id: int, entry_id: int, longest: int) -> BlockRef | None:
+    def _containing(self, cursor: Any, ledger_id: int, entry_id: int, longest: int) -> BlockRef | None:
         """Floor search: from the last block that begins at or below `entry_id` back to the last that could reach it."""
         cursor.seek_for_prev(_BLOCK_KEY.pack(b"B", ledger_id, entry_id, _MAX, _MAX))
-        while (block := _block_at(cursor, ledger_id)) is not None and block.first_entry_id + longest > entry_id:
+        while (block := self._block_at(cursor, ledger_id)) is not None and block.first_entry_id + longest > entry_id:
             if block.last_entry_id >= entry_id:
                 return block
             cursor.prev()
         return None
 
+    def _block_at(self, cursor: Any, ledger_id: int | None) -> BlockRef | None:
+        """The block under the cursor, if it is one of this ledger (of any, if None)."""
+        if not self._is_valid(cursor):
+            return None
+        key = cursor.key()
+        if key[:1] != b"B":
+            return None
+        _, found_id, first_entry_id, log_id, offset = _BLOCK_KEY.unpack(key)
+        if ledger_id is not None and found_id != ledger_id:
+            return None
+        length, last_entry_id = _BLOCK_VALUE.unpack(cursor.value())
+        return BlockRef(found_id, first_entry_id, last_entry_id, log_id, offset, length)
+
+    def _is_valid(self, cursor: Any) -> bool:
+        """False: there is no more. Raises when the database cannot read on, which its cursors show in the same way: as an end."""
+        valid: bool = cursor.valid()
+        if not valid:
+            with self._named_errors():
+                cursor.status()
+        return valid
+
 
 def _block_key(block: BlockRef) -> bytes:
     return _BLOCK_KEY.pack(b"B", block.ledger_id, block.first_entry_id, block.log_id, block.offset)
-
-
-def _block_at(cursor: Any, ledger_id: int | None) -> BlockRef | None:
-    """The block under the cursor, if it is one of this ledger (of any, if None)."""
-    if not _valid(cursor):
-        return None
-    key = cursor.key()
-    if key[:1] != b"B":
-        return None
-    _, found_id, first_entry_id, log_id, offset = _BLOCK_KEY.unpack(key)
-    if ledger_id is not None and found_id != ledger_id:
-        return None
-    length, last_entry_id = _BLOCK_VALUE.unpack(cursor.value())
-    return BlockRef(found_id, first_entry_id, last_entry_id, log_id, offset, length)
-
-
-def _valid(cursor: Any) -> bool:
-    """False: there is no more. Raises when the database cannot read on, which its cursors show in the same way: as an end."""
-    valid: bool = cursor.valid()
-    if not valid:
-        cursor.status()
-    return valid

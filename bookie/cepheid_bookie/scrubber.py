@@ -4,13 +4,16 @@
           after each piece of up to 256 KiB: wait until the rate allows the next one and the disk is idle
 
 Rule 1: the rate is what the pass needs to end within nine tenths of the period, at least 256 KiB a minute, and at most
-`storage.scrub_bytes_s`. Before each piece the scrubber waits up to half a second for reads, journal and flushes to be idle. So a
-bookie that is always busy is still scrubbed, more slowly.
+`storage.scrub_bytes_s`. Before each piece the scrubber waits for reads, journal and flushes to be idle: half a second at most, and
+at most half of the time that the rate allows for the piece. So a bookie that is always busy is scrubbed in the same period, as long
+as its disk gives the pieces in the other half: 4.5 TB a week with the default rate.
 Rule 2: no cursor stays open: each slice begins after the last block of the slice before. Blocks that are written before that place
 during a pass are read in the next pass.
 Rule 3: progress is saved once a minute, when the set of damaged blocks changes, and at a stop. A restart continues from there.
 Rule 4: a failure of the scrubber is logged, and the scrubber continues after a pause. Only a failed sync stops the bookie
 (`fail_stop.py`).
+Rule 5: a pass does not go past a damaged block that cannot be remembered: it waits until others are mended.
+Rule 6: what lies in a damaged part of the index is passed over. The pass continues with the ledgers after it.
 With `storage.scrub_period_s` 0 there are no passes; damage that readers find is repaired all the same.
 """
 
@@ -25,10 +28,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cepheid_bookie.block_check import BlockCheck
-from cepheid_bookie.block_index import BlockIndex
+from cepheid_bookie.block_index import BlockIndex, BlockRef
 from cepheid_bookie.damaged_blocks import DamagedBlocks, DamageReports, Outlook
 from cepheid_bookie.disk import Disk
 from cepheid_bookie.entry_log import EntryLogReader, list_logs, log_path
+from cepheid_bookie.errors import IndexCorruptError
 from cepheid_bookie.scrub_progress import ScrubProgress, load_progress, save_progress
 from cepheid_bookie.settings import StorageSettings
 from cepheid_ports import SteadyClock, TaskOwner, Worker
@@ -45,6 +49,13 @@ _BUSY_PAUSE_S = 0.05
 _SAVE_INTERVAL_S = 60.0
 _SHORTEST_ROUND_S = 1.0
 _RETRY_S = 30.0
+
+
+_LEDGER_IDS = 1 << 63
+
+
+class _NoRoomError(Exception):
+    """A damaged block cannot be remembered (rule 5)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +99,7 @@ class Scrubber:
         self._name = name
         self._progress = ScrubProgress()
         self._loaded = False
+        self._has_begun = False  # the pass under way, in this process
         self._saved_at = self._loop.time()
         self._saving = asyncio.Lock()  # both tasks save
         self._total_bytes = 0
@@ -113,9 +125,10 @@ class Scrubber:
     async def scrub_all(self) -> None:
         """Check what is left of the pass, or all blocks, without pauses, and report what is damaged. For tests and tools."""
         await self._load()
-        while await self._scrub_slice(in_haste=True):
-            pass
-        await self._end_pass()
+        with suppress(_NoRoomError):
+            while await self._scrub_slice(in_haste=True):
+                pass
+            await self._end_pass()
         await self.damaged.look_at_suspects()
 
     def figures(self) -> ScrubFigures:
@@ -159,6 +172,8 @@ class Scrubber:
             try:
                 await work()
                 return
+            except _NoRoomError:  # `damaged_blocks.py` has logged it
+                await asyncio.sleep(_RETRY_S)
             except Exception as error:  # disk and database raise what they raise
                 log.warning("scrub.failed", extra={"bookie": self._name, "error": repr(error)})
                 await asyncio.sleep(_RETRY_S)
@@ -168,11 +183,12 @@ class Scrubber:
     async def _pass(self) -> None:
         """Wait until the next pass is due, or go on with the one under way, to its end."""
         period_s, progress = self._settings.scrub_period_s, self._progress
-        if progress.after is None and progress.began_at_ms and progress.ended_at_ms:
-            since_s = (self._clock.now_ms() - progress.began_at_ms) / 1000
-            await asyncio.sleep(min(max(period_s - since_s, 0.0), period_s))
-        if self._progress.after is None:
-            self._progress = replace(progress, began_at_ms=self._clock.now_ms(), pass_bytes=0)
+        if progress.after is None and not self._has_begun:
+            if progress.began_at_ms and progress.ended_at_ms:
+                since_s = (self._clock.now_ms() - progress.began_at_ms) / 1000
+                await asyncio.sleep(min(max(period_s - since_s, 0.0), period_s))
+            self._progress = replace(self._progress, began_at_ms=self._clock.now_ms(), pass_bytes=0)
+        self._has_begun = True
         self._total_bytes = await self._worker.run(self._bytes_in_logs)
         while await self._scrub_slice():
             pass
@@ -181,6 +197,7 @@ class Scrubber:
         await self._end_pass()
 
     async def _end_pass(self) -> None:
+        self._has_begun = False
         ended_at_ms = self._clock.now_ms()
         facts = {"bookie": self._name, "bytes": self._progress.pass_bytes, "damaged": len(self.damaged.blocks)}
         if self._progress.pass_bytes:
@@ -190,14 +207,13 @@ class Scrubber:
         await self._save()
 
     async def _scrub_slice(self, *, in_haste: bool = False) -> bool:
-        """Check the next blocks; return False when there are none. Raises what the index raises."""
-        after = self._progress.after
-        blocks = await self._worker.run(lambda: self._index.blocks_after(after, _SLICE_BLOCKS))
+        """Check the next blocks; return False when there are none. Raises what the index raises, and _NoRoomError."""
+        blocks = await self._worker.run(self._next_blocks)
         checks = deque(map(BlockCheck, blocks))
         while checks:
-            if not in_haste:
-                await self._wait_until_idle()
             began = self._loop.time()
+            if not in_haste:
+                await self._wait_until_idle(min(_PATIENCE_S, PIECE_BYTES / self._rate_bytes_s() / 2))
             read_bytes, done = await self._worker.run(lambda: self._check_piece(checks))
             self._note(read_bytes, done)
             if not in_haste:
@@ -205,6 +221,21 @@ class Scrubber:
                 pause_s = min(read_bytes / self._rate_bytes_s(), _LONGEST_PAUSE_S)
                 await asyncio.sleep(max(0.0, began + pause_s - self._loop.time()))
         return bool(blocks)
+
+    def _next_blocks(self) -> list[BlockRef]:
+        """In the worker: return blocks after those that were checked (rule 6)."""
+        after, limit, skipped = self._progress.after, _SLICE_BLOCKS, 1
+        while True:
+            try:
+                return self._index.blocks_after(after, limit)
+            except IndexCorruptError:
+                if limit > 1:  # the blocks before the damaged part
+                    limit //= 4
+                    continue
+            ledger_id = (self._progress.after.ledger_id if self._progress.after is not None else -1) + skipped
+            if ledger_id >= _LEDGER_IDS:
+                return []
+            after, skipped = BlockRef(ledger_id, 0, -1, 0, 0, 0), 2 * skipped  # no block is there, and the ledger's follow
 
     def _check_piece(self, checks: deque[BlockCheck]) -> tuple[int, list[BlockCheck]]:
         """In the worker: read a piece, of many blocks or a part of one."""
@@ -221,12 +252,12 @@ class Scrubber:
         self.blocks += len(done)
         self._progress.pass_bytes += read_bytes
         for check in done:
+            if check.error and not self.damaged.suspect(check.block):
+                raise _NoRoomError
             self._progress.after = check.block
-            if check.error:
-                self.damaged.suspect(check.block)
 
-    async def _wait_until_idle(self) -> None:
-        deadline = self._loop.time() + _PATIENCE_S
+    async def _wait_until_idle(self, patience_s: float) -> None:
+        deadline = self._loop.time() + patience_s
         while self._is_busy() and self._loop.time() < deadline:  # noqa: ASYNC110 - a state of many parts, not an event
             await asyncio.sleep(_BUSY_PAUSE_S)
 

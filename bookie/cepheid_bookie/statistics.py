@@ -106,6 +106,7 @@ class BookieStatistics:
     free_data_bytes: int
     bytes_in_grace: int
     missing_ledgers: int
+    failed_collections: int
     oldest_read_s: float
 
 
@@ -115,6 +116,7 @@ def take_statistics(
     writable: bool,
     bytes_in_grace: int,
     missing_ledgers: int,
+    failed_collections: int,
     oldest_read_s: float,
     open_reads: int,
     admission: Admission,
@@ -208,5 +210,6 @@ def take_statistics(
         free_data_bytes=space.data.free_bytes,
         bytes_in_grace=bytes_in_grace,
         missing_ledgers=missing_ledgers,
+        failed_collections=failed_collections,
         oldest_read_s=oldest_read_s,
     )

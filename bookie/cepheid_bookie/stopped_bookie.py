@@ -59,6 +59,8 @@ class StoppedBookie:
     """
 
     def __init__(self, data_dir: Path, journal_dir: Path | None = None, *, to_change: bool = False) -> None:
+        if journal_dir is not None and journal_dir.resolve() == data_dir.resolve():
+            journal_dir = None  # the same as not named; one directory is locked once
         self.data_dir = data_dir
         self.journal_dir = journal_dir
         self.writable_disks: list[RealDisk] = []  # the data directory first

@@ -28,6 +28,7 @@ from itertools import chain, islice
 from typing import Protocol
 
 from cepheid_bookie.bookie import Bookie
+from cepheid_bookie.errors import IndexCorruptError
 from cepheid_metadata import Found, LedgerMetadata
 
 log = logging.getLogger(__name__)
@@ -80,7 +81,10 @@ class SurplusCopies:
         return dropped
 
     async def _drop(self, ledger_id: int, adds: int) -> bool:
-        copy = await self._bookie.look_at_copy(ledger_id)
+        try:
+            copy = await self._bookie.look_at_copy(ledger_id)
+        except IndexCorruptError:
+            return False  # its record cannot be read; the other ledgers are not affected
         if copy is None or copy.adds != adds:  # there is nothing to drop, or rule 3
             return False
         found = await self._ledgers.record(ledger_id)

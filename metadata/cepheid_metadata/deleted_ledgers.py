@@ -14,7 +14,7 @@ Rules:
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from cepheid_metadata.errors import BadVersionError, CorruptRecordError, NewerFormatError, NoSuchKeyError
@@ -97,15 +97,22 @@ class DeletedLedgers:
         """Return the deleted ledgers that the last `purge` left, by id."""
         return self._in_grace
 
-    async def purge(self, now_ms: int, give_up: Collection[int] = ()) -> list[int]:
+    async def purge(
+        self, now_ms: int, give_up: Collection[int] = (), *, before: Callable[[Collection[int]], Awaitable[None]] | None = None
+    ) -> list[int]:
         """Forget those whose time is over, and those to give up; return their ids. Any number of processes may do it at once.
+
+        `before(ids)` is awaited with all deleted ledgers before one of them is forgotten.
 
         A record is read when this object first sees it and when its time is over: nothing else can change its time, except that
         the ledger is brought back and deleted again, which only makes it later.
         """
         known, self._in_grace = self._in_grace, {}
         purged: list[int] = []
-        async for ledger_id in list_deleted_ledgers(self._store):
+        found = [ledger_id async for ledger_id in list_deleted_ledgers(self._store)]
+        if before is not None:
+            await before(found)
+        for ledger_id in found:
             waiting = known.get(ledger_id)
             if waiting is None or waiting.until_ms <= now_ms or ledger_id in give_up:
                 waiting = await self._purge_one(ledger_id, now_ms, give_up=ledger_id in give_up)

@@ -376,6 +376,8 @@ def rebuild_index(
     with _stopped(data, journal, to_change=True) as bookie:
         try:
             blocks = sum(1 for _ in bookie.blocks())
+            for ledger_id, _ in bookie.records():  # these, and the summaries, may be damaged as well
+                bookie.require_index().last_entry_id(ledger_id)
         except IndexCorruptError as error:
             done(f"cepheid: {error.args[0]}")
         else:

@@ -18,11 +18,15 @@ if TYPE_CHECKING:
 
 
 class LedgerOwners:
-    """Views of all ledgers by id (`cepheid_metadata.ledger_views`), living and deleted; `unreadable`: their records are damaged."""
+    """Views of all ledgers by id (`cepheid_metadata.ledger_views`), living and deleted.
 
-    def __init__(self, views: dict[int, dict[str, Any]], unreadable: dict[int, str]) -> None:
+    `unreadable`: their records are damaged. `missing`: bookies that keep ledgers because metadata lacks too many, and how many.
+    """
+
+    def __init__(self, views: dict[int, dict[str, Any]], unreadable: dict[int, str], missing: dict[str, int]) -> None:
         self._views = views
         self._unreadable = unreadable
+        self._missing = missing
 
     def of(self, ledger_id: int) -> str:
         """Return the topic of a ledger, and what it is used for if that is not its entries."""
@@ -38,6 +42,11 @@ class LedgerOwners:
         view = self._views.get(ledger_id)
         if view is None and ledger_id in self._unreadable:
             return f"its record in metadata cannot be read: {self._unreadable[ledger_id]}"
+        if view is None and bookie_id in self._missing:
+            return (
+                f"metadata lacks {self._missing[bookie_id]:,} ledgers of this bookie, too many to be deleted without an operator: "
+                f"cepheid bookies confirm-missing {bookie_id}"
+            )
         if view is None:
             return "nothing, metadata does not have it: collected after two passes of the running bookie"
         owner = self.of(ledger_id)
@@ -61,7 +70,9 @@ async def read_owners(metadata_url: str) -> LedgerOwners:
                 views.update({view["ledger"]["ledger_id"]: view for view in page["ledgers"]})
                 unreadable.update({record["ledger_id"]: record["error"] for record in page["damaged"]})
                 above = page["next"]
-    return LedgerOwners(views, unreadable)
+        assert isinstance(source, StoreSource), "it has a URL of metadata"
+        missing = {view["bookie_id"]: view["missing"] for view in await source.missing_ledgers() if not view["confirmed"]}
+    return LedgerOwners(views, unreadable, missing)
 
 
 @asynccontextmanager

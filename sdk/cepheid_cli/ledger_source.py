@@ -142,6 +142,12 @@ class StoreSource:
 
         return await repair_marks(self._store).exists(ledger_id)
 
+    async def missing_ledgers(self) -> list[dict[str, Any]]:
+        """Return the records of bookies that keep ledgers because metadata lacks too many of theirs."""
+        from cepheid_metadata.repair_views import missing_views
+
+        return await missing_views(self._store)
+
     async def repair_is_off(self) -> bool:
         from cepheid_metadata import repair_switch
 

@@ -10,12 +10,15 @@ import tempfile
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rocksdict import WriteBatch
 
 from cepheid_bookie.block_index import BlockIndex, BlockRef
+from cepheid_bookie.disk import DirectoryInUseError
 from cepheid_bookie.errors import FormatVersionError, IndexCorruptError
 from cepheid_bookie.ledger_record import LedgerRecord
 from cepheid_bookie.memory_index import MemoryBlockIndex
@@ -133,6 +136,34 @@ def test_deletion_takes_blocks_summary_and_record_together(reopen: Reopen) -> No
     assert index.last_entry_id(7) == -1
     index.write([ref(2, 2, ledger=7)], {})  # an id that comes back finds nothing of its past
     assert ids(index.find(7, 0, 9, 10)) == [(2, 2)]
+
+
+def test_an_index_that_is_open_elsewhere_or_lacks_a_file_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "index"
+    index = RocksBlockIndex(path)
+    with pytest.raises(DirectoryInUseError, match="is in use by another process"):
+        RocksBlockIndex(path)
+    index.close()
+    (path / "CURRENT").write_text("MANIFEST-999999\n")
+    with pytest.raises(IndexCorruptError, match="is damaged: IO error: No such file"):
+        RocksBlockIndex(path)
+
+
+def test_many_ledgers_are_deleted_in_small_batches(tmp_path: Path) -> None:
+    """A batch holds the interpreter's lock: deleting 10,000 ledgers in one would stop the loop for tens of milliseconds."""
+    index = RocksBlockIndex(tmp_path / "index")
+    index.write([ref(0, 9, ledger=ledger) for ledger in range(2_000)], {ledger: LedgerRecord(KEY) for ledger in range(2_000)})
+    write, batches = index._write, []
+
+    def count(batch: WriteBatch) -> None:
+        batches.append(batch.len())
+        write(batch)
+
+    with mock.patch.object(index, "_write", count):
+        index.delete_ledgers(dict.fromkeys(range(1_999)))
+    assert max(batches) <= 503
+    assert [block.ledger_id for block in index.blocks()] == [ledger for ledger, _ in index.records()] == [1_999]
+    index.close()
 
 
 def test_writing_the_same_block_again_changes_nothing(reopen: Reopen) -> None:

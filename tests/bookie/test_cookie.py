@@ -68,9 +68,10 @@ def test_a_directory_of_another_version_is_refused_by_name() -> None:
         load_cookie(disk, "the data directory")
 
 
-def test_an_unreadable_cookie_is_no_missing_one() -> None:
+@pytest.mark.parametrize("content", ["garbage", Cookie("bookie-1", "test", "x").encode().replace("cluster_id", "clusteb_id")])
+def test_an_unreadable_cookie_is_no_missing_one(content: str) -> None:
     disk = SimDisk(random.Random(1))
-    disk.open("VERSION", create=True).pwrite(b"garbage", 0)
+    disk.open("VERSION", create=True).pwrite(content.encode(), 0)
     with pytest.raises(CookieError, match="cannot be read"):
         load_cookie(disk, "here")
 

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import errno
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cepheid_bookie import Bookie, BookieState, RealDisk, StorageSettings
+from cepheid_bookie.block_index import BlockRef
+from cepheid_bookie.disk import SyncFailedError
 from cepheid_bookie.disk_space import DiskLevel, check_disk_size
-from cepheid_bookie.errors import DiskTooSmallError
+from cepheid_bookie.errors import DiskFullError, DiskTooSmallError
+from cepheid_bookie.rocks_index import RocksBlockIndex
 from cepheid_bookie.settings import MiB
+from cepheid_ports import Ports
 from cepheid_rpc import LacRequest, Status
 from tests.bookie.bookie_support import (
     IDENTITY,
@@ -388,6 +396,136 @@ async def test_an_index_that_cannot_be_read_to_its_end_keeps_no_bookie_from_star
     async with machine.bookie() as bookie:
         assert set(before) < set(machine.disk.listdir("entrylog"))
         await promises.check(bookie)
+
+
+def fill_database(index: RocksBlockIndex) -> Any:
+    """From now on the database finds its disk full; return it as it was."""
+    database: Any = index._db
+    full: Any = FullDatabase(database, NO_SPACE)
+    index._db = full
+    return database
+
+
+class FullDatabase:
+    """Stands for the database of an index whose disk is full: writes fail as rocksdict lets them fail."""
+
+    def __init__(self, database: Any, error: str) -> None:
+        self._database = database
+        self._error = error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._database, name)
+
+    def write(self, batch: object) -> None:
+        raise Exception(self._error)
+
+    def flush_wal(self, sync: bool) -> None:
+        raise Exception("IO error: Writer has previous error.")
+
+    def close(self) -> None:
+        self._database.close()
+        self.flush_wal(True)
+
+
+NO_SPACE = "IO error: No space left on device: While appending to file: /data/index/000004.log: No space left on device"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda index: index.write([BlockRef(7, 0, 9, 1, 0, 100)], {}),
+        lambda index: index.move([(BlockRef(7, 10, 19, 1, 0, 100), BlockRef(7, 10, 19, 2, 0, 100))]),
+        lambda index: index.delete_ledgers({7: None}),
+        lambda index: index.remove_blocks([BlockRef(7, 0, 9, 1, 0, 100)]),
+    ],
+)
+def test_a_full_disk_of_the_index_is_named_as_one_also_by_the_syncs_that_follow(
+    tmp_path: Path, change: Callable[[RocksBlockIndex], object]
+) -> None:
+    index = RocksBlockIndex(tmp_path / "index")
+    database = fill_database(index)
+    for work in (change, RocksBlockIndex.sync):
+        with pytest.raises(OSError, match="is full") as raised:
+            work(index)
+        assert raised.value.errno == errno.ENOSPC
+        assert not isinstance(raised.value, SyncFailedError)
+    index._db = database
+    change(index)
+    index.close()
+
+
+async def test_a_bookie_whose_index_finds_the_disk_full_is_read_only_until_there_is_room(tmp_path: Path) -> None:
+    index = RocksBlockIndex(tmp_path / "data" / "index")
+    bookie = await Bookie.open(IDENTITY, small_settings(), RealDisk(tmp_path / "data"), index, Ports())
+    await added(bookie, group_of(7, 0))
+    database = fill_database(index)
+    with pytest.raises(OSError, match="is full"):
+        await bookie.checkpoint()
+    assert (bookie.state, bookie.read_only_reason) == (BookieState.SERVING, "a write found its data disk full")
+    assert (await bookie.read_lac(LacRequest(7, KEY, fence=True))).status is Status.OK
+    index._db = database
+    await wait_until(lambda: bookie.writable)
+    await bookie.aclose()
+
+
+async def test_a_bookie_gives_its_directories_back_although_the_index_cannot_be_closed(tmp_path: Path) -> None:
+    index = RocksBlockIndex(tmp_path / "data" / "index")
+    bookie = await Bookie.open(IDENTITY, small_settings(), RealDisk(tmp_path / "data"), index, Ports())
+    await added(bookie, group_of(7, 0))
+    fill_database(index)
+    await bookie.aclose()
+    assert bookie.state is BookieState.CLOSED
+    again = RocksBlockIndex(tmp_path / "data" / "index")
+    bookie = await Bookie.open(IDENTITY, small_settings(), RealDisk(tmp_path / "data"), again, Ports())
+    assert await read_all(bookie, 7, 0, 0) == (entries_of([group_of(7, 0)]), {})
+    await bookie.aclose()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 24 MB of its own."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(path)], check=False, capture_output=True, text=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"a small file system cannot be mounted here: {mounted.stderr.strip()}")
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+async def test_a_bookie_lives_through_a_disk_that_is_full_to_the_last_byte(small_disk: Path, tmp_path: Path) -> None:
+    """Fences make ledger records until the index finds no room."""
+    settings = small_settings(min_free_data_bytes=MiB, space_margin_bytes=MiB, checkpoint_interval_s=0.1, write_cache_bytes=MiB)
+
+    async def open_bookie() -> Bookie:
+        index = RocksBlockIndex(small_disk / "data" / "index")
+        disk, journal = RealDisk(small_disk / "data"), RealDisk(tmp_path / "journal")
+        return await Bookie.open(IDENTITY, settings, disk, index, Ports(), journal_disk=journal)
+
+    bookie = await open_bookie()
+    await added(bookie, group_of(7, 0, 10))
+    await bookie.checkpoint()
+    with suppress(OSError), (small_disk / "other").open("wb", buffering=0) as other:
+        while True:
+            other.write(bytes(4096))
+    for ledger_id in range(100, 300):
+        assert (await bookie.read_lac(LacRequest(ledger_id, KEY, fence=True))).status is Status.NO_ENTRY
+    await wait_until(lambda: bookie.statistics().failed_flushes > 0)
+    assert bookie.state is BookieState.SERVING
+    assert not bookie.writable
+    assert await read_all(bookie, 7, 0, 9) == (entries_of([group_of(7, 0, 10)]), {})
+    await bookie.aclose()
+    with pytest.raises(DiskFullError, match="is full"):
+        await open_bookie()
+    (small_disk / "other").unlink()
+    bookie = await open_bookie()
+    assert bookie.writable
+    assert bookie.ledger_count == 201
+    await bookie.aclose()
 
 
 def no_space() -> None:

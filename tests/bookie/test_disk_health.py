@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from cepheid_bookie import BookieState
 from cepheid_bookie.disk_health import DiskHealth, HealthLimits, HealthState, TimedWorker
+from cepheid_bookie.read_watch import FAILED_PLACES, ReadWatch
 from cepheid_ports import OnDone
 from cepheid_rpc import LacRequest, Status
 from tests.bookie.bookie_support import KEY, Machine, add, added, group_of, read_all, settle, small_settings
@@ -100,12 +102,12 @@ async def test_a_disk_that_hangs_is_seen_without_any_answer_from_it() -> None:
         assert bookie.writable
         await asyncio.sleep(2)
         assert not bookie.writable
-        assert bookie.stalled
+        assert bookie.is_unfit
         assert "its journal disk hangs" in bookie.read_only_reason
         machine.workers["journal"].release()
         assert [answer.status for answer in await hanging] == [Status.OK]
         await settle()
-        assert not bookie.stalled
+        assert not bookie.is_unfit
         assert not bookie.writable, "not yet: it must have been quick for a while"
         await asyncio.sleep(40)
         assert bookie.writable
@@ -189,7 +191,7 @@ def fail_once(machine: Machine) -> None:
 
 @pytest.mark.virtual_time
 @pytest.mark.deadline(200)
-async def test_reads_that_the_disk_does_not_answer_are_shown(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_disk_that_does_not_answer_reads_makes_the_bookie_read_only_until_it_does(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     machine = Machine(settings=small_settings(stalled_disk_s=20.0, read_ahead_bytes=0))
     async with machine.bookie() as bookie:
@@ -203,8 +205,58 @@ async def test_reads_that_the_disk_does_not_answer_are_shown(caplog: pytest.LogC
         assert "disk.reads_hang" not in caplog.text
         await asyncio.sleep(30)
         assert caplog.text.count("disk.reads_hang") == 1
-        assert bookie.writable, "it is shown, and changes nothing"
+        assert bookie.read_only_reason == "its data disk hangs: a read has not finished for storage.stalled_disk_s (20 s)"
+        assert bookie.is_unfit
         machine.workers["read"].release()
         await read
+        assert bookie.writable
         assert bookie.statistics().oldest_read_s == 0
         assert caplog.text.count("disk.reads_answered") == 1
+
+
+@pytest.mark.virtual_time
+@pytest.mark.deadline(200)
+async def test_a_disk_that_answers_other_reads_does_not_hang() -> None:
+    watch = ReadWatch("data", 20.0)
+    waiting = watch.begin()
+    for _ in range(5):
+        await asyncio.sleep(10)
+        watch.end(watch.begin())
+    assert watch.reason == ""
+    watch.end(waiting)
+    watch.stop()
+
+
+@pytest.mark.virtual_time
+@pytest.mark.deadline(200)
+@pytest.mark.parametrize(
+    ("places", "pause_s", "code", "fails"),
+    [
+        (FAILED_PLACES, 1.0, errno.EIO, True),
+        (FAILED_PLACES - 1, 1.0, errno.EIO, False),
+        (2 * FAILED_PLACES, 2.0, errno.EIO, False),  # bad sectors, now and then
+        (FAILED_PLACES, 1.0, errno.EMFILE, False),  # says nothing of the disk
+    ],
+)
+async def test_a_disk_fails_when_many_places_cannot_be_read_within_a_minute(
+    places: int, pause_s: float, code: int, fails: bool
+) -> None:
+    watch = ReadWatch("data", 20.0)
+    for place in range(places):
+        for _ in range(3):  # the same place again says nothing new
+            watch.on_failed_read(1, place, OSError(code, os.strerror(code)))
+        await asyncio.sleep(pause_s)
+    assert bool(watch.reason) == fails
+
+
+async def test_a_bookie_whose_disk_fails_reads_is_read_only_until_it_is_restarted() -> None:
+    machine = Machine(settings=small_settings(stalled_disk_s=20.0, read_ahead_bytes=0))
+    async with machine.bookie() as bookie:
+        await added(bookie, *[group_of(7, n, size=4000) for n in range(FAILED_PLACES)])
+        await bookie.checkpoint()
+        for _ in range(FAILED_PLACES):
+            machine.disk.fail("pread", "entrylog/")
+        assert set((await read_all(bookie, 7, 0, FAILED_PLACES - 1))[1].values()) == {Status.IO_ERROR}
+        await settle()
+        assert bookie.read_only_reason.startswith("its data disk fails: 32 places could not be read within 60 s; check the disk")
+        assert bookie.is_unfit

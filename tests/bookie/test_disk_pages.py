@@ -13,10 +13,12 @@ import pytest
 from cepheid_bookie import GarbageCollector
 from cepheid_bookie.disk_health import HealthLimits
 from cepheid_bookie.disk_space import DiskSpace
+from cepheid_bookie.errors import IndexCorruptError
+from cepheid_bookie.read_watch import FAILED_PLACES
 from cepheid_bookie.settings import MiB, StorageSettings
 from cepheid_cli.log_lines import EventFormatter
 from cepheid_metadata import InGrace
-from tests.bookie.bookie_support import Machine, add, added, group_of, settle, small_settings
+from tests.bookie.bookie_support import Machine, add, added, group_of, read_all, settle, small_settings
 from tests.bookie.test_garbage_collection import Metadata
 
 pytestmark = [pytest.mark.virtual_time, pytest.mark.deadline(600)]
@@ -98,6 +100,32 @@ async def test_a_disk_that_is_slow_and_one_that_hangs(caplog: pytest.LogCaptureF
         await asyncio.sleep(60)
     for line in lines(caplog, "disk.slow", "disk.stalled", "disk.healthy"):
         assert on_page(line)
+
+
+async def test_a_disk_that_does_not_answer_reads_and_one_that_fails_them(caplog: pytest.LogCaptureFixture) -> None:
+    machine = Machine()
+    async with machine.bookie(stalled_disk_s=20.0, read_ahead_bytes=0) as bookie:
+        await added(bookie, *[group_of(ledger_id, 0) for ledger_id in range(1, 4)])
+        await bookie.checkpoint()
+        machine.workers["read"].hold()
+        reads = [asyncio.ensure_future(read_all(bookie, ledger_id, 0, 0)) for ledger_id in range(1, 4)]
+        await asyncio.sleep(20.01)
+        assert on_page(f"serving, {bookie.read_only_reason}")
+        machine.workers["read"].release()
+        await asyncio.gather(*reads)
+        for place in range(FAILED_PLACES):
+            bookie._read_watch.on_failed_read(1, place, OSError(errno.EIO, os.strerror(errno.EIO)))
+        assert on_page(f"read-only: {bookie.read_only_reason}")
+    for line in lines(caplog, "disk.reads_hang", "disk.reads_fail"):
+        assert on_page(line), line
+
+
+async def test_an_index_that_is_damaged(caplog: pytest.LogCaptureFixture) -> None:
+    machine = Machine()
+    async with machine.bookie() as bookie:
+        machine.index.on_damage(IndexCorruptError("the block index data/bookie-1/index is damaged: Corruption: …"))
+        await settle()
+        assert on_page(f"serving, {bookie.read_only_reason}")
 
 
 async def test_a_disk_that_fails(caplog: pytest.LogCaptureFixture) -> None:

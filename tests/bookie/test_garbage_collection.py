@@ -11,8 +11,11 @@ import pytest
 
 from cepheid_bookie import Bookie, GarbageCollector, MetadataLedgers, StorageSettings
 from cepheid_bookie import bookie as bookie_module
+from cepheid_bookie.block_index import BlockRef
 from cepheid_bookie.disk import SyncFailedError
 from cepheid_bookie.entry_log import list_logs, log_path
+from cepheid_bookie.errors import IndexCorruptError
+from cepheid_bookie.ledger_record import LedgerRecord
 from cepheid_metadata import (
     DeletedLedgers,
     Found,
@@ -45,6 +48,7 @@ class Metadata:
         self.expired: list[int] = []  # their time of grace ended before the first pass
         self.failing = False
         self.failing_reads = False
+        self.failing_purge = False  # after some were forgotten, perhaps
         self.during_listing: Callable[[], Awaitable[None]] | None = None
 
         self.restored = False
@@ -55,7 +59,13 @@ class Metadata:
     async def report_if_restored(self, bookie: Bookie) -> bool:
         return self.restored
 
-    async def purge(self, give_up: Collection[int] = ()) -> tuple[Mapping[int, InGrace], Collection[int]]:
+    async def purge(
+        self, give_up: Collection[int] = (), *, before: Callable[[Collection[int]], Awaitable[None]] | None = None
+    ) -> tuple[Mapping[int, InGrace], Collection[int]]:
+        if before is not None:
+            await before([*self.in_grace, *self.expired])
+        if self.failing_purge:
+            raise ConnectionError("the session is lost")
         self.given_up += give_up
         for ledger_id in give_up:
             del self.in_grace[ledger_id]
@@ -224,6 +234,33 @@ async def test_a_ledger_created_during_a_listing_is_no_suspect() -> None:
         assert bookie.ledgers() == [1, 51, 52, 53]
 
 
+async def test_a_damaged_index_keeps_the_logs_and_no_ledger_that_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A walk over the index never ends well then, and no log can be known to be dead."""
+    machine = Machine()
+    async with machine.bookie() as bookie:
+        await filled(bookie, 1, 2, 3)
+        await bookie.checkpoint()
+        damage = IndexCorruptError("the block index /data/index is damaged: Corruption: block checksum mismatch")
+        record = machine.index.record
+
+        def broken_record(ledger_id: int) -> LedgerRecord | None:
+            if ledger_id == 2:
+                raise damage
+            return record(ledger_id)
+
+        def broken_walk(last: BlockRef | None, limit: int) -> list[BlockRef]:
+            raise damage
+
+        monkeypatch.setattr(machine.index, "record", broken_record)
+        monkeypatch.setattr(machine.index, "blocks_after", broken_walk)
+        bookie._ledgers._loaded.clear()  # as after a restart
+        collector = GarbageCollector(bookie, Metadata())
+        for _ in range(2):
+            with pytest.raises(IndexCorruptError):
+                await collector.collect()
+        assert bookie.ledgers() == [2]
+
+
 async def test_mass_absence_stops_everything() -> None:
     machine = Machine(settings=small_settings(gc_mass_ledgers=10, gc_mass_ratio=0.5))
     async with machine.bookie() as bookie:
@@ -317,6 +354,38 @@ async def test_a_mass_of_ledgers_that_metadata_showed_as_deleted_is_collected() 
         metadata.ledgers.clear()
         await filled(bookie, *range(21, 31))
         assert (await collector.collect()).refused_mass, "of these metadata never said that they are deleted"
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+async def test_a_restart_does_not_make_a_mass_absence_of_ledgers_that_were_seen_as_deleted(damaged: bool) -> None:
+    """The pass that made metadata forget them did not end. If the file is damaged, the operator is asked, as before."""
+    machine = Machine(settings=small_settings(gc_mass_ledgers=10, gc_mass_ratio=0.5))
+    metadata = Metadata(1, 2)
+    async with machine.bookie() as bookie:
+        await filled(bookie, *range(1, 21))
+        metadata.expired, metadata.failing_purge = list(range(3, 21)), True
+        with pytest.raises(ConnectionError):
+            await GarbageCollector(bookie, metadata).collect()
+    machine.restart()
+    metadata.expired, metadata.failing_purge = [], False
+    if damaged:
+        machine.disk.flip_bit("DELETED", 20)
+    async with machine.bookie() as bookie:
+        collector = GarbageCollector(bookie, metadata)
+        assert (await collector.collect()).refused_mass == damaged
+        assert (await collector.collect()).deleted == (() if damaged else tuple(range(3, 21)))
+
+
+async def test_a_full_disk_on_which_deleted_ledgers_cannot_be_recorded_is_collected_all_the_same() -> None:
+    machine = Machine()
+    async with machine.bookie() as bookie:
+        await filled(bookie, 1, 2)
+        metadata = Metadata(1)
+        metadata.expired = [2]
+        machine.disk.fail("pwrite", "DELETED", errno.ENOSPC)
+        collector = GarbageCollector(bookie, metadata)
+        await collector.collect()
+        assert (await collector.collect()).deleted == (2,)
 
 
 @pytest.mark.virtual_time

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from cepheid_bookie import Bookie, damaged_blocks
+from cepheid_bookie import Bookie, damaged_blocks, scrubber
 from cepheid_bookie.block_check import Run
 from cepheid_bookie.block_index import BlockRef
 from cepheid_bookie.damaged_blocks import DamageReport, Outlook
 from cepheid_bookie.disk import SyncFailedError
 from cepheid_bookie.entry_block import HEADER_BYTES
 from cepheid_bookie.entry_log import log_path
+from cepheid_bookie.errors import IndexCorruptError
+from cepheid_bookie.ledger_record import LedgerRecord
 from cepheid_bookie.scrubber import PIECE_BYTES
 from cepheid_metadata import StoreUnavailableError
 from cepheid_rpc import ReadRequest, Status
@@ -312,9 +315,15 @@ async def test_the_number_of_remembered_blocks_is_bounded(
         await filled(bookie)
         for entry_id in (0, 7, 13, 19):
             flip(machine, entry_id)
-        await bookie.scrubber.scrub_all()
-        assert (damaged(bookie), bookie.statistics().scrub.found) == (2, 4)
+        for _ in range(2):
+            await bookie.scrubber.scrub_all()
+            assert (damaged(bookie), bookie.statistics().scrub.found) == (2, 2)
         assert caplog.text.count("block.too_many_damaged") == 1
+        for entry_id in (0, 7):
+            flip(machine, entry_id)
+        await bookie.scrubber.damaged.look_again()
+        await bookie.scrubber.scrub_all()
+        assert {block.first_entry_id for block in bookie.scrubber.damaged.blocks} == {10, 19}, "no block was passed over"
 
 
 async def test_a_read_that_failed_once_is_no_damage() -> None:
@@ -479,7 +488,7 @@ async def test_a_pass_takes_its_period_and_the_next_one_begins_with_the_next() -
 
 
 async def test_the_scrubber_waits_while_others_use_the_disk_but_not_for_ever() -> None:
-    machine = Machine(settings=small_settings(scrub_period_s=0.01))
+    machine = Machine(settings=small_settings(scrub_period_s=0.01, scrub_bytes_s=64 << 10))
     async with machine.bookie() as bookie:
         reports = await filled(bookie)
         bookie._open_reads = 1
@@ -490,3 +499,97 @@ async def test_the_scrubber_waits_while_others_use_the_disk_but_not_for_ever() -
         await asyncio.sleep(0.3)
         assert bookie.statistics().scrub.blocks > 0
         bookie._open_reads = 0
+
+
+async def test_a_bookie_that_is_always_busy_is_scrubbed_within_the_period(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(scrubber, "PIECE_BYTES", 1024)
+    caplog.set_level(logging.INFO)
+    machine = Machine(settings=small_settings(scrub_period_s=5.0))
+    async with machine.bookie() as bookie:
+        reports = await filled(bookie)
+        bookie._open_reads = 1
+        bookie.start_scrubber(reports)
+        await asyncio.sleep(5.0)
+        assert "scrub.pass_ended" in caplog.text
+        bookie._open_reads = 0
+
+
+def damage_index(monkeypatch: pytest.MonkeyPatch, machine: Machine, *ledger_ids: int) -> None:
+    """From now on these ledgers cannot be read in the index; a call that comes to one of them raises, as RocksDB does."""
+    index = machine.index
+    record, blocks_after, find, contains = index.record, index.blocks_after, index.find, index.contains
+
+    def damaged() -> IndexCorruptError:
+        error = IndexCorruptError("the block index /data/index is damaged: Corruption: block checksum mismatch")
+        index.damage = index.damage or error
+        index.on_damage(error)
+        return error
+
+    def broken_record(ledger_id: int) -> LedgerRecord | None:
+        if ledger_id in ledger_ids:
+            raise damaged()
+        return record(ledger_id)
+
+    def broken_find(ledger_id: int, first: int, last: int, max_blocks: int) -> list[BlockRef]:
+        if ledger_id in ledger_ids:
+            raise damaged()
+        return find(ledger_id, first, last, max_blocks)
+
+    def broken_contains(block: BlockRef) -> bool:
+        if block.ledger_id in ledger_ids:
+            raise damaged()
+        return contains(block)
+
+    def broken_walk(last: BlockRef | None, limit: int) -> list[BlockRef]:
+        found = blocks_after(last, limit)
+        if any(block.ledger_id in ledger_ids for block in found):
+            raise damaged()
+        return found
+
+    for broken in (broken_record, broken_find, broken_contains):
+        monkeypatch.setattr(index, broken.__name__.removeprefix("broken_"), broken)
+    monkeypatch.setattr(index, "blocks_after", broken_walk)
+
+
+async def test_a_damaged_index_makes_the_bookie_read_only_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine = Machine()
+    async with machine.bookie() as bookie:
+        await added(bookie, *GROUPS, group_of(8, 0))
+        await bookie.checkpoint()
+        damage_index(monkeypatch, machine, 7)
+        assert set((await read_all(bookie, 7, 0, 19))[1].values()) == {Status.IO_ERROR}
+        await settle()
+        assert bookie.read_only_reason.startswith("its block index is damaged: stop it and make a new index with")
+        assert bookie.is_unfit, "not registered, so that what it holds is repaired elsewhere"
+        assert (await read_all(bookie, 8, 0, 0)) == (entries_of([group_of(8, 0)]), {})
+        assert caplog.text.count("bookie.index_damaged") == 1
+
+
+async def test_a_pass_goes_on_after_a_damaged_part_of_the_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine()
+    async with machine.bookie() as bookie:
+        for ledger_id in range(5, 40):
+            await added(bookie, group_of(ledger_id, 0))
+        await filled(bookie)
+        damage_index(monkeypatch, machine, 10, 11, 12)
+        before = len(list(machine.index.blocks()))
+        await bookie.scrubber.scrub_all()
+        assert before - 8 < bookie.statistics().scrub.blocks < before, "at most as many again as are damaged are passed over"
+
+
+async def test_what_is_suspected_in_a_damaged_part_of_the_index_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine()
+    async with machine.bookie() as bookie:
+        await added(bookie, group_of(8, 0))
+        await filled(bookie)
+        lost = next(block for block in machine.index.blocks() if block.ledger_id == 8)
+        flip(machine, 7)
+        damage_index(monkeypatch, machine, 8)
+        bookie.scrubber.damaged.suspect(lost)
+        bookie.on_damaged(7, 7, 7)
+        await bookie.scrubber.damaged.look_at_suspects()
+        assert damaged(bookie) == 1

@@ -19,8 +19,10 @@ from cepheid_bookie.disk import DirectoryInUseError, RealDisk
 from cepheid_bookie.journal_format import BATCH_HEADER_BYTES
 from cepheid_bookie.settings import StorageSettings
 from cepheid_cli.bookie_shell import app
+from cepheid_cli.ledger_owners import read_owners
 from cepheid_metadata import DeletedLedgers, Fragment, LedgerMetadata, LedgerState, found_cluster, ledger_records
 from cepheid_metadata.open_store import open_store
+from cepheid_metadata.repair_views import report_missing, withdraw_missing
 from cepheid_ports import CepheidError, Ports
 from tests.bookie.bookie_support import payload_of
 from tests.bookie.stopped_directories import DELETED, HELD, SIZE, open_bookie, write_directory
@@ -167,6 +169,25 @@ def test_why_not_freed_names_the_ledger_its_topic_and_until_when(original: Shell
     (_, table) = original.says("why-not-freed", "2", "--metadata", original.metadata).split("\n", 1)
     assert "entrylog/00000002.log" in table
     assert [log["compaction"] for log in original.shows("why-not-freed")] == ["not worth it"] * 2
+
+
+def test_why_not_freed_names_the_rule_that_keeps_ledgers_of_which_metadata_lacks_too_many(original: Shell) -> None:
+    async def report(missing: range) -> None:
+        store = await open_store(original.metadata, Ports())
+        await (report_missing(store, "bookie-1", 200, missing, 1) if missing else withdraw_missing(store, "bookie-1"))
+        await store.aclose()
+
+    run_async(report(range(5, 155)))
+    assert run_async(read_owners(original.metadata)).why_kept(5, "bookie-1") == (
+        "metadata lacks 150 ledgers of this bookie, too many to be deleted without an operator: "
+        "cepheid bookies confirm-missing bookie-1"
+    )
+    run_async(report(range(0)))
+    assert run_async(read_owners(original.metadata)).why_kept(5, "bookie-1").startswith("nothing, metadata does not have it")
+
+
+def test_a_journal_directory_that_is_the_data_directory_is_locked_once(original: Shell) -> None:
+    assert original.says("files", "--journal", str(original.data / ".")) == original.says("files")
 
 
 @pytest.mark.parametrize("given_by", ["file", "environment", "file of standalone"])
