@@ -80,6 +80,14 @@ class PolicyFollower:
             followed.own = await records.use(keys.topic_key(topic), TopicRecord, topic, on_change)
         return self._resolve(followed)
 
+    def shows_topic(self, topic: TopicName) -> bool:
+        """Return whether the record of a followed topic says that it can be opened.
+
+        Not for partitions: they share a record, which may have been read for others, earlier."""
+        own = self._followed[topic].own
+        record = None if own is None else own.record
+        return record is not None and not record.partitions and not record.deleted
+
     def attach(self, topic: Governed) -> None:
         """What was followed is open: it hears of changes, also of one since `follow`."""
         followed = self._followed[topic.name]
