@@ -83,7 +83,6 @@ async def take_over_chain(
         await asyncio.wait([unfinished[topic]])
     found = await keeper.load()
     before = found or Chain(incarnation=f"{ports.random.getrandbits(_INCARNATION_BITS):016x}")
-    before = before.replace(epoch=before.epoch + 1)
     ended = await _ended(topic, before.ledgers, client, ports)
     writer: LedgerWriter | None = None
     is_wanted = True
@@ -192,7 +191,7 @@ async def _take_over(
     topic: TopicName, before: Chain, ended: _Ended, keeper: ChainKeeper, client: LedgerClient, config: ManagedLedgerConfig
 ) -> TakenOver:
     """Raises one of CONFLICTS when somebody else has changed the record of a ledger: nothing was written."""
-    chain = before.replace(ledgers=ended.ledgers)
+    chain = before.replace(epoch=before.epoch + 1, ledgers=ended.ledgers)
     if chain.terminated_at is not None:
         await keeper.take_over(chain, ended.writes)
         return TakenOver(None)
@@ -216,7 +215,7 @@ async def _take_over(
 def _without_empty(chain: Chain, but: int | None = None) -> Chain:
     """Return the chain with its empty ledgers moved to the deletion queue, except for `but` (rule 4)."""
     gone = [ledger.ledger_id for ledger in chain.ledgers if not ledger.entries and ledger.ledger_id != but]
-    return without(chain, gone)
+    return without(chain, gone) if gone else chain
 
 
 async def _link(writer: LedgerWriter, client: LedgerClient, record: Coroutine[Any, Any, None]) -> LedgerWriter:

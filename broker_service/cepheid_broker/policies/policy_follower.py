@@ -37,6 +37,8 @@ class _Followed:
     namespace: WatchedRecord[NamespaceRecord] | None = None
     own: WatchedRecord[TopicRecord] | None = None
     topic: Governed | None = None
+    resolved: tuple[TopicRecord | None, NamespaceRecord, TopicPolicies] | None = None
+    """What the records were when the policies were resolved last."""
 
 
 class PolicyFollower:
@@ -105,7 +107,11 @@ class PolicyFollower:
     def _resolve(self, followed: _Followed) -> TopicPolicies:
         assert followed.namespace is not None
         assert followed.namespace.record is not None, "checked when the topic was opened, and never forgotten since"
-        return resolve(None if followed.own is None else followed.own.record, followed.namespace.record, self._broker)
+        own, namespace = None if followed.own is None else followed.own.record, followed.namespace.record
+        known = followed.resolved
+        if known is None or known[0] is not own or known[1] is not namespace:
+            known = followed.resolved = own, namespace, resolve(own, namespace, self._broker)
+        return known[2]
 
     def _tell(self, followed: _Followed) -> None:
         if followed.topic is not None and (policies := self._resolve(followed)) != followed.topic.policies:
