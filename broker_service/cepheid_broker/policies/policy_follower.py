@@ -48,6 +48,8 @@ class PolicyFollower:
         self._broker = broker
         self._records = WatchedRecords(store, tasks)
         self._followed: dict[TopicName, _Followed] = {}
+        self._of_namespace: tuple[NamespaceRecord, TopicPolicies] | None = None
+        """Of the namespace that was resolved last: what holds for its topics that have no policies of their own."""
 
     def __repr__(self) -> str:
         return f"<PolicyFollower {len(self._followed)} topics, {self._records!r}>"
@@ -110,8 +112,15 @@ class PolicyFollower:
         own, namespace = None if followed.own is None else followed.own.record, followed.namespace.record
         known = followed.resolved
         if known is None or known[0] is not own or known[1] is not namespace:
-            known = followed.resolved = own, namespace, resolve(own, namespace, self._broker)
+            known = followed.resolved = own, namespace, self._resolve_records(own, namespace)
         return known[2]
+
+    def _resolve_records(self, own: TopicRecord | None, namespace: NamespaceRecord) -> TopicPolicies:
+        if own is not None and own.format > 1:
+            return resolve(own, namespace, self._broker)
+        if self._of_namespace is None or self._of_namespace[0] is not namespace:  # a record of format 1 has no policies
+            self._of_namespace = namespace, resolve(None, namespace, self._broker)
+        return self._of_namespace[1]
 
     def _tell(self, followed: _Followed) -> None:
         if followed.topic is not None and (policies := self._resolve(followed)) != followed.topic.policies:
