@@ -47,11 +47,13 @@ from cepheid_rpc import (
     AddAnswer,
     AddRequest,
     DigestMismatchError,
+    EntryGroup,
     ExplicitLac,
     LacAnswer,
     LacRequest,
     MalformedGroupError,
     MessageKind,
+    MissingEntries,
     ReadAnswer,
     ReadRequest,
     Status,
@@ -465,10 +467,17 @@ class _RecoveryStream:
 
     async def _read_first(self, request: ReadRequest) -> bytes:
         request = replace(request, max_bytes=min(request.max_bytes, _PIECE_BYTES))
+        groups: list[EntryGroup] = []
+        missing: list[MissingEntries] = []
+        next_entry_id = request.first_entry_id
         async with aclosing(self._bookie.read(request)) as answers:
             async for answer in answers:
-                return encode_read_answer(next(split_answer(answer, _PIECE_BYTES)))
-        return _unknown(request)
+                groups += answer.groups
+                missing += answer.missing
+                next_entry_id = answer.next_entry_id
+                if sum(len(group.data) for group in groups) >= _PIECE_BYTES:
+                    break  # else on to what is missing behind the last entry, which a recovery needs to know
+        return encode_read_answer(next(split_answer(ReadAnswer(tuple(groups), tuple(missing), next_entry_id), _PIECE_BYTES)))
 
     def _look_for_room(self) -> None:
         if self.at_once < _RECOVERIES_AT_ONCE and self._unsent_bytes < _UNSENT_BYTES:

@@ -29,6 +29,7 @@ from cepheid_rpc import (
     LacAnswer,
     LacRequest,
     MessageKind,
+    MissingEntries,
     ReadAnswer,
     ReadRequest,
     Status,
@@ -206,7 +207,8 @@ async def test_recoveries_that_begin_together_share_messages() -> None:
         assert [answer.status for answer in fences] == [Status.OK] * 50 + [Status.NO_LEDGER]
         assert [fence.highest_entry for fence in fences[:50]] == [bookie.groups[n][0].slice(1, 1) for n in range(50)]
         reads = await asyncio.gather(*(read_all(connection, ReadRequest(n, 0, 4, fence=True)) for n in range(50)))
-        assert [chunks[0].groups[0] for chunks in reads] == [bookie.groups[n][0] for n in range(50)]
+        assert [[list(chunk.groups) for chunk in chunks] for chunks in reads] == [[bookie.groups[n]] for n in range(50)]
+        assert {chunks[0].missing for chunks in reads} == {(MissingEntries(2, 4, Status.NO_ENTRY),)}
         (stream,) = server._recovery_streams
         assert stream.messages_read <= 3
 
