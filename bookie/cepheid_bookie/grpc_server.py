@@ -166,8 +166,10 @@ class BookieServer:
         server, self._server = self._server, None
         if server is None:
             return
-        for stream in (*self._add_streams, *self._recovery_streams):
+        for stream in self._add_streams:
             stream.stop_reading()
+        for recoveries in self._recovery_streams:
+            recoveries.stop_reading()
         for poll in self._long_polls:
             poll.cancel()
         if self._scans is not None:

@@ -56,7 +56,8 @@ class RecoveryStream:
         if self.error is not None:
             return self.error
         self._numbers += 1
-        number, answer = self._numbers, self._loop.create_future()
+        number = self._numbers
+        answer: asyncio.Future[Buffer | BaseException] = self._loop.create_future()
         self._waiting[number] = answer, self._loop.time() + self._timeout_s
         self._unsent.append((number, request))
         self._due.set()
