@@ -48,6 +48,10 @@ log = logging.getLogger(__name__)
 
 _INCARNATION_BITS = 64
 
+MAX_END_BYTES = 8_000
+"""Largest record of a ledger that is closed in one write with the chain. A record with hundreds of fragments is written before it:
+a change of a long chain leaves little room for anything else (`chain_pages.MAX_CHANGE_BYTES`)."""
+
 
 @dataclass(frozen=True, slots=True)
 class TakenOver:
@@ -175,7 +179,9 @@ async def _ended(topic: TopicName, ledgers: Sequence[ChainLedger], client: Ledge
             except NoSuchLedgerError as error:
                 message = f"{topic}: its chain names ledger {ledger.ledger_id}, which has no metadata"
                 raise ChainDamagedError(message, topic=str(topic), ledger_id=ledger.ledger_id) from error
-            if closing is not None:
+            if closing is not None and len(closing.value) > MAX_END_BYTES:
+                end = await client.recover(ledger.ledger_id)
+            elif closing is not None:
                 writes.append(closing)
             ledger = ChainLedger(
                 ledger_id=ledger.ledger_id,

@@ -17,6 +17,7 @@ from cepheid_managed_ledger import (
     ManagedLedgerFailedError,
     ManagedLedgerFencedError,
     State,
+    opening,
 )
 from cepheid_metadata import (
     Check,
@@ -192,6 +193,20 @@ async def test_an_opening_records_the_end_and_the_next_ledger_in_one_write_with_
         ended, begun = (keys.ledger_key(item.ledger_id) for item in ledger.chain.ledgers)
         writes = [write for write in store.writes if write != (keys.LEDGER_IDS_KEY,)]
         assert writes == [(keys.ledger_key(position.ledger_id),), (keys.chain_key(TOPIC), ended, begun)]
+
+
+async def test_an_end_with_a_large_record_is_recorded_before_the_chain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "MAX_END_BYTES", 100)
+    async with topic_world() as world:
+        old = world.broker()
+        (position,) = await append_all(await old.open(), 1)
+        await old.crash()
+        store = InterposedStore(world.tree)
+        ledger = await world.broker(store=store, seed=2).open()
+        before, begun = keys.ledger_key(position.ledger_id), keys.ledger_key(ledger.chain.ledgers[-1].ledger_id)
+        writes = [write for write in store.writes if write != (keys.LEDGER_IDS_KEY,)]
+        assert writes == [(before,), (before,), (keys.chain_key(TOPIC), begun)]
+        await assert_nothing_dangles(world)
 
 
 async def test_an_opening_looks_again_for_the_end_of_a_ledger_that_somebody_else_ends_meanwhile() -> None:
