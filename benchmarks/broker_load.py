@@ -48,7 +48,7 @@ class LoadedTopics:
         self._cluster = cluster
         forever = {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}
         policies = {"retention_policies": forever, "bundles": {"numBundles": bundles}}
-        self.admin(self.brokers[0]).put(f"/admin/v2/namespaces/{NAMESPACE}", policies)
+        self.admin(self.brokers[0]).call("PUT", f"/admin/v2/namespaces/{NAMESPACE}", body=policies)
         self.names = [f"persistent://{NAMESPACE}/topic-{number:05d}" for number in range(count)]
 
     @property
@@ -79,7 +79,7 @@ class LoadedTopics:
 
     def spread(self) -> None:
         """Unload everything: the next lookups choose owners among the brokers that run now."""
-        self.admin(self.brokers[0]).put(f"/admin/v2/namespaces/{NAMESPACE}/unload")
+        self.admin(self.brokers[0]).call("PUT", f"/admin/v2/namespaces/{NAMESPACE}/unload")
 
     def stored_entries(self) -> int:
         """Entries in all topics together."""

@@ -10,7 +10,9 @@ Rule 2: what a client sends ahead is bounded per stream: the server stops readin
 Rule 3: answers of reads are sent in pieces of 256 KiB, one per turn of the loop: an add waits for one piece, however many readers
 there are. Encoding and sending 1 MB takes the loop half a millisecond, in pieces as much as in one.
 Rule 4: the role of the caller's certificate is asked for before anything of a request is looked at (access.py).
-Rule 5: a stop ends reading first, waits for what was admitted, sends its answers, and then ends the streams.
+Rule 5: fences and first reads of recoveries share a stream: a call for each costs more than what it asks for. They are answered as
+they are done, whatever came before them. An answer has one piece of a read; the client asks for more with a call.
+Rule 6: a stop ends reading first, waits for what was admitted, sends its answers, and then ends the streams.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any, NoReturn, Protocol
 from urllib.parse import unquote
 
@@ -27,7 +30,7 @@ import grpc.aio
 
 from cepheid_bookie.access import OPEN_ACCESS, BookieAccess
 from cepheid_bookie.denials import Caller, Denials, asking
-from cepheid_bookie.entry_reader import split_answer
+from cepheid_bookie.entry_reader import refuse_range, split_answer
 from cepheid_bookie.errors import PortInUseError
 from cepheid_bookie.scan_server import ScanServer
 from cepheid_bookie.scans import LoopTurns
@@ -37,28 +40,35 @@ from cepheid_rpc import (
     ADD,
     READ,
     READ_LAC,
+    RECOVER,
     SCAN_PORT,
     SERVICE,
     WRITE_LAC,
     AddAnswer,
     AddRequest,
     DigestMismatchError,
+    EntryGroup,
     ExplicitLac,
     LacAnswer,
     LacRequest,
     MalformedGroupError,
+    MessageKind,
+    MissingEntries,
     ReadAnswer,
     ReadRequest,
     Status,
     decode_add_message,
     decode_explicit_lac,
     decode_lac_request,
+    decode_numbered,
     decode_read_request,
     encode_add_answers,
     encode_lac_answer,
+    encode_numbered,
     encode_read_answer,
     encode_scan_port,
     encode_status,
+    kind_of,
     server_options,
 )
 from cepheid_security.grpc_tls import is_encrypted, peer_role
@@ -68,6 +78,10 @@ log = logging.getLogger(__name__)
 
 Context = Any  # grpc.aio.ServicerContext, whose stubs know neither read nor EOF
 _PIECE_BYTES = 256 << 10
+_RECOVERIES_AT_ONCE = 1_000
+"""Requests of one stream that are being worked on; then it is not read on."""
+_UNSENT_BYTES = 16 * _PIECE_BYTES
+"""Answers of one stream of recoveries that wait to be sent; then it is not read on."""
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 
 
@@ -115,6 +129,7 @@ class BookieServer:
         self._settings = settings or BookieServerSettings()
         self._server: grpc.aio.Server | None = None
         self._add_streams: dict[_AddStream, None] = {}
+        self._recovery_streams: dict[_RecoveryStream, None] = {}
         self._long_polls: dict[asyncio.Future[LacAnswer], None] = {}
         self._read_turns = LoopTurns()
 
@@ -153,6 +168,8 @@ class BookieServer:
             return
         for stream in self._add_streams:
             stream.stop_reading()
+        for recoveries in self._recovery_streams:
+            recoveries.stop_reading()
         for poll in self._long_polls:
             poll.cancel()
         if self._scans is not None:
@@ -168,6 +185,7 @@ class BookieServer:
                 READ: grpc.unary_stream_rpc_method_handler(self._serve_read),
                 WRITE_LAC: grpc.unary_unary_rpc_method_handler(self._serve_write_lac),
                 SCAN_PORT: grpc.unary_unary_rpc_method_handler(self._serve_scan_port),
+                RECOVER: grpc.stream_stream_rpc_method_handler(self._serve_recover),
             },
         )
 
@@ -199,6 +217,17 @@ class BookieServer:
             del self._add_streams[stream]
         if stream.refusal is not None:
             await _refuse(context, ADD, stream.refusal)
+
+    async def _serve_recover(self, _messages: object, context: Context) -> None:
+        await self._check_may_change(context, RECOVER)
+        stream = _RecoveryStream(self._bookie, context)
+        self._recovery_streams[stream] = None
+        try:
+            await stream.serve()
+        finally:
+            del self._recovery_streams[stream]
+        if stream.refusal is not None:
+            await _refuse(context, RECOVER, stream.refusal)
 
     async def _serve_read_lac(self, data: bytes, context: Context) -> bytes:
         try:
@@ -378,3 +407,113 @@ class _InFlightMessage:
         self._stream._on_answers(answers)
         if self.unanswered_entries == 0:
             self._stream.give_back(self.size_bytes)
+
+
+class _RecoveryStream:
+    """Fences and recovery reads of one client. Answers that are ready by the time of a write travel together."""
+
+    def __init__(self, bookie: ServedBookie, context: Context) -> None:
+        self._bookie = bookie
+        self._context = context
+        self.at_once = 0
+        self.messages_read = 0
+        self._unsent: list[tuple[int, bytes]] = []
+        self._unsent_bytes = 0
+        self._due = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+        self._reading_ended = False
+        self._reader: asyncio.Task[None] | None = None
+        self.refusal: MalformedGroupError | None = None
+
+    async def serve(self) -> None:
+        """Returns once reading ended and what was asked before is answered."""
+        async with asyncio.TaskGroup() as tasks:
+            self._reader = tasks.create_task(self._read(tasks), name="bookie-server/recovery-requests")
+            tasks.create_task(self._write(), name="bookie-server/recovery-answers")
+
+    def stop_reading(self) -> None:
+        if self._reader is not None:
+            self._reader.cancel()
+
+    async def _read(self, tasks: asyncio.TaskGroup) -> None:
+        try:
+            while (data := await self._context.read()) is not _EOF:
+                self.messages_read += 1
+                for number, message in decode_numbered(data, MessageKind.RECOVERY_REQUESTS):
+                    request = _recovery_request(message)
+                    self.at_once += 1
+                    tasks.create_task(self._answer(number, request), name="bookie-server/recovery")
+                self._look_for_room()
+                await self._room.wait()
+        except MalformedGroupError as error:
+            self.refusal = error
+        finally:
+            self._reading_ended = True
+            self._due.set()
+
+    async def _answer(self, number: int, request: LacRequest | ReadRequest) -> None:
+        try:
+            message = await (self._fence(request) if isinstance(request, LacRequest) else self._read_first(request))
+        except Exception as error:  # a defect ends one recovery, not all that share the stream
+            log.error("bookie.recovery.failed", extra={"ledger_id": request.ledger_id, "error": repr(error)}, exc_info=error)
+            message = _unknown(request)
+        self.at_once -= 1
+        self._unsent.append((number, message))
+        self._unsent_bytes += len(message)
+        self._look_for_room()
+        self._due.set()
+
+    async def _fence(self, request: LacRequest) -> bytes:
+        return encode_lac_answer(await self._bookie.read_lac(request))
+
+    async def _read_first(self, request: ReadRequest) -> bytes:
+        request = replace(request, max_bytes=min(request.max_bytes, _PIECE_BYTES))
+        groups: list[EntryGroup] = []
+        missing: list[MissingEntries] = []
+        next_entry_id = request.first_entry_id
+        async with aclosing(self._bookie.read(request)) as answers:
+            async for answer in answers:
+                groups += answer.groups
+                missing += answer.missing
+                next_entry_id = answer.next_entry_id
+                if sum(len(group.data) for group in groups) >= _PIECE_BYTES:
+                    break  # else on to what is missing behind the last entry, which a recovery needs to know
+        return encode_read_answer(next(split_answer(ReadAnswer(tuple(groups), tuple(missing), next_entry_id), _PIECE_BYTES)))
+
+    def _look_for_room(self) -> None:
+        if self.at_once < _RECOVERIES_AT_ONCE and self._unsent_bytes < _UNSENT_BYTES:
+            self._room.set()
+        else:
+            self._room.clear()
+
+    async def _write(self) -> None:
+        while True:
+            while self._unsent:
+                some, size_bytes = 0, 0
+                while some < len(self._unsent) and (some == 0 or size_bytes < _PIECE_BYTES):
+                    size_bytes += len(self._unsent[some][1])
+                    some += 1
+                messages, self._unsent = self._unsent[:some], self._unsent[some:]
+                await self._context.write(encode_numbered(MessageKind.RECOVERY_ANSWERS, messages))
+                self._unsent_bytes -= size_bytes
+                self._look_for_room()
+            if self._reading_ended and self.at_once == 0:
+                return
+            self._due.clear()
+            await self._due.wait()
+
+
+def _recovery_request(message: memoryview) -> LacRequest | ReadRequest:
+    """Raises MalformedGroupError."""
+    is_lac = kind_of(message) == MessageKind.LAC_REQUEST
+    request: LacRequest | ReadRequest = decode_lac_request(message) if is_lac else decode_read_request(message)
+    if not request.fence:
+        raise MalformedGroupError(f"a request for ledger {request.ledger_id} without a fence among those of recoveries")
+    return request
+
+
+def _unknown(request: LacRequest | ReadRequest) -> bytes:
+    if isinstance(request, LacRequest):
+        return encode_lac_answer(LacAnswer(Status.UNKNOWN))
+    return encode_read_answer(refuse_range(request, Status.UNKNOWN))

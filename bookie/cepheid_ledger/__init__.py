@@ -3,7 +3,7 @@
 from cepheid_ledger.bookie_channel import ChannelStatistics
 from cepheid_ledger.chain_end import check_end, readable_end
 from cepheid_ledger.change_slots import EnsembleChangeStatistics
-from cepheid_ledger.client import BookieConnections, BookieStates, LedgerClient
+from cepheid_ledger.client import BookieConnections, BookieStates, LedgerClient, NewLedger
 from cepheid_ledger.ensemble_names import bookies_of
 from cepheid_ledger.entry_copy import CopyFailedError, CopyReport, CopyTask
 from cepheid_ledger.errors import (
@@ -34,6 +34,7 @@ from cepheid_ledger.master_key import master_key_of
 from cepheid_ledger.metadata_edits import assert_legal_change, bookies_replaced, entries_of, is_finished
 from cepheid_ledger.placement import Placement, RackAwarePlacement
 from cepheid_ledger.rack_spread import PlacementMove, Vacancy, placement_shortfall, repeated_racks
+from cepheid_ledger.recovery import FoundEnd
 from cepheid_ledger.settings import LedgerSettings
 from cepheid_ledger.unconfirmed import GroupDone
 
@@ -50,6 +51,7 @@ __all__ = [
     "EntryBeyondEndError",
     "EntryDamagedError",
     "EntryUnavailableError",
+    "FoundEnd",
     "GroupDone",
     "InvalidQuorumsError",
     "LedgerClient",
@@ -63,6 +65,7 @@ __all__ = [
     "LedgerTooShortError",
     "LedgerWriteError",
     "LedgerWriter",
+    "NewLedger",
     "NoSuchEntryError",
     "NoSuchLedgerError",
     "NotEnoughBookiesError",

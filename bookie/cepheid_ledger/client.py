@@ -10,7 +10,7 @@ import asyncio
 import logging
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from cepheid_ledger.bookie_channel import BookieChannel, ChannelStatistics
 from cepheid_ledger.change_slots import ChangeSlots, EnsembleChangeStatistics
@@ -27,15 +27,16 @@ from cepheid_ledger.errors import (
 from cepheid_ledger.idle_writers import IdleWriters
 from cepheid_ledger.ledger_reader import LedgerReader
 from cepheid_ledger.ledger_writer import ClosedLedger, LedgerWriter
-from cepheid_ledger.metadata_loop import FoundLedger, LedgerRecords, read_ledger
+from cepheid_ledger.metadata_loop import LedgerRecords, read_ledger
 from cepheid_ledger.placement import Placement
-from cepheid_ledger.recovery import Recovery
+from cepheid_ledger.recovery import FoundEnd, Recovery
 from cepheid_ledger.recovery_from_one import RecoveryFromOne, RecoveryPreview
 from cepheid_ledger.settings import LedgerSettings
 from cepheid_ledger.verification import Finding, verify_ledger
 from cepheid_metadata import (
     UNDELETED,
     BadVersionError,
+    Create,
     DeletedLedgers,
     Found,
     Fragment,
@@ -86,6 +87,13 @@ class BookieStates(Protocol):
 
     def problems(self) -> list[str]:
         """A sentence for people about each bookie that takes no new ledgers."""
+
+
+class NewLedger(NamedTuple):
+    """A ledger that exists once `op` is written. Made by `LedgerClient.prepare`."""
+
+    record: LedgerMetadata
+    op: Create
 
 
 class LedgerClient:
@@ -143,33 +151,57 @@ class LedgerClient:
         `custom` names the owner, so that a ledger whose creator died before linking it can be found.
         Raises InvalidQuorumsError, NotEnoughBookiesError, and what the metadata store raises: then there may be an orphan.
         """
+        while True:
+            new = await self.prepare(
+                ensemble_size=ensemble_size, write_quorum=write_quorum, ack_quorum=ack_quorum, custom=custom, above=above
+            )
+            if await self._create_record(new):
+                return self.begin(new)
+
+    async def prepare(
+        self,
+        *,
+        ensemble_size: int,
+        write_quorum: int,
+        ack_quorum: int,
+        custom: Mapping[str, str],
+        above: int | None = -1,
+    ) -> NewLedger:
+        """Plan a ledger as `create` makes it, for a caller that writes `op` together with the record that names the ledger.
+
+        Once that is written, `begin` returns the writer. KeyExistsError for `op`: the id is taken, prepare another one.
+        Raises InvalidQuorumsError, NotEnoughBookiesError, MetadataError.
+        """
         self._check_open()
         if not ensemble_size >= write_quorum >= ack_quorum >= 1:
             message = f"E {ensemble_size}, Qw {write_quorum}, Qa {ack_quorum} do not fit together"
             raise InvalidQuorumsError(message, ensemble_size=ensemble_size, write_quorum=write_quorum, ack_quorum=ack_quorum)
         fragments = (Fragment(first_entry_id=0, ensemble=self._placement.new_ensemble(ensemble_size, write_quorum)),)
         random = self._ports.random
-        password = random.randbytes(_PASSWORD_BYTES)
-        while True:
-            ledger = LedgerMetadata(
-                ledger_id=await self._take_id(above),
-                ensemble_size=ensemble_size,
-                write_quorum=write_quorum,
-                ack_quorum=ack_quorum,
-                state=LedgerState.OPEN,
-                fragments=fragments,
-                last_entry_id=None,
-                length_bytes=None,
-                password=password,
-                creation_token=random.getrandbits(_TOKEN_BITS),
-                created_at_ms=self._ports.wall_ms(),
-                custom=dict(custom),
-            )
-            if (found := await self._create_record(ledger)) is not None:
-                shared = self._change_slots, self._idle_writers, self._settings
-                writer = LedgerWriter(found, self._records, self._channel_of, self._placement, *shared, self._mark_short)
-                self._writers[ledger.ledger_id] = writer
-                return writer
+        ledger = LedgerMetadata(
+            ledger_id=await self._take_id(above),
+            ensemble_size=ensemble_size,
+            write_quorum=write_quorum,
+            ack_quorum=ack_quorum,
+            state=LedgerState.OPEN,
+            fragments=fragments,
+            last_entry_id=None,
+            length_bytes=None,
+            password=random.randbytes(_PASSWORD_BYTES),
+            creation_token=random.getrandbits(_TOKEN_BITS),
+            created_at_ms=self._ports.wall_ms(),
+            custom=dict(custom),
+        )
+        return NewLedger(ledger, self._records.create_op(ledger.ledger_id, ledger))
+
+    def begin(self, new: NewLedger) -> LedgerWriter:
+        """Return the writer of a prepared ledger whose record this process has written, and nobody else since."""
+        self._check_open()
+        shared = self._change_slots, self._idle_writers, self._settings
+        found = Found(new.record, 0)
+        writer = LedgerWriter(found, self._records, self._channel_of, self._placement, *shared, self._mark_short)
+        self._writers[new.record.ledger_id] = writer
+        return writer
 
     async def recover(self, ledger_id: int, *, despite_damage: bool = False) -> ClosedLedger:
         """Fences the writer, decides where the ledger ends, closes it there; or tells the end that others decided.
@@ -180,6 +212,16 @@ class LedgerClient:
         """
         self._check_open()
         return await self._recoveries.run((ledger_id, despite_damage), self._recover)
+
+    async def find_end(self, ledger_id: int) -> FoundEnd:
+        """Do all of `recover` but the write that closes the record, for a caller that writes `closing` together with the record
+        that names the end.
+
+        A conflict on `closing`: somebody else has ended the ledger, or moved copies of it: ask again. Raises as `recover`.
+        """
+        self._check_open()
+        async with self._recovery_slots:
+            return await Recovery(ledger_id, *self._shared_with_recoveries()).find_end()
 
     async def preview_recovery_from(self, ledger_id: int, bookie: str) -> RecoveryPreview:
         """Return what `recover_from` would do. Changes nothing. Raises NoSuchLedgerError, RecoveryFailedError, MetadataError."""
@@ -355,10 +397,12 @@ class LedgerClient:
     async def _take_id(self, above: int | None) -> int:
         return await (self._ids.take(newest=True) if above is None else self._ids.take(above=above))
 
-    async def _create_record(self, ledger: LedgerMetadata) -> FoundLedger | None:
-        """None: the id is taken by somebody else."""
+    async def _create_record(self, new: NewLedger) -> bool:
+        """False: the id is taken by somebody else."""
+        ledger = new.record
         try:
-            return Found(ledger, await self._records.create(ledger.ledger_id, ledger))
+            await self._records.store.create(new.op.key, new.op.value)
+            return True
         except KeyExistsError:
             pass
         except StoreUnavailableError as error:
@@ -366,7 +410,7 @@ class LedgerClient:
                 raise
         # Only the token tells whether the record is ours, made by an attempt whose answer was lost.
         found = await self._records.get(ledger.ledger_id)
-        return found if found is not None and found.record.creation_token == ledger.creation_token else None
+        return found is not None and found.record.creation_token == ledger.creation_token
 
     async def _recover(self, key: tuple[int, bool]) -> ClosedLedger:
         ledger_id, despite_damage = key

@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import grpc
 import grpc.aio
 
+from cepheid_ledger.recovery_stream import RecoveryStream, is_unknown_method
 from cepheid_ledger.settings import LedgerSettings
 from cepheid_ports import TaskOwner
 from cepheid_rpc import (
@@ -26,12 +28,14 @@ from cepheid_rpc import (
     MAX_MESSAGE_BYTES,
     READ,
     READ_LAC,
+    RECOVER,
     TLS_MARK,
     WRITE_LAC,
     AddAnswer,
     AddRequest,
     AddSource,
     BookieUnavailableError,
+    Buffer,
     ExplicitLac,
     LacAnswer,
     LacRequest,
@@ -84,6 +88,10 @@ class GrpcConnection:
         self._read_lac = self._adds.unary_unary(method_path(READ_LAC))
         self._write_lac = self._adds.unary_unary(method_path(WRITE_LAC))
         self._read = self._reads.unary_stream(method_path(READ))
+        self._recover = self._reads.stream_stream(method_path(RECOVER))
+        self._recoveries: RecoveryStream | None = None
+        self._ended_recoveries: list[RecoveryStream] = []  # whose tasks may be on their way to their end
+        self._recovers_by_stream = True  # until the bookie says that it knows no such stream
         self._add_streams: dict[GrpcAddStream, None] = {}
         self._broken_streams: list[GrpcAddStream] = []  # whose tasks may be on their way to their end
         self._given_up: str | None = None  # why
@@ -118,8 +126,11 @@ class GrpcConnection:
 
     async def read_lac(self, request: LacRequest) -> LacAnswer:
         self._check_open(READ_LAC)
-        timeout_s = self._silent_call_s + request.wait_ms / 1000
-        data = await self._call(self._read_lac(encode_lac_request(request), timeout=timeout_s), READ_LAC)
+        message = encode_lac_request(request)
+        data = await self._ask_for_recovery(message, READ_LAC) if request.fence else None
+        if data is None:
+            timeout_s = self._silent_call_s + request.wait_ms / 1000
+            data = await self._call(self._read_lac(message, timeout=timeout_s), READ_LAC)
         try:
             return decode_lac_answer(data)
         except MalformedGroupError as error:
@@ -135,6 +146,15 @@ class GrpcConnection:
 
     async def read(self, request: ReadRequest) -> AsyncIterator[ReadAnswer]:
         self._check_open(READ)
+        if request.fence and (data := await self._ask_for_recovery(encode_read_request(request), READ)) is not None:
+            try:
+                first = decode_read_answer(data)
+            except MalformedGroupError as error:
+                raise self.unavailable(READ, error) from error
+            yield first
+            if not request.first_entry_id < first.next_entry_id <= request.last_entry_id:
+                return
+            request = replace(request, first_entry_id=first.next_entry_id)
         call = self._read(encode_read_request(request))
         try:
             while True:
@@ -151,8 +171,27 @@ class GrpcConnection:
         finally:
             call.cancel()  # nothing happens if it ended by itself; else the bookie stops reading for nobody
 
+    async def _ask_for_recovery(self, message: bytes, method: str) -> Buffer | None:
+        """None: the bookie is of a release that takes each request of a recovery as a call of its own."""
+        if not self._recovers_by_stream:
+            return None
+        stream = self._recoveries
+        if stream is None or stream.error is not None:
+            if stream is not None:
+                self._ended_recoveries = [*(ended for ended in self._ended_recoveries if ended.is_running), stream]
+            stream = self._recoveries = RecoveryStream(self._recover(), self._bookie_id, self._silent_call_s)
+        answer = await stream.ask(message)
+        if not isinstance(answer, BaseException):
+            return answer
+        if is_unknown_method(answer):
+            self._recovers_by_stream = False
+            return None
+        raise self.unavailable(method, answer) from answer
+
     async def aclose(self) -> None:
         self._given_up = self._given_up or "the connection was closed"
+        for recoveries in filter(None, (self._recoveries, *self._ended_recoveries)):
+            await recoveries.aclose()
         for stream in [*self._add_streams, *self._broken_streams]:
             await stream.aclose()
         await self._adds.close()
@@ -163,6 +202,8 @@ class GrpcConnection:
         self._given_up = reason
         for stream in list(self._add_streams):
             stream._break(ConnectionError(reason))
+        if self._recoveries is not None:
+            self._recoveries.end_when_idle()
         await asyncio.gather(self._adds.close(self._silent_call_s), self._reads.close(self._silent_call_s))
 
     async def _call(self, call: Awaitable[bytes], method: str) -> bytes:

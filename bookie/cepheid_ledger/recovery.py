@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from cepheid_ledger.bookie_calls import BookieCalls
 from cepheid_ledger.bookie_channel import BookieChannel
@@ -21,13 +21,13 @@ from cepheid_ledger.errors import RecoveryFailedError, TailDamagedError
 from cepheid_ledger.ledger_writer import ClosedLedger
 from cepheid_ledger.master_key import master_key_of
 from cepheid_ledger.metadata_edits import closed, in_recovery
-from cepheid_ledger.metadata_loop import FoundLedger, LedgerRecords, change_ledger, read_ledger
+from cepheid_ledger.metadata_loop import FoundLedger, LedgerRecords, Plan, change_ledger, read_ledger
 from cepheid_ledger.placement import Placement
 from cepheid_ledger.recovery_state import FenceCoverage, RecoveryReads
 from cepheid_ledger.replica_read import answers_of, read_entry, verified_parts
 from cepheid_ledger.settings import LedgerSettings
 from cepheid_ledger.write_back import WriteBack
-from cepheid_metadata import LedgerMetadata, LedgerState
+from cepheid_metadata import LedgerMetadata, LedgerState, Put
 from cepheid_rpc import (
     MAX_MESSAGE_BYTES,
     BookieConnection,
@@ -47,6 +47,13 @@ log = logging.getLogger(__name__)
 
 _WRITE_BACK_BYTES = 8 * MAX_MESSAGE_BYTES
 """Recovered entries on their way back at a time: beyond this, reading on waits."""
+
+
+class FoundEnd(NamedTuple):
+    """The end of a ledger that is fenced, and the write that closes its record there; None: the record is closed already."""
+
+    end: ClosedLedger
+    closing: Put | None
 
 
 class EntrySink(Protocol):
@@ -87,10 +94,26 @@ class Recovery:
 
     async def run(self) -> ClosedLedger:
         """Raises NoSuchLedgerError, RecoveryFailedError, EntryUnavailableError, TimeoutError, MetadataError."""
+        found, plan_closed = await self._find_end()
+        if plan_closed is None:
+            return _end_of(found.record)
+        found = await change_ledger(self._records, found, plan_closed, self._settings)
+        return _end_of(found.record)
+
+    async def find_end(self) -> FoundEnd:
+        """Do all of `run` but its last write, which is the caller's to make together with others (rule 10). Raises as `run`."""
+        found, plan_closed = await self._find_end()
+        after = None if plan_closed is None else plan_closed(found.record)
+        if after is None:
+            return FoundEnd(_end_of(found.record), None)
+        return FoundEnd(_end_of(after), self._records.replace_op(self._ledger_id, after, found.version))
+
+    async def _find_end(self) -> tuple[FoundLedger, Plan | None]:
+        """Return the record as it was fenced, and how to close it; None: it is closed."""
         found = await read_ledger(self._records, self._ledger_id)
         found = await change_ledger(self._records, found, _plan_in_recovery, self._settings)
         if found.record.is_closed:
-            return _end_of(found)
+            return found, None
         last_add_confirmed = await self._fence(found.record)
         # A LAC below the fragment's start is possible (the fragment is empty): what is before it is confirmed by rule.
         start = max(last_add_confirmed, found.record.last_fragment.first_entry_id - 1) + 1
@@ -113,11 +136,9 @@ class Recovery:
                 raise self._failed(f"its record changed where only recovery may change it ({ledger.state})")
             return closed(ledger, last_entry_id, length, fragments)
 
-        found = await change_ledger(self._records, found, plan_closed, self._settings)
-        end = _end_of(found)
-        fields = {"ledger_id": self._ledger_id, "first_recovered": start, "last_entry_id": end.last_entry_id}
+        fields = {"ledger_id": self._ledger_id, "first_recovered": start, "last_entry_id": last_entry_id}
         log.debug("ledger.recovered", extra=fields)
-        return end
+        return found, plan_closed
 
     # Fencing
 
@@ -276,8 +297,7 @@ def _plan_in_recovery(ledger: LedgerMetadata) -> LedgerMetadata | None:
     return in_recovery(ledger) if ledger.state is LedgerState.OPEN else None
 
 
-def _end_of(found: FoundLedger) -> ClosedLedger:
-    ledger = found.record
+def _end_of(ledger: LedgerMetadata) -> ClosedLedger:
     assert ledger.last_entry_id is not None
     assert ledger.length_bytes is not None
     return ClosedLedger(ledger.last_entry_id, ledger.length_bytes)

@@ -44,11 +44,13 @@ class FenceCoverage:
 
     @property
     def is_covered(self) -> bool:
-        return all(sum(self._fenced[p] for p in window) >= self._needed for window in self._windows)
+        return all(self._fenced) or all(sum(self._fenced[p] for p in window) >= self._needed for window in self._windows)
 
     @property
     def is_impossible(self) -> bool:
         """Not covered, and what still may answer cannot change it."""
+        if not any(self._unknown):
+            return False
         return any(sum(not self._unknown[p] for p in window) < self._needed for window in self._windows)
 
 

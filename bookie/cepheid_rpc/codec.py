@@ -47,6 +47,8 @@ class MessageKind(IntEnum):
     READ_ANSWER = 6
     EXPLICIT_LAC = 7
     STATUS = 8
+    RECOVERY_REQUESTS = 9
+    RECOVERY_ANSWERS = 10
 
 
 class NewerFormatError(MalformedGroupError):
@@ -89,6 +91,7 @@ _RETRY_AFTER = struct.Struct("<I")
 _MISSING = struct.Struct("<qqB")
 _EXPLICIT_LAC = struct.Struct("<BBqqB")
 _STATUS = struct.Struct("<BBB")
+_NUMBERED = struct.Struct("<QI")
 
 _ENTRY_IDS_END = (1 << 63) - 1  # what a signed field holds: also the entry behind a range must be told in one
 
@@ -378,6 +381,43 @@ def decode_status(data: Buffer) -> Status:
     (status,) = _unpack_head(_STATUS, view, MessageKind.STATUS)
     _check_end(view, _STATUS.size)
     return _status(status)
+
+
+def encode_numbered(kind: MessageKind, messages: Sequence[tuple[int, Buffer]]) -> bytes:
+    """Whole messages, each with a number by which requests and answers are told apart.
+
+    offset  size  field
+    0       1     format version
+    1       1     kind = 9 (requests) or 10 (answers)
+    2       4     messages n
+    6       …     n × number (8), bytes b (4), message (b)
+    """
+    parts: list[Buffer] = [_COUNTED.pack(FORMAT_VERSION, kind, len(messages))]
+    for number, message in messages:
+        parts.append(_NUMBERED.pack(number, len(message)))
+        parts.append(message)
+    return b"".join(parts)
+
+
+def decode_numbered(data: Buffer, kind: MessageKind) -> list[tuple[int, memoryview]]:
+    """The messages; they are views of `data`."""
+    view = memoryview(data)
+    (count,) = _unpack_head(_COUNTED, view, kind)
+    offset, messages = _COUNTED.size, []
+    for _ in range(count):
+        number, size_bytes = _unpack(_NUMBERED, view, offset)
+        offset += _NUMBERED.size
+        if offset + size_bytes > len(view):
+            raise MalformedGroupError(f"a message of {len(view)} bytes is cut off: {size_bytes} bytes are due at {offset}")
+        messages.append((number, view[offset : offset + size_bytes]))
+        offset += size_bytes
+    _check_end(view, offset)
+    return messages
+
+
+def kind_of(message: Buffer) -> int:
+    """The second byte of a message; 0: it has none."""
+    return message[1] if len(message) > 1 else 0
 
 
 def _unpack_head(layout: struct.Struct, view: memoryview, kind: MessageKind) -> tuple[int, ...]:

@@ -4,6 +4,7 @@
     ReadLac   LAC request ──► LAC answer
     Read      read request ──► stream of read answers              one per read; flow control is that of HTTP/2
     WriteLac  explicit LAC ──► status
+    Recover   stream of fencing LAC and read requests ──► stream of answers, in any order: see `encode_numbered`
     ScanPort  nothing ──► where scans are served without gRPC (scan_protocol)
 
 Messages are the bytes of `codec`; no serializer runs. A request that cannot be understood ends the call with INVALID_ARGUMENT and
@@ -16,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 SERVICE = "cepheid.bookie.v1.Bookie"
-ADD, READ_LAC, READ, WRITE_LAC, SCAN_PORT = "Add", "ReadLac", "Read", "WriteLac", "ScanPort"
+ADD, READ_LAC, READ, WRITE_LAC, SCAN_PORT, RECOVER = "Add", "ReadLac", "Read", "WriteLac", "ScanPort", "Recover"
 
 MAX_GRPC_MESSAGE_BYTES = 16 << 20
 """Hard bound of one message. The soft bound (MAX_MESSAGE_BYTES, 1 MiB) plus the largest entry (5 MiB) is far below it."""

@@ -157,14 +157,14 @@ class ChainKeeper:
 
         await finish(self._tasks, begin(), name="begin-chain")
 
-    async def take_over(self, chain: Chain) -> None:
-        """What an opening commits: only if nobody else did since `load` or `begin`. Raises as `commit` does."""
+    async def take_over(self, chain: Chain, ledgers: Sequence[Op] = ()) -> None:
+        """What an opening commits: only if nobody else did since `load` or `begin`. Raises as `commit` does.
 
-        async def take_over() -> None:
-            async with self._mutex:
-                await self._replace(chain, ())
-
-        await finish(self._tasks, take_over(), name="take-over")
+        `ledgers`: writes to the records of ledgers that end or begin with this commit, which others may have changed. Raises one of
+        CONFLICTS for those: nothing was written, and the chain is as it was. Do not cancel it (rule 4).
+        """
+        async with self._mutex:
+            await self._replace(chain, ledgers, shared=len(ledgers))
 
     async def commit(self, plan: Plan) -> None:
         """Raises ManagedLedgerFencedError; ManagedLedgerFailedError when the outcome stays unknown: then this opening is over
@@ -207,11 +207,12 @@ class ChainKeeper:
             return self.chain
         return self.chain.replace(deletions=tuple(self.waiting_deletions()))
 
-    async def _replace(self, chain: Chain, ops: Sequence[Op]) -> None:
+    async def _replace(self, chain: Chain, ops: Sequence[Op], *, shared: int = 0) -> None:
         assert self._stored is not None, f"{self._topic} has no chain to change"
         stored = split(chain, self._stored, self._limits)
         change = changes(self._key, self._version, self._stored, stored)
-        await self._write([*change, *ops, self._check_mark()])  # the record's Put comes first: by it a write in doubt is told
+        # The record's Put comes first: it tells a write in doubt, and an owner that is shut out learns that before all else.
+        await self._write([*change, self._check_mark(), *ops], shared=shared)
         self._chain, self._stored, self._version, self._has_mark = chain, stored, self._version + 1, True
         self._look_at_limits(size_bytes_of(change))
         self.on_ledgers(chain.ledgers)
@@ -240,13 +241,16 @@ class ChainKeeper:
     def _check_mark(self) -> Op:
         return Check(self._mark_key, self._mark_version) if self._has_mark else Create(self._mark_key, _ADOPTED)
 
-    async def _write(self, ops: Sequence[Op], *, repeats: bool = True) -> None:
+    async def _write(self, ops: Sequence[Op], *, repeats: bool = True, shared: int = 0) -> None:
+        """`shared`: so many of the last operations are of records that are not the topic's own."""
         if self.lost is not None:
             raise self.lost
         self.check()
         try:
             await write(self._store, ops, self._settings, lambda: self.is_patient, repeats=repeats)
         except CONFLICTS as error:
+            if error.op_index is not None and error.op_index >= len(ops) - shared:
+                raise
             message = f"{self._topic} was opened by somebody else: {error}"
             self._lose(ManagedLedgerFencedError(message, topic=str(self._topic)), error)
         except StoreUnavailableError as error:

@@ -1,12 +1,17 @@
 """Opening a topic's chain: what makes it irrelevant for correctness who believes to own the topic.
 
-    load chain ──► recover the ledger that is not recorded as ended ──► new ledger ──► take the chain over (compare-and-set)
-                   (fences its writer)                │                                      └──conflict──► another opening won:
-                                                      │                                          delete the new ledger, fail
-                                                      └──too few bookies──► take the chain over without it; `start_late` adds it
+    load chain ──► fence the ledger without a recorded end, find its end ──► prepare a new ledger ──► one write: its end, the new
+                        ▲                                                         │                      ledger, the chain
+                        └── a ledger's record was changed by somebody else ◄──────│──────────────────────────┴──► the chain was:
+                                                                                  │                another opening won, fail
+                                                                                  └──too few bookies──► the same write without a
+                                                                                                new ledger; `start_late` adds it
 Rules:
 1. Nothing is served before the chain was taken over.
-2. Every ledger before the new one is closed at exactly the entries that the chain records.
+2. Every ledger before the new one is closed at exactly the entries that the chain records. The end of the last one is written
+   together with the chain (one compare-and-set for both, the new ledger's record included): a topic costs two writes, not four,
+   and an opening that fails leaves no ledger behind. A conflict on a ledger's record says nothing of the chain: somebody else
+   closed the ledger, or repair moved copies of it. The end is then looked for again.
 3. A ledger of the chain that has no metadata is lost data: an error for an operator, never an empty ledger.
 4. Empty ledgers leave the chain, through the deletion queue of the same write; they are deleted after it. While there is no new
    ledger, the last one stays even when it is empty: a topic without any ledger has no positions.
@@ -31,16 +36,21 @@ from typing import Any
 from cepheid_ledger import LedgerClient, LedgerError, LedgerWriter, NoSuchLedgerError, NotEnoughBookiesError
 from cepheid_managed_ledger.chain_edits import without
 from cepheid_managed_ledger.chain_keeper import ChainKeeper
+from cepheid_managed_ledger.conditional_write import CONFLICTS
 from cepheid_managed_ledger.errors import ChainDamagedError, ManagedLedgerFencedError
 from cepheid_managed_ledger.finish import finish
 from cepheid_managed_ledger.settings import ManagedLedgerConfig
-from cepheid_metadata import Chain, ChainLedger, MetadataError
+from cepheid_metadata import Chain, ChainLedger, MetadataError, Op
 from cepheid_ports import Ports, TaskOwner
 from cepheid_wire import TopicName
 
 log = logging.getLogger(__name__)
 
 _INCARNATION_BITS = 64
+
+MAX_END_BYTES = 8_000
+"""Largest record of a ledger that is closed in one write with the chain. A record with hundreds of fragments is written before it:
+a change of a long chain leaves little room for anything else (`chain_pages.MAX_CHANGE_BYTES`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,30 +86,32 @@ async def take_over_chain(
     while topic in unfinished:
         await asyncio.wait([unfinished[topic]])
     found = await keeper.load()
-    chain = found or Chain(incarnation=f"{ports.random.getrandbits(_INCARNATION_BITS):016x}")
-    chain = chain.replace(epoch=chain.epoch + 1, ledgers=await _ended(topic, chain.ledgers, client, ports))
-    if chain.terminated_at is not None:
-        await keeper.take_over(chain)
-        return TakenOver(None)
-
+    before = found or Chain(incarnation=f"{ports.random.getrandbits(_INCARNATION_BITS):016x}")
+    ended = await _ended(topic, before.ledgers, client, ports)
     writer: LedgerWriter | None = None
     is_wanted = True
 
-    async def start_ledger() -> TakenOver:
-        nonlocal writer
-        ended = unfinished[topic] = asyncio.get_running_loop().create_future()
+    async def take_over() -> TakenOver:
+        nonlocal writer, ended
+        done = unfinished[topic] = asyncio.get_running_loop().create_future()
         try:
-            started = await _start_ledger(topic, chain, keeper, client, config)
-            writer = started.writer
+            while True:
+                try:
+                    taken_over = await _take_over(topic, before, ended, keeper, client, config)
+                    break
+                except CONFLICTS as error:  # of a ledger's record (rule 2)
+                    log.info("managed_ledger.ledger_changed", extra={"topic": str(topic), "error": str(error)})
+                ended = await _ended(topic, before.ledgers, client, ports)
+            writer = taken_over.writer
             if writer is not None and not is_wanted:
                 await writer.aclose()
-            return started
+            return taken_over
         finally:
             del unfinished[topic]
-            ended.set_result(None)
+            done.set_result(None)
 
     try:
-        return await finish(tasks, start_ledger(), name="start-ledger")
+        return await finish(tasks, take_over(), name="take-over")
     except asyncio.CancelledError:  # the chain will name it, or does; the next opening ends it
         is_wanted = False
         if writer is not None:
@@ -109,13 +121,18 @@ async def take_over_chain(
 
 async def create_ledger(topic: TopicName, chain: Chain, client: LedgerClient, config: ManagedLedgerConfig) -> LedgerWriter:
     """The next ledger of a chain. Raises LedgerError, MetadataError."""
-    return await client.create(
-        ensemble_size=config.ensemble_size,
-        write_quorum=config.write_quorum,
-        ack_quorum=config.ack_quorum,
-        custom=custom_fields(topic, chain, "entries"),
-        above=max([ledger.ledger_id for ledger in chain.ledgers] + list(chain.deletions)) if chain.ledgers else None,  # rule 5
-    )
+    return await client.create(**_next_ledger(topic, chain, config))
+
+
+def _next_ledger(topic: TopicName, chain: Chain, config: ManagedLedgerConfig) -> dict[str, Any]:
+    """What `LedgerClient.create` and `prepare` are asked for."""
+    return {
+        "ensemble_size": config.ensemble_size,
+        "write_quorum": config.write_quorum,
+        "ack_quorum": config.ack_quorum,
+        "custom": custom_fields(topic, chain, "entries"),
+        "above": max([ledger.ledger_id for ledger in chain.ledgers] + list(chain.deletions)) if chain.ledgers else None,  # rule 5
+    }
 
 
 async def start_late(topic: TopicName, keeper: ChainKeeper, client: LedgerClient, config: ManagedLedgerConfig) -> LedgerWriter:
@@ -143,16 +160,29 @@ async def delete_unlinked(client: LedgerClient, writer: LedgerWriter) -> bool:
     return True
 
 
-async def _ended(topic: TopicName, ledgers: Sequence[ChainLedger], client: LedgerClient, ports: Ports) -> tuple[ChainLedger, ...]:
-    """The chain's ledgers with every end known: the last one may need recovery."""
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """The chain's ledgers with every end known. `writes` record the ends that are not in the ledgers' own records yet."""
+
+    ledgers: tuple[ChainLedger, ...]
+    writes: tuple[Op, ...]
+
+
+async def _ended(topic: TopicName, ledgers: Sequence[ChainLedger], client: LedgerClient, ports: Ports) -> _Ended:
+    """Fence the last ledger if it has no recorded end, and find its end."""
     ended: list[ChainLedger] = []
+    writes: list[Op] = []
     for ledger in ledgers:
         if ledger.is_open:
             try:
-                end = await client.recover(ledger.ledger_id)
+                end, closing = await client.find_end(ledger.ledger_id)
             except NoSuchLedgerError as error:
                 message = f"{topic}: its chain names ledger {ledger.ledger_id}, which has no metadata"
                 raise ChainDamagedError(message, topic=str(topic), ledger_id=ledger.ledger_id) from error
+            if closing is not None and len(closing.value) > MAX_END_BYTES:
+                end = await client.recover(ledger.ledger_id)
+            elif closing is not None:
+                writes.append(closing)
             ledger = ChainLedger(
                 ledger_id=ledger.ledger_id,
                 entries=end.last_entry_id + 1,
@@ -160,32 +190,38 @@ async def _ended(topic: TopicName, ledgers: Sequence[ChainLedger], client: Ledge
                 closed_at_ms=ports.wall_ms(),
             )
         ended.append(ledger)
-    return tuple(ended)
+    return _Ended(tuple(ended), tuple(writes))
 
 
-async def _start_ledger(
-    topic: TopicName, chain: Chain, keeper: ChainKeeper, client: LedgerClient, config: ManagedLedgerConfig
+async def _take_over(
+    topic: TopicName, before: Chain, ended: _Ended, keeper: ChainKeeper, client: LedgerClient, config: ManagedLedgerConfig
 ) -> TakenOver:
+    """Raises one of CONFLICTS when somebody else has changed the record of a ledger: nothing was written."""
+    chain = before.replace(epoch=before.epoch + 1, ledgers=ended.ledgers)
+    if chain.terminated_at is not None:
+        await keeper.take_over(chain, ended.writes)
+        return TakenOver(None)
     if keeper.is_new:
         await keeper.begin(chain.replace(epoch=0))
     try:
-        writer = await create_ledger(topic, chain, client, config)
+        new = await client.prepare(**_next_ledger(topic, chain, config))
     except NotEnoughBookiesError as error:
         if not chain.ledgers:
             raise
         *_, last = chain.ledgers
-        await keeper.take_over(_without_empty(chain, but=last.ledger_id))
+        await keeper.take_over(_without_empty(chain, but=last.ledger_id), ended.writes)
         log.warning("managed_ledger.without_open_ledger", extra={"topic": str(topic), "error": str(error), "hint": error.hint})
         return TakenOver(None, error)
     chain = _without_empty(chain)
-    chain = chain.replace(ledgers=(*chain.ledgers, ChainLedger(ledger_id=writer.ledger_id)))
-    return TakenOver(await _link(writer, client, keeper.take_over(chain)))
+    chain = chain.replace(ledgers=(*chain.ledgers, ChainLedger(ledger_id=new.record.ledger_id)))
+    await keeper.take_over(chain, (*ended.writes, new.op))
+    return TakenOver(client.begin(new))
 
 
 def _without_empty(chain: Chain, but: int | None = None) -> Chain:
     """Return the chain with its empty ledgers moved to the deletion queue, except for `but` (rule 4)."""
     gone = [ledger.ledger_id for ledger in chain.ledgers if not ledger.entries and ledger.ledger_id != but]
-    return without(chain, gone)
+    return without(chain, gone) if gone else chain
 
 
 async def _link(writer: LedgerWriter, client: LedgerClient, record: Coroutine[Any, Any, None]) -> LedgerWriter:

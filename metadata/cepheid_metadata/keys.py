@@ -51,6 +51,7 @@ Rules:
 
 from __future__ import annotations
 
+from functools import lru_cache
 from urllib.parse import quote, unquote
 
 import crc32c
@@ -134,6 +135,7 @@ NOT_LEDGERS = (
 )  # live beside the first parts of ledger ids
 
 
+@lru_cache(maxsize=16_384)  # tenants and namespaces are in every key, and an opening topic's own name in several
 def encode_name(name: str) -> str:
     """`name` as one key segment."""
     if not name:

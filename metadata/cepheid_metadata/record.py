@@ -29,7 +29,7 @@ class RecordPart(BaseModel):
 
     def replace(self, **changes: Any) -> Self:
         """A copy with these fields changed, validated as a whole (`model_copy` would not)."""
-        return type(self).model_validate({**dict(self), **changes})
+        return type(self).model_validate({**self.__dict__, **changes})  # not dict(self): its generator takes longer than the rest
 
 
 class Record(RecordPart):
@@ -77,17 +77,18 @@ class GrownRecord(Record):
         return self
 
     def _find_format(self) -> None:
-        given = self.model_fields_set
+        given, values = self.__pydantic_fields_set__, self.__dict__
         if "format" not in given:
-            oldest = max((since for name, since in self.ADDED.items() if getattr(self, name) is not None), default=1)
-            self.__dict__["format"] = oldest  # the one write to a frozen model, before anybody has it
-        elif early := [name for name, since in self.ADDED.items() if since > self.format and name in given]:
-            raise ValueError(f"format {self.format} has no field {early[0]}")
+            oldest = max([since for name, since in self.ADDED.items() if values[name] is not None], default=1)
+            values["format"] = oldest  # the one write to a frozen model, before anybody has it
+        elif len(given) > 1 and (early := [name for name in given if self.ADDED.get(name, 0) > self.format]):
+            raise ValueError(f"format {self.format} has no field {min(early)}")
 
     def replace(self, **changes: Any) -> Self:
-        fields = dict(self)
-        del fields["format"]  # found anew: it depends on what is set
-        return type(self).model_validate({**fields, **changes})
+        fields = {**self.__dict__, **changes}
+        if "format" not in changes:
+            del fields["format"]  # found anew: it depends on what is set
+        return type(self).model_validate(fields)
 
     def encode(self) -> bytes:
         later = {name for name, since in self.ADDED.items() if since > self.format}

@@ -102,6 +102,22 @@ def security_of(store: MetadataStore) -> StoreSecurity:
     return found
 
 
+async def watch_and_get(store: MetadataStore, key: str) -> tuple[Watch, Versioned | None]:
+    """Arm a watch of `key`, then read it: no change after what was read is missed. Raises as `watch` and `get`.
+
+    Where the store can do both in one request, it is one.
+    """
+    if (together := getattr(store, "watch_and_get", None)) is not None:
+        found: tuple[Watch, Versioned | None] = await together(key)
+        return found
+    watch = await store.watch(key)
+    try:
+        return watch, await store.get(key)
+    except BaseException:
+        watch.cancel()
+        raise
+
+
 class MetadataStore(Protocol):
     """See the rules above. Everything may raise StoreUnavailableError, SessionLostError, StoreClosedError, InvalidKeyError."""
 

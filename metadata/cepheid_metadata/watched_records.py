@@ -23,7 +23,7 @@ from typing import Generic, TypeVar, cast
 
 from cepheid_metadata.errors import CorruptRecordError, MetadataError, NewerFormatError, StoreClosedError
 from cepheid_metadata.record import Record
-from cepheid_metadata.store import MetadataStore
+from cepheid_metadata.store import MetadataStore, watch_and_get
 from cepheid_metadata.watch import Watch
 from cepheid_ports import TaskOwner
 
@@ -134,14 +134,10 @@ class WatchedRecords:
     async def _read(self, watched: WatchedRecord[Record]) -> bool:
         """Rule 1. Whether it differs from what was there before."""
         suspicions = watched.suspicions
-        watch = await self._store.watch(watched.key)
+        watch, found = await watch_and_get(self._store, watched.key)
         try:
-            found = await self._store.get(watched.key)
             changed = watched.take(None if found is None else found.value)
-        except BaseException as error:
-            if not isinstance(error, NewerFormatError | CorruptRecordError):
-                watch.cancel()
-                raise
+        except (NewerFormatError, CorruptRecordError) as error:
             log.warning("record.unreadable", extra={"key": watched.key, "error": str(error)})
             changed = False
             watched.suspect()

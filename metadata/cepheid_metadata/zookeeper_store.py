@@ -166,6 +166,11 @@ class ZooKeeperStore:
         check_key(key)
         return await self._watches.watch(key)
 
+    async def watch_and_get(self, key: str) -> tuple[Watch, Versioned | None]:
+        """As the function of this name in store.py. A key that is not there takes two requests."""
+        check_key(key)
+        return await self._watches.watch_and_get(key)
+
     async def watch_children(self, key: str) -> Watch:
         if key != ROOT:
             check_key(key)

@@ -19,6 +19,7 @@ from kazoo.exceptions import KazooException, NoNodeError
 from kazoo.protocol.states import EventType
 
 from cepheid_metadata.request_lane import RequestLane
+from cepheid_metadata.store import Versioned
 from cepheid_metadata.watch import Watch, Watches
 from cepheid_metadata.zookeeper_requests import RemoveWatches, refusal_of
 
@@ -47,6 +48,24 @@ class ZooKeeperWatches:
             watch.cancel()
             raise
         return watch
+
+    async def watch_and_get(self, key: str) -> tuple[Watch, Versioned | None]:
+        watch = self._on_keys.arm(key)
+        self._unused.pop(key, None)
+        path = self._path(key)
+        try:
+            while True:
+                on_event = None if key in self._armed_keys else partial(self._on_key_event, key)
+                try:
+                    send = partial(_get, path=path, watch=on_event)
+                    value, stat = await self._ask(key, send, self._armed_keys if on_event is not None else {})
+                    return watch, Versioned(value or b"", stat.version)
+                except NoNodeError:  # and no watch: the server keeps one of a read only where there is a key
+                    if on_event is None or not await self._arm_key(key):
+                        return watch, None
+        except BaseException:
+            watch.cancel()
+            raise
 
     async def watch_children(self, key: str) -> Watch:
         watch = self._on_children.arm(key)
@@ -149,3 +168,7 @@ class ZooKeeperWatches:
     def _tell_removal(self, key: str, kind: int) -> None:
         path = self._path(key)
         self._lane.tell(lambda client: RemoveWatches(client, path, kind).send(), f"unwatch {key}")
+
+
+def _get(client: Any, *, path: str, watch: Callable[[Any], None] | None) -> Any:
+    return client.get_async(path, watch=watch)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from cepheid_broker.topics import last_message
-from cepheid_managed_ledger import TopicTerminatedError
-from cepheid_metadata import EARLIEST, list_cursors
+from cepheid_managed_ledger import ManagedLedgerFailedError, TopicTerminatedError
+from cepheid_metadata import EARLIEST, SessionState, list_cursors
 from cepheid_ports import CepheidError
 from cepheid_wire import ServerError, TopicName
 from cepheid_wire import pulsar_api_pb2 as pb
@@ -233,6 +233,25 @@ async def test_policies_that_change_during_an_opening_hold_when_it_is_open() -> 
             await wait_until(lambda topic=topic, turns=turns: topic.policies.max_message_bytes == 1000 + turns)
             await world.broker.topics.unload(TOPIC)
         assert world.broker.policies.watches == 0
+
+
+async def test_a_ledger_that_fails_before_its_topic_hears_of_it_keeps_no_topic_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session that ends in the step between the two."""
+    async with BrokerWorld() as world:
+        await world.create_topic("t")
+        ledgers = world.broker.topics._managed_ledgers
+        open_ledger = ledgers.open
+
+        async def open_too_late(*args: Any) -> Any:
+            ledger = await open_ledger(*args)
+            ledgers.on_session(SessionState.LOST)
+            return ledger
+
+        with monkeypatch.context() as patch:
+            patch.setattr(ledgers, "open", open_too_late)
+            with pytest.raises(ManagedLedgerFailedError):
+                await world.broker.topics.get(TOPIC, may_create=False)
+        assert (await world.broker.topics.get(TOPIC, may_create=False)).ledger.is_usable
 
 
 @pytest.mark.parametrize("step", range(12))

@@ -15,6 +15,7 @@ from cepheid_ledger import (
     NoSuchLedgerError,
     NotEnoughBookiesError,
 )
+from cepheid_metadata import LedgerState
 from tests.ledger.ledger_world import append, ledger_world, payloads_of
 
 pytestmark = pytest.mark.virtual_time
@@ -102,3 +103,18 @@ async def test_ids_lie_above_the_one_given() -> None:
         assert (await other.create(**quorums)).ledger_id == 1_002
         assert (await other.create(**quorums, above=None)).ledger_id == 3_001
         await other.aclose()
+
+
+async def test_an_end_and_a_successor_are_written_together_by_the_caller() -> None:
+    async with ledger_world() as world:
+        before = await world.create()
+        await append(before, [b"a", b"b"])
+        end, closing = await world.client.find_end(before.ledger_id)
+        assert end.last_entry_id == 1
+        assert (await world.record(before.ledger_id)).state is LedgerState.IN_RECOVERY
+        new = await world.client.prepare(ensemble_size=3, write_quorum=3, ack_quorum=2, custom={}, above=before.ledger_id)
+        assert closing is not None
+        await world.store.multi([closing, new.op])
+        assert (await world.record(before.ledger_id)).last_entry_id == 1
+        assert (await append(world.client.begin(new), [b"c"])).ledger_id == new.record.ledger_id
+        assert await world.client.find_end(before.ledger_id) == (end, None)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 import pytest
 
@@ -14,11 +15,24 @@ from cepheid_managed_ledger import (
     ManagedLedgerConfig,
     ManagedLedgerError,
     ManagedLedgerFailedError,
+    ManagedLedgerFencedError,
     State,
+    opening,
 )
-from cepheid_metadata import LedgerState, MemoryStore, MemoryTree, Op, StoreUnavailableError, Versioned, keys, ledger_records
+from cepheid_metadata import (
+    Check,
+    LedgerState,
+    MemoryStore,
+    MemoryTree,
+    Op,
+    OpResult,
+    StoreUnavailableError,
+    Versioned,
+    keys,
+    ledger_records,
+)
 from cepheid_wire import TopicName
-from tests.managed_ledger.losing_store import LosingStore, SteppingStore
+from tests.managed_ledger.losing_store import LosingStore, SteppingStore, changes
 from tests.managed_ledger.topic_world import (
     SETTINGS,
     THREE_BOOKIES,
@@ -146,6 +160,77 @@ async def test_a_take_over_that_arrives_after_it_was_tried_again() -> None:
         ledger = await world.broker(store=store).open()
         await asyncio.gather(*arrived, return_exceptions=True)
         await append(ledger, b"x")
+        await assert_nothing_dangles(world)
+
+
+class InterposedStore(MortalStore):
+    """Notes its writes, and awaits `before_take_over` once before the first one that changes a chain and a ledger."""
+
+    def __init__(self, tree: MemoryTree, before_take_over: Callable[[], Awaitable[object]] | None = None) -> None:
+        super().__init__(tree)
+        self._before_take_over = before_take_over
+        self.writes: list[tuple[str, ...]] = []
+
+    async def put(self, key: str, value: bytes, expected_version: int) -> int:
+        self.writes.append((key,))
+        return await super().put(key, value, expected_version)
+
+    async def multi(self, ops: Sequence[Op]) -> list[OpResult]:
+        self.writes.append(tuple(op.key for op in ops if not isinstance(op, Check)))
+        if self._before_take_over is not None and changes(ops, "chains") and changes(ops, "ledgers"):
+            interpose, self._before_take_over = self._before_take_over, None
+            await interpose()
+        return await super().multi(ops)
+
+
+async def test_an_opening_records_the_end_and_the_next_ledger_in_one_write_with_the_chain() -> None:
+    async with topic_world() as world:
+        old = world.broker()
+        (position,) = await append_all(await old.open(), 1)
+        await old.crash()
+        store = InterposedStore(world.tree)
+        ledger = await world.broker(store=store, seed=2).open()
+        ended, begun = (keys.ledger_key(item.ledger_id) for item in ledger.chain.ledgers)
+        writes = [write for write in store.writes if write != (keys.LEDGER_IDS_KEY,)]
+        assert writes == [(keys.ledger_key(position.ledger_id),), (keys.chain_key(TOPIC), ended, begun)]
+
+
+async def test_an_end_with_a_large_record_is_recorded_before_the_chain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "MAX_END_BYTES", 100)
+    async with topic_world() as world:
+        old = world.broker()
+        (position,) = await append_all(await old.open(), 1)
+        await old.crash()
+        store = InterposedStore(world.tree)
+        ledger = await world.broker(store=store, seed=2).open()
+        before, begun = keys.ledger_key(position.ledger_id), keys.ledger_key(ledger.chain.ledgers[-1].ledger_id)
+        writes = [write for write in store.writes if write != (keys.LEDGER_IDS_KEY,)]
+        assert writes == [(before,), (before,), (keys.chain_key(TOPIC), begun)]
+        await assert_nothing_dangles(world)
+
+
+async def test_an_opening_looks_again_for_the_end_of_a_ledger_that_somebody_else_ends_meanwhile() -> None:
+    async with topic_world() as world:
+        old = world.broker()
+        positions = await append_all(await old.open(), 2)
+        await old.crash()
+        other = world.broker(seed=3)
+        store = InterposedStore(world.tree, partial(other.client.recover, positions[0].ledger_id))
+        ledger = await world.broker(store=store, seed=2).open()
+        assert await read_all(ledger) == [b"m0", b"m1"]
+        await append(ledger, b"x")
+        assert (await world.chain()).epoch == 2
+        await assert_nothing_dangles(world)
+
+
+async def test_an_opening_learns_that_another_won_although_that_one_ended_the_ledger_too() -> None:
+    async with topic_world() as world:
+        old = world.broker()
+        await append_all(await old.open(), 2)
+        await old.crash()
+        store = InterposedStore(world.tree, world.broker(seed=3).open)
+        with pytest.raises(ManagedLedgerFencedError):
+            await world.broker(store=store, seed=2).open()
         await assert_nothing_dangles(world)
 
 

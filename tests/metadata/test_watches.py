@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from cepheid_metadata import BadVersionError, Check, Create, MetadataStore, Put
+from cepheid_metadata import BadVersionError, Check, Create, MetadataStore, Put, Versioned
+from cepheid_metadata.store import watch_and_get
 from tests.metadata.store_harness import Harness
 
 Change = Callable[[MetadataStore], Awaitable[object]]
@@ -59,6 +60,21 @@ async def test_a_watch_waits_for_a_key_that_is_not_there_yet(harness: Harness) -
         assert not waiting.done()
         await store.create("/w/later", b"")
         await waiting
+
+
+async def test_a_watch_that_is_armed_with_a_read_fires_for_what_comes_after_the_read(harness: Harness) -> None:
+    async with harness.session() as store:
+        none, nothing = await watch_and_get(store, "/w")
+        assert nothing is None
+        await store.create("/w", b"0")
+        assert none.has_fired
+        first, found = await watch_and_get(store, "/w")
+        second, found_again = await watch_and_get(store, "/w")
+        assert found == found_again == Versioned(b"0", 0)
+        assert not first.has_fired
+        await store.put("/w", b"1", 0)
+        assert first.has_fired
+        assert second.has_fired
 
 
 async def test_a_watch_fires_once_and_merges(harness: Harness) -> None:

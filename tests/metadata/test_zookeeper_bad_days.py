@@ -408,6 +408,20 @@ async def test_a_second_watch_joins_the_first_without_a_request(root: str) -> No
         assert third.has_fired
 
 
+async def test_a_key_is_watched_and_read_with_one_request(root: str) -> None:
+    async with opened(shared_zookeeper().address, root) as store:
+        await store.create("/a", b"x")
+        before = store.statistics()["requests"]
+        watch, found = await store.watch_and_get("/a")
+        assert found == Versioned(b"x", 0)
+        assert store.statistics()["requests"] == before + 1
+        joined = await store.watch("/a")
+        assert store.statistics()["requests"] == before + 1
+        await store.delete("/a", 0)
+        assert watch.has_fired
+        assert joined.has_fired
+
+
 async def test_watches_that_nobody_waits_for_are_removed_from_the_server(
     own_server: ZooKeeperServer, root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from cepheid_rpc import (
     LacAnswer,
     LacRequest,
     MalformedGroupError,
+    MessageKind,
     MissingEntries,
     NewerFormatError,
     ReadAnswer,
@@ -33,6 +35,7 @@ from cepheid_rpc import (
     decode_group,
     decode_lac_answer,
     decode_lac_request,
+    decode_numbered,
     decode_read_answer,
     decode_read_request,
     decode_status,
@@ -43,6 +46,7 @@ from cepheid_rpc import (
     encode_group_to,
     encode_lac_answer,
     encode_lac_request,
+    encode_numbered,
     encode_read_answer,
     encode_read_request,
     encode_status,
@@ -115,6 +119,16 @@ CODECS: dict[str, Codec] = {
     ),
     "explicit_lac": (encode_explicit_lac, decode_explicit_lac, st.builds(ExplicitLac, ids, st.integers(-1, 2**62), keys)),
     "status": (encode_status, decode_status, statuses),
+    "recovery_requests": (
+        partial(encode_numbered, MessageKind.RECOVERY_REQUESTS),
+        partial(decode_numbered, kind=MessageKind.RECOVERY_REQUESTS),
+        st.lists(st.tuples(st.integers(0, 2**64 - 1), st.binary(max_size=40)), max_size=4),
+    ),
+    "recovery_answers": (
+        partial(encode_numbered, MessageKind.RECOVERY_ANSWERS),
+        partial(decode_numbered, kind=MessageKind.RECOVERY_ANSWERS),
+        st.lists(st.tuples(st.integers(0, 2**64 - 1), st.binary(max_size=40)), max_size=4),
+    ),
 }
 every_codec = pytest.mark.parametrize("name", CODECS)
 

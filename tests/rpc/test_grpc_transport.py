@@ -11,6 +11,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from cepheid_bookie import grpc_server
 from cepheid_bookie.grpc_server import BookieServer, PortInUseError
 from cepheid_bookie.settings import BookieServerSettings
 from cepheid_ledger import LedgerSettings
@@ -18,19 +19,25 @@ from cepheid_ledger.grpc_connection import GrpcConnection
 from cepheid_rpc import (
     ADD,
     READ_LAC,
+    RECOVER,
     SERVICE,
     AddAnswer,
     AddRequest,
     BookieUnavailableError,
     EntryGroup,
     ExplicitLac,
+    LacAnswer,
     LacRequest,
+    MessageKind,
+    MissingEntries,
     ReadAnswer,
     ReadRequest,
     Status,
     encode_add_answers,
     encode_add_message,
     encode_group,
+    encode_lac_request,
+    encode_numbered,
     method_path,
 )
 from tests.rpc.memory_bookie import MemoryBookie, QueueSource
@@ -186,6 +193,115 @@ async def test_a_reader_that_does_not_read_stops_the_bookie_from_reading_on() ->
         assert bookie.chunks_read < 40
         await reading.aclose()  # type: ignore[attr-defined]
         await wait_until(lambda: bookie.reads_ended == 1)
+
+
+# Recoveries, which share a stream
+
+
+async def test_recoveries_that_begin_together_share_messages() -> None:
+    bookie = MemoryBookie()
+    for ledger_id in range(50):
+        bookie.groups[ledger_id] = [group(ledger_id, 0, b"a", b"b")]
+    async with served(bookie) as (server, connection):
+        fences = await asyncio.gather(*(connection.read_lac(LacRequest(n, KEY, fence=True)) for n in range(51)))
+        assert [answer.status for answer in fences] == [Status.OK] * 50 + [Status.NO_LEDGER]
+        assert [fence.highest_entry for fence in fences[:50]] == [bookie.groups[n][0].slice(1, 1) for n in range(50)]
+        reads = await asyncio.gather(*(read_all(connection, ReadRequest(n, 0, 4, fence=True)) for n in range(50)))
+        assert [[list(chunk.groups) for chunk in chunks] for chunks in reads] == [[bookie.groups[n]] for n in range(50)]
+        assert {chunks[0].missing for chunks in reads} == {(MissingEntries(2, 4, Status.NO_ENTRY),)}
+        (stream,) = server._recovery_streams
+        assert stream.messages_read <= 3
+
+
+async def read_all(connection: GrpcConnection, request: ReadRequest) -> list[ReadAnswer]:
+    return [chunk async for chunk in connection.read(request)]
+
+
+async def test_a_long_recovery_read_gets_its_first_piece_from_the_stream_and_the_rest_as_any_read() -> None:
+    bookie = MemoryBookie()
+    payloads = [bytes([number]) * 200_000 for number in range(10)]
+    bookie.groups[1] = [group(1, entry_id, payload) for entry_id, payload in enumerate(payloads)]
+    async with served(bookie) as (_, connection):
+        chunks = await read_all(connection, ReadRequest(1, 0, 20, fence=True))
+        assert [bytes(payload) for chunk in chunks for part in chunk.groups for payload in part.payloads()] == payloads
+        assert bookie.reads_ended == 2
+        assert chunks[-1].missing[-1].last_entry_id == 20
+
+
+async def test_a_bookie_of_an_older_release_takes_each_request_of_a_recovery_as_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_server, "RECOVER", "NotKnownYet")
+    bookie = MemoryBookie()
+    bookie.groups[1] = [group(1, 0, b"a")]
+    async with served(bookie) as (_, connection):
+        fences = await asyncio.gather(*(connection.read_lac(LacRequest(1, KEY, fence=True)) for _ in range(3)))
+        assert [fence.status for fence in fences] == [Status.OK] * 3
+        assert (await read_all(connection, ReadRequest(1, 0, 0, fence=True)))[0].groups == (bookie.groups[1][0],)
+
+
+async def test_one_recovery_that_a_bookie_cannot_answer_leaves_the_others_alone() -> None:
+    class Broken(MemoryBookie):
+        async def read_lac(self, request: LacRequest) -> LacAnswer:
+            assert request.ledger_id != 1
+            return await super().read_lac(request)
+
+    async with served(Broken()) as (_, connection):
+        fences = await asyncio.gather(*(connection.read_lac(LacRequest(n, KEY, fence=True)) for n in range(3)))
+        assert [fence.status for fence in fences] == [Status.NO_LEDGER, Status.UNKNOWN, Status.NO_LEDGER]
+
+
+async def test_a_fence_that_is_not_answered_in_time_does_not_keep_others_from_their_answers() -> None:
+    class Slow(MemoryBookie):
+        async def read_lac(self, request: LacRequest) -> LacAnswer:
+            if request.ledger_id == 1:
+                await asyncio.get_running_loop().create_future()
+            return await super().read_lac(request)
+
+    async with served(Slow(), BookieServerSettings(stop_grace_s=0.1), timeout_s=0.3) as (_, connection):
+        late, answered = await asyncio.gather(
+            *(connection.read_lac(LacRequest(n, KEY, fence=True)) for n in (1, 2)), return_exceptions=True
+        )
+        assert isinstance(late, BookieUnavailableError)
+        assert "no answer in time" in str(late)
+        assert isinstance(answered, LacAnswer)
+
+
+async def test_recoveries_under_way_when_the_bookie_stops_are_answered_and_later_ones_unavailable() -> None:
+    bookie = MemoryBookie()
+    bookie.speaks.clear()
+    async with served(bookie) as (server, connection):
+        fence = asyncio.create_task(connection.read_lac(LacRequest(1, KEY, fence=True)))
+        await wait_until(lambda: any(stream.at_once for stream in server._recovery_streams))
+        stopping = asyncio.create_task(server.aclose())
+        await asyncio.sleep(0.05)
+        bookie.speaks.set()
+        await stopping
+        assert (await fence).status is Status.NO_LEDGER
+        with pytest.raises(BookieUnavailableError):
+            await connection.read_lac(LacRequest(1, KEY, fence=True))
+
+
+async def test_a_connection_that_is_abandoned_lets_its_recoveries_end() -> None:
+    bookie = MemoryBookie()
+    bookie.speaks.clear()
+    async with served(bookie) as (server, connection):
+        fence = asyncio.create_task(connection.read_lac(LacRequest(1, KEY, fence=True)))
+        await wait_until(lambda: any(stream.at_once for stream in server._recovery_streams))
+        abandoning = asyncio.create_task(connection.abandon("it is elsewhere"))
+        await asyncio.sleep(0.05)
+        bookie.speaks.set()
+        assert (await fence).status is Status.NO_LEDGER
+        await abandoning
+        await wait_until(lambda: not server._recovery_streams)
+
+
+async def test_a_request_without_a_fence_ends_a_stream_of_recoveries_with_the_reason() -> None:
+    async with served(MemoryBookie()) as (server, _), grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        stream = channel.stream_stream(method_path(RECOVER))()
+        await stream.write(encode_numbered(MessageKind.RECOVERY_REQUESTS, [(1, encode_lac_request(LacRequest(7, KEY)))]))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stream.read()
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "ledger 7 without a fence" in (caught.value.details() or "")
 
 
 async def test_no_bookie_at_the_address_is_unavailable_not_a_negative() -> None:

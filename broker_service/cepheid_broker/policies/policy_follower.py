@@ -37,6 +37,8 @@ class _Followed:
     namespace: WatchedRecord[NamespaceRecord] | None = None
     own: WatchedRecord[TopicRecord] | None = None
     topic: Governed | None = None
+    resolved: tuple[TopicRecord | None, NamespaceRecord, TopicPolicies] | None = None
+    """What the records were when the policies were resolved last."""
 
 
 class PolicyFollower:
@@ -46,6 +48,8 @@ class PolicyFollower:
         self._broker = broker
         self._records = WatchedRecords(store, tasks)
         self._followed: dict[TopicName, _Followed] = {}
+        self._of_namespace: tuple[NamespaceRecord, TopicPolicies] | None = None
+        """Of the namespace that was resolved last: what holds for its topics that have no policies of their own."""
 
     def __repr__(self) -> str:
         return f"<PolicyFollower {len(self._followed)} topics, {self._records!r}>"
@@ -80,6 +84,14 @@ class PolicyFollower:
             followed.own = await records.use(keys.topic_key(topic), TopicRecord, topic, on_change)
         return self._resolve(followed)
 
+    def shows_topic(self, topic: TopicName) -> bool:
+        """Return whether the record of a followed topic says that it can be opened.
+
+        Not for partitions: they share a record, which may have been read for others, earlier."""
+        own = self._followed[topic].own
+        record = None if own is None else own.record
+        return record is not None and not record.partitions and not record.deleted
+
     def attach(self, topic: Governed) -> None:
         """What was followed is open: it hears of changes, also of one since `follow`."""
         followed = self._followed[topic.name]
@@ -97,7 +109,18 @@ class PolicyFollower:
     def _resolve(self, followed: _Followed) -> TopicPolicies:
         assert followed.namespace is not None
         assert followed.namespace.record is not None, "checked when the topic was opened, and never forgotten since"
-        return resolve(None if followed.own is None else followed.own.record, followed.namespace.record, self._broker)
+        own, namespace = None if followed.own is None else followed.own.record, followed.namespace.record
+        known = followed.resolved
+        if known is None or known[0] is not own or known[1] is not namespace:
+            known = followed.resolved = own, namespace, self._resolve_records(own, namespace)
+        return known[2]
+
+    def _resolve_records(self, own: TopicRecord | None, namespace: NamespaceRecord) -> TopicPolicies:
+        if own is not None and own.format > 1:
+            return resolve(own, namespace, self._broker)
+        if self._of_namespace is None or self._of_namespace[0] is not namespace:  # a record of format 1 has no policies
+            self._of_namespace = namespace, resolve(None, namespace, self._broker)
+        return self._of_namespace[1]
 
     def _tell(self, followed: _Followed) -> None:
         if followed.topic is not None and (policies := self._resolve(followed)) != followed.topic.policies:

@@ -77,6 +77,8 @@ class PersistentTopic(Topic):
         """Before it serves anybody. Raises what its ledger raises."""
         assert self.deduplication is not None
         await self.deduplication.open()
+        if self.ledger.failure is not None:  # perhaps before `_on_ledger_failed` was among its hooks
+            raise self.ledger.failure
         self.check_open()
 
     @property

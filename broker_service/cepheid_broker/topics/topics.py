@@ -1,6 +1,7 @@
 """The open topics of this broker: opened once however many ask, closed, unloaded, deleted.
 
-    get ──► ours? ──► open already? ──► opening? wait with the others ──► catalog: does it exist? ──► ManagedLedgers.open ──► Topic
+    get ──► ours? ──► open already? ──► opening? wait with the others ──► its record and policies ──► ManagedLedgers.open ──► Topic
+                                                                             └──none──► catalog: may it be created? ──► again
 A topic that failed is opened again by whoever asks for it next, after a pause that doubles while it keeps failing.
 
 Only what this broker owns is opened (ownership.py), but for partitions that are prepared before anybody knows of them. What it
@@ -17,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from cepheid_broker.dispatch import ReadAheadBudget
-from cepheid_broker.errors import NotAllowedError, ServiceNotReadyError, TopicNotFoundError
+from cepheid_broker.errors import NamespaceNotFoundError, NotAllowedError, ServiceNotReadyError, TopicNotFoundError
 from cepheid_broker.ownership import OPEN_LIMIT_S, Bundle, Heir, Ownership, SoleOwnership
 from cepheid_broker.policies import PolicyFollower, TopicPolicies, ledger_config
 from cepheid_broker.settings import BrokerSettings
@@ -27,7 +28,7 @@ from cepheid_broker.topics.topic import Topic
 from cepheid_broker.topics.topic_catalog import TopicCatalog, being_deleted
 from cepheid_broker.traffic import BrokerTraffic
 from cepheid_managed_ledger import ManagedLedgerFailedError
-from cepheid_metadata import EARLIEST
+from cepheid_metadata import EARLIEST, MetadataError
 from cepheid_ports import CepheidError, Ports, TaskOwner
 from cepheid_wire import TopicName
 
@@ -63,7 +64,7 @@ class Topics:
         self._settings = settings
         self._tasks = tasks
         self._open: dict[TopicName, Topic] = {}
-        self._opening: dict[TopicName, asyncio.Task[Topic | Exception]] = {}
+        self._opening: dict[TopicName, asyncio.Task[Topic | Exception | None]] = {}
         self._closing: dict[TopicName, asyncio.Task[Exception | None]] = {}
         self._retry: dict[TopicName, tuple[float, float]] = {}  # not before this loop time; the pause that led to it
         self._name_prefix = f"{cluster}-{ports.random.getrandbits(40):010x}"
@@ -100,7 +101,7 @@ class Topics:
     async def get(self, name: TopicName, *, may_create: bool) -> Topic:
         """The topic, opened and perhaps created. Raises NotOwnerError, what `TopicCatalog.require` and opening a managed ledger
         raise."""
-        exists = False
+        exists = asked = False
         while True:
             self._check_not_stopping(name)
             if not self.ownership.owns(name):
@@ -113,27 +114,32 @@ class Topics:
             if (closing := self._closing.get(name)) is not None:
                 await asyncio.wait([closing])
                 exists = False  # it may have been deleted
-            elif not exists:
+            elif exists or not (asked or name.is_partition):
+                if (topic := await self._opened_once(name, exists=exists)) is not None:
+                    return topic
+                asked = True
+            else:
                 removed = self._removed
                 await self._catalog.require(name, may_create=may_create)
                 exists = removed == self._removed  # else it may have been deleted meanwhile
-            else:
-                return await self._opened_once(name)
 
-    async def _opened_once(self, name: TopicName) -> Topic:
+    async def _opened_once(self, name: TopicName, *, exists: bool) -> Topic | None:
+        """`exists`: the catalog knows the topic. Without it, None means that the record does not show it: ask the catalog."""
         opening = self._opening.get(name)
         if opening is None:
-            opening = self._opening[name] = self._tasks.start(self._load(name), name=f"open {name}")
+            opening = self._opening[name] = self._tasks.start(self._load(name, exists), name=f"open {name}")
         # Shielded: one client that gives up must not stop the opening that others wait for.
         outcome = await asyncio.shield(opening)
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
 
-    async def _load(self, name: TopicName) -> Topic | Exception:
+    async def _load(self, name: TopicName, exists: bool) -> Topic | Exception | None:
         """An error is a result here: everybody who waits gets it, and it is no failed task."""
         try:
-            return await self._load_governed(name)
+            if (policies := await self._follow(name, exists)) is None:
+                return None
+            return await self._load_governed(name, policies)
         except Exception as error:
             self.failures += 1
             # What went away meanwhile is no failure of the topic's: when it comes back it is opened at once.
@@ -143,9 +149,21 @@ class Topics:
         finally:
             self._opening.pop(name, None)
 
-    async def _load_governed(self, name: TopicName) -> Topic:
-        """With the policies that hold, and told of every change of them until it leaves `_open`."""
-        policies = await self._policies.follow(name)
+    async def _follow(self, name: TopicName, exists: bool) -> TopicPolicies | None:
+        """The policies that hold, which are followed from now on. None: they are not, as `_opened_once` says."""
+        try:
+            policies = await self._policies.follow(name)
+        except (NamespaceNotFoundError, MetadataError):
+            if exists:
+                raise
+            return None
+        if exists or self._policies.shows_topic(name):
+            return policies
+        self._policies.release(name)
+        return None
+
+    async def _load_governed(self, name: TopicName, policies: TopicPolicies) -> Topic:
+        """Told of every change of its policies until it leaves `_open`."""
         try:
             topic = await self._load_topic(name, policies)
         except BaseException:
@@ -387,7 +405,8 @@ class Topics:
         await self._wait_until_settled(name)
         self._prepared[name] = None
         try:
-            topic = self._open.get(name) or await self._opened_once(name)
+            topic = self._open.get(name) or await self._opened_once(name, exists=True)
+            assert topic is not None, f"{name} was not opened"
             for subscription, properties in subscriptions.items():
                 await topic.create_subscription(subscription, EARLIEST, properties=dict(properties))
             await self.unload(name, "the partition is prepared")  # opened again, it has the policies of its partitioned topic

@@ -29,8 +29,9 @@ class CommitChecks:
         ops = _merged(ops)
         self._repairs.begin(ops, process)
         self._pages.on_commit(ops)
-        deleted_tree = f"{keys.DELETED_LEDGERS_KEY}/"
-        for op in sorted(ops, key=lambda op: op.key.startswith(deleted_tree)):  # one that comes back was there until now
+        deleted_tree, chain_tree = f"{keys.DELETED_LEDGERS_KEY}/", f"{keys.CHAINS_KEY}/"
+        # A ledger that comes back was there until now; a chain is judged by the records of its ledgers as they are afterwards.
+        for op in sorted(ops, key=lambda op: op.key.startswith((deleted_tree, chain_tree))):
             if op.key.startswith(f"{keys.LEDGERS_KEY}/") and op.key not in keys.NOT_LEDGERS:
                 self._on_ledger(op, process)
             elif op.key.startswith(deleted_tree):

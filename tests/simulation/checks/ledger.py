@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
-from cepheid_ledger import ClosedLedger, LedgerClient, LedgerError
+from cepheid_ledger import ClosedLedger, FoundEnd, LedgerClient, LedgerError, LedgerWriter, NewLedger
 from cepheid_rpc import (
     AddSource,
     BookieConnection,
@@ -42,7 +42,12 @@ class LedgerClientProbe:
         return getattr(self._client, name)
 
     async def create(self, **options: Any) -> WriterProbe:
-        writer = await self._client.create(**options)
+        return self._observed(await self._client.create(**options))
+
+    def begin(self, new: NewLedger) -> WriterProbe:
+        return self._observed(self._client.begin(new))
+
+    def _observed(self, writer: LedgerWriter) -> WriterProbe:
         history = self._history
         history.check("L14", writer.ledger_id not in history.sent, f"ledger id {writer.ledger_id} was given out twice")
         history.sent[writer.ledger_id] = []
@@ -54,6 +59,14 @@ class LedgerClientProbe:
         self._history.note(f"{self._process} recovered ledger {ledger_id} to {end.last_entry_id}")
         check_end(self._history, ledger_id, end, "a recoverer")
         return end
+
+    async def find_end(self, ledger_id: int) -> FoundEnd:
+        """The checks of the commit judge what is still to be written."""
+        found = await self._client.find_end(ledger_id)
+        self._history.note(f"{self._process} found the end of ledger {ledger_id} at {found.end.last_entry_id}")
+        if found.closing is None:
+            check_end(self._history, ledger_id, found.end, "a recoverer")
+        return found
 
     async def open_reader(self, ledger_id: int) -> ReaderProbe:
         return ReaderProbe(await self._client.open_reader(ledger_id), ledger_id, self._history, self._process)

@@ -145,15 +145,28 @@ def trim_without_asking_the_cursors() -> Iterator[None]:
 @contextlib.contextmanager
 def refuse_topics_without_a_new_ledger() -> Iterator[None]:
     """An opening fails when no new ledger can be created, so nothing of the topic can be read either."""
-    start_ledger = opening._start_ledger
+    take_over = opening._take_over
 
     async def insist(*args: Any) -> TakenOver:
-        started = await start_ledger(*args)
-        if started.lacking is not None:
-            raise started.lacking
-        return started
+        taken_over = await take_over(*args)
+        if taken_over.lacking is not None:
+            raise taken_over.lacking
+        return taken_over
 
-    with mock.patch.object(opening, "_start_ledger", insist):
+    with mock.patch.object(opening, "_take_over", insist):
+        yield
+
+
+@mutant("M2")
+@contextlib.contextmanager
+def take_a_chain_over_without_its_last_end() -> Iterator[None]:
+    """The chain says where its last ledger ends; the ledger's own record, which belongs into the same write, is left as it is."""
+    take_over = ChainKeeper.take_over
+
+    async def take_over_alone(self: ChainKeeper, chain: Chain, ledgers: Sequence[Op] = ()) -> None:
+        await take_over(self, chain, [op for op in ledgers if isinstance(op, Create)])
+
+    with mock.patch.object(ChainKeeper, "take_over", take_over_alone):
         yield
 
 

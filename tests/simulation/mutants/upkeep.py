@@ -21,7 +21,7 @@ from cepheid_bookie.metadata_records import MetadataLedgers
 from cepheid_bookie.write_cache import Half
 from cepheid_broker.ownership.bundle_tenures import BundleTenures
 from cepheid_broker.publishing import unanswered_sends
-from cepheid_ledger import LedgerClient
+from cepheid_ledger import LedgerClient, NewLedger
 from cepheid_managed_ledger import ManagedLedgerFencedError
 from cepheid_managed_ledger.ack_set import AckSet
 from cepheid_managed_ledger.appender import Appender, AppendHooks
@@ -345,8 +345,8 @@ def take_ids_that_somebody_else_took() -> Iterator[None]:
             await (self._counter.create(None, counter) if found is None else self._counter.replace(None, counter, found.version))
         return first, first + self._block
 
-    async def believe(self: LedgerClient, ledger: LedgerMetadata) -> Any:
-        return await create_record(self, ledger) or await self._records.get(ledger.ledger_id)
+    async def believe(self: LedgerClient, new: NewLedger) -> bool:
+        return await create_record(self, new) or await self._records.get(new.record.ledger_id) is not None
 
     with (
         mock.patch.object(LedgerIds, "_take_block", take_block),
