@@ -7,8 +7,9 @@ When so many disks were lost that it cannot be known whether an entry was confir
 topic with it. An operator who knows that the lost disks stay lost may accept that loss. It never happens by itself.
 
 1. The named bookie must be in the last fragment's ensemble, must be fenced, and must answer for the entry at which the ledger ends.
-   The others are fenced and heard as far as they answer. A writer that still reaches an ack quorum of bookies that are not heard
-   may be told OK for entries that are lost.
+   "Unknown" from a bookie in limbo is such an answer: it has nothing there, and takes no more regular adds of the ledger. So a
+   ledger of which no bookie has anything is closed at the start of its last fragment. The others are fenced and heard as far as
+   they answer. A writer that still reaches an ack quorum of bookies that are not heard may be told OK for entries that are lost.
 2. A valid copy from any bookie keeps an entry. The ledger ends before the first entry of which no bookie shows a copy.
 3. What was found is written back as ever (rule 9): the ledger ends only when an ack quorum holds it.
 4. It does not end below the entry that the operator was shown.
@@ -117,7 +118,7 @@ class RecoveryFromOne(Recovery):
                 calls.start(position, ask(position))
             while calls:
                 await calls.wait_next()
-        if self._bookie in self._unknown:
+        if self._bookie in self._unknown and not self._has_answered():
             raise self._failed(f"{self._bookie}, whose word shall decide, cannot be asked")
         self._answers = {bookie: self._answers[bookie] for bookie in ensemble}
         self._is_covered = coverage.is_covered
@@ -137,12 +138,15 @@ class RecoveryFromOne(Recovery):
         if position not in asked:  # striped: its word says nothing of this entry
             others = ", ".join(ensemble[other] for other in asked)
             raise self._failed(f"entry {reads.next_entry_id} is not stored on {self._bookie}, but on {others}: name one of these")
-        # UNKNOWN is its word as well: it lost its disk once, and has nothing of this entry now.
-        has_answered = self._own_words.get(self._bookie) in (Status.UNKNOWN, Status.BAD_DIGEST)
-        if not (reads.has_said_no(position) or has_answered):
+        if not (reads.has_said_no(position) or self._has_answered()):
             raise self._failed(f"{self._bookie} did not say whether it has entry {reads.next_entry_id}")
         self._is_decided = False
         return reads.next_entry_id - 1
+
+    def _has_answered(self) -> bool:
+        """Return whether the last that the named bookie said for itself is its word. UNKNOWN is: it lost its disk once, and has
+        nothing of what it was asked for now."""
+        return self._own_words.get(self._bookie) in (Status.UNKNOWN, Status.BAD_DIGEST)
 
     def _note_unknown(self, bookie: str, why: str, status: Status | None = None) -> None:
         super()._note_unknown(bookie, why, status)

@@ -105,7 +105,7 @@ def test_a_ledger_that_needs_no_decision_is_closed_without_loss_and_its_topic_go
     assert admin.get(path).json()["state"] == "OPEN"
     assert admin.in_thread(lambda: command("--yes")).exit_code == 0
     assert admin.get(path).json()["state"] == "CLOSED"
-    assert "is closed already, at entry 1" in admin.in_thread(command).stdout
+    assert "is already closed at entry 1" in admin.in_thread(command).stdout
     assert admin.publish("decided", [b"3"])[0][0] > ledger
 
 
