@@ -37,6 +37,7 @@ class RecoveryPreview:
 
     `needs_decision`: an ordinary recovery cannot close the ledger. `answers`: by bookie of the last fragment, what it says.
     `unheard`: the bookies that did not say for certain what they have. Entries above `last_entry_id` that only they have are lost.
+    `needed_bookies`: how many more bookies must take entries before the ledger can be closed there (rule 3).
     """
 
     ledger_id: int
@@ -47,6 +48,7 @@ class RecoveryPreview:
     needs_decision: bool
     answers: dict[str, str] = field(default_factory=dict)
     unheard: tuple[str, ...] = ()
+    needed_bookies: int = 0
 
 
 class RecoveryFromOne(Recovery):
@@ -59,6 +61,7 @@ class RecoveryFromOne(Recovery):
         self._answers: dict[str, str] = {}
         self._own_words: dict[str, Status | None] = {}  # the last that each bookie said instead of yes or no
         self._is_covered = False
+        self._silent: set[str] = set()  # the bookies that did not answer at all
         self._is_decided = True
 
     async def preview(self) -> RecoveryPreview:
@@ -70,7 +73,8 @@ class RecoveryFromOne(Recovery):
         self.fences = False
         last_add_confirmed = await self._fence(ledger)
         first = ledger.last_fragment.first_entry_id
-        end = await self._read_on(ledger, max(last_add_confirmed, first - 1) + 1, _Nowhere())
+        start = max(last_add_confirmed, first - 1) + 1
+        end = await self._read_on(ledger, start, _Nowhere())
         return RecoveryPreview(
             self._ledger_id,
             ledger.state,
@@ -80,7 +84,24 @@ class RecoveryFromOne(Recovery):
             needs_decision=not (self._is_covered and self._is_decided),
             answers=self._answers,
             unheard=tuple(self._unknown),
+            needed_bookies=self._needed_bookies(ledger) if end >= start else 0,
         )
+
+    def _needed_bookies(self, ledger: LedgerMetadata) -> int:
+        """Return how many bookies an ack quorum of each write set lacks, of those that answered and their possible replacements."""
+        ensemble = ledger.last_fragment.ensemble
+        usable = [bookie not in self._silent for bookie in ensemble]
+        windows = [write_set_positions(first, ledger.ensemble_size, ledger.write_quorum) for first in range(ledger.ensemble_size)]
+        spares: list[str] = []
+        needed = 0
+        while short := [window for window in windows if sum(usable[position] for position in window) < ledger.ack_quorum]:
+            usable[next(position for position in short[0] if not usable[position])] = True
+            spare = self._placement.replacement(ensemble, spares) if not needed else None
+            if spare is None:
+                needed += 1
+            else:
+                spares.append(spare)
+        return needed
 
     async def run(self) -> ClosedLedger:
         self._require_member((await read_ledger(self._records, self._ledger_id)).record)
@@ -107,6 +128,8 @@ class RecoveryFromOne(Recovery):
             bookie = ensemble[position]
             if (answer := await self._read_lac(bookie, request)) is None:
                 self._answers[bookie] = f"not known: {self._unknown[bookie]}"
+                if self._own_words[bookie] is None:
+                    self._silent.add(bookie)
                 return
             coverage.on_fenced(position)
             last_add_confirmed = max(last_add_confirmed, self._take_lac(answer))

@@ -169,11 +169,15 @@ def preview_lines(preview: dict[str, Any]) -> list[str]:
     lines = [f"ledger {ledger} ({preview['state']}), from entry {preview['first_entry_id']} on at:"]
     lines += [f"  {bookie}: {answer}" for bookie, answer in preview["answers"].items()]
     end = _shown_end(last)
+    needed = preview.get("needed_bookies", 0)  # a broker of an older release does not say it
+    needs = f"needs {needed} more {'bookie that takes' if needed == 1 else 'bookies that take'} entries: start further ones"
+    missing = [f"Closing it {needs} first."] if needed else []
     if not preview["needs_decision"]:
-        return [*lines, f"An ordinary recovery is possible, and nothing would be lost: it would be {end}."]
+        return [*lines, f"An ordinary recovery is possible, and nothing would be lost: it would be {end}.", *missing]
     unheard = ", ".join(preview["unheard"]) or "other bookies"
     return [
         *lines,
+        *missing,
         f"By the word of {preview['bookie']} alone it would be {end}.",
         f"Lost for good: whatever was acknowledged above that and is, or was, only at {unheard}.",
         "Do this only if their disks do not come back. A broker that still writes the ledger is shut out.",

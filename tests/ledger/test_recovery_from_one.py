@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from cepheid_ledger import ClosedLedger, LedgerError, LedgerWriter, RecoveryFailedError
+from cepheid_ledger import ClosedLedger, LedgerError, LedgerWriter, RecoveryFailedError, WriteBackFailedError
 from cepheid_metadata import LedgerState
 from tests.ledger.ledger_world import LedgerWorld, append, ledger_world, payloads_of
 from tests.support import wait_until
@@ -149,3 +149,33 @@ async def test_a_ledger_of_which_a_bookie_in_limbo_never_had_an_entry_is_closed_
         preview = await world.client.preview_recovery_from(writer.ledger_id, "a")
         assert (preview.last_entry_id, preview.needs_decision) == (-1, True)
         assert await world.client.recover_from(writer.ledger_id, "a", at_least=-1) == ClosedLedger(-1, 0)
+
+
+@pytest.mark.parametrize(("spares", "needed"), [("", 1), ("d", 0)])
+async def test_a_preview_counts_the_bookies_that_are_missing_for_an_ack_quorum(spares: str, needed: int) -> None:
+    async with ledger_world("a", "b", "c", *spares) as world:
+        writer = await world.create_on("abc")
+        await append(writer, [b"0"])
+        await wait_until(lambda: world.cluster["c"].ids(writer.ledger_id) == [0])
+        for lost in "ab":
+            world.cluster[lost].down = True
+            world.cluster.not_registered.append(lost)
+        preview = await world.client.preview_recovery_from(writer.ledger_id, "c")
+        assert (preview.last_entry_id, preview.needed_bookies) == (0, needed)
+        if needed:
+            with pytest.raises(WriteBackFailedError, match="entries cannot be written back") as caught:
+                await world.client.recover_from(writer.ledger_id, "c", at_least=0)
+            assert "recover-from" not in caught.value.hint
+        else:
+            assert await world.client.recover_from(writer.ledger_id, "c", at_least=0) == ClosedLedger(0, 1)
+
+
+async def test_a_ledger_without_entries_to_write_back_needs_no_further_bookies() -> None:
+    async with ledger_world() as world:
+        writer = await world.create()
+        world.cluster["c"].limbo = True
+        for lost in "ab":
+            world.cluster[lost].down = True
+            world.cluster.not_registered.append(lost)
+        assert (await world.client.preview_recovery_from(writer.ledger_id, "c")).needed_bookies == 0
+        assert await world.client.recover_from(writer.ledger_id, "c", at_least=-1) == ClosedLedger(-1, 0)
