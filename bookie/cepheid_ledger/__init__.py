@@ -26,6 +26,7 @@ from cepheid_ledger.errors import (
     RecoveryFailedError,
     TailDamagedError,
     UnauthorizedLedgerError,
+    WriteBackFailedError,
     is_entry_gone,
 )
 from cepheid_ledger.ledger_reader import LedgerReader
@@ -77,6 +78,7 @@ __all__ = [
     "TailDamagedError",
     "UnauthorizedLedgerError",
     "Vacancy",
+    "WriteBackFailedError",
     "WriterPhase",
     "assert_legal_change",
     "bookies_of",

@@ -111,6 +111,15 @@ class RecoveryFailedError(LedgerError):
     )
 
 
+class WriteBackFailedError(RecoveryFailedError):
+    """The entries at the ledger's end were found, and too few bookies took copies of them. The next attempt finds them again."""
+
+    hint: ClassVar[str] = (
+        "start further bookies, or free space on the disks of read-only ones, until an ack quorum takes entries "
+        "(cepheid bookies list); nothing was decided or lost"
+    )
+
+
 class TailDamagedError(RecoveryFailedError):
     """Every bookie was heard, and what cannot be decided is an entry of which there are damaged copies and no valid one."""
 

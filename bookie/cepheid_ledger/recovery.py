@@ -177,7 +177,7 @@ class Recovery:
         # A bad digest is that of its highest entry, which it looked at when it was fenced.
         if answer.status is Status.OK or answer.status.certain_no or answer.status is Status.BAD_DIGEST:
             return answer
-        self._note_unknown(bookie, answer.status.name)
+        self._note_unknown(bookie, answer.status.name, answer.status)
         return None
 
     def _take_lac(self, answer: LacAnswer) -> int:

@@ -7,8 +7,9 @@ When so many disks were lost that it cannot be known whether an entry was confir
 topic with it. An operator who knows that the lost disks stay lost may accept that loss. It never happens by itself.
 
 1. The named bookie must be in the last fragment's ensemble, must be fenced, and must answer for the entry at which the ledger ends.
-   The others are fenced and heard as far as they answer. A writer that still reaches an ack quorum of bookies that are not heard
-   may be told OK for entries that are lost.
+   "Unknown" from a bookie in limbo is such an answer: it has nothing there, and takes no more regular adds of the ledger. So a
+   ledger of which no bookie has anything is closed at the start of its last fragment. The others are fenced and heard as far as
+   they answer. A writer that still reaches an ack quorum of bookies that are not heard may be told OK for entries that are lost.
 2. A valid copy from any bookie keeps an entry. The ledger ends before the first entry of which no bookie shows a copy.
 3. What was found is written back as ever (rule 9): the ledger ends only when an ack quorum holds it.
 4. It does not end below the entry that the operator was shown.
@@ -36,6 +37,7 @@ class RecoveryPreview:
 
     `needs_decision`: an ordinary recovery cannot close the ledger. `answers`: by bookie of the last fragment, what it says.
     `unheard`: the bookies that did not say for certain what they have. Entries above `last_entry_id` that only they have are lost.
+    `needed_bookies`: how many more bookies must take entries before the ledger can be closed there (rule 3).
     """
 
     ledger_id: int
@@ -46,6 +48,7 @@ class RecoveryPreview:
     needs_decision: bool
     answers: dict[str, str] = field(default_factory=dict)
     unheard: tuple[str, ...] = ()
+    needed_bookies: int = 0
 
 
 class RecoveryFromOne(Recovery):
@@ -58,6 +61,7 @@ class RecoveryFromOne(Recovery):
         self._answers: dict[str, str] = {}
         self._own_words: dict[str, Status | None] = {}  # the last that each bookie said instead of yes or no
         self._is_covered = False
+        self._silent: set[str] = set()  # the bookies that did not answer at all
         self._is_decided = True
 
     async def preview(self) -> RecoveryPreview:
@@ -69,7 +73,8 @@ class RecoveryFromOne(Recovery):
         self.fences = False
         last_add_confirmed = await self._fence(ledger)
         first = ledger.last_fragment.first_entry_id
-        end = await self._read_on(ledger, max(last_add_confirmed, first - 1) + 1, _Nowhere())
+        start = max(last_add_confirmed, first - 1) + 1
+        end = await self._read_on(ledger, start, _Nowhere())
         return RecoveryPreview(
             self._ledger_id,
             ledger.state,
@@ -79,7 +84,24 @@ class RecoveryFromOne(Recovery):
             needs_decision=not (self._is_covered and self._is_decided),
             answers=self._answers,
             unheard=tuple(self._unknown),
+            needed_bookies=self._needed_bookies(ledger) if end >= start else 0,
         )
+
+    def _needed_bookies(self, ledger: LedgerMetadata) -> int:
+        """Return how many bookies an ack quorum of each write set lacks, of those that answered and their possible replacements."""
+        ensemble = ledger.last_fragment.ensemble
+        usable = [bookie not in self._silent for bookie in ensemble]
+        windows = [write_set_positions(first, ledger.ensemble_size, ledger.write_quorum) for first in range(ledger.ensemble_size)]
+        spares: list[str] = []
+        needed = 0
+        while short := [window for window in windows if sum(usable[position] for position in window) < ledger.ack_quorum]:
+            usable[next(position for position in short[0] if not usable[position])] = True
+            spare = self._placement.replacement(ensemble, spares) if not needed else None
+            if spare is None:
+                needed += 1
+            else:
+                spares.append(spare)
+        return needed
 
     async def run(self) -> ClosedLedger:
         self._require_member((await read_ledger(self._records, self._ledger_id)).record)
@@ -106,6 +128,8 @@ class RecoveryFromOne(Recovery):
             bookie = ensemble[position]
             if (answer := await self._read_lac(bookie, request)) is None:
                 self._answers[bookie] = f"not known: {self._unknown[bookie]}"
+                if self._own_words[bookie] is None:
+                    self._silent.add(bookie)
                 return
             coverage.on_fenced(position)
             last_add_confirmed = max(last_add_confirmed, self._take_lac(answer))
@@ -117,7 +141,7 @@ class RecoveryFromOne(Recovery):
                 calls.start(position, ask(position))
             while calls:
                 await calls.wait_next()
-        if self._bookie in self._unknown:
+        if self._bookie in self._unknown and not self._has_answered():
             raise self._failed(f"{self._bookie}, whose word shall decide, cannot be asked")
         self._answers = {bookie: self._answers[bookie] for bookie in ensemble}
         self._is_covered = coverage.is_covered
@@ -137,12 +161,15 @@ class RecoveryFromOne(Recovery):
         if position not in asked:  # striped: its word says nothing of this entry
             others = ", ".join(ensemble[other] for other in asked)
             raise self._failed(f"entry {reads.next_entry_id} is not stored on {self._bookie}, but on {others}: name one of these")
-        # UNKNOWN is its word as well: it lost its disk once, and has nothing of this entry now.
-        has_answered = self._own_words.get(self._bookie) in (Status.UNKNOWN, Status.BAD_DIGEST)
-        if not (reads.has_said_no(position) or has_answered):
+        if not (reads.has_said_no(position) or self._has_answered()):
             raise self._failed(f"{self._bookie} did not say whether it has entry {reads.next_entry_id}")
         self._is_decided = False
         return reads.next_entry_id - 1
+
+    def _has_answered(self) -> bool:
+        """Return whether the last that the named bookie said for itself is its word. UNKNOWN is: it lost its disk once, and has
+        nothing of what it was asked for now."""
+        return self._own_words.get(self._bookie) in (Status.UNKNOWN, Status.BAD_DIGEST)
 
     def _note_unknown(self, bookie: str, why: str, status: Status | None = None) -> None:
         super()._note_unknown(bookie, why, status)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from cepheid_ledger.add_pipeline import AddPipeline
 from cepheid_ledger.bookie_channel import BookieChannel
-from cepheid_ledger.errors import LedgerError, RecoveryFailedError
+from cepheid_ledger.errors import LedgerError, RecoveryFailedError, WriteBackFailedError
 from cepheid_ledger.master_key import master_key_of
 from cepheid_ledger.placement import Placement
 from cepheid_ledger.rack_spread import Vacancy
@@ -56,7 +56,7 @@ class WriteBack:
         self._pipeline.push(group, self._on_done)
 
     async def wait_below(self, limit_bytes: int) -> None:
-        """Until at most `limit_bytes` are unconfirmed. Raises RecoveryFailedError."""
+        """Until at most `limit_bytes` are unconfirmed. Raises WriteBackFailedError."""
         if self._pipeline is not None and self._pipeline.unconfirmed.size_bytes > limit_bytes:
             self._waiter = limit_bytes, asyncio.get_running_loop().create_future()
             try:
@@ -64,7 +64,7 @@ class WriteBack:
             finally:
                 self._waiter = None
         if self._failure is not None:
-            raise RecoveryFailedError(f"recovered entries cannot be written back: {self._failure}") from self._failure
+            raise WriteBackFailedError(f"recovered entries cannot be written back: {self._failure}") from self._failure
 
     def close(self) -> None:
         """Ends it at once, unless `leave` did."""

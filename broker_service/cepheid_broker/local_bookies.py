@@ -77,14 +77,16 @@ class LocalBookies:
         on_failed: Callable[[BaseException], None],
         *,
         rack: str | None = None,
+        accept_empty_disk: bool = False,
     ) -> LocalBookies:
         """Opens bookies 1..`count` below `data_dir` and registers them, all in one rack.
 
+        `accept_empty_disk` as in `Bookie.open`, for each of them: those that are whole, or new, start as ever.
         Closes those that opened when one does not.
         """
         opened = await asyncio.gather(
             *(
-                _open_bookie(data_dir, BookieIdentity(f"{_ID}{number}", cluster_id), settings, store, ports)
+                _open_bookie(data_dir, BookieIdentity(f"{_ID}{number}", cluster_id), settings, store, ports, accept_empty_disk)
                 for number in range(1, count + 1)
             ),
             return_exceptions=True,
@@ -239,7 +241,12 @@ class LocalBookies:
 
 
 async def _open_bookie(
-    data_dir: Path, identity: BookieIdentity, settings: StorageSettings, store: MetadataStore, ports: Ports
+    data_dir: Path,
+    identity: BookieIdentity,
+    settings: StorageSettings,
+    store: MetadataStore,
+    ports: Ports,
+    accept_empty_disk: bool,
 ) -> Bookie:
     from cepheid_bookie.rocks_index import RocksBlockIndex
 
@@ -250,7 +257,9 @@ async def _open_bookie(
     cookies = MetadataCookies(store, {"data": (str(directory),)})
     new_segments = await journal_format(store)
     index = RocksBlockIndex(directory / "index")
-    bookie = await Bookie.open(identity, settings, disk, index, ports, cookies=cookies, journal_format=new_segments)
+    bookie = await Bookie.open(
+        identity, settings, disk, index, ports, cookies=cookies, accept_empty_disk=accept_empty_disk, journal_format=new_segments
+    )
     try:
         await report_bookie(store, bookie, ports)
     except BaseException:

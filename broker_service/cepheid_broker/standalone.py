@@ -107,11 +107,13 @@ class StandaloneSettings(BrokerSettings):
 
 
 class Standalone(Role):
-    """`start` once, `aclose` once."""
+    """`start` once, `aclose` once. `accept_empty_disk` is an operator's word for this one start, and no setting: bookies whose
+    disks are lost for good start on empty ones."""
 
-    def __init__(self, settings: StandaloneSettings, ports: Ports) -> None:
+    def __init__(self, settings: StandaloneSettings, ports: Ports, *, accept_empty_disk: bool = False) -> None:
         super().__init__()
         self.settings = settings
+        self._accept_empty_disk = accept_empty_disk
         self.bookies: LocalBookies
         self._ports = ports
         self._tasks = TaskOwner("standalone", self._failure.report)
@@ -178,6 +180,7 @@ class Standalone(Role):
             ports,
             self._failure.report,
             rack=settings.rack,
+            accept_empty_disk=self._accept_empty_disk,
         )
         opened.push_async_callback(bookies.aclose)
         self._serving = Serving(

@@ -8,7 +8,13 @@ from typing import ClassVar, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from cepheid_metadata.policy_records import TOPIC_POLICIES, AutoTopicCreation, TopicPolicyFields
+from cepheid_metadata.policy_records import (
+    OTHER_QUOTA_LIMITS,
+    TOPIC_POLICIES,
+    AutoTopicCreation,
+    OtherQuotaLimits,
+    TopicPolicyFields,
+)
 from cepheid_metadata.record import GrownRecord, Record
 
 _LARGEST_HASH = 0xFFFFFFFF
@@ -42,11 +48,11 @@ class TenantRecord(Record):
     allowed_clusters: tuple[str, ...] = ()
 
 
-class NamespaceRecord(TopicPolicyFields, GrownRecord):
+class NamespaceRecord(TopicPolicyFields, OtherQuotaLimits, GrownRecord):
     """Policies; None: the broker's default holds."""
 
     NAME: ClassVar[str] = "namespace"
-    FORMAT: ClassVar[int] = 4
+    FORMAT: ClassVar[int] = 5
     ADDED: ClassVar[Mapping[str, int]] = {
         **{
             name: 2
@@ -55,6 +61,7 @@ class NamespaceRecord(TopicPolicyFields, GrownRecord):
         },
         "offload": 3,
         "bundle_starts": 4,
+        **dict.fromkeys(OTHER_QUOTA_LIMITS, 5),
     }
 
     bundles: PositiveInt = Field(4, description="Number of bundles.")

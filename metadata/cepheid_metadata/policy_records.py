@@ -122,4 +122,12 @@ class TopicPolicyFields(RecordPart):
     offload: OffloadPolicy | None = None
 
 
+class OtherQuotaLimits(RecordPart):
+    """The limits that a client sent with a quota of the other type. They are shown as they were written, and never enforced."""
+
+    size_quota_time_s: int | None = Field(None, ge=-1, description="Time limit that was sent with `size_quota`.")
+    age_quota_size_bytes: int | None = Field(None, ge=-1, description="Size limit that was sent with `age_quota`.")
+
+
+OTHER_QUOTA_LIMITS = tuple(OtherQuotaLimits.model_fields)
 TOPIC_POLICIES = tuple(TopicPolicyFields.model_fields)

@@ -9,18 +9,19 @@ from typing import Any, ClassVar, Self
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from cepheid_metadata.names import Position
-from cepheid_metadata.policy_records import TOPIC_POLICIES, TopicPolicyFields
+from cepheid_metadata.policy_records import OTHER_QUOTA_LIMITS, TOPIC_POLICIES, OtherQuotaLimits, TopicPolicyFields
 from cepheid_metadata.record import GrownRecord, Record, RecordPart
 
 
-class TopicRecord(TopicPolicyFields, GrownRecord):
+class TopicRecord(TopicPolicyFields, OtherQuotaLimits, GrownRecord):
     """A topic that was created, by a client or an administrator, with its own policies; None: the namespace's hold."""
 
     NAME: ClassVar[str] = "topic"
-    FORMAT: ClassVar[int] = 3
+    FORMAT: ClassVar[int] = 4
     ADDED: ClassVar[Mapping[str, int]] = {
         **dict.fromkeys((*TOPIC_POLICIES, "max_message_bytes", "deleted"), 2),
         "offload": 3,
+        **dict.fromkeys(OTHER_QUOTA_LIMITS, 4),
     }
 
     partitions: NonNegativeInt = Field(0, description="0: not partitioned.")

@@ -32,7 +32,8 @@ from cepheid_metadata.store import MetadataStore
 OLDEST_STORAGE_FORMAT = 1
 NEWEST_STORAGE_FORMAT = 3
 """2: the journal's segments are of format 2 (cepheid_bookie/journal_format.py).
-3: with security, plans have signed tickets instead of master keys (cepheid_broker/admin/plan.py)."""
+3: with security, plans have signed tickets instead of master keys (cepheid_broker/admin/plan.py); backlog quotas keep the limit of
+the other type (cepheid_broker/admin/backlog_quotas.py)."""
 SIGNED_TICKETS_SINCE = 3
 
 

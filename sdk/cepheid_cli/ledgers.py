@@ -158,26 +158,34 @@ def recover_from(
     if not yes:
         typer.confirm(f"Close ledger {ledger} there?", abort=True)
     end = admin.ledgers.recover_from(ledger, bookie, last_entry=preview["last_entry_id"])
-    done(f"ledger {ledger} is closed at entry {end['last_entry_id']} ({end['length_bytes']} bytes)")
+    done(f"ledger {ledger} is {_shown_end(end['last_entry_id'])} ({end['length_bytes']} bytes)")
 
 
 def preview_lines(preview: dict[str, Any]) -> list[str]:
     """What closing a ledger by one bookie's word would do, for the one who decides."""
     ledger, last = preview["ledger_id"], preview["last_entry_id"]
     if preview["state"] == "CLOSED":
-        return [f"ledger {ledger} is closed already, at entry {last}: nothing is to be decided"]
+        return [f"ledger {ledger} is already {_shown_end(last)}: nothing is to be decided"]
     lines = [f"ledger {ledger} ({preview['state']}), from entry {preview['first_entry_id']} on at:"]
     lines += [f"  {bookie}: {answer}" for bookie, answer in preview["answers"].items()]
-    end = f"closed at entry {last}" if last >= 0 else "closed without any entry"
+    end = _shown_end(last)
+    needed = preview.get("needed_bookies", 0)  # a broker of an older release does not say it
+    needs = f"needs {needed} more {'bookie that takes' if needed == 1 else 'bookies that take'} entries: start further ones"
+    missing = [f"Closing it {needs} first."] if needed else []
     if not preview["needs_decision"]:
-        return [*lines, f"An ordinary recovery is possible, and nothing would be lost: it would be {end}."]
+        return [*lines, f"An ordinary recovery is possible, and nothing would be lost: it would be {end}.", *missing]
     unheard = ", ".join(preview["unheard"]) or "other bookies"
     return [
         *lines,
+        *missing,
         f"By the word of {preview['bookie']} alone it would be {end}.",
         f"Lost for good: whatever was acknowledged above that and is, or was, only at {unheard}.",
         "Do this only if their disks do not come back. A broker that still writes the ledger is shut out.",
     ]
+
+
+def _shown_end(last_entry_id: int) -> str:
+    return f"closed at entry {last_entry_id}" if last_entry_id >= 0 else "closed without any entry"
 
 
 @app.command()

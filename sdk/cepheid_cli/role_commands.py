@@ -18,6 +18,9 @@ Host = Annotated[str | None, typer.Option(help="Address to bind. Default: 127.0.
 AdvertisedHost = Annotated[str | None, typer.Option(help="Address that others are told. Default: the bound one")]
 AdvertisedPort = Annotated[int | None, typer.Option(help="Port that others are told. Default: the bound one")]
 Rack = Annotated[str | None, typer.Option(help="Where it runs: region/rack, or a rack without a region")]
+AcceptEmptyDisk = Annotated[
+    bool, typer.Option("--accept-empty-disk", help="For this one start: go on although the disk of a known bookie is empty.")
+]
 Secure = Annotated[Path | None, typer.Option(help="Directory of `cepheid secure init`: TLS, and clients have to authenticate")]
 SessionTimeout = Annotated[
     float | None, typer.Option(help="Seconds of silence after which metadata takes it for dead. Default: 4", metavar="SECONDS")
@@ -59,6 +62,7 @@ def standalone(
     admin_port: Annotated[int | None, typer.Option(help="Port of the admin API and metrics. Default: 8080")] = None,
     bookies: Annotated[int | None, typer.Option(help="How many storage nodes, each with its directory. Default: 1")] = None,
     secure: Secure = None,
+    accept_empty_disk: AcceptEmptyDisk = False,
     config: Annotated[Path | None, typer.Option(help="TOML file of settings; environment: CEPHEID_STANDALONE_NAME")] = None,
 ) -> None:
     """Run a whole cluster in this process: metadata, bookies, a broker, the admin API. Ctrl-C stops it."""
@@ -66,7 +70,7 @@ def standalone(
     from cepheid_cli.secured_cluster import settings_files
     from cepheid_cli.standalone import run_standalone
 
-    run_standalone(flags, settings_files("server", secure, config))
+    run_standalone(flags, settings_files("server", secure, config), accept_empty_disk=accept_empty_disk)
 
 
 def bookie(
@@ -86,10 +90,7 @@ def bookie(
     scan_port: Annotated[int | None, typer.Option(help="Port of stored entries for Spark. Default: any free one")] = None,
     rack: Rack = None,
     metadata_session_timeout_s: SessionTimeout = None,
-    accept_empty_disk: Annotated[
-        bool,
-        typer.Option("--accept-empty-disk", help="For this one start: go on although the disk of this known bookie is empty."),
-    ] = False,
+    accept_empty_disk: AcceptEmptyDisk = False,
     secure: Secure = None,
     config: Annotated[Path | None, typer.Option(help="TOML file of settings; environment: CEPHEID_BOOKIE_NAME")] = None,
 ) -> None:

@@ -7,19 +7,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cepheid_cli.bookie import NOT_KEPT
 from cepheid_cli.role_process import run_role
 from cepheid_cli.settings_loader import load_settings
 from cepheid_ports import Ports
 
 
-def run_standalone(flags: Mapping[str, Any], config: Sequence[Path]) -> None:
+def run_standalone(flags: Mapping[str, Any], config: Sequence[Path], *, accept_empty_disk: bool = False) -> None:
     """Serves until a signal; returns after a clean stop. Raises CepheidError when it cannot start or has to give up."""
     started = time.monotonic()
     from cepheid_broker.settings import RENAMED
     from cepheid_broker.standalone import Standalone, StandaloneSettings
 
     settings = load_settings(
-        StandaloneSettings, flags=flags, environment_prefix="CEPHEID_STANDALONE_", file=config, renamed=RENAMED
+        StandaloneSettings, flags=flags, environment_prefix="CEPHEID_STANDALONE_", file=config, renamed=RENAMED, refused=NOT_KEPT
     )
 
     def facts(standalone: Standalone) -> list[str]:
@@ -31,4 +32,4 @@ def run_standalone(flags: Mapping[str, Any], config: Sequence[Path]) -> None:
             *(f"problem   {problem}" for problem in standalone.problems),
         ]
 
-    run_role("standalone", lambda: Standalone(settings, Ports()), facts, started)
+    run_role("standalone", lambda: Standalone(settings, Ports(), accept_empty_disk=accept_empty_disk), facts, started)

@@ -105,7 +105,7 @@ def test_a_ledger_that_needs_no_decision_is_closed_without_loss_and_its_topic_go
     assert admin.get(path).json()["state"] == "OPEN"
     assert admin.in_thread(lambda: command("--yes")).exit_code == 0
     assert admin.get(path).json()["state"] == "CLOSED"
-    assert "is closed already, at entry 1" in admin.in_thread(command).stdout
+    assert "is already closed at entry 1" in admin.in_thread(command).stdout
     assert admin.publish("decided", [b"3"])[0][0] > ledger
 
 
@@ -123,6 +123,10 @@ def test_what_is_lost_is_said_before_it_is_asked_for() -> None:
     text = "\n".join(preview_lines(preview))
     assert "By the word of b3 alone it would be closed at entry 119." in text
     assert "only at b1, b2" in text
+    assert "more bookie" not in text
+    assert "needs 1 more bookie that takes entries: start further ones" in "\n".join(
+        preview_lines({**preview, "needed_bookies": 1})
+    )
 
 
 def test_bookies_are_listed_with_their_state(admin: AdminWorld) -> None:

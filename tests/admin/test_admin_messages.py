@@ -181,22 +181,11 @@ def test_an_entry_whose_payload_is_broken_is_422_and_says_so(admin: AdminWorld) 
 def test_clients_that_peek_and_do_not_read_have_a_few_messages_in_memory_and_the_others_wait(
     admin: AdminWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """16 KiB stored are 16 MiB decompressed, which is more than sockets take."""
-    size_bytes = 16 << 20
-    bomb = encode_tail(metadata(compression=pb.ZLIB, uncompressed_size=size_bytes), zlib.compress(bytes(size_bytes)))
-    decompressed: list[Position] = []
-
-    def noted(position: Position, tail: bytes) -> tuple[bytes, list[tuple[str, str]]]:
-        decompressed.append(position)
-        return message_answer(position, tail)
-
-    monkeypatch.setattr(messages, "message_answer", noted)
+    size_bytes = 16 << 20  # more than sockets take
+    decompressed = note_decompressed(monkeypatch)
 
     async def peek() -> None:
-        topic = await admin.standalone.broker.topics.get(TopicName.parse(f"{FULL}/bomb"), may_create=True)
-        stored: asyncio.Future[Position] = asyncio.get_running_loop().create_future()
-        topic.publish([bomb], lambda outcome, _: stored.set_result(outcome))  # type: ignore[arg-type]
-        path = "{}/bomb/ledger/{}/entry/{}".format(NAMESPACE, *await stored)
+        path = await publish_bomb(admin, size_bytes)
         clients = [await open_connection(admin, path) for _ in range(messages.PEEKS_AT_ONCE + 2)]
         await wait_until(lambda: len(decompressed) == messages.PEEKS_AT_ONCE)
         assert (await admin.send("GET", f"{NAMESPACE}/bomb/stats")).status_code == 200, "other calls do not wait"
@@ -218,6 +207,49 @@ def test_clients_that_peek_and_do_not_read_have_a_few_messages_in_memory_and_the
         assert len((await admin.send("GET", path)).content) == size_bytes
 
     admin.run(peek())
+
+
+@pytest.mark.slow
+def test_clients_at_one_address_leave_places_for_peeking_to_others(admin: AdminWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    decompressed = note_decompressed(monkeypatch)
+    monkeypatch.setattr(messages, "is_loopback", lambda _: False)
+
+    async def peek() -> None:
+        path = await publish_bomb(admin, 16 << 20)
+        clients = [await open_connection(admin, path) for _ in range(messages.PEEKS_AT_ONCE)]
+        await wait_until(lambda: len(decompressed) == messages.PEEKS_PER_ADDRESS)
+        monkeypatch.setattr(messages, "PLACE_TIMEOUT_S", 0.0)
+        refused = await admin.send("GET", path)
+        assert refused.status_code == 503
+        assert "2 messages are being read by admin clients at 127.0.0.1, which is the limit for an address" in refused.text
+        monkeypatch.setattr(messages, "is_loopback", lambda _: True)  # as one at another address
+        monkeypatch.setattr(messages, "PLACE_TIMEOUT_S", 30.0)
+        assert (await admin.send("GET", path)).status_code == 200
+        for _, writer in clients:
+            await abort(writer)
+
+    admin.run(peek())
+
+
+def note_decompressed(monkeypatch: pytest.MonkeyPatch) -> list[Position]:
+    """Return the positions of the messages that calls have decompressed since, as they do."""
+    decompressed: list[Position] = []
+
+    def noted(position: Position, tail: bytes) -> tuple[bytes, list[tuple[str, str]]]:
+        decompressed.append(position)
+        return message_answer(position, tail)
+
+    monkeypatch.setattr(messages, "message_answer", noted)
+    return decompressed
+
+
+async def publish_bomb(admin: AdminWorld, size_bytes: int) -> str:
+    """Publish a message of which a thousandth is stored. Return the path that shows it."""
+    bomb = encode_tail(metadata(compression=pb.ZLIB, uncompressed_size=size_bytes), zlib.compress(bytes(size_bytes)))
+    topic = await admin.standalone.broker.topics.get(TopicName.parse(f"{FULL}/bomb"), may_create=True)
+    stored: asyncio.Future[Position] = asyncio.get_running_loop().create_future()
+    topic.publish([bomb], lambda outcome, _: stored.set_result(outcome))  # type: ignore[arg-type]
+    return "{}/bomb/ledger/{}/entry/{}".format(NAMESPACE, *await stored)
 
 
 async def abort(writer: asyncio.StreamWriter) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from cepheid_broker.admin.backlog_quotas import OTHER_LIMITS_SINCE
 from cepheid_broker.admin.policy_table import POLICIES
 from cepheid_broker.admin.unset_policies import OF_NAMESPACES, OF_TOPICS, UnsetPolicy
 from cepheid_broker.policies.topic_policies import (
@@ -19,6 +20,7 @@ from cepheid_broker.policies.topic_policies import (
     TopicPolicies,
 )
 from cepheid_managed_ledger import OffloadConfig, Retention
+from cepheid_metadata.upgrade import StorageFormat, storage_format_record
 from cepheid_tiered import requirements
 from cepheid_wire import TopicName
 from tests.admin.admin_world import AdminWorld
@@ -587,16 +589,34 @@ def test_quotas_say_what_is_wrong_with_them(admin: AdminWorld, base: str, kind: 
 
 
 @pytest.mark.parametrize("kind", ["destination_storage", "message_age"])
-def test_of_a_quota_with_both_limits_the_one_of_its_type_holds(admin: AdminWorld, kind: str) -> None:
+def test_of_a_quota_with_both_limits_the_one_of_its_type_holds_and_both_are_shown(admin: AdminWorld, kind: str) -> None:
     both = {"limitSize": 5, "limitTime": 6, "policy": "producer_exception"}
     assert admin.post(f"{TOPIC}/backlogQuota", params={"backlogQuotaType": kind}, json=both).status_code == 204
+    assert admin.get(f"{TOPIC}/backlogQuotaMap").json() == {kind: {**both, "limit": 5}}
     of_size = kind == "destination_storage"
-    assert admin.get(f"{TOPIC}/backlogQuotaMap").json() == {
-        kind: {"limit": 5, "limitSize": 5, "limitTime": -1, "policy": "producer_exception"}
-        if of_size
-        else {"limit": -1, "limitSize": -1, "limitTime": 6, "policy": "producer_exception"}
-    }
+    wait_in_force(
+        admin,
+        {
+            "size_quota": BacklogQuota(5, QuotaAction.REFUSE) if of_size else None,
+            "age_quota": None if of_size else BacklogQuota(6, QuotaAction.REFUSE),
+        },
+    )
     assert admin.delete(f"{TOPIC}/backlogQuota", params={"backlogQuotaType": kind}).status_code == 204
+
+
+def test_until_the_upgrade_is_finished_a_quota_is_written_as_older_releases_read_it(admin: AdminWorld) -> None:
+    store = admin.standalone.broker.store
+    records = storage_format_record(store)
+    found = admin.run(records.get(None))
+    assert found is not None
+    admin.run(records.replace(None, StorageFormat(storage_format=OTHER_LIMITS_SINCE - 1), found.version))
+    try:
+        both = {"limitSize": 5, "limitTime": 6, "policy": "producer_exception"}
+        assert admin.post(f"{NAMESPACE}/backlogQuota", json=both).status_code == 204
+        assert admin.get(f"{NAMESPACE}/backlogQuotaMap").json()["destination_storage"]["limitTime"] == -1
+        assert admin.delete(f"{NAMESPACE}/backlogQuota").status_code == 204
+    finally:
+        admin.run(records.replace(None, found.record, found.version + 1))
 
 
 @pytest.mark.parametrize("base", [NAMESPACE, TOPIC])

@@ -109,6 +109,26 @@ def test_entries_that_are_due_wait_for_their_keys_turn() -> None:
     assert sent(world)[1:] == [(2, 1), (2, 2), (2, 3)], "and then they come in order"
 
 
+def test_an_entry_that_is_due_while_a_later_one_of_its_key_is_read_back_goes_first() -> None:
+    world = keyed(1)
+    world.append(1, key_hash=1, deliver_at_ms=world.now_ms + 1000)
+    world.append(1, key_hash=1)
+    join(world, 1)
+    world.settle()
+    world.sent.clear()
+    world.core.on_redeliver(1, [Position(3, 2)])
+    world.reads_at_once = False
+    world.settle()
+    assert isinstance(world.reads[-1], ReadBack)
+    world.now_ms += 1000
+    world.core.on_clock(world.now_ms)
+    world.reads_at_once = True
+    while world.reads:
+        world.finish_read(0)
+    world.settle()
+    assert sent(world) == [(1, 1), (1, 2)]
+
+
 def test_keys_in_nobodys_range_wait_by_name_until_somebody_has_it() -> None:
     world = World(lambda acks, limits, policies: KeySharedDispatch(acks, limits, policies, Sticky()))
     world.append(1, key_hash=500)

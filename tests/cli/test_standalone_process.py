@@ -267,3 +267,19 @@ def test_a_wrong_setting_is_refused_before_anything_starts(tmp_path: Path) -> No
     assert server.end() == 1
     assert "setting bookies must be a whole number from 1 to 9, got 0 from the command line" in "".join(server.err)
     assert not (tmp_path / "data").exists()
+
+
+def test_the_loss_of_a_bookies_disk_is_refused_until_it_is_accepted_for_one_start(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with running(data) as server:
+        assert server.end() == 0
+    shutil.rmtree(data / "bookie-1")
+    refused = Server(data)
+    assert refused.process.wait(60) == 1
+    refused.end()
+    assert "its data is gone" in refused.text()
+    assert "--accept-empty-disk" in refused.text()
+    with running(data, "--accept-empty-disk") as server:
+        assert server.end() == 0
+    with running(data):
+        pass

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from cepheid_ledger import ClosedLedger, LedgerError, LedgerWriter, RecoveryFailedError
+from cepheid_ledger import ClosedLedger, LedgerError, LedgerWriter, RecoveryFailedError, WriteBackFailedError
 from cepheid_metadata import LedgerState
 from tests.ledger.ledger_world import LedgerWorld, append, ledger_world, payloads_of
 from tests.support import wait_until
@@ -108,7 +108,6 @@ async def test_where_an_ordinary_recovery_can_decide_it_does() -> None:
     ("bookie", "at_least", "words"),
     [
         ("d", 4, "name one of these"),
-        ("a", -1, "a, whose word shall decide, cannot be asked"),
         ("c", 9, "before entry 9, to which it was to be kept"),
     ],
 )
@@ -120,3 +119,63 @@ async def test_what_cannot_be_decided_so_is_refused_and_closes_nothing(bookie: s
             await world.client.recover_from(writer.ledger_id, bookie, at_least=at_least)
         assert (await world.record(writer.ledger_id)).state is LedgerState.IN_RECOVERY
         assert (await world.client.recover_from(writer.ledger_id, "c", at_least=4)).last_entry_id == 4
+
+
+async def test_a_bookie_that_does_not_answer_cannot_decide() -> None:
+    async with ledger_world() as world:
+        writer = await written(world)
+        lose_disk(world, "a", "b")
+        world.cluster["a"].down = True
+        with pytest.raises(RecoveryFailedError, match="a, whose word shall decide, cannot be asked"):
+            await world.client.recover_from(writer.ledger_id, "a", at_least=-1)
+
+
+@pytest.mark.parametrize(("blank", "end"), [("a", 4), ("ab", 4), ("abc", -1)])
+async def test_a_bookie_that_lost_the_ledger_decides_with_what_others_show(blank: str, end: int) -> None:
+    async with ledger_world() as world:
+        writer = await written(world)
+        lose_disk(world, *blank)
+        preview = await world.client.preview_recovery_from(writer.ledger_id, "a")
+        assert (preview.last_entry_id, preview.answers["a"]) == (end, "not known: UNKNOWN")
+        assert await world.client.recover_from(writer.ledger_id, "a", at_least=end) == ClosedLedger(end, end + 1)
+
+
+async def test_a_ledger_of_which_a_bookie_in_limbo_never_had_an_entry_is_closed_empty() -> None:
+    async with ledger_world("a") as world:
+        writer = await world.create_on("a", ack_quorum=1, write_quorum=1)
+        world.cluster["a"].limbo = True
+        with pytest.raises(RecoveryFailedError):
+            await world.client.recover(writer.ledger_id)
+        preview = await world.client.preview_recovery_from(writer.ledger_id, "a")
+        assert (preview.last_entry_id, preview.needs_decision) == (-1, True)
+        assert await world.client.recover_from(writer.ledger_id, "a", at_least=-1) == ClosedLedger(-1, 0)
+
+
+@pytest.mark.parametrize(("spares", "needed"), [("", 1), ("d", 0)])
+async def test_a_preview_counts_the_bookies_that_are_missing_for_an_ack_quorum(spares: str, needed: int) -> None:
+    async with ledger_world("a", "b", "c", *spares) as world:
+        writer = await world.create_on("abc")
+        await append(writer, [b"0"])
+        await wait_until(lambda: world.cluster["c"].ids(writer.ledger_id) == [0])
+        for lost in "ab":
+            world.cluster[lost].down = True
+            world.cluster.not_registered.append(lost)
+        preview = await world.client.preview_recovery_from(writer.ledger_id, "c")
+        assert (preview.last_entry_id, preview.needed_bookies) == (0, needed)
+        if needed:
+            with pytest.raises(WriteBackFailedError, match="entries cannot be written back") as caught:
+                await world.client.recover_from(writer.ledger_id, "c", at_least=0)
+            assert "recover-from" not in caught.value.hint
+        else:
+            assert await world.client.recover_from(writer.ledger_id, "c", at_least=0) == ClosedLedger(0, 1)
+
+
+async def test_a_ledger_without_entries_to_write_back_needs_no_further_bookies() -> None:
+    async with ledger_world() as world:
+        writer = await world.create()
+        world.cluster["c"].limbo = True
+        for lost in "ab":
+            world.cluster[lost].down = True
+            world.cluster.not_registered.append(lost)
+        assert (await world.client.preview_recovery_from(writer.ledger_id, "c")).needed_bookies == 0
+        assert await world.client.recover_from(writer.ledger_id, "c", at_least=-1) == ClosedLedger(-1, 0)

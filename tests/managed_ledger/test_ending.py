@@ -337,6 +337,22 @@ async def test_a_topic_of_which_a_ledger_cannot_be_closed_is_deleted_wholly_or_n
         await assert_deleted(world)
 
 
+async def test_a_topic_of_which_no_bookie_has_anything_is_deleted_once_its_ledger_is_closed_by_one_of_them() -> None:
+    async with topic_world("a", "b", "c") as world:
+        broker = world.broker()
+        (position,) = await append_all(await broker.open(THREE_BOOKIES), 1)
+        await broker.crash()
+        for bookie in world.cluster.bookies.values():
+            bookie.entries.clear()
+            bookie.limbo = True
+        with pytest.raises(ChainNotDeletableError):
+            await world.broker().ledgers.delete(TOPIC)
+        heir = world.broker(seed=2)
+        await heir.client.recover_from(position.ledger_id, "a", at_least=-1)
+        await heir.ledgers.delete(TOPIC)
+        await assert_deleted(world)
+
+
 async def test_deleting_shuts_out_whoever_serves_the_topic() -> None:
     async with topic_world() as world:
         ledger = await world.broker().open()

@@ -58,6 +58,7 @@ from cepheid_metadata import (
     keys,
     ledger_records,
 )
+from cepheid_metadata.policy_records import OTHER_QUOTA_LIMITS
 from cepheid_wire import TopicName
 
 LEDGER = LedgerMetadata(
@@ -129,6 +130,7 @@ RECORDS: list[Record] = [
     ),
     NamespaceRecord(**EVERY_POLICY, schema_auto_update=False, encryption_required=True, max_topics=9),
     TopicRecord(**EVERY_POLICY, max_message_bytes=1000, created_at_ms=1),
+    TopicRecord(**EVERY_POLICY, size_quota_time_s=60, age_quota_size_bytes=1 << 20, created_at_ms=1),
     ClusterRecord(service_url="http://localhost:8080"),
     ClusterIdentity(cluster_id="id", name="standalone", created_at_ms=1),
     BookieCookie(layout_version=1, bookie_id="b", incarnation="i", cluster_id="c", directories={"journal": ("/j",)}),
@@ -200,6 +202,18 @@ def test_records_of_the_first_format_are_read_and_written_as_long_as_they_can_sa
     assert json.loads(changed.encode())["format"] == 2
     assert type(record).decode(changed.encode(), "/k") == changed
     assert json.loads(changed.replace(message_ttl_s=None).encode()) == json.loads(value)
+
+
+@pytest.mark.parametrize("field", OTHER_QUOTA_LIMITS)
+def test_only_a_quota_with_both_limits_needs_the_newest_format_of_its_record(field: str) -> None:
+    for record in (NamespaceRecord(**EVERY_POLICY), TopicRecord(**EVERY_POLICY, created_at_ms=1)):
+        before = json.loads(record.encode())
+        assert before["format"] < record.FORMAT
+        assert not set(OTHER_QUOTA_LIMITS) & set(before)
+        changed = record.replace(**{field: 5})
+        assert json.loads(changed.encode())["format"] == record.FORMAT
+        assert type(record).decode(changed.encode(), "/k") == changed
+        assert json.loads(changed.replace(**{field: None}).encode()) == before
 
 
 def test_the_first_format_has_no_fields_of_the_second() -> None:

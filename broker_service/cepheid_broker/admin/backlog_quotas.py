@@ -13,33 +13,47 @@ from cepheid_broker.admin.json_body import json_body
 from cepheid_broker.admin.policy_level import Level, namespace_level, refuse_global, topic_level
 from cepheid_broker.admin.policy_values import BacklogQuotaBody, quota, quota_in_force, quota_json
 from cepheid_broker.policies import TopicPolicies
-from cepheid_metadata import NamespaceRecord, QuotaPolicy, TopicRecord
+from cepheid_metadata import MetadataStore, NamespaceRecord, TopicRecord
+from cepheid_metadata.upgrade import read_storage_format
 
 NO_CONTENT = 204
 
 QuotaType = Literal["destination_storage", "message_age"]
 FIELDS: Mapping[QuotaType, str] = {"destination_storage": "size_quota", "message_age": "age_quota"}
+OTHER_LIMITS_SINCE = 3
+"""Storage format of the cluster from which records keep the limit of the other type."""
+_OTHER_LIMITS: Mapping[QuotaType, str] = {"destination_storage": "size_quota_time_s", "message_age": "age_quota_size_bytes"}
 
 _body = json_body(BacklogQuotaBody)
 _type: Any = Query("destination_storage", alias="backlogQuotaType")
 
 
 def namespace_backlog_quotas(context: AdminContext) -> APIRouter:
-    return _routes("/admin/v2/namespaces/{tenant}/{namespace}", namespace_level(context))
+    return _routes(context, "/admin/v2/namespaces/{tenant}/{namespace}", namespace_level(context))
 
 
 def topic_backlog_quotas(context: AdminContext) -> APIRouter:
-    return _routes("/admin/v2/persistent/{tenant}/{namespace}/{topic}", topic_level(context))
+    return _routes(context, "/admin/v2/persistent/{tenant}/{namespace}/{topic}", topic_level(context))
 
 
-def quota_policy(kind: QuotaType, body: BacklogQuotaBody) -> QuotaPolicy:
-    return quota(body, of_age=kind == "message_age")
+async def quota_fields(store: MetadataStore, kind: QuotaType, body: BacklogQuotaBody) -> dict[str, Any]:
+    """Return the fields of a record that hold this quota.
+
+    Its other limit, which is only shown, is dropped until the cluster's upgrade is finished: older releases cannot read it.
+    """
+    policy, other = quota(body, of_age=kind == "message_age")
+    is_kept = other >= 0 and await read_storage_format(store) >= OTHER_LIMITS_SINCE
+    return {FIELDS[kind]: policy, _OTHER_LIMITS[kind]: other if is_kept else None}
 
 
 def quotas_json(record: NamespaceRecord | TopicRecord) -> dict[str, Any]:
     """By type, as far as they are set."""
     found = {kind: getattr(record, field) for kind, field in FIELDS.items()}
-    return {kind: quota_json(policy, of_age=kind == "message_age") for kind, policy in found.items() if policy is not None}
+    return {
+        kind: quota_json(policy, of_age=kind == "message_age", other=getattr(record, _OTHER_LIMITS[kind]))
+        for kind, policy in found.items()
+        if policy is not None
+    }
 
 
 def _quotas_in_force(policies: TopicPolicies) -> dict[str, Any]:
@@ -49,7 +63,7 @@ def _quotas_in_force(policies: TopicPolicies) -> dict[str, Any]:
     }
 
 
-def _routes(prefix: str, level: Level) -> APIRouter:
+def _routes(context: AdminContext, prefix: str, level: Level) -> APIRouter:
     router = APIRouter(prefix=prefix)
 
     @router.get("/backlogQuotaMap")
@@ -67,13 +81,13 @@ def _routes(prefix: str, level: Level) -> APIRouter:
         kind: QuotaType = _type,
         body: BacklogQuotaBody = _body,
     ) -> None:
-        """Of size or of age, the other limit is ignored; retention must be larger (412)"""
+        """Of size or of age, the other limit is only shown; retention must be larger (412)"""
         refuse_global(is_global)
-        await level.change(noun, {FIELDS[kind]: quota_policy(kind, body)})
+        await level.change(noun, await quota_fields(context.store, kind, body))
 
     @router.delete("/backlogQuota", status_code=NO_CONTENT)
     async def remove(noun: Any = level.noun, is_global: bool = level.is_global, kind: QuotaType = _type) -> None:
         refuse_global(is_global)
-        await level.change(noun, {FIELDS[kind]: None})
+        await level.change(noun, {FIELDS[kind]: None, _OTHER_LIMITS[kind]: None})
 
     return router

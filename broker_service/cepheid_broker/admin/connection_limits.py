@@ -85,20 +85,21 @@ class ConnectionLimits(Generic[Connection]):
         if len(self._served) >= self._max_connections:
             open_now = f"{self._max_connections:,} connections to the admin port are open"
             return f"{open_now}: close unused ones, or raise admin.max_connections"
-        if not _is_loopback(address) and self._per_address[address] >= self._max_per_address:
+        if not is_loopback(address) and self._per_address[address] >= self._max_per_address:
             open_now = f"{address} has {self._max_per_address:,} connections to the admin port open"
             return f"{open_now}: close unused ones, or raise admin.max_connections_per_address"
         return None
 
     def _to_drop(self, address: str) -> Connection | None:
-        if not _is_loopback(address):
+        if not is_loopback(address):
             own = [connection for connection, each in self._reserve.items() if each == address]
             if len(own) >= RESERVE_PER_ADDRESS:
                 return own[0]
         return next(iter(self._reserve)) if len(self._reserve) >= RESERVE else None
 
 
-def _is_loopback(address: str) -> bool:
+def is_loopback(address: str) -> bool:
+    """Return whether the address is of this machine: proxies on it hide many clients, so limits per address exempt it."""
     try:
         found = ip_address(address)
     except ValueError:  # not a network address: a socket of this machine

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter
 from fastapi.responses import Response
 
+from cepheid_broker.admin.connection_limits import is_loopback
 from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.errors import NotFoundError, PreconditionError, UnprocessableError
 from cepheid_broker.admin.message_ids import MessageIdIn, message_id
@@ -29,6 +33,8 @@ log = logging.getLogger(__name__)
 
 PEEKS_AT_ONCE = 4
 """Messages in memory for clients that peek. Each may have 64 MiB, however little is stored of it; further calls wait."""
+PEEKS_PER_ADDRESS = 2
+"""Of those, for clients at one address, so that one which reads slowly leaves places to the others. Loopback is exempt."""
 PLACE_TIMEOUT_S = 30.0
 READ_TIMEOUT_S = 60.0  # for the client to read one message
 
@@ -38,7 +44,7 @@ _PIECE_BYTES = 256 << 10
 
 def messages(context: AdminContext) -> APIRouter:
     router = APIRouter(prefix="/admin/v2/persistent/{tenant}/{namespace}/{topic}")
-    places = asyncio.Semaphore(PEEKS_AT_ONCE)
+    places = _Places()
 
     @router.get("/subscription/{sub}/position/{messagePosition}", response_class=Response)
     async def peek(topic: TopicPath, sub: SubscriptionPath, messagePosition: int) -> Response:
@@ -92,22 +98,68 @@ def messages(context: AdminContext) -> APIRouter:
     return router
 
 
+class _Places:
+    """Places for messages in memory: all of them, and those of each address."""
+
+    def __init__(self) -> None:
+        self._all = asyncio.Semaphore(PEEKS_AT_ONCE)
+        self._of_address: dict[str, asyncio.Semaphore] = {}
+        self._users: Counter[str] = Counter()  # calls of each address that have a place or wait for one
+
+    @asynccontextmanager
+    async def place(self, address: str) -> AsyncIterator[None]:
+        """Wait for a place, and free it at the end. Raises ServiceNotReadyError when there is none for too long."""
+        async with self._share_of(address) as share:
+            limit = f"{PEEKS_PER_ADDRESS} messages are being read by admin clients at {address}, which is the limit for an address"
+            try:
+                async with asyncio.timeout(PLACE_TIMEOUT_S):
+                    async with AsyncExitStack() as taken:
+                        if share is not None:
+                            await taken.enter_async_context(share)
+                        limit = f"{PEEKS_AT_ONCE} messages are being read by other admin clients, which is the limit"
+                        await taken.enter_async_context(self._all)
+                        held = taken.pop_all()
+            except TimeoutError:
+                raise ServiceNotReadyError(f"{limit}; ask again later") from None
+            async with held:
+                yield
+
+    @asynccontextmanager
+    async def _share_of(self, address: str) -> AsyncIterator[asyncio.Semaphore | None]:
+        """The places of an address; None: they are not limited."""
+        if is_loopback(address):
+            yield None
+            return
+        share = self._of_address.setdefault(address, asyncio.Semaphore(PEEKS_PER_ADDRESS))
+        self._users[address] += 1
+        try:
+            yield share
+        finally:
+            self._users[address] -= 1
+            if not self._users[address]:
+                del self._users[address], self._of_address[address]
+
+
 class _Peek(Response):
     """One message as an answer. It is read and decompressed when there is a place for it, and keeps the place until its client has
     read it: what lies in memory meanwhile has a bound, whatever clients ask for and however slowly they read.
 
     Raises ServiceNotReadyError (503) when there is no place for too long."""
 
-    def __init__(self, places: asyncio.Semaphore, topic: Topic, position: Position) -> None:
+    def __init__(self, places: _Places, topic: Topic, position: Position) -> None:
         super().__init__()
         self._places = places
         self._topic = topic
         self._position = position
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._wait_for_place()
+        client = scope.get("client")
+        async with self._places.place(client[0] if client else ""):
+            await self._answer(send)
+
+    async def _answer(self, send: Send) -> None:
+        body, headers = await _entry(self._topic, self._position)
         try:
-            body, headers = await _entry(self._topic, self._position)
             headers += [("Content-Type", "application/octet-stream"), ("Content-Length", str(len(body)))]
             raw_headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]
             async with asyncio.timeout(READ_TIMEOUT_S):
@@ -118,16 +170,6 @@ class _Peek(Response):
                 await send({"type": "http.response.body"})
         except TimeoutError:  # the server closes the connection of an answer that is not whole
             log.warning("admin.peek_not_read", extra={"topic": str(self._topic.name), "waited_s": READ_TIMEOUT_S})
-        finally:
-            self._places.release()
-
-    async def _wait_for_place(self) -> None:
-        try:
-            async with asyncio.timeout(PLACE_TIMEOUT_S):
-                await self._places.acquire()
-        except TimeoutError:
-            message = f"{PEEKS_AT_ONCE} messages are being read by other admin clients, which is the limit; ask again later"
-            raise ServiceNotReadyError(message, topic=str(self._topic.name)) from None
 
 
 async def _entry(topic: Topic, position: Position) -> tuple[bytes, list[tuple[str, str]]]:

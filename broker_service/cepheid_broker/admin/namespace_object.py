@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from cepheid_broker.admin.backlog_quotas import FIELDS, QuotaType, quota_policy, quotas_json
+from cepheid_broker.admin.backlog_quotas import QuotaType, quota_fields, quotas_json
 from cepheid_broker.admin.bundles import bundles_data
 from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.errors import BadRequestError, NotServedError
@@ -79,7 +79,9 @@ async def new_namespace(context: AdminContext, body: NamespaceBody) -> Namespace
     )
     if unserved:
         raise NotServedError(f"Policies not served yet: {', '.join(unserved)[:500]}")
-    fields: dict[str, Any] = {FIELDS[kind]: quota_policy(kind, quota) for kind, quota in (body.backlog_quota_map or {}).items()}
+    fields: dict[str, Any] = {}
+    for quota_type, quota in (body.backlog_quota_map or {}).items():
+        fields |= await quota_fields(context.store, quota_type, quota)
     for name, value in extra.items():
         if name in _MEMBERS and value is not None and value != _NOT_SET.get(name):
             kind = _MEMBERS[name][0]

@@ -130,17 +130,22 @@ def persistence_json(policy: PersistencePolicy | TopicPolicies) -> dict[str, Any
     }
 
 
-def quota(body: BacklogQuotaBody, *, of_age: bool) -> QuotaPolicy:
-    """Take the limit of the type that the call names. The other is ignored, as in Pulsar: clients send both."""
+def quota(body: BacklogQuotaBody, *, of_age: bool) -> tuple[QuotaPolicy, int]:
+    """Return the quota by the limit of the type that the call names, and the other limit, which is only shown.
+
+    Clients send both.
+    """
     size = body.limitSize if body.limitSize is not None else body.limit
-    limit = body.limitTime if of_age else size
+    limit, other = (body.limitTime, size) if of_age else (size, body.limitTime)
     if limit is None:
         raise PreconditionError(f"The quota needs {'limitTime' if of_age else 'limitSize'}")
-    return QuotaPolicy(limit=number(limit, least=-1), action=body.policy)
+    return QuotaPolicy(limit=number(limit, least=-1), action=body.policy), -1 if other is None else number(other, least=-1)
 
 
-def quota_json(policy: QuotaPolicy, *, of_age: bool) -> dict[str, Any]:
-    size, time_s = (-1, policy.limit) if of_age else (policy.limit, -1)
+def quota_json(policy: QuotaPolicy, *, of_age: bool, other: int | None = None) -> dict[str, Any]:
+    """`other`: the limit of the other type that was written with it."""
+    unused = -1 if other is None else other
+    size, time_s = (unused, policy.limit) if of_age else (policy.limit, unused)
     return {"limit": size, "limitSize": size, "limitTime": time_s, "policy": policy.action}
 
 

@@ -904,7 +904,7 @@ class Namespaces:
         *,
         backlog_quota_type: Literal["destination_storage", "message_age"] = "destination_storage",
     ) -> None:
-        """Of size or of age, the other limit is ignored; retention must be larger (412). `POST
+        """Of size or of age, the other limit is only shown; retention must be larger (412). `POST
         /admin/v2/namespaces/{namespace}/backlogQuota`.
         """
         await self._calls.call(
@@ -1951,7 +1951,7 @@ class Topics:
         *,
         backlog_quota_type: Literal["destination_storage", "message_age"] = "destination_storage",
     ) -> None:
-        """Of size or of age, the other limit is ignored; retention must be larger (412). `POST
+        """Of size or of age, the other limit is only shown; retention must be larger (412). `POST
         /admin/v2/{topic}/backlogQuota`.
         """
         await self._calls.call(

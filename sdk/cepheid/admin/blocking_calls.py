@@ -892,7 +892,7 @@ class Namespaces:
         *,
         backlog_quota_type: Literal["destination_storage", "message_age"] = "destination_storage",
     ) -> None:
-        """Of size or of age, the other limit is ignored; retention must be larger (412). `POST
+        """Of size or of age, the other limit is only shown; retention must be larger (412). `POST
         /admin/v2/namespaces/{namespace}/backlogQuota`.
         """
         self._calls.call(
@@ -1903,7 +1903,7 @@ class Topics:
         *,
         backlog_quota_type: Literal["destination_storage", "message_age"] = "destination_storage",
     ) -> None:
-        """Of size or of age, the other limit is ignored; retention must be larger (412). `POST
+        """Of size or of age, the other limit is only shown; retention must be larger (412). `POST
         /admin/v2/{topic}/backlogQuota`.
         """
         self._calls.call(
