@@ -294,6 +294,48 @@ async def test_a_connection_that_is_abandoned_lets_its_recoveries_end() -> None:
         await wait_until(lambda: not server._recovery_streams)
 
 
+@pytest.mark.parametrize("how", ["abandon", "aclose"])
+async def test_a_long_recovery_read_that_is_overtaken_by_the_end_of_its_connection(how: str) -> None:
+    """It has its first piece and needs a call for the rest: it has time for that, unless the whole process ends."""
+    bookie = MemoryBookie()
+    bookie.groups[1] = [group(1, entry_id, bytes(200_000)) for entry_id in range(10)]
+    async with served(bookie) as (_, connection):
+        chunks = connection.read(ReadRequest(1, 0, 9, fence=True))
+        read = [await anext(chunks)]
+        ending = asyncio.create_task(connection.abandon("it is elsewhere") if how == "abandon" else connection.aclose())
+        await asyncio.sleep(0.05)
+        if how == "abandon":
+            read += [chunk async for chunk in chunks]
+            assert sum(len(part) for chunk in read for part in chunk.groups) == 10
+        else:
+            with pytest.raises(BookieUnavailableError, match="the connection was closed"):
+                await anext(chunks)
+        await ending
+
+
+async def test_a_fence_at_a_bookie_of_an_older_release_ends_though_its_connection_is_abandoned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(grpc_server, "RECOVER", "NotKnownYet")
+    async with served(MemoryBookie()) as (_, connection):
+        fence = asyncio.create_task(connection.read_lac(LacRequest(1, KEY, fence=True)))
+        await asyncio.sleep(0)
+        abandoning = asyncio.create_task(connection.abandon("it is elsewhere"))
+        assert (await fence).status is Status.NO_LEDGER
+        await abandoning
+
+
+async def test_an_abandoned_connection_closes_though_a_recovery_read_is_never_read_on() -> None:
+    bookie = MemoryBookie()
+    bookie.groups[1] = [group(1, entry_id, bytes(200_000)) for entry_id in range(10)]
+    async with served(bookie, timeout_s=0.2) as (_, connection):
+        chunks = connection.read(ReadRequest(1, 0, 9, fence=True))
+        await anext(chunks)
+        await connection.abandon("it is elsewhere")
+        with pytest.raises(BookieUnavailableError, match="it is elsewhere"):
+            await anext(chunks)
+
+
 async def test_a_request_without_a_fence_ends_a_stream_of_recoveries_with_the_reason() -> None:
     async with served(MemoryBookie()) as (server, _), grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
         stream = channel.stream_stream(method_path(RECOVER))()
