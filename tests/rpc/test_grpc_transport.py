@@ -33,11 +33,13 @@ from cepheid_rpc import (
     ReadAnswer,
     ReadRequest,
     Status,
+    decode_numbered,
     encode_add_answers,
     encode_add_message,
     encode_group,
     encode_lac_request,
     encode_numbered,
+    encode_read_request,
     method_path,
 )
 from tests.rpc.memory_bookie import MemoryBookie, QueueSource
@@ -215,6 +217,43 @@ async def test_recoveries_that_begin_together_share_messages() -> None:
 
 async def read_all(connection: GrpcConnection, request: ReadRequest) -> list[ReadAnswer]:
     return [chunk async for chunk in connection.read(request)]
+
+
+@pytest.mark.parametrize("per_message", [1, 200])
+async def test_answers_of_recoveries_that_wait_to_be_sent_are_bounded(per_message: int) -> None:
+    """Here by a client that does not read, whether it asks in one message or in many."""
+    bookie = MemoryBookie()
+    for ledger_id in range(200):
+        bookie.groups[ledger_id] = [group(ledger_id, 0, bytes(250_000))]
+    async with served(bookie) as (server, _), grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        stream = channel.stream_stream(method_path(RECOVER))()
+        asked = [(n, encode_read_request(ReadRequest(n, 0, 0, fence=True))) for n in range(200)]
+        for first in range(0, 200, per_message):
+            await stream.write(encode_numbered(MessageKind.RECOVERY_REQUESTS, asked[first : first + per_message]))
+        read = -1
+        while read != bookie.chunks_read:  # until it stands still
+            read = bookie.chunks_read
+            await asyncio.sleep(0.1)
+        (recoveries,) = server._recovery_streams
+        assert recoveries.unsent_bytes <= grpc_server._UNSENT_BYTES
+        assert bookie.chunks_read < 60  # gRPC holds some megabytes itself
+        answered: set[int] = set()
+        while len(answered) < 200:
+            answered |= {number for number, _ in decode_numbered(await stream.read(), MessageKind.RECOVERY_ANSWERS)}
+        stream.cancel()
+
+
+async def test_a_message_with_more_recoveries_than_may_run_at_once_is_worked_on_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_server, "_RECOVERIES_AT_ONCE", 10)
+    bookie = MemoryBookie()
+    bookie.speaks.clear()
+    async with served(bookie) as (server, connection):
+        fences = [asyncio.create_task(connection.read_lac(LacRequest(n, KEY, fence=True))) for n in range(100)]
+        await wait_until(lambda: len(bookie.speaks._waiters) == 10)  # type: ignore[attr-defined]
+        (recoveries,) = server._recovery_streams
+        assert recoveries.at_once == 10
+        bookie.speaks.set()
+        assert {fence.status for fence in await asyncio.gather(*fences)} == {Status.NO_LEDGER}
 
 
 async def test_a_long_recovery_read_gets_its_first_piece_from_the_stream_and_the_rest_as_any_read() -> None:
