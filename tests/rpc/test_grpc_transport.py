@@ -16,6 +16,7 @@ from cepheid_bookie.grpc_server import BookieServer, PortInUseError
 from cepheid_bookie.settings import BookieServerSettings
 from cepheid_ledger import LedgerSettings
 from cepheid_ledger.grpc_connection import GrpcConnection
+from cepheid_ledger.recovery_stream import RecoveryStream
 from cepheid_rpc import (
     ADD,
     READ_LAC,
@@ -302,6 +303,65 @@ async def test_a_fence_that_is_not_answered_in_time_does_not_keep_others_from_th
         assert isinstance(late, BookieUnavailableError)
         assert "no answer in time" in str(late)
         assert isinstance(answered, LacAnswer)
+
+
+class Hanging(MemoryBookie):
+    """Does not answer fences of ledger 1. `hanging` counts those that it works on."""
+
+    hanging = 0
+
+    async def read_lac(self, request: LacRequest) -> LacAnswer:
+        if request.ledger_id != 1:
+            return await super().read_lac(request)
+        self.hanging += 1
+        try:
+            return await asyncio.get_running_loop().create_future()
+        finally:
+            self.hanging -= 1
+
+
+async def test_a_bookie_gives_up_recoveries_that_their_client_gave_up() -> None:
+    """Cancelled by whoever waited, or not answered in time."""
+    bookie = Hanging()
+    async with served(bookie, BookieServerSettings(stop_grace_s=0.1), timeout_s=0.3) as (_, connection):
+        cancelled = asyncio.create_task(connection.read_lac(LacRequest(1, KEY, fence=True)))
+        await wait_until(lambda: bookie.hanging == 1)
+        cancelled.cancel()
+        await wait_until(lambda: bookie.hanging == 0)
+        with pytest.raises(BookieUnavailableError, match="no answer in time"):
+            await connection.read_lac(LacRequest(1, KEY, fence=True))
+        await wait_until(lambda: bookie.hanging == 0)
+        assert (await connection.read_lac(LacRequest(2, KEY, fence=True))).status is Status.NO_LEDGER
+
+
+async def test_a_recovery_that_is_given_up_before_it_was_sent_never_is() -> None:
+    class SlowCall:
+        def __init__(self) -> None:
+            self.sent: list[bytes] = []
+            self.takes = asyncio.Event()
+
+        async def write(self, message: bytes) -> None:
+            self.sent += [bytes(request) for _, request in decode_numbered(message, MessageKind.RECOVERY_REQUESTS)]
+            await self.takes.wait()
+
+        async def read(self) -> bytes:
+            return await asyncio.get_running_loop().create_future()
+
+        def cancel(self) -> None: ...
+
+    call = SlowCall()
+    stream = RecoveryStream(call, "b1", 10.0)
+    asking = [asyncio.create_task(stream.ask(b"first"))]
+    await wait_until(lambda: bool(call.sent))
+    asking += [asyncio.create_task(stream.ask(request)) for request in (b"given up", b"last")]
+    await asyncio.sleep(0)
+    asking[1].cancel()
+    await asyncio.sleep(0)
+    call.takes.set()
+    await wait_until(lambda: len(call.sent) == 2)
+    assert call.sent == [b"first", b"last"]
+    await stream.aclose()
+    await asyncio.gather(*asking, return_exceptions=True)
 
 
 async def test_recoveries_under_way_when_the_bookie_stops_are_answered_and_later_ones_unavailable() -> None:
