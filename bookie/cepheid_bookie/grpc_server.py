@@ -9,7 +9,8 @@ ledger (a refusal fails the bookie for that ledger in any case) but never follow
 Rule 2: what a client sends ahead is bounded per stream: the server stops reading, HTTP/2 stops the client's writes.
 Rule 3: answers of reads are sent in pieces of 256 KiB, one per turn of the loop: an add waits for one piece, however many readers
 there are. Encoding and sending 1 MB takes the loop half a millisecond, in pieces as much as in one.
-Rule 4: the role of the caller's certificate is asked for before anything of a request is looked at (access.py).
+Rule 4: the role of the caller's certificate is asked for before anything of a request is looked at (access.py). What is refused is
+then looked at for the audit log alone.
 Rule 5: fences and first reads of recoveries share a stream: a call for each costs more than what it asks for. They are answered as
 they are done, whatever came before them. An answer has one piece of a read; the client asks for more with a call. A read holds its
 place until its answer was sent, so that a client that does not read gets no more than a few pieces read.
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, NoReturn, Protocol
@@ -88,6 +89,10 @@ _READS_AT_ONCE = _UNSENT_BYTES // _PIECE_BYTES
 _SMALL_READ_BYTES = _PIECE_BYTES // _READS_AT_ONCE
 """Answers of reads that need no turn of the loop of their own: all that run at once make one piece."""
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
+_NO_CHANGE = "only brokers and repair workers of this cluster may change what a bookie holds"
+
+_Callers = Mapping[type[LacRequest] | type[ReadRequest], Caller]
+"""The caller of a stream of recoveries, by the kind of request."""
 
 
 class ServedBookie(Protocol):
@@ -197,8 +202,7 @@ class BookieServer:
     async def _check_may_change(self, context: Context, method: str, object: str = "") -> None:
         caller = context.auth_context()
         if not self._access.may_change(peer_role(caller, self._access.certificate_role), is_encrypted=is_encrypted(caller)):
-            reason = "only brokers and repair workers of this cluster may change what a bookie holds"
-            await self._deny(context, method, object, reason)
+            await self._deny(context, method, object, _NO_CHANGE)
 
     async def _check_may_read(self, context: Context, method: str, object: str) -> None:
         """Refuse a request without a ticket of a role that needs one."""
@@ -224,8 +228,12 @@ class BookieServer:
             await _refuse(context, ADD, stream.refusal)
 
     async def _serve_recover(self, _messages: object, context: Context) -> None:
-        await self._check_may_change(context, RECOVER)
-        stream = _RecoveryStream(self._bookie, context, self._read_turns)
+        rule = self._access.certificate_role
+        callers = {LacRequest: _caller_of(context, READ_LAC, rule), ReadRequest: _caller_of(context, READ, rule)}
+        caller = context.auth_context()
+        if not self._access.may_change(peer_role(caller, rule), is_encrypted=is_encrypted(caller)):
+            await self._deny_recoveries(context, callers)
+        stream = _RecoveryStream(self._bookie, context, self._read_turns, callers)
         self._recovery_streams[stream] = None
         try:
             await stream.serve()
@@ -233,6 +241,21 @@ class BookieServer:
             del self._recovery_streams[stream]
         if stream.refusal is not None:
             await _refuse(context, RECOVER, stream.refusal)
+
+    async def _deny_recoveries(self, context: Context, callers: _Callers) -> NoReturn:
+        """The denials name each request of the first message, as they would if it came as a call."""
+        try:
+            data = await context.read()
+            messages = [] if data is _EOF else list(decode_numbered(data, MessageKind.RECOVERY_REQUESTS))
+            requests = [_recovery_request(message) for _, message in messages]
+        except MalformedGroupError as error:
+            await _refuse(context, RECOVER, error)
+        for request in requests[:-1]:
+            self._denials.role(callers[type(request)], f"ledger {request.ledger_id}", _NO_CHANGE)
+        if not requests:
+            await self._deny(context, RECOVER, "", _NO_CHANGE)
+        last = requests[-1]
+        await self._deny(context, callers[type(last)].operation, f"ledger {last.ledger_id}", _NO_CHANGE)
 
     async def _serve_read_lac(self, data: bytes, context: Context) -> bytes:
         try:
@@ -417,10 +440,11 @@ class _InFlightMessage:
 class _RecoveryStream:
     """Fences and recovery reads of one client. Answers that are ready by the time of a write travel together."""
 
-    def __init__(self, bookie: ServedBookie, context: Context, read_turns: LoopTurns) -> None:
+    def __init__(self, bookie: ServedBookie, context: Context, read_turns: LoopTurns, callers: _Callers) -> None:
         self._bookie = bookie
         self._context = context
         self._read_turns = read_turns
+        self._callers = callers
         self._reads = asyncio.Semaphore(_READS_AT_ONCE)
         self.at_once = 0
         self.messages_read = 0
@@ -461,17 +485,21 @@ class _RecoveryStream:
 
     async def _answer(self, number: int, request: LacRequest | ReadRequest) -> None:
         try:
-            if isinstance(request, LacRequest):
-                await self._send(number, encode_lac_answer(await self._bookie.read_lac(request)))
-            else:
-                async with self._reads:
-                    await self._send(number, await self._read_first(request))
+            with asking(self._callers[type(request)]):
+                await self._answer_well(number, request)
         except Exception as error:  # a defect ends one recovery, not all that share the stream
             log.error("bookie.recovery.failed", extra={"ledger_id": request.ledger_id, "error": repr(error)}, exc_info=error)
             await self._send(number, _unknown(request))
         self.at_once -= 1
         self._look_for_room()
         self._due.set()
+
+    async def _answer_well(self, number: int, request: LacRequest | ReadRequest) -> None:
+        if isinstance(request, LacRequest):
+            await self._send(number, encode_lac_answer(await self._bookie.read_lac(request)))
+        else:
+            async with self._reads:
+                await self._send(number, await self._read_first(request))
 
     async def _send(self, number: int, message: bytes) -> None:
         """Return when the message was handed to gRPC, which does not take it while the client does not read."""
