@@ -487,12 +487,15 @@ class _RecoveryStream:
         try:
             with asking(self._callers[type(request)]):
                 await self._answer_well(number, request)
-        except Exception as error:  # a defect ends one recovery, not all that share the stream
+        except (Exception, asyncio.CancelledError) as error:  # a defect ends one recovery, not all that share the stream
+            if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+                raise
             log.error("bookie.recovery.failed", extra={"ledger_id": request.ledger_id, "error": repr(error)}, exc_info=error)
             await self._send(number, _unknown(request))
-        self.at_once -= 1
-        self._look_for_room()
-        self._due.set()
+        finally:
+            self.at_once -= 1
+            self._look_for_room()
+            self._due.set()
 
     async def _answer_well(self, number: int, request: LacRequest | ReadRequest) -> None:
         if isinstance(request, LacRequest):
@@ -551,6 +554,12 @@ class _RecoveryStream:
                 return
             self._due.clear()
             await self._due.wait()
+
+
+def _is_cancelled() -> bool:
+    """Return whether this task itself is being cancelled, and not something that it waited for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _recovery_request(message: memoryview) -> LacRequest | ReadRequest:

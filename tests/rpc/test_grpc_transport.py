@@ -278,15 +278,21 @@ async def test_a_bookie_of_an_older_release_takes_each_request_of_a_recovery_as_
         assert (await read_all(connection, ReadRequest(1, 0, 0, fence=True)))[0].groups == (bookie.groups[1][0],)
 
 
-async def test_one_recovery_that_a_bookie_cannot_answer_leaves_the_others_alone() -> None:
+@pytest.mark.parametrize("failure", [AssertionError, asyncio.CancelledError])
+async def test_one_recovery_that_a_bookie_cannot_answer_leaves_the_others_alone(failure: type[BaseException]) -> None:
+    """CancelledError: of a task of the storage code that this one waited for."""
+
     class Broken(MemoryBookie):
         async def read_lac(self, request: LacRequest) -> LacAnswer:
-            assert request.ledger_id != 1
+            if request.ledger_id == 1:
+                raise failure
             return await super().read_lac(request)
 
-    async with served(Broken()) as (_, connection):
+    async with served(Broken(), timeout_s=2.0) as (server, connection):
         fences = await asyncio.gather(*(connection.read_lac(LacRequest(n, KEY, fence=True)) for n in range(3)))
         assert [fence.status for fence in fences] == [Status.NO_LEDGER, Status.UNKNOWN, Status.NO_LEDGER]
+        (recoveries,) = server._recovery_streams
+        await wait_until(lambda: recoveries.at_once == 0)
 
 
 async def test_a_fence_that_is_not_answered_in_time_does_not_keep_others_from_their_answers() -> None:
