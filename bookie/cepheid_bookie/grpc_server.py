@@ -12,8 +12,8 @@ there are. Encoding and sending 1 MB takes the loop half a millisecond, in piece
 Rule 4: the role of the caller's certificate is asked for before anything of a request is looked at (access.py). What is refused is
 then looked at for the audit log alone.
 Rule 5: fences and first reads of recoveries share a stream: a call for each costs more than what it asks for. They are answered as
-they are done, whatever came before them. An answer has one piece of a read; the client asks for more with a call. A read holds its
-place until its answer was sent, so that a client that does not read gets no more than a few pieces read.
+they are done, whatever came before them. An answer has one piece of a read; the client asks for more with a call. A large one
+holds its place until it was sent, so that a client that does not read gets no more than a few pieces read.
 Rule 6: a stop ends reading first, waits for what was admitted, sends its answers, and then ends the streams.
 """
 
@@ -86,8 +86,9 @@ _UNSENT_BYTES = 16 * _PIECE_BYTES
 """Answers of one stream of recoveries that wait to be sent; the next request waits."""
 _READS_AT_ONCE = _UNSENT_BYTES // _PIECE_BYTES
 """Reads of one stream of recoveries that run, or wait to be sent; so their answers fit `_UNSENT_BYTES`."""
-_SMALL_READ_BYTES = _PIECE_BYTES // _READS_AT_ONCE
-"""Answers of reads that need no turn of the loop of their own: all that run at once make one piece."""
+_SMALL_READ_BYTES = _UNSENT_BYTES // _RECOVERIES_AT_ONCE
+"""Answers of reads that need neither a turn of the loop nor a place until they were sent: as many as there may be fit
+`_UNSENT_BYTES` as well. Most are, and they share messages."""
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 _NO_CHANGE = "only brokers and repair workers of this cluster may change what a bookie holds"
 
@@ -448,7 +449,7 @@ class _RecoveryStream:
         self._reads = asyncio.Semaphore(_READS_AT_ONCE)
         self.at_once = 0
         self.messages_read = 0
-        self._unsent: list[tuple[int, bytes, asyncio.Future[None]]] = []
+        self._unsent: list[tuple[int, bytes, asyncio.Future[None] | None]] = []
         self.unsent_bytes = 0
         self._due = asyncio.Event()
         self._room = asyncio.Event()
@@ -491,7 +492,7 @@ class _RecoveryStream:
             if isinstance(error, asyncio.CancelledError) and _is_cancelled():
                 raise
             log.error("bookie.recovery.failed", extra={"ledger_id": request.ledger_id, "error": repr(error)}, exc_info=error)
-            await self._send(number, _unknown(request))
+            self._send(number, _unknown(request))
         finally:
             self.at_once -= 1
             self._look_for_room()
@@ -499,19 +500,23 @@ class _RecoveryStream:
 
     async def _answer_well(self, number: int, request: LacRequest | ReadRequest) -> None:
         if isinstance(request, LacRequest):
-            await self._send(number, encode_lac_answer(await self._bookie.read_lac(request)))
+            self._send(number, encode_lac_answer(await self._bookie.read_lac(request)))
         else:
             async with self._reads:
-                await self._send(number, await self._read_first(request))
+                message = await self._read_first(request)
+                sent: asyncio.Future[None] | None = None
+                if len(message) > _SMALL_READ_BYTES:
+                    sent = asyncio.get_running_loop().create_future()
+                self._send(number, message, sent)
+                if sent is not None:
+                    await sent
 
-    async def _send(self, number: int, message: bytes) -> None:
-        """Return when the message was handed to gRPC, which does not take it while the client does not read."""
-        sent: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    def _send(self, number: int, message: bytes, sent: asyncio.Future[None] | None = None) -> None:
+        """`sent` is done when gRPC has taken the message, which it does not while the client does not read."""
         self._unsent.append((number, message, sent))
         self.unsent_bytes += len(message)
         self._look_for_room()
         self._due.set()
-        await sent
 
     async def _read_first(self, request: ReadRequest) -> bytes:
         request = replace(request, max_bytes=min(request.max_bytes, _PIECE_BYTES))
@@ -547,7 +552,7 @@ class _RecoveryStream:
                 await self._context.write(encode_numbered(MessageKind.RECOVERY_ANSWERS, messages))
                 self.unsent_bytes -= size_bytes
                 for _, _, sent in answers:
-                    if not sent.done():
+                    if sent is not None and not sent.done():
                         sent.set_result(None)
                 self._look_for_room()
             if self._reading_ended and self.at_once == 0:
