@@ -92,7 +92,8 @@ class GrpcConnection:
         self._recover = self._reads.stream_stream(method_path(RECOVER))
         self._recoveries: RecoveryStream | None = None
         self._ended_recoveries: list[RecoveryStream] = []  # whose tasks may be on their way to their end
-        self._recovers_by_stream = True  # until the bookie says that it knows no such stream
+        self._recovers_by_stream = True  # unless the bookie said over this TCP connection that it knows no such stream
+        self._tasks = TaskOwner(f"bookie-connection-{bookie_id}")
         self._add_streams: dict[GrpcAddStream, None] = {}
         self._broken_streams: list[GrpcAddStream] = []  # whose tasks may be on their way to their end
         self._given_up: str | None = None  # why it takes no new requests
@@ -195,9 +196,18 @@ class GrpcConnection:
         if not isinstance(answer, BaseException):
             return answer
         if is_unknown_method(answer):
-            self._recovers_by_stream = False
+            if self._recovers_by_stream:
+                self._recovers_by_stream = False
+                self._tasks.start(self._await_next_connection(), name="await-next-connection")
             return None
         raise self.unavailable(method, answer) from answer
+
+    async def _await_next_connection(self) -> None:
+        """A bookie may have been upgraded whenever its connection was lost: try the stream again then."""
+        with suppress(grpc.aio.UsageError):  # closed
+            while self._reads.get_state() is grpc.ChannelConnectivity.READY:
+                await self._reads.wait_for_state_change(grpc.ChannelConnectivity.READY)
+        self._recovers_by_stream = True
 
     async def aclose(self) -> None:
         self._given_up = self._given_up or "the connection was closed"
@@ -207,6 +217,7 @@ class GrpcConnection:
             await recoveries.aclose()
         for stream in [*self._add_streams, *self._broken_streams]:
             await stream.aclose()
+        await self._tasks.aclose()
         await self._adds.close()
         await self._reads.close()
 

@@ -278,6 +278,22 @@ async def test_a_bookie_of_an_older_release_takes_each_request_of_a_recovery_as_
         assert (await read_all(connection, ReadRequest(1, 0, 0, fence=True)))[0].groups == (bookie.groups[1][0],)
 
 
+async def test_a_bookie_that_is_upgraded_at_its_address_takes_recoveries_on_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as before:
+        before.setattr(grpc_server, "RECOVER", "NotKnownYet")
+        async with served(MemoryBookie()) as (server, connection):
+            await connection.read_lac(LacRequest(1, KEY, fence=True))
+            await server.aclose()
+            before.undo()
+            upgraded = BookieServer(MemoryBookie(), "127.0.0.1", server.port)
+            await upgraded.start()
+            assert await read_status_in_the_end(connection) is Status.NO_LEDGER
+            assert (await connection.read_lac(LacRequest(1, KEY, fence=True))).status is Status.NO_LEDGER
+            assert len(upgraded._recovery_streams) == 1
+            await connection.aclose()
+            await upgraded.aclose()
+
+
 @pytest.mark.parametrize("failure", [AssertionError, asyncio.CancelledError])
 async def test_one_recovery_that_a_bookie_cannot_answer_leaves_the_others_alone(failure: type[BaseException]) -> None:
     """CancelledError: of a task of the storage code that this one waited for."""
