@@ -9,9 +9,11 @@ ledger (a refusal fails the bookie for that ledger in any case) but never follow
 Rule 2: what a client sends ahead is bounded per stream: the server stops reading, HTTP/2 stops the client's writes.
 Rule 3: answers of reads are sent in pieces of 256 KiB, one per turn of the loop: an add waits for one piece, however many readers
 there are. Encoding and sending 1 MB takes the loop half a millisecond, in pieces as much as in one.
-Rule 4: the role of the caller's certificate is asked for before anything of a request is looked at (access.py).
+Rule 4: the role of the caller's certificate is asked for before anything of a request is looked at (access.py). What is refused is
+then looked at for the audit log alone.
 Rule 5: fences and first reads of recoveries share a stream: a call for each costs more than what it asks for. They are answered as
-they are done, whatever came before them. An answer has one piece of a read; the client asks for more with a call.
+they are done, whatever came before them. An answer has one piece of a read; the client asks for more with a call. A large one
+holds its place until it was sent, so that a client that does not read gets no more than a few pieces read.
 Rule 6: a stop ends reading first, waits for what was admitted, sends its answers, and then ends the streams.
 """
 
@@ -19,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, NoReturn, Protocol
@@ -79,10 +81,19 @@ log = logging.getLogger(__name__)
 Context = Any  # grpc.aio.ServicerContext, whose stubs know neither read nor EOF
 _PIECE_BYTES = 256 << 10
 _RECOVERIES_AT_ONCE = 1_000
-"""Requests of one stream that are being worked on; then it is not read on."""
+"""Requests of one stream that are being worked on; the next one waits."""
 _UNSENT_BYTES = 16 * _PIECE_BYTES
-"""Answers of one stream of recoveries that wait to be sent; then it is not read on."""
+"""Answers of one stream of recoveries that wait to be sent; the next request waits."""
+_READS_AT_ONCE = _UNSENT_BYTES // _PIECE_BYTES
+"""Reads of one stream of recoveries that run, or wait to be sent; so their answers fit `_UNSENT_BYTES`."""
+_SMALL_READ_BYTES = _UNSENT_BYTES // _RECOVERIES_AT_ONCE
+"""Answers of reads that need neither a turn of the loop nor a place until they were sent: as many as there may be fit
+`_UNSENT_BYTES` as well. Most are, and they share messages."""
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
+_NO_CHANGE = "only brokers and repair workers of this cluster may change what a bookie holds"
+
+_Callers = Mapping[type[LacRequest] | type[ReadRequest], Caller]
+"""The caller of a stream of recoveries, by the kind of request."""
 
 
 class ServedBookie(Protocol):
@@ -192,8 +203,7 @@ class BookieServer:
     async def _check_may_change(self, context: Context, method: str, object: str = "") -> None:
         caller = context.auth_context()
         if not self._access.may_change(peer_role(caller, self._access.certificate_role), is_encrypted=is_encrypted(caller)):
-            reason = "only brokers and repair workers of this cluster may change what a bookie holds"
-            await self._deny(context, method, object, reason)
+            await self._deny(context, method, object, _NO_CHANGE)
 
     async def _check_may_read(self, context: Context, method: str, object: str) -> None:
         """Refuse a request without a ticket of a role that needs one."""
@@ -219,8 +229,12 @@ class BookieServer:
             await _refuse(context, ADD, stream.refusal)
 
     async def _serve_recover(self, _messages: object, context: Context) -> None:
-        await self._check_may_change(context, RECOVER)
-        stream = _RecoveryStream(self._bookie, context)
+        rule = self._access.certificate_role
+        callers = {LacRequest: _caller_of(context, READ_LAC, rule), ReadRequest: _caller_of(context, READ, rule)}
+        caller = context.auth_context()
+        if not self._access.may_change(peer_role(caller, rule), is_encrypted=is_encrypted(caller)):
+            await self._deny_recoveries(context, callers)
+        stream = _RecoveryStream(self._bookie, context, self._read_turns, callers)
         self._recovery_streams[stream] = None
         try:
             await stream.serve()
@@ -228,6 +242,21 @@ class BookieServer:
             del self._recovery_streams[stream]
         if stream.refusal is not None:
             await _refuse(context, RECOVER, stream.refusal)
+
+    async def _deny_recoveries(self, context: Context, callers: _Callers) -> NoReturn:
+        """The denials name each request of the first message, as they would if it came as a call."""
+        try:
+            data = await context.read()
+            messages = [] if data is _EOF else list(decode_numbered(data, MessageKind.RECOVERY_REQUESTS))
+            requests = [_recovery_request(message) for _, message in messages]
+        except MalformedGroupError as error:
+            await _refuse(context, RECOVER, error)
+        for request in requests[:-1]:
+            self._denials.role(callers[type(request)], f"ledger {request.ledger_id}", _NO_CHANGE)
+        if not requests:
+            await self._deny(context, RECOVER, "", _NO_CHANGE)
+        last = requests[-1]
+        await self._deny(context, callers[type(last)].operation, f"ledger {last.ledger_id}", _NO_CHANGE)
 
     async def _serve_read_lac(self, data: bytes, context: Context) -> bytes:
         try:
@@ -412,13 +441,16 @@ class _InFlightMessage:
 class _RecoveryStream:
     """Fences and recovery reads of one client. Answers that are ready by the time of a write travel together."""
 
-    def __init__(self, bookie: ServedBookie, context: Context) -> None:
+    def __init__(self, bookie: ServedBookie, context: Context, read_turns: LoopTurns, callers: _Callers) -> None:
         self._bookie = bookie
         self._context = context
+        self._read_turns = read_turns
+        self._callers = callers
+        self._reads = asyncio.Semaphore(_READS_AT_ONCE)
         self.at_once = 0
         self.messages_read = 0
-        self._unsent: list[tuple[int, bytes]] = []
-        self._unsent_bytes = 0
+        self._unsent: list[tuple[int, bytes, asyncio.Future[None] | None]] = []
+        self.unsent_bytes = 0
         self._due = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
@@ -427,7 +459,7 @@ class _RecoveryStream:
         self.refusal: MalformedGroupError | None = None
 
     async def serve(self) -> None:
-        """Returns once reading ended and what was asked before is answered."""
+        """Returns once reading ended and what began before is answered."""
         async with asyncio.TaskGroup() as tasks:
             self._reader = tasks.create_task(self._read(tasks), name="bookie-server/recovery-requests")
             tasks.create_task(self._write(), name="bookie-server/recovery-answers")
@@ -442,10 +474,10 @@ class _RecoveryStream:
                 self.messages_read += 1
                 for number, message in decode_numbered(data, MessageKind.RECOVERY_REQUESTS):
                     request = _recovery_request(message)
+                    await self._room.wait()
                     self.at_once += 1
+                    self._look_for_room()
                     tasks.create_task(self._answer(number, request), name="bookie-server/recovery")
-                self._look_for_room()
-                await self._room.wait()
         except MalformedGroupError as error:
             self.refusal = error
         finally:
@@ -454,18 +486,37 @@ class _RecoveryStream:
 
     async def _answer(self, number: int, request: LacRequest | ReadRequest) -> None:
         try:
-            message = await (self._fence(request) if isinstance(request, LacRequest) else self._read_first(request))
-        except Exception as error:  # a defect ends one recovery, not all that share the stream
+            with asking(self._callers[type(request)]):
+                await self._answer_well(number, request)
+        except (Exception, asyncio.CancelledError) as error:  # a defect ends one recovery, not all that share the stream
+            if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+                raise
             log.error("bookie.recovery.failed", extra={"ledger_id": request.ledger_id, "error": repr(error)}, exc_info=error)
-            message = _unknown(request)
-        self.at_once -= 1
-        self._unsent.append((number, message))
-        self._unsent_bytes += len(message)
+            self._send(number, _unknown(request))
+        finally:
+            self.at_once -= 1
+            self._look_for_room()
+            self._due.set()
+
+    async def _answer_well(self, number: int, request: LacRequest | ReadRequest) -> None:
+        if isinstance(request, LacRequest):
+            self._send(number, encode_lac_answer(await self._bookie.read_lac(request)))
+        else:
+            async with self._reads:
+                message = await self._read_first(request)
+                sent: asyncio.Future[None] | None = None
+                if len(message) > _SMALL_READ_BYTES:
+                    sent = asyncio.get_running_loop().create_future()
+                self._send(number, message, sent)
+                if sent is not None:
+                    await sent
+
+    def _send(self, number: int, message: bytes, sent: asyncio.Future[None] | None = None) -> None:
+        """`sent` is done when gRPC has taken the message, which it does not while the client does not read."""
+        self._unsent.append((number, message, sent))
+        self.unsent_bytes += len(message)
         self._look_for_room()
         self._due.set()
-
-    async def _fence(self, request: LacRequest) -> bytes:
-        return encode_lac_answer(await self._bookie.read_lac(request))
 
     async def _read_first(self, request: ReadRequest) -> bytes:
         request = replace(request, max_bytes=min(request.max_bytes, _PIECE_BYTES))
@@ -479,10 +530,12 @@ class _RecoveryStream:
                 next_entry_id = answer.next_entry_id
                 if sum(len(group.data) for group in groups) >= _PIECE_BYTES:
                     break  # else on to what is missing behind the last entry, which a recovery needs to know
+        if sum(len(group.data) for group in groups) > _SMALL_READ_BYTES:
+            await self._read_turns.wait()
         return encode_read_answer(next(split_answer(ReadAnswer(tuple(groups), tuple(missing), next_entry_id), _PIECE_BYTES)))
 
     def _look_for_room(self) -> None:
-        if self.at_once < _RECOVERIES_AT_ONCE and self._unsent_bytes < _UNSENT_BYTES:
+        if self.at_once < _RECOVERIES_AT_ONCE and self.unsent_bytes < _UNSENT_BYTES:
             self._room.set()
         else:
             self._room.clear()
@@ -491,17 +544,27 @@ class _RecoveryStream:
         while True:
             while self._unsent:
                 some, size_bytes = 0, 0
-                while some < len(self._unsent) and (some == 0 or size_bytes < _PIECE_BYTES):
+                while some < len(self._unsent) and (some == 0 or size_bytes + len(self._unsent[some][1]) <= _PIECE_BYTES):
                     size_bytes += len(self._unsent[some][1])
                     some += 1
-                messages, self._unsent = self._unsent[:some], self._unsent[some:]
+                answers, self._unsent = self._unsent[:some], self._unsent[some:]
+                messages = [(number, message) for number, message, _ in answers]
                 await self._context.write(encode_numbered(MessageKind.RECOVERY_ANSWERS, messages))
-                self._unsent_bytes -= size_bytes
+                self.unsent_bytes -= size_bytes
+                for _, _, sent in answers:
+                    if sent is not None and not sent.done():
+                        sent.set_result(None)
                 self._look_for_room()
             if self._reading_ended and self.at_once == 0:
                 return
             self._due.clear()
             await self._due.wait()
+
+
+def _is_cancelled() -> bool:
+    """Return whether this task itself is being cancelled, and not something that it waited for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _recovery_request(message: memoryview) -> LacRequest | ReadRequest:

@@ -13,7 +13,8 @@ Adds and reads have a TCP connection each, so that a reader of old data does not
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -91,10 +92,15 @@ class GrpcConnection:
         self._recover = self._reads.stream_stream(method_path(RECOVER))
         self._recoveries: RecoveryStream | None = None
         self._ended_recoveries: list[RecoveryStream] = []  # whose tasks may be on their way to their end
-        self._recovers_by_stream = True  # until the bookie says that it knows no such stream
+        self._recovers_by_stream = True  # unless the bookie said over this TCP connection that it knows no such stream
+        self._tasks = TaskOwner(f"bookie-connection-{bookie_id}")
         self._add_streams: dict[GrpcAddStream, None] = {}
         self._broken_streams: list[GrpcAddStream] = []  # whose tasks may be on their way to their end
-        self._given_up: str | None = None  # why
+        self._given_up: str | None = None  # why it takes no new requests
+        self._is_closed = False  # a call would fail; those under way have some time left
+        self._unsettled = 0  # requests that may still begin a call
+        self._settled = asyncio.Event()
+        self._settled.set()
 
     def __repr__(self) -> str:
         return f"<GrpcConnection to bookie {self._bookie_id} at {self.address}, {len(self._add_streams)} add streams>"
@@ -127,10 +133,11 @@ class GrpcConnection:
     async def read_lac(self, request: LacRequest) -> LacAnswer:
         self._check_open(READ_LAC)
         message = encode_lac_request(request)
-        data = await self._ask_for_recovery(message, READ_LAC) if request.fence else None
-        if data is None:
-            timeout_s = self._silent_call_s + request.wait_ms / 1000
-            data = await self._call(self._read_lac(message, timeout=timeout_s), READ_LAC)
+        with self._settling():
+            data = await self._ask_for_recovery(message, READ_LAC) if request.fence else None
+            if data is None:
+                timeout_s = self._silent_call_s + request.wait_ms / 1000
+                data = await self._call(self._begin(READ_LAC, self._read_lac, message, timeout_s), READ_LAC)
         try:
             return decode_lac_answer(data)
         except MalformedGroupError as error:
@@ -146,16 +153,13 @@ class GrpcConnection:
 
     async def read(self, request: ReadRequest) -> AsyncIterator[ReadAnswer]:
         self._check_open(READ)
-        if request.fence and (data := await self._ask_for_recovery(encode_read_request(request), READ)) is not None:
-            try:
-                first = decode_read_answer(data)
-            except MalformedGroupError as error:
-                raise self.unavailable(READ, error) from error
-            yield first
-            if not request.first_entry_id < first.next_entry_id <= request.last_entry_id:
-                return
-            request = replace(request, first_entry_id=first.next_entry_id)
-        call = self._read(encode_read_request(request))
+        with self._settling():
+            if request.fence and (first := await self._read_first(request)) is not None:
+                yield first
+                if not request.first_entry_id < first.next_entry_id <= request.last_entry_id:
+                    return
+                request = replace(request, first_entry_id=first.next_entry_id)
+            call = self._begin(READ, self._read, encode_read_request(request))
         try:
             while True:
                 async with asyncio.timeout(self._silent_call_s):
@@ -171,6 +175,14 @@ class GrpcConnection:
         finally:
             call.cancel()  # nothing happens if it ended by itself; else the bookie stops reading for nobody
 
+    async def _read_first(self, request: ReadRequest) -> ReadAnswer | None:
+        """Return the first piece of a recovery read. None: see `_ask_for_recovery`."""
+        data = await self._ask_for_recovery(encode_read_request(request), READ)
+        try:
+            return None if data is None else decode_read_answer(data)
+        except MalformedGroupError as error:
+            raise self.unavailable(READ, error) from error
+
     async def _ask_for_recovery(self, message: bytes, method: str) -> Buffer | None:
         """None: the bookie is of a release that takes each request of a recovery as a call of its own."""
         if not self._recovers_by_stream:
@@ -184,27 +196,64 @@ class GrpcConnection:
         if not isinstance(answer, BaseException):
             return answer
         if is_unknown_method(answer):
-            self._recovers_by_stream = False
+            if self._recovers_by_stream:
+                self._recovers_by_stream = False
+                self._tasks.start(self._await_next_connection(), name="await-next-connection")
             return None
         raise self.unavailable(method, answer) from answer
 
+    async def _await_next_connection(self) -> None:
+        """A bookie may have been upgraded whenever its connection was lost: try the stream again then."""
+        with suppress(grpc.aio.UsageError):  # closed
+            while self._reads.get_state() is grpc.ChannelConnectivity.READY:
+                await self._reads.wait_for_state_change(grpc.ChannelConnectivity.READY)
+        self._recovers_by_stream = True
+
     async def aclose(self) -> None:
         self._given_up = self._given_up or "the connection was closed"
+        self._is_closed = True
+        self._settled.set()
         for recoveries in filter(None, (self._recoveries, *self._ended_recoveries)):
             await recoveries.aclose()
         for stream in [*self._add_streams, *self._broken_streams]:
             await stream.aclose()
+        await self._tasks.aclose()
         await self._adds.close()
         await self._reads.close()
 
     async def abandon(self, reason: str) -> None:
-        """The bookie is elsewhere now: streams break, which their owners hear; calls under way get their time to end."""
+        """Close a connection to an address that the bookie has left. Streams of adds break. Requests under way get their time to
+        end, also those of a recovery that need a call after their answer on the stream."""
         self._given_up = reason
+        deadline = asyncio.get_running_loop().time() + self._silent_call_s
         for stream in list(self._add_streams):
             stream._break(ConnectionError(reason))
         if self._recoveries is not None:
             self._recoveries.end_when_idle()
-        await asyncio.gather(self._adds.close(self._silent_call_s), self._reads.close(self._silent_call_s))
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline):
+                await self._settled.wait()
+        self._is_closed = True
+        left_s = max(0.0, deadline - asyncio.get_running_loop().time())
+        await asyncio.gather(self._adds.close(left_s), self._reads.close(left_s))
+
+    @contextmanager
+    def _settling(self) -> Iterator[None]:
+        """Keep `abandon` from closing the channels before this request has begun the call that it may need."""
+        self._unsettled += 1
+        self._settled.clear()
+        try:
+            yield
+        finally:
+            self._unsettled -= 1
+            if not self._unsettled:
+                self._settled.set()
+
+    def _begin(self, method: str, call: Any, message: bytes, timeout_s: float | None = None) -> Any:
+        """Begin a call of a request that was admitted. The library refuses one on a closed channel with an error of its own."""
+        if self._is_closed:
+            raise self.unavailable(method, ConnectionError(self._given_up))
+        return call(message, timeout=timeout_s)
 
     async def _call(self, call: Awaitable[bytes], method: str) -> bytes:
         try:

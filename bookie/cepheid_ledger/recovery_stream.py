@@ -10,6 +10,8 @@ cost the broker a third of its time, and the bookies nearly all of theirs.
 Rule 1: an answer is a bounded message: of a read, its first piece. So nobody has to hold back the answers of others.
 Rule 2: a stream ends once, with an error for all that wait on it: their outcome is unknown. The next who asks gets another stream.
 Rule 3: an answer that takes longer than `timeout_s` is an error for the one who asked. What comes after it is dropped.
+Rule 4: the bookie goes on with a request that its client gave up, as long as the stream lasts. So the stream ends when requests
+are open and none was answered for `timeout_s`: the bookie gives them up as well. What was not sent yet never is.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ class RecoveryStream:
         self._timeout_s = timeout_s
         self._numbers = 0
         self._waiting: dict[int, tuple[asyncio.Future[Buffer | BaseException], float]] = {}  # and until when, in order of asking
-        self._unsent: list[tuple[int, bytes]] = []
+        self._unsent: dict[int, bytes] = {}
+        self._unanswered: set[int] = set()  # given up or not
+        self._last_progress = 0.0
         self._due = asyncio.Event()
         self.error: BaseException | None = None
         """Why it has ended."""
@@ -59,12 +63,17 @@ class RecoveryStream:
         number = self._numbers
         answer: asyncio.Future[Buffer | BaseException] = self._loop.create_future()
         self._waiting[number] = answer, self._loop.time() + self._timeout_s
-        self._unsent.append((number, request))
+        if not self._unanswered:
+            self._last_progress = self._loop.time()
+        self._unanswered.add(number)
+        self._unsent[number] = request
         self._due.set()
         try:
             return await answer
         finally:
             self._waiting.pop(number, None)
+            if self._unsent.pop(number, None) is not None:
+                self._unanswered.discard(number)
             if self._is_last and not self._waiting:
                 self.end(ConnectionError("the connection was closed"))
 
@@ -95,15 +104,17 @@ class RecoveryStream:
                 await self._due.wait()
                 self._due.clear()
                 while self._unsent and self.error is None:
-                    messages, self._unsent = self._unsent, []
-                    await self._call.write(encode_numbered(MessageKind.RECOVERY_REQUESTS, messages))
+                    messages, self._unsent = self._unsent, {}
+                    await self._call.write(encode_numbered(MessageKind.RECOVERY_REQUESTS, list(messages.items())))
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
             await self._end_of_call(error)
 
     async def _receive(self) -> None:
         try:
             while (data := await self._call.read()) is not _EOF:
+                self._last_progress = self._loop.time()
                 for number, message in decode_numbered(data, MessageKind.RECOVERY_ANSWERS):
+                    self._unanswered.discard(number)
                     if (waiting := self._waiting.get(number)) is not None and not waiting[0].done():
                         waiting[0].set_result(message)
             await self._end_of_call(ConnectionError("the bookie ended the stream"))
@@ -120,6 +131,9 @@ class RecoveryStream:
     def _look_for_late(self) -> None:
         """One timer, whatever waits."""
         now = self._loop.time()
+        if self._unanswered and now - self._last_progress >= self._timeout_s:
+            self.end(TimeoutError(f"{len(self._unanswered)} requests unanswered for {self._timeout_s} s"))
+            return
         for answer, deadline in self._waiting.values():
             if deadline > now:
                 break

@@ -11,7 +11,9 @@ Rules:
 2. Every ledger before the new one is closed at exactly the entries that the chain records. The end of the last one is written
    together with the chain (one compare-and-set for both, the new ledger's record included): a topic costs two writes, not four,
    and an opening that fails leaves no ledger behind. A conflict on a ledger's record says nothing of the chain: somebody else
-   closed the ledger, or repair moved copies of it. The end is then looked for again.
+   closed the ledger, or repair moved copies of it. The end is then looked for again. Where all that is too large for one write (a
+   record with thousands of fragments, a chain with tens of thousands of deletions), each record is written on its own, the chain
+   last.
 3. A ledger of the chain that has no metadata is lost data: an error for an operator, never an empty ledger.
 4. Empty ledgers leave the chain, through the deletion queue of the same write; they are deleted after it. While there is no new
    ledger, the last one stays even when it is empty: positions of clients may name it.
@@ -40,17 +42,13 @@ from cepheid_managed_ledger.conditional_write import CONFLICTS
 from cepheid_managed_ledger.errors import ChainDamagedError, ManagedLedgerFencedError
 from cepheid_managed_ledger.finish import finish
 from cepheid_managed_ledger.settings import ManagedLedgerConfig
-from cepheid_metadata import Chain, ChainLedger, MetadataError, Op
+from cepheid_metadata import Chain, ChainLedger, MetadataError, Op, ValueTooLargeError
 from cepheid_ports import Ports, TaskOwner
 from cepheid_wire import TopicName
 
 log = logging.getLogger(__name__)
 
 _INCARNATION_BITS = 64
-
-MAX_END_BYTES = 8_000
-"""Largest record of a ledger that is closed in one write with the chain. A record with hundreds of fragments is written before it:
-a change of a long chain leaves little room for anything else (`chain_pages.MAX_CHANGE_BYTES`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +91,21 @@ async def take_over_chain(
 
     async def take_over() -> TakenOver:
         nonlocal writer, ended
+        apart = False
         done = unfinished[topic] = asyncio.get_running_loop().create_future()
         try:
             while True:
                 try:
-                    taken_over = await _take_over(topic, before, ended, keeper, client, config)
+                    taken_over = await _take_over(topic, before, ended, keeper, client, config, apart=apart)
                     break
                 except CONFLICTS as error:  # of a ledger's record (rule 2)
                     log.info("managed_ledger.ledger_changed", extra={"topic": str(topic), "error": str(error)})
-                ended = await _ended(topic, before.ledgers, client, ports)
+                except ValueTooLargeError as error:
+                    if apart:
+                        raise
+                    log.info("managed_ledger.written_apart", extra={"topic": str(topic), "error": str(error)})
+                    apart = True
+                ended = await _ended(topic, before.ledgers, client, ports, apart=apart)
             writer = taken_over.writer
             if writer is not None and not is_wanted:
                 await writer.aclose()
@@ -168,20 +172,20 @@ class _Ended:
     writes: tuple[Op, ...]
 
 
-async def _ended(topic: TopicName, ledgers: Sequence[ChainLedger], client: LedgerClient, ports: Ports) -> _Ended:
-    """Fence the last ledger if it has no recorded end, and find its end."""
+async def _ended(
+    topic: TopicName, ledgers: Sequence[ChainLedger], client: LedgerClient, ports: Ports, *, apart: bool = False
+) -> _Ended:
+    """Fence the last ledger if it has no recorded end, and find its end. `apart`: record it at once."""
     ended: list[ChainLedger] = []
     writes: list[Op] = []
     for ledger in ledgers:
         if ledger.is_open:
             try:
-                end, closing = await client.find_end(ledger.ledger_id)
+                end, closing = (await client.recover(ledger.ledger_id), None) if apart else await client.find_end(ledger.ledger_id)
             except NoSuchLedgerError as error:
                 message = f"{topic}: its chain names ledger {ledger.ledger_id}, which has no metadata"
                 raise ChainDamagedError(message, topic=str(topic), ledger_id=ledger.ledger_id) from error
-            if closing is not None and len(closing.value) > MAX_END_BYTES:
-                end = await client.recover(ledger.ledger_id)
-            elif closing is not None:
+            if closing is not None:
                 writes.append(closing)
             ledger = ChainLedger(
                 ledger_id=ledger.ledger_id,
@@ -194,9 +198,19 @@ async def _ended(topic: TopicName, ledgers: Sequence[ChainLedger], client: Ledge
 
 
 async def _take_over(
-    topic: TopicName, before: Chain, ended: _Ended, keeper: ChainKeeper, client: LedgerClient, config: ManagedLedgerConfig
+    topic: TopicName,
+    before: Chain,
+    ended: _Ended,
+    keeper: ChainKeeper,
+    client: LedgerClient,
+    config: ManagedLedgerConfig,
+    *,
+    apart: bool,
 ) -> TakenOver:
-    """Raises one of CONFLICTS when somebody else has changed the record of a ledger: nothing was written."""
+    """Write the chain with the ends and the next ledger; `apart`: create the ledger before that, in a write of its own.
+
+    Raises one of CONFLICTS when somebody else has changed the record of a ledger, and ValueTooLargeError: nothing was written.
+    """
     chain = before.replace(epoch=before.epoch + 1, ledgers=ended.ledgers)
     if chain.terminated_at is not None:
         await keeper.take_over(chain, ended.writes)
@@ -204,14 +218,17 @@ async def _take_over(
     if keeper.is_new:
         await keeper.begin(chain.replace(epoch=0))
     try:
-        new = await client.prepare(**_next_ledger(topic, chain, config))
+        new = await (client.create if apart else client.prepare)(**_next_ledger(topic, chain, config))
     except NotEnoughBookiesError as error:
         last_id = chain.ledgers[-1].ledger_id if chain.ledgers else None
         await keeper.take_over(_without_empty(chain, but=last_id), ended.writes)
         log.warning("managed_ledger.without_open_ledger", extra={"topic": str(topic), "error": str(error), "hint": error.hint})
         return TakenOver(None, error)
     chain = _without_empty(chain)
-    chain = chain.replace(ledgers=(*chain.ledgers, ChainLedger(ledger_id=new.record.ledger_id)))
+    ledger_id = new.ledger_id if isinstance(new, LedgerWriter) else new.record.ledger_id
+    chain = chain.replace(ledgers=(*chain.ledgers, ChainLedger(ledger_id=ledger_id)))
+    if isinstance(new, LedgerWriter):
+        return TakenOver(await _link(new, client, keeper.take_over(chain, ended.writes)))
     await keeper.take_over(chain, (*ended.writes, new.op))
     return TakenOver(client.begin(new))
 

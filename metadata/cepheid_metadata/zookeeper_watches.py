@@ -61,7 +61,7 @@ class ZooKeeperWatches:
                     value, stat = await self._ask(key, send, self._armed_keys if on_event is not None else {})
                     return watch, Versioned(value or b"", stat.version)
                 except NoNodeError:  # and no watch: the server keeps one of a read only where there is a key
-                    if on_event is None or not await self._arm_key(key):
+                    if on_event is None or await self._arm_key(key) is False:
                         return watch, None
         except BaseException:
             watch.cancel()
@@ -98,23 +98,26 @@ class ZooKeeperWatches:
         self._on_keys.fail_all(error)
         self._on_children.fail_all(error)
 
-    async def _arm_key(self, key: str) -> bool:
-        """Whether the key is there, as far as this had to ask."""
+    async def _arm_key(self, key: str) -> bool | None:
+        """Return whether the key is there. None: its watch was armed already, so that nothing had to be asked."""
         if key in self._armed_keys:
-            return False
+            return None
         path, on_event = self._path(key), partial(self._on_key_event, key)
         stat = await self._ask(key, lambda client: client.exists_async(path, watch=on_event), self._armed_keys)
         return stat is not None
 
     async def _arm_children(self, key: str) -> None:
         path, on_event = self._path(key), partial(self._on_children_event, key)
-        is_there = True
-        while is_there:
+        while True:
+            was_armed = key in self._armed_keys
             try:
                 await self._ask(key, lambda client: client.get_children_async(path, watch=on_event), self._armed_children)
                 return
             except NoNodeError:
-                is_there = await self._arm_key(key)  # created in between: its children can be watched after all
+                # Its creation will be seen if its own watch was armed before, or just now with the answer that it is not there.
+                # Else it may have been created in between, and its children can be watched after all.
+                if was_armed or await self._arm_key(key) is False:
+                    return
 
     async def _ask(self, key: str, send: Callable[[Any], Any], armed: dict[str, None]) -> Any:
         def on_success() -> None:

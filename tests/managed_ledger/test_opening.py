@@ -15,7 +15,6 @@ from cepheid_managed_ledger import (
     ManagedLedgerFailedError,
     ManagedLedgerFencedError,
     State,
-    opening,
 )
 from cepheid_metadata import (
     Check,
@@ -25,6 +24,7 @@ from cepheid_metadata import (
     Op,
     OpResult,
     StoreUnavailableError,
+    ValueTooLargeError,
     Versioned,
     keys,
     ledger_records,
@@ -169,6 +169,10 @@ class InterposedStore(MortalStore):
         self._before_take_over = before_take_over
         self.writes: list[tuple[str, ...]] = []
 
+    async def create(self, key: str, value: bytes, *, ephemeral: bool = False, sequential: bool = False) -> str:
+        self.writes.append((key,))
+        return await super().create(key, value, ephemeral=ephemeral, sequential=sequential)
+
     async def put(self, key: str, value: bytes, expected_version: int) -> int:
         self.writes.append((key,))
         return await super().put(key, value, expected_version)
@@ -193,17 +197,21 @@ async def test_an_opening_records_the_end_and_the_next_ledger_in_one_write_with_
         assert writes == [(keys.ledger_key(position.ledger_id),), (keys.chain_key(TOPIC), ended, begun)]
 
 
-async def test_an_end_with_a_large_record_is_recorded_before_the_chain(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opening, "MAX_END_BYTES", 100)
+async def test_records_that_are_too_large_for_one_write_are_written_one_after_the_other() -> None:
+    async def refuse() -> None:
+        raise ValueTooLargeError("1000001 bytes in one request", key=keys.chain_key(TOPIC), size_bytes=1_000_001)
+
     async with topic_world() as world:
         old = world.broker()
         (position,) = await append_all(await old.open(), 1)
         await old.crash()
-        store = InterposedStore(world.tree)
+        store = InterposedStore(world.tree, refuse)
         ledger = await world.broker(store=store, seed=2).open()
-        before, begun = keys.ledger_key(position.ledger_id), keys.ledger_key(ledger.chain.ledgers[-1].ledger_id)
+        ended, begun = (keys.ledger_key(item.ledger_id) for item in ledger.chain.ledgers)
         writes = [write for write in store.writes if write != (keys.LEDGER_IDS_KEY,)]
-        assert writes == [(before,), (before,), (keys.chain_key(TOPIC), begun)]
+        assert ended == keys.ledger_key(position.ledger_id)
+        assert len(writes[1]) == 3  # the one that was refused
+        assert [writes[0], *writes[2:]] == [(ended,), (ended,), (begun,), (keys.chain_key(TOPIC),)]
         await assert_nothing_dangles(world)
 
 

@@ -1,9 +1,13 @@
-"""The lane of a ZooKeeper session, on a kazoo of the test's own: what is sent when, and what each loss means to the caller."""
+"""The lane of a ZooKeeper session, on a kazoo of the test's own: what is sent when, and what each loss means to the caller.
+
+The watches on a lane are here as well, where they depend on what the server does between two requests.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +22,8 @@ from kazoo.exceptions import (
 
 from cepheid_metadata import SessionLostError, StoreClosedError, StoreUnavailableError, request_lane
 from cepheid_metadata.request_lane import WINDOW, RequestLane
+from cepheid_metadata.watch import Watch
+from cepheid_metadata.zookeeper_watches import ZooKeeperWatches
 from tests.support import wait_until
 
 pytestmark = pytest.mark.virtual_time
@@ -195,3 +201,96 @@ async def test_who_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for each in asking:
         with pytest.raises(SessionLostError):
             await each
+
+
+# Watches
+
+
+class WatchedServer:
+    """Executes requests as they are sent, and says everything in that order, a group for each `deliver`."""
+
+    def __init__(self) -> None:
+        self.keys: set[str] = set()
+        self._armed: dict[str, list[Callable[[Any], None]]] = {}
+        self._said: list[Callable[[], None]] = []
+
+    def sync_async(self, path: str) -> Result:
+        return self._say(Result("sync"))
+
+    def get_async(self, path: str, watch: Callable[[Any], None] | None) -> Result:
+        return self._say_of(path, watch, (b"", SimpleNamespace(version=0)))
+
+    def get_children_async(self, path: str, watch: Callable[[Any], None] | None) -> Result:
+        return self._say_of(path, watch, [])
+
+    def exists_async(self, path: str, watch: Callable[[Any], None]) -> Result:
+        self._armed.setdefault(path, []).append(watch)
+        return self._say(Result("exists"), SimpleNamespace(version=0) if path in self.keys else None)
+
+    def create(self, path: str) -> None:
+        """As another session does."""
+        self.keys.add(path)
+        for watch in self._armed.pop(path, []):
+            self._said.append(lambda watch=watch: watch(SimpleNamespace(type="CREATED")))  # type: ignore[misc]
+
+    async def deliver(self) -> None:
+        said, self._said = self._said, []
+        for each in said:
+            each()
+        await asyncio.sleep(0)
+
+    def _say_of(self, path: str, watch: Callable[[Any], None] | None, value: Any) -> Result:
+        if path not in self.keys:
+            return self._say(Result("no node"), error=NoNodeError())
+        if watch is not None:
+            self._armed.setdefault(path, []).append(watch)
+        return self._say(Result("node"), value)
+
+    def _say(self, result: Result, value: Any = None, error: Exception | None = None) -> Result:
+        self._said.append(lambda: result.answer(value, error))
+        return result
+
+
+@pytest.mark.parametrize("other", ["watch", "watch_and_get"])
+@pytest.mark.parametrize("first", ["watch_and_get", "watch_children"])
+async def test_a_creation_is_not_missed_when_another_request_arms_the_key_first(first: str, other: str) -> None:
+    """`first` is answered that there is no such key. `other` arms it after it was created, which `first` must not rely on."""
+    server, lane = WatchedServer(), RequestLane("ZooKeeper", 10.0, 10.0)
+    lane.client = server
+    lane.connect(lambda client: client.sync_async("/"))
+    watches = ZooKeeperWatches(lane, lambda key: key)
+    asking: asyncio.Task[Any] = asyncio.create_task(getattr(watches, first)("/topic"))
+    await asyncio.sleep(0)
+    server.create("/topic")
+    asking_too = asyncio.create_task(getattr(watches, other)("/topic"))
+    for _ in range(10):
+        await asyncio.sleep(0)
+        await server.deliver()
+    await asking_too
+    if first == "watch_and_get":
+        watch, found = await asking
+        assert found is not None or watch.has_fired
+    else:
+        watch = await asking
+        assert isinstance(watch, Watch)
+        assert watch.has_fired or "/topic" in watches._armed_children
+    lane.fail_all(StoreClosedError("closed"))
+
+
+async def test_children_of_a_key_that_is_watched_and_not_there_are_watched_by_its_watch() -> None:
+    server, lane = WatchedServer(), RequestLane("ZooKeeper", 10.0, 10.0)
+    lane.client = server
+    lane.connect(lambda client: client.sync_async("/"))
+    watches = ZooKeeperWatches(lane, lambda key: key)
+    watched = []
+    for watch in (watches.watch, watches.watch_children):
+        asking = asyncio.create_task(watch("/topic"))
+        for _ in range(10):
+            await asyncio.sleep(0)
+            await server.deliver()
+        assert asking.done()
+        watched.append(await asking)
+    server.create("/topic")
+    await server.deliver()
+    assert all(watch.has_fired for watch in watched)
+    lane.fail_all(StoreClosedError("closed"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -30,7 +31,8 @@ from cepheid_rpc import (
     Status,
     encode_group,
 )
-from cepheid_security import ClientTls, SecurityConfigurationError
+from cepheid_security import ClientTls, Principal, SecurityConfigurationError
+from cepheid_security.audit import AuditLog
 from cepheid_security.authority import Authority
 from cepheid_security.peer_settings import BookieAccessSettings, BookieTlsSettings, PeerTlsSettings
 from cepheid_security.read_tickets import LAST_ENTRY, ReadTicket, TicketKey, check_ticket, sign_ticket
@@ -214,6 +216,21 @@ async def test_a_denial_says_why_and_is_logged(made: Path, tmp_path: Path, caplo
         assert server._denials.roles == 2
     logged = [record for record in caplog.records if record.message == "bookie.request.denied"]
     assert [vars(record)["role"] for record in logged] == ["app", "app"]
+
+
+async def test_the_audit_log_names_each_recovery_that_is_denied(made: Path, tmp_path: Path) -> None:
+    """Though they share a stream."""
+    audited: list[tuple[str, str, str]] = []
+
+    class Audit(AuditLog):
+        def record(self, principal: Principal | None, peer: str, operation: str, object: str, *_: Any) -> None:
+            audited.append((principal.role if principal else "", operation, object))
+
+    async with secured_bookie(made, tmp_path, denials=Denials(Audit())) as server:
+        app = GrpcConnection("b", f"{TLS_MARK}127.0.0.1:{server.port}", tls=tls_of(made, "app"))
+        await asyncio.gather(*(outcome_of(CALLS[name], app) for name in ("fence", "fencing read")))
+        await app.aclose()
+    assert audited == [("app", "ReadLac", "ledger 7"), ("app", "Read", "ledger 7")]
 
 
 async def test_the_role_may_be_an_alternative_name(made: Path, tmp_path: Path) -> None:

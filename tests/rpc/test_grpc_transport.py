@@ -16,6 +16,7 @@ from cepheid_bookie.grpc_server import BookieServer, PortInUseError
 from cepheid_bookie.settings import BookieServerSettings
 from cepheid_ledger import LedgerSettings
 from cepheid_ledger.grpc_connection import GrpcConnection
+from cepheid_ledger.recovery_stream import RecoveryStream
 from cepheid_rpc import (
     ADD,
     READ_LAC,
@@ -33,11 +34,13 @@ from cepheid_rpc import (
     ReadAnswer,
     ReadRequest,
     Status,
+    decode_numbered,
     encode_add_answers,
     encode_add_message,
     encode_group,
     encode_lac_request,
     encode_numbered,
+    encode_read_request,
     method_path,
 )
 from tests.rpc.memory_bookie import MemoryBookie, QueueSource
@@ -217,6 +220,43 @@ async def read_all(connection: GrpcConnection, request: ReadRequest) -> list[Rea
     return [chunk async for chunk in connection.read(request)]
 
 
+@pytest.mark.parametrize("per_message", [1, 200])
+async def test_answers_of_recoveries_that_wait_to_be_sent_are_bounded(per_message: int) -> None:
+    """Here by a client that does not read, whether it asks in one message or in many."""
+    bookie = MemoryBookie()
+    for ledger_id in range(200):
+        bookie.groups[ledger_id] = [group(ledger_id, 0, bytes(250_000))]
+    async with served(bookie) as (server, _), grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        stream = channel.stream_stream(method_path(RECOVER))()
+        asked = [(n, encode_read_request(ReadRequest(n, 0, 0, fence=True))) for n in range(200)]
+        for first in range(0, 200, per_message):
+            await stream.write(encode_numbered(MessageKind.RECOVERY_REQUESTS, asked[first : first + per_message]))
+        read = -1
+        while read != bookie.chunks_read:  # until it stands still
+            read = bookie.chunks_read
+            await asyncio.sleep(0.1)
+        (recoveries,) = server._recovery_streams
+        assert recoveries.unsent_bytes <= grpc_server._UNSENT_BYTES
+        assert bookie.chunks_read < 60  # gRPC holds some megabytes itself
+        answered: set[int] = set()
+        while len(answered) < 200:
+            answered |= {number for number, _ in decode_numbered(await stream.read(), MessageKind.RECOVERY_ANSWERS)}
+        stream.cancel()
+
+
+async def test_a_message_with_more_recoveries_than_may_run_at_once_is_worked_on_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_server, "_RECOVERIES_AT_ONCE", 10)
+    bookie = MemoryBookie()
+    bookie.speaks.clear()
+    async with served(bookie) as (server, connection):
+        fences = [asyncio.create_task(connection.read_lac(LacRequest(n, KEY, fence=True))) for n in range(100)]
+        await wait_until(lambda: len(bookie.speaks._waiters) == 10)  # type: ignore[attr-defined]
+        (recoveries,) = server._recovery_streams
+        assert recoveries.at_once == 10
+        bookie.speaks.set()
+        assert {fence.status for fence in await asyncio.gather(*fences)} == {Status.NO_LEDGER}
+
+
 async def test_a_long_recovery_read_gets_its_first_piece_from_the_stream_and_the_rest_as_any_read() -> None:
     bookie = MemoryBookie()
     payloads = [bytes([number]) * 200_000 for number in range(10)]
@@ -238,15 +278,37 @@ async def test_a_bookie_of_an_older_release_takes_each_request_of_a_recovery_as_
         assert (await read_all(connection, ReadRequest(1, 0, 0, fence=True)))[0].groups == (bookie.groups[1][0],)
 
 
-async def test_one_recovery_that_a_bookie_cannot_answer_leaves_the_others_alone() -> None:
+async def test_a_bookie_that_is_upgraded_at_its_address_takes_recoveries_on_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as before:
+        before.setattr(grpc_server, "RECOVER", "NotKnownYet")
+        async with served(MemoryBookie()) as (server, connection):
+            await connection.read_lac(LacRequest(1, KEY, fence=True))
+            await server.aclose()
+            before.undo()
+            upgraded = BookieServer(MemoryBookie(), "127.0.0.1", server.port)
+            await upgraded.start()
+            assert await read_status_in_the_end(connection) is Status.NO_LEDGER
+            assert (await connection.read_lac(LacRequest(1, KEY, fence=True))).status is Status.NO_LEDGER
+            assert len(upgraded._recovery_streams) == 1
+            await connection.aclose()
+            await upgraded.aclose()
+
+
+@pytest.mark.parametrize("failure", [AssertionError, asyncio.CancelledError])
+async def test_one_recovery_that_a_bookie_cannot_answer_leaves_the_others_alone(failure: type[BaseException]) -> None:
+    """CancelledError: of a task of the storage code that this one waited for."""
+
     class Broken(MemoryBookie):
         async def read_lac(self, request: LacRequest) -> LacAnswer:
-            assert request.ledger_id != 1
+            if request.ledger_id == 1:
+                raise failure
             return await super().read_lac(request)
 
-    async with served(Broken()) as (_, connection):
+    async with served(Broken(), timeout_s=2.0) as (server, connection):
         fences = await asyncio.gather(*(connection.read_lac(LacRequest(n, KEY, fence=True)) for n in range(3)))
         assert [fence.status for fence in fences] == [Status.NO_LEDGER, Status.UNKNOWN, Status.NO_LEDGER]
+        (recoveries,) = server._recovery_streams
+        await wait_until(lambda: recoveries.at_once == 0)
 
 
 async def test_a_fence_that_is_not_answered_in_time_does_not_keep_others_from_their_answers() -> None:
@@ -263,6 +325,65 @@ async def test_a_fence_that_is_not_answered_in_time_does_not_keep_others_from_th
         assert isinstance(late, BookieUnavailableError)
         assert "no answer in time" in str(late)
         assert isinstance(answered, LacAnswer)
+
+
+class Hanging(MemoryBookie):
+    """Does not answer fences of ledger 1. `hanging` counts those that it works on."""
+
+    hanging = 0
+
+    async def read_lac(self, request: LacRequest) -> LacAnswer:
+        if request.ledger_id != 1:
+            return await super().read_lac(request)
+        self.hanging += 1
+        try:
+            return await asyncio.get_running_loop().create_future()
+        finally:
+            self.hanging -= 1
+
+
+async def test_a_bookie_gives_up_recoveries_that_their_client_gave_up() -> None:
+    """Cancelled by whoever waited, or not answered in time."""
+    bookie = Hanging()
+    async with served(bookie, BookieServerSettings(stop_grace_s=0.1), timeout_s=0.3) as (_, connection):
+        cancelled = asyncio.create_task(connection.read_lac(LacRequest(1, KEY, fence=True)))
+        await wait_until(lambda: bookie.hanging == 1)
+        cancelled.cancel()
+        await wait_until(lambda: bookie.hanging == 0)
+        with pytest.raises(BookieUnavailableError, match="no answer in time"):
+            await connection.read_lac(LacRequest(1, KEY, fence=True))
+        await wait_until(lambda: bookie.hanging == 0)
+        assert (await connection.read_lac(LacRequest(2, KEY, fence=True))).status is Status.NO_LEDGER
+
+
+async def test_a_recovery_that_is_given_up_before_it_was_sent_never_is() -> None:
+    class SlowCall:
+        def __init__(self) -> None:
+            self.sent: list[bytes] = []
+            self.takes = asyncio.Event()
+
+        async def write(self, message: bytes) -> None:
+            self.sent += [bytes(request) for _, request in decode_numbered(message, MessageKind.RECOVERY_REQUESTS)]
+            await self.takes.wait()
+
+        async def read(self) -> bytes:
+            return await asyncio.get_running_loop().create_future()
+
+        def cancel(self) -> None: ...
+
+    call = SlowCall()
+    stream = RecoveryStream(call, "b1", 10.0)
+    asking = [asyncio.create_task(stream.ask(b"first"))]
+    await wait_until(lambda: bool(call.sent))
+    asking += [asyncio.create_task(stream.ask(request)) for request in (b"given up", b"last")]
+    await asyncio.sleep(0)
+    asking[1].cancel()
+    await asyncio.sleep(0)
+    call.takes.set()
+    await wait_until(lambda: len(call.sent) == 2)
+    assert call.sent == [b"first", b"last"]
+    await stream.aclose()
+    await asyncio.gather(*asking, return_exceptions=True)
 
 
 async def test_recoveries_under_way_when_the_bookie_stops_are_answered_and_later_ones_unavailable() -> None:
@@ -292,6 +413,48 @@ async def test_a_connection_that_is_abandoned_lets_its_recoveries_end() -> None:
         assert (await fence).status is Status.NO_LEDGER
         await abandoning
         await wait_until(lambda: not server._recovery_streams)
+
+
+@pytest.mark.parametrize("how", ["abandon", "aclose"])
+async def test_a_long_recovery_read_that_is_overtaken_by_the_end_of_its_connection(how: str) -> None:
+    """It has its first piece and needs a call for the rest: it has time for that, unless the whole process ends."""
+    bookie = MemoryBookie()
+    bookie.groups[1] = [group(1, entry_id, bytes(200_000)) for entry_id in range(10)]
+    async with served(bookie) as (_, connection):
+        chunks = connection.read(ReadRequest(1, 0, 9, fence=True))
+        read = [await anext(chunks)]
+        ending = asyncio.create_task(connection.abandon("it is elsewhere") if how == "abandon" else connection.aclose())
+        await asyncio.sleep(0.05)
+        if how == "abandon":
+            read += [chunk async for chunk in chunks]
+            assert sum(len(part) for chunk in read for part in chunk.groups) == 10
+        else:
+            with pytest.raises(BookieUnavailableError, match="the connection was closed"):
+                await anext(chunks)
+        await ending
+
+
+async def test_a_fence_at_a_bookie_of_an_older_release_ends_though_its_connection_is_abandoned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(grpc_server, "RECOVER", "NotKnownYet")
+    async with served(MemoryBookie()) as (_, connection):
+        fence = asyncio.create_task(connection.read_lac(LacRequest(1, KEY, fence=True)))
+        await asyncio.sleep(0)
+        abandoning = asyncio.create_task(connection.abandon("it is elsewhere"))
+        assert (await fence).status is Status.NO_LEDGER
+        await abandoning
+
+
+async def test_an_abandoned_connection_closes_though_a_recovery_read_is_never_read_on() -> None:
+    bookie = MemoryBookie()
+    bookie.groups[1] = [group(1, entry_id, bytes(200_000)) for entry_id in range(10)]
+    async with served(bookie, timeout_s=0.2) as (_, connection):
+        chunks = connection.read(ReadRequest(1, 0, 9, fence=True))
+        await anext(chunks)
+        await connection.abandon("it is elsewhere")
+        with pytest.raises(BookieUnavailableError, match="it is elsewhere"):
+            await anext(chunks)
 
 
 async def test_a_request_without_a_fence_ends_a_stream_of_recoveries_with_the_reason() -> None:
