@@ -89,6 +89,8 @@ _READS_AT_ONCE = _UNSENT_BYTES // _PIECE_BYTES
 _SMALL_READ_BYTES = _UNSENT_BYTES // _RECOVERIES_AT_ONCE
 """Answers of reads that need neither a turn of the loop nor a place until they were sent: as many as there may be fit
 `_UNSENT_BYTES` as well. Most are, and they share messages."""
+_DENIAL_WAITS_S = 10.0
+"""For the first message of a stream of recoveries that is denied."""
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 _NO_CHANGE = "only brokers and repair workers of this cluster may change what a bookie holds"
 
@@ -246,9 +248,12 @@ class BookieServer:
     async def _deny_recoveries(self, context: Context, callers: _Callers) -> NoReturn:
         """The denials name each request of the first message, as they would if it came as a call."""
         try:
-            data = await context.read()
+            async with asyncio.timeout(_DENIAL_WAITS_S):
+                data = await context.read()
             messages = [] if data is _EOF else list(decode_numbered(data, MessageKind.RECOVERY_REQUESTS))
             requests = [_recovery_request(message) for _, message in messages]
+        except TimeoutError:
+            requests = []
         except MalformedGroupError as error:
             await _refuse(context, RECOVER, error)
         for request in requests[:-1]:

@@ -147,8 +147,8 @@ def refuse_topics_without_a_new_ledger() -> Iterator[None]:
     """An opening fails when no new ledger can be created, so nothing of the topic can be read either."""
     take_over = opening._take_over
 
-    async def insist(*args: Any) -> TakenOver:
-        taken_over = await take_over(*args)
+    async def insist(*args: Any, **how: Any) -> TakenOver:
+        taken_over = await take_over(*args, **how)
         if taken_over.lacking is not None:
             raise taken_over.lacking
         return taken_over
