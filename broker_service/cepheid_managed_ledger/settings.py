@@ -67,7 +67,8 @@ class ManagedLedgerSettings(BaseModel, frozen=True, extra="forbid"):
     )
     cursor_flush_s: PositiveFloat = Field(
         0.5,
-        description="Time within which acknowledgements without a response are saved. A crash delivers at most that much again.",
+        description="Time within which acknowledgements without a response are saved. "
+        "After a crash, messages whose acknowledgement is younger come again.",
     )
     cursor_inline_bytes: PositiveInt = Field(
         4 * KIB,

@@ -134,6 +134,7 @@ def _lines() -> Iterator[str]:
     for (path, table), roles in tables.items():
         yield f"## {titles[path, table]}"
         yield f"{(table.__doc__ or '').strip()} Used by {_listing(f'`cepheid {command}`' for command in roles)}."
+        yield f"Defined in `{table.__module__}.{table.__name__}`."
         yield ""
         yield from _HEAD
         for name, field in table.model_fields.items():

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from google.protobuf.message import Message
 
 from cepheid_broker.admin.broker_metrics import broker_families
-from cepheid_broker.protocol.access import COMMAND_NEEDS
+from cepheid_broker.peer import Peer
+from cepheid_broker.protocol import connection as connection_module
+from cepheid_broker.protocol.access import COMMAND_NEEDS, REFUSED_COMMANDS
 from cepheid_broker.protocol.connection import Connection
+from cepheid_broker.protocol.connection_unserved import UnservedCommands
 from cepheid_broker.topics.topic_watches import TopicWatch
 from cepheid_metadata import NamespaceRecord, namespace_permissions, namespace_records, tenant_records
 from cepheid_security import Need, Principal
@@ -46,12 +49,17 @@ def producer(topic: str, request_id: int = 0, **fields: Any) -> pb.CommandProduc
 # The table
 
 
-async def test_each_command_that_is_served_has_a_row_and_no_row_is_left_over() -> None:
+async def test_each_command_that_is_served_has_a_row_and_no_row_is_left_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_module, "COMMAND_NEEDS", frozenset(CommandType))  # so that what has no row shows
     async with BrokerWorld() as world, await world.client():
         (connection,) = world.broker._listener.connections
         assert isinstance(connection, Connection)
         served = {*connection._table, CommandType.SEND, CommandType.PING}  # these two have no entry in the table of methods
     assert served == set(COMMAND_NEEDS)
+
+
+def test_a_command_that_is_served_has_a_need_of_its_own() -> None:
+    assert set(UnservedCommands(cast(Peer, None)).table) == set(REFUSED_COMMANDS)
 
 
 ASKS: dict[CommandType, Callable[[], Message]] = {

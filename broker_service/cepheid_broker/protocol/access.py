@@ -17,8 +17,24 @@ from cepheid_wire import CommandType, InvalidTopicNameError, NamespaceName, Topi
 _ON_WHAT_IS_OPEN = Need.AUTHENTICATED
 """It concerns a producer, a consumer or a watcher of this connection. PRODUCER, SUBSCRIBE or WATCH_TOPIC_LIST was checked when that
 was opened, and it is closed when the permission goes."""
-_REFUSED_ANYWAY = Need.AUTHENTICATED
-"""Not served yet (connection_unserved.py). Give it a need of its own when it is."""
+
+REFUSED_COMMANDS = (
+    CommandType.TC_CLIENT_CONNECT_REQUEST,
+    CommandType.NEW_TXN,
+    CommandType.ADD_PARTITION_TO_TXN,
+    CommandType.ADD_SUBSCRIPTION_TO_TXN,
+    CommandType.END_TXN,
+    CommandType.END_TXN_ON_PARTITION,
+    CommandType.END_TXN_ON_SUBSCRIPTION,
+    CommandType.SCALABLE_TOPIC_LOOKUP,
+    CommandType.SCALABLE_TOPIC_SUBSCRIBE,
+    CommandType.SCALABLE_TOPIC_CLOSE,
+    CommandType.WATCH_SCALABLE_TOPICS,
+    CommandType.WATCH_SCALABLE_TOPICS_CLOSE,
+    CommandType.WATCH_TC_ASSIGNMENTS,
+    CommandType.WATCH_TC_ASSIGNMENTS_CLOSE,
+)
+"""Commands that are not served yet (connection_unserved.py). One that is served from now on gets a row of its own instead."""
 
 COMMAND_NEEDS: Mapping[CommandType, Need] = {
     CommandType.CONNECT: Need.NOBODY_IN_PARTICULAR,
@@ -44,20 +60,7 @@ COMMAND_NEEDS: Mapping[CommandType, Need] = {
     CommandType.UNSUBSCRIBE: _ON_WHAT_IS_OPEN,
     CommandType.CLOSE_CONSUMER: _ON_WHAT_IS_OPEN,
     CommandType.CONSUMER_STATS: _ON_WHAT_IS_OPEN,
-    CommandType.TC_CLIENT_CONNECT_REQUEST: _REFUSED_ANYWAY,
-    CommandType.NEW_TXN: _REFUSED_ANYWAY,
-    CommandType.ADD_PARTITION_TO_TXN: _REFUSED_ANYWAY,
-    CommandType.ADD_SUBSCRIPTION_TO_TXN: _REFUSED_ANYWAY,
-    CommandType.END_TXN: _REFUSED_ANYWAY,
-    CommandType.END_TXN_ON_PARTITION: _REFUSED_ANYWAY,
-    CommandType.END_TXN_ON_SUBSCRIPTION: _REFUSED_ANYWAY,
-    CommandType.SCALABLE_TOPIC_LOOKUP: _REFUSED_ANYWAY,
-    CommandType.SCALABLE_TOPIC_SUBSCRIBE: _REFUSED_ANYWAY,
-    CommandType.SCALABLE_TOPIC_CLOSE: _REFUSED_ANYWAY,
-    CommandType.WATCH_SCALABLE_TOPICS: _REFUSED_ANYWAY,
-    CommandType.WATCH_SCALABLE_TOPICS_CLOSE: _REFUSED_ANYWAY,
-    CommandType.WATCH_TC_ASSIGNMENTS: _REFUSED_ANYWAY,
-    CommandType.WATCH_TC_ASSIGNMENTS_CLOSE: _REFUSED_ANYWAY,
+    **dict.fromkeys(REFUSED_COMMANDS, Need.AUTHENTICATED),
 }
 
 _DONE_BY: Mapping[Need, str] = {
