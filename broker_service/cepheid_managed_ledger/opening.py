@@ -11,7 +11,8 @@ Rules:
 2. Every ledger before the new one is closed at exactly the entries that the chain records. The end of the last one is written
    together with the chain (one compare-and-set for both, the new ledger's record included): a topic costs two writes, not four,
    and an opening that fails leaves no ledger behind. A conflict on a ledger's record says nothing of the chain: somebody else
-   closed the ledger, or repair moved copies of it. The end is then looked for again.
+   closed the ledger, or repair moved copies of it. The end is then looked for again, and written by itself. With the end, repair is
+   asked to look at each copy of that ledger once: what its writer knew of missing copies was lost with it.
 3. A ledger of the chain that has no metadata is lost data: an error for an operator, never an empty ledger.
 4. Empty ledgers leave the chain, through the deletion queue of the same write; they are deleted after it. While there is no new
    ledger, the last one stays even when it is empty: a topic without any ledger has no positions.
@@ -101,7 +102,7 @@ async def take_over_chain(
                     break
                 except CONFLICTS as error:  # of a ledger's record (rule 2)
                     log.info("managed_ledger.ledger_changed", extra={"topic": str(topic), "error": str(error)})
-                ended = await _ended(topic, before.ledgers, client, ports)
+                ended = await _ended(topic, before.ledgers, client, ports, alone=True)
             writer = taken_over.writer
             if writer is not None and not is_wanted:
                 await writer.aclose()
@@ -168,21 +169,23 @@ class _Ended:
     writes: tuple[Op, ...]
 
 
-async def _ended(topic: TopicName, ledgers: Sequence[ChainLedger], client: LedgerClient, ports: Ports) -> _Ended:
-    """Fence the last ledger if it has no recorded end, and find its end."""
+async def _ended(
+    topic: TopicName, ledgers: Sequence[ChainLedger], client: LedgerClient, ports: Ports, *, alone: bool = False
+) -> _Ended:
+    """Fence the last ledger if it has no recorded end, and find its end. `alone`: write the end at once."""
     ended: list[ChainLedger] = []
     writes: list[Op] = []
     for ledger in ledgers:
         if ledger.is_open:
             try:
-                end, closing = await client.find_end(ledger.ledger_id)
+                end, closing, checks = await client.find_end(ledger.ledger_id)
             except NoSuchLedgerError as error:
                 message = f"{topic}: its chain names ledger {ledger.ledger_id}, which has no metadata"
                 raise ChainDamagedError(message, topic=str(topic), ledger_id=ledger.ledger_id) from error
-            if closing is not None and len(closing.value) > MAX_END_BYTES:
+            if closing is not None and (alone or len(closing.value) > MAX_END_BYTES):
                 end = await client.recover(ledger.ledger_id)
             elif closing is not None:
-                writes.append(closing)
+                writes += [closing, *checks]
             ledger = ChainLedger(
                 ledger_id=ledger.ledger_id,
                 entries=end.last_entry_id + 1,

@@ -98,6 +98,7 @@ from cepheid_metadata.repair_records import (
     RepairSwitch,
     ShortFigures,
     ShortReason,
+    UncheckedLedger,
 )
 from cepheid_metadata.repositories import (
     Found,
@@ -134,6 +135,7 @@ from cepheid_metadata.repositories import (
     tenant_records,
     topic_changes,
     topic_records,
+    unchecked_ledgers,
 )
 from cepheid_metadata.restored_metadata import RestoreNotReportedError, report_ledgers
 from cepheid_metadata.restored_records import BookieReport, RestoredMetadata
@@ -265,6 +267,7 @@ __all__ = [
     "TopicChanges",
     "TopicPolicyFields",
     "TopicRecord",
+    "UncheckedLedger",
     "UnfinishedRestoreError",
     "ValueTooLargeError",
     "Versioned",
@@ -324,4 +327,5 @@ __all__ = [
     "tenant_records",
     "topic_changes",
     "topic_records",
+    "unchecked_ledgers",
 ]

@@ -27,6 +27,7 @@
     /permissions/T/N                           permissions on a namespace and its topics
     /repair/marks/dddd/dddd/dddd               ledger that lacks copies, id below 10^12
     /repair/marks/high/ddd/dddd/…              the same, id from 10^12
+    /repair/unchecked/ID                       ledger whose copies were not checked since its recovery
     /repair/locks/ID                           ledger that a replication worker is repairing (ephemeral)
     /repair/auditor                            auditor of the cluster (ephemeral)
     /repair/audit                              what the auditor's last walks found
@@ -87,6 +88,7 @@ DYNAMIC_SETTINGS_KEY = "/dynamic-settings"
 PERMISSIONS_KEY = "/permissions"
 REPAIR_MARKS_KEY = "/repair/marks"
 HIGH_REPAIR_MARKS_KEY = "/repair/marks/high"
+UNCHECKED_LEDGERS_KEY = "/repair/unchecked"
 REPAIR_LOCKS_KEY = "/repair/locks"
 AUDITOR_KEY = "/repair/auditor"
 AUDIT_KEY = "/repair/audit"
@@ -254,6 +256,11 @@ def deleted_ledger_key(ledger_id: int) -> str:
 
 def repair_mark_key(ledger_id: int) -> str:
     return REPAIR_MARKS_KEY + ledger_key(ledger_id).removeprefix(LEDGERS_KEY)
+
+
+def unchecked_ledger_key(ledger_id: int) -> str:
+    """Flat, unlike the marks: the list is short, and emptied again and again, while ids rise for ever."""
+    return f"{UNCHECKED_LEDGERS_KEY}/{ledger_id}"
 
 
 def repair_lock_key(ledger_id: int) -> str:

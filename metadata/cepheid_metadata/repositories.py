@@ -35,6 +35,7 @@ from cepheid_metadata.repair_records import (
     RepairMark,
     RepairRequest,
     RepairSwitch,
+    UncheckedLedger,
 )
 from cepheid_metadata.restored_records import BookieReport, RestoredMetadata
 from cepheid_metadata.revocation_records import RevocationList
@@ -207,6 +208,11 @@ def dynamic_settings(store: MetadataStore) -> Records[None, DynamicSettings]:
 def repair_marks(store: MetadataStore) -> Records[int, RepairMark]:
     """By ledger id."""
     return Records(store, keys.repair_mark_key, RepairMark)
+
+
+def unchecked_ledgers(store: MetadataStore) -> Records[int, UncheckedLedger]:
+    """By ledger id."""
+    return Records(store, keys.unchecked_ledger_key, UncheckedLedger)
 
 
 def repair_locks(store: MetadataStore) -> Records[int, RepairLock]:
