@@ -145,6 +145,43 @@ async def test_a_request_repairs_without_waiting_for_the_grace_period() -> None:
         assert await world.wait_whole(ledger_id) < QUICK.grace_s / 2
 
 
+async def test_a_request_that_comes_while_a_walk_is_under_way_is_for_the_next_walk() -> None:
+    async with repair_world() as world:
+        ledger_id = await world.closed_ledger("abc")
+        process = await world.start()
+        walk, walks = process.auditor._walk, 0
+
+        async def die_meanwhile(*args: Any, **options: Any) -> Any:
+            nonlocal walks
+            walks += 1
+            if walks == 1:
+                world.kill("b")
+                await world.request("b")
+            return await walk(*args, **options)
+
+        process.auditor._walk = die_meanwhile
+        await asyncio.sleep(QUICK.grace_s / 4)
+        assert "b" not in (await world.ledgers.record(ledger_id)).fragments[0].ensemble
+
+
+async def test_a_request_that_comes_while_repair_is_off_is_for_the_time_when_it_is_on() -> None:
+    async with repair_world() as world:
+        ledger_id = await world.closed_ledger("abc")
+        first = await world.start()
+        world.kill("b")
+        await world.switch_off()
+        await asyncio.sleep(3)
+        await world.request("b")
+        await asyncio.sleep(5)
+        await first.aclose()  # what the auditor knows ends with it
+        await first.auditor._store.aclose()
+        await world.start("r2")
+        await asyncio.sleep(5)
+        await world.switch_on()
+        await asyncio.sleep(QUICK.grace_s / 4)
+        assert "b" not in (await world.ledgers.record(ledger_id)).fragments[0].ensemble
+
+
 async def test_nothing_is_marked_or_copied_while_repair_is_off() -> None:
     async with repair_world() as world:
         ledger_id = await world.closed_ledger("abc")
