@@ -374,7 +374,7 @@ class ReplicationWorker:
             self._count(report)
             if report.lost:
                 attempt.lost += report.lost
-                attempt.former |= away  # a bookie that is away may have them
+                attempt.former |= away | report.unreadable  # a bookie that is away, or reads again, may have them
             for run in _not_in(report.lost, mark.lost):
                 self._tell_lost(ledger, fragment.ensemble, run)
 
@@ -448,6 +448,7 @@ class ReplicationWorker:
             else:
                 self._count(report)
                 attempt.lost += report.lost
+                attempt.former |= report.unreadable
 
     def _count(self, report: CopyReport) -> None:
         self.statistics.entries += report.entries

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from cepheid_metadata import LedgerState, ShortReason
-from cepheid_rpc import Status
+from cepheid_rpc import ReadAnswer, ReadRequest, Status
 from tests.ledger.ledger_world import append
+from tests.ledger.memory_bookie import MemoryBookie
 from tests.recovery.repair_world import QUICK, RepairWorld, repair_world
 from tests.support import wait_until
 
@@ -325,6 +327,43 @@ async def test_an_entry_without_a_valid_copy_is_reported_and_the_rest_is_made_wh
         world.revive("b")  # it has the only copy
         world.processes[0].on_bookies_changed()
         await world.wait_whole(ledger_id)
+
+
+async def test_an_entry_that_a_disk_cannot_read_does_not_stop_the_repair_of_the_others() -> None:
+    async with repair_world() as world:
+        ledger_id = await world.closed_ledger("abc")
+        for name in "bc":
+            del world.ledgers.cluster[name].entries[ledger_id][4]
+        world.ledgers.cluster["a"].unreadable.add(4)
+        await world.start()
+        await world.drain("a")
+        await asyncio.sleep(20)
+        assert (await world.ledgers.record(ledger_id)).fragments[0].ensemble == ("d", "b", "c")
+        assert world.ledgers.cluster["d"].ids(ledger_id) == [0, 1, 2, 3, 5, 6, 7, 8, 9]
+        mark = (await world.marks())[ledger_id]
+        assert ([(run.first, run.last) for run in mark.lost], mark.former) == ([(4, 4)], ("a",))
+        assert (await world.audit()).short.lost_entries == 1
+        world.ledgers.cluster["a"].unreadable.clear()  # asked again at each attempt
+        await world.wait_whole(ledger_id)
+
+
+async def test_a_read_that_fails_once_loses_no_entry() -> None:
+    async with repair_world() as world:
+        ledger_id = await world.closed_ledger("abc")
+        for name in "bc":
+            del world.ledgers.cluster[name].entries[ledger_id][4]
+        bookie, asked = world.ledgers.cluster["a"], list[ReadRequest]()
+
+        def chunk(request: ReadRequest) -> ReadAnswer:
+            asked.extend([request] if request.first_entry_id == request.last_entry_id == 4 else ())
+            bookie.unreadable = {4} if len(asked) < 2 else set()
+            return MemoryBookie.chunk(bookie, request)
+
+        bookie.chunk = chunk  # type: ignore[method-assign]
+        process = await world.start()
+        await world.drain("a")
+        await asyncio.sleep(20)
+        assert (len(asked), process.worker.statistics.lost_entries, await world.marks()) == (2, 0, {})
 
 
 async def test_a_ledger_that_is_deleted_while_it_is_marked_loses_its_mark() -> None:
