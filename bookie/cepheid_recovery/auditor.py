@@ -569,7 +569,7 @@ class Auditor:
             self._rates.popleft()
         since, before = self._rates[0]
         rate = int((before - short_bytes) / (now - since)) if now > since and before > short_bytes else 0
-        urgent = sorted((one.copies_left, ledger_id) for ledger_id, one in self._marked.items() if one.copies_left <= 1)
+        urgent = sorted((one.copies_left, ledger_id) for ledger_id, one in self._marked.items() if one.lacks_copies)
         queued = chain(self._checks, self._failed_checks)
         unchecked = self._back.keys() | {bookie for _, copies in queued for *_, bookie in copies}
         audit = self.audit.replace(

@@ -366,6 +366,19 @@ async def test_a_read_that_fails_once_loses_no_entry() -> None:
         assert (len(asked), process.worker.statistics.lost_entries, await world.marks()) == (2, 0, {})
 
 
+async def test_the_most_endangered_ledgers_come_first_whatever_their_write_quorum() -> None:
+    async with repair_world() as world:
+        two_left, three_left = list[int](), list[int]()
+        for _ in range(5):  # no bookie is left for them, so that they stay marked
+            three_left.append(await world.closed_ledger("abcd", write_quorum=4))
+            two_left.append(await world.closed_ledger("abcd", write_quorum=3))
+        process = await world.start()
+        world.kill("a")
+        await asyncio.sleep(QUICK.grace_s + 10)
+        process.worker._retries.clear()
+        assert await process.worker._candidates() == [*two_left, *three_left]
+
+
 async def test_a_ledger_that_is_deleted_while_it_is_marked_loses_its_mark() -> None:
     async with repair_world("a", "b", "c") as world:
         ledger_id = await world.closed_ledger("abc")
