@@ -11,29 +11,32 @@ Rules:
    A bookie that does not answer now is asked again later, or has been replaced by repair by then.
 2. What is missing is marked before the ledger leaves the list. Workers copy it. A process that ends in between costs a second look.
 3. A ledger of the list is not short of copies as far as anybody knows. So the list has figures of its own, and raises no alarm.
-4. A whole bookie costs one request for each fragment. Requests and bytes are limited for each process, and nothing is read while
-   repair is switched off.
+4. A bookie costs one request for each fragment, and more where it holds many bytes. Requests and bytes are limited for each
+   process, and nothing is read while repair is switched off.
+5. Locks are among these processes only: a check may take minutes, and repair of the ledger must not wait for it. A record that
+   repair changes meanwhile makes the last write fail, and what moved is looked at again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cepheid_ledger import CopyFailedError, LedgerClient, LedgerError, entries_of
 from cepheid_metadata import (
     Check,
+    Found,
     KeyExistsError,
     LedgerMetadata,
     MetadataError,
     MetadataStore,
     RepairLock,
+    check_locks,
     keys,
     ledger_records,
     list_names,
-    repair_locks,
     unchecked_ledgers,
 )
 from cepheid_metadata.repair_views import RepairRefusedError, UnknownLedgerError, mark_damaged, merged_runs
@@ -44,7 +47,9 @@ from cepheid_recovery.settings import RecoverySettings
 log = logging.getLogger(__name__)
 
 _BYTES_PER_S = 16 << 20
-"""Most bytes of copies that one process reads in a second, over a whole ledger."""
+"""Bytes of copies that one process reads in a second, on average."""
+_PART_BYTES = 32 << 20
+"""Most bytes that are read without a pause."""
 _MAX_RETRY_S = 300.0
 
 
@@ -86,8 +91,11 @@ class CopyChecker:
         self._on_marked = on_marked
         self._ledgers = ledger_records(store)
         self._unchecked = unchecked_ledgers(store)
-        self._locks = repair_locks(store)
+        self._locks = check_locks(store)
         self._retries: dict[int, _Retry] = {}
+        self._heard: dict[int, tuple[int, set[tuple[int, str]]]] = {}
+        """By ledger that could not be checked as a whole: the version of its record, and the first entry of each fragment with each
+        bookie that has answered for it."""
         self._due = asyncio.Event()
         self._tasks = TaskOwner(f"copy-checker {name}")
         self.statistics = CheckerStatistics()
@@ -123,11 +131,12 @@ class CopyChecker:
 
     async def _check_listed(self) -> None:
         """Check the ledgers of one listing that are due, in random order: other processes check them as well."""
-        listed = [int(name) for name in await list_names(self._store, keys.UNCHECKED_LEDGERS_KEY)]
+        listed = {int(name) for name in await list_names(self._store, keys.UNCHECKED_LEDGERS_KEY)}
         self.statistics.waiting = len(listed)
         self._retries = {ledger_id: retry for ledger_id, retry in self._retries.items() if ledger_id in listed}
+        self._heard = {ledger_id: heard for ledger_id, heard in self._heard.items() if ledger_id in listed}
         now = asyncio.get_running_loop().time()
-        due = [one for one in listed if one not in self._retries or self._retries[one].not_before <= now]
+        due = [one for one in sorted(listed) if one not in self._retries or self._retries[one].not_before <= now]
         self._ports.random.shuffle(due)
         for ledger_id in due:
             if self._state.off is not None:
@@ -169,40 +178,59 @@ class CopyChecker:
             return
         if not found.record.is_closed:  # a backup of metadata may have it so
             raise CopyFailedError(f"ledger {ledger_id} is not closed yet", ledger_id=ledger_id)
-        await self._look_at_copies(found.record)
+        await self._look_at_copies(found)
         # Copies that moved meanwhile are looked at where they are now.
         await self._store.multi([Check(self._ledgers.key_of(ledger_id), found.version), forget, unlock])
+        self._heard.pop(ledger_id, None)
         self.statistics.ledgers += 1
 
-    async def _look_at_copies(self, ledger: LedgerMetadata) -> None:
+    async def _look_at_copies(self, found: Found[LedgerMetadata]) -> None:
         """Mark the ledger for each bookie that lacks copies. Raises CopyFailedError when a bookie cannot tell, MetadataError."""
-        loop = asyncio.get_running_loop()
-        began, requests = loop.time(), 0
-        missing: dict[str, list[tuple[int, int]]] = {}
+        ledger = found.record
+        version, heard = self._heard.get(ledger.ledger_id, (found.version, set()))
+        if version != found.version:
+            heard = set()
+        self._heard[ledger.ledger_id] = found.version, heard
         unknown: LedgerError | None = None
+        is_short = False
         for fragment in ledger.fragments:
             first, last = entries_of(ledger, fragment)
             for position, bookie in enumerate(fragment.ensemble if first <= last else ()):
-                requests += 1
+                if (fragment.first_entry_id, bookie) in heard:
+                    continue
                 try:
-                    runs = await self._client.runs_not_stored(ledger, position, bookie, first, last)
+                    missing = await self._missing(ledger, position, bookie, first, last)
                 except LedgerError as error:  # the others are asked all the same
                     unknown = error
                     continue
-                if runs:
-                    missing.setdefault(bookie, []).extend(runs)
-        for bookie, runs in missing.items():
-            entries = merged_runs(runs)
-            extra = {"ledger_id": ledger.ledger_id, "bookie": bookie, "runs": len(entries), "first": entries[0][0]}
-            log.warning("repair.copies_missing", extra=extra)
-            try:
-                await mark_damaged(self._store, ledger.ledger_id, [bookie], self._ports.wall_ms(), entries=entries)
-            except (UnknownLedgerError, RepairRefusedError):
-                continue  # it was deleted, or its copies moved, this moment: the write that follows fails
-            self._on_marked()
-        self.statistics.short_ledgers += bool(missing)
-        size_bytes = (ledger.length_bytes or 0) * ledger.write_quorum
-        pace_s = max(requests / self._settings.checks_per_s, size_bytes / _BYTES_PER_S)
-        await asyncio.sleep(max(0.0, began + pace_s - loop.time()))
+                if missing:
+                    is_short = True
+                    await self._mark(ledger.ledger_id, bookie, missing)
+                heard.add((fragment.first_entry_id, bookie))
+        self.statistics.short_ledgers += is_short
         if unknown is not None:
             raise unknown
+
+    async def _missing(self, ledger: LedgerMetadata, position: int, bookie: str, first: int, last: int) -> list[tuple[int, int]]:
+        """Return the entries that a bookie lacks, read in parts at the pace of rule 4. Raises CopyFailedError."""
+        if bookie not in self._state.registered():
+            raise CopyFailedError(f"bookie {bookie} is not running", bookie=bookie)
+        assert ledger.last_entry_id is not None
+        entry_bytes = (ledger.length_bytes or 0) * ledger.write_quorum / ledger.ensemble_size / (ledger.last_entry_id + 1)
+        part = max(1, int(_PART_BYTES / max(entry_bytes, 1)))
+        missing: list[tuple[int, int]] = []
+        for start in range(first, last + 1, part):
+            end = min(last, start + part - 1)
+            missing += await self._client.runs_not_stored(ledger, position, bookie, start, end)
+            await asyncio.sleep(max(1 / self._settings.checks_per_s, (end - start + 1) * entry_bytes / _BYTES_PER_S))
+        return merged_runs(missing)
+
+    async def _mark(self, ledger_id: int, bookie: str, missing: Sequence[tuple[int, int]]) -> None:
+        """Raises MetadataError."""
+        extra = {"ledger_id": ledger_id, "bookie": bookie, "runs": len(missing), "first": missing[0][0], "last": missing[-1][1]}
+        log.warning("repair.copies_missing", extra=extra)
+        try:
+            await mark_damaged(self._store, ledger_id, [bookie], self._ports.wall_ms(), entries=missing)
+        except (UnknownLedgerError, RepairRefusedError):
+            return  # it was deleted, or its copies moved, this moment: the write that follows fails
+        self._on_marked()

@@ -199,7 +199,8 @@ class ReplicationWorker:
                 return False
             # All workers begin with the most endangered ledgers. What others have locked by now is tried last: an attempt in vain
             # costs several requests, but a lock may be one of this worker's own whose answer was lost.
-            locked = {int(name) for name in await list_names(self._store, keys.REPAIR_LOCKS_KEY)}
+            names = await list_names(self._store, keys.REPAIR_LOCKS_KEY)
+            locked = {int(name) for name in names if name.isdecimal()}  # others are of checks
             candidates.sort(key=locked.__contains__)
             part, candidates = candidates[:_LOCKED_TOGETHER], candidates[_LOCKED_TOGETHER:]
             mine = await self._lock(part)

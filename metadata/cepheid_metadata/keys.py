@@ -29,6 +29,7 @@
     /repair/marks/high/ddd/dddd/…              the same, id from 10^12
     /repair/unchecked/ID                       ledger whose copies were not checked since its recovery
     /repair/locks/ID                           ledger that a replication worker is repairing (ephemeral)
+    /repair/locks/check-ID                     ledger whose copies a process is checking (ephemeral)
     /repair/auditor                            auditor of the cluster (ephemeral)
     /repair/audit                              what the auditor's last walks found
     /repair/off                                switch: automatic repair is off
@@ -265,6 +266,10 @@ def unchecked_ledger_key(ledger_id: int) -> str:
 
 def repair_lock_key(ledger_id: int) -> str:
     return f"{REPAIR_LOCKS_KEY}/{ledger_id}"
+
+
+def check_lock_key(ledger_id: int) -> str:
+    return f"{REPAIR_LOCKS_KEY}/check-{ledger_id}"
 
 
 def draining_bookie_key(bookie_id: str) -> str:

@@ -220,6 +220,11 @@ def repair_locks(store: MetadataStore) -> Records[int, RepairLock]:
     return Records(store, keys.repair_lock_key, RepairLock)
 
 
+def check_locks(store: MetadataStore) -> Records[int, RepairLock]:
+    """By ledger id. Ephemeral: which process checks the copies of a ledger."""
+    return Records(store, keys.check_lock_key, RepairLock)
+
+
 def auditor_record(store: MetadataStore) -> Records[None, AuditorRecord]:
     """Ephemeral. There is one: its noun is None."""
     return Records(store, lambda _: keys.AUDITOR_KEY, AuditorRecord)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from cepheid_metadata import UncheckedLedger, keys, list_names, unchecked_ledgers
+from cepheid_recovery import copy_checker
 from cepheid_rpc import ReadAnswer, ReadRequest
 from tests.ledger.ledger_world import append
 from tests.ledger.memory_bookie import MemoryBookie
@@ -77,15 +78,39 @@ async def test_a_recovered_ledger_that_is_whole_costs_one_request_for_each_booki
 async def test_a_recovered_ledger_waits_for_a_bookie_that_does_not_answer() -> None:
     async with repair_world() as world:
         ledger_id = await confirmed_ledger(world)
+        miss(world, "b", ledger_id, 6)
         miss(world, "c", ledger_id, 7)
         await recover(world, ledger_id)
         world.kill("c")
         await world.start()
         await asyncio.sleep(QUICK.grace_s / 2)
         assert await list_names(world.store, keys.UNCHECKED_LEDGERS_KEY) == [str(ledger_id)]
+        assert world.ledgers.cluster["b"].ids(ledger_id) == list(range(21))  # nothing waits for what others lack
         world.revive("c")
         await world.wait_checked()
         await world.wait_whole(ledger_id)
+
+
+async def test_bookies_that_have_answered_are_not_asked_again_while_another_is_away() -> None:
+    async with repair_world("a", "b", "c") as world:  # no other bookie can take the place of the one that is away
+        ledger_id = await confirmed_ledger(world)
+        await recover(world, ledger_id)
+        asked = note_whole_reads(world, 21)
+        world.kill("c")
+        await world.start()
+        await asyncio.sleep(QUICK.grace_s / 2)
+        assert sorted(asked) == ["a", "b"]
+
+
+async def test_a_large_ledger_is_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copy_checker, "_PART_BYTES", 80)
+    async with repair_world("a", "b", "c") as world:
+        ledger_id = await confirmed_ledger(world)
+        await recover(world, ledger_id)
+        asked = note_whole_reads(world, 21)
+        await world.start()
+        await world.wait_checked()
+        assert asked == []
 
 
 async def test_no_recovered_ledger_is_checked_while_repair_is_off() -> None:
