@@ -51,6 +51,9 @@ _BYTES_PER_S = 16 << 20
 _PART_BYTES = 32 << 20
 """Most bytes that are read without a pause."""
 _MAX_RETRY_S = 300.0
+_BEGIN_AFTER_S = 10.0
+"""Time from when a ledger is first seen on the list. A broker that takes over many topics has them open sooner without checks
+beside it, and a bookie that hung may still get what was queued for it."""
 
 
 @dataclass(slots=True)
@@ -92,6 +95,7 @@ class CopyChecker:
         self._ledgers = ledger_records(store)
         self._unchecked = unchecked_ledgers(store)
         self._locks = check_locks(store)
+        self._since: dict[int, float] = {}
         self._retries: dict[int, _Retry] = {}
         self._heard: dict[int, tuple[int, set[tuple[int, str]]]] = {}
         """By ledger that could not be checked as a whole: the version of its record, and the first entry of each fragment with each
@@ -133,10 +137,12 @@ class CopyChecker:
         """Check the ledgers of one listing that are due, in random order: other processes check them as well."""
         listed = {int(name) for name in await list_names(self._store, keys.UNCHECKED_LEDGERS_KEY)}
         self.statistics.waiting = len(listed)
+        now = asyncio.get_running_loop().time()
+        self._since = {ledger_id: self._since.get(ledger_id, now) for ledger_id in listed}
         self._retries = {ledger_id: retry for ledger_id, retry in self._retries.items() if ledger_id in listed}
         self._heard = {ledger_id: heard for ledger_id, heard in self._heard.items() if ledger_id in listed}
-        now = asyncio.get_running_loop().time()
-        due = [one for one in sorted(listed) if one not in self._retries or self._retries[one].not_before <= now]
+        old = [one for one in sorted(listed) if now - self._since[one] >= _BEGIN_AFTER_S]
+        due = [one for one in old if one not in self._retries or self._retries[one].not_before <= now]
         self._ports.random.shuffle(due)
         for ledger_id in due:
             if self._state.off is not None:
