@@ -214,10 +214,10 @@ class LedgerClient:
         return await self._recoveries.run((ledger_id, despite_damage), self._recover)
 
     async def find_end(self, ledger_id: int) -> FoundEnd:
-        """Do all of `recover` but the write that closes the record, for a caller that writes `closing` together with the record
-        that names the end.
+        """Do all of `recover` but the write that closes the record, for a caller that writes `closing` and `checks` together with
+        the record that names the end.
 
-        A conflict on `closing`: somebody else has ended the ledger, or moved copies of it: ask again. Raises as `recover`.
+        A conflict on one of them: somebody else has ended the ledger, or moved copies of it: call `recover`. Raises as `recover`.
         """
         self._check_open()
         async with self._recovery_slots:

@@ -6,7 +6,9 @@ Rules:
 1. The caller guarantees that the entries are confirmed: the ledger is closed, or another fragment follows.
 2. An entry is taken from any replica whose copy is valid. It is reported as lost when every bookie that should hold it answers that
    it has no valid copy, or is given up (`away`). At least one must say so for certain: where those that run lost their disks, the
-   others are all that is left, and the copy fails until they are back. It fails as well when a bookie cannot answer now.
+   others are all that is left, and the copy fails until they are back. It fails as well when a bookie cannot answer now. A bookie
+   whose disk cannot read the entry, when asked twice, counts as having no valid copy, and is named (`unreadable`): it may be able
+   to read it later.
 3. `copy_entries` returns when the targets have synced everything. Copies go as background adds, which a bookie admits at the pace
    that foreground writes leave. So little of them is sent ahead: `TARGET_BYTES` to one bookie, for all copies of the process.
 """
@@ -76,11 +78,14 @@ class CopyReport:
     entries: int = 0
     size_bytes: int = 0
     lost: list[Run] = field(default_factory=list)
+    unreadable: set[str] = field(default_factory=set)
+    """Bookies whose disks could not read one of the lost entries."""
 
     def add(self, other: CopyReport) -> None:
         self.entries += other.entries
         self.size_bytes += other.size_bytes
         self.lost += other.lost
+        self.unreadable |= other.unreadable
 
 
 class CopyBudget:
@@ -141,6 +146,7 @@ async def copy_entries(
             groups = await source.read(entry_id)
             if not groups:
                 _note_lost(report, entry_id)
+                report.unreadable |= source.unreadable
                 entry_id += 1
                 continue
             first, entry_id = entry_id, groups[-1].last_entry_id + 1
@@ -233,6 +239,8 @@ class _Source:
         self._connection_of = connection_of
         self._settings = settings
         self._turn = turn
+        self.unreadable: set[str] = set()
+        """Bookies whose disks could not read the last entry that was found to have no valid copy."""
         ensemble = task.fragment.ensemble
         turned = [(turn + place) % len(ensemble) for place in range(len(ensemble))]
         self._doubtful = [
@@ -275,16 +283,21 @@ class _Source:
         named = [ensemble[position] for position in positions]
         away: list[str] = []
         says_no = False
+        self.unreadable = set()
         for bookie in dict.fromkeys((*named, *task.former, *task.targets.values())):  # a target may have been named before
             request = ReadRequest(ledger.ledger_id, entry_id, entry_id, MAX_MESSAGE_BYTES)
             try:
                 answer = await self._ask(bookie, request)
-                if answer is Status.BAD_DIGEST:  # on its disk, or on its way: the wire does not damage it twice
+                # A digest may be bad on the disk or on the way: the wire does not damage it twice. A read may fail once.
+                if answer in (Status.BAD_DIGEST, Status.IO_ERROR):
                     answer = await self._ask(bookie, request)
             except (BookieUnavailableError, TimeoutError):
                 answer = None
             if isinstance(answer, EntryGroup):
                 return [answer]
+            if answer is Status.IO_ERROR:
+                self.unreadable.add(bookie)
+                continue
             if bookie not in named:
                 continue
             says_no = says_no or answer in _CERTAINLY_NOT_STORED

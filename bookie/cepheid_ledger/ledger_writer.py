@@ -24,7 +24,7 @@ from cepheid_ledger.errors import LedgerClosedError, LedgerError, LedgerFencedEr
 from cepheid_ledger.idle_writers import IdleWriters
 from cepheid_ledger.master_key import master_key_of
 from cepheid_ledger.metadata_edits import closed
-from cepheid_ledger.metadata_loop import FoundLedger, LedgerRecords
+from cepheid_ledger.metadata_loop import FoundLedger, LedgerRecords, to_check
 from cepheid_ledger.placement import Placement
 from cepheid_ledger.settings import LedgerSettings
 from cepheid_ledger.unconfirmed import GroupDone
@@ -80,6 +80,7 @@ class LedgerWriter:
         self._end: ClosedLedger | None = None  # set when closing begins
         self._closing: asyncio.Task[ClosedLedger | CepheidError | TimeoutError] | None = None
         self._record = WriterRecord(found, records, settings)
+        self._store = records.store
         self._bookies: tuple[LedgerMetadata, tuple[str, ...]] | None = None  # found in the record when they are asked for
         self._placement = placement
         self._slots = slots
@@ -230,7 +231,9 @@ class LedgerWriter:
         if self._changer is not None:
             await self._changer.abandon()
         try:
-            await self._record.change(self._plan_close)
+            # What is short is marked once the ledger is closed: this process may end before that.
+            is_short = bool(self._short or self._core.dropped)
+            await self._record.change(self._plan_close, to_check(self._store, self._record.ledger) if is_short else ())
         except LedgerError as error:
             self.state, self.failure = WriterPhase.FAILED, error
             self._pipeline.unconfirmed.let_go()

@@ -4,25 +4,32 @@
       ▲               ├── bad version ──► re-read ─┐
       └───────────────┴── outcome unknown ─────────┘      a plan that finds its own change in place returns None
 
-Rule: a plan decides anew on every value it is shown ("does this still need my change?"), so that repeating is harmless.
+Rules:
+1. A plan decides anew on every value it is shown ("does this still need my change?"), so that repeating is harmless.
+2. A record that is to be created with the change is left out when it exists already.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from cepheid_ledger.errors import NoSuchLedgerError
 from cepheid_ledger.settings import LedgerSettings
 from cepheid_metadata import (
     BadVersionError,
+    Create,
     Found,
+    KeyExistsError,
     LedgerMetadata,
     MetadataError,
+    MetadataStore,
     NoSuchKeyError,
     Records,
     StoreUnavailableError,
+    UncheckedLedger,
+    unchecked_ledgers,
 )
 
 LedgerRecords: TypeAlias = Records[int, LedgerMetadata]
@@ -38,8 +45,23 @@ async def read_ledger(records: LedgerRecords, ledger_id: int) -> FoundLedger:
     return found
 
 
-async def change_ledger(records: LedgerRecords, known: FoundLedger, plan: Plan, settings: LedgerSettings) -> FoundLedger:
-    """The record that is in place in the end. Raises what `plan` raises, NoSuchLedgerError, TimeoutError, MetadataError.
+def to_check(store: MetadataStore, ledger: LedgerMetadata) -> list[Create]:
+    """Return what is to be written with the end of a ledger, so that repair looks at each copy of it once.
+
+    For a ledger of which some bookies may lack copies, and nobody knows which. Nothing is to be written when no entry can lack one:
+    all bookies of its write set have acknowledged it.
+    """
+    if ledger.write_quorum == ledger.ack_quorum or (ledger.last_entry_id is not None and ledger.last_entry_id < 0):
+        return []
+    return [unchecked_ledgers(store).create_op(ledger.ledger_id, UncheckedLedger(ledger_id=ledger.ledger_id))]
+
+
+async def change_ledger(
+    records: LedgerRecords, known: FoundLedger, plan: Plan, settings: LedgerSettings, *, together: Sequence[Create] = ()
+) -> FoundLedger:
+    """Return the record that is in place in the end. `together` are created in the same write (rule 2).
+
+    Raises what `plan` raises, NoSuchLedgerError, TimeoutError, MetadataError.
 
     After TimeoutError, StoreClosedError, and an error that says `outcome_unknown`, the change may be in force, or may still come
     into force.
@@ -53,7 +75,12 @@ async def change_ledger(records: LedgerRecords, known: FoundLedger, plan: Plan, 
             ledger_id = changed.ledger_id
             try:
                 try:
-                    return Found(changed, await records.replace(ledger_id, changed, known.version))
+                    if not together:
+                        return Found(changed, await records.replace(ledger_id, changed, known.version))
+                    await records.store.multi([records.replace_op(ledger_id, changed, known.version), *together])
+                    return Found(changed, known.version + 1)
+                except KeyExistsError:
+                    together = ()
                 except BadVersionError:  # the attempt in doubt may be what changed it: not decided before the record is read
                     known = await read_ledger(records, ledger_id)
                 except NoSuchKeyError:

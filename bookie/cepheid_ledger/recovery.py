@@ -6,6 +6,9 @@ Rules 6 to 10 of the README. What is fenced and read, to the end, is the last fr
 says IN_RECOVERY: from then on the writer can neither change the ensemble nor close. A recovery that dies or gives up leaves
 IN_RECOVERY behind, and the next one continues. An entry of which there are only damaged copies, by the word of the bookies that
 store them, stops every recovery; but that of an owner who can do without it (`despite_damage`) closes the ledger before it.
+
+Which bookies missed entries in the middle was known to the writer alone. So the write of the end also has repair look at each
+copy once.
 """
 
 from __future__ import annotations
@@ -21,13 +24,13 @@ from cepheid_ledger.errors import RecoveryFailedError, TailDamagedError
 from cepheid_ledger.ledger_writer import ClosedLedger
 from cepheid_ledger.master_key import master_key_of
 from cepheid_ledger.metadata_edits import closed, in_recovery
-from cepheid_ledger.metadata_loop import FoundLedger, LedgerRecords, Plan, change_ledger, read_ledger
+from cepheid_ledger.metadata_loop import FoundLedger, LedgerRecords, Plan, change_ledger, read_ledger, to_check
 from cepheid_ledger.placement import Placement
 from cepheid_ledger.recovery_state import FenceCoverage, RecoveryReads
 from cepheid_ledger.replica_read import answers_of, read_entry, verified_parts
 from cepheid_ledger.settings import LedgerSettings
 from cepheid_ledger.write_back import WriteBack
-from cepheid_metadata import LedgerMetadata, LedgerState, Put
+from cepheid_metadata import Create, LedgerMetadata, LedgerState, Put
 from cepheid_rpc import (
     MAX_MESSAGE_BYTES,
     BookieConnection,
@@ -50,10 +53,14 @@ _WRITE_BACK_BYTES = 8 * MAX_MESSAGE_BYTES
 
 
 class FoundEnd(NamedTuple):
-    """The end of a ledger that is fenced, and the write that closes its record there; None: the record is closed already."""
+    """The end of a ledger that is fenced, and the write that closes its record there; None: the record is closed already.
+
+    `checks` belong into the same write: they have repair look at each copy of the ledger once.
+    """
 
     end: ClosedLedger
     closing: Put | None
+    checks: tuple[Create, ...] = ()
 
 
 class EntrySink(Protocol):
@@ -97,7 +104,9 @@ class Recovery:
         found, plan_closed = await self._find_end()
         if plan_closed is None:
             return _end_of(found.record)
-        found = await change_ledger(self._records, found, plan_closed, self._settings)
+        after = plan_closed(found.record)
+        checks = [] if after is None else to_check(self._records.store, after)
+        found = await change_ledger(self._records, found, plan_closed, self._settings, together=checks)
         return _end_of(found.record)
 
     async def find_end(self) -> FoundEnd:
@@ -106,7 +115,8 @@ class Recovery:
         after = None if plan_closed is None else plan_closed(found.record)
         if after is None:
             return FoundEnd(_end_of(found.record), None)
-        return FoundEnd(_end_of(after), self._records.replace_op(self._ledger_id, after, found.version))
+        closing = self._records.replace_op(self._ledger_id, after, found.version)
+        return FoundEnd(_end_of(after), closing, tuple(to_check(self._records.store, after)))
 
     async def _find_end(self) -> tuple[FoundLedger, Plan | None]:
         """Return the record as it was fenced, and how to close it; None: it is closed."""

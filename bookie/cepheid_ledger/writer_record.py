@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from cepheid_ledger.metadata_loop import FoundLedger, LedgerRecords, Plan, change_ledger, read_ledger
 from cepheid_ledger.settings import LedgerSettings
-from cepheid_metadata import LedgerMetadata
+from cepheid_metadata import Create, LedgerMetadata
 
 
 class WriterRecord:
@@ -19,12 +21,12 @@ class WriterRecord:
         """As last read or written."""
         return self._found.record
 
-    async def change(self, plan: Plan) -> None:
-        """Raises like `change_ledger`."""
+    async def change(self, plan: Plan, together: Sequence[Create] = ()) -> None:
+        """Change the record, and create `together` in the same write. Raises like `change_ledger`."""
         assert not self._is_changing, f"two changes of ledger {self.ledger.ledger_id} at once"
         self._is_changing = True
         try:
-            self._found = await change_ledger(self._records, self._found, plan, self._settings)
+            self._found = await change_ledger(self._records, self._found, plan, self._settings, together=together)
         finally:
             self._is_changing = False
 

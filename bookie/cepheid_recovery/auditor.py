@@ -184,6 +184,7 @@ class Auditor:
         """Nothing is taken over from an earlier time as the auditor: timers of bookies above all (rule 1)."""
         self._lost_since: dict[str, float] = {}
         self._draining_since: dict[str, float] = {}
+        self._requested: frozenset[str] = frozenset()  # bookies to be recovered at once, as the last look found them
         self._back: dict[str, float] = {}  # bookies whose copies are checked, with the time when they came back
         self._runs: dict[str, str] = {}  # of each bookie, the run in which it was registered last
         self._acted_on: frozenset[tuple[str, str]] = frozenset()  # what the last walk counted as lost, draining or emptied
@@ -277,6 +278,7 @@ class Auditor:
         if self._was_off and self._state.off is None:
             self._next_walk = 0.0
         self._was_off = self._state.off is not None
+        is_off = self._state.off is not None
         if now >= self._next_walk or acts - self._acted_on or returned:
             walked = await self._walk(seen, returned, samples=now >= self._next_walk)
             if walked is not None:
@@ -286,7 +288,8 @@ class Auditor:
                     self._back.pop(bookie, None)
                 if not walked.unreadable:  # else a bookie may lack what nobody knows of
                     self._emptied_walked = {bookie: self._disks[bookie] for bookie in seen.emptied}
-                await self._finish_requests(seen)
+                if not (is_off or self._state.off is not None):  # else nothing was marked
+                    await self._finish_requests(seen)
                 await self._note_drained(walked)
         await self._update_figures(seen)
         await self._finish_drained(seen)
@@ -296,7 +299,7 @@ class Auditor:
         """Raises MetadataError."""
         now = asyncio.get_running_loop().time()
         registered = self._state.registered()
-        requested = frozenset(await list_names(self._store, keys.REPAIR_REQUESTS_KEY))
+        self._requested = requested = frozenset(await list_names(self._store, keys.REPAIR_REQUESTS_KEY))
         for bookie in sorted(registered):
             since = self._lost_since.pop(bookie, None)
             run = self._state.run_of(bookie)
@@ -566,7 +569,7 @@ class Auditor:
             self._rates.popleft()
         since, before = self._rates[0]
         rate = int((before - short_bytes) / (now - since)) if now > since and before > short_bytes else 0
-        urgent = sorted((one.copies_left, ledger_id) for ledger_id, one in self._marked.items() if one.copies_left <= 1)
+        urgent = sorted((one.copies_left, ledger_id) for ledger_id, one in self._marked.items() if one.lacks_copies)
         queued = chain(self._checks, self._failed_checks)
         unchecked = self._back.keys() | {bookie for _, copies in queued for *_, bookie in copies}
         audit = self.audit.replace(
@@ -621,15 +624,16 @@ class Auditor:
     # What operators asked for
 
     async def _finish_requests(self, seen: BookiesSeen) -> None:
-        """What was asked for is marked by now."""
-        for bookie in await list_names(self._store, keys.REPAIR_REQUESTS_KEY):
-            if bookie in seen.registered or bookie not in seen.waiting:
+        """What was asked for before the walk is marked by now, or the bookie runs. Later requests are for the next walk."""
+        runs = seen.registered & self._state.registered()
+        for bookie in sorted(self._requested):
+            if bookie in runs or bookie not in seen.waiting | seen.registered:
                 self._lost_since[bookie] = -self._settings.grace_s
                 try:
                     await self._requests.delete(bookie, None)
                 except NoSuchKeyError:
                     pass
-                if bookie in seen.registered:
+                if bookie in runs:
                     self._lost_since.pop(bookie, None)
 
     async def _note_drained(self, walk: _Walk) -> None:

@@ -1,4 +1,4 @@
-"""Automatic repair in one process: it may be elected as the auditor, and works on marks."""
+"""Automatic repair in one process: it may be elected as the auditor, works on marks, and checks recovered ledgers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from cepheid_ports import Ports
 from cepheid_ports.prometheus import Family
 from cepheid_recovery.auditor import Auditor
 from cepheid_recovery.cluster_state import ClusterState, RepairBookies
+from cepheid_recovery.copy_checker import CopyChecker
 from cepheid_recovery.recovery_metrics import audit_families, recovery_families
 from cepheid_recovery.replication_worker import ReplicationWorker
 from cepheid_recovery.settings import RecoverySettings
@@ -36,6 +37,7 @@ class AutoRecovery:
         self._state = state = ClusterState(store, bookies, on_draining)
         self.worker = ReplicationWorker(name, store, client, placement, state, settings, ports)
         self.auditor = Auditor(name, store, client, state, settings, ports, on_marked=self.worker.wake)
+        self.checker = CopyChecker(name, store, client, state, settings, ports, on_marked=self.worker.wake)
         self._opened = AsyncExitStack()
 
     def __repr__(self) -> str:
@@ -47,20 +49,23 @@ class AutoRecovery:
             return
         self._opened.push_async_callback(self.auditor.aclose)
         self._opened.push_async_callback(self.worker.aclose)
+        self._opened.push_async_callback(self.checker.aclose)
         self.auditor.start()
         self.worker.start()
+        self.checker.start()
 
     def on_bookies_changed(self) -> None:
         """Bookies came or went: look now, and try again what was not possible."""
         self.auditor.wake()
         self.worker.retry_all()
+        self.checker.retry_all()
 
     async def aclose(self) -> None:
         await self._opened.aclose()
 
     def families(self) -> Iterator[Family]:
         """Return the metrics of this process."""
-        yield from recovery_families(self.auditor, self.worker)
+        yield from recovery_families(self.auditor, self.worker, self.checker)
 
     def cluster_families(self) -> Iterator[Family]:
         """Return the figures of the cluster, if this process is the auditor."""

@@ -10,10 +10,11 @@ from cepheid_ports.prometheus import Family, counter, gauge
 
 if TYPE_CHECKING:
     from cepheid_recovery.auditor import Auditor
+    from cepheid_recovery.copy_checker import CopyChecker
     from cepheid_recovery.replication_worker import ReplicationWorker
 
 
-def recovery_families(auditor: Auditor, worker: ReplicationWorker) -> Iterator[Family]:
+def recovery_families(auditor: Auditor, worker: ReplicationWorker, checker: CopyChecker) -> Iterator[Family]:
     """Return what one process did."""
     audited, work = auditor.statistics, worker.statistics
     yield gauge("cepheid_repair_auditor", "1: this process is the auditor of the cluster.", audited.is_auditor)
@@ -27,6 +28,10 @@ def recovery_families(auditor: Auditor, worker: ReplicationWorker) -> Iterator[F
     yield counter("cepheid_repair_copied_entries_total", "Copies of entries written by this process.", work.entries)
     yield counter("cepheid_repair_copied_bytes_total", "Bytes of copies written by this process.", work.size_bytes)
     yield gauge("cepheid_repair_in_work", "Ledgers that this process is repairing.", work.in_work)
+    waiting = "Ledgers of the cluster that were closed by recovery, and whose copies were not checked since."
+    yield gauge("cepheid_repair_unchecked_ledgers", waiting, checker.statistics.waiting)
+    checked = "Ledgers closed by recovery of which this process looked at all copies."
+    yield counter("cepheid_repair_checked_ledgers_total", checked, checker.statistics.ledgers)
 
 
 _NO_AUDIT = Audit(finished_at_ms=0, ledgers=0, short=ShortFigures(), bookies={})

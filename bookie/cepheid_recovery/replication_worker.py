@@ -57,7 +57,9 @@ from cepheid_metadata import (
     ShortReason,
     audit_record,
     bookie_cookies,
+    keys,
     ledger_records,
+    list_names,
     list_repair_marks,
     repair_locks,
     repair_marks,
@@ -191,20 +193,25 @@ class ReplicationWorker:
         """Lock and queue ledgers of one listing; return whether there were any."""
         candidates = await self._candidates()
         taken = False
-        for start in range(0, len(candidates), _LOCKED_TOGETHER):
-            part = candidates[start : start + _LOCKED_TOGETHER]
+        while candidates:
             await self._state.refresh()  # the queue may have been full for a long time
             if self._state.off is not None:
                 return False
-            locked = await self._lock(part)
-            self._locked.update(locked)
-            for ledger_id in locked:
+            # All workers begin with the most endangered ledgers. What others have locked by now is tried last: an attempt in vain
+            # costs several requests, but a lock may be one of this worker's own whose answer was lost.
+            names = await list_names(self._store, keys.REPAIR_LOCKS_KEY)
+            locked = {int(name) for name in names if name.isdecimal()}  # others are of checks
+            candidates.sort(key=locked.__contains__)
+            part, candidates = candidates[:_LOCKED_TOGETHER], candidates[_LOCKED_TOGETHER:]
+            mine = await self._lock(part)
+            self._locked.update(mine)
+            for ledger_id in mine:
                 taken = True
                 await self._queue.put(ledger_id)
         return taken
 
     async def _candidates(self) -> list[int]:
-        """Return marked ledgers that are due: those with the fewest copies left first, the others in random order."""
+        """Return marked ledgers that are due: those with the fewest copies left in the auditor's order, then others at random."""
         now = asyncio.get_running_loop().time()
         listed = {ledger_id async for ledger_id in list_repair_marks(self._store)}
         self._retries = {ledger_id: retry for ledger_id, retry in self._retries.items() if ledger_id in listed}
@@ -213,9 +220,10 @@ class ReplicationWorker:
         if not due:
             return []
         found = await self._audit.get(None)
-        urgent = set() if found is None else set(found.record.urgent)
+        urgent = () if found is None else found.record.urgent
+        rank = {ledger_id: place for place, ledger_id in enumerate(urgent)}
         self._ports.random.shuffle(due)  # or all workers would ask for the same locks
-        return sorted(due, key=lambda ledger_id: ledger_id not in urgent)[: _length_of_list(len(due))]
+        return sorted(due, key=lambda ledger_id: rank.get(ledger_id, len(rank)))[: _length_of_list(len(due))]
 
     async def _lock(self, ledger_ids: Sequence[int]) -> list[int]:
         """Lock these ledgers; return those that no other worker is repairing."""
@@ -374,7 +382,7 @@ class ReplicationWorker:
             self._count(report)
             if report.lost:
                 attempt.lost += report.lost
-                attempt.former |= away  # a bookie that is away may have them
+                attempt.former |= away | report.unreadable  # a bookie that is away, or reads again, may have them
             for run in _not_in(report.lost, mark.lost):
                 self._tell_lost(ledger, fragment.ensemble, run)
 
@@ -448,6 +456,7 @@ class ReplicationWorker:
             else:
                 self._count(report)
                 attempt.lost += report.lost
+                attempt.former |= report.unreadable
 
     def _count(self, report: CopyReport) -> None:
         self.statistics.entries += report.entries

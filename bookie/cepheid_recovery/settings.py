@@ -34,7 +34,8 @@ class RecoverySettings(BaseModel, frozen=True, extra="forbid"):
     checks_per_s: PositiveFloat = Field(
         50.0,
         description="Copies that a walk reads per second to check that they are there and valid: the last entries of ledgers that "
-        "were closed since the walk before and of fragments on bookies that came back, and a sample of all others.",
+        "were closed since the walk before and of fragments on bookies that came back, and a sample of all others. As many "
+        "requests a second check ledgers that were closed by recovery: one for all copies that a bookie has of a fragment.",
     )
     poll_s: PositiveFloat = Field(
         5.0, description="Interval at which the switch, the bookies and the ledgers to repair are looked at."

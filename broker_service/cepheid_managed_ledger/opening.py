@@ -11,9 +11,10 @@ Rules:
 2. Every ledger before the new one is closed at exactly the entries that the chain records. The end of the last one is written
    together with the chain (one compare-and-set for both, the new ledger's record included): a topic costs two writes, not four,
    and an opening that fails leaves no ledger behind. A conflict on a ledger's record says nothing of the chain: somebody else
-   closed the ledger, or repair moved copies of it. The end is then looked for again. Where all that is too large for one write (a
-   record with thousands of fragments, a chain with tens of thousands of deletions), each record is written on its own, the chain
-   last.
+   closed the ledger, or repair moved copies of it. The end is then looked for again, and written by itself. With the end, repair is
+   asked to look at each copy of that ledger once: what its writer knew of missing copies was lost with it. Where all that is too
+   large for one write (a record with thousands of fragments, a chain with tens of thousands of deletions), each record is written
+   on its own, the chain last.
 3. A ledger of the chain that has no metadata is lost data: an error for an operator, never an empty ledger.
 4. Empty ledgers leave the chain, through the deletion queue of the same write; they are deleted after it. While there is no new
    ledger, the last one stays even when it is empty: positions of clients may name it.
@@ -105,7 +106,7 @@ async def take_over_chain(
                         raise
                     log.info("managed_ledger.written_apart", extra={"topic": str(topic), "error": str(error)})
                     apart = True
-                ended = await _ended(topic, before.ledgers, client, ports, apart=apart)
+                ended = await _ended(topic, before.ledgers, client, ports, alone=True)
             writer = taken_over.writer
             if writer is not None and not is_wanted:
                 await writer.aclose()
@@ -173,20 +174,22 @@ class _Ended:
 
 
 async def _ended(
-    topic: TopicName, ledgers: Sequence[ChainLedger], client: LedgerClient, ports: Ports, *, apart: bool = False
+    topic: TopicName, ledgers: Sequence[ChainLedger], client: LedgerClient, ports: Ports, *, alone: bool = False
 ) -> _Ended:
-    """Fence the last ledger if it has no recorded end, and find its end. `apart`: record it at once."""
+    """Fence the last ledger if it has no recorded end, and find its end. `alone`: write the end at once."""
     ended: list[ChainLedger] = []
     writes: list[Op] = []
     for ledger in ledgers:
         if ledger.is_open:
             try:
-                end, closing = (await client.recover(ledger.ledger_id), None) if apart else await client.find_end(ledger.ledger_id)
+                if alone:
+                    end = await client.recover(ledger.ledger_id)
+                else:
+                    end, closing, checks = await client.find_end(ledger.ledger_id)
+                    writes += [] if closing is None else [closing, *checks]
             except NoSuchLedgerError as error:
                 message = f"{topic}: its chain names ledger {ledger.ledger_id}, which has no metadata"
                 raise ChainDamagedError(message, topic=str(topic), ledger_id=ledger.ledger_id) from error
-            if closing is not None:
-                writes.append(closing)
             ledger = ChainLedger(
                 ledger_id=ledger.ledger_id,
                 entries=end.last_entry_id + 1,

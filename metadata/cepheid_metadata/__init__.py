@@ -98,6 +98,7 @@ from cepheid_metadata.repair_records import (
     RepairSwitch,
     ShortFigures,
     ShortReason,
+    UncheckedLedger,
 )
 from cepheid_metadata.repositories import (
     Found,
@@ -112,6 +113,7 @@ from cepheid_metadata.repositories import (
     bundle_histories,
     bundle_owners,
     chain_records,
+    check_locks,
     cluster_identity,
     cluster_records,
     cursor_records,
@@ -134,6 +136,7 @@ from cepheid_metadata.repositories import (
     tenant_records,
     topic_changes,
     topic_records,
+    unchecked_ledgers,
 )
 from cepheid_metadata.restored_metadata import RestoreNotReportedError, report_ledgers
 from cepheid_metadata.restored_records import BookieReport, RestoredMetadata
@@ -265,6 +268,7 @@ __all__ = [
     "TopicChanges",
     "TopicPolicyFields",
     "TopicRecord",
+    "UncheckedLedger",
     "UnfinishedRestoreError",
     "ValueTooLargeError",
     "Versioned",
@@ -282,6 +286,7 @@ __all__ = [
     "bundle_owners",
     "chain_records",
     "change_permissions",
+    "check_locks",
     "cluster_identity",
     "cluster_records",
     "cursor_records",
@@ -324,4 +329,5 @@ __all__ = [
     "tenant_records",
     "topic_changes",
     "topic_records",
+    "unchecked_ledgers",
 ]

@@ -27,7 +27,9 @@
     /permissions/T/N                           permissions on a namespace and its topics
     /repair/marks/dddd/dddd/dddd               ledger that lacks copies, id below 10^12
     /repair/marks/high/ddd/dddd/…              the same, id from 10^12
+    /repair/unchecked/ID                       ledger whose copies were not checked since its recovery
     /repair/locks/ID                           ledger that a replication worker is repairing (ephemeral)
+    /repair/locks/check-ID                     ledger whose copies a process is checking (ephemeral)
     /repair/auditor                            auditor of the cluster (ephemeral)
     /repair/audit                              what the auditor's last walks found
     /repair/off                                switch: automatic repair is off
@@ -87,6 +89,7 @@ DYNAMIC_SETTINGS_KEY = "/dynamic-settings"
 PERMISSIONS_KEY = "/permissions"
 REPAIR_MARKS_KEY = "/repair/marks"
 HIGH_REPAIR_MARKS_KEY = "/repair/marks/high"
+UNCHECKED_LEDGERS_KEY = "/repair/unchecked"
 REPAIR_LOCKS_KEY = "/repair/locks"
 AUDITOR_KEY = "/repair/auditor"
 AUDIT_KEY = "/repair/audit"
@@ -256,8 +259,17 @@ def repair_mark_key(ledger_id: int) -> str:
     return REPAIR_MARKS_KEY + ledger_key(ledger_id).removeprefix(LEDGERS_KEY)
 
 
+def unchecked_ledger_key(ledger_id: int) -> str:
+    """Flat, unlike the marks: the list is short, and emptied again and again, while ids rise for ever."""
+    return f"{UNCHECKED_LEDGERS_KEY}/{ledger_id}"
+
+
 def repair_lock_key(ledger_id: int) -> str:
     return f"{REPAIR_LOCKS_KEY}/{ledger_id}"
+
+
+def check_lock_key(ledger_id: int) -> str:
+    return f"{REPAIR_LOCKS_KEY}/check-{ledger_id}"
 
 
 def draining_bookie_key(bookie_id: str) -> str:

@@ -67,6 +67,18 @@ class RepairMark(GrownRecord):
         return self.damaged.get(bookie)
 
 
+class UncheckedLedger(Record):
+    """A closed ledger of which some bookies may lack copies, and nobody knows which: what its writer knew was lost with it.
+
+    It is created in the write that closes the ledger, and removed when all copies were looked at. It is no mark: until then
+    nothing is known to be missing.
+    """
+
+    NAME: ClassVar[str] = "unchecked ledger"
+
+    ledger_id: NonNegativeInt
+
+
 class ShortFigures(RecordPart):
     """Figures about ledgers that lack copies. `last_copy_entries`: entries of which a single copy is left."""
 

@@ -1,7 +1,8 @@
 """Automatic repair for people and tools: what is short, and what operators can ask for. All of it is metadata.
 
 status   {"off": the switch or null, "auditor": name or null, "audit": the audit record or null, "draining": [records],
-          "draining_unreadable": [names of bookies whose draining records this release cannot read]}
+          "draining_unreadable": [names of bookies whose draining records this release cannot read],
+          "unchecked": number of ledgers whose copies were not checked since their recovery}
 short    {"ledgers": [marks], "next"}
 """
 
@@ -74,6 +75,7 @@ async def repair_status(store: MetadataStore) -> View:
         "audit": None if audit is None else audit.record.model_dump(mode="json", exclude={"urgent"}),
         "draining": draining,
         "draining_unreadable": unreadable,
+        "unchecked": len(await list_names(store, keys.UNCHECKED_LEDGERS_KEY)),
     }
 
 

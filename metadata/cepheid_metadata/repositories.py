@@ -35,6 +35,7 @@ from cepheid_metadata.repair_records import (
     RepairMark,
     RepairRequest,
     RepairSwitch,
+    UncheckedLedger,
 )
 from cepheid_metadata.restored_records import BookieReport, RestoredMetadata
 from cepheid_metadata.revocation_records import RevocationList
@@ -209,9 +210,19 @@ def repair_marks(store: MetadataStore) -> Records[int, RepairMark]:
     return Records(store, keys.repair_mark_key, RepairMark)
 
 
+def unchecked_ledgers(store: MetadataStore) -> Records[int, UncheckedLedger]:
+    """By ledger id."""
+    return Records(store, keys.unchecked_ledger_key, UncheckedLedger)
+
+
 def repair_locks(store: MetadataStore) -> Records[int, RepairLock]:
     """By ledger id. Ephemeral."""
     return Records(store, keys.repair_lock_key, RepairLock)
+
+
+def check_locks(store: MetadataStore) -> Records[int, RepairLock]:
+    """By ledger id. Ephemeral: which process checks the copies of a ledger."""
+    return Records(store, keys.check_lock_key, RepairLock)
 
 
 def auditor_record(store: MetadataStore) -> Records[None, AuditorRecord]:

@@ -69,6 +69,8 @@ def status_lines(found: dict[str, Any]) -> list[str]:
     ):
         if count:
             lines.append(f"           {count} {text}")
+    if waiting := found.get("unchecked", 0):  # an older broker does not say
+        lines.append(f"unchecked  {counted(waiting, 'ledger')} closed by recovery: each copy is looked at once")
     lines += [f"waiting    {bookie} is not registered, in its grace period" for bookie in audit["waiting"]]
     for one in found["draining"]:
         state = "draining" if one["drained_at_ms"] is None else "drained: stop it and throw its disks away"

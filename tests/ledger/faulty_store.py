@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
-from cepheid_metadata import MemoryStore, MemoryTree, SessionLostError, StoreUnavailableError, Versioned
+from cepheid_metadata import MemoryStore, MemoryTree, Op, SessionLostError, StoreUnavailableError, Versioned
 
 
 class FaultyStore:
@@ -54,6 +55,14 @@ class FaultyStore:
             await asyncio.get_running_loop().create_future()
         self._after()
         return version
+
+    async def multi(self, ops: Sequence[Op]) -> list[Any]:
+        await self._before(ops[0].key)
+        results = list(await self._store.multi(ops))
+        if self.hang_after:
+            await asyncio.get_running_loop().create_future()
+        self._after()
+        return results
 
     async def delete(self, key: str, expected_version: int | None) -> None:
         await self._before(key)

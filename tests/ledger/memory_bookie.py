@@ -51,6 +51,7 @@ class MemoryBookie:
         self.lie_about_lac: int | None = None
         self.lac_status: Status | None = None
         self.checks_disk = False
+        self.unreadable: set[int] = set()  # entries that its disk cannot read, of any ledger
         self.add_log: list[AddRequest] = []
         self.reads: list[ReadRequest] = []
         self.lac_requests: list[LacRequest] = []
@@ -174,6 +175,8 @@ class MemoryBookie:
             group = entries.get(entry_id)
             if group is None:
                 missing.append(MissingEntries(entry_id, entry_id, no))
+            elif entry_id in self.unreadable:
+                missing.append(MissingEntries(entry_id, entry_id, Status.IO_ERROR))
             elif self.checks_disk and not is_valid(group):
                 missing.append(MissingEntries(entry_id, entry_id, Status.BAD_DIGEST))
             else:

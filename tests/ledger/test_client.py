@@ -109,12 +109,12 @@ async def test_an_end_and_a_successor_are_written_together_by_the_caller() -> No
     async with ledger_world() as world:
         before = await world.create()
         await append(before, [b"a", b"b"])
-        end, closing = await world.client.find_end(before.ledger_id)
+        end, closing, checks = await world.client.find_end(before.ledger_id)
         assert end.last_entry_id == 1
         assert (await world.record(before.ledger_id)).state is LedgerState.IN_RECOVERY
         new = await world.client.prepare(ensemble_size=3, write_quorum=3, ack_quorum=2, custom={}, above=before.ledger_id)
         assert closing is not None
-        await world.store.multi([closing, new.op])
+        await world.store.multi([closing, *checks, new.op])
         assert (await world.record(before.ledger_id)).last_entry_id == 1
         assert (await append(world.client.begin(new), [b"c"])).ledger_id == new.record.ledger_id
-        assert await world.client.find_end(before.ledger_id) == (end, None)
+        assert await world.client.find_end(before.ledger_id) == (end, None, ())

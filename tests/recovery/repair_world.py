@@ -21,6 +21,8 @@ from cepheid_metadata import (
     audit_record,
     bookie_cookies,
     draining_bookies,
+    keys,
+    list_names,
     list_repair_marks,
     repair_marks,
     repair_requests,
@@ -193,6 +195,14 @@ class RepairWorld:
             assert loop.time() < deadline, f"ledger {ledger_id} is still open: {await self.marks()}"
             await asyncio.sleep(0.5)
         await self.wait_whole(ledger_id)
+
+    async def wait_checked(self) -> None:
+        """Wait until no recovered ledger is left to be checked."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + 300
+        while left := await list_names(self.store, keys.UNCHECKED_LEDGERS_KEY):
+            assert loop.time() < deadline, f"not checked: {left}"
+            await asyncio.sleep(0.5)
 
     async def wait_refilled(self, name: str) -> None:
         loop = asyncio.get_running_loop()

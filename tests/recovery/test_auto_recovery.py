@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from cepheid_metadata import LedgerState, ShortReason
-from cepheid_rpc import Status
+from cepheid_rpc import ReadAnswer, ReadRequest, Status
 from tests.ledger.ledger_world import append
+from tests.ledger.memory_bookie import MemoryBookie
 from tests.recovery.repair_world import QUICK, RepairWorld, repair_world
 from tests.support import wait_until
 
@@ -143,6 +145,43 @@ async def test_a_request_repairs_without_waiting_for_the_grace_period() -> None:
         await asyncio.sleep(3)
         await world.request("b")
         assert await world.wait_whole(ledger_id) < QUICK.grace_s / 2
+
+
+async def test_a_request_that_comes_while_a_walk_is_under_way_is_for_the_next_walk() -> None:
+    async with repair_world() as world:
+        ledger_id = await world.closed_ledger("abc")
+        process = await world.start()
+        walk, walks = process.auditor._walk, 0
+
+        async def die_meanwhile(*args: Any, **options: Any) -> Any:
+            nonlocal walks
+            walks += 1
+            if walks == 1:
+                world.kill("b")
+                await world.request("b")
+            return await walk(*args, **options)
+
+        process.auditor._walk = die_meanwhile
+        await asyncio.sleep(QUICK.grace_s / 4)
+        assert "b" not in (await world.ledgers.record(ledger_id)).fragments[0].ensemble
+
+
+async def test_a_request_that_comes_while_repair_is_off_is_for_the_time_when_it_is_on() -> None:
+    async with repair_world() as world:
+        ledger_id = await world.closed_ledger("abc")
+        first = await world.start()
+        world.kill("b")
+        await world.switch_off()
+        await asyncio.sleep(3)
+        await world.request("b")
+        await asyncio.sleep(5)
+        await first.aclose()  # what the auditor knows ends with it
+        await first.auditor._store.aclose()
+        await world.start("r2")
+        await asyncio.sleep(5)
+        await world.switch_on()
+        await asyncio.sleep(QUICK.grace_s / 4)
+        assert "b" not in (await world.ledgers.record(ledger_id)).fragments[0].ensemble
 
 
 async def test_nothing_is_marked_or_copied_while_repair_is_off() -> None:
@@ -288,6 +327,56 @@ async def test_an_entry_without_a_valid_copy_is_reported_and_the_rest_is_made_wh
         world.revive("b")  # it has the only copy
         world.processes[0].on_bookies_changed()
         await world.wait_whole(ledger_id)
+
+
+async def test_an_entry_that_a_disk_cannot_read_does_not_stop_the_repair_of_the_others() -> None:
+    async with repair_world() as world:
+        ledger_id = await world.closed_ledger("abc")
+        for name in "bc":
+            del world.ledgers.cluster[name].entries[ledger_id][4]
+        world.ledgers.cluster["a"].unreadable.add(4)
+        await world.start()
+        await world.drain("a")
+        await asyncio.sleep(20)
+        assert (await world.ledgers.record(ledger_id)).fragments[0].ensemble == ("d", "b", "c")
+        assert world.ledgers.cluster["d"].ids(ledger_id) == [0, 1, 2, 3, 5, 6, 7, 8, 9]
+        mark = (await world.marks())[ledger_id]
+        assert ([(run.first, run.last) for run in mark.lost], mark.former) == ([(4, 4)], ("a",))
+        assert (await world.audit()).short.lost_entries == 1
+        world.ledgers.cluster["a"].unreadable.clear()  # asked again at each attempt
+        await world.wait_whole(ledger_id)
+
+
+async def test_a_read_that_fails_once_loses_no_entry() -> None:
+    async with repair_world() as world:
+        ledger_id = await world.closed_ledger("abc")
+        for name in "bc":
+            del world.ledgers.cluster[name].entries[ledger_id][4]
+        bookie, asked = world.ledgers.cluster["a"], list[ReadRequest]()
+
+        def chunk(request: ReadRequest) -> ReadAnswer:
+            asked.extend([request] if request.first_entry_id == request.last_entry_id == 4 else ())
+            bookie.unreadable = {4} if len(asked) < 2 else set()
+            return MemoryBookie.chunk(bookie, request)
+
+        bookie.chunk = chunk  # type: ignore[method-assign]
+        process = await world.start()
+        await world.drain("a")
+        await asyncio.sleep(20)
+        assert (len(asked), process.worker.statistics.lost_entries, await world.marks()) == (2, 0, {})
+
+
+async def test_the_most_endangered_ledgers_come_first_whatever_their_write_quorum() -> None:
+    async with repair_world() as world:
+        two_left, three_left = list[int](), list[int]()
+        for _ in range(5):  # no bookie is left for them, so that they stay marked
+            three_left.append(await world.closed_ledger("abcd", write_quorum=4))
+            two_left.append(await world.closed_ledger("abcd", write_quorum=3))
+        process = await world.start()
+        world.kill("a")
+        await asyncio.sleep(QUICK.grace_s + 10)
+        process.worker._retries.clear()
+        assert await process.worker._candidates() == [*two_left, *three_left]
 
 
 async def test_a_ledger_that_is_deleted_while_it_is_marked_loses_its_mark() -> None:

@@ -75,6 +75,8 @@ class StoreChecks:
         version = op.expected_version
         if version is None and op.key.startswith((f"{keys.TOPICS_KEY}/", f"{keys.REPAIR_REQUESTS_KEY}/")):
             return  # a request that was served, or an operator's word: whatever it says, it is to be gone (`TopicCatalog.delete`)
+        if version == 0 and isinstance(op, Delete) and op.key.startswith(f"{keys.UNCHECKED_LEDGERS_KEY}/"):
+            return  # it is created and never changed: the listing tells as much as reading it
         known = self._learned.get((process, op.key), {})
         self._history.check(
             "O2",

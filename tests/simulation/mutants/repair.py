@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
-from cepheid_ledger import entry_copy, is_finished
+from cepheid_ledger import entry_copy, is_finished, recovery
 from cepheid_metadata import Fragment, LedgerMetadata
 from cepheid_recovery import repair_plan, replication_worker
 from cepheid_recovery.replication_worker import ReplicationWorker
@@ -153,6 +153,14 @@ def leave_a_lock_whose_answer_was_lost() -> Iterator[None]:
         return False
 
     with mock.patch.object(ReplicationWorker, "_is_left_over", never):
+        yield
+
+
+@scenario_mutant
+@contextlib.contextmanager
+def recover_and_have_nothing_checked() -> Iterator[None]:
+    """What only the writer of a ledger knew of missing copies dies with it."""
+    with mock.patch.object(recovery, "to_check", return_value=[]):
         yield
 
 

@@ -1,0 +1,242 @@
+"""Looks at each copy of ledgers that were closed by recovery, once.
+
+    /repair/unchecked ──► lock ──► ask each bookie of the record for its entries ──► copies are missing: mark the ledger
+                                                                              └──► one write: not listed any more, lock removed
+
+What a bookie missed while it hung is known to the writer of the ledger alone. When the writer ends without closing the ledger,
+recovery copies the last entries to all bookies, and nothing looks wrong from outside.
+
+Rules:
+1. A ledger is listed in the write that closes it, and leaves the list when every bookie of its record has answered for all entries.
+   A bookie that does not answer now is asked again later, or has been replaced by repair by then.
+2. What is missing is marked before the ledger leaves the list. Workers copy it. A process that ends in between costs a second look.
+3. A ledger of the list is not short of copies as far as anybody knows. So the list has figures of its own, and raises no alarm.
+4. A bookie costs one request for each fragment, and more where it holds many bytes. Requests and bytes are limited for each
+   process, and nothing is read while repair is switched off.
+5. Locks are among these processes only: a check may take minutes, and repair of the ledger must not wait for it. A record that
+   repair changes meanwhile makes the last write fail, and what moved is looked at again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from cepheid_ledger import CopyFailedError, LedgerClient, LedgerError, entries_of
+from cepheid_metadata import (
+    Check,
+    Found,
+    KeyExistsError,
+    LedgerMetadata,
+    MetadataError,
+    MetadataStore,
+    RepairLock,
+    check_locks,
+    keys,
+    ledger_records,
+    list_names,
+    unchecked_ledgers,
+)
+from cepheid_metadata.repair_views import RepairRefusedError, UnknownLedgerError, mark_damaged, merged_runs
+from cepheid_ports import Ports, TaskOwner
+from cepheid_recovery.cluster_state import ClusterState
+from cepheid_recovery.settings import RecoverySettings
+
+log = logging.getLogger(__name__)
+
+_BYTES_PER_S = 16 << 20
+"""Bytes of copies that one process reads in a second, on average."""
+_PART_BYTES = 32 << 20
+"""Most bytes that are read without a pause."""
+_MAX_RETRY_S = 300.0
+_BEGIN_AFTER_S = 10.0
+"""Time from when a ledger is first seen on the list. A broker that takes over many topics has them open sooner without checks
+beside it, and a bookie that hung may still get what was queued for it."""
+
+
+@dataclass(slots=True)
+class CheckerStatistics:
+    """`waiting`: ledgers on the list of the cluster when it was read last. The others count what this process did."""
+
+    waiting: int = 0
+    ledgers: int = 0
+    short_ledgers: int = 0
+
+
+@dataclass(slots=True)
+class _Retry:
+    not_before: float
+    pause_s: float
+
+
+class CopyChecker:
+    """`start` once, `aclose` once."""
+
+    def __init__(
+        self,
+        name: str,
+        store: MetadataStore,
+        client: LedgerClient,
+        state: ClusterState,
+        settings: RecoverySettings,
+        ports: Ports,
+        *,
+        on_marked: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._lock_record = RepairLock(worker=f"{name} {ports.random.getrandbits(32):08x} checks")
+        self._store = store
+        self._client = client
+        self._state = state
+        self._settings = settings
+        self._ports = ports
+        self._on_marked = on_marked
+        self._ledgers = ledger_records(store)
+        self._unchecked = unchecked_ledgers(store)
+        self._locks = check_locks(store)
+        self._since: dict[int, float] = {}
+        self._retries: dict[int, _Retry] = {}
+        self._heard: dict[int, tuple[int, set[tuple[int, str]]]] = {}
+        """By ledger that could not be checked as a whole: the version of its record, and the first entry of each fragment with each
+        bookie that has answered for it."""
+        self._due = asyncio.Event()
+        self._tasks = TaskOwner(f"copy-checker {name}")
+        self.statistics = CheckerStatistics()
+
+    def __repr__(self) -> str:
+        return f"<CopyChecker {self.statistics}, {len(self._retries)} to be asked again>"
+
+    def start(self) -> None:
+        self._tasks.start(self._run(), name="check")
+
+    async def aclose(self) -> None:
+        """Ends what is under way. A lock ends with the session."""
+        await self._tasks.aclose()
+
+    def retry_all(self) -> None:
+        """A bookie came or changed: those that did not answer may answer now."""
+        self._retries.clear()
+        self._due.set()
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._state.refresh()
+                await self._check_listed()
+            except Exception as error:  # a defect must end neither repair nor the bookie in this process
+                log.warning("repair.unchecked_not_read", extra={"error": repr(error)})
+            try:
+                async with asyncio.timeout(self._settings.poll_s):
+                    await self._due.wait()
+            except TimeoutError:
+                pass
+            self._due.clear()
+
+    async def _check_listed(self) -> None:
+        """Check the ledgers of one listing that are due, in random order: other processes check them as well."""
+        listed = {int(name) for name in await list_names(self._store, keys.UNCHECKED_LEDGERS_KEY)}
+        self.statistics.waiting = len(listed)
+        now = asyncio.get_running_loop().time()
+        self._since = {ledger_id: self._since.get(ledger_id, now) for ledger_id in listed}
+        self._retries = {ledger_id: retry for ledger_id, retry in self._retries.items() if ledger_id in listed}
+        self._heard = {ledger_id: heard for ledger_id, heard in self._heard.items() if ledger_id in listed}
+        old = [one for one in sorted(listed) if now - self._since[one] >= _BEGIN_AFTER_S]
+        due = [one for one in old if one not in self._retries or self._retries[one].not_before <= now]
+        self._ports.random.shuffle(due)
+        for ledger_id in due:
+            if self._state.off is not None:
+                return
+            try:
+                await self._check(ledger_id)
+            except (LedgerError, MetadataError, TimeoutError) as error:
+                log.info("repair.not_checked", extra={"ledger_id": ledger_id, "error": str(error)})
+                self._retry_later(ledger_id)
+
+    def _retry_later(self, ledger_id: int) -> None:
+        before = self._retries.get(ledger_id)
+        pause_s = self._settings.retry_s if before is None else min(2 * before.pause_s, _MAX_RETRY_S)
+        self._retries[ledger_id] = _Retry(asyncio.get_running_loop().time() + pause_s, pause_s)
+
+    async def _check(self, ledger_id: int) -> None:
+        """Raises LedgerError, MetadataError, TimeoutError: it stays on the list."""
+        try:
+            await self._locks.create(ledger_id, self._lock_record, ephemeral=True)
+        except KeyExistsError:
+            found = await self._locks.get(ledger_id)
+            if found is None or found.record != self._lock_record:
+                return  # another process works on it
+        try:
+            await self._check_locked(ledger_id)
+        except BaseException:
+            try:
+                await self._locks.delete(ledger_id, 0)
+            except MetadataError:
+                pass  # it ends with the session at the latest
+            raise
+
+    async def _check_locked(self, ledger_id: int) -> None:
+        found = await self._ledgers.get(ledger_id)
+        forget = self._unchecked.delete_op(ledger_id, 0)
+        unlock = self._locks.delete_op(ledger_id, 0)
+        if found is None:  # it was deleted meanwhile
+            await self._store.multi([forget, unlock])
+            return
+        if not found.record.is_closed:  # a backup of metadata may have it so
+            raise CopyFailedError(f"ledger {ledger_id} is not closed yet", ledger_id=ledger_id)
+        await self._look_at_copies(found)
+        # Copies that moved meanwhile are looked at where they are now.
+        await self._store.multi([Check(self._ledgers.key_of(ledger_id), found.version), forget, unlock])
+        self._heard.pop(ledger_id, None)
+        self.statistics.ledgers += 1
+
+    async def _look_at_copies(self, found: Found[LedgerMetadata]) -> None:
+        """Mark the ledger for each bookie that lacks copies. Raises CopyFailedError when a bookie cannot tell, MetadataError."""
+        ledger = found.record
+        version, heard = self._heard.get(ledger.ledger_id, (found.version, set()))
+        if version != found.version:
+            heard = set()
+        self._heard[ledger.ledger_id] = found.version, heard
+        unknown: LedgerError | None = None
+        is_short = False
+        for fragment in ledger.fragments:
+            first, last = entries_of(ledger, fragment)
+            for position, bookie in enumerate(fragment.ensemble if first <= last else ()):
+                if (fragment.first_entry_id, bookie) in heard:
+                    continue
+                try:
+                    missing = await self._missing(ledger, position, bookie, first, last)
+                except LedgerError as error:  # the others are asked all the same
+                    unknown = error
+                    continue
+                if missing:
+                    is_short = True
+                    await self._mark(ledger.ledger_id, bookie, missing)
+                heard.add((fragment.first_entry_id, bookie))
+        self.statistics.short_ledgers += is_short
+        if unknown is not None:
+            raise unknown
+
+    async def _missing(self, ledger: LedgerMetadata, position: int, bookie: str, first: int, last: int) -> list[tuple[int, int]]:
+        """Return the entries that a bookie lacks, read in parts at the pace of rule 4. Raises CopyFailedError."""
+        if bookie not in self._state.registered():
+            raise CopyFailedError(f"bookie {bookie} is not running", bookie=bookie)
+        assert ledger.last_entry_id is not None
+        entry_bytes = (ledger.length_bytes or 0) * ledger.write_quorum / ledger.ensemble_size / (ledger.last_entry_id + 1)
+        part = max(1, int(_PART_BYTES / max(entry_bytes, 1)))
+        missing: list[tuple[int, int]] = []
+        for start in range(first, last + 1, part):
+            end = min(last, start + part - 1)
+            missing += await self._client.runs_not_stored(ledger, position, bookie, start, end)
+            await asyncio.sleep(max(1 / self._settings.checks_per_s, (end - start + 1) * entry_bytes / _BYTES_PER_S))
+        return merged_runs(missing)
+
+    async def _mark(self, ledger_id: int, bookie: str, missing: Sequence[tuple[int, int]]) -> None:
+        """Raises MetadataError."""
+        extra = {"ledger_id": ledger_id, "bookie": bookie, "runs": len(missing), "first": missing[0][0], "last": missing[-1][1]}
+        log.warning("repair.copies_missing", extra=extra)
+        try:
+            await mark_damaged(self._store, ledger_id, [bookie], self._ports.wall_ms(), entries=missing)
+        except (UnknownLedgerError, RepairRefusedError):
+            return  # it was deleted, or its copies moved, this moment: the write that follows fails
+        self._on_marked()
