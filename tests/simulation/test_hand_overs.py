@@ -22,7 +22,7 @@ from tests.broker.scripted_client import ScriptedClient
 from tests.simulation.test_sim_serving import TOPIC, Served, play
 from tests.simulation.world.sim_broker import SimBroker
 
-COUNT = 60
+COUNT = 120
 PAUSE_S = 0.004
 
 

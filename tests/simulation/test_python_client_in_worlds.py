@@ -325,7 +325,7 @@ def send_no_acknowledgements(acks: AckTracker) -> list[Any]:
 
 @pytest.mark.parametrize(
     ("name", "mistake", "rule"),
-    [("ack", acknowledge_the_whole_batch, "H8"), ("take_individual", send_no_acknowledgements, "H5")],
+    [("ack", acknowledge_the_whole_batch, "H8"), ("take_individual", send_no_acknowledgements, "H[56]")],
 )
 def test_mistakes_of_the_client_are_found(
     monkeypatch: pytest.MonkeyPatch, name: str, mistake: Callable[..., Any], rule: str
