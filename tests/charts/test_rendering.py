@@ -48,6 +48,8 @@ COMBINATIONS = [
         "bookie.podAnnotations.team=data",
         "image.pullSecrets={regcred}",
     ],
+    ["spark.enabled=true", SECURE, "spark.image=registry.example.org/cepheid:spark"],
+    ["spark.enabled=true", OPEN, "profile=one"],
     ["bookie.rack=eu/a", "broker.rack=eu/a", "bookie.spread.zones=require", "bookie.spread.hosts=off"],
 ]
 
@@ -156,6 +158,21 @@ def test_node_ports_of_brokers_do_not_collide() -> None:
     assert ports == [30650, 30651, 30652, 30653, 30654, 30655]
 
 
+def test_the_query_with_spark_is_off_by_default_and_runs_in_its_own_image_on_a_scratch_volume() -> None:
+    def test_pod(*arguments: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        (pod,) = [one["spec"] for one in render(*arguments) if one["kind"] == "Pod"]
+        return pod, pod["containers"][0]
+
+    plain, with_spark = test_pod(), test_pod("--set=spark.enabled=true,spark.image=host:5000/cepheid:spark")
+    assert plain[1]["command"] == ["python3", "/etc/cepheid/scripts/test_messages.py"]
+    assert with_spark[1]["command"] == [*plain[1]["command"], "--spark"]
+    assert with_spark[1]["image"] == "host:5000/cepheid:spark"
+    assert {"name": "HOME", "value": "/scratch"} in with_spark[1]["env"]
+    assert [volume for volume in with_spark[0]["volumes"] if volume not in plain[0]["volumes"]] == [
+        {"name": "scratch", "emptyDir": {"sizeLimit": "1Gi"}}
+    ]
+
+
 def test_readiness_of_a_bookie_waits_for_its_copies_unless_the_gate_is_off() -> None:
     def path(*arguments: str) -> str:
         (container,) = named(render(*arguments), "StatefulSet", "bookie")["spec"]["template"]["spec"]["containers"]
@@ -191,6 +208,7 @@ def test_bookies_stop_after_brokers_and_both_after_zookeeper_has_come_back() -> 
         ("broker.config.port=7000", "port"),
         ("zookeeper.replicas=2", "replicas"),
         ("image.tag=latest", "tag"),
+        ("spark.image=registry.example.org/spark:latest", "image"),
         ("bookie.storage.size=big", "size"),
     ],
 )

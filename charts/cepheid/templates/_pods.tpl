@@ -46,9 +46,9 @@ topologySpreadConstraints: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end -}}
 
-{{/* What all containers share. Arguments: root, resources. */}}
+{{/* What all containers share. Arguments: root, resources, image (may be empty: that of all components). */}}
 {{- define "cepheid.container" -}}
-image: {{ include "cepheid.image" .root }}
+image: {{ default (include "cepheid.image" .root) .image }}
 imagePullPolicy: {{ .root.Values.image.pullPolicy }}
 # The reason of a failed start is then shown by `kubectl describe pod`.
 terminationMessagePolicy: FallbackToLogsOnError
