@@ -175,6 +175,16 @@ def test_the_query_with_spark_is_off_by_default_and_runs_in_its_own_image_on_a_s
     ]
 
 
+@pytest.mark.parametrize(
+    ("issuer", "wanted"),
+    [("", {"name": "my-cepheid-client", "key": "ca.pem"}), ("pub-ca", {"name": "my-cepheid-admin-tls", "key": "ca.crt"})],
+)
+def test_prometheus_trusts_the_ca_that_signed_the_certificates(issuer: str, wanted: dict[str, str]) -> None:
+    manifests = render(f"--set=monitoring.podMonitor.enabled=true,tls.certManager.issuerRef.name={issuer}")
+    endpoints = [one["spec"]["podMetricsEndpoints"][0] for one in manifests if one["kind"] == "PodMonitor"]
+    assert [endpoint["tlsConfig"]["ca"]["secret"] for endpoint in endpoints] == [wanted, wanted]
+
+
 CERTIFICATE_FIELDS = {
     "secretName", "secretTemplate", "commonName", "privateKey", "usages", "dnsNames", "ipAddresses", "issuerRef",
 }  # fmt: skip
