@@ -22,7 +22,7 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
-from container.containerfile import read_last_stage
+from container.containerfile import debian_packages, read_last_stage, user_line
 from container.debian_root import make_debian_root
 from container.oci_archive import Layer, fill_from_folder, fill_from_tar, kept_layer, write_archive, write_layer
 
@@ -74,8 +74,8 @@ def build_with_engine(engine: str, name: str, extras: str) -> None:
 
 def build_archive(path: Path, name: str, extras: str) -> int:
     """Assemble the image from three layers and return the size of the archive in bytes. The first two are kept for the next run."""
-    stage = read_last_stage((SOURCE / "Containerfile").read_text(), build_arguments())
-    debian = make_debian_root(stage.arguments["PACKAGES"].split(), CACHE)
+    stage = read_last_stage((SOURCE / "Containerfile").read_text(), {**build_arguments(), "EXTRAS": extras})
+    debian = make_debian_root(debian_packages(stage), CACHE, user_line(stage))
     python = python_of(debian)
     user, workdir = int(stage.config["User"].partition(":")[0]), stage.config["WorkingDir"]
     with tempfile.TemporaryDirectory() as folder:

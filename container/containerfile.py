@@ -56,6 +56,20 @@ def read_last_stage(text: str, given: Mapping[str, str]) -> LastStage:
     return stage
 
 
+def debian_packages(stage: LastStage) -> list[str]:
+    """Return the Debian packages of the stage: with the extra `spark`, a Java that runs Spark is among them."""
+    return [*stage.arguments["PACKAGES"].split(), *(stage.arguments["SPARK_PACKAGES"].split() if _has_spark(stage) else ())]
+
+
+def user_line(stage: LastStage) -> str:
+    """Return the line of /etc/passwd that Spark needs, because Hadoop refuses a user without a name; empty without Spark."""
+    return stage.arguments["SPARK_USER"] if _has_spark(stage) else ""
+
+
+def _has_spark(stage: LastStage) -> bool:
+    return "spark" in stage.arguments["EXTRAS"].split(",")
+
+
 def _instructions(text: str) -> list[str]:
     lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     return [line.strip() for line in "\n".join(lines).replace("\\\n", " ").splitlines()]

@@ -22,10 +22,13 @@ def debian_release() -> str:
     return found[1]
 
 
-def make_debian_root(packages: list[str], cache: Path) -> Path:
-    """Return a tar with these packages and what they need. It is made once for each release and list of packages."""
+def make_debian_root(packages: list[str], cache: Path, user_line: str = "") -> Path:
+    """Return a tar with these packages and what they need. It is made once for each release and list of packages.
+
+    `user_line` is added to /etc/passwd.
+    """
     release = debian_release()
-    key = hashlib.sha256(" ".join([release, *packages, *LEFT_OUT]).encode()).hexdigest()[:12]
+    key = hashlib.sha256(" ".join([release, *packages, *LEFT_OUT, *([user_line] if user_line else [])]).encode()).hexdigest()[:12]
     archive = cache / f"debian-{release}-{key}.tar"
     if archive.exists():
         return archive
@@ -37,8 +40,13 @@ def make_debian_root(packages: list[str], cache: Path) -> Path:
     excluded = [f"--dpkgopt=path-exclude={pattern}" for pattern in LEFT_OUT]
     # "essential": without apt, which an image that is never changed has no use for. The fixed time makes the tar reproducible.
     command = ["mmdebstrap", "--quiet", "--variant=essential", f"--include={','.join(packages)}", "--components=main"]
+    # Java's package links its manual pages, and fails to install without their folder, which LEFT_OUT leaves out.
+    man = ['--essential-hook=mkdir -p "$1/usr/share/man/man1"'] if any("-jre-" in package for package in packages) else []
+    added = [*man, *([f'--customize-hook=echo "{user_line}" >> "$1/etc/passwd"'] if user_line else [])]
     subprocess.run(
-        [*command, *excluded, release, str(part), *sources], check=True, env={**os.environ, "SOURCE_DATE_EPOCH": "1700000000"}
+        [*command, *excluded, *added, release, str(part), *sources],
+        check=True,
+        env={**os.environ, "SOURCE_DATE_EPOCH": "1700000000"},
     )
     part.rename(archive)
     return archive

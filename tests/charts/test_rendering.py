@@ -48,6 +48,10 @@ COMBINATIONS = [
         "bookie.podAnnotations.team=data",
         "image.pullSecrets={regcred}",
     ],
+    ["tls.certManager.issuerRef.name=pub-ca", *EXTERNAL, "profile=production", "spark.enabled=true"],
+    ["tls.certManager.issuerRef.name=pub-ca", "tls.certManager.issuerRef.kind=ClusterIssuer", "profile=one"],
+    ["spark.enabled=true", SECURE, "spark.image=registry.example.org/cepheid:spark"],
+    ["spark.enabled=true", OPEN, "profile=one"],
     ["bookie.rack=eu/a", "broker.rack=eu/a", "bookie.spread.zones=require", "bookie.spread.hosts=off"],
 ]
 
@@ -156,6 +160,64 @@ def test_node_ports_of_brokers_do_not_collide() -> None:
     assert ports == [30650, 30651, 30652, 30653, 30654, 30655]
 
 
+def test_the_query_with_spark_is_off_by_default_and_runs_in_its_own_image_on_a_scratch_volume() -> None:
+    def test_pod(*arguments: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        (pod,) = [one["spec"] for one in render(*arguments) if one["kind"] == "Pod"]
+        return pod, pod["containers"][0]
+
+    plain, with_spark = test_pod(), test_pod("--set=spark.enabled=true,spark.image=host:5000/cepheid:spark")
+    assert plain[1]["command"] == ["python3", "/etc/cepheid/scripts/test_messages.py"]
+    assert with_spark[1]["command"] == [*plain[1]["command"], "--spark"]
+    assert with_spark[1]["image"] == "host:5000/cepheid:spark"
+    assert {"name": "HOME", "value": "/scratch"} in with_spark[1]["env"]
+    assert [volume for volume in with_spark[0]["volumes"] if volume not in plain[0]["volumes"]] == [
+        {"name": "scratch", "emptyDir": {"sizeLimit": "1Gi"}}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("issuer", "wanted"),
+    [("", {"name": "my-cepheid-client", "key": "ca.pem"}), ("pub-ca", {"name": "my-cepheid-admin-tls", "key": "ca.crt"})],
+)
+def test_prometheus_trusts_the_ca_that_signed_the_certificates(issuer: str, wanted: dict[str, str]) -> None:
+    manifests = render(f"--set=monitoring.podMonitor.enabled=true,tls.certManager.issuerRef.name={issuer}")
+    endpoints = [one["spec"]["podMetricsEndpoints"][0] for one in manifests if one["kind"] == "PodMonitor"]
+    assert [endpoint["tlsConfig"]["ca"]["secret"] for endpoint in endpoints] == [wanted, wanted]
+
+
+CERTIFICATE_FIELDS = {
+    "secretName", "secretTemplate", "commonName", "privateKey", "usages", "dnsNames", "ipAddresses", "issuerRef",
+}  # fmt: skip
+"""Those of cert-manager.io/v1 that the chart uses; others would be dropped or refused."""
+
+
+@pytest.mark.parametrize("profile", ["one", "small"])
+def test_cert_manager_signs_every_certificate_that_pods_mount(profile: str) -> None:
+    issuer = "--set=tls.certManager.issuerRef.name=pub-ca,security.hosts={10.0.0.1}"
+    manifests, own = render(issuer, f"--set=profile={profile}"), render(f"--set=profile={profile}")
+    certificates = {one["spec"]["secretName"]: one["spec"] for one in manifests if one["kind"] == "Certificate"}
+    for spec in certificates.values():
+        assert set(spec) <= CERTIFICATE_FIELDS
+        assert spec["issuerRef"] == {"name": "pub-ca", "kind": "Issuer", "group": "cert-manager.io"}
+    server = certificates[f"my-cepheid-{'server' if profile == 'one' else 'broker'}-tls"]
+    assert server["usages"] == ["digital signature", "client auth", "server auth"]
+    assert "my-cepheid.pub.svc" in server["dnsNames"]
+    assert "10.0.0.1" in server["ipAddresses"]
+    mounted: set[str] = set()
+    for one in manifests:
+        for volume in (pod_of(one) or {}).get("volumes", ()):
+            assert "secret" not in volume
+            paths = [item["path"] for each in volume.get("projected", {}).get("sources", ()) for item in each["secret"]["items"]]
+            assert len(paths) == len(set(paths))
+            mounted |= {each["secret"]["name"] for each in volume.get("projected", {}).get("sources", ())}
+            settings = json.dumps([other.get("data") for other in manifests if other["kind"] == "ConfigMap"])
+            if volume["name"] == "secure" and one["metadata"]["name"].endswith(("broker", "standalone")):
+                named_files = set(re.findall(r"/etc/cepheid/secure/([\w.-]+)", settings)) - {"bookie.pem", "bookie-key.pem"}
+                assert named_files <= set(paths)
+    assert mounted >= set(certificates)
+    assert not [one for one in own if one["kind"] == "Certificate"]
+
+
 def test_readiness_of_a_bookie_waits_for_its_copies_unless_the_gate_is_off() -> None:
     def path(*arguments: str) -> str:
         (container,) = named(render(*arguments), "StatefulSet", "bookie")["spec"]["template"]["spec"]["containers"]
@@ -191,6 +253,7 @@ def test_bookies_stop_after_brokers_and_both_after_zookeeper_has_come_back() -> 
         ("broker.config.port=7000", "port"),
         ("zookeeper.replicas=2", "replicas"),
         ("image.tag=latest", "tag"),
+        ("spark.image=registry.example.org/spark:latest", "image"),
         ("bookie.storage.size=big", "size"),
     ],
 )
@@ -204,6 +267,7 @@ def test_what_is_not_a_value_is_refused_by_name(wrong: str, said: str) -> None:
     ("combination", "said"),
     [
         (["external.type=LoadBalancer"], "external.hosts needs the address of each of the 2 brokers, got 0"),
+        ([OPEN, "tls.certManager.issuerRef.name=pub-ca"], "needs secure=true"),
         (["profile=one", "external.type=NodePort"], "with profile one set service.type"),
     ],
 )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from container.containerfile import read_last_stage
+from container.containerfile import debian_packages, read_last_stage, user_line
 
 CONTAINERFILE = Path(__file__).parents[2] / "Containerfile"
 
@@ -19,6 +19,13 @@ def test_our_containerfile_describes_an_image_that_restricted_pods_can_run() -> 
     assert "JAVA_HOME=/opt/java" in stage.config["Env"]
     assert stage.config["Labels"]["org.opencontainers.image.version"] == "1.2.3"
     assert "python3" in stage.arguments["PACKAGES"].split()
+
+
+@pytest.mark.parametrize(("extras", "has_spark"), [("server,tiered", False), ("server,tiered,spark", True)])
+def test_the_extra_spark_brings_a_whole_java_and_a_name_for_its_user(extras: str, has_spark: bool) -> None:
+    stage = read_last_stage(CONTAINERFILE.read_text(), {"EXTRAS": extras})
+    assert ("openjdk-17-jre-headless" in debian_packages(stage)) == has_spark
+    assert user_line(stage).startswith("cepheid:x:10001:10001:") == has_spark
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,15 @@ zk://{{ include "cepheid.fullname" . }}-zookeeper-client.{{ .Release.Namespace }
 {{ default (printf "%s-client" (include "cepheid.fullname" .)) .Values.security.existingSecrets.client }}
 {{- end -}}
 
+{{/* Secret and key with the CA that signed the certificates of servers. */}}
+{{- define "cepheid.caReference" -}}
+{{- if .Values.tls.certManager.issuerRef.name -}}
+{name: {{ include "cepheid.fullname" . }}-admin-tls, key: ca.crt}
+{{- else -}}
+{name: {{ include "cepheid.clientSecret" . }}, key: ca.pem}
+{{- end -}}
+{{- end -}}
+
 {{/* Settings as TOML. Arguments: table, path (the dotted name of the table with a dot after it). */}}
 {{- define "cepheid.toml" -}}
 {{- $path := .path -}}

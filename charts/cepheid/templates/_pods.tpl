@@ -46,9 +46,9 @@ topologySpreadConstraints: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end -}}
 
-{{/* What all containers share. Arguments: root, resources. */}}
+{{/* What all containers share. Arguments: root, resources, image (may be empty: that of all components). */}}
 {{- define "cepheid.container" -}}
-image: {{ include "cepheid.image" .root }}
+image: {{ default (include "cepheid.image" .root) .image }}
 imagePullPolicy: {{ .root.Values.image.pullPolicy }}
 # The reason of a failed start is then shown by `kubectl describe pod`.
 terminationMessagePolicy: FallbackToLogsOnError
@@ -209,4 +209,37 @@ prometheus.io/scheme: {{ .scheme }}
     storageClassName: {{ if eq . "-" }}""{{ else }}{{ . }}{{ end }}
     {{- end }}
     resources: {requests: {storage: {{ .storage.size }}}}
+{{- end -}}
+
+{{/* The volume with credentials, without its name. Arguments: root, secret (server, bookie or client). With cert-manager the certificates
+come from its secrets, under the names of files that the chart's own secret has. */}}
+{{- define "cepheid.credentials" -}}
+{{- $root := .root -}}
+{{- $name := include (printf "cepheid.%sSecret" .secret) $root -}}
+{{- if not $root.Values.tls.certManager.issuerRef.name -}}
+secret: {secretName: {{ $name }}, defaultMode: 0440}
+{{- else -}}
+{{- $one := eq $root.Values.profile "one" -}}
+{{- $own := get (dict "server" (list "token.key" "broker.token" "admin.token" "metadata.auth") "bookie" (list "metadata.auth") "client" (list "admin.token" "metadata.auth")) .secret -}}
+{{- $certificates := get (dict "server" (list (ternary "server" "broker" $one) "admin") "bookie" (list "bookie") "client" (list "admin")) .secret -}}
+projected:
+  defaultMode: 0440
+  sources:
+    - secret:
+        name: {{ $name }}
+        items:
+          {{- range $own }}
+          - {key: {{ . }}, path: {{ . }}}
+          {{- end }}
+    {{- range $index, $certificate := $certificates }}
+    - secret:
+        name: {{ include "cepheid.fullname" $root }}-{{ $certificate }}-tls
+        items:
+          - {key: tls.crt, path: {{ $certificate }}.pem}
+          - {key: tls.key, path: {{ $certificate }}-key.pem}
+          {{- if eq $index 0 }}
+          - {key: ca.crt, path: ca.pem}
+          {{- end }}
+    {{- end }}
+{{- end -}}
 {{- end -}}

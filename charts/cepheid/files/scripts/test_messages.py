@@ -1,4 +1,7 @@
-"""`helm test`: publish messages, consume them, and read them back from storage. CEPHEID_URL and CEPHEID_ADMIN_URL say where."""
+"""`helm test`: publish messages, consume them, and read them back from storage. CEPHEID_URL and CEPHEID_ADMIN_URL say where.
+
+With the argument --spark, Spark reads them from storage as well.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ from pathlib import Path
 
 TIMEOUT_S = 100
 MESSAGES = 10
+SCRATCH = os.environ.get("HOME", "/tmp")
+"""Where Spark may write: the only place with room in a pod whose root file system is read-only."""
 
 
 def main() -> None:
@@ -28,8 +33,32 @@ def main() -> None:
     rows = [json.loads(line) for line in read.splitlines() if line.strip()]
     if len(rows) != MESSAGES:
         sys.exit(f"read {len(rows)} messages from storage instead of {MESSAGES}:\n{read}")
+    if "--spark" in sys.argv[1:]:
+        count_with_spark(topic)
     step("delete the topic", "topics", "delete", topic, "--force")
     print(f"all well: {MESSAGES} messages")
+
+
+def count_with_spark(topic: str) -> None:
+    """Count the messages of the topic with Spark, whose driver and executor are this process and its children."""
+    began = time.monotonic()
+    from pyspark.sql import SparkSession
+
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.local.dir": SCRATCH,
+        "spark.sql.warehouse.dir": f"{SCRATCH}/warehouse",
+        "spark.driver.memory": "640m",  # the pod's limit has room for the workers as well
+        "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={SCRATCH}",
+    }
+    session = SparkSession.builder.master("local[2]").appName("helm-test").config(map=settings).getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    messages = session.read.format("cepheid").option("service.url", os.environ["CEPHEID_URL"]).option("topics", topic).load()
+    count = messages.count()
+    session.stop()
+    if count != MESSAGES:
+        sys.exit(f"Spark counted {count} messages in storage instead of {MESSAGES}")
+    print(f"read with Spark: {time.monotonic() - began:.1f} s", flush=True)
 
 
 def step(what: str, *command: str) -> str:
