@@ -63,17 +63,13 @@ class ClientTrims:
         self._edges[topic].append((history.now_s, edge))
         self._notes.note("trimmed", topic, position=(*edge, -1))
 
-    def on_policy_gone(self, topic: TopicName) -> None:
-        """The topic is deleted: made anew it has no policy of its own, if its record goes as well."""
-        self.retention[topic] = NOTHING
-
     def _on_emptied(self, key: str, chain: Chain, gone: Sequence[int]) -> None:
         topic, history = self._topics.get(key), self._history
         if topic is None:
             return
         history.check("M3", topic in self.deleting, lambda: f"{topic} loses all of {gone}, and nobody asked for its deletion")
         history.did("delete a topic")
-        self.on_policy_gone(topic)
+        self.retention[topic] = NOTHING  # made anew it has no policy of its own, if its record goes as well
         self._gone[topic] += gone
         edge = max(gone) + 1, 0
         self._edges[topic].append((history.now_s, edge))

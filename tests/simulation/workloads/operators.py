@@ -185,8 +185,6 @@ class TopicOperators:
             return
         self._trims.deleting.append(topic)
         before = self._listed(topic)
-        if not before:  # no ledger leaves its chain, by which the deletion would be noticed
-            self._trims.on_policy_gone(topic)
         await broker.topics.delete(topic, force=True)
         left = [ledger_id for ledger_id in self._listed(topic) if ledger_id in before]
         history.check("M3", not left, lambda: f"{topic} was deleted, and still has the ledgers {left}")
