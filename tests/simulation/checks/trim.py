@@ -118,9 +118,7 @@ def check_positions(history: History, process: str, managed_ledger: Any) -> None
         return
     listed = [ledger.ledger_id for ledger in history.chains[key].ledgers]
     for cursor in managed_ledger.cursors.values():
-        # Until the owner hears that its topic has its first ledger, the cursors stay where they were.
-        begins = not managed_ledger.chain.ledgers and cursor.mark_delete == EARLIEST
-        there = cursor.mark_delete.ledger_id in listed or begins
+        there = cursor.mark_delete.ledger_id in listed if listed else cursor.mark_delete == EARLIEST
         history.check("M7", there, lambda c=cursor: f"{c!r} of {managed_ledger.topic} is in none of the ledgers {listed}")
 
 
