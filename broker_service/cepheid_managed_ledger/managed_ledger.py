@@ -275,12 +275,7 @@ class ManagedLedger:
         self._upkeep.fail_over()
 
     def _on_chain_changed(self, ledgers: Sequence[ChainLedger]) -> None:
-        had_ledgers = self._ledgers.has_ledgers
         self._ledgers.update(ledgers)
-        if ledgers and not had_ledgers:  # what cursors and clients are shown exists from here on
-            self.last_confirmed = self._ledgers.last_position
-            for cursor in self._all_cursors():
-                cursor.leave_trimmed(self._ledgers.first_position)
         self.counts.drop_trimmed()
         self._copies.on_chain_changed()
         if self._offloader is not None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cepheid_managed_ledger import Retention
-from cepheid_metadata import EARLIEST, Chain, Position, keys
+from cepheid_metadata import Chain, Position, keys
 from tests.simulation.checks.history import History
 from tests.simulation.checks.topic_model import TopicModel
 from tests.simulation.world.sim_clock import true_ms
@@ -110,15 +110,14 @@ def check_not_read(history: History, key: str, chain: Chain, process: str) -> No
 
 
 def check_positions(history: History, process: str, managed_ledger: Any) -> None:
-    """M7, of the opening that reigns: every durable cursor is in a ledger that the committed chain lists, or where all of a topic
-    begins that never had one. A trim moves those along
+    """M7, of the opening that reigns: every durable cursor is in a ledger that the committed chain lists. A trim moves those along
     that are in what goes, first: what they show to operators and clients exists."""
     key = keys.chain_key(managed_ledger.topic)
     if not managed_ledger.is_usable or history.reigning.get(key) != (process, history.epoch_of(managed_ledger.chain)):
         return
     listed = [ledger.ledger_id for ledger in history.chains[key].ledgers]
     for cursor in managed_ledger.cursors.values():
-        there = cursor.mark_delete.ledger_id in listed if listed else cursor.mark_delete == EARLIEST
+        there = cursor.mark_delete.ledger_id in listed
         history.check("M7", there, lambda c=cursor: f"{c!r} of {managed_ledger.topic} is in none of the ledgers {listed}")
 
 
