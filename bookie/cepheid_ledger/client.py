@@ -7,6 +7,7 @@ create ──► LedgerWriter ──close──► closed         recover ──
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -27,7 +28,7 @@ from cepheid_ledger.errors import (
 from cepheid_ledger.idle_writers import IdleWriters
 from cepheid_ledger.ledger_reader import LedgerReader
 from cepheid_ledger.ledger_writer import ClosedLedger, LedgerWriter
-from cepheid_ledger.metadata_loop import LedgerRecords, read_ledger
+from cepheid_ledger.metadata_loop import LedgerRecords, read_ledger, to_check
 from cepheid_ledger.placement import Placement
 from cepheid_ledger.recovery import FoundEnd, Recovery
 from cepheid_ledger.recovery_from_one import RecoveryFromOne, RecoveryPreview
@@ -356,12 +357,18 @@ class LedgerClient:
             await self.recover(ledger_id, despite_damage=True)
 
     async def undelete(self, ledger_id: int) -> LedgerMetadata:
-        """Brings a deleted ledger back, closed, with all its entries; it belongs to no topic. Raises NoSuchLedgerError."""
+        """Brings a deleted ledger back, closed, with all its entries; it belongs to no topic. Raises NoSuchLedgerError.
+
+        Repair looks at each of its copies once: what was known to be missing was forgotten with the deletion.
+        """
         self._check_open()
         ledger = await DeletedLedgers(self._records.store).undelete(ledger_id, self._ports.wall_ms())
         if ledger is None:
             message = f"ledger {ledger_id} cannot be brought back: it was not deleted, or longer ago than the time of grace"
             raise NoSuchLedgerError(message, ledger_id=ledger_id)
+        if checks := to_check(self._records.store, ledger):
+            with contextlib.suppress(KeyExistsError):
+                await self._records.store.multi(checks)
         return ledger
 
     async def aclose(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -14,7 +15,7 @@ from cepheid_broker.ownership import HandOverCall, PeerUnreachableError
 from cepheid_broker.ownership.bundles import Bundle
 from cepheid_broker.ownership.hand_over import AHEAD_S, Heir, TopicsAhead
 from cepheid_broker.ownership.ownership import There
-from cepheid_metadata import BrokerRegistration, broker_records
+from cepheid_metadata import BrokerRegistration, BundleOwner, broker_records
 from cepheid_wire import NamespaceName, TopicName
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.broker.brokers_world import BrokersWorld, OneBroker
@@ -343,6 +344,25 @@ async def test_what_is_served_ahead_ends_when_the_owner_falls_silent(monkeypatch
         await wait_until(lambda: heir.broker.topics.find(topic) is None)
         assert not heir.ownership.owns(topic)
         assert owner.ownership.owns(topic), "its record says so"
+
+
+async def test_what_is_served_ahead_ends_when_a_third_broker_has_the_bundle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The owner died in the middle, and somebody else was asked for a topic first. Found by seed 0x68 of the simulator (H5)."""
+    monkeypatch.setattr("cepheid_broker.ownership.bundle_ownership.OWNER_LOOK_S", 0.05)
+    async with BrokersWorld(2, admin=True) as world:
+        owner, heir = world.brokers
+        topic = TopicName.parse(full(await world.topic_on(owner)))
+        bundle = await owner.ownership.bundle_of(topic)
+        await owner.broker.topics.get(topic, may_create=True)
+        epoch = owner.ownership.states.find(bundle).epoch  # type: ignore[union-attr]
+        facts: dict[str, Any] = {"namespace": str(bundle.namespace), "first": bundle.first, "last": bundle.last}
+        facts |= {"giver": owner.id, "epoch": epoch}
+        await heir.ownership.on_hand_over(HandOverCall(step="prepare", **facts))
+        await heir.ownership.on_hand_over(HandOverCall(step="open", topics=(str(topic),), **facts))
+        third = BundleOwner(broker_id="broker-3", incarnation="x", epoch=epoch + 1, addresses={})
+        monkeypatch.setattr(heir.ownership._tenures, "owner_of", AsyncMock(return_value=third))
+        await wait_until(lambda: heir.broker.topics.find(topic) is None)
+        assert not heir.ownership.owns(topic)
 
 
 def test_topics_ahead_belong_to_one_giver_in_one_epoch() -> None:

@@ -144,6 +144,20 @@ async def test_a_deleted_ledger_leaves_the_list_of_what_is_to_be_checked() -> No
         await world.wait_checked()
 
 
+async def test_a_ledger_that_was_brought_back_is_checked() -> None:
+    """What was known of its missing copies went with its deletion. Found by seed 0x5e of the simulator (V5)."""
+    async with repair_world("a", "b", "c") as world:
+        ledger_id = await confirmed_ledger(world)
+        await recover(world, ledger_id)
+        await world.start()
+        await world.wait_checked()
+        miss(world, "c", ledger_id, *range(3, 9))
+        await world.ledgers.client.delete(ledger_id)
+        await world.ledgers.client.undelete(ledger_id)
+        await world.wait_checked()
+        await world.wait_whole(ledger_id)
+
+
 async def test_a_ledger_that_is_on_the_list_already_is_closed_all_the_same() -> None:
     async with repair_world("a", "b", "c") as world:
         writer = await world.open_ledger("abc")

@@ -30,7 +30,7 @@ from cepheid_broker.ownership.bundle_split import BundleSplits
 from cepheid_broker.ownership.bundle_states import BundleStates, Phase, Tenure
 from cepheid_broker.ownership.bundle_tenures import BundleTenures
 from cepheid_broker.ownership.bundles import Bundle, Division, bundle_of, is_in
-from cepheid_broker.ownership.hand_over import HandOverCall, Heir, SilentBrokers, TopicsAhead
+from cepheid_broker.ownership.hand_over import OWNER_LOOK_S, HandOverCall, Heir, SilentBrokers, TopicsAhead
 from cepheid_broker.ownership.isolation import IsolationRules
 from cepheid_broker.ownership.owner_reach import OwnerReach
 from cepheid_broker.ownership.ownership import (
@@ -439,8 +439,11 @@ class BundleOwnership:
     async def _end_ahead(self, bundle: Bundle) -> None:
         """Rule 3 of hand_over.py."""
         loop = asyncio.get_running_loop()
-        while wait_s := self._ahead.ends_in(bundle, loop.time()):  # noqa: ASYNC110 - each call of the owner moves the end
-            await asyncio.sleep(wait_s)
+        while wait_s := self._ahead.ends_in(bundle, loop.time()):  # each call of the owner moves the end
+            await asyncio.sleep(min(wait_s, OWNER_LOOK_S))
+            if await self._went_elsewhere(bundle):
+                self._stop_ahead(bundle)
+                return
         if wait_s is not None:
             log.warning("bundle.hand_over_ended", extra={"bundle": str(bundle), "reason": "its owner was not heard of any more"})
             try:
@@ -448,6 +451,17 @@ class BundleOwnership:
             except ServiceNotReadyError as error:
                 log.warning("bundle.not_acquired", extra={"bundle": str(bundle), "error": str(error)})
                 self._stop_ahead(bundle)
+
+    async def _went_elsewhere(self, bundle: Bundle) -> bool:
+        """Whether a third broker owns the bundle: the giver died, and somebody else was asked for a topic of it first."""
+        giver = self._ahead.giver_of(bundle)
+        if giver is None:
+            return False
+        try:
+            owner = await self._tenures.owner_of(bundle)
+        except MetadataError:
+            return False
+        return owner is not None and owner.broker_id != self.broker_id and (owner.broker_id, owner.epoch) != giver
 
     async def bundle_of(self, topic: TopicName) -> Bundle:
         """Raises NamespaceNotFoundError, ServiceNotReadyError."""

@@ -14,8 +14,8 @@ Rules
    two is wrong, fencing keeps what is stored, as always.
 2. Whatever fails or stalls: the giver closes what is left, and gives the bundle up the plain way. No step is waited for longer than
    its limit, and none is repeated.
-3. What the heir serves ahead ends when it has heard nothing of the giver for `AHEAD_S`, unless it gets the bundle then; and at once
-   when its session is lost.
+3. What the heir serves ahead ends when it has heard nothing of the giver for `AHEAD_S`, unless it gets the bundle then; at once
+   when its session is lost; and within `OWNER_LOOK_S` when a third broker has taken the bundle, as after a crash of the giver.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ TAKE_LIMIT_S = 3.0
 AHEAD_S = 10.0
 SILENCE_S = 30.0
 """So long a broker that did not answer is not asked again."""
+OWNER_LOOK_S = 1.0
+"""How often an heir looks at the record of a bundle whose topics it serves ahead."""
 
 Step = Literal["prepare", "open", "take"]
 
@@ -202,6 +204,11 @@ class TopicsAhead:
         """Seconds until it has heard nothing for too long; None: it has ended."""
         ahead = self._bundles.get(bundle)
         return None if ahead is None else max(0.0, ahead.until_s - now_s)
+
+    def giver_of(self, bundle: Bundle) -> tuple[str, int] | None:
+        """Return the broker that hands the bundle over, and its epoch; None: nobody does, or it has ended."""
+        ahead = self._bundles.get(bundle)
+        return None if ahead is None else (ahead.giver, ahead.epoch)
 
     def end(self, bundle: Bundle) -> None:
         """It is this broker's own now, or will not be. Idempotent."""

@@ -251,7 +251,7 @@ def ask_any_follower_what_to_collect() -> Iterator[None]:
         yield
 
 
-@mutant("S10")
+@mutant("S10", "V5")
 @contextlib.contextmanager
 def collect_what_one_listing_lacks() -> Iterator[None]:
     """No second pass, and no direct read of what it is about to delete."""
