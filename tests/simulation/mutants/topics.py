@@ -331,7 +331,7 @@ def hear_late_answers_of_a_broken_ledger() -> Iterator[None]:
         yield
 
 
-@mutant("M5", "H2", "H3", "H4", "V7")
+@mutant("M5", "H2", "H3", "H4", "V7", "V9")
 @contextlib.contextmanager
 def give_up_one_append_and_go_on() -> Iterator[None]:
     """Of what a broken ledger did not take, the first is answered with an error and those behind it are stored
