@@ -72,7 +72,6 @@ class LedgerWriter:
         """`on_short` is called when the ledger was closed, if bookies that its record names may lack entries."""
         ledger = found.record
         self._on_short = on_short
-        self._short: set[str] = set()  # bookies that were replaced before they had answered for everything
         self.ledger_id = ledger.ledger_id
         self.state = WriterPhase.OPEN
         self.failure: LedgerError | None = None
@@ -232,8 +231,7 @@ class LedgerWriter:
             await self._changer.abandon()
         try:
             # What is short is marked once the ledger is closed: this process may end before that.
-            is_short = bool(self._short or self._core.dropped)
-            await self._record.change(self._plan_close, to_check(self._store, self._record.ledger) if is_short else ())
+            await self._record.change(self._plan_close, to_check(self._store, self._record.ledger) if self._core.short else ())
         except LedgerError as error:
             self.state, self.failure = WriterPhase.FAILED, error
             self._pipeline.unconfirmed.let_go()
@@ -244,7 +242,7 @@ class LedgerWriter:
         self.state = WriterPhase.CLOSED
         self._supply_newcomers(self._end.last_entry_id)
         self._pipeline.unconfirmed.let_go()
-        if short := self._short.union(self._core.dropped).intersection(self.bookies):
+        if short := set(self._core.short).intersection(self.bookies):
             self._tasks.start(self._on_short(self.ledger_id, sorted(short)), name="mark-short")
         return self._end
 
@@ -312,7 +310,6 @@ class LedgerWriter:
     # What the pipeline reports
 
     def _on_change(self, change: ChangeEnsemble) -> None:
-        self._short.update(bookie for bookie in change.failed if self._core.may_lack_confirmed(bookie))
         if self._changer is None:
             self._changer = EnsembleChanger(self._pipeline, self._record, self._placement, self._slots, self._tasks, self._settings)
         self._changer.start(change)

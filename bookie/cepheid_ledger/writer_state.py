@@ -82,6 +82,7 @@ class WriterState:
         "_held_back",
         "_leaving",
         "_receivers",
+        "_short",
         "_windows",
         "_write_quorum",
         "failed_for_good",
@@ -103,6 +104,7 @@ class WriterState:
         self._dropped: dict[str, None] = {}  # failed without a replacement so far: named by metadata, but gets nothing more
         self._leaving: dict[str, None] = {}  # to be replaced if there is a spare; they get entries until then
         self._departed: dict[str, None] = {}  # replaced
+        self._short: dict[str, None] = {}  # replaced before they had answered for all that their fragments hold
         self._change_wanted = False  # the driver owes an outcome
         self._begun: BegunChange | None = None
         self._held_back = False
@@ -136,9 +138,14 @@ class WriterState:
         """Bookies of the ensemble that lack entries: the fragment is under-replicated."""
         return tuple(self._dropped)
 
-    def may_lack_confirmed(self, bookie: str) -> bool:
-        """Return whether a bookie of the ensemble has not answered for everything that is confirmed."""
-        return self._acked_through.get(bookie, NO_ENTRY_ID) < self.last_add_confirmed
+    @property
+    def short(self) -> tuple[str, ...]:
+        """Return the bookies that may lack entries that are confirmed: for repair, once the ledger is closed.
+
+        A bookie that is only slow is left out: it has its share when it has worked off its queue.
+        """
+        failed = (bookie for bookie in self._failed if self._acked_through[bookie] < self.last_add_confirmed)
+        return tuple(dict.fromkeys((*self._short, *self._dropped, *failed)))
 
     @property
     def unusable(self) -> tuple[str, ...]:
@@ -247,6 +254,8 @@ class WriterState:
         assert all(old in begun.failed for old in replaced)
         assert not any(new in self.unusable for new in replaced.values()), f"{replaced} brings back one of {self.unusable}"
         first, last = begun.from_entry_id, self.last_add_pushed
+        # What was confirmed without it until the change began: nobody sends it that again.
+        self._short.update((old, None) for old in replaced if self._acked_through[old] < first - 1)
         self._acked_through = {
             replaced.get(bookie, bookie): first - 1 if bookie in replaced else acked
             for bookie, acked in self._acked_through.items()  # a place in the ensemble keeps its position

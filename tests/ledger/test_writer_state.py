@@ -72,6 +72,30 @@ def test_the_start_of_the_fragment_is_taken_when_the_change_begins() -> None:
     assert state.on_ensemble_changed({"b": "d"}) == [SendAdd(("d",), 6, 9)]
 
 
+def test_a_bookie_that_was_done_without_before_it_was_replaced_is_short() -> None:
+    """Its fragment names it for 0 to 5, which were confirmed after it had failed. Found by seed 0x41 of the simulator (V5)."""
+    state = WriterState(ABC, 2)
+    state.append(10)
+    state.on_add_failed("b")
+    assert state.short == (), "a newcomer may still get all of it"
+    state.on_added("a", 5)
+    state.on_added("c", 5)
+    assert state.short == ("b",), "as it stands when the writer closes the ledger now"
+    change(state, {"b": "d"})
+    assert state.short == ("b",)
+
+
+def test_a_bookie_that_was_replaced_with_all_its_entries_or_is_slow_is_not_short() -> None:
+    state = WriterState(ABC, 2)
+    state.append(10)
+    state.on_added("b", 5)
+    state.on_added("c", 5)
+    assert state.short == (), "a is slow"
+    state.on_add_failed("b")
+    change(state, {"b": "d"})
+    assert state.short == ()
+
+
 def test_worked_example_of_an_ensemble_change() -> None:
     """ledger-protocol §17: fragment 0:[A B C], LAC 7, pending 8 (A, B) and 9; B fails, then C during the change."""
     state = WriterState(ABC, 2)

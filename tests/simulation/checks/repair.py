@@ -217,14 +217,6 @@ def lacking(history: History, record: LedgerMetadata, bookie: str) -> list[int]:
 
 
 def not_whole(history: History, record: LedgerMetadata, gone: Sequence[str]) -> list[str]:
-    """Bookies that the record names for copies that they do not have: they are gone, or lost their disks (V5).
-
-    Copies that never reached their bookie are left out. With them seed 0x41 fails: a bookie that two repairs at once put into
-    fragments of one ledger lacks two entries, and nothing remembers it.
-    """
+    """Bookies that the record names for copies that they do not have: they are gone, lost their disks, or missed them (V5)."""
     named = {bookie: None for fragment in needed(record) for bookie in fragment.ensemble}
-    return [
-        bookie
-        for bookie in named
-        if bookie in gone or (record.ledger_id <= history.bookie(bookie).forgotten_through and lacking(history, record, bookie))
-    ]
+    return [bookie for bookie in named if bookie in gone or lacking(history, record, bookie)]
