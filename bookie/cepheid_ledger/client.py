@@ -7,7 +7,6 @@ create ──► LedgerWriter ──close──► closed         recover ──
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -196,7 +195,7 @@ class LedgerClient:
         return NewLedger(ledger, self._records.create_op(ledger.ledger_id, ledger))
 
     def begin(self, new: NewLedger) -> LedgerWriter:
-        """Return the writer of a prepared ledger whose record this process has written, and nobody else since."""
+        """Return the writer of a prepared ledger, right after `op` was written: nobody may have changed the record since."""
         self._check_open()
         shared = self._change_slots, self._idle_writers, self._settings
         found = Found(new.record, 0)
@@ -362,13 +361,13 @@ class LedgerClient:
         Repair looks at each of its copies once: what was known to be missing was forgotten with the deletion.
         """
         self._check_open()
-        ledger = await DeletedLedgers(self._records.store).undelete(ledger_id, self._ports.wall_ms())
+        store = self._records.store
+        ledger = await DeletedLedgers(store).undelete(
+            ledger_id, self._ports.wall_ms(), together=lambda ledger: to_check(store, ledger)
+        )
         if ledger is None:
             message = f"ledger {ledger_id} cannot be brought back: it was not deleted, or longer ago than the time of grace"
             raise NoSuchLedgerError(message, ledger_id=ledger_id)
-        if checks := to_check(self._records.store, ledger):
-            with contextlib.suppress(KeyExistsError):
-                await self._records.store.multi(checks)
         return ledger
 
     async def aclose(self) -> None:
@@ -405,7 +404,7 @@ class LedgerClient:
         return await (self._ids.take(newest=True) if above is None else self._ids.take(above=above))
 
     async def _create_record(self, new: NewLedger) -> bool:
-        """False: the id is taken by somebody else."""
+        """Return False when another process has taken the id."""
         ledger = new.record
         try:
             await self._records.store.create(new.op.key, new.op.value)

@@ -14,10 +14,10 @@ Rules:
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from cepheid_metadata.errors import BadVersionError, CorruptRecordError, NewerFormatError, NoSuchKeyError
+from cepheid_metadata.errors import BadVersionError, CorruptRecordError, KeyExistsError, NewerFormatError, NoSuchKeyError
 from cepheid_metadata.ledger_records import DeletedLedger, LedgerMetadata
 from cepheid_metadata.listing import list_deleted_ledgers, list_ledgers
 from cepheid_metadata.repositories import Found, deleted_ledger_records, ledger_records
@@ -68,17 +68,24 @@ class DeletedLedgers:
         found = await self._deleted.get(ledger_id)
         return None if found is None else found.record
 
-    async def undelete(self, ledger_id: int, now_ms: int) -> LedgerMetadata | None:
-        """The record that is back; None: there is nothing to bring back. Two at once, or a purge meanwhile: one of them wins."""
+    async def undelete(
+        self, ledger_id: int, now_ms: int, *, together: Callable[[LedgerMetadata], Sequence[Create]] = lambda _: ()
+    ) -> LedgerMetadata | None:
+        """Return the record that is back; None: there is nothing to bring back. Of two at once, or a purge meanwhile, one wins.
+
+        `together(record)` is created in the same write, unless it is there already.
+        """
         found = await self._deleted.get(ledger_id)
         if found is None:
             return None
         ledger = found.record.ledger
         ledger = ledger.replace(custom={**ledger.custom, UNDELETED: str(now_ms)})
+        ops = [self._deleted.delete_op(ledger_id, found.version), *self._return_ops(ledger, (found.record.version or 0) + 1)]
         try:
-            await self._store.multi(
-                [self._deleted.delete_op(ledger_id, found.version), *self._return_ops(ledger, (found.record.version or 0) + 1)]
-            )
+            try:
+                await self._store.multi([*ops, *together(ledger)])
+            except KeyExistsError:  # of what comes along: the first of `ops` fails when another process was quicker
+                await self._store.multi(ops)
         except (BadVersionError, NoSuchKeyError):
             return None
         return ledger
