@@ -42,6 +42,7 @@ from cepheid_metadata import (
 from cepheid_metadata.repair_views import RepairRefusedError, UnknownLedgerError, mark_damaged, merged_runs
 from cepheid_ports import Ports, TaskOwner
 from cepheid_recovery.cluster_state import ClusterState
+from cepheid_recovery.retries import Retries
 from cepheid_recovery.settings import RecoverySettings
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,6 @@ _BYTES_PER_S = 16 << 20
 """Bytes of copies that one process reads in a second, on average."""
 _PART_BYTES = 32 << 20
 """Most bytes that are read without a pause."""
-_MAX_RETRY_S = 300.0
 _BEGIN_AFTER_S = 10.0
 """Time from when a ledger is first seen on the list. A broker that takes over many topics has them open sooner without checks
 beside it, and a bookie that hung may still get what was queued for it."""
@@ -63,12 +63,6 @@ class CheckerStatistics:
     waiting: int = 0
     ledgers: int = 0
     short_ledgers: int = 0
-
-
-@dataclass(slots=True)
-class _Retry:
-    not_before: float
-    pause_s: float
 
 
 class CopyChecker:
@@ -96,7 +90,7 @@ class CopyChecker:
         self._unchecked = unchecked_ledgers(store)
         self._locks = check_locks(store)
         self._since: dict[int, float] = {}
-        self._retries: dict[int, _Retry] = {}
+        self._retries = Retries(settings.retry_s)
         self._heard: dict[int, tuple[int, set[tuple[int, str]]]] = {}
         """By ledger that could not be checked as a whole: the version of its record, and the first entry of each fragment with each
         bookie that has answered for it."""
@@ -139,10 +133,10 @@ class CopyChecker:
         self.statistics.waiting = len(listed)
         now = asyncio.get_running_loop().time()
         self._since = {ledger_id: self._since.get(ledger_id, now) for ledger_id in listed}
-        self._retries = {ledger_id: retry for ledger_id, retry in self._retries.items() if ledger_id in listed}
+        self._retries.keep(listed)
         self._heard = {ledger_id: heard for ledger_id, heard in self._heard.items() if ledger_id in listed}
         old = [one for one in sorted(listed) if now - self._since[one] >= _BEGIN_AFTER_S]
-        due = [one for one in old if one not in self._retries or self._retries[one].not_before <= now]
+        due = self._retries.due(old, now)
         self._ports.random.shuffle(due)
         for ledger_id in due:
             if self._state.off is not None:
@@ -151,12 +145,7 @@ class CopyChecker:
                 await self._check(ledger_id)
             except (LedgerError, MetadataError, TimeoutError) as error:
                 log.info("repair.not_checked", extra={"ledger_id": ledger_id, "error": str(error)})
-                self._retry_later(ledger_id)
-
-    def _retry_later(self, ledger_id: int) -> None:
-        before = self._retries.get(ledger_id)
-        pause_s = self._settings.retry_s if before is None else min(2 * before.pause_s, _MAX_RETRY_S)
-        self._retries[ledger_id] = _Retry(asyncio.get_running_loop().time() + pause_s, pause_s)
+                self._retries.later(ledger_id, asyncio.get_running_loop().time())
 
     async def _check(self, ledger_id: int) -> None:
         """Raises LedgerError, MetadataError, TimeoutError: it stays on the list."""

@@ -68,6 +68,7 @@ from cepheid_metadata.repair_views import merged_runs
 from cepheid_ports import Ports, TaskOwner
 from cepheid_recovery.cluster_state import ClusterState
 from cepheid_recovery.repair_plan import FragmentRepair, RepairPlan, plan_repair
+from cepheid_recovery.retries import Retries
 from cepheid_recovery.settings import RecoverySettings
 from cepheid_recovery.shortage import measure
 
@@ -78,7 +79,6 @@ _LISTED = 256
 _LISTED_SHARE = 8
 """One part in so many of the marked ledgers is taken from one listing, for the same reason; but 16 at least."""
 _LOCKED_TOGETHER = 8
-_MAX_RETRY_S = 300.0
 _ATTEMPTS = 3
 
 
@@ -92,12 +92,6 @@ class WorkerStatistics:
     failures: int = 0
     lost_entries: int = 0
     in_work: int = 0
-
-
-@dataclass(slots=True)
-class _Retry:
-    not_before: float
-    pause_s: float
 
 
 @dataclass(slots=True)
@@ -140,7 +134,7 @@ class ReplicationWorker:
         self._cookies = bookie_cookies(store)
         self._cookie_versions: dict[str, int] = {}  # read once, and again after a write that failed
         self._queue: asyncio.Queue[int] = asyncio.Queue(_LOCKED_TOGETHER)
-        self._retries: dict[int, _Retry] = {}
+        self._retries = Retries(settings.retry_s)
         self._open_since: dict[int, tuple[int, dict[str, float]]] = {}
         """By open ledger: since when it is marked, and the bookies that must leave its last fragment, with the time when that was
         seen first. All of it starts over when the mark was removed and created again."""
@@ -214,9 +208,9 @@ class ReplicationWorker:
         """Return marked ledgers that are due: those with the fewest copies left in the auditor's order, then others at random."""
         now = asyncio.get_running_loop().time()
         listed = {ledger_id async for ledger_id in list_repair_marks(self._store)}
-        self._retries = {ledger_id: retry for ledger_id, retry in self._retries.items() if ledger_id in listed}
+        self._retries.keep(listed)
         self._open_since = {ledger_id: since for ledger_id, since in self._open_since.items() if ledger_id in listed}
-        due = [one for one in sorted(listed) if one not in self._retries or self._retries[one].not_before <= now]
+        due = self._retries.due(sorted(listed), now)
         if not due:
             return []
         found = await self._audit.get(None)
@@ -267,16 +261,11 @@ class ReplicationWorker:
                 self.statistics.in_work -= 1
                 self._locked.discard(ledger_id)
             if whole:
-                self._retries.pop(ledger_id, None)
+                self._retries.succeeded(ledger_id)
                 self._open_since.pop(ledger_id, None)
             else:
                 self.statistics.failures += 1
-                self._retry_later(ledger_id)
-
-    def _retry_later(self, ledger_id: int) -> None:
-        before = self._retries.get(ledger_id)
-        pause_s = self._settings.retry_s if before is None else min(2 * before.pause_s, _MAX_RETRY_S)
-        self._retries[ledger_id] = _Retry(asyncio.get_running_loop().time() + pause_s, pause_s)
+                self._retries.later(ledger_id, asyncio.get_running_loop().time())
 
     async def _unlock(self, ledger_id: int) -> None:
         try:
