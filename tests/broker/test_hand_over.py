@@ -349,6 +349,7 @@ async def test_what_is_served_ahead_ends_when_the_owner_falls_silent(monkeypatch
 async def test_what_is_served_ahead_ends_when_a_third_broker_has_the_bundle(monkeypatch: pytest.MonkeyPatch) -> None:
     """The owner died in the middle, and somebody else was asked for a topic first. Found by seed 0x68 of the simulator (H5)."""
     monkeypatch.setattr("cepheid_broker.ownership.bundle_ownership.OWNER_LOOK_S", 0.05)
+    monkeypatch.setattr("cepheid_broker.ownership.hand_over.AHEAD_S", 1000.0)
     async with BrokersWorld(2, admin=True) as world:
         owner, heir = world.brokers
         topic = TopicName.parse(full(await world.topic_on(owner)))

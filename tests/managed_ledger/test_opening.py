@@ -199,6 +199,18 @@ async def test_an_opening_records_the_end_and_the_next_ledger_in_one_write_with_
         assert writes == [(keys.ledger_key(position.ledger_id),), (keys.chain_key(TOPIC), ended, begun)]
 
 
+async def test_an_opening_has_repair_look_at_the_copies_of_the_ledger_that_it_ends() -> None:
+    quorums = ManagedLedgerConfig(ensemble_size=3, write_quorum=3, ack_quorum=2)
+    async with topic_world("a", "b", "c") as world:
+        old = world.broker()
+        (position,) = await append_all(await old.open(quorums), 1)
+        await old.crash()
+        store = InterposedStore(world.tree)
+        await world.broker(store=store, seed=2).open(quorums)
+        (take_over,) = [write for write in store.writes if keys.chain_key(TOPIC) in write]
+        assert keys.unchecked_ledger_key(position.ledger_id) in take_over
+
+
 async def test_records_that_are_too_large_for_one_write_are_written_one_after_the_other() -> None:
     async def refuse() -> None:
         raise ValueTooLargeError("1000001 bytes in one request", key=keys.chain_key(TOPIC), size_bytes=1_000_001)
