@@ -384,7 +384,7 @@ def decode_status(data: Buffer) -> Status:
 
 
 def encode_numbered(kind: MessageKind, messages: Sequence[tuple[int, Buffer]]) -> bytes:
-    """Whole messages, each with a number by which requests and answers are told apart.
+    """Encode messages, each with a number that its answer repeats.
 
     offset  size  field
     0       1     format version

@@ -158,7 +158,7 @@ class ChainKeeper:
         await finish(self._tasks, begin(), name="begin-chain")
 
     async def take_over(self, chain: Chain, ledgers: Sequence[Op] = ()) -> None:
-        """What an opening commits: only if nobody else did since `load` or `begin`. Raises as `commit` does.
+        """Commit the chain of an opening, unless another process has committed since `load` or `begin`. Raises as `commit` does.
 
         `ledgers`: writes to the records of ledgers that end or begin with this commit, which others may have changed. Raises one of
         CONFLICTS for those: nothing was written, and the chain is as it was. Do not cancel it (rule 4).

@@ -81,7 +81,7 @@ def _routes(context: AdminContext, prefix: str, level: Level) -> APIRouter:
         kind: QuotaType = _type,
         body: BacklogQuotaBody = _body,
     ) -> None:
-        """Of size or of age, the other limit is only shown; retention must be larger (412)"""
+        """One quota limits size or age; the limit of the other kind is shown and has no effect. 412 unless retention is larger"""
         refuse_global(is_global)
         await level.change(noun, await quota_fields(context.store, kind, body))
 

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 PEEKS_AT_ONCE = 4
 """Messages in memory for clients that peek. Each may have 64 MiB, however little is stored of it; further calls wait."""
 PEEKS_PER_ADDRESS = 2
-"""Of those, for clients at one address, so that one which reads slowly leaves places to the others. Loopback is exempt."""
+"""How many of them one client address may use, so that a slow reader leaves some to others. Loopback is exempt."""
 PLACE_TIMEOUT_S = 30.0
 READ_TIMEOUT_S = 60.0  # for the client to read one message
 

@@ -453,7 +453,7 @@ class BundleOwnership:
                 self._stop_ahead(bundle)
 
     async def _went_elsewhere(self, bundle: Bundle) -> bool:
-        """Whether a third broker owns the bundle: the giver died, and somebody else was asked for a topic of it first."""
+        """Return whether a third broker owns the bundle: the giver died, and a client asked that broker first."""
         giver = self._ahead.giver_of(bundle)
         if giver is None:
             return False

@@ -206,7 +206,7 @@ class TopicsAhead:
         return None if ahead is None else max(0.0, ahead.until_s - now_s)
 
     def giver_of(self, bundle: Bundle) -> tuple[str, int] | None:
-        """Return the broker that hands the bundle over, and its epoch; None: nobody does, or it has ended."""
+        """Return the id and the epoch of the broker that is handing the bundle over, or None if none is."""
         ahead = self._bundles.get(bundle)
         return None if ahead is None else (ahead.giver, ahead.epoch)
 

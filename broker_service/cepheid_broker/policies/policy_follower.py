@@ -49,7 +49,7 @@ class PolicyFollower:
         self._records = WatchedRecords(store, tasks)
         self._followed: dict[TopicName, _Followed] = {}
         self._of_namespace: tuple[NamespaceRecord, TopicPolicies] | None = None
-        """Of the namespace that was resolved last: what holds for its topics that have no policies of their own."""
+        """The namespace that was resolved last, and the policies of its topics that have none of their own."""
 
     def __repr__(self) -> str:
         return f"<PolicyFollower {len(self._followed)} topics, {self._records!r}>"

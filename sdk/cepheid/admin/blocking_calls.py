@@ -892,8 +892,8 @@ class Namespaces:
         *,
         backlog_quota_type: Literal["destination_storage", "message_age"] = "destination_storage",
     ) -> None:
-        """Of size or of age, the other limit is only shown; retention must be larger (412). `POST
-        /admin/v2/namespaces/{namespace}/backlogQuota`.
+        """One quota limits size or age; the limit of the other kind is shown and has no effect. 412 unless retention is
+        larger. `POST /admin/v2/namespaces/{namespace}/backlogQuota`.
         """
         self._calls.call(
             "POST",
@@ -1903,8 +1903,8 @@ class Topics:
         *,
         backlog_quota_type: Literal["destination_storage", "message_age"] = "destination_storage",
     ) -> None:
-        """Of size or of age, the other limit is only shown; retention must be larger (412). `POST
-        /admin/v2/{topic}/backlogQuota`.
+        """One quota limits size or age; the limit of the other kind is shown and has no effect. 412 unless retention is
+        larger. `POST /admin/v2/{topic}/backlogQuota`.
         """
         self._calls.call(
             "POST", f"/admin/v2/{topic_path(topic)}/backlogQuota", {"backlogQuotaType": backlog_quota_type}, body=value
