@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import NoReturn
 
 import pytest
 
@@ -251,10 +252,11 @@ async def test_a_rollover_that_cannot_end_the_ledger_before_gives_it_up() -> Non
         appender = ledger._appender
         assert appender is not None
 
-        async def no_put(key: str, value: bytes, expected_version: int) -> int:
+        async def no_write(*_: object) -> NoReturn:
             raise StoreUnavailableError("the connection broke", outcome_unknown=True)
 
-        put, store.put = store.put, no_put  # type: ignore[method-assign]
+        put, multi = store.put, store.multi
+        store.put = store.multi = no_write  # type: ignore[method-assign]
         world.cluster[appender.writer.metadata.last_fragment.ensemble[0]].refuse = Status.READ_ONLY
         appended = []
         while not appender.is_switching:
@@ -264,7 +266,7 @@ async def test_a_rollover_that_cannot_end_the_ledger_before_gives_it_up() -> Non
         await ledger.aclose()
         await asyncio.gather(*appended, return_exceptions=True)
         assert broker.client.ensemble_change_statistics().kept_bytes == 0
-        store.put = put  # type: ignore[method-assign]
+        store.put, store.multi = put, multi  # type: ignore[method-assign]
 
 
 async def test_terminating_and_closing_at_once() -> None:
