@@ -28,7 +28,11 @@ NAMESPACE = "public/chaos"
 SESSION_TIMEOUT_S = 4.0  # on a machine with much else to do, sessions of 2 s were seen to end by themselves
 ADD_TIMEOUT_S = 1.0
 PATIENCE_S = 60.0
-"""Nothing takes longer, on any machine. How long clients really had to wait `ends_well` tells, and tests have bounds for that."""
+"""Nothing that a test waits for takes longer, on any machine."""
+STANDSTILL_S = 30.0
+"""No client waits so long for a receipt, even on a slow machine and for a new owner: a session ends after 4 s, and a client that
+knows both brokers asks the dead one with pauses that double, so that the attempt that succeeds may come after 12.7 s. What a fault
+costs on a quiet machine is for benchmarks to say (bookie_kill_gap, takeover_kill)."""
 LAST_WORDS_LINES = 40
 POLL_S = 0.1
 KEEP = bool(os.environ.get("CEPHEID_CHAOS_KEEP"))
@@ -251,8 +255,8 @@ class ChaosWorkload:
         yield
         self._told.tell("restarted")
 
-    def ends_well(self, **promises: Any) -> dict[str, float]:
-        """Drains, audits, judges, looks at the copies. Returns the longest wait for a receipt after each fault, in seconds."""
+    def ends_well(self, *, longest_wait_s: float = STANDSTILL_S, **promises: Any) -> None:
+        """Drains, audits, judges, and looks at the copies and at how long clients waited for a receipt after each fault."""
         try:
             events = self._told.end()
         except AssertionError as failure:
@@ -268,7 +272,7 @@ class ChaosWorkload:
         assert not bad, "\n".join([*bad, self._cluster.last_words()])
         waits = longest_waits(events)
         print({name: round(wait_s, 3) for name, wait_s in waits.items()})
-        return waits
+        assert max(waits.values()) < longest_wait_s, waits
 
 
 def new_topic(name: str) -> str:

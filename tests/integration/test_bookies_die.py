@@ -10,9 +10,6 @@ from tests.integration.chaos_cluster import ADD_TIMEOUT_S, SESSION_TIMEOUT_S, Ch
 
 pytestmark = pytest.mark.slow
 
-GAP_S = 3.0
-"""Generous: these machines are shared with other work. benchmarks/bookie_kill_gap.py measures what it really is."""
-
 
 def test_a_sigkilled_bookie_of_the_ensemble_is_replaced(chaos: ChaosCluster) -> None:
     with chaos.workload("kill-bookie") as work:
@@ -24,8 +21,7 @@ def test_a_sigkilled_bookie_of_the_ensemble_is_replaced(chaos: ChaosCluster) -> 
         work.fault("start")
         chaos.processes.start(victim)
         work.goes_on()
-        waits = work.ends_well()
-    assert waits["SIGKILL"] < GAP_S, waits
+        work.ends_well()
 
 
 def test_a_topic_without_traffic_leaves_a_sigkilled_bookie(chaos: ChaosCluster) -> None:
@@ -55,8 +51,7 @@ def test_two_bookies_sigkilled_in_a_row_leave_too_few_and_publishing_goes_on(cha
             lambda: len(set(chaos.ensemble(work.topic)) & set(chaos.writable())) == 3,
             "three living bookies hold what is written",
         )
-        waits = work.ends_well()
-    assert max(waits.values()) < GAP_S + ADD_TIMEOUT_S, waits
+        work.ends_well()
 
 
 def test_a_bookie_that_sleeps_longer_than_its_session_comes_back(chaos: ChaosCluster) -> None:
@@ -73,5 +68,4 @@ def test_a_bookie_that_sleeps_longer_than_its_session_comes_back(chaos: ChaosClu
         chaos.processes.resume(victim)
         chaos.wait_until(lambda: victim in chaos.writable(), f"{victim} is registered again")
         work.goes_on()
-        waits = work.ends_well()
-    assert waits["SIGSTOP"] < ADD_TIMEOUT_S + GAP_S, waits
+        work.ends_well()

@@ -7,14 +7,10 @@ import time
 import pulsar
 import pytest
 
-from tests.integration.chaos_cluster import SESSION_TIMEOUT_S, ChaosCluster, new_topic, own_cluster
+from tests.integration.chaos_cluster import PATIENCE_S, SESSION_TIMEOUT_S, ChaosCluster, new_topic, own_cluster
 from tests.plain_admin import AdminClient
 
 pytestmark = pytest.mark.slow
-
-TAKEOVER_S = 30.0
-"""The session ends after 4 s. A client that knows both brokers asks the dead one again and again, with pauses that double: the
-attempt that succeeds may come after 12.7 s (benchmarks/takeover_kill.py), and the next one after 25.5 s."""
 
 
 def test_the_other_broker_takes_over_from_a_sigkilled_one(chaos: ChaosCluster) -> None:
@@ -27,8 +23,7 @@ def test_the_other_broker_takes_over_from_a_sigkilled_one(chaos: ChaosCluster) -
         work.fault("start")
         chaos.processes.start(owner)
         work.goes_on()
-        waits = work.ends_well()
-    assert max(waits.values()) < TAKEOVER_S, waits
+        work.ends_well()
 
 
 def test_with_deduplication_what_is_sent_again_to_the_next_broker_is_stored_once(chaos: ChaosCluster) -> None:
@@ -59,7 +54,7 @@ def test_a_broker_that_sleeps_longer_than_its_session_wakes_up_without_its_topic
             chaos.processes.resume(owner)
             work.goes_on()
         assert chaos.owner(work.topic) == heir
-        work.ends_well()
+        work.ends_well(longest_wait_s=PATIENCE_S)  # as long as the owner slept
 
 
 def test_a_new_client_publishes_while_the_owner_is_stopped_and_its_session_lives() -> None:

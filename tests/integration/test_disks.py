@@ -31,8 +31,7 @@ def test_a_bookie_that_lost_its_data_starts_only_when_told_so_and_nothing_is_los
         chaos.processes.start(victim, accept_empty_disk=True)
         chaos.wait_until(lambda: victim in chaos.writable(), f"{victim} is registered")
         work.goes_on()
-        waits = work.ends_well()
-    assert waits["SIGKILL"] < 3, waits
+        work.ends_well()
 
 
 def test_a_bookie_whose_disk_is_full_takes_no_more_and_comes_back_when_there_is_room(chaos: ChaosCluster) -> None:
@@ -52,8 +51,7 @@ def test_a_bookie_whose_disk_is_full_takes_no_more_and_comes_back_when_there_is_
             ballast.unlink()
             chaos.wait_until(lambda: victim in chaos.writable(), f"{victim} is writable again")
             work.goes_on()
-            waits = work.ends_well()
-    assert max(waits.values()) < 5, waits
+            work.ends_well()
 
 
 def fill(path: Path) -> None:

