@@ -155,16 +155,30 @@ class BookieServer:
         return sum(stream.in_flight_bytes for stream in self._add_streams)
 
     async def start(self) -> None:
+        """Open all ports. Closes those that it opened when it fails or is cancelled. Raises PortInUseError."""
         keep_large_buffers()
         server = grpc.aio.server(options=server_options())
         server.add_generic_rpc_handlers((self._handlers(),))
-        self.port = self._listen(server, self.port, self._credentials)
-        if self.plain_port is not None:
-            self.plain_port = self._listen(server, self.plain_port, None)
-        if self._scans is not None:
-            await self._scans.start()
-        await server.start()
+        starting: asyncio.Future[None] | None = None
+        try:
+            self.port = self._listen(server, self.port, self._credentials)
+            if self.plain_port is not None:
+                self.plain_port = self._listen(server, self.plain_port, None)
+            if self._scans is not None:
+                await self._scans.start()
+            starting = asyncio.ensure_future(server.start())
+            await asyncio.shield(starting)  # a gRPC server whose start is cancelled has opened its ports, and fails
+        except BaseException:
+            # A second cancellation does not break this off.
+            await asyncio.shield(asyncio.ensure_future(self._end_start(server, starting)))
+            raise
         self._server = server
+
+    async def _end_start(self, server: grpc.aio.Server, starting: asyncio.Future[None] | None) -> None:
+        if self._scans is not None:
+            await self._scans.aclose()
+        await (starting or server.start())  # gRPC closes the ports only of servers that were started
+        await server.stop(None)
 
     def _listen(self, server: grpc.aio.Server, port: int, credentials: Any) -> int:
         """Return the port. Raises PortInUseError."""

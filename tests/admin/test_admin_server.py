@@ -71,6 +71,26 @@ def test_a_start_that_is_given_up_leaves_nothing(admin: AdminWorld) -> None:
         pass  # the port is free again
 
 
+async def test_a_start_that_is_cancelled_while_it_begins_to_serve_takes_the_port_from_the_loop(
+    monkeypatch: pytest.MonkeyPatch, admin: AdminWorld
+) -> None:
+    class Server:
+        async def startup(self, sockets: list[socket.socket]) -> None:
+            asyncio.get_running_loop().add_reader(sockets[0], lambda: None)
+            begun.set_result(sockets[0].fileno())
+            await asyncio.Event().wait()
+
+    begun: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    server = another_server(admin)
+    monkeypatch.setattr(server, "_build", Server)
+    starting = asyncio.ensure_future(server.start())
+    number = await begun
+    starting.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await starting
+    assert not asyncio.get_running_loop().remove_reader(number), "the next file of this number would not be watched"
+
+
 @pytest.mark.slow
 def test_an_idle_connection_does_not_hold_up_the_stop(admin: AdminWorld) -> None:
     async def stop() -> float:

@@ -192,7 +192,10 @@ class AdminServer:
 
     def _close_ports(self) -> None:
         for listening in self._listening or ():
-            listening.close()
+            if listening.fileno() >= 0:
+                # uvicorn may have begun to accept from it. The loop would take the next file of this number for the port.
+                asyncio.get_running_loop().remove_reader(listening)
+                listening.close()
 
     def _audit_handshake(self, peer: str, port: int, reason: str) -> None:
         self._context.broker.audit.record(None, peer, TLS_HANDSHAKE, f"admin port {port}", "denied", reason)
