@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import AsyncMock, Mock
 
 import grpc
 import grpc.aio
@@ -19,7 +20,7 @@ from cepheid_bookie.grpc_server import BookieServer, PortInUseError
 from cepheid_bookie.scan_server import ScannedBookie, ScanServer
 from cepheid_bookie.settings import BookieServerSettings
 from cepheid_ledger import LedgerSettings
-from cepheid_ledger.grpc_connection import GrpcConnection
+from cepheid_ledger.grpc_connection import GrpcAddStream, GrpcConnection
 from cepheid_ledger.recovery_stream import RecoveryStream
 from cepheid_ports import Ports
 from cepheid_rpc import (
@@ -644,6 +645,24 @@ async def test_a_failing_source_breaks_its_stream() -> None:
         source.waiting.append(add(1, 0, b"x"))
         connection.open_add_stream(source).wake()
         await wait_until(lambda: bool(source.broken))
+
+
+async def test_a_write_to_a_stream_that_has_ended_breaks_it_with_the_bookies_reason() -> None:
+    source = QueueSource()
+    source.waiting.append(add(1, 0, b"x"))
+    call = Mock(
+        write=AsyncMock(side_effect=asyncio.InvalidStateError("RPC already finished.")),
+        read=AsyncMock(side_effect=asyncio.Event().wait),
+        code=AsyncMock(return_value=grpc.StatusCode.PERMISSION_DENIED),
+        details=AsyncMock(return_value="no"),
+    )
+    connection = GrpcConnection("b1", "127.0.0.1:1")
+    stream = GrpcAddStream(connection, call, source, 10.0)
+    stream.wake()
+    await wait_until(lambda: bool(source.broken))
+    assert "the bookie ended the stream with PERMISSION_DENIED: no" in str(source.broken[0])
+    await stream.aclose()
+    await connection.aclose()
 
 
 async def test_a_port_in_use_says_what_to_do() -> None:
