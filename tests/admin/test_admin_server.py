@@ -21,6 +21,7 @@ from cepheid_broker.admin.admin_protocol import MAX_HEAD_BYTES
 from cepheid_broker.admin.connection_limits import RESERVE, RESERVE_PER_ADDRESS, AdminServerStatistics, ConnectionLimits
 from cepheid_broker.protocol import PortInUseError
 from cepheid_broker.settings import AdminSettings
+from cepheid_dev.free_ports import is_taken
 from tests.admin.admin_world import AdminWorld, running_admin
 from tests.support import wait_until
 
@@ -89,6 +90,19 @@ async def test_a_start_that_is_cancelled_while_it_begins_to_serve_takes_the_port
     with contextlib.suppress(asyncio.CancelledError):
         await starting
     assert not asyncio.get_running_loop().remove_reader(number), "the next file of this number would not be watched"
+
+
+def test_a_stop_that_is_cancelled_closes_the_port(admin: AdminWorld) -> None:
+    async def stop() -> int:
+        server = another_server(admin)
+        await server.start()
+        stopping = asyncio.ensure_future(server.aclose())
+        await asyncio.sleep(0)
+        stopping.cancel()
+        await asyncio.wait([stopping])
+        return server.port
+
+    assert not is_taken(admin.run(stop()))
 
 
 @pytest.mark.slow

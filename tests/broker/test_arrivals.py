@@ -20,6 +20,7 @@ from cepheid_ports import RefusalLog
 from cepheid_security import ServerTls
 from cepheid_security.failed_attempts import MAX_DELAY_S, FailedAttempts
 from cepheid_security.settings import TlsSettings
+from tests.broker.broker_world import BrokerWorld
 from tests.support import cancel_once_listening, free_port
 
 FAR, NEAR = "192.0.2.7", "127.0.0.1"
@@ -92,6 +93,24 @@ async def test_without_the_port_with_tls_the_one_without_is_closed_again() -> No
     with pytest.raises(PortInUseError):
         await listener_on(port, cast(ServerTls, SimpleNamespace())).start()
     assert not is_taken(port)
+
+
+async def test_a_stop_that_is_cancelled_while_topics_are_handed_over_closes_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with BrokerWorld() as world:
+        handing_over = asyncio.Event()
+
+        async def hand_over(_timeout_s: float) -> None:
+            handing_over.set()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(world.broker.ownership, "release_all", hand_over)
+        port = world.broker.port
+        stopping = asyncio.ensure_future(world.broker.aclose())
+        await handing_over.wait()
+        stopping.cancel()
+        await asyncio.wait([stopping])
+        assert not is_taken(port)
+        monkeypatch.undo()
 
 
 @pytest.mark.parametrize("turns", range(4))

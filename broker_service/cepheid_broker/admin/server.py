@@ -146,8 +146,13 @@ class AdminServer:
     async def aclose(self) -> None:
         """Requests under way are answered, within the grace of the settings."""
         server, self._server = self._server, None
+        self._close_ports()  # all ports before the first pause: a stop that is cancelled leaves none of them open
+        for acceptor in self._acceptors:
+            acceptor.stop_accepting()
+        if server is not None:
+            for served in server.servers:
+                served.close()
         await self._tasks.aclose()
-        self._close_ports()
         for acceptor in self._acceptors:
             await acceptor.aclose()
         if server is not None:
