@@ -7,6 +7,7 @@ import errno
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import AsyncMock, Mock
@@ -694,7 +695,7 @@ async def test_a_start_that_is_cancelled_closes_all_ports(times: int) -> None:
     assert scans.port, "the ports were open when the start was cancelled"
     await wait_until(lambda: is_refused(socket.AF_UNIX, local_scan_address(scans.token)), what="the end of the local scan port")
     for port in (server.port, scans.port):
-        await wait_until(lambda port=port: is_refused(socket.AF_INET, ("127.0.0.1", port)), what=f"the end of port {port}")
+        await wait_until(partial(is_refused, socket.AF_INET, ("127.0.0.1", port)), what=f"the end of port {port}")
 
 
 async def test_a_start_that_fails_closes_the_ports_that_it_opened() -> None:
