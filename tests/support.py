@@ -49,6 +49,17 @@ async def wait_until(condition: Callable[[], bool], timeout_s: float = 30.0, wha
         await asyncio.sleep(0.002)
 
 
+async def cancel_once_listening(start: Coroutine[Any, Any, Any], port: int) -> None:
+    """Run `start`, and cancel it as soon as the port listens."""
+    starting = asyncio.ensure_future(start)
+    while not free_ports.is_taken(port):
+        assert not starting.done(), f"it ended and {port} does not listen: {starting}"
+        await asyncio.sleep(0)
+    starting.cancel()
+    await asyncio.wait([starting])
+    assert starting.cancelled(), "it ended before it could be cancelled"
+
+
 _given_ports: set[int] = set()
 
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Any, NoReturn, Protocol
 from urllib.parse import unquote
@@ -90,7 +90,7 @@ _SMALL_READ_BYTES = _UNSENT_BYTES // _RECOVERIES_AT_ONCE
 """Answers of reads that need neither a turn of the loop nor a place until they were sent: as many as there may be fit
 `_UNSENT_BYTES` as well. Most are, and they share messages."""
 _DENIAL_WAITS_S = 10.0
-"""For the first message of a stream of recoveries that is denied."""
+"""For the first message of a stream of adds or of recoveries that is denied."""
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 _NO_CHANGE = "only brokers and repair workers of this cluster may change what a bookie holds"
 
@@ -155,16 +155,30 @@ class BookieServer:
         return sum(stream.in_flight_bytes for stream in self._add_streams)
 
     async def start(self) -> None:
+        """Open all ports. Closes those that it opened when it fails or is cancelled. Raises PortInUseError."""
         keep_large_buffers()
         server = grpc.aio.server(options=server_options())
         server.add_generic_rpc_handlers((self._handlers(),))
-        self.port = self._listen(server, self.port, self._credentials)
-        if self.plain_port is not None:
-            self.plain_port = self._listen(server, self.plain_port, None)
-        if self._scans is not None:
-            await self._scans.start()
-        await server.start()
+        starting: asyncio.Future[None] | None = None
+        try:
+            self.port = self._listen(server, self.port, self._credentials)
+            if self.plain_port is not None:
+                self.plain_port = self._listen(server, self.plain_port, None)
+            if self._scans is not None:
+                await self._scans.start()
+            starting = asyncio.ensure_future(server.start())
+            await asyncio.shield(starting)  # a gRPC server whose start is cancelled has opened its ports, and fails
+        except BaseException:
+            # A second cancellation does not break this off.
+            await asyncio.shield(asyncio.ensure_future(self._end_start(server, starting)))
+            raise
         self._server = server
+
+    async def _end_start(self, server: grpc.aio.Server, starting: asyncio.Future[None] | None) -> None:
+        if self._scans is not None:
+            await self._scans.aclose()
+        await (starting or server.start())  # gRPC closes the ports only of servers that were started
+        await server.stop(None)
 
     def _listen(self, server: grpc.aio.Server, port: int, credentials: Any) -> int:
         """Return the port. Raises PortInUseError."""
@@ -220,7 +234,9 @@ class BookieServer:
         raise AssertionError("abort raises")
 
     async def _serve_add(self, _messages: object, context: Context) -> None:
-        await self._check_may_change(context, ADD)
+        caller = context.auth_context()
+        if not self._access.may_change(peer_role(caller, self._access.certificate_role), is_encrypted=is_encrypted(caller)):
+            await self._deny_adds(context)
         stream = _AddStream(self._bookie, context, self._settings.stream_in_flight_bytes)
         self._add_streams[stream] = None
         try:
@@ -229,6 +245,13 @@ class BookieServer:
             del self._add_streams[stream]
         if stream.refusal is not None:
             await _refuse(context, ADD, stream.refusal)
+
+    async def _deny_adds(self, context: Context) -> NoReturn:
+        """Deny after the first message: where a stream ends while a client is sending, gRPC reports INTERNAL to it, and not why."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_DENIAL_WAITS_S):
+                await context.read()
+        await self._deny(context, ADD, "", _NO_CHANGE)
 
     async def _serve_recover(self, _messages: object, context: Context) -> None:
         rule = self._access.certificate_role

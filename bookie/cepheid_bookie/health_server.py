@@ -95,10 +95,21 @@ class HealthServer:
         return "http" if self._tls is None else "https"
 
     async def start(self) -> None:
-        """Raises PortInUseError."""
+        """Open the port. Closes it again when the start is cancelled. Raises PortInUseError."""
+        try:
+            await self._listen()
+        except BaseException:
+            await self.aclose()
+            raise
+
+    async def _listen(self) -> None:
         try:
             if self._tls is None:
-                self._server = await asyncio.start_server(self._on_connection, self._host, self.port, limit=MAX_REQUEST_BYTES)
+                # In two steps: a cancellation during the second one finds the server here, and can close it.
+                self._server = await asyncio.start_server(
+                    self._on_connection, self._host, self.port, limit=MAX_REQUEST_BYTES, start_serving=False
+                )
+                await self._server.start_serving()
                 self.port = self._server.sockets[0].getsockname()[1]
             else:
                 self._acceptor = self._listen_tls(listening_socket(self._host, self.port), self._tls)

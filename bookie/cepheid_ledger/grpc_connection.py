@@ -328,8 +328,10 @@ class GrpcAddStream:
                     self._count_sent(requests)
                     for part in split_requests(requests, 2 * MAX_MESSAGE_BYTES):
                         await self._call.write(encode_add_message(part))
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+        except grpc.aio.AioRpcError as error:
             self._break(error)
+        except asyncio.InvalidStateError:  # the bookie has ended the stream, which `_receive` is about to learn
+            self._break(await self._end_of_call())
 
     async def _receive(self) -> None:
         try:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 
@@ -219,20 +220,21 @@ class Broker:
         log.info("broker.started", extra={"host": self.settings.host, "port": self.port})
 
     async def aclose(self) -> None:
-        await self.closed_topics.aclose()  # before bundles go: it would want the topics that it has open
-        await self.ownership.release_all(self.settings.drain_timeout_s)
-        self._listener.stop_accepting()
-        if self._tick is not None:
-            self._tick.cancel()
-        await self.backlog_checks.aclose()
-        await self.topics.aclose()
-        await self.ownership.aclose()
-        self._listener.close_connections("the broker stops")
-        await self._listener.aclose()
-        if self.authorizer is not None:
-            await self.authorizer.aclose()
-        await self._tasks.aclose()
-        log.info("broker.stopped")
+        """Hand the topics over and close everything. Cancelled, or when a step fails: the other steps are taken all the same."""
+        async with AsyncExitStack() as steps:  # the last one comes first
+            steps.callback(log.info, "broker.stopped")
+            steps.push_async_callback(self._tasks.aclose)
+            if self.authorizer is not None:
+                steps.push_async_callback(self.authorizer.aclose)
+            steps.push_async_callback(self._listener.aclose)
+            steps.callback(self._listener.close_connections, "the broker stops")
+            steps.push_async_callback(self.ownership.aclose)
+            steps.push_async_callback(self.topics.aclose)
+            steps.push_async_callback(self.backlog_checks.aclose)
+            steps.callback(self._end_ticks)
+            steps.callback(self._listener.stop_accepting)
+            steps.push_async_callback(self.ownership.release_all, self.settings.drain_timeout_s)
+            steps.push_async_callback(self.closed_topics.aclose)  # before bundles go: it would want the topics that it has open
 
     def statistics(self) -> BrokerFigures:
         return BrokerFigures(
@@ -267,6 +269,10 @@ class Broker:
 
     def _schedule_tick(self) -> None:
         self._tick = asyncio.get_running_loop().call_later(self.settings.rate_window_s, self._on_tick)
+
+    def _end_ticks(self) -> None:
+        if self._tick is not None:
+            self._tick.cancel()
 
     def _on_tick(self) -> None:
         self._schedule_tick()  # first: a defect in one topic's figures must not end rates, watches and upkeep of all

@@ -82,32 +82,42 @@ class LocalBookies:
         """Opens bookies 1..`count` below `data_dir` and registers them, all in one rack.
 
         `accept_empty_disk` as in `Bookie.open`, for each of them: those that are whole, or new, start as ever.
-        Closes those that opened when one does not.
+        Closes those that opened when one does not, and when it is cancelled.
         """
-        opened = await asyncio.gather(
-            *(
-                _open_bookie(data_dir, BookieIdentity(f"{_ID}{number}", cluster_id), settings, store, ports, accept_empty_disk)
-                for number in range(1, count + 1)
-            ),
-            return_exceptions=True,
-        )
-        bookies = [bookie for bookie in opened if isinstance(bookie, Bookie)]
-        failures = [failure for failure in opened if isinstance(failure, BaseException)]
+        identities = [BookieIdentity(f"{_ID}{number}", cluster_id) for number in range(1, count + 1)]
+        opening = [
+            asyncio.ensure_future(_open_bookie(data_dir, identity, settings, store, ports, accept_empty_disk))
+            for identity in identities
+        ]
+        failures: list[BaseException] = []
+        try:
+            outcomes = await asyncio.gather(*opening, return_exceptions=True)
+            failures += [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        except asyncio.CancelledError as error:  # all of them have ended, some perhaps before they were cancelled
+            failures.append(error)
+        bookies = [each.result() for each in opening if not each.cancelled() and each.exception() is None]
         if failures:
             await asyncio.gather(*(bookie.aclose() for bookie in bookies))
             raise failures[0]
         for bookie in bookies:
             bookie.on_failed = on_failed
         local = cls(store, bookies, ports, rack)
-        for collector in local._collectors:
-            collector.start()
-        for bookie in bookies:
-            bookie.start_scrubber(MetadataDamage(store, bookie.bookie_id, ports))
-        for bookie in bookies:
-            await report_known_format(store, bookie.bookie_id, "")
-            await local._registrations.create(bookie.bookie_id, local._registration(bookie, {}), ephemeral=True)
-        local._expected = await list_names(store, keys.BOOKIE_COOKIES_KEY)
+        try:
+            await local._register(store, ports)
+        except BaseException:
+            await local.aclose()
+            raise
         return local
+
+    async def _register(self, store: MetadataStore, ports: Ports) -> None:
+        for collector in self._collectors:
+            collector.start()
+        for bookie in self._bookies.values():
+            bookie.start_scrubber(MetadataDamage(store, bookie.bookie_id, ports))
+        for bookie in self._bookies.values():
+            await report_known_format(store, bookie.bookie_id, "")
+            await self._registrations.create(bookie.bookie_id, self._registration(bookie, {}), ephemeral=True)
+        self._expected = await list_names(store, keys.BOOKIE_COOKIES_KEY)
 
     def __repr__(self) -> str:
         return f"<LocalBookies {list(self._bookies.values())}>"

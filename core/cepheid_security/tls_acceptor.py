@@ -1,7 +1,7 @@
 """A port with TLS: connections are counted before their handshake, and every failed handshake has a reason in the log.
 
-    sock_accept ──► admit? ──► handshake, in a task of its own ──► the protocol is made
-                       └─► closed at once        └─► failed: logged once in a while, by address and reason
+    accept ──► admit? ──► handshake, in a task of its own ──► the protocol is made
+                  └─► closed at once        └─► failed: logged once in a while, by address and reason
 
 The servers of asyncio do not serve here: they know an address only after the handshake, and report no handshake that fails.
 """
@@ -56,7 +56,6 @@ class TlsAcceptor(Generic[P]):
         self._plain_hint = plain_hint
         self._on_refused = on_refused
         self._tasks = TaskOwner("tls-port", on_broken)
-        self._accepting: asyncio.Task[None] | None = None
         self.failed = 0
         """Handshakes that failed."""
         self.port = int(listening.getsockname()[1])
@@ -65,15 +64,13 @@ class TlsAcceptor(Generic[P]):
         return f"<TlsAcceptor port {self.port}, {self.failed} failed>"
 
     def start(self) -> None:
-        self._accepting = self._tasks.start(self._accept(), name="accept")
+        asyncio.get_running_loop().add_reader(self._listening, self._accept)
 
     def stop_accepting(self) -> None:
         """Close the port. Connections that are open, and handshakes under way, go on. Idempotent."""
         if self._listening.fileno() < 0:
             return
-        if self._accepting is not None:
-            self._accepting.cancel()
-        # Before the close: the number of this file may soon be that of another one, and the task is cancelled only later.
+        # Before the close: the number of this file may soon be that of another one.
         asyncio.get_running_loop().remove_reader(self._listening)
         self._listening.close()
 
@@ -82,34 +79,50 @@ class TlsAcceptor(Generic[P]):
         self.stop_accepting()
         await self._tasks.aclose()
 
-    async def _accept(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                accepted, address = await loop.sock_accept(self._listening)
-            except OSError as error:
-                log.warning("connection.not_accepted", extra={"port": self.port, "error": str(error)})
-                await asyncio.sleep(_ACCEPT_PAUSE_S)
-                continue
-            host = str(address[0])
-            place = self._admit(host)
-            if place is None:
-                accepted.close()
-            else:
-                self._tasks.start(self._shake_hands(accepted, host, int(address[1]), place), name="handshake")
+    def _accept(self) -> None:
+        """Not a task: one that is cancelled when it has just accepted would lose the connection, and leave it open."""
+        try:
+            accepted, address = self._listening.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return  # the client has gone away, or another process has accepted it
+        except OSError as error:
+            log.warning("connection.not_accepted", extra={"port": self.port, "error": str(error)})
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(self._listening)
+            loop.call_later(_ACCEPT_PAUSE_S, self._accept_again)
+            return
+        accepted.setblocking(False)
+        host = str(address[0])
+        place = self._admit(host)
+        if place is None:
+            accepted.close()
+            return
+        handshake = _Handshake(accepted, place)
+        task = self._tasks.start(self._shake_hands(handshake, host, int(address[1])), name="handshake")
+        task.add_done_callback(lambda _: self._on_ended(handshake))
 
-    async def _shake_hands(self, accepted: socket.socket, host: str, port: int, place: P) -> None:
-        made = False
+    def _accept_again(self) -> None:
+        if self._listening.fileno() >= 0:  # else it was closed meanwhile
+            asyncio.get_running_loop().add_reader(self._listening, self._accept)
 
+    def _on_ended(self, handshake: _Handshake[P]) -> None:
+        """Also of a task that was cancelled before its first step."""
+        if not handshake.begun:
+            handshake.accepted.close()
+        if not handshake.made:
+            self._on_failed(handshake.place)
+
+    async def _shake_hands(self, handshake: _Handshake[P], host: str, port: int) -> None:
         def make() -> asyncio.Protocol:
-            nonlocal made
-            made = True
-            return self._make(place)
+            handshake.made = True
+            return self._make(handshake.place)
 
         arriving = _Arriving(make)
+        context = self._context()
+        handshake.begun = True
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: arriving, accepted, ssl=self._context(), ssl_handshake_timeout=self._handshake_timeout_s
+                lambda: arriving, handshake.accepted, ssl=context, ssl_handshake_timeout=self._handshake_timeout_s
             )
         except OSError as error:  # that of TLS, of the system, and the timeout
             self.failed += 1
@@ -119,9 +132,18 @@ class TlsAcceptor(Generic[P]):
             )
             if is_refusal(error):
                 self._on_refused(host_port(host, port), reason)
-        finally:
-            if not made:
-                self._on_failed(place)
+
+
+class _Handshake(Generic[P]):
+    """A connection that was accepted, and what has become of it."""
+
+    def __init__(self, accepted: socket.socket, place: P) -> None:
+        self.accepted = accepted
+        self.place = place
+        self.begun = False
+        """The event loop owns the socket from then on, and closes it."""
+        self.made = False
+        """The protocol owns the place from then on."""
 
 
 class _Arriving(asyncio.Protocol):

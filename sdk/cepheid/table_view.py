@@ -119,10 +119,13 @@ class TableView(Mapping[str, T]):
         self._check()
         try:
             async with asyncio.timeout(self._timeout_s):
-                while await self._is_behind():
+                while True:
                     if self._applied is None:
                         self._applied = asyncio.get_running_loop().create_future()
-                    await asyncio.shield(self._applied)
+                    applied = self._applied  # from before the question: messages may be applied while it is answered
+                    if not await self._is_behind():
+                        return
+                    await asyncio.shield(applied)
         except TimeoutError:
             raise TimedOutError(f"{self!r} did not catch up with its topic within {self._timeout_s} s") from None
 

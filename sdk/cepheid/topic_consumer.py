@@ -25,13 +25,32 @@ from cepheid.acks import AckTracker, bits_of
 from cepheid.connection import Connection, Request
 from cepheid.encryption import MessageDecryptor, OnDecryptionFailure, encrypted_payload
 from cepheid.entry_reader import ChunkBuffer, Single, split_batch, split_plain_batch, unpack
-from cepheid.errors import ClosedError, ConnectError, Error, TimedOutError, UnreadableMessageError, UsageError, refused
+from cepheid.errors import (
+    ClosedError,
+    ConnectError,
+    Error,
+    RefusedError,
+    TimedOutError,
+    UnreadableMessageError,
+    UsageError,
+    refused,
+)
 from cepheid.lookup import Lookup
 from cepheid.message import EntryFacts, Message, messages_of
 from cepheid.message_id import EARLIEST, LATEST, MessageId, as_protobuf
 from cepheid.schemas import Schema
 from cepheid.topic_link import TopicLink
-from cepheid_wire import TopicName, WireError, encode_body, messages_in, parse_metadata, signed64, split_tail, verify_tail
+from cepheid_wire import (
+    ServerError,
+    TopicName,
+    WireError,
+    encode_body,
+    messages_in,
+    parse_metadata,
+    signed64,
+    split_tail,
+    verify_tail,
+)
 from cepheid_wire import pulsar_api_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -677,14 +696,23 @@ class TopicConsumer(TopicLink):
             self._skip_to = (start.ledger_id, start.entry_id, start.batch_index + 1)
 
     async def has_message_available(self) -> bool:
-        """Return whether the topic has a message after the last one that was taken, or after the start."""
+        """Return whether the topic has a message after the last one that was taken, or after the start.
+
+        Raises ConnectError when the topic moves meanwhile, and TimedOutError.
+        """
         self.check_usable()
         await self._wait_attached()
-        connection = self.connection
+        connection, incarnation = self.connection, self._incarnation
         if connection is None:
             raise ConnectError(f"{self.what} lost its connection")
         ask = pb.CommandGetLastMessageId(consumer_id=self._consumer_id)
-        answer = await self._request(connection, ask, f"last message of {self.topic}")
+        try:
+            answer = await self._request(connection, ask, f"last message of {self.topic}")
+        except RefusedError as error:
+            # The broker refuses what it receives while it unloads the topic, and after it has closed the consumer.
+            if error.code is ServerError.SERVICE_NOT_READY or incarnation != self._incarnation:
+                raise ConnectError(f"{self.what} lost its broker: {error.args[0]}") from None
+            raise
         last = answer.last_message_id
         at = (signed64(last.ledgerId), signed64(last.entryId), last.batch_index)
         if at[0] < 0:

@@ -22,7 +22,7 @@ import sys
 import time
 from asyncio.subprocess import Process
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -95,10 +95,7 @@ def run_processes(settings: BrokerRoleSettings, arguments: Sequence[str], starte
     start_logging()
     make_new_files_private()
     allow_open_files()
-    plain = open_admin_port(settings.host, settings.admin_port) if settings.has_plain_ports else None
-    tls = open_admin_port(settings.host, settings.tls.admin_port) if settings.tls.enabled else None
     command = [sys.executable, "-m", "cepheid_cli", *arguments]
-    supervisor = Supervisor(command, settings.processes, plain, tls, settings.processes_stop_s)
 
     def say_ready() -> None:
         print(f"cepheid broker, {settings.processes} processes, ready after {time.monotonic() - started:.2f} s", flush=True)
@@ -108,12 +105,14 @@ def run_processes(settings: BrokerRoleSettings, arguments: Sequence[str], starte
                 print(f"  admin     {scheme}://{host_port(host, listening.getsockname()[1])} (answered by all)", flush=True)
         print("  stop with Ctrl-C", flush=True)
 
-    try:
+    with ExitStack() as opened:
+        plain = tls = None
+        if settings.has_plain_ports:
+            plain = opened.enter_context(open_admin_port(settings.host, settings.admin_port))
+        if settings.tls.enabled:
+            tls = opened.enter_context(open_admin_port(settings.host, settings.tls.admin_port))
+        supervisor = Supervisor(command, settings.processes, plain, tls, settings.processes_stop_s)
         asyncio.run(supervisor.run(say_ready))
-    finally:
-        for listening in (plain, tls):
-            if listening is not None:
-                listening.close()
 
 
 class Supervisor:

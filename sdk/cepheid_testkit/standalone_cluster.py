@@ -51,8 +51,8 @@ class StandaloneCluster:
         if data_dir is None:
             data_dir = Path(self._opened.enter_context(tempfile.TemporaryDirectory(prefix="cepheid-")))
         fields = {"data_dir": data_dir, "bookies": self._bookies, "port": 0, "admin_port": 0, **self._settings}
-        self.standalone = Standalone(StandaloneSettings.model_validate(fields), self._ports)
         try:
+            self.standalone = Standalone(StandaloneSettings.model_validate(fields), self._ports)
             await self.standalone.start()
         except BaseException:
             await self._opened.aclose()

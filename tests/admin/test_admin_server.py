@@ -21,6 +21,7 @@ from cepheid_broker.admin.admin_protocol import MAX_HEAD_BYTES
 from cepheid_broker.admin.connection_limits import RESERVE, RESERVE_PER_ADDRESS, AdminServerStatistics, ConnectionLimits
 from cepheid_broker.protocol import PortInUseError
 from cepheid_broker.settings import AdminSettings
+from cepheid_dev.free_ports import is_taken
 from tests.admin.admin_world import AdminWorld, running_admin
 from tests.support import wait_until
 
@@ -69,6 +70,39 @@ def test_a_start_that_is_given_up_leaves_nothing(admin: AdminWorld) -> None:
     assert not any(thread.name.startswith("admin-import") for thread in threading.enumerate())
     with socket.create_server(("127.0.0.1", port)):
         pass  # the port is free again
+
+
+async def test_a_start_that_is_cancelled_while_it_begins_to_serve_takes_the_port_from_the_loop(
+    monkeypatch: pytest.MonkeyPatch, admin: AdminWorld
+) -> None:
+    class Server:
+        async def startup(self, sockets: list[socket.socket]) -> None:
+            asyncio.get_running_loop().add_reader(sockets[0], lambda: None)
+            begun.set_result(sockets[0].fileno())
+            await asyncio.Event().wait()
+
+    begun: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    server = another_server(admin)
+    monkeypatch.setattr(server, "_build", Server)
+    starting = asyncio.ensure_future(server.start())
+    number = await begun
+    starting.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await starting
+    assert not asyncio.get_running_loop().remove_reader(number), "the next file of this number would not be watched"
+
+
+def test_a_stop_that_is_cancelled_closes_the_port(admin: AdminWorld) -> None:
+    async def stop() -> int:
+        server = another_server(admin)
+        await server.start()
+        stopping = asyncio.ensure_future(server.aclose())
+        await asyncio.sleep(0)
+        stopping.cancel()
+        await asyncio.wait([stopping])
+        return server.port
+
+    assert not is_taken(admin.run(stop()))
 
 
 @pytest.mark.slow

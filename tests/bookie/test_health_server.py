@@ -12,7 +12,8 @@ import pytest
 from cepheid_bookie import health_server
 from cepheid_bookie.errors import PortInUseError
 from cepheid_bookie.health_server import HealthServer, Page
-from tests.support import wait_until
+from cepheid_dev.free_ports import is_taken
+from tests.support import cancel_once_listening, free_port, wait_until
 
 
 @asynccontextmanager
@@ -85,3 +86,9 @@ async def test_a_port_in_use_is_named() -> None:
     async with serving() as server:
         with pytest.raises(PortInUseError, match=rf"127.0.0.1:{server.port} for health.*--http-port"):
             await HealthServer("127.0.0.1", server.port, {}).start()
+
+
+async def test_a_start_that_is_cancelled_closes_its_port() -> None:
+    port = free_port()
+    await cancel_once_listening(HealthServer("127.0.0.1", port, {}).start(), port)
+    assert not is_taken(port)

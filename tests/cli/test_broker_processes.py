@@ -8,13 +8,18 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from pydantic import ValidationError
 
+from cepheid_broker.protocol import PortInUseError
 from cepheid_broker.settings import BrokerRoleSettings
+from cepheid_cli import broker_processes
 from cepheid_cli.broker_processes import BrokerProcessError, ProcessPlace, RestartPauses, Supervisor
-from tests.support import wait_until
+from cepheid_dev.free_ports import is_taken
+from tests.support import free_port, wait_until
 
 CHILD = """
 import os, signal, socket, sys, time
@@ -28,6 +33,17 @@ supervisor.send(b"r")
 supervisor.recv(1)  # until the supervisor is gone
 open(f"{here}/orphan-{index}", "w").close()
 """
+
+
+def test_without_the_second_shared_port_the_first_one_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for setup in ("start_logging", "make_new_files_private", "allow_open_files"):
+        monkeypatch.setattr(broker_processes, setup, lambda: None)
+    port = free_port()  # of both: the second one finds it in use
+    tls = SimpleNamespace(enabled=True, admin_port=port)
+    settings = SimpleNamespace(host="127.0.0.1", has_plain_ports=True, admin_port=port, tls=tls)
+    with pytest.raises(PortInUseError):
+        broker_processes.run_processes(cast(BrokerRoleSettings, settings), [], 0.0)
+    assert not is_taken(port)
 
 
 class World:

@@ -6,6 +6,8 @@ import asyncio
 import subprocess
 import sys
 import threading
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +15,8 @@ import cepheid
 import cepheid.sync
 from cepheid.loop_thread import LoopThread
 from cepheid.testing import Cluster
+from cepheid_broker import local_bookies
+from cepheid_testkit import StandaloneCluster
 from tests.client.conftest import ClusterThread
 
 RECEIVE_S = 30.0
@@ -96,6 +100,31 @@ async def test_a_cluster_for_tests() -> None:
         async with client.producer("topic") as producer, client.reader("topic") as reader:
             await producer.send(b"hello")
             assert (await reader.read(RECEIVE_S)).data == b"hello"
+
+
+@pytest.mark.parametrize("step", ["_open_bookie", "report_known_format"])
+async def test_a_cluster_whose_start_is_cancelled_can_start_again_on_its_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    take, reached = getattr(local_bookies, step), asyncio.Event()
+
+    async def first_time(*arguments: Any) -> Any:
+        taken.append(arguments)
+        if len(taken) == 2:
+            await asyncio.Event().wait()
+        done = await take(*arguments)
+        reached.set()
+        return done
+
+    taken: list[Any] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(local_bookies, step, first_time)
+        starting = asyncio.ensure_future(StandaloneCluster(bookies=2, data_dir=tmp_path).__aenter__())
+        await reached.wait()
+        starting.cancel()
+        await asyncio.wait([starting])
+    async with StandaloneCluster(bookies=2, data_dir=tmp_path) as cluster:
+        assert len(cluster.standalone.bookies.writable()) == 2
 
 
 def test_a_cluster_for_tests_without_asyncio() -> None:

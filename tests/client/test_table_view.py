@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import re
+from typing import Any
 
 import pytest
 
 import cepheid
 import cepheid.sync
+from cepheid.connection import Connection
+from cepheid.errors import refused
+from cepheid_wire import ServerError
 from tests.client.conftest import TIMEOUT_S, ClusterThread
 from tests.support import wait_until
 
@@ -46,6 +50,53 @@ async def test_it_follows_all_partitions_and_an_unloaded_topic(cluster: ClusterT
             await producer.send("new", key="key-0")
             await view.refresh()
             assert dict(view) == {**{f"key-{number}": str(number + 10) for number in range(1, 10)}, "key-0": "new"}
+
+
+async def test_a_refresh_does_not_wait_for_a_message_that_came_while_it_asked(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url, request_timeout_s=5.0) as client, client.producer(topic) as producer:
+        async with client.table_view(topic) as view:
+            (link,) = view._consumer.links.values()
+            ask = link.has_message_available
+
+            async def answer_late() -> bool:
+                link.has_message_available = ask  # type: ignore[method-assign]
+                await producer.send(b"1", key="a")
+                await wait_until(lambda: "a" in view)
+                return True  # as it was when the broker answered
+
+            link.has_message_available = answer_late  # type: ignore[method-assign]
+            await view.refresh()
+
+
+async def test_a_refresh_asks_again_while_the_topic_is_being_unloaded(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client, client.table_view(topic) as view:
+        (link,) = view._consumer.links.values()
+        request = link._request
+
+        async def ask_early(_connection: Connection, _ask: Any, what: str) -> Any:
+            link._request = request  # type: ignore[method-assign]
+            raise refused(ServerError.SERVICE_NOT_READY, "the topic is being unloaded", what)
+
+        link._request = ask_early  # type: ignore[method-assign]
+        await view.refresh()
+
+
+async def test_a_refresh_asks_again_after_the_broker_has_closed_the_consumer(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client, client.table_view(topic) as view:
+        (link,) = view._consumer.links.values()
+        request = link._request
+
+        async def ask_late(connection: Connection, ask: Any, what: str) -> Any:
+            link._request = request  # type: ignore[method-assign]
+            unloading = asyncio.create_task(asyncio.to_thread(cluster.unload, topic))
+            await wait_until(lambda: link.connection is None)
+            try:
+                return await request(connection, ask, what)
+            finally:
+                await unloading
+
+        link._request = ask_late  # type: ignore[method-assign]
+        await view.refresh()
 
 
 async def test_a_slow_watcher_gets_each_key_once_with_its_latest_value(cluster: ClusterThread, topic: str) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cepheid_bookie import Bookie, BookieIdentity, RealDisk, StorageSettings
+from cepheid_bookie import Bookie, BookieIdentity, RealDisk, StorageSettings, grpc_server
 from cepheid_bookie.access import ticket_check
 from cepheid_bookie.denials import Denials
 from cepheid_bookie.grpc_server import BookieServer
@@ -131,9 +133,13 @@ class OneAdd:
         self.outcome = error
 
 
-async def add(connection: GrpcConnection) -> Status:
+async def add(connection: GrpcConnection, *, turns: int = 0) -> Status:
+    """`turns`: of the loop before the request is sent, the last one a busy one. The bookie may deny the stream meanwhile."""
     source = OneAdd(10)
     stream = connection.open_add_stream(source)  # type: ignore[arg-type]
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    time.sleep(0.003 if turns else 0.0)  # noqa: ASYNC251
     stream.wake()
     await wait_until(lambda: source.outcome is not None)
     await stream.aclose()
@@ -216,6 +222,28 @@ async def test_a_denial_says_why_and_is_logged(made: Path, tmp_path: Path, caplo
         assert server._denials.roles == 2
     logged = [record for record in caplog.records if record.message == "bookie.request.denied"]
     assert [vars(record)["role"] for record in logged] == ["app", "app"]
+
+
+async def test_a_denial_reaches_a_client_that_is_slow_to_send(made: Path, tmp_path: Path) -> None:
+    async with secured_bookie(made, tmp_path) as server:
+        connection = GrpcConnection("b", f"{TLS_MARK}127.0.0.1:{server.port}", tls=tls_of(made, "app"))
+        outcomes = [await outcome_of(partial(add, turns=turns), connection) for turns in [*range(7, 13)] * 6]
+        assert set(outcomes) == {"PERMISSION_DENIED"}
+        await connection.aclose()
+
+
+async def test_a_stream_of_adds_without_a_message_is_denied_in_the_end(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc_server, "_DENIAL_WAITS_S", 0.01)
+    async with secured_bookie(made, tmp_path) as server:
+        connection = GrpcConnection("b", f"{TLS_MARK}127.0.0.1:{server.port}", tls=tls_of(made, "app"))
+        source = OneAdd(10)
+        stream = connection.open_add_stream(source)  # type: ignore[arg-type]
+        await wait_until(lambda: source.outcome is not None)
+        assert "PERMISSION_DENIED" in str(source.outcome)
+        await stream.aclose()
+        await connection.aclose()
 
 
 async def test_the_audit_log_names_each_recovery_that_is_denied(made: Path, tmp_path: Path) -> None:

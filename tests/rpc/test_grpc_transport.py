@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import AsyncMock, Mock
 
 import grpc
 import grpc.aio
@@ -13,10 +18,12 @@ import pytest
 
 from cepheid_bookie import grpc_server
 from cepheid_bookie.grpc_server import BookieServer, PortInUseError
+from cepheid_bookie.scan_server import ScannedBookie, ScanServer
 from cepheid_bookie.settings import BookieServerSettings
 from cepheid_ledger import LedgerSettings
-from cepheid_ledger.grpc_connection import GrpcConnection
+from cepheid_ledger.grpc_connection import GrpcAddStream, GrpcConnection
 from cepheid_ledger.recovery_stream import RecoveryStream
+from cepheid_ports import Ports
 from cepheid_rpc import (
     ADD,
     READ_LAC,
@@ -41,6 +48,7 @@ from cepheid_rpc import (
     encode_lac_request,
     encode_numbered,
     encode_read_request,
+    local_scan_address,
     method_path,
 )
 from tests.rpc.memory_bookie import MemoryBookie, QueueSource
@@ -640,10 +648,62 @@ async def test_a_failing_source_breaks_its_stream() -> None:
         await wait_until(lambda: bool(source.broken))
 
 
+async def test_a_write_to_a_stream_that_has_ended_breaks_it_with_the_bookies_reason() -> None:
+    source = QueueSource()
+    source.waiting.append(add(1, 0, b"x"))
+    call = Mock(
+        write=AsyncMock(side_effect=asyncio.InvalidStateError("RPC already finished.")),
+        read=AsyncMock(side_effect=asyncio.Event().wait),
+        code=AsyncMock(return_value=grpc.StatusCode.PERMISSION_DENIED),
+        details=AsyncMock(return_value="no"),
+    )
+    connection = GrpcConnection("b1", "127.0.0.1:1")
+    stream = GrpcAddStream(connection, call, source, 10.0)
+    stream.wake()
+    await wait_until(lambda: bool(source.broken))
+    assert "the bookie ended the stream with PERMISSION_DENIED: no" in str(source.broken[0])
+    await stream.aclose()
+    await connection.aclose()
+
+
 async def test_a_port_in_use_says_what_to_do() -> None:
     async with served(MemoryBookie()) as (server, _):
         with pytest.raises(PortInUseError, match=r"cannot listen on .*another one"):
             await BookieServer(MemoryBookie(), "127.0.0.1", server.port).start()
+
+
+def scans_of_a_sharing_bookie(port: int = 0) -> ScanServer:
+    bookie = SimpleNamespace(runs=SimpleNamespace(can_share=True))
+    return ScanServer(cast(ScannedBookie, bookie), "127.0.0.1", port, Ports())
+
+
+def is_refused(family: socket.AddressFamily, address: Any) -> bool:
+    with socket.socket(family) as probe:
+        return probe.connect_ex(address) == errno.ECONNREFUSED
+
+
+@pytest.mark.parametrize("times", [1, 2])
+async def test_a_start_that_is_cancelled_closes_all_ports(times: int) -> None:
+    scans = scans_of_a_sharing_bookie()
+    server = BookieServer(MemoryBookie(), "127.0.0.1", 0, scans=scans)
+    starting = asyncio.ensure_future(server.start())
+    for _ in range(times):
+        await asyncio.sleep(0)
+        starting.cancel()
+    await asyncio.wait([starting])
+    assert starting.cancelled()
+    assert scans.port, "the ports were open when the start was cancelled"
+    await wait_until(lambda: is_refused(socket.AF_UNIX, local_scan_address(scans.token)), what="the end of the local scan port")
+    for port in (server.port, scans.port):
+        await wait_until(partial(is_refused, socket.AF_INET, ("127.0.0.1", port)), what=f"the end of port {port}")
+
+
+async def test_a_start_that_fails_closes_the_ports_that_it_opened() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        server = BookieServer(MemoryBookie(), "127.0.0.1", 0, scans=scans_of_a_sharing_bookie(taken.getsockname()[1]))
+        with pytest.raises(PortInUseError, match="for scans"):
+            await server.start()
+    assert is_refused(socket.AF_INET, ("127.0.0.1", server.port))
 
 
 async def test_more_answers_than_entries_break_the_stream() -> None:

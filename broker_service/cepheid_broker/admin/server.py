@@ -146,8 +146,13 @@ class AdminServer:
     async def aclose(self) -> None:
         """Requests under way are answered, within the grace of the settings."""
         server, self._server = self._server, None
+        self._close_ports()  # all ports before the first pause: a stop that is cancelled leaves none of them open
+        for acceptor in self._acceptors:
+            acceptor.stop_accepting()
+        if server is not None:
+            for served in server.servers:
+                served.close()
         await self._tasks.aclose()
-        self._close_ports()
         for acceptor in self._acceptors:
             await acceptor.aclose()
         if server is not None:
@@ -192,7 +197,10 @@ class AdminServer:
 
     def _close_ports(self) -> None:
         for listening in self._listening or ():
-            listening.close()
+            if listening.fileno() >= 0:
+                # uvicorn may have begun to accept from it. The loop would take the next file of this number for the port.
+                asyncio.get_running_loop().remove_reader(listening)
+                listening.close()
 
     def _audit_handshake(self, peer: str, port: int, reason: str) -> None:
         self._context.broker.audit.record(None, peer, TLS_HANDSHAKE, f"admin port {port}", "denied", reason)

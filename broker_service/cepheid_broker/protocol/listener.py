@@ -74,21 +74,27 @@ class Listener:
         return 0 if self._acceptor is None else self._acceptor.failed
 
     async def start(self) -> None:
-        """Raises PortInUseError."""
+        """Open the ports. Closes those that it opened when it fails or is cancelled. Raises PortInUseError."""
         settings = self._services.settings
-        if settings.has_plain_ports:
-            self.port = await self._listen(settings.port)
-        if self._tls is not None:
-            self._acceptor = self._listen_tls(settings.tls.port, self._tls)
-            self.tls_port = self._acceptor.port
+        try:
+            if settings.has_plain_ports:
+                self.port = await self._listen(settings.port)
+            if self._tls is not None:
+                self._acceptor = self._listen_tls(settings.tls.port, self._tls)
+                self.tls_port = self._acceptor.port
+        except BaseException:
+            self.stop_accepting()
+            await self.aclose()
+            raise
 
     async def _listen(self, port: int) -> int:
         host, loop = self._services.settings.host, asyncio.get_running_loop()
         try:
-            server = await loop.create_server(self._accept, host, port, backlog=BACKLOG)
+            # In two steps: a cancellation during the second one finds the server here, and can close it.
+            self._server = server = await loop.create_server(self._accept, host, port, backlog=BACKLOG, start_serving=False)
+            await server.start_serving()
         except OSError as error:
             raise _port_in_use(error, host, port) from None
-        self._server = server
         return int(server.sockets[0].getsockname()[1])
 
     def _listen_tls(self, port: int, tls: ServerTls) -> TlsAcceptor[Place]:
