@@ -166,7 +166,7 @@ class MissingLedgers(Record):
 
     bookie_id: str = Field(min_length=1)
     held: NonNegativeInt = Field(description="Ledgers that the bookie holds.")
-    missing: NonNegativeInt = Field(description="Of these, ledgers that metadata lacks, and never showed as deleted.")
+    missing: NonNegativeInt = Field(description="Of these, ledgers that metadata lacks, and does not remember as deleted.")
     first: NonNegativeInt = Field(description="Smallest id of the missing ledgers.")
     last: NonNegativeInt = Field(description="Largest id of the missing ledgers.")
     since_ms: NonNegativeInt = Field(description="Wall clock time when the bookie first missed them.")
