@@ -401,7 +401,7 @@ async def test_a_bookie_that_restarts_in_time_is_not_gone() -> None:
 @pytest.mark.virtual_time
 async def test_a_bookie_with_other_disks_is_reported_as_gone_after_it_is_reported_as_back() -> None:
     """What `on_back` ends for bookies that are back as they were begins for this one."""
-    async with watching_for_gone("b1") as (world, sessions, gone):
+    async with watching_for_gone("b1") as (world, sessions, _):
         told: list[str] = []
         world.directory.on_gone = lambda bookie_id: told.append("gone")
         world.directory.on_back = lambda bookie_id: told.append("back")

@@ -155,6 +155,24 @@ async def test_metadata_that_goes_away_in_the_middle_of_a_repair_delays_it(sessi
         assert not [key for key in store._tree.nodes if "/locks/" in key]
 
 
+async def test_a_worker_that_loses_its_lock_with_its_session_copies_nothing_twice() -> None:
+    async with repair_world(*"abcd") as world:
+        ledger_id = await world.closed_ledger("abc")
+        process = await world.start()
+
+        async def end_session() -> None:
+            store: MemoryStore = process.worker._store  # type: ignore[assignment]
+            store.expire_session()
+            store.renew_session()
+
+        before_write(process, end_session)
+        world.kill("b")
+        await asyncio.sleep(QUICK.grace_s)
+        await world.wait_whole(ledger_id)
+        assert process.worker.statistics.entries == 10
+        assert process.worker.statistics.failures == 0
+
+
 async def test_a_bookie_that_comes_back_while_it_is_decommissioned_is_emptied_all_the_same() -> None:
     async with repair_world(*"abcd") as world:
         ledger_ids = [await world.closed_ledger("abc") for _ in range(3)]
