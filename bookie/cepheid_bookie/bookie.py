@@ -20,7 +20,7 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from cepheid_bookie.add_answers import AddCompletion, OnAnswers, deliver
 from cepheid_bookie.admission import Admission, refuse_all
@@ -67,8 +67,6 @@ from cepheid_rpc import (
 from cepheid_security.read_tickets import LAST_ENTRY
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 _SEEN_S = 86_400.0
 """How long a process runs before it forgets tombstones: neither it nor the one that made them may have had the right time."""
@@ -149,7 +147,6 @@ class Bookie:
             self._log_reader.on_error = partial(self._call_in_loop, self._read_watch.on_failed_read)
         read, scan, scrubs = (WatchedReads(one, self._read_watch) for one in (workers.read, workers.scan, workers.scrub))
         flush, compact, scrub = map(self._stop_at_failed_sync, (workers.flush, workers.compact, scrubs))
-        self._scrub_worker = scrub
         damaged = DamagedBlocks(
             directories.index, self._log_reader, cache, scrub, flush, self.add, bookie_id=storage.cookie.bookie_id
         )
@@ -541,10 +538,6 @@ class Bookie:
         """Return whether others want the disk now."""
         is_writing = self._journal.queued_bytes >= _BUSY_JOURNAL_BYTES or self._cache.flushing is not None
         return is_writing or self._open_reads > 0 or self.is_full
-
-    async def run_on_data_disk(self, work: Callable[[Disk], T]) -> T:
-        """Run blocking work on the data disk in the scrubber's thread. A failed sync in it stops the bookie."""
-        return await self._scrub_worker.run(lambda: work(self._directories.data))
 
     # deletion
 

@@ -24,7 +24,7 @@ from cepheid_bookie.settings import StorageSettings
 from cepheid_bookie.stopped_bookie import INDEX, StoppedBookie, parse_segment
 from cepheid_rpc import DigestMismatchError, EntryGroup, MalformedGroupError
 
-_ROOT_NAMES = ("VERSION", "LIFE", "SCRUB", "DELETED", "LOCK", "mark", "journal", "entrylog", INDEX)
+_ROOT_NAMES = ("VERSION", "LIFE", "SCRUB", "LOCK", "mark", "journal", "entrylog", INDEX)
 
 
 class NoSuchEntryHereError(BookieError):

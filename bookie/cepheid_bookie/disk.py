@@ -26,7 +26,6 @@ _OURS = (
     "VERSION",
     "LIFE",
     "SCRUB",
-    "DELETED",
     _LOCK,
     "PROBE",
     "mark.",

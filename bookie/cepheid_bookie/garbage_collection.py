@@ -9,9 +9,8 @@
 Rule 1: the local snapshot is taken first: metadata is written before data, so what is held was in metadata by then.
 Rule 2: two passes must miss a ledger, then a direct read must deny it. A failure ends the pass without effect.
 Rule 3: if metadata lacks a large share of our ledgers, it is probably the wrong one: nothing is deleted, and that is an ERROR,
-until an operator confirms the number (`cepheid bookies confirm-missing`). Ledgers that were seen as deleted before do not count:
-this very metadata said that they would be deleted. They are kept in the file `DELETED` of the data disk, written before metadata
-forgets them, so that a restart in between does not make them a mass absence.
+until an operator confirms the number (`cepheid bookies confirm-missing`). Ledgers that metadata remembers as deleted for good do
+not count, also if this bookie was down all the time between.
 Rule 4: metadata that was restored from a backup lacks newer ledgers: nothing is deleted until an operator confirms the restore.
 Rule 5: a ledger that can be brought back is given up before its time only on a full disk, only when a setting says so, and only
 while the disk lacks more bytes than those that were given up have.
@@ -23,12 +22,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from cepheid_bookie.bookie import Bookie
-from cepheid_bookie.scrub_progress import load_ledger_ids, save_ledger_ids
 from cepheid_bookie.surplus_copies import LedgersToTouch, SurplusCopies
 from cepheid_metadata import InGrace
 from cepheid_ports import TaskOwner
@@ -45,14 +43,11 @@ class LedgersInMetadata(LedgersToTouch, Protocol):
     async def report_if_restored(self, bookie: Bookie) -> bool:
         """Return whether metadata was restored from a backup, without confirmation so far; report the bookie's ledger ids then."""
 
-    async def purge(
-        self, give_up: Collection[int] = (), *, before: Callable[[Collection[int]], Awaitable[None]] | None = None
-    ) -> tuple[Mapping[int, InGrace], Collection[int]]:
-        """Forget deleted ledgers whose time of grace is over, and those to give up.
+    async def purge(self, give_up: Collection[int] = ()) -> Mapping[int, InGrace]:
+        """Forget deleted ledgers whose time of grace is over, and those to give up. Return those that can still be brought back."""
 
-        `before(ids)` is awaited with all deleted ledgers that are not forgotten yet, before one of them is.
-        Return those that can still be brought back, and the ids of those that were forgotten now.
-        """
+    async def were_purged(self, ledger_ids: Collection[int]) -> Collection[int]:
+        """Return those of the ledgers that are remembered as deleted for good. Called after `listing`."""
 
     async def listing(self) -> Collection[int]:
         """All ledger ids, read to the end."""
@@ -94,9 +89,6 @@ class GarbageCollector:
         self._suspects: frozenset[int] = frozenset()
         self._surplus = SurplusCopies(bookie, ledgers, limit=self._settings.gc_surplus_ledgers)
         self._in_grace: Mapping[int, InGrace] = {}  # of the ledgers held here
-        self._seen_deleted: frozenset[int] = frozenset()  # rule 3
-        self._saved_deleted: frozenset[int] = frozenset()  # as the file has them
-        self._is_loaded = False
         self._given_up: dict[int, int] = {}  # ledger → about how many bytes of it are here
         self._warned_of_bytes = 0
         self._was_full = False  # at the last pass
@@ -123,8 +115,7 @@ class GarbageCollector:
             log.warning("gc.metadata_restored", extra={"bookie": self._bookie.bookie_id, "hint": hint})
             return GcPass(refused_restored=True)
         urgent = self._bookie.data_full.is_set()
-        await self._load_seen_deleted()
-        in_grace, purged = await self._ledgers.purge(self._to_give_up() if urgent else (), before=self._save_seen_deleted)
+        in_grace = await self._ledgers.purge(self._to_give_up() if urgent else ())
         try:
             async with asyncio.timeout(_LISTING_S):
                 await self._bookie.wait_listed()
@@ -136,7 +127,7 @@ class GarbageCollector:
         held = self._bookie.ledgers()
         listed = await self._ledgers.listing()
         absent = frozenset(held).difference(listed)
-        self._take_grace(held, absent, in_grace, purged)
+        self._take_grace(held, in_grace)
         refused = await self._refuse(held, absent)
         if refused is not None:
             await self._bookie.reclaim(urgent=urgent)  # of ledgers that were deleted before
@@ -157,7 +148,7 @@ class GarbageCollector:
 
     async def _refuse(self, held: Collection[int], absent: frozenset[int]) -> GcPass | None:
         """Return the result of a pass that must not delete, because metadata is probably wrong (rules 3 and 6), or None."""
-        bookie, missing = self._bookie, absent - self._seen_deleted
+        bookie, missing = self._bookie, absent
         largest = bookie.largest_ledger_id
         next_id = await self._ledgers.next_ledger_id() if absent else largest + 1
         if next_id <= largest:
@@ -166,8 +157,9 @@ class GarbageCollector:
             facts = {"bookie": bookie.bookie_id, "held": len(held), "absent": len(absent), "largest": largest, "next_id": next_id}
             log.error("gc.metadata_is_old", extra={**facts, "hint": hint})
             return GcPass(len(held), len(absent), refused_old=True)
-        settings = self._settings
-        if len(held) < settings.gc_mass_ledgers or len(missing) <= len(held) * settings.gc_mass_ratio:
+        if self._is_mass(held, missing):
+            missing = absent.difference(await self._ledgers.were_purged(absent))
+        if not self._is_mass(held, missing):
             bookie.missing_ledgers = 0
             if self._may_be_reported:
                 await self._ledgers.withdraw_missing(bookie.bookie_id)
@@ -184,31 +176,12 @@ class GarbageCollector:
         log.error("gc.mass_absence", extra={"bookie": bookie.bookie_id, "held": len(held), "absent": len(missing), "hint": hint})
         return GcPass(len(held), len(absent), refused_mass=True)
 
-    async def _load_seen_deleted(self) -> None:
-        if not self._is_loaded:
-            self._seen_deleted = await self._bookie.run_on_data_disk(load_ledger_ids)
-            self._saved_deleted = self._seen_deleted
-            self._is_loaded = True
+    def _is_mass(self, held: Collection[int], missing: Collection[int]) -> bool:
+        settings = self._settings
+        return len(held) >= settings.gc_mass_ledgers and len(missing) > len(held) * settings.gc_mass_ratio
 
-    async def _save_seen_deleted(self, deleted: Collection[int]) -> None:
-        """Remember those of the deleted ledgers that are held here, before metadata forgets them."""
-        held = frozenset(self._bookie.ledgers())
-        self._seen_deleted |= held.intersection(deleted) if self._bookie.ledgers_listed else frozenset(deleted)
-        seen = self._seen_deleted
-        if seen == self._saved_deleted:
-            return
-        try:
-            await self._bookie.run_on_data_disk(lambda disk: save_ledger_ids(disk, seen))
-            self._saved_deleted = seen
-        except OSError as error:  # a full disk must not keep the space that this pass frees
-            hint = "after a restart these ledgers may have to be confirmed: cepheid bookies confirm-missing"
-            log.warning("gc.deleted_not_saved", extra={"bookie": self._bookie.bookie_id, "error": str(error), "hint": hint})
-
-    def _take_grace(
-        self, held: Collection[int], absent: frozenset[int], in_grace: Mapping[int, InGrace], purged: Collection[int]
-    ) -> None:
+    def _take_grace(self, held: Collection[int], in_grace: Mapping[int, InGrace]) -> None:
         self._in_grace = {ledger_id: in_grace[ledger_id] for ledger_id in held if ledger_id in in_grace}
-        self._seen_deleted = (self._seen_deleted & absent).union(self._in_grace, absent.intersection(purged))
         self._bookie.bytes_in_grace = waiting = sum(ledger.copy_bytes for ledger in self._in_grace.values())
         urgent = self._bookie.data_full.is_set() and not self._settings.shorten_undelete_on_full_disk
         if urgent and waiting and waiting != self._warned_of_bytes:

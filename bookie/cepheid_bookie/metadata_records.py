@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import zip_longest
 
 from cepheid_bookie.block_check import Run
@@ -140,15 +140,16 @@ class MetadataLedgers:
     async def report_if_restored(self, bookie: Bookie) -> bool:
         return await report_bookie(self._store, bookie, self._ports)
 
-    async def purge(
-        self, give_up: Collection[int] = (), *, before: Callable[[Collection[int]], Awaitable[None]] | None = None
-    ) -> tuple[Mapping[int, InGrace], Collection[int]]:
-        purged = await self._deleted.purge(self._clock.now_ms(), give_up, before=before)
+    async def purge(self, give_up: Collection[int] = ()) -> Mapping[int, InGrace]:
+        purged = await self._deleted.purge(self._clock.now_ms(), give_up)
         if purged:
             given_up = len(set(purged).intersection(give_up))
             facts = {"ledgers": len(purged), "first": purged[0], "last": purged[-1], "before_their_time": given_up}
             log.info("gc.purged", extra=facts)
-        return self._deleted.in_grace, purged
+        return self._deleted.in_grace
+
+    async def were_purged(self, ledger_ids: Collection[int]) -> Collection[int]:
+        return await self._deleted.were_purged(ledger_ids)
 
     async def listing(self) -> Collection[int]:
         await self._sync()

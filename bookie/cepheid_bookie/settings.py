@@ -240,8 +240,9 @@ class StorageSettings(BaseModel, frozen=True, extra="forbid"):
         0.5,
         gt=0,
         le=1,
-        description="Share of this bookie's ledgers that may be missing from metadata at once without having been seen as "
-        "deleted. If more are missing, nothing is deleted until `cepheid bookies confirm-missing`: it may be the wrong metadata.",
+        description="Share of this bookie's ledgers that may be missing from metadata at once although metadata does not "
+        "remember that they were deleted. If more are missing, nothing is deleted until `cepheid bookies confirm-missing`: it may "
+        "be the wrong metadata.",
     )
     gc_surplus_ledgers: int = Field(
         350,

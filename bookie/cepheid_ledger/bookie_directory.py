@@ -325,10 +325,10 @@ class BookieDirectory:
         self._free_bytes = {name: bookie.free_bytes for name, bookie in known.items() if bookie.free_bytes is not None}
         self._racks = {name: bookie.rack for name, bookie in known.items() if bookie.rack is not None}
         self._count_gone()
-        for bookie_id in emptied:
-            self.on_gone(bookie_id)
         for bookie_id in back:
             self.on_back(bookie_id)
+        for bookie_id in emptied:  # after that: one that is back as it was ends what `on_gone` began
+            self.on_gone(bookie_id)
         if before != self._known or was_draining != draining:
             self.on_changed()
 

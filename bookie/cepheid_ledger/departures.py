@@ -54,6 +54,7 @@ class Departures:
     def stay(self, bookie_id: str) -> None:
         """Ask no further writer to leave this bookie: it came back as it was, or is not decommissioned any more."""
         self._without_spare.pop(bookie_id, None)
+        self._rounds = deque(one for one in self._rounds if one[0] != bookie_id)
 
     def close(self) -> None:
         """Ask no further writer."""
@@ -68,6 +69,9 @@ class Departures:
             self._turn = None
 
     def _ask_some(self) -> None:
+        self._turn = None
+        if not self._rounds:  # the bookie came back in the meantime
+            return
         bookie_id, reason, ledger_ids = self._rounds[0]
         asked = 0
         for _ in range(_LOOKED_AT_PER_TURN):
@@ -82,7 +86,8 @@ class Departures:
                 asked += 1
                 if asked == _ASKED_PER_TURN:
                     break
-        self._turn = asyncio.get_running_loop().call_soon(self._ask_some) if self._rounds else None
+        if self._rounds and self._turn is None:
+            self._turn = asyncio.get_running_loop().call_soon(self._ask_some)
 
     def _ask_later(self, ledger_id: int, bookie_id: str, reason: str) -> None:
         self._without_spare.setdefault(bookie_id, (reason, {}))[1][ledger_id] = None

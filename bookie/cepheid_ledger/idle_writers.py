@@ -47,7 +47,7 @@ class IdleWriters:
     def __init__(self, connection_of: Callable[[str], BookieConnection], settings: LedgerSettings) -> None:
         self._connection_of = connection_of
         self._settings = settings
-        self._awake: dict[IdleWriter, int] = {}  # with what it had pushed at the last tick
+        self._awake: dict[IdleWriter, int] = {}  # with what it had pushed at the last tick; who had a turn is at the end
         self._timer: asyncio.TimerHandle | None = None
         self._tasks = TaskOwner("idle writers")
         self.lacs_told = 0
@@ -82,6 +82,7 @@ class IdleWriters:
             elif (told := self._to_tell(writer)) is not None:
                 if len(due) < _WRITERS_PER_ROUND:
                     due.append((writer, *told))
+                    self._awake[writer] = self._awake.pop(writer)  # if no bookie hears it, others have their turn first
             elif writer.may_rest:
                 del self._awake[writer]
                 writer.on_rest(now)

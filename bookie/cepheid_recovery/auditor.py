@@ -59,7 +59,7 @@ from cepheid_metadata import (
     repair_marks,
     repair_requests,
 )
-from cepheid_metadata.repair_views import damaged_entries, merged_reasons
+from cepheid_metadata.repair_views import damaged_entries, damaged_entries_of_lost, merged_reasons
 from cepheid_ports import Ports, TaskOwner
 from cepheid_recovery.cluster_state import ClusterState
 from cepheid_recovery.settings import RecoverySettings
@@ -470,7 +470,8 @@ class Auditor:
                     merged = {**shortage.bookies, **mark.bookies, **worse}
                     if merged == mark.bookies:
                         break
-                    mark = _renewed(mark, measure(ledger, merged, self._state.registered()))
+                    damaged = await damaged_entries_of_lost(self._store, mark, merged)
+                    mark = _renewed(mark, measure(ledger, merged, self._state.registered())).replace(damaged=damaged)
                     await self._marks.replace(ledger.ledger_id, mark, found.version)
             except (KeyExistsError, BadVersionError, NoSuchKeyError):
                 continue  # it changed meanwhile; what was found must not be forgotten: no later walk may look for it again

@@ -15,8 +15,9 @@ Rules:
    the mark, with the reason.
 4. An entry without a valid copy is noted in the mark and in the log; the rest of its fragment moves, and the bookie that may still
    have the entry is remembered (`former`).
-5. Locks save work. No lock is needed for safety: a worker that lost its lock fails at rule 1. A worker that was not told whether it
-   got or released a lock finds its own name in it, and takes it.
+5. Locks save work. No lock is needed for safety: a worker that lost its lock with its session writes without it, and of two workers
+   that copied the same ledger the second one fails at rule 1. A worker that was not told whether it got or released a lock finds
+   its own name in it, and takes it.
 """
 
 from __future__ import annotations
@@ -476,7 +477,12 @@ class ReplicationWorker:
             ops.append(self._marks.delete_op(ledger_id, mark.version))
         else:
             ops.append(self._marks.replace_op(ledger_id, self._left_mark(record, mark.record, attempt), mark.version))
-        await self._store.multi([*ops, self._locks.delete_op(ledger_id, 0)])
+        try:
+            await self._store.multi([*ops, self._locks.delete_op(ledger_id, 0)])
+        except NoSuchKeyError as error:
+            if error.op_index != len(ops):
+                raise
+            await self._store.multi(ops)  # the lock ended with its session: what was copied counts all the same
         self.statistics.ledgers += is_whole
         return is_whole
 

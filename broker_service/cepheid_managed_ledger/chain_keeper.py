@@ -180,6 +180,10 @@ class ChainKeeper:
 
         await finish(self._tasks, commit(), name="commit")
 
+    async def verify(self) -> None:
+        """Find out whether another opening has the topic by now. Raises as `commit` does."""
+        await self.commit(lambda _: (None, (Check(self._key, self._version),)))
+
     def note_deleted(self, ledger_id: int) -> None:
         """A ledger of the deletion queue is gone; the next write takes it out."""
         self._gone[ledger_id] = None

@@ -8,7 +8,8 @@ trap: everything here goes through `rank`, the number of entries at or before th
 
 Rules:
 1. Ledgers that are not in the list count 0 entries; a position in one of them lies where its id would be.
-2. The list is never empty: a topic always has the ledger that it writes, or its last one when it was terminated.
+2. A topic without any ledger, which could have none yet, counts as one with an empty ledger -1. Every other id lies after it, so
+   positions in it stay before the first entry when the topic gets a ledger.
 3. Only the list's own numbers count: the chain record for ended ledgers, what was confirmed for the last.
 4. A rank is good until the next await: trimming renumbers. Who searches by ranks and reads between them does it in `copy`.
 """
@@ -24,6 +25,9 @@ from cepheid_metadata import ChainLedger, Position
 
 _LEDGER_ID, _ENTRIES, _SIZE_BYTES = attrgetter("ledger_id"), attrgetter("entries"), attrgetter("size_bytes")
 
+_NO_LEDGER_ID = -1
+"""Id of the empty ledger that a topic without any counts as having (rule 2)."""
+
 
 class LedgerList:
     """The chain's ledgers; the last one may grow."""
@@ -31,14 +35,17 @@ class LedgerList:
     __slots__ = ("_before", "_entries", "_ids", "_sizes", "last_is_open")
 
     def __init__(self, ledgers: Sequence[ChainLedger]) -> None:
-        self._ids: list[int] = [-1]
+        self._ids: list[int] = [_NO_LEDGER_ID]
         self._entries: list[int] = [0]
         self._sizes: list[int] = [0]
         self.update(ledgers)
 
     def update(self, ledgers: Sequence[ChainLedger]) -> None:
         """The chain has changed. What is confirmed of its open ledger stays."""
-        assert ledgers, "rule 2: a chain has at least one ledger"
+        if not ledgers:
+            self._ids, self._entries, self._sizes, self._before = [_NO_LEDGER_ID], [0], [0], [0]
+            self.last_is_open = False
+            return
         before = self._ids[-1], self._entries[-1], self._sizes[-1]
         self._ids = list(map(_LEDGER_ID, ledgers))  # no bytecode per ledger: a chain may have 100,000
         assert all(map(lt, self._ids, self._ids[1:])), f"ledger ids do not rise along the chain: {self._ids}"
@@ -66,6 +73,11 @@ class LedgerList:
 
     def __contains__(self, ledger_id: int) -> bool:
         return self.entries_of(ledger_id) is not None
+
+    @property
+    def has_ledgers(self) -> bool:
+        """The topic has a ledger (rule 2)."""
+        return self._ids[0] != _NO_LEDGER_ID
 
     @property
     def ledger_ids(self) -> Sequence[int]:

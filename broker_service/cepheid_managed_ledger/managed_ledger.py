@@ -25,6 +25,7 @@ import asyncio
 import enum
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 
 from cepheid_ledger import LedgerError, LedgerWriter
@@ -115,6 +116,7 @@ class ManagedLedger:
         self.lacking: CepheidError | None = None
         """Why there is no open ledger, so that nothing can be appended; None: there is one, or the topic is terminated."""
         self._untold_refusals = 0
+        self._verifying: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._appended_entries = self._appended_bytes = 0
         self.last_appended_at_ms = 0
@@ -209,12 +211,22 @@ class ManagedLedger:
         except (CepheidError, TimeoutError) as error:
             if isinstance(error, CepheidError):
                 self.lacking = error
+            if self._verifying is None:
+                self._verifying = self._tasks.start(self._verify(), name="verify")
             return
         if self.state is State.FAILED:
             await writer.aclose()
             return
         self._start_appends(writer)
         log.info("managed_ledger.ledger_started", extra={"topic": str(self.topic), "ledger_id": writer.ledger_id})
+
+    async def _verify(self) -> None:
+        """Find out whether another broker has opened the topic: no bookie tells that to an owner without an open ledger."""
+        try:
+            with suppress(ManagedLedgerError, MetadataError):  # `_fail` is called when another one has
+                await self._keeper.verify()
+        finally:
+            self._verifying = None
 
     @property
     def not_saving(self) -> Exception | None:
@@ -275,7 +287,12 @@ class ManagedLedger:
         self._upkeep.fail_over()
 
     def _on_chain_changed(self, ledgers: Sequence[ChainLedger]) -> None:
+        had_ledgers = self._ledgers.has_ledgers
         self._ledgers.update(ledgers)
+        if ledgers and not had_ledgers:  # what cursors and clients are shown exists from here on
+            self.last_confirmed = self._ledgers.last_position
+            for cursor in self._all_cursors():
+                cursor.leave_trimmed(self._ledgers.first_position)
         self.counts.drop_trimmed()
         self._copies.on_chain_changed()
         if self._offloader is not None:

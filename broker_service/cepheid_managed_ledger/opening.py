@@ -17,15 +17,16 @@ Rules:
    on its own, the chain last.
 3. A ledger of the chain that has no metadata is lost data: an error for an operator, never an empty ledger.
 4. Empty ledgers leave the chain, through the deletion queue of the same write; they are deleted after it. While there is no new
-   ledger, the last one stays even when it is empty: a topic without any ledger has no positions.
+   ledger, the last one stays even when it is empty: positions of clients may name it.
 5. Ledger ids rise along the chain: clients compare positions by them. A chain without ledgers may be that of a topic that is being
    deleted, or was, and is made anew, whose clients come with old positions: it begins above all ids that there ever were. What
    waits for deletion does not tell the largest, which may be gone already. The record of a new chain is made before its first
    ledger, empty: the id is asked for when all that had the topic's name before is gone.
-6. Too few writable bookies for a new ledger do not keep a topic closed that has a ledger: its entries can be read and
-   acknowledged. The chain is taken over all the same, so the previous owner is shut out for good. A topic that never had a ledger
-   is not opened. Nor is one whose last ledger cannot be recovered: where it ends is not known then, and what would be read of it
-   might not be stored.
+6. Too few writable bookies for a new ledger do not keep a topic closed: its entries can be read and acknowledged. The chain is
+   taken over all the same, so the previous owner is shut out for good. A topic that never had a ledger is opened empty: consumers
+   that start before any producer subscribe, and wait for its first message. Each attempt to add a ledger that fails is followed by
+   a check of the chain's version, since no bookie can tell such an owner that it was deposed. A topic whose last ledger cannot be
+   recovered is not opened: where it ends is not known then, and what would be read of it might not be stored.
 """
 
 from __future__ import annotations
@@ -148,7 +149,7 @@ async def start_late(topic: TopicName, keeper: ChainKeeper, client: LedgerClient
     writer = await create_ledger(topic, keeper.chain, client, config)
 
     def plan(chain: Chain) -> tuple[Chain, tuple[()]]:
-        assert not chain.ledgers[-1].is_open, f"{topic} has an open ledger already: {chain.ledgers[-1]}"
+        assert not any(ledger.is_open for ledger in chain.ledgers[-1:]), f"{topic} has an open ledger already: {chain.ledgers[-1]}"
         return chain.replace(ledgers=(*chain.ledgers, ChainLedger(ledger_id=writer.ledger_id))), ()
 
     return await _link(writer, client, keeper.commit(plan))
@@ -223,10 +224,8 @@ async def _take_over(
     try:
         new = await (client.create if apart else client.prepare)(**_next_ledger(topic, chain, config))
     except NotEnoughBookiesError as error:
-        if not chain.ledgers:
-            raise
-        *_, last = chain.ledgers
-        await keeper.take_over(_without_empty(chain, but=last.ledger_id), ended.writes)
+        last_id = chain.ledgers[-1].ledger_id if chain.ledgers else None
+        await keeper.take_over(_without_empty(chain, but=last_id), ended.writes)
         log.warning("managed_ledger.without_open_ledger", extra={"topic": str(topic), "error": str(error), "hint": error.hint})
         return TakenOver(None, error)
     chain = _without_empty(chain)

@@ -9,24 +9,35 @@ Rules:
    have been brought back in between.
 2. What came back belongs to no topic any more. Its custom fields say so (`UNDELETED`), so that nobody takes it for an orphan.
 3. Versions go on where they ended. A writer from before still holds one, and would open the ledger again by compare-and-set.
+4. The write that forgets a ledger for good remembers its id, one bit of a page of 8,192 ledgers. A bookie that was down meanwhile
+   can tell a deleted ledger from one that metadata lost. Only a hint: without it an operator decides, so a page that cannot be
+   written delays no deletion. An empty ledger is not remembered, as bookies hold nothing of it but a fence. There are at most
+   4,096 pages, 1.4 KB each: those of the oldest ids are removed.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
+from cepheid_metadata import keys
 from cepheid_metadata.errors import BadVersionError, CorruptRecordError, KeyExistsError, NewerFormatError, NoSuchKeyError
-from cepheid_metadata.ledger_records import DeletedLedger, LedgerMetadata
-from cepheid_metadata.listing import list_deleted_ledgers, list_ledgers
-from cepheid_metadata.repositories import Found, deleted_ledger_records, ledger_records
-from cepheid_metadata.store import Create, MetadataStore, Op, Put
+from cepheid_metadata.ledger_records import DeletedLedger, LedgerMetadata, PurgedLedgers
+from cepheid_metadata.listing import list_deleted_ledgers, list_ledgers, list_names
+from cepheid_metadata.repositories import Found, deleted_ledger_records, ledger_records, purged_ledger_records
+from cepheid_metadata.store import Create, Delete, MetadataStore, Op, Put
 
 log = logging.getLogger(__name__)
 
 UNDELETED = "undeleted_at_ms"
 """Custom field of a ledger that was brought back."""
+
+_PAGE_LEDGERS = 8192
+_MAX_PAGES = 4096
+_TOGETHER = 64  # ledgers that one write forgets
+_TRIES = 5  # to write a page that other processes write as well
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +60,18 @@ class DeletedLedgers:
         self._in_grace: dict[int, InGrace] = {}  # as of the last `purge`
         self._living = ledger_records(store)
         self._deleted = deleted_ledger_records(store)
+        self._pages = purged_ledger_records(store)
 
     async def delete(self, found: Found[LedgerMetadata], now_ms: int, grace_ms: int) -> None:
         """Only if the record is still this version. An empty ledger, or one without grace, is gone at once.
 
         Raises BadVersionError, NoSuchKeyError, and what the store raises."""
         ledger, version = found
-        if grace_ms <= 0 or ledger.last_entry_id == -1:
+        if ledger.last_entry_id == -1:
             await self._living.delete(ledger.ledger_id, version)
+            return
+        if grace_ms <= 0:
+            await self._forget_one(ledger.ledger_id, self._living.delete_op(ledger.ledger_id, version))
             return
         record = DeletedLedger(ledger=ledger, deleted_at_ms=now_ms, purge_after_ms=now_ms + grace_ms, version=version)
         await self._store.multi(
@@ -104,30 +119,24 @@ class DeletedLedgers:
         """Return the deleted ledgers that the last `purge` left, by id."""
         return self._in_grace
 
-    async def purge(
-        self, now_ms: int, give_up: Collection[int] = (), *, before: Callable[[Collection[int]], Awaitable[None]] | None = None
-    ) -> list[int]:
+    async def purge(self, now_ms: int, give_up: Collection[int] = ()) -> list[int]:
         """Forget those whose time is over, and those to give up; return their ids. Any number of processes may do it at once.
-
-        `before(ids)` is awaited with all deleted ledgers before one of them is forgotten.
 
         A record is read when this object first sees it and when its time is over: nothing else can change its time, except that
         the ledger is brought back and deleted again, which only makes it later.
         """
         known, self._in_grace = self._in_grace, {}
-        purged: list[int] = []
-        found = [ledger_id async for ledger_id in list_deleted_ledgers(self._store)]
-        if before is not None:
-            await before(found)
-        for ledger_id in found:
+        due: list[tuple[int, Delete]] = []
+        for ledger_id in [ledger_id async for ledger_id in list_deleted_ledgers(self._store)]:
             waiting = known.get(ledger_id)
             if waiting is None or waiting.until_ms <= now_ms or ledger_id in give_up:
-                waiting = await self._purge_one(ledger_id, now_ms, give_up=ledger_id in give_up)
-                if waiting is None:
-                    purged.append(ledger_id)
+                looked_at = await self._look_at(ledger_id, now_ms, give_up=ledger_id in give_up)
+                if isinstance(looked_at, Delete):
+                    due.append((ledger_id, looked_at))
                     continue
+                waiting = looked_at
             self._in_grace[ledger_id] = waiting
-        return purged
+        return await self._forget_all(due, now_ms)
 
     async def give_up(self, ledger_id: int) -> bool:
         """Forget a deleted ledger before its time. Return whether it was deleted, and could have been brought back until now."""
@@ -135,13 +144,91 @@ class DeletedLedgers:
         if found is None:
             return False
         try:
-            await self._deleted.delete(ledger_id, found.version)
+            await self._forget_one(ledger_id, self._deleted.delete_op(ledger_id, found.version))
         except (BadVersionError, NoSuchKeyError):
             return False
         return True
 
-    async def _purge_one(self, ledger_id: int, now_ms: int, *, give_up: bool) -> InGrace | None:
-        """Return None if it was forgotten now."""
+    async def were_purged(self, ledger_ids: Collection[int]) -> set[int]:
+        """Return those of the ledgers that are remembered as deleted for good (rule 4)."""
+        purged: set[int] = set()
+        for page, of_page in groupby(sorted(ledger_ids), key=_page_of):
+            try:
+                found = await self._pages.get(page)
+            except (CorruptRecordError, NewerFormatError) as error:
+                log.warning("gc.purged_page_unreadable", extra={"page": page, "error": error.args[0]})
+                continue
+            if found is not None:
+                bits = int.from_bytes(found.record.bits, "little")
+                purged.update(ledger_id for ledger_id in of_page if bits >> ledger_id % _PAGE_LEDGERS & 1)
+        return purged
+
+    async def _forget_all(self, due: Sequence[tuple[int, Delete]], now_ms: int) -> list[int]:
+        """Return those that were forgotten here. The others were brought back meanwhile, or forgotten by another process."""
+        forgotten: list[int] = []
+        for page, group in groupby(due, key=lambda one: _page_of(one[0])):
+            of_page = list(group)
+            for start in range(0, len(of_page), _TOGETHER):
+                part = of_page[start : start + _TOGETHER]
+                if await self._forget(page, part):
+                    forgotten += [ledger_id for ledger_id, _ in part]
+                    continue
+                for ledger_id, delete in part:
+                    try:
+                        await self._forget_one(ledger_id, delete)
+                        forgotten.append(ledger_id)
+                    except (BadVersionError, NoSuchKeyError):
+                        self._in_grace[ledger_id] = InGrace(now_ms, 0)
+        return forgotten
+
+    async def _forget_one(self, ledger_id: int, delete: Delete) -> None:
+        """Delete the record for good, and remember the ledger if that is possible. Raises BadVersionError, NoSuchKeyError."""
+        if not await self._forget(_page_of(ledger_id), [(ledger_id, delete)]):
+            await self._store.delete(delete.key, delete.expected_version)
+
+    async def _forget(self, page: int, ledgers: Sequence[tuple[int, Delete]]) -> bool:
+        """Delete records of ledgers of one page, and remember them, in one write. False: nothing was written, because a record has
+        changed, or the page cannot be written now."""
+        deletes = [delete for _, delete in ledgers]
+        for _ in range(_TRIES):
+            try:
+                found = await self._pages.get(page)
+                bits, version = (0, None) if found is None else (int.from_bytes(found.record.bits, "little"), found.version)
+            except CorruptRecordError as error:
+                bits, version = 0, error.version
+            except NewerFormatError:
+                return False
+            if version is None and not await self._make_room(page):
+                return False
+            for ledger_id, _ in ledgers:
+                bits |= 1 << ledger_id % _PAGE_LEDGERS
+            record = PurgedLedgers(bits=bits.to_bytes((bits.bit_length() + 7) // 8, "little"))
+            write = self._pages.create_op(page, record) if version is None else self._pages.replace_op(page, record, version)
+            try:
+                await self._store.multi([*deletes, write])
+            except (BadVersionError, KeyExistsError, NoSuchKeyError) as error:
+                if error.op_index != len(deletes):
+                    return False
+            else:
+                return True
+        return False
+
+    async def _make_room(self, page: int) -> bool:
+        """Remove the oldest pages before one is added. Return False if this one is older than all of them."""
+        pages = sorted(int(name) for name in await list_names(self._store, keys.PURGED_LEDGERS_KEY) if name.isdecimal())
+        if len(pages) < _MAX_PAGES:
+            return True
+        if page < pages[0]:
+            return False
+        for oldest in pages[: len(pages) - _MAX_PAGES + 1]:
+            try:
+                await self._pages.delete(oldest, None)
+            except NoSuchKeyError:
+                pass  # another process has removed it
+        return True
+
+    async def _look_at(self, ledger_id: int, now_ms: int, *, give_up: bool) -> InGrace | Delete:
+        """Return what makes metadata forget the ledger, if it is due."""
         try:
             found = await self._deleted.get(ledger_id)
         except (CorruptRecordError, NewerFormatError) as error:
@@ -152,11 +239,7 @@ class DeletedLedgers:
             return InGrace(now_ms, 0)
         if found.record.purge_after_ms > now_ms and not give_up:
             return _in_grace(found.record)
-        try:
-            await self._deleted.delete(ledger_id, found.version)
-        except (BadVersionError, NoSuchKeyError):
-            return InGrace(now_ms, 0)  # as above
-        return None
+        return self._deleted.delete_op(ledger_id, found.version)
 
     async def listing(self) -> set[int]:
         """Ids of all ledgers whose entries must be kept, read to the end. One that is moved meanwhile may be missed (rule 1)."""
@@ -169,3 +252,7 @@ class DeletedLedgers:
             if await records.exists(ledger_id):
                 return True
         return False
+
+
+def _page_of(ledger_id: int) -> int:
+    return ledger_id // _PAGE_LEDGERS

@@ -13,6 +13,7 @@
     /ledgers/high/ddd/dddd/dddd/dddd/dddd      ledger, id from 10^12: all 19 digits that 63 bits can have
     /deleted-ledgers/dddd/dddd/dddd            deleted ledger that can still be restored, id below 10^12
     /deleted-ledgers/high/ddd/dddd/…           the same, id from 10^12
+    /purged-ledgers/n                          which of 8,192 ledgers were deleted for good; n: id divided by 8,192
     /bookies/cookies/ID                        whose data directories
     /bookies/lives/ID                          counter that shows whether the disks are an old copy (bookie_life.py)
     /bookies/available/ID                      registration (ephemeral)
@@ -75,6 +76,7 @@ LEDGER_IDS_KEY = "/ledgers/ids"
 HIGH_LEDGERS_KEY = "/ledgers/high"
 DELETED_LEDGERS_KEY = "/deleted-ledgers"
 HIGH_DELETED_LEDGERS_KEY = "/deleted-ledgers/high"
+PURGED_LEDGERS_KEY = "/purged-ledgers"
 BOOKIE_COOKIES_KEY = "/bookies/cookies"
 BOOKIE_LIVES_KEY = "/bookies/lives"
 AVAILABLE_BOOKIES_KEY = "/bookies/available"
@@ -253,6 +255,10 @@ def ledger_id_of(key: str) -> int | None:
 
 def deleted_ledger_key(ledger_id: int) -> str:
     return DELETED_LEDGERS_KEY + ledger_key(ledger_id).removeprefix(LEDGERS_KEY)
+
+
+def purged_ledgers_key(page: int) -> str:
+    return f"{PURGED_LEDGERS_KEY}/{page}"
 
 
 def repair_mark_key(ledger_id: int) -> str:

@@ -100,6 +100,14 @@ class DeletedLedger(GrownRecord):
     version: NonNegativeInt | None = Field(None, description="Of the ledger's record when it was deleted.")
 
 
+class PurgedLedgers(Record):
+    """Which of the ledgers of one page were deleted for good: one bit each, the first in the lowest bit of the first byte."""
+
+    NAME: ClassVar[str] = "purged ledgers"
+
+    bits: bytes
+
+
 class LedgerIdCounter(GrownRecord):
     """All ids below `next_ledger_id` are given out, in blocks, and never again."""
 

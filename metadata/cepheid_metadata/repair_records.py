@@ -53,7 +53,9 @@ class RepairMark(GrownRecord):
     )
 
     damaged: dict[str, tuple[EntryRun, ...]] | None = Field(
-        None, description="By damaged bookie, the entries to check. All its entries are checked if it is not named here."
+        None,
+        description="By damaged bookie, the entries to check. All its entries are checked if it is not named here. A lost bookie "
+        "that was damaged before is named here, too.",
     )
 
     @property
@@ -61,8 +63,11 @@ class RepairMark(GrownRecord):
         return sum(run.last - run.first + 1 for run in self.lost)
 
     def entries_to_check(self, bookie: str) -> tuple[EntryRun, ...] | None:
-        """Return the entries of which this bookie's copies are checked; None: all of them."""
-        if self.bookies.get(bookie) is not ShortReason.DAMAGED or self.damaged is None:
+        """Return the entries of which this bookie's copies are checked; None: all of them.
+
+        A bookie that was damaged before it was lost is checked when it comes back.
+        """
+        if self.bookies.get(bookie) not in (ShortReason.DAMAGED, ShortReason.LOST) or self.damaged is None:
             return None
         return self.damaged.get(bookie)
 
@@ -166,7 +171,7 @@ class MissingLedgers(Record):
 
     bookie_id: str = Field(min_length=1)
     held: NonNegativeInt = Field(description="Ledgers that the bookie holds.")
-    missing: NonNegativeInt = Field(description="Of these, ledgers that metadata lacks, and never showed as deleted.")
+    missing: NonNegativeInt = Field(description="Of these, ledgers that metadata lacks, and does not remember as deleted.")
     first: NonNegativeInt = Field(description="Smallest id of the missing ledgers.")
     last: NonNegativeInt = Field(description="Largest id of the missing ledgers.")
     since_ms: NonNegativeInt = Field(description="Wall clock time when the bookie first missed them.")

@@ -42,6 +42,7 @@ from cepheid_ports import CepheidError
 
 View = dict[str, Any]
 
+_LAST_ENTRY_ID = 2**63 - 1
 _MARKS_NAME_ENTRIES_SINCE = 2  # storage format of the cluster
 _MOST_RUNS = 100
 """A bookie with more damaged runs of entries in one ledger has all of its entries checked."""
@@ -342,6 +343,18 @@ def damaged_entries(
         runs = merged_runs([*((run.first, run.last) for run in known.pop(bookie, ())), *entries])
         if entries and not is_all and len(runs) <= _MOST_RUNS:
             known[bookie] = tuple(EntryRun(first=first, last=last) for first, last in runs)
+    return known or None
+
+
+async def damaged_entries_of_lost(
+    store: MetadataStore, mark: RepairMark, reasons: Mapping[str, ShortReason]
+) -> dict[str, tuple[EntryRun, ...]] | None:
+    """Return `damaged` of a mark whose bookies now have these reasons: damaged ones that are lost now may come back damaged."""
+    known = {} if mark.damaged is None else dict(mark.damaged)
+    lost = [name for name, why in reasons.items() if why is ShortReason.LOST and mark.bookies.get(name) is ShortReason.DAMAGED]
+    if lost and await read_storage_format(store) >= _MARKS_NAME_ENTRIES_SINCE:
+        for bookie in lost:
+            known.setdefault(bookie, (EntryRun(first=0, last=_LAST_ENTRY_ID),))
     return known or None
 
 

@@ -23,7 +23,7 @@ from cepheid_metadata.cluster_records import (
     TenantRecord,
 )
 from cepheid_metadata.errors import CorruptRecordError
-from cepheid_metadata.ledger_records import DeletedLedger, LedgerMetadata
+from cepheid_metadata.ledger_records import DeletedLedger, LedgerMetadata, PurgedLedgers
 from cepheid_metadata.permission_records import NamespacePermissions
 from cepheid_metadata.record import Record
 from cepheid_metadata.repair_records import (
@@ -109,6 +109,11 @@ def ledger_records(store: MetadataStore) -> Records[int, LedgerMetadata]:
 def deleted_ledger_records(store: MetadataStore) -> Records[int, DeletedLedger]:
     """By ledger id."""
     return Records(store, keys.deleted_ledger_key, DeletedLedger)
+
+
+def purged_ledger_records(store: MetadataStore) -> Records[int, PurgedLedgers]:
+    """By page (`deleted_ledgers.py`)."""
+    return Records(store, keys.purged_ledgers_key, PurgedLedgers)
 
 
 def topic_records(store: MetadataStore) -> Records[TopicName, TopicRecord]:

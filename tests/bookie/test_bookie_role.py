@@ -6,7 +6,7 @@ import asyncio
 import json
 import socket
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from unittest import mock
@@ -34,6 +34,7 @@ from cepheid_metadata import (
     readonly_bookies,
     restored_record,
 )
+from cepheid_metadata.store import Create, Op, OpResult, Put
 from cepheid_metadata.upgrade import (
     NEWEST_STORAGE_FORMAT,
     NewerStorageFormatError,
@@ -42,8 +43,8 @@ from cepheid_metadata.upgrade import (
     storage_format_record,
 )
 from cepheid_ports import Ports, ProcessFailedError
-from cepheid_rpc import ReadRequest, Status
-from tests.bookie.bookie_support import add, added, entries_of, group_of, read_all
+from cepheid_rpc import LacRequest, ReadRequest, Status
+from tests.bookie.bookie_support import KEY, add, added, entries_of, group_of, read_all
 from tests.support import wait_until
 
 
@@ -242,12 +243,14 @@ async def test_garbage_in_its_registration_does_not_end_it(world: World) -> None
 async def test_a_lost_session_makes_it_unready_until_it_is_registered_again(world: World) -> None:
     await world.found()
     async with world.running() as role:
+        await role.bookie.read_lac(LacRequest(7, KEY, fence=True))
         world.stores[0].expire_session()
         assert await page(role, "/ready") == (503, "serving, metadata session lost, not registered\n")
         assert (await page(role, "/health"))[0] == 200  # a restart would not help
         world.stores[0].renew_session()
         await wait_until(lambda: role.ready, what="ready again")
         assert (await world.registrations())[0] is not None
+        assert [answer.status for answer in await add(role.bookie, group_of(7, 0), group_of(8, 0))] == [Status.FENCED, Status.OK]
 
 
 async def test_the_next_run_takes_the_place_of_one_that_was_killed(world: World) -> None:
@@ -266,6 +269,40 @@ async def test_the_next_run_takes_the_place_of_one_that_was_killed(world: World)
         assert found is not None
         assert found.process != registration.process
         assert role.ready
+
+
+@pytest.mark.parametrize("full", [True, False])
+@pytest.mark.parametrize("left", [(True, False), (True, True), (False, True)])
+async def test_one_that_was_killed_while_it_changed_places_looks_at_its_disk_before_it_registers(
+    world: World, monkeypatch: pytest.MonkeyPatch, left: tuple[bool, bool], full: bool
+) -> None:
+    """The session of the killed process may still hold one registration or both: none of them says how much room there is."""
+    await world.found()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    async with world.running(port=port):
+        old = (await world.registrations())[0]
+        assert old is not None
+    dead = MemoryStore(world.tree)
+    for records, is_left in zip((available_bookies, readonly_bookies), left, strict=True):
+        if is_left:
+            await records(dead).create("b1", old, ephemeral=True)
+    registered: list[int] = []
+    apply = world.tree.apply
+
+    def watched(ops: Sequence[Op], session_id: int) -> list[OpResult]:
+        results = apply(ops, session_id)
+        keys = [op.key for op in ops if isinstance(op, Create | Put)]
+        registered.extend(index for index, place in enumerate(("available", "readonly")) if f"/bookies/{place}/b1" in keys)
+        return results
+
+    monkeypatch.setattr(world.tree, "apply", watched)
+    async with world.running(port=port, storage={"min_free_data_bytes": 2**60 if full else 0}) as role:
+        assert role.ready
+        assert registered == [1 if full else 0]
+        assert world.places() == (not full, full)
+        assert [found is not None and found != old for found in await world.registrations()] == [not full, full]
 
 
 @pytest.mark.parametrize("copied", [False, True], ids=["other disks", "a copy of the disks"])

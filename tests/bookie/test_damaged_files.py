@@ -10,7 +10,6 @@ import pytest
 
 from cepheid_bookie import Bookie, RealDisk
 from cepheid_bookie.rocks_index import RocksBlockIndex
-from cepheid_bookie.scrub_progress import save_ledger_ids
 from cepheid_ports import CepheidError, Ports
 from cepheid_rpc import LacRequest, Status
 from tests.bookie.bookie_support import IDENTITY, KEY, KiB, add, added, entries_of, group_of, read_all, small_settings
@@ -22,7 +21,6 @@ FENCED = 7
 KINDS = (
     "VERSION",
     "SCRUB",
-    "DELETED",
     "mark.*",
     "journal/*",
     "entrylog/*",
@@ -49,7 +47,6 @@ async def write(directory: Path) -> None:
         await bookie.checkpoint()
         await added(bookie, group_of(IN_JOURNAL, 5 * life, 5))
         await bookie.scrubber.scrub_all()
-        await bookie.run_on_data_disk(lambda disk: save_ledger_ids(disk, range(500)))
         if life == 2:
             shutil.copytree(directory / "running", directory / "killed")
         await bookie.aclose()

@@ -45,10 +45,9 @@ class Metadata:
         self.hidden: set[int] = set()  # a follower that lags does not list these
         self.in_grace: dict[int, InGrace] = {}
         self.given_up: list[int] = []
-        self.expired: list[int] = []  # their time of grace ended before the first pass
+        self.purged: set[int] = set()
         self.failing = False
         self.failing_reads = False
-        self.failing_purge = False  # after some were forgotten, perhaps
         self.during_listing: Callable[[], Awaitable[None]] | None = None
 
         self.restored = False
@@ -59,18 +58,14 @@ class Metadata:
     async def report_if_restored(self, bookie: Bookie) -> bool:
         return self.restored
 
-    async def purge(
-        self, give_up: Collection[int] = (), *, before: Callable[[Collection[int]], Awaitable[None]] | None = None
-    ) -> tuple[Mapping[int, InGrace], Collection[int]]:
-        if before is not None:
-            await before([*self.in_grace, *self.expired])
-        if self.failing_purge:
-            raise ConnectionError("the session is lost")
+    async def purge(self, give_up: Collection[int] = ()) -> Mapping[int, InGrace]:
         self.given_up += give_up
         for ledger_id in give_up:
             del self.in_grace[ledger_id]
-        expired, self.expired = self.expired, []
-        return dict(self.in_grace), [*give_up, *expired]
+        return dict(self.in_grace)
+
+    async def were_purged(self, ledger_ids: Collection[int]) -> Collection[int]:
+        return self.purged.intersection(ledger_ids)
 
     async def listing(self) -> Collection[int]:
         listed = (self.ledgers - self.hidden).union(self.in_grace)
@@ -103,6 +98,21 @@ class Metadata:
 
     async def touch(self, found: Found[LedgerMetadata]) -> bool:
         raise AssertionError(f"ledger {found.record.ledger_id} is touched")
+
+
+def closed_record(ledger_id: int) -> LedgerMetadata:
+    return LedgerMetadata(
+        ledger_id=ledger_id,
+        ensemble_size=1,
+        write_quorum=1,
+        ack_quorum=1,
+        state=LedgerState.CLOSED,
+        fragments=(Fragment(first_entry_id=0, ensemble=("bookie-1",)),),
+        last_entry_id=4,
+        length_bytes=100,
+        creation_token=1,
+        created_at_ms=0,
+    )
 
 
 async def filled(bookie: Bookie, *ledgers: int) -> None:
@@ -327,65 +337,40 @@ async def test_a_confirmation_is_void_when_more_ledgers_are_missing() -> None:
     await store.aclose()
 
 
-async def test_a_mass_of_ledgers_whose_time_of_grace_ended_while_no_bookie_ran_is_collected() -> None:
+async def test_a_mass_of_ledgers_that_metadata_remembers_as_deleted_is_collected() -> None:
+    """Nine of ten topics were deleted while the bookie was down. Of ledgers that metadata only lacks, the operator is asked."""
     machine = Machine(settings=small_settings(gc_mass_ledgers=10, gc_mass_ratio=0.5))
     async with machine.bookie() as bookie:
         await filled(bookie, *range(1, 21))
         metadata = Metadata(1, 2)
-        metadata.expired = list(range(3, 21))
+        metadata.purged = set(range(3, 21))
         collector = GarbageCollector(bookie, metadata)
-        await collector.collect()
-        assert (await collector.collect()).deleted == tuple(range(3, 21))
-
-
-async def test_a_mass_of_ledgers_that_metadata_showed_as_deleted_is_collected() -> None:
-    """Nine of ten topics were deleted, and their time of grace ends at once."""
-    machine = Machine(settings=small_settings(gc_mass_ledgers=10, gc_mass_ratio=0.5))
-    async with machine.bookie() as bookie:
-        await filled(bookie, *range(1, 21))
-        metadata = Metadata(1, 2)
-        metadata.in_grace = {ledger_id: InGrace(0, 50) for ledger_id in range(3, 21)}
-        collector = GarbageCollector(bookie, metadata)
-        await collector.collect()
-        assert bookie.statistics().bytes_in_grace == 18 * 50
-        metadata.in_grace.clear()
         await collector.collect()
         assert (await collector.collect()).deleted == tuple(range(3, 21))
         metadata.ledgers.clear()
         await filled(bookie, *range(21, 31))
-        assert (await collector.collect()).refused_mass, "of these metadata never said that they are deleted"
+        assert (await collector.collect()).refused_mass
+        assert metadata.reported == [(12, 12)]
 
 
-@pytest.mark.parametrize("damaged", [False, True])
-async def test_a_restart_does_not_make_a_mass_absence_of_ledgers_that_were_seen_as_deleted(damaged: bool) -> None:
-    """The pass that made metadata forget them did not end. If the file is damaged, the operator is asked, as before."""
-    machine = Machine(settings=small_settings(gc_mass_ledgers=10, gc_mass_ratio=0.5))
-    metadata = Metadata(1, 2)
+async def test_ledgers_purged_before_a_bookie_saw_them_deleted_are_told_from_those_that_metadata_lost() -> None:
+    machine, store = Machine(settings=small_settings(gc_mass_ledgers=10, gc_mass_ratio=0.5)), MemoryStore(MemoryTree())
+    await Records(store, lambda _: keys.LEDGER_IDS_KEY, LedgerIdCounter).create(None, LedgerIdCounter(next_ledger_id=100))
+    deleted, living = DeletedLedgers(store), ledger_records(store)
+    for ledger_id in range(1, 21):
+        record = closed_record(ledger_id)
+        await living.create(ledger_id, record)
+        if ledger_id > 2:
+            await deleted.delete(Found(record, 0), 0, 0 if ledger_id % 2 else 1000)
+    await deleted.purge(1000)
     async with machine.bookie() as bookie:
         await filled(bookie, *range(1, 21))
-        metadata.expired, metadata.failing_purge = list(range(3, 21)), True
-        with pytest.raises(ConnectionError):
-            await GarbageCollector(bookie, metadata).collect()
-    machine.restart()
-    metadata.expired, metadata.failing_purge = [], False
-    if damaged:
-        machine.disk.flip_bit("DELETED", 20)
-    async with machine.bookie() as bookie:
-        collector = GarbageCollector(bookie, metadata)
-        assert (await collector.collect()).refused_mass == damaged
-        assert (await collector.collect()).deleted == (() if damaged else tuple(range(3, 21)))
-
-
-async def test_a_full_disk_on_which_deleted_ledgers_cannot_be_recorded_is_collected_all_the_same() -> None:
-    machine = Machine()
-    async with machine.bookie() as bookie:
-        await filled(bookie, 1, 2)
-        metadata = Metadata(1)
-        metadata.expired = [2]
-        machine.disk.fail("pwrite", "DELETED", errno.ENOSPC)
-        collector = GarbageCollector(bookie, metadata)
+        collector = GarbageCollector(bookie, MetadataLedgers(store, Ports()))
         await collector.collect()
-        assert (await collector.collect()).deleted == (2,)
+        assert (await collector.collect()).deleted == tuple(range(3, 21))
+        await filled(bookie, *range(21, 41))
+        assert (await collector.collect()).refused_mass
+    await store.aclose()
 
 
 @pytest.mark.virtual_time
@@ -403,6 +388,7 @@ async def test_what_is_deleted_is_gone_after_an_interval_and_a_confirmation() ->
         metadata.ledgers = {1}
         await asyncio.sleep(310)
         assert len(bookie.ledgers()) == 1001
+        metadata.purged = set(metadata.in_grace)
         metadata.in_grace.clear()
         passes = collector.passes
         await asyncio.sleep(6 * 60)
@@ -576,18 +562,7 @@ async def test_deleting_while_a_flush_runs_leaves_nothing_of_the_ledger_behind()
 
 async def test_a_clock_that_is_set_ahead_does_not_cut_the_time_in_which_a_ledger_can_be_brought_back() -> None:
     store, machine = MemoryStore(MemoryTree()), Machine()
-    record = LedgerMetadata(
-        ledger_id=2,
-        ensemble_size=1,
-        write_quorum=1,
-        ack_quorum=1,
-        state=LedgerState.CLOSED,
-        fragments=(Fragment(first_entry_id=0, ensemble=("bookie-1",)),),
-        last_entry_id=4,
-        length_bytes=100,
-        creation_token=1,
-        created_at_ms=0,
-    )
+    record = closed_record(2)
     await ledger_records(store).create(2, record)
     await DeletedLedgers(store).delete(Found(record, 0), machine.now_ms, grace_ms=3_600_000)
     ledgers = MetadataLedgers(store, machine.ports())

@@ -47,6 +47,21 @@ async def test_consumers_go_on_and_producers_are_told_the_reason() -> None:
             assert gauge(world, "cepheid_broker_topics_without_open_ledger") == 0
 
 
+async def test_a_consumer_may_come_first_to_a_topic_that_never_had_a_ledger() -> None:
+    async with BrokerWorld() as world, await world.client() as client:
+        world.writable.clear()
+        await client.subscribe("t", "s", permits=10)
+        last = await client.ask(pb.CommandGetLastMessageId(consumer_id=0, request_id=78), pb.CommandGetLastMessageIdResponse)
+        assert last.last_message_id.entryId == (1 << 64) - 1, "there is none"
+        refused = await client.ask(pb.CommandProducer(topic="t", producer_id=1, request_id=77), pb.CommandError)
+        assert "no open ledger" in refused.message
+
+        world.writable.append("bookie-1")
+        await client.produce_on("t", 2)
+        await client.publish(1, producer_id=2)
+        await client.acknowledge_saved((await client.expect_message()).position)
+
+
 def gauge(world: BrokerWorld, name: str) -> float:
     (family,) = (family for family in backlog_families(world.broker) if family.name == name)
     (sample,) = family.samples

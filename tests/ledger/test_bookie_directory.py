@@ -399,6 +399,20 @@ async def test_a_bookie_that_restarts_in_time_is_not_gone() -> None:
 
 
 @pytest.mark.virtual_time
+async def test_a_bookie_with_other_disks_is_reported_as_gone_after_it_is_reported_as_back() -> None:
+    """What `on_back` ends for bookies that are back as they were begins for this one."""
+    async with watching_for_gone("b1") as (world, sessions, _):
+        told: list[str] = []
+        world.directory.on_gone = lambda bookie_id: told.append("gone")
+        world.directory.on_back = lambda bookie_id: told.append("back")
+        sessions["b1"].expire_session()
+        record = BookieRegistration(bookie_id="b1", incarnation="others", addresses={"grpc": "b1:3181"}, process="2")
+        await available_bookies(MemoryStore(world.tree)).create("b1", record, ephemeral=True)
+        await wait_until(lambda: bool(told), what="the news")
+        assert told == ["back", "gone"]
+
+
+@pytest.mark.virtual_time
 async def test_nothing_is_gone_while_metadata_is_away_or_sessions_settle(monkeypatch: pytest.MonkeyPatch) -> None:
     settle_s = 3 * GONE_S
     monkeypatch.setattr("cepheid_ledger.bookie_directory.SETTLE_S", settle_s)

@@ -114,6 +114,15 @@ async def test_a_lac_that_no_bookie_heard_is_told_again() -> None:
         await wait_until(lambda: world.cluster["a"].explicit_lacs.get(writer.ledger_id) == 0)
 
 
+async def test_writers_that_no_bookie_hears_keep_no_others_from_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cepheid_ledger.idle_writers._WRITERS_PER_ROUND", 2)
+    async with ledger_world("a", "b", settings=TALKATIVE) as world:
+        writers = [await world.create_on(bookie, ack_quorum=1) for bookie in "aaab"]
+        await asyncio.gather(*(append(writer, [b"x"]) for writer in writers))
+        world.cluster["a"].down = True
+        await wait_until(lambda: world.cluster["b"].explicit_lacs.get(writers[-1].ledger_id) == 0)
+
+
 # After a long silence
 
 SLEEPY = FAST.model_copy(update={"explicit_lac_interval_s": 0.01, "idle_check_s": 0.03, "idle_check_timeout_s": 1.0})

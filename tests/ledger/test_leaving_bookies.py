@@ -179,3 +179,25 @@ async def test_a_second_call_during_a_round_starts_no_other_and_the_next_one_doe
     departures.leave("a", "it is gone")
     await nothing_happens()
     assert idle.asked == 2
+
+
+async def test_no_further_writer_is_asked_to_leave_a_bookie_that_came_back_during_the_round() -> None:
+    class Writer:
+        receivers = ("a",)
+        asked = 0
+
+        def leave_bookie(self, bookie_id: str, reason: str) -> bool:
+            self.asked += 1
+            return False
+
+    writers = {ledger_id: Writer() for ledger_id in range(250)}
+    departures = Departures(writers, retry_s=0.1)
+    departures.leave("a", "it is gone")
+    await asyncio.sleep(0)
+    departures.stay("a")
+    await nothing_happens()
+    assert sum(writer.asked for writer in writers.values()) == 100, "those of the first turn, once"
+    departures.leave("a", "it is gone")
+    await nothing_happens()
+    departures.close()
+    assert all(writer.asked for writer in writers.values())

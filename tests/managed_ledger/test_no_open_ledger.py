@@ -122,14 +122,69 @@ async def test_a_topic_whose_last_ledger_cannot_be_recovered_is_refused_and_name
         assert await read_all(await broker.open(THREE_COPIES)) == [b"m0", b"m1", b"m2"]
 
 
-async def test_a_topic_that_never_had_a_ledger_is_refused_until_it_can_have_one() -> None:
+@pytest.mark.parametrize("reopened", [False, True])
+async def test_a_topic_that_never_had_a_ledger_takes_subscriptions_and_its_first_message_comes_to_them(reopened: bool) -> None:
     async with topic_world() as world:
         make_read_only(world, "a")
         broker = world.broker()
-        with pytest.raises(NotEnoughBookiesError):
-            await broker.open()
+        ledger = await broker.open()
+        assert await read_all(ledger) == []
+        await ledger.create_cursor("earliest", ledger.first_position())
+        await ledger.create_cursor("latest", ledger.last_confirmed)
+        with pytest.raises(NoOpenLedgerError, match="0 are available"):
+            await append(ledger, b"x")
+        await ledger.cursors["latest"].reset(ledger.next_position(ledger.last_confirmed), ())
+        if reopened:
+            await broker.crash()
+            ledger = await world.broker(seed=2).open()
         make_writable(world)
-        await append(await broker.open(), b"x")
+        await ledger.require_open_ledger()
+        cursors = ledger.cursors
+        assert {cursor.mark_delete for cursor in cursors.values()} == {ledger.last_confirmed}
+        position = await append(ledger, b"m0")
+        assert ledger.first_position() == Position(position.ledger_id, -1)
+        assert await read_all(ledger) == [b"m0"]
+        assert {name: cursor.backlog_entries for name, cursor in cursors.items()} == {"earliest": 1, "latest": 1}
+        cursors["earliest"].acknowledge([position])
+        await cursors["earliest"].saved()
+        assert cursors["earliest"].mark_delete == position
+        await assert_nothing_dangles(world)
+
+
+async def test_a_topic_that_never_had_a_ledger_begins_above_the_ledgers_of_its_name_that_were_deleted() -> None:
+    async with topic_world() as world:
+        broker = world.broker()
+        (old,) = await append_all(await broker.open(), 1)
+        await broker.ledgers.delete(TOPIC)
+        make_read_only(world, "a")
+        ledger = await broker.open()
+        await ledger.create_cursor("sub", old)
+        make_writable(world)
+        await ledger.require_open_ledger()
+        position = await append(ledger, b"x")
+        assert position.ledger_id > old.ledger_id
+        assert ledger.cursors["sub"].backlog_entries == 1
+
+
+@pytest.mark.parametrize("end", ["terminate", "delete", "close"])
+async def test_a_topic_that_never_had_a_ledger_can_be_ended(end: str) -> None:
+    async with topic_world() as world:
+        make_read_only(world, "a")
+        broker = world.broker()
+        ledger = await broker.open()
+        await ledger.create_cursor("sub", ledger.first_position())
+        if end == "delete":
+            await ledger.delete()
+            assert await world.ledger_records() == {}
+            return
+        if end == "terminate":
+            await ledger.terminate()
+        await broker.aclose()
+        make_writable(world)
+        ledger = await world.broker(seed=2).open()
+        assert await read_all(ledger) == []
+        assert ledger.is_terminated is (end == "terminate")
+        assert ledger.cursors["sub"].backlog_entries == 0
 
 
 async def test_an_empty_topic_opens_too_and_leaves_no_ledgers_behind() -> None:
@@ -173,6 +228,17 @@ async def test_an_owner_without_an_open_ledger_is_deposed_like_any_other() -> No
         await append(third, b"x")
         await assert_nothing_dangles(world)
         assert [listed.ledger_id for listed in (await world.chain()).ledgers] == list(await world.ledger_records())
+
+
+async def test_an_owner_without_an_open_ledger_learns_of_the_next_one_although_no_bookie_can_tell_it() -> None:
+    async with topic_world(settings=SETTINGS.model_copy(update={"housekeeping_s": 1.0})) as world:
+        make_read_only(world, "a")
+        first = await world.broker().open()
+        second = await world.broker(seed=2).open()
+        await wait_until(lambda: first.state is State.FAILED)
+        assert isinstance(first.failure, ManagedLedgerFencedError)
+        await asyncio.sleep(3)
+        assert second.state is State.OPEN
 
 
 async def test_a_tick_starts_the_ledger_when_no_producer_asks() -> None:

@@ -18,6 +18,7 @@ from cepheid_metadata import (
     MemoryStore,
     MemoryTree,
     deleted_ledger_records,
+    keys,
     ledger_records,
 )
 from tests.metadata.store_harness import Harness
@@ -76,7 +77,7 @@ async def test_a_deleted_ledger_is_read_when_it_is_first_seen_and_when_its_time_
         assert get.call_count == 1
         assert deleted.in_grace == {7: InGrace(1000 + HOUR_MS, 100)}
         assert await deleted.purge(1000 + HOUR_MS) == [7]
-        assert get.call_count == 2
+        assert get.call_count == 3, "its record, and the page that remembers it"
     assert deleted.in_grace == {}
 
 
@@ -125,6 +126,42 @@ async def test_an_empty_ledger_and_one_without_grace_are_gone_at_once() -> None:
     await deleted.delete(await made(store, closed(1, last=-1)), 1000, HOUR_MS)
     await deleted.delete(await made(store, closed(2)), 1000, 0)
     assert await deleted.listing() == set()
+
+
+async def test_a_ledger_that_is_gone_for_good_is_remembered_however_it_went(harness: Harness) -> None:
+    async with harness.session() as store:
+        deleted = DeletedLedgers(store)
+        for ledger_id in (1, 2, 3, 8191, 8192, IDS[1]):
+            grace_ms = 0 if ledger_id == 3 else HOUR_MS
+            await deleted.delete(await made(store, closed(ledger_id)), 1000, grace_ms)
+        await deleted.undelete(2, 2000)
+        assert await deleted.were_purged(range(1, 9000)) == {3}, "the others can still be brought back"
+        assert await deleted.give_up(1)
+        await deleted.purge(1000 + HOUR_MS)
+        assert await deleted.were_purged([*range(9000), IDS[1], IDS[1] + 1]) == {1, 3, 8191, 8192, IDS[1]}
+
+
+async def test_a_page_of_purged_ledgers_that_cannot_be_used_delays_no_deletion() -> None:
+    store = MemoryStore(MemoryTree())
+    deleted = DeletedLedgers(store)
+    await store.create(keys.purged_ledgers_key(0), b"garbage")
+    await deleted.delete(await made(store, closed(7)), 1000, 0)
+    assert await deleted.were_purged([7]) == {7}, "it is replaced"
+    await store.put(keys.purged_ledgers_key(0), b'{"format": 9}', 1)
+    await deleted.delete(await made(store, closed(8)), 1000, 0)
+    assert await deleted.were_purged([7, 8]) == set()
+    assert not await deleted.is_kept(8)
+
+
+async def test_of_many_pages_of_purged_ledgers_the_newest_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cepheid_metadata.deleted_ledgers._MAX_PAGES", 2)
+    store = MemoryStore(MemoryTree())
+    deleted = DeletedLedgers(store)
+    ids = [10**5, 10**6, 10**7, 7, 10**6 + 1]
+    for ledger_id in ids:
+        await deleted.delete(await made(store, closed(ledger_id)), 1000, 0)
+    assert await deleted.were_purged(ids) == {10**6, 10**6 + 1, 10**7}
+    assert not await deleted.is_kept(7)
 
 
 class Racing(MemoryStore):

@@ -1,4 +1,14 @@
-"""What happens to a repair under way when something else fails: a target, all replicas, metadata, the bookie, the ledger itself."""
+"""What happens to a repair under way when something else fails: a target, all replicas, metadata, the bookie, the ledger itself.
+
+Other bad days of repair, and their tests:
+| bad day | test |
+|---|---|
+| an unknown bookie is decommissioned | `tests/cli/test_repair_commands.py`: `test_what_cannot_be_done_…` |
+| one bookie too many is decommissioned | the same: `test_a_bookie_is_decommissioned_while_it_runs` |
+| two are decommissioned at once | `test_repair_holes.py`: `test_of_two_operators_…` |
+| the copies of a bookie that returned are collected | `tests/bookie/test_surplus_copies.py` |
+| all bookies are restarted in turn | `tests/integration/test_repair_of_processes.py`: `test_a_rolling_restart_…` |
+"""
 
 from __future__ import annotations
 
@@ -6,6 +16,7 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -155,6 +166,24 @@ async def test_metadata_that_goes_away_in_the_middle_of_a_repair_delays_it(sessi
         assert not [key for key in store._tree.nodes if "/locks/" in key]
 
 
+async def test_a_worker_that_loses_its_lock_with_its_session_copies_nothing_twice() -> None:
+    async with repair_world(*"abcd") as world:
+        ledger_id = await world.closed_ledger("abc")
+        process = await world.start()
+
+        async def end_session() -> None:
+            store: MemoryStore = process.worker._store  # type: ignore[assignment]
+            store.expire_session()
+            store.renew_session()
+
+        before_write(process, end_session)
+        world.kill("b")
+        await asyncio.sleep(QUICK.grace_s)
+        await world.wait_whole(ledger_id)
+        assert process.worker.statistics.entries == 10
+        assert process.worker.statistics.failures == 0
+
+
 async def test_a_bookie_that_comes_back_while_it_is_decommissioned_is_emptied_all_the_same() -> None:
     async with repair_world(*"abcd") as world:
         ledger_ids = [await world.closed_ledger("abc") for _ in range(3)]
@@ -175,6 +204,39 @@ async def test_a_bookie_that_comes_back_while_it_is_decommissioned_is_emptied_al
         found = await draining_bookies(world.store).get("b")
         assert found is not None
         assert found.record.drained_at_ms is not None
+
+
+async def test_a_bookie_that_returns_with_old_data_after_the_repair_is_not_named_again_and_not_read() -> None:
+    async with repair_world(*"abcd") as world:
+        ledger_id = await world.closed_ledger("abc")
+        process = await world.start()
+        world.kill("b")
+        await asyncio.sleep(QUICK.grace_s)
+        await world.wait_whole(ledger_id)
+        old = world.ledgers.cluster["b"]
+        old.damage(ledger_id, 5)
+        old.reads.clear()
+        world.revive("b")
+        process.on_bookies_changed()
+        await asyncio.sleep(QUICK.grace_s)
+        assert await ensemble_of(world, ledger_id) == ("a", "d", "c")
+        assert await world.marks() == {}
+        assert process.worker.statistics.ledgers == 1
+        assert old.reads == []
+
+
+async def test_two_auditors_for_a_moment_do_no_harm() -> None:
+    async with repair_world(*"abcd") as world:
+        ledger_ids = [await world.closed_ledger("abc") for _ in range(5)]
+        processes = [await world.start(), await world.start("r2")]
+        for process in processes:
+            process.auditor._election.stand = AsyncMock(return_value=True)  # type: ignore[method-assign]
+            process.auditor._election.holds = AsyncMock(return_value=True)  # type: ignore[method-assign]
+        world.kill("b")
+        await asyncio.sleep(QUICK.grace_s)
+        await world.wait_whole(*ledger_ids)
+        assert all(process.auditor.statistics.is_auditor for process in processes)
+        assert sum(process.worker.statistics.ledgers for process in processes) == len(ledger_ids)
 
 
 async def test_a_ledger_that_is_deleted_while_it_is_copied_does_not_come_back() -> None:

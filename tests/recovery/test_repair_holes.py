@@ -369,6 +369,26 @@ async def test_a_mark_names_damaged_entries_only_in_a_cluster_that_can_read_them
         assert b'damaged":{' not in mark.encode()
 
 
+@pytest.mark.parametrize("entries", [[(5, 5)], []], ids=["named entries", "all entries"])
+async def test_damage_is_not_forgotten_while_its_bookie_is_away_for_longer_than_the_grace_period(
+    entries: list[tuple[int, int]],
+) -> None:
+    async with repair_world("a", "b", "c") as world:  # no other bookie can take its copies
+        await storage_format_record(world.store).create(None, StorageFormat(storage_format=2))
+        ledger_id = await world.closed_ledger("abc")
+        process = await world.start()
+        await asyncio.sleep(10)
+        world.kill("b")
+        process.on_bookies_changed()
+        world.ledgers.cluster["b"].damage(ledger_id, 5)
+        await mark_damaged(world.store, ledger_id, ["b"], 0, entries=entries)
+        await asyncio.sleep(QUICK.grace_s + 10)
+        assert (await world.marks())[ledger_id].bookies == {"b": ShortReason.LOST}
+        world.revive("b")
+        process.on_bookies_changed()
+        await world.wait_whole(ledger_id)
+
+
 def test_marks_for_all_entries_of_a_bookie_outweigh_those_for_some() -> None:
     def entries(mark: RepairMark | None, *runs: tuple[int, int]) -> RepairMark:
         return RepairMark(
@@ -387,8 +407,8 @@ def test_marks_for_all_entries_of_a_bookie_outweigh_those_for_some() -> None:
     assert entries(some).entries_to_check("b") is None
     assert entries(entries(some), (1, 1)).entries_to_check("b") is None, "all of them are waiting to be checked"
     assert entries(None, *((one, one) for one in range(0, 1000, 2))).entries_to_check("b") is None, "too many runs"
-    lost = some.replace(bookies={"b": ShortReason.LOST})
-    assert lost.entries_to_check("b") is None
+    emptied = some.replace(bookies={"b": ShortReason.EMPTY_DISK})
+    assert emptied.entries_to_check("b") is None
 
 
 @pytest.mark.parametrize("broken", ["mark", "audit", "request"])

@@ -164,7 +164,7 @@ async def _internal(context: AdminContext, name: TopicName, *, metadata: bool = 
     ledger = topic.ledger
     figures = ledger.statistics()
     records = ledger_records(context.store)
-    last = await records.get(figures.ledgers[-1].ledger_id)
+    last = await records.get(figures.ledgers[-1].ledger_id) if figures.ledgers else None
     described: dict[int, str] = {}
     for recorded in figures.ledgers if metadata else ():
         if (found := await records.get(recorded.ledger_id)) is not None:

@@ -331,4 +331,4 @@ def _expire_after_ms(policies: TopicPolicies) -> int | None:
 def _ended(ledger: ManagedLedger) -> Chain:
     """The chain without the ledger that opening the topic added."""
     chain = ledger.chain.replace(deletions=())  # an open topic deletes these by itself
-    return chain.replace(ledgers=chain.ledgers[:-1]) if chain.ledgers[-1].is_open else chain
+    return chain.replace(ledgers=tuple(each for each in chain.ledgers if not each.is_open))

@@ -71,6 +71,6 @@ class ClientTrims:
         history.did("delete a topic")
         self.retention[topic] = NOTHING  # made anew it has no policy of its own, if its record goes as well
         self._gone[topic] += gone
-        edge = max(gone) + 1, 0
+        edge = max(gone, default=-1) + 1, 0  # a topic that never had a ledger has none to lose
         self._edges[topic].append((history.now_s, edge))
         self._notes.note("deleted", topic, position=(*edge, -1), details={"epoch": history.epoch_of(chain)})

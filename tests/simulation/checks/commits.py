@@ -40,6 +40,8 @@ class CommitChecks:
                 continue  # seen with its record
             elif op.key.startswith(f"{keys.CHAINS_KEY}/") and isinstance(op, Create | Put):
                 self._topics.on_chain(op.key, self._pages.whole(op.key, op.value, process), process)
+            elif op.key.startswith(f"{keys.CHAINS_KEY}/") and isinstance(op, Delete):
+                self._topics.on_chain_deleted(op.key)
             elif op.key.startswith(f"{keys.CURSORS_KEY}/") and not isinstance(op, Check):
                 record = None if isinstance(op, Delete) else CursorRecord.decode(op.value, op.key)
                 self._topics.on_cursor(op.key, record)

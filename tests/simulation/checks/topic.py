@@ -57,6 +57,9 @@ class TopicRecordChecks:
             gone = ledger.ledger_id not in history.ledgers and chain.is_on_bookies(ledger.ledger_id)
             history.check("M7", not gone, lambda ledger=ledger: f"{key} names ledger {ledger.ledger_id}, which was deleted")
 
+    def on_chain_deleted(self, key: str) -> None:
+        self._trims.on_chain_deleted(key)
+
     def _check_rise(self, key: str, before: Chain | None, chain: Chain) -> None:
         """H2: positions rise along a topic, also when it was deleted and is made anew."""
         history = self._history

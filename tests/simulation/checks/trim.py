@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cepheid_managed_ledger import Retention
-from cepheid_metadata import Chain, Position, keys
+from cepheid_metadata import EARLIEST, Chain, Position, keys
 from tests.simulation.checks.history import History
 from tests.simulation.checks.topic_model import TopicModel
 from tests.simulation.world.sim_clock import true_ms
@@ -21,6 +21,7 @@ class TrimChecks:
 
     def __init__(self, history: History) -> None:
         self._history = history
+        self._emptied: dict[str, None] = {}  # incarnations
 
     def on_chain(self, key: str, before: Chain | None, chain: Chain, process: str) -> None:
         if before is None:
@@ -39,7 +40,14 @@ class TrimChecks:
             history.on_trimmed(key, gone, kept)
             self._check_saved_positions(key, chain, gone)
         if gone and not kept and before.incarnation == chain.incarnation:
+            self._emptied[chain.incarnation] = None
             history.on_emptied(key, chain, gone)
+
+    def on_chain_deleted(self, key: str) -> None:
+        """A chain without ledgers is not emptied before its record goes, and its subscriptions go with it all the same."""
+        chain = self._history.chains.get(key)
+        if chain is not None and chain.incarnation not in self._emptied:
+            self._history.on_emptied(key, chain, ())
 
     def _note_closed(self, topic: TopicModel, before: Chain, chain: Chain, process: str) -> None:
         """When a ledger ended, if its record says about the same. A clock that was wrong already when the topic was opened, or when
@@ -110,14 +118,17 @@ def check_not_read(history: History, key: str, chain: Chain, process: str) -> No
 
 
 def check_positions(history: History, process: str, managed_ledger: Any) -> None:
-    """M7, of the opening that reigns: every durable cursor is in a ledger that the committed chain lists. A trim moves those along
-    that are in what goes, first: what they show to operators and clients exists."""
+    """M7, of the opening that reigns: every durable cursor is in a ledger that the committed chain lists, or at the beginning of a
+    topic that never had one. A trim moves those along that are in what goes, first: what they show to operators and clients
+    exists."""
     key = keys.chain_key(managed_ledger.topic)
     if not managed_ledger.is_usable or history.reigning.get(key) != (process, history.epoch_of(managed_ledger.chain)):
         return
     listed = [ledger.ledger_id for ledger in history.chains[key].ledgers]
     for cursor in managed_ledger.cursors.values():
-        there = cursor.mark_delete.ledger_id in listed
+        # Until the owner hears that its topic has its first ledger, the cursors stay where they were.
+        begins = not managed_ledger.chain.ledgers and cursor.mark_delete == EARLIEST
+        there = cursor.mark_delete.ledger_id in listed or begins
         history.check("M7", there, lambda c=cursor: f"{c!r} of {managed_ledger.topic} is in none of the ledgers {listed}")
 
 

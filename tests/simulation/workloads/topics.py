@@ -8,7 +8,6 @@ Two brokers run this loop for one topic: each opening deposes the other, which f
 from __future__ import annotations
 
 import asyncio
-import math
 import random
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -64,10 +63,6 @@ class _Memory(NamedTuple):
     acked: Acked
 
 
-_STALE_S = 10.0
-"""No process reads metadata that is older."""
-
-
 class TopicWorkload:
     def __init__(
         self,
@@ -107,7 +102,6 @@ class TopicWorkload:
 
     def begin_anew(self) -> None:
         """Nothing is in the topic."""
-        self._listed_at_s = math.inf  # when its chain was first seen with ledgers
         self.model = TopicModel(str(self.topic), keys.chain_key(self.topic))
         self.model.keeps_on_bookies_ms = self.offload.keep_ms if self.offload.url is not None else 0
         self._history.topics[self.model.key] = self.model
@@ -146,15 +140,12 @@ class TopicWorkload:
         history.did("open")
         is_right = abs(broker.ports.wall_ms() - true_ms()) < RIGHT_MS
         recorded = history.chains.get(self.model.key)
-        if recorded is not None and recorded.ledgers:
-            self._listed_at_s = min(self._listed_at_s, history.now_s)
         self.model.note_policy(broker.process, self.config.retention)
         try:
             managed_ledger = await broker.managed_ledgers.open(self.topic, self.config)
         except EXPECTED as error:
             history.note(f"{broker.process} cannot open {self.topic}: {error}")
-            was_read = history.now_s > self._listed_at_s + _STALE_S
-            refused = was_read and isinstance(error, NotEnoughBookiesError)
+            refused = isinstance(error, NotEnoughBookiesError)
             history.check("V10", not refused, lambda error=error: f"{broker.process} does not open {recorded}: {error}")
             return None
         history.note(lambda: f"{broker.process} opened {managed_ledger!r}")
