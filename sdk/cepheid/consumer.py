@@ -67,6 +67,7 @@ class Consumer(Generic[T]):
     ) -> None:
         self.subscription = subscription
         self.links: dict[str, TopicConsumer] = {}  # by the full name of the topic or partition
+        self.is_paused = False  # read by the links, also by those that are added later
         self._queue: deque[Message[T]] = deque()
         self._waiters: deque[asyncio.Future[None]] = deque()
         # Permits were written, and some loops hand them to the system only at the end of their turn. An application that takes
@@ -184,6 +185,29 @@ class Consumer(Generic[T]):
             if not waiter.done():
                 waiter.set_result(None)
                 count -= 1
+
+    def pause(self) -> None:
+        """Ask the broker for no more messages until `resume`. Those that were fetched before, and those on their way, are still
+        received. Acknowledging, giving back and seeking go on. It holds over lost connections and for topics that are added.
+
+        Raises ClosedError. A second call does nothing.
+        """
+        self._check_open()
+        self.is_paused = True
+
+    def resume(self) -> None:
+        """Ask the broker for messages again, after `pause`. Raises ClosedError. Without `pause` it does nothing."""
+        self._check_open()
+        if self.is_paused:
+            self.is_paused = False
+            for link in self.links.values():
+                link.resume()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"the consumer of {self.subscription} is closed")
+        for link in self.links.values():
+            link.check_process()
 
     # Acknowledging
 

@@ -124,6 +124,12 @@ class Consumer(_Blocking, Generic[T]):
         except ClosedError:
             return
 
+    def pause(self) -> None:
+        self._thread.call(self._consumer.pause)
+
+    def resume(self) -> None:
+        self._thread.call(self._consumer.resume)
+
     def ack(self, message: Message[T] | MessageId) -> None:
         self._thread.run(self._consumer.ack(message))
 

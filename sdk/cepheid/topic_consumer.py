@@ -103,6 +103,8 @@ class ConsumerOptions:
 class Owner(Protocol):
     """The consumer that an application uses."""
 
+    is_paused: bool
+
     def on_messages(self, messages: list[Message[Any]]) -> None: ...
     def drop_messages_of(self, source: TopicConsumer) -> int: ...
     def on_link_failed(self, source: TopicConsumer, error: Error) -> None: ...
@@ -400,7 +402,7 @@ class TopicConsumer(TopicLink):
     def on_starved(self) -> None:
         """The application emptied the queue. If it has done so for a while, the round trip to the broker is what it waits for, and
         more messages under way help. Not for shared types: what one consumer holds in advance the others cannot have."""
-        if self._flowed < 2 * self._permits or self.options.is_shared:
+        if self._flowed < 2 * self._permits or self.options.is_shared or self._owner.is_paused:
             return
         self._flowed = 0
         more = min(self._permits, self._permits_limit - self._permits)
@@ -415,8 +417,13 @@ class TopicConsumer(TopicLink):
         if self._permits_back >= self._flow_at:
             self._flow()
 
+    def resume(self) -> None:
+        """Give back the permits that were kept while the consumer was paused."""
+        if self._permits_back:
+            self._flow()
+
     def _flow(self) -> None:
-        if self.connection is not None:
+        if self.connection is not None and not self._owner.is_paused:
             count, self._permits_back = self._permits_back, 0
             self._flowed += count
             self.connection.write(encode_body(pb.CommandFlow(consumer_id=self._consumer_id, messagePermits=count)))

@@ -578,3 +578,22 @@ async def test_a_schema_that_could_not_be_fetched_is_fetched_again(
             with pytest.raises(cepheid.UnreadableMessageError, match="the schema of a message cannot be had: no answer"):
                 _ = first.value
             assert (await consumer.receive(RECEIVE_S)).value == Point(1)
+
+
+async def test_a_paused_consumer_asks_for_nothing_until_it_is_resumed(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client, client.producer(topic, batching=False) as producer:
+        async with client.consumer(topic, "s", start="earliest", receiver_queue=2) as consumer:
+            consumer.pause()
+            for number in range(6):
+                await producer.send(b"%d" % number)
+            assert await data_of(consumer, 2) == numbers(0, 2)  # permits for these were given before
+            await assert_silent(consumer)
+            (link,) = consumer.links.values()
+            assert link.connection is not None
+            link.connection.abort("cut by the test")  # a new connection does not end the pause
+            await wait_until(lambda: link.connection is not None, what="attached again")
+            await assert_silent(consumer)
+            consumer.resume()
+            assert await data_of(consumer, 6) == numbers(0, 6)
+        with pytest.raises(cepheid.ClosedError, match="is closed"):
+            consumer.pause()
