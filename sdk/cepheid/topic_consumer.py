@@ -163,6 +163,11 @@ class TopicConsumer(TopicLink):
             self._set_start(self._start, options.start_inclusive)
 
     @property
+    def is_unordered(self) -> bool:
+        """Whether the broker gives messages with the same key to several consumers."""
+        return self.options.type == "shared"
+
+    @property
     def receiver_queue(self) -> int:
         """How many messages the broker may send in advance."""
         return self._permits

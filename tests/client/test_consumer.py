@@ -597,3 +597,81 @@ async def test_a_paused_consumer_asks_for_nothing_until_it_is_resumed(cluster: C
             assert await data_of(consumer, 6) == numbers(0, 6)
         with pytest.raises(cepheid.ClosedError, match="is closed"):
             consumer.pause()
+
+
+async def test_run_handles_messages_and_drains_when_it_is_cancelled(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client:
+        await publish(client, topic, 6, batching=False)
+        running: list[bytes] = []
+        go_on, handled, most = asyncio.Event(), list[bytes](), 0
+
+        async def handle(message: cepheid.Message[bytes]) -> None:
+            nonlocal most
+            running.append(message.data)
+            most = max(most, len(running))
+            if message.data != b"0":
+                await go_on.wait()
+            running.remove(message.data)
+            handled.append(message.data)
+
+        async with client.consumer(topic, "s", type="shared", start="earliest") as consumer:
+            worker = asyncio.ensure_future(consumer.run(handle, concurrency=2))
+            await wait_until(lambda: len(running) == 2, what="two handlers run")
+            worker.cancel()
+            await asyncio.sleep(0)
+            go_on.set()
+            with pytest.raises(asyncio.CancelledError):
+                await worker
+            assert (handled, most) == (numbers(0, 3), 2)
+            assert await data_of(consumer, 3) == numbers(3, 6)  # was not taken
+            stats = cluster.admin("GET", f"persistent/public/default/{topic}/stats")
+            assert stats["subscriptions"]["s"]["msgBacklog"] == 3
+
+
+async def test_run_gives_back_what_fails_and_what_does_not_end(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client:
+        await publish(client, topic, 2, batching=False)
+        failed = asyncio.Event()
+
+        async def handle(message: cepheid.Message[bytes]) -> None:
+            if message.data == b"0" and not failed.is_set():
+                failed.set()
+                raise ValueError("not today")
+            if message.data == b"1":
+                await asyncio.sleep(3600)
+
+        async with client.consumer(topic, "s", type="shared", start="earliest", nack_backoff=SOON) as consumer:
+            worker = asyncio.ensure_future(consumer.run(handle, concurrency=2, drain_timeout_s=0.01))
+            await wait_until(lambda: consumer.queued_messages == 0 and failed.is_set(), what="both were taken")
+            await wait_until(
+                lambda: cluster.admin("GET", f"persistent/public/default/{topic}/stats")["subscriptions"]["s"]["msgBacklog"] == 1,
+                what="the failed message was handled again",
+            )
+            worker.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await worker
+            message = await consumer.receive(RECEIVE_S)
+            assert (message.data, message.redelivery_count) == (b"1", 1)
+
+
+@pytest.mark.parametrize(("kind", "at_once"), [("key_shared", ["a1", "b1"]), ("shared", ["a1", "a2", "b1"])])
+async def test_run_handles_messages_of_one_key_in_order(cluster: ClusterThread, topic: str, kind: Any, at_once: list[str]) -> None:
+    async with cepheid.connect(cluster.url) as client, client.producer(topic, schema=str, batching=False) as producer:
+        for text in ("a1", "a2", "b1"):
+            await producer.send(text, key=text[0])
+        handled: list[str] = []
+        go_on = asyncio.Event()
+
+        async def handle(message: cepheid.Message[str]) -> None:
+            handled.append(message.value)
+            await go_on.wait()
+
+        async with client.consumer(topic, "s", type=kind, start="earliest", schema=str) as consumer:
+            worker = asyncio.ensure_future(consumer.run(handle, concurrency=3))
+            await wait_until(lambda: len(handled) == len(at_once), what="handlers run")
+            await asyncio.sleep(0.01)
+            assert sorted(handled) == at_once
+            go_on.set()
+            await wait_until(lambda: len(handled) == 3, what="all are handled")
+        await asyncio.wait_for(worker, RECEIVE_S)  # closing the consumer ends it
+        assert [text for text in handled if text[0] == "a"] == ["a1", "a2"]
