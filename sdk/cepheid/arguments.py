@@ -55,6 +55,7 @@ class ConsumerArguments(TypedDict, total=False):
     priority: int
     properties: Mapping[str, str] | None
     nack_backoff: NackBackoff
+    ack_timeout_s: float | None
     dead_letters: DeadLetters | None
     retry: bool
     batch_index_acks: bool
@@ -153,6 +154,7 @@ def plan_consumer(
     priority: int = 0,
     properties: Mapping[str, str] | None = None,
     nack_backoff: NackBackoff | None = None,
+    ack_timeout_s: float | None = None,
     dead_letters: DeadLetters | None = None,
     retry: bool = False,
     batch_index_acks: bool = True,
@@ -175,6 +177,7 @@ def plan_consumer(
         batch_index_acks=batch_index_acks,
         read_compacted=read_compacted,
         nack_backoff=nack_backoff or NackBackoff(),
+        ack_timeout_s=ack_timeout_s,
         dead_letters_after=None if dead_letters is None else dead_letters.after,
         decryptor=MessageDecryptor(key_reader),
         on_decryption_failure=on_decryption_failure,

@@ -215,6 +215,8 @@ class Client:
         `receiver_queue` (1000): how many messages are fetched before they are asked for. Exclusive and failover consumers that keep
         it empty get up to eight times as many.
         `nack_backoff`: how long messages that were given back wait.
+        `ack_timeout_s`: give back messages that were received and not acknowledged within this time, from `receive` on. By default
+        there is no limit.
         `dead_letters`: what becomes of messages that fail again and again.
         `retry`: also consume the subscription's retry topic, for `retry_later`.
         `key_reader`: has the private keys for encrypted messages. `on_decryption_failure`: "fail" (the message raises when it is

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from cepheid.acks import AckTracker, bits_of
+from cepheid.acks import AckTracker, DeliveredMessages, bits_of
 from cepheid.connection import Connection, Request
 from cepheid.encryption import MessageDecryptor, OnDecryptionFailure, encrypted_payload
 from cepheid.entry_reader import ChunkBuffer, Single, split_batch, split_plain_batch, unpack
@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 ACK_GROUP_S = 0.1
 ACK_GROUP_ENTRIES = 1000
 NACK_GROUP_S = 0.01
+ACK_TIMEOUT_GROUP_S = 0.05
 QUEUE_GROWTH = 8
 QUEUE_GROWTH_BYTES = 32 << 20
 """A queue does not grow beyond this, going by the average size of what came."""
@@ -82,6 +83,7 @@ class ConsumerOptions:
     read_compacted: bool = False
     nack_backoff: NackBackoff = field(default_factory=NackBackoff)
     dead_letters_after: int | None = None  # deliveries, beyond the first
+    ack_timeout_s: float | None = None
     decryptor: MessageDecryptor = field(default_factory=lambda: MessageDecryptor(None))
     on_decryption_failure: OnDecryptionFailure = "fail"
 
@@ -90,6 +92,8 @@ class ConsumerOptions:
             raise UsageError(f"type must be one of {', '.join(_TYPES)}, got {self.type!r}")
         if self.receiver_queue < 1:
             raise UsageError(f"receiver_queue must be 1 or more messages, got {self.receiver_queue}")
+        if self.ack_timeout_s is not None and self.ack_timeout_s <= 0:
+            raise UsageError(f"ack_timeout_s must be more than 0 seconds, or None for no limit, got {self.ack_timeout_s}")
         if not self.subscription:
             raise UsageError("the subscription must have a name")
         if self.on_decryption_failure not in ("fail", "discard", "consume"):
@@ -148,6 +152,8 @@ class TopicConsumer(TopicLink):
         self._ack_waiters: list[asyncio.Future[None]] = []
         self._acks_soon = False  # they are sent at the end of the loop's turn
         self._confirming: set[asyncio.Task[None]] = set()
+        self._delivered = None if options.ack_timeout_s is None else DeliveredMessages[Message[Any]](options.ack_timeout_s)
+        self._ack_timeout_timer: asyncio.TimerHandle | None = None
         self._nacks: list[tuple[float, int, tuple[int, int]]] = []
         self._nack_order = itertools.count()
         self._uncounted: dict[tuple[int, int], tuple[int, int]] = {}  # by entry: the last cancelled delivery, how many were
@@ -285,6 +291,14 @@ class TopicConsumer(TopicLink):
     def on_taken(self, message: Message[Any]) -> bool:
         """The application took a message out of the queue. Return whether permits were written to the broker."""
         self.last_taken = message
+        if self._delivered is not None:
+            facts = message._facts
+            loop = asyncio.get_running_loop()
+            self._delivered.add((facts.ledger_id, facts.entry_id), message._index, message, loop.time())
+            if self._ack_timeout_timer is None:
+                self._ack_timeout_timer = loop.call_later(
+                    self._delivered.timeout_s + ACK_TIMEOUT_GROUP_S, self._give_back_unacknowledged
+                )
         self._permits_back = back = self._permits_back + 1
         if back < self._flow_at:
             return False
@@ -436,6 +450,8 @@ class TopicConsumer(TopicLink):
     def _drop_queue(self) -> int:
         """Rule 1."""
         self._chunks.clear()
+        if self._delivered is not None:
+            self._delivered.clear()  # they come again as it is
         held, self._held = self._held, None if self._held is None else []
         return self._owner.drop_messages_of(self) + sum(map(len, held or ()))
 
@@ -446,6 +462,8 @@ class TopicConsumer(TopicLink):
         if self.is_closed or self.failure is not None:
             self.check_usable()
         facts = message._facts
+        if self._delivered is not None:
+            self._delivered.discard((facts.ledger_id, facts.entry_id), message._index)
         if (part := facts.part) is not None and part.ack(message._index):
             return  # its batch waits to be sent
         self.check_process()
@@ -459,12 +477,16 @@ class TopicConsumer(TopicLink):
 
     def ack_id_nowait(self, message_id: MessageId) -> None:
         self._acks.ack(message_id[:2], message_id.batch_index, _batch_size(message_id))
+        if self._delivered is not None:
+            self._delivered.discard(message_id[:2], message_id.batch_index)
         self._send_acks_later()
 
     def ack_cumulative_nowait(self, message_id: MessageId) -> None:
         if self.options.is_shared:
             raise UsageError(f"{self.what}: a {self.options.type} subscription has no cumulative acknowledgement: use ack")
         self._acks.ack_cumulative(message_id[:2], message_id.batch_index, _batch_size(message_id))
+        if self._delivered is not None:
+            self._delivered.discard_through(message_id[:2], message_id.batch_index)
         self._send_acks_later()
 
     async def acks_confirmed(self, acknowledge: Callable[[], None]) -> None:
@@ -553,6 +575,8 @@ class TopicConsumer(TopicLink):
         """Give a message back: it comes again after `delay_s`, by default after the back-off for its count of deliveries."""
         limit = self.options.dead_letters_after
         facts = message._facts
+        if self._delivered is not None:
+            self._delivered.discard((facts.ledger_id, facts.entry_id), message._index)
         if limit is not None and self._failures_of(message) >= limit:
             if facts.unpacked:
                 self._owner.on_dead_letter(self, message)
@@ -567,6 +591,8 @@ class TopicConsumer(TopicLink):
     def give_back(self, message: Message[Any]) -> None:
         """Give a message back at once: its handler was cancelled and did not fail, so it is not a step towards a dead letter."""
         facts = message._facts
+        if self._delivered is not None:
+            self._delivered.discard((facts.ledger_id, facts.entry_id), message._index)
         if self.options.dead_letters_after is not None:
             place = (facts.ledger_id, facts.entry_id)
             last, count = self._uncounted.pop(place, (-1, 0))
@@ -579,6 +605,19 @@ class TopicConsumer(TopicLink):
         """Return how many deliveries before this one count."""
         facts = message._facts
         return facts.redelivery_count - self._uncounted.get((facts.ledger_id, facts.entry_id), (0, 0))[1]
+
+    def _give_back_unacknowledged(self) -> None:
+        """The application did not acknowledge messages within the acknowledgement timeout: they come again, as if it had failed."""
+        self._ack_timeout_timer = None
+        delivered, loop = self._delivered, asyncio.get_running_loop()
+        assert delivered is not None, "the timer runs for consumers with an acknowledgement timeout"
+        if (expired := delivered.take_expired(loop.time())) and self.connection is not None:
+            extra = {"topic": self.topic, "subscription": self.options.subscription, "messages": len(expired)}
+            log.info("client.ack_timed_out", extra=extra)
+            for message in expired:
+                self.nack(message, 0.0)
+        if (deadline := delivered.next_deadline()) is not None:
+            self._ack_timeout_timer = loop.call_at(deadline + ACK_TIMEOUT_GROUP_S, self._give_back_unacknowledged)
 
     def _nack(self, facts: EntryFacts, delay_s: float | None) -> None:
         if delay_s is None:
@@ -731,7 +770,7 @@ class TopicConsumer(TopicLink):
                 await asyncio.wait(self._confirming)  # each has its time limit
         finally:
             await self.stop()
-        for timer in (self._ack_timer, self._nack_timer):
+        for timer in (self._ack_timer, self._nack_timer, self._ack_timeout_timer):
             if timer is not None:
                 timer.cancel()
         _fail(self._attached, ClosedError(f"{self.what} was closed"))

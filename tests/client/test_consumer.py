@@ -376,6 +376,7 @@ async def test_several_topics_and_patterns(cluster: ClusterThread, topic: str) -
         ({"type": "queue"}, "type must be one of exclusive"),
         ({"start": "middle"}, "start must be 'latest' or 'earliest'"),
         ({"receiver_queue": 0}, "receiver_queue must be 1 or more"),
+        ({"ack_timeout_s": 0}, "ack_timeout_s must be more than 0 seconds"),
         ({"dead_letters": cepheid.DeadLetters()}, "need type='shared' or 'key_shared'"),
     ],
 )
@@ -675,3 +676,31 @@ async def test_run_handles_messages_of_one_key_in_order(cluster: ClusterThread, 
             await wait_until(lambda: len(handled) == 3, what="all are handled")
         await asyncio.wait_for(worker, RECEIVE_S)  # closing the consumer ends it
         assert [text for text in handled if text[0] == "a"] == ["a1", "a2"]
+
+
+@pytest.mark.parametrize("kind", ["shared", "exclusive"])
+async def test_what_is_not_acknowledged_in_time_comes_again(cluster: ClusterThread, topic: str, kind: Any) -> None:
+    async with cepheid.connect(cluster.url) as client:
+        await publish(client, topic, 4, batching=False)
+        async with client.consumer(topic, "s", type=kind, start="earliest", ack_timeout_s=0.2, receiver_queue=2) as consumer:
+            messages = [await consumer.receive(RECEIVE_S) for _ in range(4)]
+            for message in (messages[0], messages[1], messages[3]):
+                consumer.ack_nowait(message)
+            again = await consumer.receive(RECEIVE_S)
+            assert (again.data, again.redelivery_count) == (b"2", int(kind == "shared"))
+            consumer.ack_nowait(again)
+            await asyncio.sleep(0.3)
+            await assert_silent(consumer)
+
+
+async def test_the_acknowledgement_timeout_leads_to_the_dead_letter_topic(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client:
+        await publish(client, topic, 1)
+        async with (
+            client.consumer(f"{topic}-s-DLQ", "dead") as dead,
+            client.consumer(
+                topic, "s", type="shared", start="earliest", ack_timeout_s=0.05, dead_letters=cepheid.DeadLetters(after=1)
+            ) as consumer,
+        ):
+            assert [(await consumer.receive(RECEIVE_S)).redelivery_count for _ in range(2)] == [0, 1]
+            assert (await dead.receive(RECEIVE_S)).data == b"0"
