@@ -42,7 +42,18 @@ if TYPE_CHECKING:
     from cepheid.producer import Producer
     from cepheid.reader import Reader
     from cepheid.record_types import Float32, Int32
-    from cepheid.schemas import AvroSchema, BytesSchema, JsonSchema, Schema, StringSchema, TopicSchema
+    from cepheid.schemas import (
+        AutoSchema,
+        AvroSchema,
+        BytesSchema,
+        JsonSchema,
+        KeyValueSchema,
+        PrimitiveSchema,
+        ProtobufSchema,
+        Schema,
+        StringSchema,
+        TopicSchema,
+    )
     from cepheid.table_view import Change, TableView
     from cepheid.topic_consumer import NackBackoff
     from cepheid_security.oauth2 import ClientCredentials
@@ -50,6 +61,7 @@ if TYPE_CHECKING:
 __all__ = [
     "EARLIEST",
     "LATEST",
+    "AutoSchema",
     "AvroSchema",
     "BusyError",
     "BytesSchema",
@@ -69,6 +81,7 @@ __all__ = [
     "JsonSchema",
     "KeyFiles",
     "KeyReader",
+    "KeyValueSchema",
     "Message",
     "MessageId",
     "MessageTooLargeError",
@@ -77,7 +90,9 @@ __all__ = [
     "NotAllowedError",
     "NotFoundError",
     "PreconditionError",
+    "PrimitiveSchema",
     "Producer",
+    "ProtobufSchema",
     "QuotaError",
     "Reader",
     "RefusedError",
@@ -128,7 +143,18 @@ _HOMES = {
     "cepheid.producer": ("Producer",),
     "cepheid.reader": ("Reader",),
     "cepheid.record_types": ("Float32", "Int32"),
-    "cepheid.schemas": ("AvroSchema", "BytesSchema", "JsonSchema", "Schema", "StringSchema", "TopicSchema"),
+    "cepheid.schemas": (
+        "AutoSchema",
+        "AvroSchema",
+        "BytesSchema",
+        "JsonSchema",
+        "KeyValueSchema",
+        "PrimitiveSchema",
+        "ProtobufSchema",
+        "Schema",
+        "StringSchema",
+        "TopicSchema",
+    ),
     "cepheid.table_view": ("Change", "TableView"),
     "cepheid.topic_consumer": ("NackBackoff",),
     "cepheid_security.oauth2": ("ClientCredentials",),

@@ -32,14 +32,13 @@ from cepheid.opening import Opening
 from cepheid.producer import Producer
 from cepheid.reader import Reader
 from cepheid.routing import PartitionChooser
-from cepheid.schemas import BYTES, Schema, TopicSchema, schema_of
+from cepheid.schemas import BYTES, Schema, TopicSchema, schema_of, topic_schema_of
 from cepheid.service_url import parse_service_url
 from cepheid.table_view import TableView
 from cepheid.topic_consumer import ConsumerOptions, TopicConsumer
 from cepheid.topic_producer import TopicProducer
 from cepheid_ports import TaskOwner
 from cepheid_wire import InvalidTopicNameError, TopicName
-from cepheid_wire import pulsar_api_pb2 as pb
 
 log = logging.getLogger(__name__)
 
@@ -317,10 +316,7 @@ class Client:
         """Return the latest schema of a topic, None if it has none."""
         self._use()
         found = await self._lookup.schema(full_name(topic))
-        if found is None:
-            return None
-        kind = pb.Schema.Type.Name(found.type)
-        return TopicSchema(kind.upper(), found.name, found.schema_data)
+        return None if found is None else topic_schema_of(found)
 
     async def _open_producer(self, topic: str, plan: ProducerPlan) -> Producer[Any]:
         self._use()

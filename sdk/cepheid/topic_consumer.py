@@ -29,7 +29,7 @@ from cepheid.errors import ClosedError, ConnectError, Error, TimedOutError, Unre
 from cepheid.lookup import Lookup
 from cepheid.message import EntryFacts, Message, messages_of
 from cepheid.message_id import EARLIEST, LATEST, MessageId, as_protobuf
-from cepheid.schemas import Schema
+from cepheid.schemas import Schema, TopicSchema, topic_schema_of
 from cepheid.topic_link import TopicLink
 from cepheid_wire import TopicName, WireError, encode_body, messages_in, parse_metadata, signed64, split_tail, verify_tail
 from cepheid_wire import pulsar_api_pb2 as pb
@@ -161,7 +161,7 @@ class TopicConsumer(TopicLink):
         self._epoch = 0 if not options.is_shared else _NO_EPOCH
         self._chunks = ChunkBuffer()
         self._held: list[list[Message[Any]]] | None = None  # waits for the schema that it was written with
-        self._writers: dict[bytes, bytes | Error | None] = {}
+        self._writers: dict[bytes, TopicSchema | Error | None] = {}
         self._seek_ended: asyncio.Event | None = None
         self._attached: list[asyncio.Future[None]] = []
         self._started_by_time = False
@@ -406,7 +406,7 @@ class TopicConsumer(TopicLink):
             version = held[0][0]._facts.metadata.schema_version
             try:
                 schema = await self._lookup.schema(str(TopicName.parse(self.topic).base), version)
-                self._writers[version] = None if schema is None else schema.schema_data
+                self._writers[version] = None if schema is None else topic_schema_of(schema)
             except Error as error:
                 if not error.retriable:
                     self._writers[version] = error
