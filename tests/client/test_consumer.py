@@ -13,6 +13,7 @@ import pytest
 import cepheid
 from cepheid.lookup import Lookup
 from cepheid_wire import ServerError
+from cepheid_wire import pulsar_api_pb2 as pb
 from tests.client.conftest import ClusterThread
 from tests.support import wait_until
 
@@ -704,3 +705,34 @@ async def test_the_acknowledgement_timeout_leads_to_the_dead_letter_topic(cluste
         ):
             assert [(await consumer.receive(RECEIVE_S)).redelivery_count for _ in range(2)] == [0, 1]
             assert (await dead.receive(RECEIVE_S)).data == b"0"
+
+
+@pytest.mark.parametrize("lookaround", ["", "(?!x)"])  # the broker has no such patterns: it is asked for all topics
+async def test_a_broker_tells_consumers_of_a_pattern_about_new_topics(cluster: ClusterThread, topic: str, lookaround: str) -> None:
+    topic = topic.partition("-")[0] + str(len(lookaround))
+    pattern = re.compile(f"public/default/{lookaround}{topic}.*")
+    async with cepheid.connect(cluster.url, partition_refresh_s=600) as client:
+        async with client.consumer(pattern, "s") as consumer:
+            await publish(client, f"{topic}-a", 1)
+            assert await data_of(consumer, 1) == [b"0"]
+            for link in consumer.links.values():
+                assert link.connection is not None
+                link.connection.abort("cut by the test")  # with it goes the watcher
+            cluster.create_partitions(f"{topic}-b", 2)
+            await wait_until(lambda: len(consumer.topics) == 3, what="the partitions are consumed")
+            cluster.create_partitions(f"{topic}-b", 3, method="POST")
+            await wait_until(lambda: len(consumer.topics) == 4, what="the new partition is consumed")
+            connection = next(iter(consumer.links.values())).connection
+            assert connection is not None
+            assert connection.watchers
+        await wait_until(lambda: not connection.watchers, what="the watcher is closed")
+
+
+async def test_patterns_are_followed_also_where_brokers_have_no_watchers(
+    cluster: ClusterThread, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cepheid_broker.protocol.connection.FEATURES", pb.FeatureFlags())
+    async with cepheid.connect(cluster.url, partition_refresh_s=0.05) as client:
+        async with client.consumer(re.compile(f"public/default/{topic}.*"), "s") as consumer:
+            await publish(client, f"{topic}-a", 1)
+            assert await data_of(consumer, 1) == [b"0"]
