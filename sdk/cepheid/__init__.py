@@ -55,7 +55,7 @@ if TYPE_CHECKING:
         TopicSchema,
     )
     from cepheid.table_view import Change, TableView
-    from cepheid.topic_consumer import NackBackoff
+    from cepheid.topic_consumer import KeyShared, NackBackoff
     from cepheid_security.oauth2 import ClientCredentials
 
 __all__ = [
@@ -81,6 +81,7 @@ __all__ = [
     "JsonSchema",
     "KeyFiles",
     "KeyReader",
+    "KeyShared",
     "KeyValueSchema",
     "Message",
     "MessageId",
@@ -156,7 +157,7 @@ _HOMES = {
         "TopicSchema",
     ),
     "cepheid.table_view": ("Change", "TableView"),
-    "cepheid.topic_consumer": ("NackBackoff",),
+    "cepheid.topic_consumer": ("KeyShared", "NackBackoff"),
     "cepheid_security.oauth2": ("ClientCredentials",),
 }
 """What each module gives; a test compares it with the imports above."""

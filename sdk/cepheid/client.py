@@ -219,6 +219,7 @@ class Client:
         `nack_backoff`: how long messages that were given back wait.
         `ack_timeout_s`: give back messages that were received and not acknowledged within this time, from `receive` on. By default
         there is no limit.
+        `key_shared`: how the consumers of a key_shared subscription share its keys; by default the broker divides them.
         `dead_letters`: what becomes of messages that fail again and again.
         `retry`: also consume the subscription's retry topic, for `retry_later`.
         `key_reader`: has the private keys for encrypted messages. `on_decryption_failure`: "fail" (the message raises when it is

@@ -65,6 +65,25 @@ class NackBackoff:
         return min(self.limit_s, self.first_s * 2.0 ** min(redelivery_count, 60))
 
 
+@dataclass(frozen=True, slots=True)
+class KeyShared:
+    """How the consumers of a key_shared subscription share its keys. All of them must ask for the same.
+
+    `hash_ranges`: the hashes of keys that this consumer gets, as pairs of first and last, from 0 to 65,535. The consumers of a
+    subscription must not overlap, and keys that no consumer has are not delivered. None: the broker divides them.
+    `out_of_order`: a consumer that joins gets new messages of a key while another one still has earlier ones.
+    """
+
+    hash_ranges: tuple[tuple[int, int], ...] | None = None
+    out_of_order: bool = False
+
+    def __post_init__(self) -> None:
+        if self.hash_ranges is not None and not (
+            self.hash_ranges and all(0 <= first <= last < 1 << 16 for first, last in self.hash_ranges)
+        ):
+            raise UsageError(f"hash_ranges must be pairs of first and last between 0 and 65,535, got {self.hash_ranges}")
+
+
 @dataclass(slots=True)
 class ConsumerOptions:
     """What the topics of one consumer have in common."""
@@ -84,6 +103,7 @@ class ConsumerOptions:
     nack_backoff: NackBackoff = field(default_factory=NackBackoff)
     dead_letters_after: int | None = None  # deliveries, beyond the first
     ack_timeout_s: float | None = None
+    key_shared: KeyShared = field(default_factory=KeyShared)
     decryptor: MessageDecryptor = field(default_factory=lambda: MessageDecryptor(None))
     on_decryption_failure: OnDecryptionFailure = "fail"
 
@@ -135,7 +155,7 @@ class TopicConsumer(TopicLink):
         self.partition = partition
         self.options = options
         self.is_active = options.type != "failover"
-        self.last_taken: Message[Any] | None = None
+        self.last_taken: Message[Any] | None = None  # by a reader, whose place the broker does not keep
         self._consumer_id = consumer_id
         self._owner = owner
         self._permits = receiver_queue
@@ -290,7 +310,8 @@ class TopicConsumer(TopicLink):
 
     def on_taken(self, message: Message[Any]) -> bool:
         """The application took a message out of the queue. Return whether permits were written to the broker."""
-        self.last_taken = message
+        if not self.options.durable:
+            self.last_taken = message
         if self._delivered is not None:
             facts = message._facts
             loop = asyncio.get_running_loop()
@@ -805,7 +826,11 @@ class TopicConsumer(TopicLink):
         if not options.durable and (start := self._restart()) is not None:
             ask.start_message_id.CopyFrom(as_protobuf(start))
         if options.type == "key_shared":
-            ask.keySharedMeta.keySharedMode = pb.AUTO_SPLIT
+            policy = options.key_shared
+            ask.keySharedMeta.keySharedMode = pb.AUTO_SPLIT if policy.hash_ranges is None else pb.STICKY
+            ask.keySharedMeta.allowOutOfOrderDelivery = policy.out_of_order
+            for first, last in policy.hash_ranges or ():
+                ask.keySharedMeta.hashRanges.add(start=first, end=last)
         if (schema := options.schema.describe()) is not None:
             ask.schema.CopyFrom(schema)
         connection.consumers[self._consumer_id] = self

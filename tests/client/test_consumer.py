@@ -12,6 +12,7 @@ import pytest
 
 import cepheid
 from cepheid.lookup import Lookup
+from cepheid.routing import murmur3_hash
 from cepheid_wire import ServerError
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.client.conftest import ClusterThread
@@ -377,6 +378,7 @@ async def test_several_topics_and_patterns(cluster: ClusterThread, topic: str) -
         ({"type": "queue"}, "type must be one of exclusive"),
         ({"start": "middle"}, "start must be 'latest' or 'earliest'"),
         ({"receiver_queue": 0}, "receiver_queue must be 1 or more"),
+        ({"key_shared": cepheid.KeyShared()}, "key_shared needs type='key_shared', got 'exclusive'"),
         ({"ack_timeout_s": 0}, "ack_timeout_s must be more than 0 seconds"),
         ({"dead_letters": cepheid.DeadLetters()}, "need type='shared' or 'key_shared'"),
     ],
@@ -736,3 +738,20 @@ async def test_patterns_are_followed_also_where_brokers_have_no_watchers(
         async with client.consumer(re.compile(f"public/default/{topic}.*"), "s") as consumer:
             await publish(client, f"{topic}-a", 1)
             assert await data_of(consumer, 1) == [b"0"]
+
+
+async def test_a_consumer_has_the_keys_of_its_hash_ranges(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client, client.producer(topic, schema=str, batch_by_key=True) as producer:
+        low, high = cepheid.KeyShared(((0, 32767),)), cepheid.KeyShared(((32768, 65535),))
+        async with (
+            client.consumer(topic, "s", type="key_shared", schema=str, key_shared=low) as first,
+            client.consumer(topic, "s", type="key_shared", schema=str, key_shared=high) as second,
+        ):
+            with pytest.raises(cepheid.RefusedError):
+                await client.consumer(topic, "s", type="key_shared", key_shared=low)
+            for number in range(20):
+                await producer.send(str(number), key=f"key-{number}")
+            await wait_until(lambda: first.queued_messages + second.queued_messages == 20, what="all came")
+            for consumer, hashes in ((first, range(32768)), (second, range(32768, 65536))):
+                for message in await consumer.receive_many():
+                    assert murmur3_hash(str(message.key).encode()) % 65536 in hashes
