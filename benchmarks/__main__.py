@@ -65,6 +65,8 @@ def _reaches(value: float, kind: str, bound: float) -> bool:
     match kind:
         case "at_least":
             return value >= bound
+        case "at_most":
+            return value <= bound
         case "below":
             return value < bound
         case "equals":

@@ -2,9 +2,11 @@
 
 Three loads, each with both clients in turn: sends that do not wait, sends awaited by many tasks, and receiving with an
 acknowledgement for each message. Rounds are interleaved, so that what else the machine does strikes both clients alike; figures are
-medians, and the ratios are medians of the rounds' ratios.
+medians, and the ratios are medians of the rounds' ratios. The official client has no asyncio interface of its own for awaited
+sends: its callbacks set futures.
 
-The official client has no asyncio interface of its own for awaited sends: its callbacks set futures.
+A fourth load is not batched: messages of 1 KB, each sent when the one before it is stored, in short turns of the two clients. The
+official client's `send` blocks, with its defaults.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from typing import Any
 
 import cepheid
 from benchmarks import load
-from benchmarks.report import print_line
+from benchmarks.report import percentile, print_line
 from benchmarks.server import Server, add_arguments
 
 
@@ -102,6 +104,39 @@ async def theirs(url: str, topic: str, arguments: argparse.Namespace) -> dict[st
     return costs
 
 
+def one_at_a_time(url: str, topic: str, arguments: argparse.Namespace) -> tuple[list[float], list[float]]:
+    """Return the time of each message in seconds, of ours and of the official client."""
+    import pulsar
+
+    payload = b"x" * 1000
+    client = pulsar.Client(url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    official = client.create_producer(f"{topic}-official")
+    our_times: list[float] = []
+    their_times: list[float] = []
+
+    def send_theirs(count: int) -> None:
+        for _ in range(count):
+            started = time.perf_counter()
+            official.send(payload)
+            their_times.append(time.perf_counter() - started)
+
+    async def send() -> None:
+        async with cepheid.connect(url) as ours, ours.producer(f"{topic}-cepheid") as producer:
+            for turn in range(arguments.single_turns + 1):
+                for _ in range(arguments.single_messages):
+                    started = time.perf_counter()
+                    await producer.send(payload)
+                    our_times.append(time.perf_counter() - started)
+                send_theirs(arguments.single_messages)
+                if turn == 0:  # it warms both up
+                    our_times.clear()
+                    their_times.clear()
+
+    load.run(send())
+    client.close()
+    return our_times, their_times
+
+
 async def _cost_of_tasks(arguments: argparse.Namespace, send: Callable[[int], Awaitable[None]]) -> Cost:
     each = max(1, arguments.messages // arguments.tasks)
 
@@ -125,6 +160,8 @@ def main() -> None:
     parser.add_argument("--no-awaited", dest="awaited", action="store_false", help="leave out the sends awaited by many tasks")
     parser.add_argument("--message-bytes", type=int, default=100)
     parser.add_argument("--tasks", type=int, default=1_000, help="that await each send")
+    parser.add_argument("--single-messages", type=int, default=200, help="sent one at a time in a turn of a client")
+    parser.add_argument("--single-turns", type=int, default=10, help="of each client; 0: leave this load out")
     arguments = parser.parse_args()
     with Server(arguments) as server:
         pairs = [
@@ -144,6 +181,12 @@ def main() -> None:
             figures[f"{what}_cpu_ratio"] = round(
                 statistics.median(their[what].cpu_us / our[what].cpu_us for our, their in pairs), 2
             )
+        if arguments.single_turns:
+            our_times, their_times = one_at_a_time(server.url, server.topic("single"), arguments)
+            for name, times in (("cepheid", our_times), ("official", their_times)):
+                figures[f"{name}_single_ms_p50"] = round(1000 * percentile(times, 0.5), 3)
+                figures[f"{name}_single_ms_p99"] = round(1000 * percentile(times, 0.99), 3)
+            figures["single_p50_ratio"] = round(percentile(our_times, 0.5) / percentile(their_times, 0.5), 3)
         print_line(
             "client_publish",
             figures=figures,
@@ -152,6 +195,7 @@ def main() -> None:
                 "message_bytes": arguments.message_bytes,
                 "tasks": arguments.tasks,
                 "rounds": arguments.rounds,
+                "single_messages": arguments.single_messages * arguments.single_turns,
             },
             settings=server.settings,
         )

@@ -42,14 +42,26 @@ if TYPE_CHECKING:
     from cepheid.producer import Producer
     from cepheid.reader import Reader
     from cepheid.record_types import Float32, Int32
-    from cepheid.schemas import AvroSchema, BytesSchema, JsonSchema, Schema, StringSchema, TopicSchema
+    from cepheid.schemas import (
+        AutoSchema,
+        AvroSchema,
+        BytesSchema,
+        JsonSchema,
+        KeyValueSchema,
+        PrimitiveSchema,
+        ProtobufSchema,
+        Schema,
+        StringSchema,
+        TopicSchema,
+    )
     from cepheid.table_view import Change, TableView
-    from cepheid.topic_consumer import NackBackoff
+    from cepheid.topic_consumer import KeyShared, NackBackoff
     from cepheid_security.oauth2 import ClientCredentials
 
 __all__ = [
     "EARLIEST",
     "LATEST",
+    "AutoSchema",
     "AvroSchema",
     "BusyError",
     "BytesSchema",
@@ -69,6 +81,8 @@ __all__ = [
     "JsonSchema",
     "KeyFiles",
     "KeyReader",
+    "KeyShared",
+    "KeyValueSchema",
     "Message",
     "MessageId",
     "MessageTooLargeError",
@@ -77,7 +91,9 @@ __all__ = [
     "NotAllowedError",
     "NotFoundError",
     "PreconditionError",
+    "PrimitiveSchema",
     "Producer",
+    "ProtobufSchema",
     "QuotaError",
     "Reader",
     "RefusedError",
@@ -128,9 +144,20 @@ _HOMES = {
     "cepheid.producer": ("Producer",),
     "cepheid.reader": ("Reader",),
     "cepheid.record_types": ("Float32", "Int32"),
-    "cepheid.schemas": ("AvroSchema", "BytesSchema", "JsonSchema", "Schema", "StringSchema", "TopicSchema"),
+    "cepheid.schemas": (
+        "AutoSchema",
+        "AvroSchema",
+        "BytesSchema",
+        "JsonSchema",
+        "KeyValueSchema",
+        "PrimitiveSchema",
+        "ProtobufSchema",
+        "Schema",
+        "StringSchema",
+        "TopicSchema",
+    ),
     "cepheid.table_view": ("Change", "TableView"),
-    "cepheid.topic_consumer": ("NackBackoff",),
+    "cepheid.topic_consumer": ("KeyShared", "NackBackoff"),
     "cepheid_security.oauth2": ("ClientCredentials",),
 }
 """What each module gives; a test compares it with the imports above."""

@@ -9,8 +9,11 @@ be sent anyway, the caller marks further messages there, which takes neither a l
 
 from __future__ import annotations
 
+from typing import Generic, TypeVar
+
 from cepheid_wire import pulsar_api_pb2 as pb
 
+T = TypeVar("T")
 Place = tuple[int, int]
 """Ledger and entry."""
 
@@ -140,6 +143,47 @@ class AckTracker:
         """Messages that hold the record of this batch acknowledge through the tracker from now on."""
         if (part := self._left.pop(place, None)) is not None:
             part.is_waiting = False
+
+
+class DeliveredMessages(Generic[T]):
+    """What the application was given and has neither acknowledged nor given back, for consumers with an acknowledgement timeout.
+
+    All messages have the same time limit, so that they expire in the order in which they were given.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self._given: dict[tuple[Place, int], tuple[float, T]] = {}
+
+    def add(self, place: Place, index: int, message: T, now_s: float) -> None:
+        self._given.pop((place, index), None)  # an earlier delivery: the new one is the last to expire
+        self._given[place, index] = now_s + self.timeout_s, message
+
+    def discard(self, place: Place, index: int) -> None:
+        self._given.pop((place, index), None)
+
+    def discard_through(self, place: Place, index: int) -> None:
+        """A cumulative acknowledgement. `index` -1: of the whole entry."""
+        for each in list(self._given):
+            if each[0] < place or (each[0] == place and (index < 0 or each[1] <= index)):
+                del self._given[each]
+
+    def clear(self) -> None:
+        self._given.clear()
+
+    def next_deadline(self) -> float | None:
+        return next(iter(self._given.values()))[0] if self._given else None
+
+    def take_expired(self, now_s: float) -> list[T]:
+        expired = []
+        while self._given:
+            key = next(iter(self._given))
+            deadline, message = self._given[key]
+            if deadline > now_s:
+                break
+            del self._given[key]
+            expired.append(message)
+        return expired
 
 
 def words_of(bits: int) -> list[int]:

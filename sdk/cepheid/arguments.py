@@ -14,7 +14,7 @@ from cepheid.errors import UsageError
 from cepheid.message_id import EARLIEST, LATEST
 from cepheid.routing import KeyHash, Routing
 from cepheid.schemas import Schema
-from cepheid.topic_consumer import ConsumerOptions, NackBackoff
+from cepheid.topic_consumer import ConsumerOptions, KeyShared, NackBackoff
 from cepheid.topic_producer import ProducerOptions, SendWindow
 
 SubscriptionType = Literal["exclusive", "shared", "failover", "key_shared"]
@@ -55,6 +55,8 @@ class ConsumerArguments(TypedDict, total=False):
     priority: int
     properties: Mapping[str, str] | None
     nack_backoff: NackBackoff
+    ack_timeout_s: float | None
+    key_shared: KeyShared | None
     dead_letters: DeadLetters | None
     retry: bool
     batch_index_acks: bool
@@ -153,6 +155,8 @@ def plan_consumer(
     priority: int = 0,
     properties: Mapping[str, str] | None = None,
     nack_backoff: NackBackoff | None = None,
+    ack_timeout_s: float | None = None,
+    key_shared: KeyShared | None = None,
     dead_letters: DeadLetters | None = None,
     retry: bool = False,
     batch_index_acks: bool = True,
@@ -175,6 +179,8 @@ def plan_consumer(
         batch_index_acks=batch_index_acks,
         read_compacted=read_compacted,
         nack_backoff=nack_backoff or NackBackoff(),
+        ack_timeout_s=ack_timeout_s,
+        key_shared=key_shared or KeyShared(),
         dead_letters_after=None if dead_letters is None else dead_letters.after,
         decryptor=MessageDecryptor(key_reader),
         on_decryption_failure=on_decryption_failure,
@@ -184,6 +190,8 @@ def plan_consumer(
             f"dead_letters and retry need type='shared' or 'key_shared', got {type!r}: for the others the broker does not count "
             "deliveries"
         )
+    if key_shared is not None and type != "key_shared":
+        raise UsageError(f"key_shared needs type='key_shared', got {type!r}")
     if key_reader is not None and (dead_letters is not None or retry):
         raise UsageError(
             "dead_letters and retry would publish what was decrypted without encryption: leave them out, or key_reader"

@@ -7,7 +7,7 @@ import itertools
 import logging
 import re
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar, Unpack, overload
 
@@ -32,14 +32,14 @@ from cepheid.opening import Opening
 from cepheid.producer import Producer
 from cepheid.reader import Reader
 from cepheid.routing import PartitionChooser
-from cepheid.schemas import BYTES, Schema, TopicSchema, schema_of
+from cepheid.schemas import BYTES, Schema, TopicSchema, schema_of, topic_schema_of
 from cepheid.service_url import parse_service_url
 from cepheid.table_view import TableView
 from cepheid.topic_consumer import ConsumerOptions, TopicConsumer
 from cepheid.topic_producer import TopicProducer
+from cepheid.topic_watcher import TopicWatcher
 from cepheid_ports import TaskOwner
 from cepheid_wire import InvalidTopicNameError, TopicName
-from cepheid_wire import pulsar_api_pb2 as pb
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,8 @@ def connect(
     until something is opened.
 
     `request_timeout_s` bounds each of: opening a producer, consumer or reader, a seek, a lookup, closing.
-    `partition_refresh_s`: how often partitioned topics and patterns are looked at again for new partitions and topics.
+    `partition_refresh_s`: how often partitioned topics are looked at again for new partitions, and patterns for topics that brokers
+    did not tell of.
     `token` (text, or a function that returns it) or `password` (user name, password) is shown when a connection is opened, and when
     the broker asks again because it expires; `cepheid.ClientCredentials` fetches tokens from an OAuth2 issuer. `tls_ca_file` has
     the CAs that sign brokers' certificates (PEM; None: those of the system); `tls_certificate_file` and `tls_key_file` are the
@@ -125,6 +126,7 @@ class Client:
         self._generation = generation()
         self._producer_ids = itertools.count()
         self._consumer_ids = itertools.count()
+        self._topic_watcher_ids = itertools.count()
         self._opened: dict[_Closeable, None] = {}
         self._watchers: dict[_Closeable, asyncio.Task[None]] = {}
         self._closed = False
@@ -208,13 +210,16 @@ class Client:
         """Open a consumer: `async with client.consumer("orders", "billing") as consumer`, or `await client.consumer(…)`.
 
         `topics`: a topic, several, or a compiled pattern for the topics of one namespace, such as
-        `re.compile("public/default/orders-.*")`; topics that are created later are found at the next refresh.
+        `re.compile("public/default/orders-.*")`; topics that are created later are added.
         The subscription's own dead-letter and retry topics do not match.
         `type`: "exclusive" (the default), "failover", "shared" or "key_shared".
         `start`: where a subscription begins that does not exist yet: "latest" (the default) or "earliest".
         `receiver_queue` (1000): how many messages are fetched before they are asked for. Exclusive and failover consumers that keep
         it empty get up to eight times as many.
         `nack_backoff`: how long messages that were given back wait.
+        `ack_timeout_s`: give back messages that were received and not acknowledged within this time, from `receive` on. By default
+        there is no limit.
+        `key_shared`: how the consumers of a key_shared subscription share its keys; by default the broker divides them.
         `dead_letters`: what becomes of messages that fail again and again.
         `retry`: also consume the subscription's retry topic, for `retry_later`.
         `key_reader`: has the private keys for encrypted messages. `on_decryption_failure`: "fail" (the message raises when it is
@@ -315,10 +320,7 @@ class Client:
         """Return the latest schema of a topic, None if it has none."""
         self._use()
         found = await self._lookup.schema(full_name(topic))
-        if found is None:
-            return None
-        kind = pb.Schema.Type.Name(found.type)
-        return TopicSchema(kind.upper(), found.name, found.schema_data)
+        return None if found is None else topic_schema_of(found)
 
     async def _open_producer(self, topic: str, plan: ProducerPlan) -> Producer[Any]:
         self._use()
@@ -393,13 +395,13 @@ class Client:
         pattern = None
         if isinstance(topics, re.Pattern):
             pattern = topics
-            names = await self._matching(pattern, plan)
+            names = await self._topics_of(pattern, plan)
         else:
             names = [full_name(topic) for topic in ([topics] if isinstance(topics, str) else topics)]
             if not names:
                 raise UsageError("a consumer needs a topic at least")
-        if plan.retry:
-            names = _with_retry_topics(names, plan)
+            if plan.retry:
+                names = _with_retry_topics(names, plan)
         try:
             for name in dict.fromkeys(names):
                 known[name] = await self._lookup.partitions(name)
@@ -441,25 +443,52 @@ class Client:
         self, consumer: Consumer[Any], plan: ConsumerPlan, known: dict[str, int], pattern: re.Pattern[str] | None
     ) -> None:
         """Find new partitions, and new topics of a pattern. Both are read from their start: nothing of them was missed."""
+        if pattern is None:
+            while consumer in self._opened:
+                await asyncio.sleep(self._partition_refresh_s)
+                await self._look_at(consumer, plan, known, list(known), is_pattern=False)
+            return
+        watcher = TopicWatcher(
+            self._lookup, _namespace_of(pattern), pattern, next(self._topic_watcher_ids), self._request_timeout_s
+        )
+        watching = self._tasks.start(watcher.run(), name=f"watcher of {pattern.pattern}")
+        try:
+            await self._follow_pattern(consumer, plan, known, pattern, watcher)
+        finally:
+            watching.cancel()
+
+    async def _follow_pattern(
+        self, consumer: Consumer[Any], plan: ConsumerPlan, known: dict[str, int], pattern: re.Pattern[str], watcher: TopicWatcher
+    ) -> None:
+        """Look at what the watcher finds, and at all topics every `partition_refresh_s`."""
+        loop = asyncio.get_running_loop()
+        refresh_at = loop.time() + self._partition_refresh_s
         while consumer in self._opened:
-            await asyncio.sleep(self._partition_refresh_s)
             try:
-                names = list(known) if pattern is None else await self._matching(pattern, plan)
-            except Error as error:
-                log.warning("client.topics_unknown", extra={"subscription": consumer.subscription, "error": str(error)})
-                continue
-            if pattern is not None:
-                if plan.retry:
-                    names = _with_retry_topics(names, plan)
+                async with asyncio.timeout_at(refresh_at):
+                    found = await watcher.wait_found()
+                names = _matching(pattern, plan, (name for name in found if not _is_consumed(name, consumer, known)))
+            except TimeoutError:
+                refresh_at = loop.time() + self._partition_refresh_s
+                try:
+                    names = await self._topics_of(pattern, plan)
+                except Error as error:
+                    log.warning("client.topics_unknown", extra={"subscription": consumer.subscription, "error": str(error)})
+                    continue
                 for gone in known.keys() - set(names):
                     if not any(link == gone or link.startswith(f"{gone}-partition-") for link in consumer.links):
                         del known[gone]  # if it is created again, it is new
-            for name in names:
-                try:
-                    await self._look_again(consumer, plan, known, name, is_pattern=pattern is not None)
-                except Error as error:  # the other topics are looked at all the same
-                    extra = {"subscription": consumer.subscription, "topic": name, "error": str(error)}
-                    log.warning("client.topic_not_added", extra=extra)
+            await self._look_at(consumer, plan, known, names, is_pattern=True)
+
+    async def _look_at(
+        self, consumer: Consumer[Any], plan: ConsumerPlan, known: dict[str, int], names: list[str], *, is_pattern: bool
+    ) -> None:
+        for name in names:
+            try:
+                await self._look_again(consumer, plan, known, name, is_pattern=is_pattern)
+            except Error as error:  # the other topics are looked at all the same
+                extra = {"subscription": consumer.subscription, "topic": name, "error": str(error)}
+                log.warning("client.topic_not_added", extra=extra)
 
     async def _look_again(
         self, consumer: Consumer[Any], plan: ConsumerPlan, known: dict[str, int], name: str, *, is_pattern: bool
@@ -470,25 +499,9 @@ class Client:
             await self._add_topic(consumer, plan, name, before or 0, now, from_start=True)
         known[name] = max(now, before or 0)
 
-    async def _matching(self, pattern: re.Pattern[str], plan: ConsumerPlan) -> list[str]:
-        """Return the topics of a pattern, partitioned ones once; without the subscription's own dead-letter and retry topics.
-
-        Raises UsageError when the pattern does not begin with a namespace.
-        """
-        text = pattern.pattern.removeprefix("persistent://")
-        namespace, _, _ = text.rpartition("/")
-        if namespace.count("/") != 1 or not re.fullmatch(r"[-=:.\w]+/[-=:.\w]+", namespace):
-            raise UsageError(f"pattern {pattern.pattern!r} must begin with a namespace, for example 'public/default/orders-.*'")
-        whole = re.compile(text, pattern.flags)
-        bases = dict.fromkeys(str(TopicName.parse(name).base) for name in await self._lookup.topics(namespace))
-        own = (f"-{plan.options.subscription}-DLQ", f"-{plan.options.subscription}-RETRY")
-        dead = plan.dead_letters.topic if plan.dead_letters is not None else None
-        dead = None if dead is None else full_name(dead)
-        return [
-            name
-            for name in bases
-            if whole.fullmatch(name.removeprefix("persistent://")) and not name.endswith(own) and name != dead
-        ]
+    async def _topics_of(self, pattern: re.Pattern[str], plan: ConsumerPlan) -> list[str]:
+        """Return the topics that a consumer of a pattern has now. Raises UsageError, and as a lookup does."""
+        return _matching(pattern, plan, await self._lookup.topics(_namespace_of(pattern)))
 
     async def _open_raw_producer(self, topic: str, subscription: str | None) -> Producer[bytes]:
         plan = plan_producer(BYTES, initial_subscription=subscription)
@@ -546,6 +559,36 @@ async def open_all(links: list[Any]) -> None:
     if failure is not None:
         await asyncio.gather(*(link.close() for link in each), return_exceptions=True)
         raise failure
+
+
+def _namespace_of(pattern: re.Pattern[str]) -> str:
+    """Return the namespace that a pattern begins with. Raises UsageError."""
+    namespace, _, _ = pattern.pattern.removeprefix("persistent://").rpartition("/")
+    if not re.fullmatch(r"[-=:.\w]+/[-=:.\w]+", namespace):
+        raise UsageError(f"pattern {pattern.pattern!r} must begin with a namespace, for example 'public/default/orders-.*'")
+    return namespace
+
+
+def _matching(pattern: re.Pattern[str], plan: ConsumerPlan, names: Iterable[str]) -> list[str]:
+    """Return the topics of a pattern, partitioned ones once, without the subscription's own dead-letter and retry topics. Retry
+    topics are added if the consumer has them.
+
+    `names` are of topics and partitions.
+    """
+    whole = re.compile(pattern.pattern.removeprefix("persistent://"), pattern.flags)
+    own = (f"-{plan.options.subscription}-DLQ", f"-{plan.options.subscription}-RETRY")
+    dead = plan.dead_letters.topic if plan.dead_letters is not None else None
+    dead = None if dead is None else full_name(dead)
+    bases = dict.fromkeys(str(TopicName.parse(name).base) for name in names)
+    matching = [
+        name for name in bases if whole.fullmatch(name.removeprefix("persistent://")) and not name.endswith(own) and name != dead
+    ]
+    return _with_retry_topics(matching, plan) if plan.retry else matching
+
+
+def _is_consumed(name: str, consumer: Consumer[Any], known: dict[str, int]) -> bool:
+    topic = TopicName.parse(name)
+    return name in consumer.links and (str(topic.base) == name or str(topic.base) in known)
 
 
 def _with_retry_topics(names: list[str], plan: ConsumerPlan) -> list[str]:

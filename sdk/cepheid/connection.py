@@ -70,6 +70,13 @@ class ConsumerEnd(Protocol):
     def on_connection_lost(self) -> None: ...
 
 
+class WatcherEnd(Protocol):
+    """What a connection tells a watcher of topics."""
+
+    def on_update(self, update: pb.CommandWatchTopicUpdate) -> None: ...
+    def on_connection_lost(self) -> None: ...
+
+
 class Connection(asyncio.Protocol):
     """Make it with `dial`."""
 
@@ -82,6 +89,8 @@ class Connection(asyncio.Protocol):
         self.server_version = ""
         self.producers: dict[int, ProducerEnd] = {}
         self.consumers: dict[int, ConsumerEnd] = {}
+        self.watchers: dict[int, WatcherEnd] = {}
+        self.has_topic_watchers = False
         self.is_open = False
         self._keep_alive_s = keep_alive_s
         self._on_closed = on_closed
@@ -110,6 +119,7 @@ class Connection(asyncio.Protocol):
         """Introduce ourselves. Raises ConnectError, NotAllowedError."""
         connect = pb.CommandConnect(client_version=CLIENT_VERSION, protocol_version=PROTOCOL_VERSION)
         connect.feature_flags.supports_auth_refresh = True
+        connect.feature_flags.supports_topic_watchers = True
         connect.auth_method_name, connect.auth_data = await self._security.show()
         if proxy_to is not None:
             connect.proxy_to_broker_url = str(proxy_to)
@@ -119,6 +129,7 @@ class Connection(asyncio.Protocol):
             self.max_message_bytes = connected.max_message_size
             self._splitter.max_frame_bytes = connected.max_message_size + FRAME_PADDING_BYTES
         self.server_version = connected.server_version
+        self.has_topic_watchers = connected.feature_flags.supports_topic_watchers
         self.is_open = True
         self._keep_alive = asyncio.get_running_loop().call_later(self._keep_alive_s, self._check_alive)
 
@@ -231,9 +242,12 @@ class Connection(asyncio.Protocol):
         if not self._ended.done():
             self._ended.set_result(None)
         self._on_closed(self)
-        users: tuple[ProducerEnd | ConsumerEnd, ...] = (*self.producers.values(), *self.consumers.values())
+        users: tuple[ProducerEnd | ConsumerEnd | WatcherEnd, ...] = (
+            *self.producers.values(), *self.consumers.values(), *self.watchers.values(),
+        )  # fmt: skip
         self.producers.clear()
         self.consumers.clear()
+        self.watchers.clear()
         for user in users:
             user.on_connection_lost()
 
@@ -259,6 +273,9 @@ class Connection(asyncio.Protocol):
             case CommandType.ACTIVE_CONSUMER_CHANGE:
                 if consumer := self.consumers.get(body.consumer_id):
                     consumer.on_active_change(body.is_active)
+            case CommandType.WATCH_TOPIC_UPDATE:
+                if watcher := self.watchers.get(body.watcher_id):
+                    watcher.on_update(body)
             case CommandType.PING:
                 self.write(PONG_FRAME)
             case CommandType.CONNECTED:

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Generic, Self, TypeVar
 
 from cepheid.ending import Ending
@@ -67,6 +68,7 @@ class Consumer(Generic[T]):
     ) -> None:
         self.subscription = subscription
         self.links: dict[str, TopicConsumer] = {}  # by the full name of the topic or partition
+        self.is_paused = False  # read by the links, also by those that are added later
         self._queue: deque[Message[T]] = deque()
         self._waiters: deque[asyncio.Future[None]] = deque()
         # Permits were written, and some loops hand them to the system only at the end of their turn. An application that takes
@@ -184,6 +186,59 @@ class Consumer(Generic[T]):
             if not waiter.done():
                 waiter.set_result(None)
                 count -= 1
+
+    async def run(
+        self, handler: Callable[[Message[T]], Awaitable[object]], *, concurrency: int = 1, drain_timeout_s: float | None = 30.0
+    ) -> None:
+        """Call `handler` with each message, for at most `concurrency` messages at a time, until the consumer is closed.
+
+        A message is acknowledged when its handler returns, and given back with back-off when it raises, which is logged. Except on
+        shared subscriptions, messages with the same key are handled one after the other.
+
+        Cancelled: takes no further message, waits for the handlers that run, at most `drain_timeout_s` (None: without a limit), and
+        for the broker's confirmation of what they acknowledged. Handlers that are cancelled, after that time or because `run` is
+        cancelled once more, give their messages back at once. Raises UsageError, and why the consumer was lost.
+        """
+        if concurrency < 1:
+            raise UsageError(f"concurrency must be 1 or more messages, got {concurrency}")
+        workers = _Workers(handler, concurrency, self.subscription)
+        try:
+            while True:
+                await workers.wait_for_room()
+                try:
+                    message = await self.receive()
+                except ClosedError:
+                    if self._closed:
+                        return
+                    raise
+                workers.start(message, None if message._source.is_unordered else message.ordering_key or message.key)
+        finally:
+            await workers.drain(drain_timeout_s)
+            confirming = (link.acks_confirmed(lambda: None) for link in self.links.values() if link.connection is not None)
+            await asyncio.gather(*confirming, return_exceptions=True)  # those that fail: the messages come again
+
+    def pause(self) -> None:
+        """Ask the broker for no more messages until `resume`. Those that were fetched before, and those on their way, are still
+        received. Acknowledging, giving back and seeking go on. It holds over lost connections and for topics that are added.
+
+        Raises ClosedError. A second call does nothing.
+        """
+        self._check_open()
+        self.is_paused = True
+
+    def resume(self) -> None:
+        """Ask the broker for messages again, after `pause`. Raises ClosedError. Without `pause` it does nothing."""
+        self._check_open()
+        if self.is_paused:
+            self.is_paused = False
+            for link in self.links.values():
+                link.resume()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"the consumer of {self.subscription} is closed")
+        for link in self.links.values():
+            link.check_process()
 
     # Acknowledging
 
@@ -389,6 +444,66 @@ class Consumer(Generic[T]):
             ):
                 return link
         raise UsageError(f"message id {message} does not say which topic it is of: acknowledge with the message")
+
+
+class _Workers:
+    """The handlers that run for `Consumer.run`."""
+
+    def __init__(self, handler: Callable[[Message[Any]], Awaitable[object]], limit: int, subscription: str) -> None:
+        self._handler = handler
+        self._limit = limit
+        self._subscription = subscription
+        self._running: set[asyncio.Task[None]] = set()
+        self._last_of_key: dict[bytes | str, asyncio.Task[None]] = {}
+
+    async def wait_for_room(self) -> None:
+        while len(self._running) >= self._limit:
+            await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
+
+    def start(self, message: Message[Any], key: bytes | str | None) -> None:
+        """Handle a message, after those with the same `key`; None: at once."""
+        before = None if key is None else self._last_of_key.get(key)
+        name = f"cepheid/{self._subscription}/{message.message_id}"
+        task = asyncio.get_running_loop().create_task(self._handle(message, before), name=name)
+        self._running.add(task)
+        if key is not None:
+            self._last_of_key[key] = task
+        task.add_done_callback(lambda ended: self._on_done(ended, key))
+
+    def _on_done(self, task: asyncio.Task[None], key: bytes | str | None) -> None:
+        self._running.discard(task)
+        if key is not None and self._last_of_key[key] is task:
+            del self._last_of_key[key]
+
+    async def _handle(self, message: Message[Any], before: asyncio.Task[None] | None) -> None:
+        source = message._source
+        try:
+            if before is not None:
+                await asyncio.wait([before])
+            await self._handler(message)
+        except Exception as error:
+            extra = {"subscription": self._subscription, "message_id": str(message.message_id), "error": repr(error)}
+            log.warning("client.handler_failed", extra=extra, exc_info=error)
+            finish = partial(source.nack, message, None)
+        except BaseException:
+            with suppress(Error):
+                source.give_back(message)
+            raise
+        else:
+            finish = partial(source.ack_nowait, message)
+        with suppress(Error):  # the consumer was closed or lost meanwhile: the message comes again
+            finish()
+
+    async def drain(self, timeout_s: float | None) -> None:
+        """Wait for the handlers, and cancel those that take longer than `timeout_s`."""
+        try:
+            if self._running:
+                await asyncio.wait(self._running, timeout=timeout_s)
+        finally:
+            if self._running:
+                for task in self._running:
+                    task.cancel()
+                await asyncio.wait(self._running)
 
 
 async def _close_failed(producer: Producer[bytes]) -> None:

@@ -13,7 +13,7 @@ from cepheid.acks import BatchPart
 from cepheid.encryption import EncryptedPayload
 from cepheid.errors import UnreadableMessageError
 from cepheid.message_id import MessageId
-from cepheid.schemas import Schema
+from cepheid.schemas import Schema, TopicSchema
 from cepheid_wire import pulsar_api_pb2 as pb
 
 T = TypeVar("T")
@@ -21,6 +21,9 @@ T = TypeVar("T")
 
 class MessageSource(Protocol):
     """The consumer of one topic, as its messages see it."""
+
+    @property
+    def is_unordered(self) -> bool: ...
 
     def ack_nowait(self, message: Message[Any]) -> None: ...
     def nack(self, message: Message[Any], delay_s: float | None) -> None: ...
@@ -57,7 +60,7 @@ class EntryFacts:
         self.batch_size = 0  # 0: not a batch
         self.part: BatchPart | None = None  # what is left of the batch, once a message of it was acknowledged
         self.chunk_ids: tuple[tuple[int, int], ...] = ()  # all entries of a message that came in chunks
-        self.writer: bytes | None = None  # definition of the schema it was written with, if the schema needs it
+        self.writer: TopicSchema | None = None  # the schema it was written with, if the consumer's schema needs it
         self.problem: UnreadableMessageError | None = None
         self.encryption: EncryptedPayload | None = None  # the payload is still encrypted, as the consumer wanted it
         self.unpacked = True  # False: the payload is not known, so the message must not be published again in its name
@@ -91,6 +94,8 @@ class Message(Generic[T]):
         if self.is_null:
             return None  # type: ignore[return-value]  # rare, and a T | None would burden every use
         try:
+            if facts.schema.needs_key:
+                return facts.schema.decode_with_key(self._data, self.key_bytes, facts.writer)  # type: ignore[no-any-return]
             return facts.schema.decode(self._data, facts.writer)  # type: ignore[no-any-return]  # the consumer's schema is of T
         except UnreadableMessageError as error:
             raise UnreadableMessageError(f"message {self.message_id} of {self.topic}: {error.args[0]}") from None

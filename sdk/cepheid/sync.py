@@ -9,8 +9,10 @@ Arguments, results and errors are those of the calls of the same name in `cephei
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any, Generic, Self, TypedDict, TypeVar, Unpack, overload
@@ -123,6 +125,25 @@ class Consumer(_Blocking, Generic[T]):
                 yield self.receive()
         except ClosedError:
             return
+
+    def run(self, handler: Callable[[Message[T]], object], *, concurrency: int = 1, drain_timeout_s: float | None = 30.0) -> None:
+        """As `cepheid.Consumer.run`, with handlers that block, in threads. Ctrl-C waits for the handlers that run.
+
+        A thread cannot be interrupted: a handler that takes longer than `drain_timeout_s` is waited for, but its message is given
+        back.
+        """
+        with ThreadPoolExecutor(max(concurrency, 1), thread_name_prefix="cepheid-handler") as threads:
+
+            async def handle(message: Message[T]) -> None:
+                await asyncio.get_running_loop().run_in_executor(threads, handler, message)
+
+            self._thread.run(self._consumer.run(handle, concurrency=concurrency, drain_timeout_s=drain_timeout_s))
+
+    def pause(self) -> None:
+        self._thread.call(self._consumer.pause)
+
+    def resume(self) -> None:
+        self._thread.call(self._consumer.resume)
 
     def ack(self, message: Message[T] | MessageId) -> None:
         self._thread.run(self._consumer.ack(message))

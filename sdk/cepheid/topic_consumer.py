@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from cepheid.acks import AckTracker, bits_of
+from cepheid.acks import AckTracker, DeliveredMessages, bits_of
 from cepheid.connection import Connection, Request
 from cepheid.encryption import MessageDecryptor, OnDecryptionFailure, encrypted_payload
 from cepheid.entry_reader import ChunkBuffer, Single, split_batch, split_plain_batch, unpack
@@ -38,7 +38,7 @@ from cepheid.errors import (
 from cepheid.lookup import Lookup
 from cepheid.message import EntryFacts, Message, messages_of
 from cepheid.message_id import EARLIEST, LATEST, MessageId, as_protobuf
-from cepheid.schemas import Schema
+from cepheid.schemas import Schema, TopicSchema, topic_schema_of
 from cepheid.topic_link import TopicLink
 from cepheid_wire import (
     ServerError,
@@ -58,6 +58,7 @@ log = logging.getLogger(__name__)
 ACK_GROUP_S = 0.1
 ACK_GROUP_ENTRIES = 1000
 NACK_GROUP_S = 0.01
+ACK_TIMEOUT_GROUP_S = 0.05
 QUEUE_GROWTH = 8
 QUEUE_GROWTH_BYTES = 32 << 20
 """A queue does not grow beyond this, going by the average size of what came."""
@@ -83,6 +84,25 @@ class NackBackoff:
         return min(self.limit_s, self.first_s * 2.0 ** min(redelivery_count, 60))
 
 
+@dataclass(frozen=True, slots=True)
+class KeyShared:
+    """How the consumers of a key_shared subscription share its keys. All of them must ask for the same.
+
+    `hash_ranges`: the hashes of keys that this consumer gets, as pairs of first and last, from 0 to 65,535. The consumers of a
+    subscription must not overlap, and keys that no consumer has are not delivered. None: the broker divides them.
+    `out_of_order`: a consumer that joins gets new messages of a key while another one still has earlier ones.
+    """
+
+    hash_ranges: tuple[tuple[int, int], ...] | None = None
+    out_of_order: bool = False
+
+    def __post_init__(self) -> None:
+        if self.hash_ranges is not None and not (
+            self.hash_ranges and all(0 <= first <= last < 1 << 16 for first, last in self.hash_ranges)
+        ):
+            raise UsageError(f"hash_ranges must be pairs of first and last between 0 and 65,535, got {self.hash_ranges}")
+
+
 @dataclass(slots=True)
 class ConsumerOptions:
     """What the topics of one consumer have in common."""
@@ -101,6 +121,8 @@ class ConsumerOptions:
     read_compacted: bool = False
     nack_backoff: NackBackoff = field(default_factory=NackBackoff)
     dead_letters_after: int | None = None  # deliveries, beyond the first
+    ack_timeout_s: float | None = None
+    key_shared: KeyShared = field(default_factory=KeyShared)
     decryptor: MessageDecryptor = field(default_factory=lambda: MessageDecryptor(None))
     on_decryption_failure: OnDecryptionFailure = "fail"
 
@@ -109,6 +131,8 @@ class ConsumerOptions:
             raise UsageError(f"type must be one of {', '.join(_TYPES)}, got {self.type!r}")
         if self.receiver_queue < 1:
             raise UsageError(f"receiver_queue must be 1 or more messages, got {self.receiver_queue}")
+        if self.ack_timeout_s is not None and self.ack_timeout_s <= 0:
+            raise UsageError(f"ack_timeout_s must be more than 0 seconds, or None for no limit, got {self.ack_timeout_s}")
         if not self.subscription:
             raise UsageError("the subscription must have a name")
         if self.on_decryption_failure not in ("fail", "discard", "consume"):
@@ -121,6 +145,8 @@ class ConsumerOptions:
 
 class Owner(Protocol):
     """The consumer that an application uses."""
+
+    is_paused: bool
 
     def on_messages(self, messages: list[Message[Any]]) -> None: ...
     def drop_messages_of(self, source: TopicConsumer) -> int: ...
@@ -148,7 +174,7 @@ class TopicConsumer(TopicLink):
         self.partition = partition
         self.options = options
         self.is_active = options.type != "failover"
-        self.last_taken: Message[Any] | None = None
+        self.last_taken: Message[Any] | None = None  # by a reader, whose place the broker does not keep
         self._consumer_id = consumer_id
         self._owner = owner
         self._permits = receiver_queue
@@ -165,6 +191,8 @@ class TopicConsumer(TopicLink):
         self._ack_waiters: list[asyncio.Future[None]] = []
         self._acks_soon = False  # they are sent at the end of the loop's turn
         self._confirming: set[asyncio.Task[None]] = set()
+        self._delivered = None if options.ack_timeout_s is None else DeliveredMessages[Message[Any]](options.ack_timeout_s)
+        self._ack_timeout_timer: asyncio.TimerHandle | None = None
         self._nacks: list[tuple[float, int, tuple[int, int]]] = []
         self._nack_order = itertools.count()
         self._uncounted: dict[tuple[int, int], tuple[int, int]] = {}  # by entry: the last cancelled delivery, how many were
@@ -172,12 +200,17 @@ class TopicConsumer(TopicLink):
         self._epoch = 0 if not options.is_shared else _NO_EPOCH
         self._chunks = ChunkBuffer()
         self._held: list[list[Message[Any]]] | None = None  # waits for the schema that it was written with
-        self._writers: dict[bytes, bytes | Error | None] = {}
+        self._writers: dict[bytes, TopicSchema | Error | None] = {}
         self._seek_ended: asyncio.Event | None = None
         self._attached: list[asyncio.Future[None]] = []
         self._started_by_time = False
         if not options.durable:
             self._set_start(self._start, options.start_inclusive)
+
+    @property
+    def is_unordered(self) -> bool:
+        """Whether the broker gives messages with the same key to several consumers."""
+        return self.options.type == "shared"
 
     @property
     def receiver_queue(self) -> int:
@@ -296,7 +329,16 @@ class TopicConsumer(TopicLink):
 
     def on_taken(self, message: Message[Any]) -> bool:
         """The application took a message out of the queue. Return whether permits were written to the broker."""
-        self.last_taken = message
+        if not self.options.durable:
+            self.last_taken = message
+        if self._delivered is not None:
+            facts = message._facts
+            loop = asyncio.get_running_loop()
+            self._delivered.add((facts.ledger_id, facts.entry_id), message._index, message, loop.time())
+            if self._ack_timeout_timer is None:
+                self._ack_timeout_timer = loop.call_later(
+                    self._delivered.timeout_s + ACK_TIMEOUT_GROUP_S, self._give_back_unacknowledged
+                )
         self._permits_back = back = self._permits_back + 1
         if back < self._flow_at:
             return False
@@ -404,7 +446,7 @@ class TopicConsumer(TopicLink):
             version = held[0][0]._facts.metadata.schema_version
             try:
                 schema = await self._lookup.schema(str(TopicName.parse(self.topic).base), version)
-                self._writers[version] = None if schema is None else schema.schema_data
+                self._writers[version] = None if schema is None else topic_schema_of(schema)
             except Error as error:
                 if not error.retriable:
                     self._writers[version] = error
@@ -419,7 +461,7 @@ class TopicConsumer(TopicLink):
     def on_starved(self) -> None:
         """The application emptied the queue. If it has done so for a while, the round trip to the broker is what it waits for, and
         more messages under way help. Not for shared types: what one consumer holds in advance the others cannot have."""
-        if self._flowed < 2 * self._permits or self.options.is_shared:
+        if self._flowed < 2 * self._permits or self.options.is_shared or self._owner.is_paused:
             return
         self._flowed = 0
         more = min(self._permits, self._permits_limit - self._permits)
@@ -434,8 +476,13 @@ class TopicConsumer(TopicLink):
         if self._permits_back >= self._flow_at:
             self._flow()
 
+    def resume(self) -> None:
+        """Give back the permits that were kept while the consumer was paused."""
+        if self._permits_back:
+            self._flow()
+
     def _flow(self) -> None:
-        if self.connection is not None:
+        if self.connection is not None and not self._owner.is_paused:
             count, self._permits_back = self._permits_back, 0
             self._flowed += count
             self.connection.write(encode_body(pb.CommandFlow(consumer_id=self._consumer_id, messagePermits=count)))
@@ -443,6 +490,8 @@ class TopicConsumer(TopicLink):
     def _drop_queue(self) -> int:
         """Rule 1."""
         self._chunks.clear()
+        if self._delivered is not None:
+            self._delivered.clear()  # they come again as it is
         held, self._held = self._held, None if self._held is None else []
         return self._owner.drop_messages_of(self) + sum(map(len, held or ()))
 
@@ -453,6 +502,8 @@ class TopicConsumer(TopicLink):
         if self.is_closed or self.failure is not None:
             self.check_usable()
         facts = message._facts
+        if self._delivered is not None:
+            self._delivered.discard((facts.ledger_id, facts.entry_id), message._index)
         if (part := facts.part) is not None and part.ack(message._index):
             return  # its batch waits to be sent
         self.check_process()
@@ -466,12 +517,16 @@ class TopicConsumer(TopicLink):
 
     def ack_id_nowait(self, message_id: MessageId) -> None:
         self._acks.ack(message_id[:2], message_id.batch_index, _batch_size(message_id))
+        if self._delivered is not None:
+            self._delivered.discard(message_id[:2], message_id.batch_index)
         self._send_acks_later()
 
     def ack_cumulative_nowait(self, message_id: MessageId) -> None:
         if self.options.is_shared:
             raise UsageError(f"{self.what}: a {self.options.type} subscription has no cumulative acknowledgement: use ack")
         self._acks.ack_cumulative(message_id[:2], message_id.batch_index, _batch_size(message_id))
+        if self._delivered is not None:
+            self._delivered.discard_through(message_id[:2], message_id.batch_index)
         self._send_acks_later()
 
     async def acks_confirmed(self, acknowledge: Callable[[], None]) -> None:
@@ -560,6 +615,8 @@ class TopicConsumer(TopicLink):
         """Give a message back: it comes again after `delay_s`, by default after the back-off for its count of deliveries."""
         limit = self.options.dead_letters_after
         facts = message._facts
+        if self._delivered is not None:
+            self._delivered.discard((facts.ledger_id, facts.entry_id), message._index)
         if limit is not None and self._failures_of(message) >= limit:
             if facts.unpacked:
                 self._owner.on_dead_letter(self, message)
@@ -574,6 +631,8 @@ class TopicConsumer(TopicLink):
     def give_back(self, message: Message[Any]) -> None:
         """Give a message back at once: its handler was cancelled and did not fail, so it is not a step towards a dead letter."""
         facts = message._facts
+        if self._delivered is not None:
+            self._delivered.discard((facts.ledger_id, facts.entry_id), message._index)
         if self.options.dead_letters_after is not None:
             place = (facts.ledger_id, facts.entry_id)
             last, count = self._uncounted.pop(place, (-1, 0))
@@ -586,6 +645,19 @@ class TopicConsumer(TopicLink):
         """Return how many deliveries before this one count."""
         facts = message._facts
         return facts.redelivery_count - self._uncounted.get((facts.ledger_id, facts.entry_id), (0, 0))[1]
+
+    def _give_back_unacknowledged(self) -> None:
+        """The application did not acknowledge messages within the acknowledgement timeout: they come again, as if it had failed."""
+        self._ack_timeout_timer = None
+        delivered, loop = self._delivered, asyncio.get_running_loop()
+        assert delivered is not None, "the timer runs for consumers with an acknowledgement timeout"
+        if (expired := delivered.take_expired(loop.time())) and self.connection is not None:
+            extra = {"topic": self.topic, "subscription": self.options.subscription, "messages": len(expired)}
+            log.info("client.ack_timed_out", extra=extra)
+            for message in expired:
+                self.nack(message, 0.0)
+        if (deadline := delivered.next_deadline()) is not None:
+            self._ack_timeout_timer = loop.call_at(deadline + ACK_TIMEOUT_GROUP_S, self._give_back_unacknowledged)
 
     def _nack(self, facts: EntryFacts, delay_s: float | None) -> None:
         if delay_s is None:
@@ -747,7 +819,7 @@ class TopicConsumer(TopicLink):
                 await asyncio.wait(self._confirming)  # each has its time limit
         finally:
             await self.stop()
-        for timer in (self._ack_timer, self._nack_timer):
+        for timer in (self._ack_timer, self._nack_timer, self._ack_timeout_timer):
             if timer is not None:
                 timer.cancel()
         _fail(self._attached, ClosedError(f"{self.what} was closed"))
@@ -782,7 +854,11 @@ class TopicConsumer(TopicLink):
         if not options.durable and (start := self._restart()) is not None:
             ask.start_message_id.CopyFrom(as_protobuf(start))
         if options.type == "key_shared":
-            ask.keySharedMeta.keySharedMode = pb.AUTO_SPLIT
+            policy = options.key_shared
+            ask.keySharedMeta.keySharedMode = pb.AUTO_SPLIT if policy.hash_ranges is None else pb.STICKY
+            ask.keySharedMeta.allowOutOfOrderDelivery = policy.out_of_order
+            for first, last in policy.hash_ranges or ():
+                ask.keySharedMeta.hashRanges.add(start=first, end=last)
         if (schema := options.schema.describe()) is not None:
             ask.schema.CopyFrom(schema)
         connection.consumers[self._consumer_id] = self

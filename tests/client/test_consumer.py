@@ -12,7 +12,9 @@ import pytest
 
 import cepheid
 from cepheid.lookup import Lookup
+from cepheid.routing import murmur3_hash
 from cepheid_wire import ServerError
+from cepheid_wire import pulsar_api_pb2 as pb
 from tests.client.conftest import ClusterThread
 from tests.support import wait_until
 
@@ -376,6 +378,8 @@ async def test_several_topics_and_patterns(cluster: ClusterThread, topic: str) -
         ({"type": "queue"}, "type must be one of exclusive"),
         ({"start": "middle"}, "start must be 'latest' or 'earliest'"),
         ({"receiver_queue": 0}, "receiver_queue must be 1 or more"),
+        ({"key_shared": cepheid.KeyShared()}, "key_shared needs type='key_shared', got 'exclusive'"),
+        ({"ack_timeout_s": 0}, "ack_timeout_s must be more than 0 seconds"),
         ({"dead_letters": cepheid.DeadLetters()}, "need type='shared' or 'key_shared'"),
     ],
 )
@@ -578,3 +582,176 @@ async def test_a_schema_that_could_not_be_fetched_is_fetched_again(
             with pytest.raises(cepheid.UnreadableMessageError, match="the schema of a message cannot be had: no answer"):
                 _ = first.value
             assert (await consumer.receive(RECEIVE_S)).value == Point(1)
+
+
+async def test_a_paused_consumer_asks_for_nothing_until_it_is_resumed(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client, client.producer(topic, batching=False) as producer:
+        async with client.consumer(topic, "s", start="earliest", receiver_queue=2) as consumer:
+            consumer.pause()
+            for number in range(6):
+                await producer.send(b"%d" % number)
+            assert await data_of(consumer, 2) == numbers(0, 2)  # permits for these were given before
+            await assert_silent(consumer)
+            (link,) = consumer.links.values()
+            assert link.connection is not None
+            link.connection.abort("cut by the test")  # a new connection does not end the pause
+            await wait_until(lambda: link.connection is not None, what="attached again")
+            await assert_silent(consumer)
+            consumer.resume()
+            assert await data_of(consumer, 6) == numbers(0, 6)
+        with pytest.raises(cepheid.ClosedError, match="is closed"):
+            consumer.pause()
+
+
+async def test_run_handles_messages_and_drains_when_it_is_cancelled(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client:
+        await publish(client, topic, 6, batching=False)
+        running: list[bytes] = []
+        go_on, handled, most = asyncio.Event(), list[bytes](), 0
+
+        async def handle(message: cepheid.Message[bytes]) -> None:
+            nonlocal most
+            running.append(message.data)
+            most = max(most, len(running))
+            if message.data != b"0":
+                await go_on.wait()
+            running.remove(message.data)
+            handled.append(message.data)
+
+        async with client.consumer(topic, "s", type="shared", start="earliest") as consumer:
+            worker = asyncio.ensure_future(consumer.run(handle, concurrency=2))
+            await wait_until(lambda: len(running) == 2, what="two handlers run")
+            worker.cancel()
+            await asyncio.sleep(0)
+            go_on.set()
+            with pytest.raises(asyncio.CancelledError):
+                await worker
+            assert (handled, most) == (numbers(0, 3), 2)
+            assert await data_of(consumer, 3) == numbers(3, 6)  # was not taken
+            stats = cluster.admin("GET", f"persistent/public/default/{topic}/stats")
+            assert stats["subscriptions"]["s"]["msgBacklog"] == 3
+
+
+async def test_run_gives_back_what_fails_and_what_does_not_end(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client:
+        await publish(client, topic, 2, batching=False)
+        failed = asyncio.Event()
+
+        async def handle(message: cepheid.Message[bytes]) -> None:
+            if message.data == b"0" and not failed.is_set():
+                failed.set()
+                raise ValueError("not today")
+            if message.data == b"1":
+                await asyncio.sleep(3600)
+
+        async with client.consumer(topic, "s", type="shared", start="earliest", nack_backoff=SOON) as consumer:
+            worker = asyncio.ensure_future(consumer.run(handle, concurrency=2, drain_timeout_s=0.01))
+            await wait_until(lambda: consumer.queued_messages == 0 and failed.is_set(), what="both were taken")
+            await wait_until(
+                lambda: cluster.admin("GET", f"persistent/public/default/{topic}/stats")["subscriptions"]["s"]["msgBacklog"] == 1,
+                what="the failed message was handled again",
+            )
+            worker.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await worker
+            message = await consumer.receive(RECEIVE_S)
+            assert (message.data, message.redelivery_count) == (b"1", 1)
+
+
+@pytest.mark.parametrize(("kind", "at_once"), [("key_shared", ["a1", "b1"]), ("shared", ["a1", "a2", "b1"])])
+async def test_run_handles_messages_of_one_key_in_order(cluster: ClusterThread, topic: str, kind: Any, at_once: list[str]) -> None:
+    async with cepheid.connect(cluster.url) as client, client.producer(topic, schema=str, batching=False) as producer:
+        for text in ("a1", "a2", "b1"):
+            await producer.send(text, key=text[0])
+        handled: list[str] = []
+        go_on = asyncio.Event()
+
+        async def handle(message: cepheid.Message[str]) -> None:
+            handled.append(message.value)
+            await go_on.wait()
+
+        async with client.consumer(topic, "s", type=kind, start="earliest", schema=str) as consumer:
+            worker = asyncio.ensure_future(consumer.run(handle, concurrency=3))
+            await wait_until(lambda: len(handled) == len(at_once), what="handlers run")
+            await asyncio.sleep(0.01)
+            assert sorted(handled) == at_once
+            go_on.set()
+            await wait_until(lambda: len(handled) == 3, what="all are handled")
+        await asyncio.wait_for(worker, RECEIVE_S)  # closing the consumer ends it
+        assert [text for text in handled if text[0] == "a"] == ["a1", "a2"]
+
+
+@pytest.mark.parametrize("kind", ["shared", "exclusive"])
+async def test_what_is_not_acknowledged_in_time_comes_again(cluster: ClusterThread, topic: str, kind: Any) -> None:
+    async with cepheid.connect(cluster.url) as client:
+        await publish(client, topic, 4, batching=False)
+        async with client.consumer(topic, "s", type=kind, start="earliest", ack_timeout_s=0.2, receiver_queue=2) as consumer:
+            messages = [await consumer.receive(RECEIVE_S) for _ in range(4)]
+            for message in (messages[0], messages[1], messages[3]):
+                consumer.ack_nowait(message)
+            again = await consumer.receive(RECEIVE_S)
+            assert (again.data, again.redelivery_count) == (b"2", int(kind == "shared"))
+            consumer.ack_nowait(again)
+            await asyncio.sleep(0.3)
+            await assert_silent(consumer)
+
+
+async def test_the_acknowledgement_timeout_leads_to_the_dead_letter_topic(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client:
+        await publish(client, topic, 1)
+        async with (
+            client.consumer(f"{topic}-s-DLQ", "dead") as dead,
+            client.consumer(
+                topic, "s", type="shared", start="earliest", ack_timeout_s=0.05, dead_letters=cepheid.DeadLetters(after=1)
+            ) as consumer,
+        ):
+            assert [(await consumer.receive(RECEIVE_S)).redelivery_count for _ in range(2)] == [0, 1]
+            assert (await dead.receive(RECEIVE_S)).data == b"0"
+
+
+@pytest.mark.parametrize("lookaround", ["", "(?!x)"])  # the broker has no such patterns: it is asked for all topics
+async def test_a_broker_tells_consumers_of_a_pattern_about_new_topics(cluster: ClusterThread, topic: str, lookaround: str) -> None:
+    topic = topic.partition("-")[0] + str(len(lookaround))
+    pattern = re.compile(f"public/default/{lookaround}{topic}.*")
+    async with cepheid.connect(cluster.url, partition_refresh_s=600) as client:
+        async with client.consumer(pattern, "s") as consumer:
+            await publish(client, f"{topic}-a", 1)
+            assert await data_of(consumer, 1) == [b"0"]
+            for link in consumer.links.values():
+                assert link.connection is not None
+                link.connection.abort("cut by the test")  # with it goes the watcher
+            cluster.create_partitions(f"{topic}-b", 2)
+            await wait_until(lambda: len(consumer.topics) == 3, what="the partitions are consumed")
+            cluster.create_partitions(f"{topic}-b", 3, method="POST")
+            await wait_until(lambda: len(consumer.topics) == 4, what="the new partition is consumed")
+            connection = next(iter(consumer.links.values())).connection
+            assert connection is not None
+            assert connection.watchers
+        await wait_until(lambda: not connection.watchers, what="the watcher is closed")
+
+
+async def test_patterns_are_followed_also_where_brokers_have_no_watchers(
+    cluster: ClusterThread, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cepheid_broker.protocol.connection.FEATURES", pb.FeatureFlags())
+    async with cepheid.connect(cluster.url, partition_refresh_s=0.05) as client:
+        async with client.consumer(re.compile(f"public/default/{topic}.*"), "s") as consumer:
+            await publish(client, f"{topic}-a", 1)
+            assert await data_of(consumer, 1) == [b"0"]
+
+
+async def test_a_consumer_has_the_keys_of_its_hash_ranges(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client, client.producer(topic, schema=str, batch_by_key=True) as producer:
+        low, high = cepheid.KeyShared(((0, 32767),)), cepheid.KeyShared(((32768, 65535),))
+        async with (
+            client.consumer(topic, "s", type="key_shared", schema=str, key_shared=low) as first,
+            client.consumer(topic, "s", type="key_shared", schema=str, key_shared=high) as second,
+        ):
+            with pytest.raises(cepheid.RefusedError):
+                await client.consumer(topic, "s", type="key_shared", key_shared=low)
+            for number in range(20):
+                await producer.send(str(number), key=f"key-{number}")
+            await wait_until(lambda: first.queued_messages + second.queued_messages == 20, what="all came")
+            for consumer, hashes in ((first, range(32768)), (second, range(32768, 65536))):
+                for message in await consumer.receive_many():
+                    assert murmur3_hash(str(message.key).encode()) % 65536 in hashes

@@ -6,6 +6,8 @@ import asyncio
 import subprocess
 import sys
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -158,3 +160,16 @@ def test_the_bare_install_is_enough_and_names_the_extras() -> None:
     assert done.returncode == 0, done.stderr
     assert "cepheid[avro]" in done.stdout
     assert "cepheid[compression]" in done.stdout
+
+
+def test_blocking_handlers_run_beside_each_other(cluster: ClusterThread, topic: str) -> None:
+    together = threading.Barrier(3)
+    with cepheid.sync.connect(cluster.url) as client, client.producer(topic) as producer:
+        consumer = client.consumer(topic, "s", type="shared")
+        producer.send_all(b"%d" % number for number in range(3))
+        with ThreadPoolExecutor(1) as thread:
+            running = thread.submit(consumer.run, lambda _: together.wait(30), concurrency=3)
+            while cluster.admin("GET", f"persistent/public/default/{topic}/stats")["subscriptions"]["s"]["msgBacklog"]:
+                time.sleep(0.01)
+            consumer.close()
+            running.result(30)

@@ -146,7 +146,7 @@ class Text(cepheid.Schema[str]):
     def encode(self, value: str) -> bytes:
         return value.encode()
 
-    def decode(self, payload: bytes, writer: bytes | None = None) -> str:
+    def decode(self, payload: bytes, writer: cepheid.TopicSchema | None = None) -> str:
         return cepheid.StringSchema().decode(payload)
 
 

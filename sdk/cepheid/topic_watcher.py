@@ -1,0 +1,94 @@
+"""Learns from a broker which topics of a pattern are created, while a consumer of the pattern is open.
+
+not watching ──WATCH_TOPIC_LIST, answered with all topics──► watching ──connection lost──► not watching
+                   └── the broker has no watchers, or refuses: it is asked again rarely, since another broker may have them
+
+What is found is a hint. The consumer matches names itself, and lists the topics from time to time, so that it does no harm when a
+broker's regular expressions differ from Python's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Iterable
+
+from cepheid.backoff import Backoff
+from cepheid.connection import Connection
+from cepheid.errors import Error, RefusedError, is_transient
+from cepheid.lookup import Lookup
+from cepheid_wire import pulsar_api_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+UNSUPPORTED_S = 300.0
+_SAME_EVERYWHERE = re.compile(r"(?:[-\w./*+|)\]:=]|\\[-.]|\[(?!\^)|\((?!\?))*", re.ASCII)
+"""Patterns that mean the same in Python's language and in RE2's."""
+
+
+class TopicWatcher:
+    """`run` watches; `wait_found` returns what was found."""
+
+    def __init__(self, lookup: Lookup, namespace: str, pattern: re.Pattern[str], watcher_id: int, timeout_s: float) -> None:
+        self._lookup = lookup
+        self._namespace = namespace
+        is_same = pattern.flags == re.UNICODE and _SAME_EVERYWHERE.fullmatch(pattern.pattern)
+        self._pattern = pattern.pattern if is_same else f"{namespace}/.*"
+        self._watcher_id = watcher_id
+        self._timeout_s = timeout_s
+        self._found: dict[str, None] = {}
+        self._is_found = asyncio.Event()
+        self._lost = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<TopicWatcher {self._pattern}, {'lost' if self._lost.is_set() else 'open'}>"
+
+    async def wait_found(self) -> list[str]:
+        """Return full names of topics and partitions that there are or that were created since the last call. Wait for one."""
+        await self._is_found.wait()
+        self._is_found.clear()
+        found, self._found = self._found, {}
+        return list(found)
+
+    async def run(self) -> None:
+        """Watch until it is cancelled."""
+        backoff = Backoff()
+        while True:
+            connection: Connection | None = None
+            try:
+                connection = await self._lookup.any_broker()
+                if connection.has_topic_watchers:
+                    await self._open(connection)
+                    backoff.reset()
+                    await self._lost.wait()
+                delay_s = backoff.next_s() if connection.has_topic_watchers else UNSUPPORTED_S
+            except Error as error:
+                log.info("client.topics_not_watched", extra={"namespace": self._namespace, "error": str(error)})
+                is_refused = isinstance(error, RefusedError) and not is_transient(error)
+                delay_s = UNSUPPORTED_S if is_refused else backoff.next_s()
+            finally:
+                self._leave(connection)
+            await asyncio.sleep(delay_s)
+
+    def on_update(self, update: pb.CommandWatchTopicUpdate) -> None:
+        self._on_found(update.new_topics)
+
+    def on_connection_lost(self) -> None:
+        self._lost.set()
+
+    async def _open(self, connection: Connection) -> None:
+        self._lost.clear()
+        connection.watchers[self._watcher_id] = self
+        ask = pb.CommandWatchTopicList(watcher_id=self._watcher_id, namespace=self._namespace, topics_pattern=self._pattern)
+        answer = await connection.request(ask, f"watching the topics of {self._namespace}", self._timeout_s)
+        self._on_found(answer.topic)
+
+    def _on_found(self, names: Iterable[str]) -> None:
+        self._found.update(dict.fromkeys(names))
+        if self._found:
+            self._is_found.set()
+
+    def _leave(self, connection: Connection | None) -> None:
+        if connection is not None and connection.watchers.pop(self._watcher_id, None) is not None:
+            connection.tell(pb.CommandWatchTopicListClose(watcher_id=self._watcher_id))
