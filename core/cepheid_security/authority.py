@@ -1,6 +1,15 @@
 """A certificate authority of one's own, for clusters that have none: a CA, and certificates that it signs.
 
 Keys are EC keys of the curve P-256. The files are PEM; keys are readable by their owner alone.
+
+The CA is replaced in three stages. After each, every process and client reads its files again before the next one begins, so that
+no process shows a certificate that another one does not trust yet:
+
+    stage     ca.pem        ca-key.pem     ca-next-key.pem    certificates
+    (none)    old           old                               signed by the old CA
+    trust     old, new      old            new                signed by the old CA
+    sign      new, old      new                               signed by the new CA
+    finish    new           new                               signed by the new CA
 """
 
 from __future__ import annotations
@@ -22,28 +31,124 @@ _CA_DAYS = 3650
 _CERTIFICATE_DAYS = 397  # what current TLS clients accept at most of a server's certificate
 RENEW_BEFORE = datetime.timedelta(days=30)
 """Time before its end from which a certificate or token is made again."""
+ROTATION_STAGES = ("trust", "sign", "finish")
+"""Stages of a replacement of the CA, in this order."""
+_BACKDATED = datetime.timedelta(hours=1)
+"""Time by which certificates begin before they are made: clocks of clients may be late."""
+_NEXT_KEY = "ca-next-key.pem"
 _HOST = re.compile(r"(\*\.)?[A-Za-z0-9_]([A-Za-z0-9_.-]{0,252})")
 
 
 class Authority:
-    """A CA that is kept in `directory` as ca.pem and ca-key.pem."""
+    """A CA that is kept in `directory` as ca.pem and ca-key.pem. While it is being replaced, ca.pem has the old and the new one."""
 
     def __init__(self, directory: Path, now: datetime.datetime, renew_before: datetime.timedelta = RENEW_BEFORE) -> None:
         """Make the CA, or read the one that is there. Raises SecurityConfigurationError."""
-        from cryptography.hazmat.primitives.asymmetric import ec
-
         self._directory, self._now, self._renew_before = directory, now, renew_before
         certificate_file, key_file = directory / "ca.pem", directory / "ca-key.pem"
         if certificate_file.exists() != key_file.exists():
             raise SecurityConfigurationError(f"{directory} has only one of ca.pem and ca-key.pem: restore the other, or remove it")
+        self._trusted: list[Any] = []
+        """The certificates in ca.pem: that of this CA, and that of the CA before or after it."""
         if certificate_file.exists():
-            self._certificate, self._key = _read(certificate_file, key_file)
+            self._trusted, self._key = _read_certificates(certificate_file), _read_key(key_file)
+            self._certificate = _of_key(self._trusted, self._key)
+            if self._certificate is None:
+                raise SecurityConfigurationError(f"{key_file} is the key of no certificate in {certificate_file}: restore them")
             return
-        self._key = ec.generate_private_key(ec.SECP256R1())
-        name = _name("Cepheid CA")
-        self._certificate = self._sign(name, name, self._key.public_key(), _CA_DAYS, is_ca=True, names=(), for_servers=False)
+        self._certificate, self._key = self._new_authority("Cepheid CA")
         write_private(key_file, _pem_of_key(self._key))
-        certificate_file.write_bytes(_pem_of(self._certificate))
+        self._write_trusted(self._certificate)
+
+    @property
+    def rotation_stage(self) -> str:
+        """The stage of the replacement of this CA, "" when it is not being replaced."""
+        if self._next_authority() is not None:
+            return "trust"
+        return "sign" if len(self._trusted) > 1 else ""
+
+    def rotation_stage_began(self) -> datetime.datetime:
+        """Return when `rotation_stage` was reached, as the certificates that it made say. `rotation_stage` must not be empty."""
+        if (found := self._next_authority()) is not None:
+            made: list[Any] = [found[0]]
+        else:
+            made = [certificate for _, certificate in self._own_certificates()] or [self._certificate]
+        began: datetime.datetime = min(each.not_valid_before_utc for each in made)
+        return began + _BACKDATED
+
+    def rotate(self, stage: str) -> str | None:
+        """Take one of ROTATION_STAGES and return what was changed, None if the stage was taken before.
+
+        A server's certificate keeps its hosts. Raises SecurityConfigurationError: another stage comes first.
+        """
+        match self.rotation_stage, stage:
+            case "", "trust":
+                certificate, key = self._new_authority(f"Cepheid CA {self._now:%Y-%m-%d}")
+                replace_private(self._directory / _NEXT_KEY, _pem_of_key(key))
+                self._write_trusted(self._certificate, certificate)
+                return "ca.pem has the old CA and a new one, which signs nothing yet"
+            case "trust", "sign":
+                return f"signed by the new CA: {', '.join(self._sign_with_next())}"
+            case "sign", "finish":
+                old = [name for name, certificate in self._own_certificates() if not _is_signed_by(certificate, self._certificate)]
+                if old:  # of a run that was broken off, or put here since
+                    raise SecurityConfigurationError(f"{', '.join(old)} was signed by the old CA: run `cepheid secure init` first")
+                self._write_trusted(self._certificate)
+                return "ca.pem has the new CA alone"
+            case "", "sign":
+                raise SecurityConfigurationError("there is no new CA yet: stage trust comes first")
+            case "trust", "finish":
+                raise SecurityConfigurationError("the new CA signs nothing yet: stage sign comes first")
+            case "sign", "trust":
+                raise SecurityConfigurationError(
+                    "the CA is being replaced already, and the new one signs: stage finish comes first"
+                )
+        return None
+
+    def _sign_with_next(self) -> list[str]:
+        """Make the next CA the one that signs, and issue all certificates again. Returns their names."""
+        found = self._next_authority()
+        assert found is not None
+        self._certificate, self._key = found
+        self._write_trusted(self._certificate, *(each for each in self._trusted if each != self._certificate))
+        replace_private(self._directory / "ca-key.pem", _pem_of_key(self._key))
+        (self._directory / _NEXT_KEY).unlink()
+        names = []
+        for name, certificate in self._own_certificates():
+            self.issue(name, hosts=_hosts_of(certificate), for_servers=_is_for_servers(certificate))
+            names.append(f"{name}.pem")
+        return names
+
+    def _next_authority(self) -> tuple[Any, Any] | None:
+        """Return certificate and key of the CA that is trusted and does not sign yet."""
+        path = self._directory / _NEXT_KEY
+        if not path.exists():
+            return None
+        key = _read_key(path)
+        certificate = _of_key(self._trusted, key)
+        return None if certificate is None else (certificate, key)  # none: of a run that was broken off
+
+    def _own_certificates(self) -> list[tuple[str, Any]]:
+        """Return the certificates in the directory whose keys are there, by name."""
+        names = [path.name.removesuffix("-key.pem") for path in sorted(self._directory.glob("*-key.pem"))]
+        files = [(name, self._directory / f"{name}.pem") for name in names if name not in ("ca", "ca-next")]
+        return [(name, _read_certificates(path)[0]) for name, path in files if path.exists()]
+
+    def _new_authority(self, name: str) -> tuple[Any, Any]:
+        from cryptography.hazmat.primitives.asymmetric import ec
+
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = _name(name)
+        certificate = self._sign(
+            subject, subject, key.public_key(), _CA_DAYS, is_ca=True, names=(), for_servers=False, signing_key=key
+        )
+        return certificate, key
+
+    def _write_trusted(self, *certificates: Any) -> None:
+        path = self._directory / "ca.pem"
+        replace_private(path, b"".join(map(_pem_of, certificates)))
+        path.chmod(0o644)
+        self._trusted = list(certificates)
 
     def issue(self, name: str, *, hosts: Sequence[str] = (), for_servers: bool) -> None:
         """Write `NAME.pem` and `NAME-key.pem`, in the place of earlier ones. `hosts`: names and addresses of a server.
@@ -77,10 +182,10 @@ class Authority:
             self.issue(name, hosts=hosts, for_servers=for_servers)
             return f"{name}.pem"
         new = [host for host in dict.fromkeys(hosts) if host not in found.hosts]
-        if not new and found.valid_until > self._now + self._renew_before:
+        if not new and not found.is_of_old_ca and found.valid_until > self._now + self._renew_before:
             return None
         self.issue(name, hosts=(*found.hosts, *new), for_servers=for_servers)
-        why = f"now also for {', '.join(new)}" if new else "it expired soon"
+        why = f"now also for {', '.join(new)}" if new else "the old CA signed it" if found.is_of_old_ca else "it expired soon"
         return f"{name}.pem (again, {why})"
 
     def issued(self, name: str) -> Issued | None:
@@ -88,46 +193,48 @@ class Authority:
 
         Raises SecurityConfigurationError: it was signed by another CA, or is not the certificate of the key beside it.
         """
-        from cryptography import x509
-        from cryptography.exceptions import InvalidSignature
-
         certificate_file, key_file = self._directory / f"{name}.pem", self._directory / f"{name}-key.pem"
         if not certificate_file.exists() or not key_file.exists():
             return None
-        certificate, key = _read(certificate_file, key_file)
-        try:
-            certificate.verify_directly_issued_by(self._certificate)
-        except (InvalidSignature, ValueError, TypeError):
+        certificate, key = _read_certificates(certificate_file)[0], _read_key(key_file)
+        if not any(_is_signed_by(certificate, each) for each in self._trusted):
             raise SecurityConfigurationError(
                 f"{certificate_file} was not signed by {self._directory / 'ca.pem'}: remove {name}.pem and {name}-key.pem to have "
                 "new ones made, or restore ca.pem and ca-key.pem"
-            ) from None
+            )
         if certificate.public_key() != key.public_key():
             raise SecurityConfigurationError(f"{certificate_file} is not the certificate of {name}-key.pem: remove both files")
-        try:
-            found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        except x509.ExtensionNotFound:
-            found = ()
-        return Issued(tuple(str(each.value) for each in found), certificate.not_valid_after_utc)
+        is_of_old_ca = not _is_signed_by(certificate, self._certificate) and self.rotation_stage == "sign"
+        return Issued(_hosts_of(certificate), certificate.not_valid_after_utc, is_of_old_ca)
 
     def _sign(
-        self, subject: Any, issuer: Any, public: Any, days: int, *, is_ca: bool, names: Sequence[str], for_servers: bool
+        self,
+        subject: Any,
+        issuer: Any,
+        public: Any,
+        days: int,
+        *,
+        is_ca: bool,
+        names: Sequence[str],
+        for_servers: bool,
+        signing_key: Any = None,
     ) -> Any:
         from cryptography import x509
         from cryptography.hazmat.primitives import hashes
         from cryptography.x509.oid import ExtendedKeyUsageOID
 
+        signing_key = signing_key or self._key
         builder = (
             x509.CertificateBuilder()
             .subject_name(subject)
             .issuer_name(issuer)
             .public_key(public)
             .serial_number(x509.random_serial_number())
-            .not_valid_before(self._now - datetime.timedelta(hours=1))  # clocks of clients may be behind
+            .not_valid_before(self._now - _BACKDATED)
             .not_valid_after(self._now + datetime.timedelta(days=days))
             .add_extension(x509.BasicConstraints(ca=is_ca, path_length=0 if is_ca else None), critical=True)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
-            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signing_key.public_key()), critical=False)
             .add_extension(
                 x509.KeyUsage(
                     digital_signature=not is_ca,
@@ -150,15 +257,16 @@ class Authority:
             builder = builder.add_extension(x509.ExtendedKeyUsage(usages), critical=False)
         if names:
             builder = builder.add_extension(x509.SubjectAlternativeName([_general_name(each) for each in names]), critical=False)
-        return builder.sign(self._key, hashes.SHA256())
+        return builder.sign(signing_key, hashes.SHA256())
 
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """A certificate that is there: the names and addresses that it is for, and its end."""
+    """A certificate that is there: the names and addresses that it is for, its end, and whether a CA that is replaced signed it."""
 
     hosts: tuple[str, ...]
     valid_until: datetime.datetime
+    is_of_old_ca: bool = False
 
 
 def write_private(path: Path, data: bytes) -> None:
@@ -214,12 +322,60 @@ def _pem_of_key(key: Any) -> bytes:
     return bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
 
 
-def _read(certificate_file: Path, key_file: Path) -> tuple[Any, Any]:
+def _hosts_of(certificate: Any) -> tuple[str, ...]:
     from cryptography import x509
+
+    try:
+        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return ()
+    return tuple(str(each.value) for each in found)
+
+
+def _is_for_servers(certificate: Any) -> bool:
+    from cryptography import x509
+    from cryptography.x509.oid import ExtendedKeyUsageOID
+
+    try:
+        return ExtendedKeyUsageOID.SERVER_AUTH in certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    except x509.ExtensionNotFound:
+        return False
+
+
+def _is_signed_by(certificate: Any, authority: Any) -> bool:
+    from cryptography.exceptions import InvalidSignature
+
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (InvalidSignature, ValueError, TypeError):
+        return False
+    return True
+
+
+def _of_key(certificates: Sequence[Any], key: Any) -> Any:
+    """Return the certificate of this key, None if there is none."""
+    return next((each for each in certificates if each.public_key() == key.public_key()), None)
+
+
+def _read_certificates(path: Path) -> list[Any]:
+    from cryptography import x509
+
+    try:
+        return list(x509.load_pem_x509_certificates(path.read_bytes()))
+    except (OSError, ValueError, TypeError) as error:
+        raise _unreadable(path, error) from None
+
+
+def _read_key(path: Path) -> Any:
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
     try:
-        return x509.load_pem_x509_certificate(certificate_file.read_bytes()), load_pem_private_key(key_file.read_bytes(), None)
+        return load_pem_private_key(path.read_bytes(), None)
     except (OSError, ValueError, TypeError) as error:
-        message = f"{certificate_file} and {key_file.name} cannot be read: {error}; restore them, or remove both"
-        raise SecurityConfigurationError(message) from None
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: Exception) -> SecurityConfigurationError:
+    return SecurityConfigurationError(
+        f"{path} cannot be read: {error}; restore it, or remove it together with its key or certificate"
+    )

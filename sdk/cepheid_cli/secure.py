@@ -11,7 +11,8 @@
 
 A second run adds what is missing, adds hosts to the certificate of brokers, and renews what expires within 30 days
 (`--renew-days`). It leaves the rest, and refuses files that do not belong together. Settings that files of an earlier release lack
-are named, and added with `--update`. The files of a cluster of processes are in secured_cluster.py.
+are named, and added with `--update`. The files of a cluster of processes are in secured_cluster.py. `cepheid secure rotate-ca DIR`
+replaces the CA.
 """
 
 from __future__ import annotations
@@ -209,6 +210,35 @@ def _client_environment(directory: Path) -> str:
         key=file("admin-key.pem"),
         metadata_auth=file("metadata.auth"),
     )
+
+
+@app.command("rotate-ca")
+def rotate_ca(
+    directory: Annotated[Path, typer.Argument(help="Directory of `cepheid secure init`, with ca-key.pem.")],
+    stage: Annotated[
+        str, typer.Option(help="trust, sign or finish, in this order. A stage that was taken before changes nothing.")
+    ],
+    settle_s: Annotated[
+        float, typer.Option(min=0.0, help="Seconds that the stage before must have been in force; this command waits for the rest.")
+    ] = 0.0,
+) -> None:
+    """Replace the CA in three stages, without an interruption. Give the changed files to all processes and clients after each.
+
+    trust: ca.pem has the old and a new CA. sign: the new CA signs all certificates. finish: ca.pem has the new CA alone.
+    """
+    from cepheid_security.authority import ROTATION_STAGES, Authority
+
+    if stage not in ROTATION_STAGES:
+        raise typer.BadParameter(f"--stage is {', '.join(ROTATION_STAGES[:-1])} or {ROTATION_STAGES[-1]}, got {stage!r}")
+    authority = Authority(directory, datetime.datetime.now(datetime.UTC))
+    present = authority.rotation_stage
+    if present and stage in ROTATION_STAGES[ROTATION_STAGES.index(present) + 1 :]:
+        age = datetime.datetime.now(datetime.UTC) - authority.rotation_stage_began()
+        if (rest_s := settle_s - age.total_seconds()) > 0:
+            print(f"waiting {rest_s:.0f} s, until stage {present} has been in force for {settle_s:.0f} s", flush=True)
+            time.sleep(rest_s)
+    done = authority.rotate(stage)
+    print(f"{directory}: {done or f'nothing to do, stage {stage} was taken before'}")
 
 
 @app.command("metadata")

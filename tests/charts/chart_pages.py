@@ -1,7 +1,8 @@
 """Write what is generated from the chart's values.yaml: `python -m tests.charts.chart_pages`. A test compares.
 
-values.yaml, its comments ─┬─► charts/cepheid/values.schema.json    refuses unknown names and wrong types
-settings of the processes ─┘   docs/kubernetes.md, table of values
+values.yaml, its comments ─┬─► charts/cepheid/values.schema.json         refuses wrong types and values out of bounds
+settings of the processes ─┤   charts/cepheid/files/known-values.json   names, by which a template refuses others
+                           └─► docs/kubernetes.md, table of values
 docs/dashboards/           ──► charts/cepheid/files/dashboards/     Helm reads no file outside of the chart
 """
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "cepheid"
+NAMES = CHART / "files" / "known-values.json"
 PAGE = ROOT / "docs" / "kubernetes.md"
 DASHBOARDS = ROOT / "docs" / "dashboards"
 PROFILES = ("one", "small", "production")
@@ -40,6 +42,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "clusterName": {"type": "string", "pattern": "^[A-Za-z0-9_.:=-]{0,200}$"},
     "image.pullPolicy": {"enum": ["Always", "IfNotPresent", "Never"]},
     "image.tag": {"type": "string", "not": {"const": "latest"}},
+    "security.caRotation": {"enum": ["", "trust", "sign", "finish"]},
     "security.existingSecrets.server": _NAME_OR_EMPTY,
     "security.existingSecrets.bookie": _NAME_OR_EMPTY,
     "security.existingSecrets.client": _NAME_OR_EMPTY,
@@ -133,24 +136,51 @@ def profile(name: str) -> dict[str, Any]:
 
 
 def schema() -> dict[str, Any]:
-    """Return the JSON schema of the values."""
+    """Return the JSON schema of the values.
+
+    It leaves unknown names to templates/validation/checks.yaml: Helm looks at the schema first, and could only list all names.
+    """
+    found: dict[str, Any] = _without_names(_strict_schema())
+    return found
+
+
+def known_values() -> dict[str, Any]:
+    """Return two trees: the names of all values, and those that are there whatever the user gives.
+
+    True: below it every name is accepted. False: the chart decides this one.
+    """
+    found = _names_in(_strict_schema())
+    assert isinstance(found, dict)
+    for role, names in OWN_SETTINGS.items():
+        found[role]["config"] |= dict.fromkeys(sorted(names), False)
+    return {"names": found, "always": _tree(values())}
+
+
+def _tree(part: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _tree(value) if isinstance(value, dict) and value else True for name, value in part.items()}
+
+
+def _strict_schema() -> dict[str, Any]:
     about = descriptions()
     properties = {name: _schema_of(name, value, about) for name, value in values().items()}
     properties["global"] = {"type": "object"}  # Helm adds it
     head = {"$schema": "http://json-schema.org/draft-07/schema#", "title": "Values of the chart cepheid", "type": "object"}
-    return _with_names({**head, "properties": properties, "additionalProperties": False})
+    return {**head, "properties": properties, "additionalProperties": False}
 
 
-def _with_names(part: Any) -> Any:
-    """Add the list of names wherever others are refused: Helm then prints it, and a reader sees which one was meant."""
+def _names_in(part: Mapping[str, Any]) -> dict[str, Any] | bool:
+    if part.get("additionalProperties") is not False or "properties" not in part:
+        return True
+    return {name: _names_in(one) for name, one in part["properties"].items()}
+
+
+def _without_names(part: Any) -> Any:
+    """Return the schema without refusals of unknown names."""
     if isinstance(part, list):
-        return [_with_names(one) for one in part]
+        return [_without_names(one) for one in part]
     if not isinstance(part, dict):
         return part
-    found = {key: _with_names(one) for key, one in part.items()}
-    if part.get("additionalProperties") is False and "properties" in part:
-        found["propertyNames"] = {"enum": sorted(part["properties"])}
-    return found
+    return {key: _without_names(one) for key, one in part.items() if key != "additionalProperties" or one is not False}
 
 
 def _schema_of(path: str, value: Any, about: Mapping[str, str]) -> dict[str, Any]:
@@ -192,6 +222,10 @@ def settings_schema(model: type[BaseModel], without: set[str]) -> dict[str, Any]
 
 def schema_text() -> str:
     return json.dumps(schema(), indent=1, ensure_ascii=False) + "\n"
+
+
+def names_text() -> str:
+    return json.dumps(known_values(), indent=1) + "\n"
 
 
 def table() -> str:
@@ -237,6 +271,7 @@ def with_table(page: str) -> str:
 
 def main() -> None:
     (CHART / "values.schema.json").write_text(schema_text())
+    NAMES.write_text(names_text())
     PAGE.write_text(with_table(PAGE.read_text()))
     for source in sorted(DASHBOARDS.iterdir()):
         (CHART / "files" / "dashboards" / source.name).write_text(source.read_text())

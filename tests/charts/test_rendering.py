@@ -218,6 +218,17 @@ def test_cert_manager_signs_every_certificate_that_pods_mount(profile: str) -> N
     assert not [one for one in own if one["kind"] == "Certificate"]
 
 
+def test_a_stage_of_a_new_ca_is_taken_by_the_job_that_creates_secrets() -> None:
+    def job(*arguments: str) -> dict[str, Any]:
+        found: dict[str, Any] = named(render(*arguments), "Job", "secrets")["spec"]
+        return found
+
+    plain, rotating = job(), job("--set=security.caRotation=sign")
+    arguments = [spec["template"]["spec"]["containers"][0]["args"] for spec in (plain, rotating)]
+    assert set(arguments[1]) - set(arguments[0]) == {"--ca-rotation=sign"}
+    assert rotating["activeDeadlineSeconds"] - plain["activeDeadlineSeconds"] > 180  # what a stage waits for
+
+
 def test_readiness_of_a_bookie_waits_for_its_copies_unless_the_gate_is_off() -> None:
     def path(*arguments: str) -> str:
         (container,) = named(render(*arguments), "StatefulSet", "bookie")["spec"]["template"]["spec"]["containers"]
@@ -244,14 +255,19 @@ def test_bookies_stop_after_brokers_and_both_after_zookeeper_has_come_back() -> 
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ("brokr.replicas=3", "brokr"),
-        ("brokr.replicas=3", "'broker'"),  # the name that was meant is among those that are listed
-        ("broker.replica=3", "'replicas'"),
+        ("brokr.replicas=3", "brokr is not a value of this chart: did you mean broker?"),
+        ("bookie.storage.sise=1Gi", "bookie.storage.sise is not a value of this chart: did you mean size?"),
+        ("broker.config.max_conections=3", "did you mean max_connections?"),
+        (
+            "broker.config.dispatch.maxPermits=3",
+            "broker.config.dispatch.maxPermits is not a value of this chart: did you mean max_permits?",
+        ),
+        ("tls.issuer=pub-ca", "tls.issuer is not a value of this chart: there are certManager"),
+        ("broker.config.port=7000", "broker.config.port is decided by the chart"),
         ("profile=large", "profile"),
-        ("broker.config.max_conections=3", "'max_connections'"),
         ("broker.config.dispatch.max_permits=many", "max_permits"),
-        ("broker.config.port=7000", "port"),
         ("zookeeper.replicas=2", "replicas"),
+        ("security.caRotation=begin", "caRotation"),
         ("image.tag=latest", "tag"),
         ("spark.image=registry.example.org/spark:latest", "image"),
         ("bookie.storage.size=big", "size"),
@@ -268,6 +284,8 @@ def test_what_is_not_a_value_is_refused_by_name(wrong: str, said: str) -> None:
     [
         (["external.type=LoadBalancer"], "external.hosts needs the address of each of the 2 brokers, got 0"),
         ([OPEN, "tls.certManager.issuerRef.name=pub-ca"], "needs secure=true"),
+        ([OPEN, "security.caRotation=trust"], "security.caRotation replaces the chart's own CA"),
+        (["security.caRotation=trust", "tls.certManager.issuerRef.name=pub-ca"], "security.caRotation replaces the chart's own CA"),
         (["profile=one", "external.type=NodePort"], "with profile one set service.type"),
     ],
 )
@@ -284,6 +302,20 @@ def test_bookies_have_writers_and_named_readers_alone() -> None:
     ]
     assert components == ["broker", "bookie", "test"]
     assert entries["from"][-1] == {"namespaceSelector": {"matchLabels": {"team": "spark"}}}
+
+
+def test_values_of_an_older_chart_are_refused_with_the_option_that_adds_the_new_ones() -> None:
+    """`--reuse-values` leaves out what values.yaml has gained. Templates would end with "nil pointer"."""
+    said = template("--set=tls=null,upgradeGate.timeout=null").stderr
+    assert "tls is missing\nupgradeGate.timeout is missing\n" in said
+    assert "--reset-then-reuse-values" in said
+
+
+def test_every_typo_is_named_and_free_names_are_accepted() -> None:
+    said = template("--set=brokr.replicas=3,zookeeper.replica=3").stderr
+    assert "brokr is not a value" in said
+    assert "zookeeper.replica is not a value of this chart: did you mean replicas?" in said
+    render("--set=global.any=1,broker.podAnnotations.any=x,zookeeper.config.any=1,bookie.nodeSelector.any=x")
 
 
 def test_extra_environment_reaches_the_process() -> None:

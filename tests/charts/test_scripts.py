@@ -60,7 +60,10 @@ class SecretsApi:
 
             def do_PATCH(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                api.secrets[self.path.rpartition("/")[2]]["data"].update(body["data"])
+                data = api.secrets[self.path.rpartition("/")[2]]["data"]
+                data |= body["data"]
+                for key in [key for key, value in data.items() if value is None]:  # a merge patch removes it
+                    del data[key]
                 self._answer(200, body)
 
             def _answer(self, status: int, body: Any) -> None:
@@ -97,12 +100,13 @@ def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SecretsApi]
     api.close()
 
 
-def ensure(api: SecretsApi, *hosts: str, renew_days: int | None = None) -> list[str]:
+def ensure(api: SecretsApi, *hosts: str, renew_days: int | None = None, ca_rotation: str = "") -> list[str]:
     create_secrets = script("create_secrets")
+    create_secrets.SETTLE_S = 0
     cluster = create_secrets.Kubernetes(api.url, "pub", "token", None)
     wanted = {f"my-{kind}": files for kind, files in create_secrets.FILES.items()}
     create_secrets.RENEW_DAYS = create_secrets.RENEW_DAYS if renew_days is None else renew_days
-    lines: list[str] = create_secrets.ensure(cluster, "my-ca", wanted, ["my.pub.svc", "*.my-broker.pub.svc", *hosts])
+    lines: list[str] = create_secrets.ensure(cluster, "my-ca", wanted, ["my.pub.svc", "*.my-broker.pub.svc", *hosts], ca_rotation)
     return lines
 
 
@@ -140,6 +144,54 @@ def test_what_ends_soon_is_renewed_and_keys_stay(api: SecretsApi) -> None:
     }
     for key in ("admin.pem", "admin-key.pem", "admin.token"):
         assert api.file("my-server", key) == api.file("my-client", key)
+
+
+def test_the_ca_is_replaced_stage_by_stage(api: SecretsApi) -> None:
+    ensure(api, ca_rotation="trust")  # at the first install there is nothing to replace
+    before = copy.deepcopy(api.secrets)
+    bundle = {name: {"ca.pem"} for name in ("my-server", "my-bookie", "my-client")}
+    for _ in range(2):  # an upgrade that names a stage again changes nothing
+        ensure(api, ca_rotation="trust")
+        assert changed(api, before) == {**bundle, "my-ca": {"ca.pem", "ca-next-key.pem"}}
+    trusting = copy.deepcopy(api.secrets)
+    assert ensure(api, ca_rotation="sign")[1] == "my-ca gets ca.pem, ca-key.pem, and loses ca-next-key.pem"
+    signed = {"server": CERTIFICATES, "bookie": ("bookie",), "client": ("admin", "client")}
+    assert changed(api, trusting) == {
+        "my-ca": {"ca.pem", "ca-key.pem"},
+        **{
+            f"my-{kind}": {"ca.pem", *(f"{name}.pem" for name in names), *(f"{name}-key.pem" for name in names)}
+            for kind, names in signed.items()
+        },
+    }
+    ensure(api, ca_rotation="finish")
+    new = api.file("my-ca", "ca.pem")
+    assert (new.count(b"BEGIN CERTIFICATE"), new in before["my-ca"]["data"].values()) == (1, False)
+    assert {api.file(name, "ca.pem") for name in api.secrets} == {new}
+    assert ensure(api)[1:] == [f"my-{name} exists, and is kept" for name in ("server", "bookie", "client")]
+
+
+def test_a_job_that_was_stopped_between_two_secrets_is_completed(api: SecretsApi) -> None:
+    ensure(api)
+    ensure(api, ca_rotation="trust")
+    before = copy.deepcopy(api.secrets)
+    ensure(api, ca_rotation="sign")
+    after = api.file("my-ca", "ca.pem")
+    api.secrets |= {name: copy.deepcopy(before[name]) for name in ("my-bookie", "my-client")}
+    ensure(api, ca_rotation="sign")
+    assert changed(api, before)["my-bookie"] == {"ca.pem", "bookie.pem", "bookie-key.pem"}
+    assert {api.file(name, "ca.pem") for name in api.secrets} == {after}
+    assert api.file("my-server", "admin.pem") == api.file("my-client", "admin.pem")
+
+
+def test_a_stage_that_leaves_one_out_changes_nothing(api: SecretsApi) -> None:
+    ensure(api)
+    before = copy.deepcopy(api.secrets)
+    with pytest.raises(SystemExit, match=r"rotate-ca failed: .*stage trust comes first"):
+        ensure(api, ca_rotation="sign")
+    del api.secrets["my-ca"], before["my-ca"]
+    with pytest.raises(SystemExit, match="my-ca with the key of the CA is not here: restore it to replace the CA"):
+        ensure(api, ca_rotation="trust")
+    assert api.secrets == before
 
 
 def test_a_new_host_is_added_to_the_certificates_of_servers(api: SecretsApi) -> None:

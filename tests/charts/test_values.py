@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tests.charts import chart_pages
-from tests.charts.chart_pages import CHART, DASHBOARDS, PAGE, ROOT
+from tests.charts.chart_pages import CHART, DASHBOARDS, NAMES, PAGE, ROOT
 
 HOW = "run: python -m tests.charts.chart_pages"
 
@@ -19,6 +19,11 @@ HOW = "run: python -m tests.charts.chart_pages"
 @pytest.mark.page
 def test_the_schema_is_that_of_the_values_and_settings() -> None:
     assert (CHART / "values.schema.json").read_text() == chart_pages.schema_text(), HOW
+
+
+@pytest.mark.page
+def test_the_names_by_which_typos_are_noticed_are_those_of_the_values() -> None:
+    assert NAMES.read_text() == chart_pages.names_text(), HOW
 
 
 @pytest.mark.page
@@ -68,8 +73,6 @@ def test_profiles_have_only_values_that_exist_and_are_empty_otherwise() -> None:
         ({}, ""),
         ({"profile": "production", "broker": {"replicas": 5, "config": {"dispatch": {"max_permits": 10}}}}, ""),
         ({"bookie": {"config": {"storage": {"write_cache_bytes": 2.0}}}}, "write_cache_bytes"),
-        ({"brokers": {"replicas": 5}}, "brokers"),
-        ({"broker": {"config": {"dispatch": {"max_permit": 10}}}}, "max_permit"),
         ({"broker": {"replicas": 0}}, "replicas"),
         ({"image": {"tag": "latest"}}, "tag"),
         ({"zookeeper": {"replicas": 4}}, "replicas"),

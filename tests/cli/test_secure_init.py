@@ -14,7 +14,7 @@ import pytest
 
 from cepheid_cli import secure
 from cepheid_security import SecurityConfigurationError, token_keys
-from cepheid_security.authority import Authority
+from cepheid_security.authority import ROTATION_STAGES, Authority
 from cepheid_security.tokens import TokenVerifier
 
 NOW = datetime.datetime.now(datetime.UTC)
@@ -106,6 +106,78 @@ def make_old(directory: Path) -> None:
         path.write_text(head.replace('client_certificates = "optional"', 'client_certificates = "required"  # as we want it'))
     environment = directory / "client.env"
     environment.write_text("".join(line for line in environment.read_text().splitlines(keepends=True) if "CERTIFICATE" not in line))
+
+
+def test_the_ca_is_replaced_and_what_was_issued_is_kept_otherwise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    secure.init(tmp_path, ["*.example.org"])
+    old = contents(tmp_path)
+    secure.rotate_ca(tmp_path, "trust")
+    secure.init(tmp_path)
+    changed = {name for name, content in contents(tmp_path).items() if old.get(name) != content}
+    assert changed == {"ca.pem", "ca-next-key.pem"}
+    secure.rotate_ca(tmp_path, "sign")
+    assert "signed by the new CA: admin.pem, bookie.pem, broker.pem, client.pem, server.pem" in capsys.readouterr().out
+    secure.rotate_ca(tmp_path, "finish")
+    assert (tmp_path / "ca.pem").read_bytes().count(b"BEGIN CERTIFICATE") == 1
+    assert not (tmp_path / "ca-next-key.pem").exists()
+    issued = Authority(tmp_path, NOW).issued("broker")
+    assert issued is not None
+    assert {"*.example.org", "localhost", "127.0.0.1"} <= set(issued.hosts)
+    capsys.readouterr()
+    secure.init(tmp_path)
+    secure.rotate_ca(tmp_path, "finish")
+    said = capsys.readouterr().out
+    assert "everything is there already" in said
+    assert "nothing to do, stage finish was taken before" in said
+
+
+@pytest.mark.parametrize(
+    ("taken", "stage", "reason"),
+    [
+        ((), "sign", "stage trust comes first"),
+        (("trust",), "finish", "stage sign comes first"),
+        (("trust", "sign"), "trust", "stage finish comes first"),
+    ],
+)
+def test_a_stage_of_a_new_ca_that_leaves_one_out_is_refused(
+    tmp_path: Path, taken: tuple[str, ...], stage: str, reason: str
+) -> None:
+    Authority(tmp_path, NOW).issue("server", for_servers=True)
+    for each in taken:
+        secure.rotate_ca(tmp_path, each)
+    before = contents(tmp_path)
+    with pytest.raises(SecurityConfigurationError, match=reason):
+        secure.rotate_ca(tmp_path, stage)
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("taken", [("trust",), ("trust", "sign")])
+def test_a_stage_waits_until_processes_have_read_the_files_of_the_one_before(
+    tmp_path: Path, taken: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+    Authority(tmp_path, NOW - datetime.timedelta(days=90)).issue("server", for_servers=True)
+    for stage in (*taken, taken[-1], ROTATION_STAGES[len(taken)]):  # one twice: nothing to do or to wait for
+        secure.rotate_ca(tmp_path, stage, settle_s=180.0)
+    assert len(waits) == len(taken)
+    assert 170 < waits[-1] <= 180
+
+
+def test_certificates_that_a_broken_run_left_with_the_old_ca_are_signed_by_the_new_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    secure.init(tmp_path)
+    secure.rotate_ca(tmp_path, "trust")
+    old = contents(tmp_path)
+    secure.rotate_ca(tmp_path, "sign")
+    for name in ("broker.pem", "broker-key.pem"):
+        (tmp_path / name).write_bytes(old[name])
+    with pytest.raises(SecurityConfigurationError, match="broker was signed by the old CA: run `cepheid secure init` first"):
+        secure.rotate_ca(tmp_path, "finish")
+    secure.init(tmp_path)
+    assert "broker.pem (again, the old CA signed it)" in capsys.readouterr().out
+    secure.rotate_ca(tmp_path, "finish")
 
 
 def test_what_an_old_directory_leaves_off_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

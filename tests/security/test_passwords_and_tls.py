@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import itertools
 import os
+import shutil
 import ssl
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +24,7 @@ from cepheid_security import (
     client_context,
 )
 from cepheid_security.authenticator import MAX_PASSWORD_CHECKS_OF_ADDRESS, Authenticator
-from cepheid_security.authority import Authority
+from cepheid_security.authority import ROTATION_STAGES, Authority
 from cepheid_security.passwords import VerifiedPasswords, check_password, read_passwords
 from cepheid_security.settings import AuthenticationSettings
 
@@ -96,6 +98,21 @@ async def test_certificates_of_the_own_ca_are_accepted_on_both_sides(authority: 
     files = (str(authority / "client.pem"), str(authority / "client-key.pem"))
     with pytest.raises(ssl.SSLCertVerificationError):  # a client's certificate does not serve as a server's
         await handshake(ServerTls(*files).context, client_context(ca_file=ca, check_hostname=False))
+
+
+async def test_a_process_trusts_others_that_are_one_stage_of_a_new_ca_ahead_or_late(authority: Path, tmp_path: Path) -> None:
+    stages = [authority]
+    for stage in ROTATION_STAGES:
+        stages.append(tmp_path / "stages" / stage)
+        shutil.copytree(stages[-2], stages[-1], ignore=shutil.ignore_patterns("stages"))
+        Authority(stages[-1], NOW).rotate(stage)
+    for before, after in itertools.pairwise(stages):
+        for server, client in ((before, after), (after, before), (after, after)):
+            files = (str(client / "client.pem"), str(client / "client-key.pem"))
+            context = client_context(ca_file=str(client / "ca.pem"), certificate_file=files[0], key_file=files[1])
+            assert await handshake(server_tls(server).context, context) == ("client",)
+    with pytest.raises(ssl.SSLCertVerificationError):
+        await handshake(server_tls(stages[-1]).context, client_context(ca_file=str(authority / "ca.pem")))
 
 
 async def test_old_versions_of_tls_are_refused(authority: Path) -> None:

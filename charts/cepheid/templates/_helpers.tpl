@@ -159,3 +159,70 @@ hosts:
   - {{ . }}
 {{- end }}
 {{- end -}}
+
+{{/* A line about each value that is in values.yaml and was not given: Helm fills them in, but not for --reuse-values, and not where null
+was given. Arguments: given, always (of files/known-values.json), path. */}}
+{{- define "cepheid.missingValues" -}}
+{{- $given := .given -}}
+{{- $path := .path -}}
+{{- range $key, $inner := .always }}
+{{- if not (hasKey $given $key) }}
+{{ $path }}{{ $key }} is missing
+{{- else if and (kindIs "map" $inner) (kindIs "map" (get $given $key)) }}
+{{- include "cepheid.missingValues" (dict "given" (get $given $key) "always" $inner "path" (printf "%s%s." $path $key)) }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* A line about each value that the chart does not have. Arguments: given, names (of files/known-values.json), path. */}}
+{{- define "cepheid.unknownValues" -}}
+{{- $names := .names -}}
+{{- $path := .path -}}
+{{- $settable := list -}}
+{{- range $name := keys $names | sortAlpha -}}
+{{- $known := get $names $name -}}
+{{- if or (kindIs "map" $known) $known }}{{ $settable = append $settable $name }}{{ end -}}
+{{- end -}}
+{{- range $key, $value := .given }}
+{{- $known := get $names $key }}
+{{- if not (hasKey $names $key) }}
+{{ $path }}{{ $key }} is not a value of this chart: {{ include "cepheid.meant" (dict "given" $key "names" $settable) }}
+{{- else if and (kindIs "bool" $known) (not $known) }}
+{{ $path }}{{ $key }} is decided by the chart, and cannot be set
+{{- else if and (kindIs "map" $known) (kindIs "map" $value) }}
+{{- include "cepheid.unknownValues" (dict "given" $value "names" $known "path" (printf "%s%s." $path $key)) }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* The name that was meant if one is near, otherwise all names. Arguments: given, names. */}}
+{{- define "cepheid.meant" -}}
+{{- $given := .given -}}
+{{- $limit := div (add (len $given) 2) 3 -}}
+{{- $nearest := "" -}}
+{{- range $name := .names -}}
+{{- if le (max (sub (len $name) (len $given)) (sub (len $given) (len $name))) $limit -}}
+{{- $distance := include "cepheid.distance" (dict "a" (lower $given) "b" (lower $name)) | int -}}
+{{- if le $distance (int $limit) -}}
+{{- $limit = sub $distance 1 -}}
+{{- $nearest = $name -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if $nearest }}did you mean {{ $nearest }}?{{ else }}there are {{ join ", " .names }}{{ end -}}
+{{- end -}}
+
+{{/* How many characters of a text must be added, removed or replaced to make another one. Arguments: a, b. */}}
+{{- define "cepheid.distance" -}}
+{{- $b := splitList "" .b -}}
+{{- $row := untilStep 0 (int (add1 (len $b))) 1 -}}
+{{- range $i, $x := splitList "" .a -}}
+{{- $next := list (add1 $i) -}}
+{{- range $j, $y := $b -}}
+{{- $replaced := add (index $row $j) (ternary 0 1 (eq $x $y)) -}}
+{{- $next = append $next (min $replaced (add1 (index $row (add1 $j))) (add1 (last $next))) -}}
+{{- end -}}
+{{- $row = $next -}}
+{{- end -}}
+{{- last $row -}}
+{{- end -}}
