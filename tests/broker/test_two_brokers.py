@@ -520,6 +520,7 @@ async def test_lookups_wait_for_a_release_and_are_told_the_next_owner(monkeypatc
         looking = [asyncio.ensure_future(lookup(owner, topic)) for _ in range(3)]
         await asyncio.sleep(0.1)  # that nobody is answered meanwhile is the subject
         assert not any(task.done() for task in looking)
+        assert owner.ownership.statistics().lookups_waiting == 3
         paused.go.set()
         answers = await asyncio.gather(*looking)
         assert {answer.response for answer in answers} == {pb.CommandLookupTopicResponse.Redirect}

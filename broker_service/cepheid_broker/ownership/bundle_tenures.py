@@ -88,6 +88,7 @@ class BundleTenures:
         self._releasing: dict[Bundle, asyncio.Task[ServiceNotReadyError | None]] = {}
         self.heirs: dict[Bundle, Heir] = {}
         """Of bundles whose topics are moving away from here."""
+        self.released = self.topics_moved = self.hand_overs_failed = 0
 
     def __repr__(self) -> str:
         return f"<BundleTenures of {self.broker_id}, {self._states!r}>"
@@ -310,6 +311,8 @@ class BundleTenures:
             return bundle_not_ready(bundle, f"it could not be released: {error}")
         self._states.on_released(tenure)
         moved = 0 if heir is None else len(heir.moved)
+        self.released += 1
+        self.topics_moved += moved
         extra = {"bundle": str(bundle), "broker": self.broker_id, "preferred": preferred, "reason": reason, "topics_moved": moved}
         log.info("bundle.released", extra=extra)
         if heir is not None and heir.moved and preferred == heir.there.broker_id:
@@ -323,6 +326,7 @@ class BundleTenures:
             return await self.user.hand_over(tenure.bundle, heir, reason)
         except (CepheidError, TimeoutError) as error:
             self.on_heir_failed(heir, error)
+            self.hand_overs_failed += 1
             facts = {"bundle": str(tenure.bundle), "heir": heir.there.broker_id, "topics_moved": len(heir.moved)}
             log.warning("bundle.hand_over_failed", extra={**facts, "error": str(error) or "it did not answer in time"})
             return False
