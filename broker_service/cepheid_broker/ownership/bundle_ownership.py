@@ -250,6 +250,8 @@ class BundleOwnership:
             self._ahead.clear()
             log.warning("bundles.lost", extra={"broker": self.broker_id, "bundles": len(lost), "reason": "the session ended"})
             self.user.drop_unowned()
+        elif state is SessionState.CONNECTED:
+            self._tenures.on_connected()
 
     async def release_all(self, limit_s: float = 0.0) -> None:
         self._stopping = True

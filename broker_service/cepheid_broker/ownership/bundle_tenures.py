@@ -22,6 +22,7 @@ Rules
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -86,6 +87,7 @@ class BundleTenures:
         self._histories = bundle_histories(store)
         self._acquiring: dict[Bundle, asyncio.Task[None]] = {}
         self._releasing: dict[Bundle, asyncio.Task[ServiceNotReadyError | None]] = {}
+        self._connected = asyncio.Event()
         self.heirs: dict[Bundle, Heir] = {}
         """Of bundles whose topics are moving away from here."""
         self.released = self.topics_moved = self.hand_overs_failed = 0
@@ -206,8 +208,10 @@ class BundleTenures:
                     raise
             except StoreClosedError:
                 return
-            except MetadataError:
-                await asyncio.sleep(RETRY_S)  # SUSPENDED: what is owned goes on
+            except MetadataError:  # SUSPENDED: what is owned goes on
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(RETRY_S):
+                        await self._connected.wait()
                 continue
             self._on_record(tenure, owner)
             if self._states.holds(tenure):
@@ -215,6 +219,12 @@ class BundleTenures:
             else:
                 watch.cancel()
             return
+
+    def on_connected(self) -> None:
+        """Metadata answers again: look now who owns what. Until then a client that comes back opens its topic here, although
+        another broker may have it."""
+        self._connected.set()
+        self._connected.clear()
 
     def _on_record(self, tenure: Tenure, record: BundleOwner | None) -> None:
         if self._states.on_record(tenure, record):
