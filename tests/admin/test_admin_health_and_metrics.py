@@ -24,9 +24,18 @@ IN_A_CLUSTER = (  # tests of the roles (tests/bookie, tests/cli) and tests/broke
     "cepheid_broker_bundles_acquired_total",
     "cepheid_broker_bundles_lost_total",
     "cepheid_broker_bundles_owned",
+    "cepheid_broker_bundles_released_total",
+    "cepheid_broker_hand_overs_failed_total",
+    "cepheid_broker_lookups_waited_total",
+    "cepheid_broker_lookups_waiting",
     "cepheid_broker_peer_calls_failed_total",
     "cepheid_broker_peer_calls_total",
+    "cepheid_broker_peers_challenged_total",
+    "cepheid_broker_peers_gone_total",
+    "cepheid_broker_peers_heard",
     "cepheid_broker_ready",
+    "cepheid_broker_sessions_lost_total",
+    "cepheid_broker_topics_moved_total",
     "cepheid_metadata_connected",
 )
 FULL = "persistent://public/default"

@@ -187,11 +187,12 @@ async def test_a_killed_broker_is_gone_within_a_second() -> None:
     world = World()
     other = await world.add("a")
     await world.start()
-    assert world.liveness.sign_of("a") is Sign.HEARD
+    assert (world.liveness.sign_of("a"), world.liveness.heard) == (Sign.HEARD, 1)
     await other.kill()
     await asyncio.sleep(0.01)
-    assert world.liveness.sign_of("a") is Sign.SUSPECT
+    assert (world.liveness.sign_of("a"), world.liveness.heard) == (Sign.SUSPECT, 0)
     assert await world.gone_after_s(other) < 0.2 + ANSWER_S["refused"]
+    assert (world.liveness.challenges, world.liveness.found_gone) == (1, 1)
     assert await broker_records(world.store).get("a") is None
     await world.aclose()
 

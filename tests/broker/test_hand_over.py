@@ -77,6 +77,8 @@ async def test_clients_are_sent_to_a_broker_that_has_the_topic_open() -> None:
             assert heir.has_open(topic)
             assert not owner.has_open(topic)
             assert heir.ownership.owned_bundles(), "the bundle has followed"
+            figures = owner.ownership.statistics()
+            assert (figures.bundles_released, figures.topics_moved, figures.hand_overs_failed, figures.bundles_lost) == (1, 1, 0, 0)
             await late.subscribe(topic, "s", permits=10, subType=pb.CommandSubscribe.Shared)
             again = await late.expect_messages(2)
             assert again[0].position == positions[0]

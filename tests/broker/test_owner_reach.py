@@ -52,8 +52,10 @@ async def test_lookups_of_a_dead_owners_bundle_wait_together_for_the_next_one() 
     waiting = [asyncio.ensure_future(world.locate()) for _ in range(20)]
     await asyncio.sleep(0.5)  # that nobody is answered meanwhile is the subject
     assert not any(task.done() for task in waiting)
+    assert (world.reach.waiting, world.reach.waited) == (20, 20)
     world.found = Here()
     assert await asyncio.gather(*waiting) == [Here()] * 20
+    assert (world.reach.waiting, world.reach.waited) == (0, 20)
     assert world.looks <= 10, "they look together"
     await world.reach.aclose()
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from cepheid_broker.errors import ServiceNotReadyError
+from cepheid_broker.ownership.broker_liveness import BrokerLiveness
 from cepheid_broker.ownership.bundle_ownership import BundleOwnership
 from cepheid_broker.ownership.bundles import Bundle, bundle_of
 from cepheid_broker.ownership.ownership import Here, NotOwnerError, There
@@ -212,6 +213,32 @@ async def test_an_owner_that_slept_acknowledges_nothing_when_it_wakes() -> None:
             owner.session.renew()
             redirect = await lookup(owner, topic)
             assert redirect.brokerServiceUrl == heir.service_url
+
+
+async def test_an_owner_whose_loop_stood_still_loses_only_what_was_asked_for_and_acknowledges_nothing_of_it() -> None:
+    """Its session lives on, in a thread of its own. It has not answered the challenge of another broker."""
+    async with BrokersWorld(bundles=16) as world:
+        owner, heir = world.brokers
+        asked_for, kept = [await world.topic_on(owner, prefix) for prefix in ("asked", "kept")]
+        assert len(owner.ownership.owned_bundles()) > 1, "they are in different bundles"
+        async with await owner.client() as client, await owner.client() as other, await heir.client() as late:
+            await client.produce_on(asked_for)
+            await client.publish(3)
+            await other.produce_on(kept)
+            owner.session.cut()  # nothing of what happens reaches it
+            heir.ownership._tenures._liveness = FoundGone({owner.id})
+            await late.subscribe(asked_for, "s", permits=100)
+            await late.expect_messages(3)
+            assert owner.has_open(asked_for), "it has heard of nothing"
+            client.send_message(3, b"what came while it stood still")
+            await client.expect_nothing()
+            owner.session.mend()
+            await client.expect(pb.CommandCloseProducer)  # and no receipt
+            assert not owner.has_open(asked_for)
+            assert (await lookup(owner, asked_for)).brokerServiceUrl == heir.service_url
+            await other.publish(3)
+            await late.expect_nothing()
+            assert owner.ownership.statistics().bundles_lost == 1
 
 
 async def test_an_outage_of_metadata_takes_nothing_and_gives_nothing() -> None:
@@ -452,6 +479,22 @@ async def test_a_namespace_that_is_deleted_gives_its_bundles_back_and_a_refused_
         assert (await owner.ownership.bundle_of(topic)).range == bundle_of(topic, 8).range
 
 
+class FoundGone(BrokerLiveness):
+    """Says that these brokers left their last challenges unanswered."""
+
+    def __init__(self, names: set[str]) -> None:
+        self._names = names
+
+    def is_gone(self, broker_id: str) -> bool:
+        return broker_id in self._names
+
+    async def has_come_back(self, broker_id: str) -> bool:
+        return False
+
+    async def aclose(self) -> None:
+        return
+
+
 class Paused:
     """Openings of topics at one broker stand still when their ledger is open, until `go` is set."""
 
@@ -520,6 +563,7 @@ async def test_lookups_wait_for_a_release_and_are_told_the_next_owner(monkeypatc
         looking = [asyncio.ensure_future(lookup(owner, topic)) for _ in range(3)]
         await asyncio.sleep(0.1)  # that nobody is answered meanwhile is the subject
         assert not any(task.done() for task in looking)
+        assert owner.ownership.statistics().lookups_waiting == 3
         paused.go.set()
         answers = await asyncio.gather(*looking)
         assert {answer.response for answer in answers} == {pb.CommandLookupTopicResponse.Redirect}

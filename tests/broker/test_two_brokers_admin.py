@@ -265,7 +265,11 @@ def test_a_broker_counts_what_it_has_and_what_it_asks_of_others() -> None:
 
         async def figures(admin: Admin) -> dict[str, float]:
             lines = (await admin("GET", "/metrics")).text.splitlines()
-            ours = [line.split() for line in lines if line.startswith(("cepheid_broker_b", "cepheid_broker_peer"))]
+            ours = [
+                line.split()
+                for line in lines
+                if line.startswith(("cepheid_broker_b", "cepheid_broker_peer", "cepheid_broker_sess"))
+            ]
             return {name.removeprefix("cepheid_broker_"): float(value) for name, value in ours}
 
         shown = [await figures(admin) for admin in (first, second)]
@@ -273,9 +277,10 @@ def test_a_broker_counts_what_it_has_and_what_it_asks_of_others() -> None:
         owned = [len(broker.ownership.owned_bundles()) for broker in world.brokers]
         assert [figure["bundles_owned"] for figure in shown] == owned
         assert shown[0]["peer_calls_total"] >= 1
-        assert shown[0]["peer_calls_failed_total"] == shown[0]["bundles_lost_total"] == 0
+        assert shown[0]["peer_calls_failed_total"] == shown[0]["bundles_lost_total"] == shown[0]["sessions_lost_total"] == 0
         world.brokers[0].session.expire()
-        assert (await figures(first))["bundles_lost_total"] == owned[0]
+        after = await figures(first)
+        assert (after["bundles_lost_total"], after["sessions_lost_total"]) == (owned[0], 1)
         world.brokers[0].session.renew()
 
     two_brokers(test)

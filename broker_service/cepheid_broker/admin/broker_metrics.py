@@ -94,6 +94,33 @@ def ownership_families(broker: Broker) -> Iterator[Family]:
         "Bundles that went without being released: a session that ended, or another broker.",
         figures.bundles_lost,
     )
+    yield counter(
+        "cepheid_broker_bundles_released_total", "Bundles that this broker gave up in good order.", figures.bundles_released
+    )
+    yield counter("cepheid_broker_sessions_lost_total", "Sessions with the metadata store that ended.", figures.sessions_lost)
+    yield counter(
+        "cepheid_broker_topics_moved_total",
+        "Open topics that this broker handed over to others, with their clients.",
+        figures.topics_moved,
+    )
+    yield counter(
+        "cepheid_broker_hand_overs_failed_total",
+        "Hand-overs of bundles that failed, so that the topics left were closed.",
+        figures.hand_overs_failed,
+    )
+    yield gauge(
+        "cepheid_broker_lookups_waiting",
+        "Lookups that wait now until their bundle has an owner that can be reached.",
+        figures.lookups_waiting,
+    )
+    yield counter("cepheid_broker_lookups_waited_total", "Lookups that waited for an owner.", figures.lookups_waited)
+    yield gauge("cepheid_broker_peers_heard", "Other brokers that answer this one's PINGs.", figures.peers_heard)
+    yield counter(
+        "cepheid_broker_peers_challenged_total",
+        "Challenges that this broker gave to brokers that it did not hear.",
+        figures.peers_challenged,
+    )
+    yield counter("cepheid_broker_peers_gone_total", "Challenges that were not answered.", figures.peers_gone)
     yield counter("cepheid_broker_peer_calls_total", "Admin calls made to other brokers.", broker.peers.made)
     yield counter("cepheid_broker_peer_calls_failed_total", "Those that were refused or not answered.", broker.peers.failed)
     if (balancer := broker.balancer) is not None:

@@ -137,10 +137,18 @@ class BrokerLiveness:
         self._gone: set[str] = set()
         self._own_id = ""
         self._directory: BrokerDirectory
+        self.challenges = 0
+        """That this broker gave to others."""
+        self.found_gone = 0
+        """Challenges that were not answered."""
 
     def __repr__(self) -> str:
-        heard = sum(peer.signs.sign is Sign.HEARD for peer in self._peers.values())
-        return f"<BrokerLiveness: {heard} of {len(self._peers)} heard, {len(self._gone)} gone>"
+        return f"<BrokerLiveness: {self.heard} of {len(self._peers)} heard, {len(self._gone)} gone>"
+
+    @property
+    def heard(self) -> int:
+        """How many other brokers answer now."""
+        return sum(peer.signs.sign is Sign.HEARD for peer in self._peers.values())
 
     def start(self, own_id: str, directory: BrokerDirectory) -> None:
         self._own_id, self._directory = own_id, directory
@@ -228,6 +236,7 @@ class BrokerLiveness:
             await asyncio.sleep(REFUSED_AGAIN_S)
             return False
         peer.challenged = True
+        self.challenges += 1
         log.warning("broker.challenged", extra={"broker": name, "reason": why})
         try:
             gone = await self._is_gone(peer, ANSWER_S[why])
@@ -244,6 +253,7 @@ class BrokerLiveness:
             log.warning("broker.out_of_reach", extra={"broker": name, "reason": why, "hint": hint})
             return False
         self._gone.add(name)
+        self.found_gone += 1
         if self._peers.get(name) is peer:
             del self._peers[name]
         log.warning(

@@ -18,8 +18,9 @@ Rules
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from cepheid_broker.errors import NotAllowedError, ServiceNotReadyError
@@ -116,6 +117,7 @@ class BundleOwnership:
         self._silent = SilentBrokers()
         self._ahead = TopicsAhead()
         self._hands_over_until: float | None = None
+        self._waiting = self._waited = 0  # lookups: now, and so far
         self.draining = False
         self._must_drain = False  # also when there is no other broker
         self._tenures.find_heir, self._tenures.on_heir_failed = self._find_heir, self._on_heir_failed
@@ -248,6 +250,8 @@ class BundleOwnership:
             self._ahead.clear()
             log.warning("bundles.lost", extra={"broker": self.broker_id, "bundles": len(lost), "reason": "the session ended"})
             self.user.drop_unowned()
+        elif state is SessionState.CONNECTED:
+            self._tenures.on_connected()
 
     async def release_all(self, limit_s: float = 0.0) -> None:
         self._stopping = True
@@ -351,8 +355,22 @@ class BundleOwnership:
         return [name for name, record in self.directory.brokers.items() if record.draining]
 
     def statistics(self) -> OwnershipFigures:
-        states = self.states
-        return OwnershipFigures(len(self.directory.brokers), len(list(states.owned())), states.acquired, states.lost)
+        states, tenures, reach, liveness = self.states, self._tenures, self._reach, self._liveness
+        return OwnershipFigures(
+            brokers=len(self.directory.brokers),
+            bundles_owned=len(list(states.owned())),
+            bundles_acquired=states.acquired,
+            bundles_lost=states.lost,
+            bundles_released=tenures.released,
+            topics_moved=tenures.topics_moved,
+            hand_overs_failed=tenures.hand_overs_failed,
+            sessions_lost=states.sessions - 1,
+            lookups_waiting=self._waiting + (0 if reach is None else reach.waiting),
+            lookups_waited=self._waited + (0 if reach is None else reach.waited),
+            peers_heard=0 if liveness is None else liveness.heard,
+            peers_challenged=0 if liveness is None else liveness.challenges,
+            peers_gone=0 if liveness is None else liveness.found_gone,
+        )
 
     def owned_bundles(self) -> list[Bundle]:
         return [tenure.bundle for tenure in self.states.owned()]
@@ -491,12 +509,14 @@ class BundleOwnership:
         await self._check_current(bundle)
         if (tenure := self.states.find(bundle)) is not None:
             if not self.states.owns(bundle):  # a wait instead of a refusal: clients that are refused wait twice as long each time
-                await self._tenures.wait_settled(tenure)
+                with self._waits(counted=tenure.phase is not Phase.ACQUIRING):
+                    await self._tenures.wait_settled(tenure)
             return Here() if self.states.owns(bundle) else None
         if self._store.session_state is not SessionState.CONNECTED:
             raise bundle_not_ready(bundle, "this broker has no session with the metadata store")
         if not self._registered.is_set():  # it just starts
-            await self._registered.wait()
+            with self._waits():
+                await self._registered.wait()
             return None
         # One read for all that ask at the same time: after a failover a client looks up thousands of topics of few bundles.
         owner = await self._reads.run(bundle, self._tenures.owner_of)
@@ -509,6 +529,16 @@ class BundleOwnership:
         if self.states.find(bundle) is None:  # still, after all this waiting
             self._tenures.acquire_soon(bundle)
         return None
+
+    @contextlib.contextmanager
+    def _waits(self, *, counted: bool = True) -> Iterator[None]:
+        """A lookup waits in here. Not `counted`: for the end of an acquisition, as every first lookup of a bundle does."""
+        self._waited += counted
+        self._waiting += counted
+        try:
+            yield
+        finally:
+            self._waiting -= counted
 
     async def _check_current(self, bundle: Bundle) -> None:
         """Raises BundleSplitError for a bundle that the namespace does not have: any more, or as far as metadata says."""

@@ -22,6 +22,7 @@ Rules
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -86,8 +87,10 @@ class BundleTenures:
         self._histories = bundle_histories(store)
         self._acquiring: dict[Bundle, asyncio.Task[None]] = {}
         self._releasing: dict[Bundle, asyncio.Task[ServiceNotReadyError | None]] = {}
+        self._connected = asyncio.Event()
         self.heirs: dict[Bundle, Heir] = {}
         """Of bundles whose topics are moving away from here."""
+        self.released = self.topics_moved = self.hand_overs_failed = 0
 
     def __repr__(self) -> str:
         return f"<BundleTenures of {self.broker_id}, {self._states!r}>"
@@ -205,8 +208,10 @@ class BundleTenures:
                     raise
             except StoreClosedError:
                 return
-            except MetadataError:
-                await asyncio.sleep(RETRY_S)  # SUSPENDED: what is owned goes on
+            except MetadataError:  # SUSPENDED: what is owned goes on
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(RETRY_S):
+                        await self._connected.wait()
                 continue
             self._on_record(tenure, owner)
             if self._states.holds(tenure):
@@ -214,6 +219,12 @@ class BundleTenures:
             else:
                 watch.cancel()
             return
+
+    def on_connected(self) -> None:
+        """Metadata answers again: look now who owns what. Until then a client that comes back opens its topic here, although
+        another broker may have it."""
+        self._connected.set()
+        self._connected.clear()
 
     def _on_record(self, tenure: Tenure, record: BundleOwner | None) -> None:
         if self._states.on_record(tenure, record):
@@ -310,6 +321,8 @@ class BundleTenures:
             return bundle_not_ready(bundle, f"it could not be released: {error}")
         self._states.on_released(tenure)
         moved = 0 if heir is None else len(heir.moved)
+        self.released += 1
+        self.topics_moved += moved
         extra = {"bundle": str(bundle), "broker": self.broker_id, "preferred": preferred, "reason": reason, "topics_moved": moved}
         log.info("bundle.released", extra=extra)
         if heir is not None and heir.moved and preferred == heir.there.broker_id:
@@ -323,6 +336,7 @@ class BundleTenures:
             return await self.user.hand_over(tenure.bundle, heir, reason)
         except (CepheidError, TimeoutError) as error:
             self.on_heir_failed(heir, error)
+            self.hand_overs_failed += 1
             facts = {"bundle": str(tenure.bundle), "heir": heir.there.broker_id, "topics_moved": len(heir.moved)}
             log.warning("bundle.hand_over_failed", extra={**facts, "error": str(error) or "it did not answer in time"})
             return False

@@ -48,6 +48,10 @@ class OwnerReach:
         self._not_waited_for: dict[str, float] = {}  # by address: until then
         self._probes: SingleFlight[str, bool] = SingleFlight("owner-probes", _closed)
         self._waits: SingleFlight[Bundle, Location] = SingleFlight("owner-waits", _closed)
+        self.waiting = 0
+        """Lookups that wait now."""
+        self.waited = 0
+        """Lookups that had to wait, so far."""
 
     def __repr__(self) -> str:
         return f"<OwnerReach: {len(self._waits)} bundles wait for an owner>"
@@ -57,7 +61,12 @@ class OwnerReach:
         if not isinstance(found, There) or await self._answers(found):
             return found
         there = found
-        return await self._waits.run(bundle, lambda _: self._wait(bundle, there, look))
+        self.waited += 1
+        self.waiting += 1
+        try:
+            return await self._waits.run(bundle, lambda _: self._wait(bundle, there, look))
+        finally:
+            self.waiting -= 1
 
     async def aclose(self) -> None:
         await self._waits.aclose()

@@ -58,6 +58,21 @@ class OwnershipFigures:
     bundles_acquired: int
     bundles_lost: int
     """Not released: to a session that ended, or to another broker."""
+    bundles_released: int
+    """Given up in good order."""
+    topics_moved: int
+    """Handed over to other brokers open, with their clients."""
+    hand_overs_failed: int
+    sessions_lost: int
+    lookups_waiting: int
+    """Now, for a bundle whose owner is dead, gives it up or is not registered yet."""
+    lookups_waited: int
+    """Those that had to wait, so far."""
+    peers_heard: int
+    """Other brokers that answer this one's PINGs."""
+    peers_challenged: int
+    peers_gone: int
+    """Challenges that were not answered."""
 
 
 class NotOwnerError(ServiceNotReadyError):
