@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.report import print_line
+from cepheid_decode import Piece, ReadMode, ScanCounters, ScanSpec
 from cepheid_decode.columns import DEFAULT_ENTRY_COLUMNS, DEFAULT_MESSAGE_COLUMNS
 from cepheid_decode.entries_decoder import EntriesDecoder
 from cepheid_decode.message_decoder import MessageDecoder
 from cepheid_rpc import EntryGroup, encode_group
-from cepheid_scan import Piece, ReadMode, ScanCounters, ScanSpec
 from cepheid_wire import encode_batch, encode_tail
 from cepheid_wire import pulsar_api_pb2 as pb
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from benchmarks.report import percentile, print_line
 from benchmarks.server import Server, add_arguments
+from cepheid_decode import PlanSource, ReadMode, ScanRequest, ScanSpec, TopicSelection
 from cepheid_metadata import (
     Chain,
     ChainLedger,
@@ -33,7 +34,6 @@ from cepheid_metadata import (
 )
 from cepheid_metadata.rocks_store import RocksStore
 from cepheid_ports import Ports
-from cepheid_scan import PlanSource, ReadMode, ScanRequest, ScanSpec, TopicSelection
 from cepheid_scan.open_planner import open_planner
 from cepheid_scan.plan_scan import plan_scan
 from cepheid_wire import TopicName

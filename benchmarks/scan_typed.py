@@ -21,9 +21,9 @@ from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorP
 from google.protobuf.message_factory import GetMessageClass
 
 from benchmarks.report import print_line
+from cepheid_decode import OnBadRecord, ScanCounters, SchemaVersion
 from cepheid_decode.typed import TypedColumns
 from cepheid_decode.typed.protobuf_schema import native_descriptor
-from cepheid_scan import OnBadRecord, ScanCounters, SchemaVersion
 
 VERSION = bytes(8)
 AVRO = {

@@ -118,7 +118,7 @@ async def latency_p99_s(cluster: Cluster, topic: str, arguments: argparse.Namesp
 
 
 def history_end(cluster: Cluster, topic: str) -> str:
-    from cepheid_scan import PlanSource
+    from cepheid_decode import PlanSource
     from cepheid_scan.open_planner import open_planner
 
     planner = open_planner(PlanSource(service_url=cluster.url))

@@ -19,6 +19,7 @@ from typing import Any
 from benchmarks.cluster import Cluster, add_arguments
 from benchmarks.report import percentile, print_line
 from benchmarks.scan_planning import AT_ONCE, ENTRIES, ENTRY_BYTES, closed_ledger, keep_everything
+from cepheid_decode import PlanSource, ReadMode, ScanRequest, ScanSpec, TopicSelection
 from cepheid_metadata import (
     Chain,
     ChainLedger,
@@ -32,7 +33,6 @@ from cepheid_metadata import (
 from cepheid_metadata.chain_pages import create_chain
 from cepheid_metadata.open_store import open_store
 from cepheid_ports import Ports
-from cepheid_scan import PlanSource, ReadMode, ScanRequest, ScanSpec, TopicSelection
 from cepheid_scan.plan_scan import plan_scan
 from cepheid_wire import TopicName
 

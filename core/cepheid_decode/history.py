@@ -34,10 +34,10 @@ class LedgerHistory:
     is_open: bool
     size_bytes: int
     closed_at_ms: int | None
-    ensemble_size: int
-    write_quorum: int
-    fragments: tuple[Fragment, ...]
-    master_key: bytes
+    ensemble_size: int = 0
+    write_quorum: int = 0
+    fragments: tuple[Fragment, ...] = ()
+    master_key: bytes = b""
     object_url: str = ""
     object_bytes: int = 0
     ticket: bytes = field(default=b"", repr=False, compare=False)  # each plan has others

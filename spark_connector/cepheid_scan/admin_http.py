@@ -73,8 +73,8 @@ class AdminHttp:
         asked = {} if query is None else {name: value for name, value in query.items() if value is not None}
         return self.request("GET", f"{path}?{urlencode(asked, doseq=True)}" if asked else path)
 
-    def request(self, method: str, path: str, *, body: Any = None, retriable: bool = True) -> Any:
-        """The decoded answer, None when it is empty. `retriable`: may be done twice.
+    def request(self, method: str, path: str, *, body: Any = None) -> Any:
+        """Return the decoded answer, None when it is empty. The request may be done twice.
 
         Raises AdminRefusedError; PlanUnavailableError, which names every address and what it said.
         """
@@ -90,9 +90,7 @@ class AdminHttp:
                     return self._ask_following(origin, method, path, sent)
                 except _NoAnswerError as error:
                     problems["{}://{}:{}".format(*origin)] = str(error)
-                    if not retriable:
-                        break
-            if not retriable or time.monotonic() + pause_s > deadline:
+            if time.monotonic() + pause_s > deadline:
                 said = "; ".join(f"{address}: {problem}" for address, problem in problems.items())
                 raise PlanUnavailableError(f"no answer to {method} {path[:200]} within {self._retry_s:g} s: {said}", path=path)
             time.sleep(pause_s)
@@ -229,37 +227,20 @@ def _target(parts: SplitResult) -> Origin:
 
 
 def _decoded(method: str, path: str, status: int, text: bytes) -> Any:
-    if status in _ASK_AGAIN or (status == 404 and not _is_of_a_broker(text)):
-        raise _NoAnswerError(f"status {status}, {_reason(text)}")
+    """Raises _NoAnswerError, AdminRefusedError. A broker's refusal is `{"reason": text}`; some proxies answer with pages."""
+    try:
+        said, is_json = json.loads(text or b"null"), True
+    except ValueError:
+        said, is_json = text.decode(errors="replace"), False
+    found = said.get("reason") if isinstance(said, dict) else None
+    reason = str(found or said or "no reason given")[:500]
+    if status in _ASK_AGAIN or (status == 404 and not isinstance(found, str)):
+        raise _NoAnswerError(f"status {status}, {reason}")
     if status >= 300:
-        raise AdminRefusedError(
-            f"{method} {path.partition('?')[0]}: {status}, {_reason(text)}", status=status, reason=_reason(text)
-        )
-    if not text:
-        return None
-    try:
-        return json.loads(text)
-    except ValueError:
-        raise _NoAnswerError(f"an answer that is no JSON ({len(text)} bytes): is it the admin API of a broker?") from None
-
-
-def _is_of_a_broker(text: bytes) -> bool:
-    """A refusal is `{"reason": text}`."""
-    try:
-        said = json.loads(text)
-    except ValueError:
-        return False
-    return isinstance(said, dict) and isinstance(said.get("reason"), str)
-
-
-def _reason(text: bytes) -> str:
-    """What the server says, bounded: some proxies answer with pages."""
-    try:
-        said = json.loads(text)
-        reason = said["reason"] if isinstance(said, dict) else said
-    except (ValueError, KeyError):
-        reason = text.decode(errors="replace")
-    return str(reason)[:500] or "no reason given"
+        raise AdminRefusedError(f"{method} {path.partition('?')[0]}: {status}, {reason}", status=status, reason=reason)
+    if not is_json:
+        raise _NoAnswerError(f"an answer that is no JSON ({len(text)} bytes): is it the admin API of a broker?")
+    return said
 
 
 def _why(error: Exception) -> str:

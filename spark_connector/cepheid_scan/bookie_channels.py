@@ -104,14 +104,10 @@ def _channel(address: str, tls: ClientTls | None) -> Any:
             _channels.clear()  # of the process that forked this one: not to be touched, not even closed
             _channels_pid = os.getpid()
         if (channel := _channels.get((address, secured))) is None:
-            channel = _channels[address, secured] = open_channel(address, _options(), tls)
+            # The least time between two attempts is the time limit of connecting, too.
+            options = {**dict(channel_options()), "grpc.min_reconnect_backoff_ms": int(1000 * CONNECT_TIMEOUT_S)}
+            channel = _channels[address, secured] = open_channel(address, list(options.items()), tls)
     return channel
-
-
-def _options() -> list[tuple[str, Any]]:
-    # The least time between two attempts is the time limit of connecting, too.
-    changed = {**dict(channel_options()), "grpc.min_reconnect_backoff_ms": int(1000 * CONNECT_TIMEOUT_S)}
-    return list(changed.items())
 
 
 def close_channels() -> None:

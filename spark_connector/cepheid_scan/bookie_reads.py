@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 
 from cepheid_rpc import (
     BookieUnavailableError,
@@ -31,19 +31,6 @@ from cepheid_security import ClientTls
 
 _END_S = 5.0
 """For the thread of a read that is closed. It takes moments, also on a busy machine, unless a disk does not answer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Groups and ranges that the bookie has not, together without a gap from the chunk before to `next_entry_id`.
-
-    `damaged`: entries whose bytes are not what their writer sent, here or on the way; they are in `missing` too."""
-
-    groups: tuple[EntryGroup, ...]
-    missing: tuple[MissingEntries, ...]
-    next_entry_id: int
-    size_bytes: int
-    retry_after_s: float = 0.0
 
 
 class BookieRead:
@@ -66,7 +53,7 @@ class BookieRead:
         self._read_ahead_bytes = read_ahead_bytes
         self._waiting_bytes = 0
         self._changed = threading.Condition()
-        self._chunks: deque[Chunk] = deque()
+        self._chunks: deque[tuple[ReadAnswer, int]] = deque()
         self._error: BaseException | None = None
         self._ended = False
         self._closed = False
@@ -74,11 +61,8 @@ class BookieRead:
         self._thread = threading.Thread(target=self._fetch, name=f"scan-{bookie}", daemon=True)
         self._thread.start()
 
-    def __repr__(self) -> str:
-        return f"<BookieRead of {self._request.ledger_id} at {self.bookie} ({self.address}), {len(self._chunks)} chunks wait>"
-
-    def next_chunk(self, timeout_s: float) -> Chunk | None:
-        """None at the end of the answer."""
+    def next_chunk(self, timeout_s: float) -> tuple[ReadAnswer, int] | None:
+        """Return the next part of the answer, verified, and in how many bytes it came; None at the end."""
         deadline = time.monotonic() + timeout_s
         with self._changed:
             while not self._chunks and not self._ended:
@@ -86,7 +70,7 @@ class BookieRead:
                     raise BookieUnavailableError(f"no answer within {timeout_s:g} s", bookie=self.bookie, address=self.address)
             if self._chunks:
                 chunk = self._chunks.popleft()
-                self._waiting_bytes -= chunk.size_bytes
+                self._waiting_bytes -= chunk[1]
                 self._changed.notify()
                 return chunk
             if self._error is not None:
@@ -105,7 +89,7 @@ class BookieRead:
         error: BaseException | None = None
         try:
             for answer, size_bytes in self._answers:
-                if not self._give(self._checked(answer, size_bytes)):
+                if not self._give(self._checked(answer), size_bytes):
                     return
         except Exception as raised:  # whatever it is, it belongs to whoever waits, not to this thread
             error = raised if isinstance(raised, (MalformedGroupError, BookieUnavailableError)) else self._unavailable(raised)
@@ -114,16 +98,17 @@ class BookieRead:
                 self._error, self._ended = error, True
                 self._changed.notify()
 
-    def _give(self, chunk: Chunk) -> bool:
+    def _give(self, answer: ReadAnswer, size_bytes: int) -> bool:
         with self._changed:
             while self._waiting_bytes >= self._read_ahead_bytes and not self._closed:
                 self._changed.wait()
-            self._chunks.append(chunk)
-            self._waiting_bytes += chunk.size_bytes
+            self._chunks.append((answer, size_bytes))
+            self._waiting_bytes += size_bytes
             self._changed.notify()
             return not self._closed
 
-    def _checked(self, answer: ReadAnswer, size_bytes: int) -> Chunk:
+    def _checked(self, answer: ReadAnswer) -> ReadAnswer:
+        """Return the answer with entries whose bytes are not what their writer sent among those that are missing."""
         groups: list[EntryGroup] = []
         missing = list(answer.missing)
         for group in answer.groups:
@@ -137,7 +122,7 @@ class BookieRead:
                     groups.append(part)
                 else:
                     missing.append(MissingEntries(part.first_entry_id, part.last_entry_id, Status.BAD_DIGEST))
-        return Chunk(tuple(groups), tuple(missing), answer.next_entry_id, size_bytes, answer.retry_after_ms / 1000)
+        return replace(answer, groups=tuple(groups), missing=tuple(missing))
 
     def _unavailable(self, error: Exception) -> BookieUnavailableError:
         code, details = getattr(error, "code", None), getattr(error, "details", None)  # of a grpc.RpcError that is a call

@@ -13,19 +13,15 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from cepheid_decode.errors import BadOptionError, BadRecordError, DamagedEntryError
 from cepheid_decode.history import HistoryPlan, LedgerHistory, TopicHistory
 from cepheid_decode.positions import MessagePosition
 from cepheid_decode.scan_request import Edge
-from cepheid_scan.planner import parse_topic
+from cepheid_scan.planner import in_threads, parse_topic
 
-R = TypeVar("R")
-
-_AT_ONCE = 8  # topics that are searched together
 _MOST_UNREADABLE = 100
 """In a row, before a search by time gives up."""
 _BEFORE_ALL = MessagePosition(0, 0)
@@ -55,7 +51,7 @@ def resolve_edge(
     if edge.publish_time_ms is not None:
         time_ms = edge.publish_time_ms
         search = _search_end if is_end else _search_start
-        found = _in_threads(plan.topics, lambda history: search(history, probe, time_ms, skew_ms))
+        found = in_threads(plan.topics, lambda history: search(history, probe, time_ms, skew_ms))
         return {history.topic: position for history, position in zip(plan.topics, found, strict=True)}
     if edge.positions:
         return _given(edge, plan, is_end=is_end)
@@ -63,7 +59,7 @@ def resolve_edge(
         name, ask = edge.subscription, subscription_position
         if ask is None:
             raise BadOptionError(f"nobody can say where subscription {name!r} stands", subscription=name)
-        places = _in_threads(plan.topics, lambda history: ask(history.topic, name))
+        places = in_threads(plan.topics, lambda history: ask(history.topic, name))
         return {history.topic: position for history, position in zip(plan.topics, places, strict=True)}
     whole = first_of if edge.earliest else end_of
     return {history.topic: whole(history) for history in plan.topics}
@@ -164,10 +160,3 @@ def _first_not_older(entries: _Entries, time_ms: int) -> tuple[int, int]:
             not_older = place if place < high else not_older
             high = middle
     return low, not_older
-
-
-def _in_threads(histories: Sequence[TopicHistory], ask: Callable[[TopicHistory], R]) -> list[R]:
-    if len(histories) <= 1:
-        return [ask(history) for history in histories]
-    with ThreadPoolExecutor(min(_AT_ONCE, len(histories)), thread_name_prefix="cepheid-probe") as threads:
-        return list(threads.map(ask, histories))

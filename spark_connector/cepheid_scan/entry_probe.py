@@ -8,24 +8,18 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
 from typing import Any
 
 from cepheid_decode.counters import ScanCounters
+from cepheid_decode.entry_metadata import PUBLISH_TIME, parse_entries
 from cepheid_decode.errors import BadOptionError, BadRecordError, DataLossError
-from cepheid_decode.history import HistoryPlan, LedgerHistory, Piece, TopicHistory
+from cepheid_decode.history import HistoryPlan, LedgerHistory, TopicHistory
 from cepheid_decode.scan_request import ReadSettings, StorageAccess
-from cepheid_scan.entry_source import EntrySource
+from cepheid_scan.entry_source import EntrySource, Replan
 from cepheid_scan.ledger_source import LedgerSource
-from cepheid_scan.open_planner import Replan
-from cepheid_scan.splits import fragments_of
-from cepheid_wire import WireError, split_tail
-from cepheid_wire import pulsar_api_pb2 as pb
+from cepheid_scan.splits import fragments_of, piece_of
 
 log = logging.getLogger(__name__)
-
-_BROKER_METADATA = b"\x0e\x02"
-_PREFIX_BYTES = 6  # magic, size of the broker's own metadata
 
 
 class BookieProbe:
@@ -41,11 +35,9 @@ class BookieProbe:
         self._storage = storage
         self._objects: dict[str, _ObjectTimes | None] = {}  # None: it cannot be read, and its bookies are asked
         self._lock = threading.Lock()
-        self._bookies: Mapping[str, str] = plan.bookies
         self._plan = plan
         self._settings = settings
         self._replan = replan
-        self.probes = 0
 
     def publish_time_ms(
         self, history: TopicHistory, ledger: LedgerHistory, entry_id: int, about_ms: int | None = None
@@ -55,31 +47,19 @@ class BookieProbe:
             found = self._in_object(ledger, entry_id, about_ms)
             if found is not None:
                 return found
-        piece = Piece(
-            history.topic,
-            history.partition,
-            ledger.ledger_id,
-            entry_id,
-            entry_id,
-            ledger.ensemble_size,
-            ledger.write_quorum,
-            fragments_of(ledger, entry_id, entry_id),
-            object_url=ledger.object_url,
-            ticket=ledger.ticket,
-        )
-        self.probes += 1
+        piece = piece_of(history, ledger, entry_id, entry_id, fragments_of(ledger, entry_id, entry_id))
         ticket = self._plan.ticket_of(history.topic, history.partition)  # all of hundreds of topics would be more than fits
-        bookies = EntrySource(self._bookies, ticket, self._settings, ScanCounters(), replan=self._replan)
-        source = LedgerSource(bookies, self._settings, ScanCounters(), storage=self._storage, replan=self._replan)
+        bookies = EntrySource(self._plan.bookies, ticket, self._settings, ScanCounters(), replan=self._replan)
+        source = LedgerSource(bookies, self._storage)
         try:
             (group,) = source.read(piece)
         except DataLossError:
             return None
-        try:
-            return publish_time_ms(group.payload(entry_id))
-        except (WireError, ValueError) as error:
-            message = f"entry {ledger.ledger_id}:{entry_id} of {history.topic} tells no publish time: {error}"
-            raise BadRecordError(message, topic=history.topic, ledger_id=ledger.ledger_id, entry_id=entry_id) from None
+        entries = parse_entries([group])
+        if (why := entries.refused.get(0)) is not None:
+            message = f"entry {ledger.ledger_id}:{entry_id} of {history.topic} tells no publish time: {why}"
+            raise BadRecordError(message, topic=history.topic, ledger_id=ledger.ledger_id, entry_id=entry_id)
+        return int(entries.fields.number(PUBLISH_TIME)[0])
 
     def _in_object(self, ledger: LedgerHistory, entry_id: int, about_ms: int | None) -> int | None:
         """None: the columns do not tell, or the object cannot be read."""
@@ -125,14 +105,3 @@ class _ObjectTimes:
         ids, times = self._times
         published_ms = int(times[ids.searchsorted(entry_id)])
         return published_ms if published_ms >= 0 else None
-
-
-def publish_time_ms(tail: memoryview) -> int:
-    """Of a stored entry. Raises WireError, ValueError."""
-    if tail[:2] == _BROKER_METADATA:
-        tail = tail[_PREFIX_BYTES + int.from_bytes(tail[2:_PREFIX_BYTES], "big") :]
-    metadata, _ = split_tail(tail)
-    try:
-        return int(pb.MessageMetadata.FromString(bytes(metadata)).publish_time)
-    except Exception as error:  # protobuf's DecodeError has no home that is the same in all of its releases
-        raise ValueError(f"its metadata cannot be decoded ({error})") from None

@@ -19,6 +19,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any, TypeAlias
 
 from cepheid_decode.counters import ScanCounters
 from cepheid_decode.errors import DamagedEntryError, DataLossError, EntriesUnreadableError, PlanUnavailableError
@@ -62,41 +63,38 @@ class EntrySource:
         settings: ReadSettings,
         counters: ScanCounters,
         *,
-        replan: Callable[[Piece], LedgerHistory | None] | None,
+        replan: Replan | None,
         racks: Mapping[str, str] | None = None,
         damaged_as_empty: bool = False,
         stop: StopSignal | None = None,
     ) -> None:
         self._bookies = bookies
         self._ticket = ticket
-        self._settings = settings
-        self._counters = counters
-        self._replan = replan
+        self.settings = settings
+        self.counters = counters
+        self.replan = replan
         self._rack = settings.rack or os.environ.get(RACK_VARIABLE) or None
         self._racks = racks or {}
         self._damaged_as_empty = damaged_as_empty
-        self._stop = stop or StopSignal()
+        self.stop = stop or StopSignal()
         self._ticket_at: dict[tuple[str, int], float] = {}  # by topic and ledger: when the last new ticket was had
-
-    def __repr__(self) -> str:
-        return f"<EntrySource of {len(self._bookies)} bookies>"
 
     def read(self, piece: Piece) -> Iterator[EntryGroup]:
         """Groups of exactly the piece's range, in order. Raises EntriesUnreadableError, DataLossError, which say where,
         MovedToObjectError and StoppedError."""
         entry_id = piece.first_entry_id
         looked_at = damaged_at = -2  # none
-        may_renew = self._replan is not None
+        may_renew = self.replan is not None
         while entry_id <= piece.last_entry_id:
             ensemble, last = fragment_at(piece.fragments, entry_id, piece.last_entry_id)
             if not ensemble:
                 raise ValueError(f"{piece.topic}: no fragment of ledger {piece.ledger_id} has entry {entry_id}")
-            attempts = 1 if entry_id == damaged_at + 1 else self._settings.read_attempts  # damage comes in runs
+            attempts = 1 if entry_id == damaged_at + 1 else self.settings.read_attempts  # damage comes in runs
             try:
                 for group in self._read_run(piece, ensemble, entry_id, last, attempts, may_renew=may_renew):
                     entry_id = group.last_entry_id + 1
-                    may_renew = self._replan is not None
-                    self._counters.entries += len(group)
+                    may_renew = self.replan is not None
+                    self.counters.entries += len(group)
                     yield group
             except GivenUpError as stuck:
                 try:
@@ -119,22 +117,22 @@ class EntrySource:
                     )
                     group = encode_group(piece.ledger_id, stuck.entry_id, -1, 0, [b""] * (damaged_at + 1 - stuck.entry_id))
                     entry_id = damaged_at + 1
-                    self._counters.entries += len(group)
+                    self.counters.entries += len(group)
                     yield group
 
     def _read_run(
         self, piece: Piece, ensemble: Sequence[str], entry_id: int, last: int, attempts: int, *, may_renew: bool
     ) -> Iterator[EntryGroup]:
         """Entries of one fragment. `may_renew`: as in ReadRounds. Raises GivenUpError, StoppedError."""
-        settings, quorum = self._settings, piece.write_quorum
+        settings, quorum = self.settings, piece.write_quorum
         rounds = ReadRounds(attempts, settings.unreachable_s, may_renew=may_renew)
         while entry_id <= last:
             usable = self._usable(ensemble, piece.ledger_id, entry_id, rounds)
             reachable = last_reachable(entry_id, last, len(ensemble), quorum, usable)
             if reachable < entry_id:
                 pause_s = rounds.end_round(entry_id, self._failures(ensemble, quorum, entry_id, rounds), time.monotonic())
-                self._counters.wait_s += pause_s
-                self._stop.pause(pause_s)
+                self.counters.wait_s += pause_s
+                self.stop.pause(pause_s)
                 continue
             cover = self._cover(ensemble, quorum, entry_id, reachable, usable)
             request = self._request(piece, entry_id, reachable)
@@ -144,22 +142,22 @@ class EntrySource:
                     ensemble,
                     self._bookies,
                     cover,
-                    self._counters,
+                    self.counters,
                     settings=settings,
                 ) as merged,
-                self._stop.ending(merged.close),
+                self.stop.ending(merged.close),
             ):
                 for group in merged.groups():
-                    self._stop.check()
+                    self.stop.check()
                     entry_id = group.last_entry_id + 1
                     rounds.on_progress()
                     yield group
-            self._stop.check()  # before a bookie is blamed for an answer that was cut off here
+            self.stop.check()  # before a bookie is blamed for an answer that was cut off here
             if merged.failure is not None:
                 self._on_failed(piece, merged.failure, rounds)
 
     def _request(self, piece: Piece, first: int, last: int) -> ReadRequest:
-        wished = self._settings.chunk_bytes
+        wished = self.settings.chunk_bytes
         chunk_bytes = next((size for size in SCAN_CHUNK_BYTES if size >= wished), SCAN_CHUNK_BYTES[-1])
         ticket = piece.ticket or self._ticket
         return ReadRequest(piece.ledger_id, first, last, _NO_LIMIT_BYTES, ticket=ticket, scan=True, chunk_bytes=chunk_bytes)
@@ -189,9 +187,9 @@ class EntrySource:
     def _on_failed(self, piece: Piece, failure: ReplicaFailure, rounds: ReadRounds) -> None:
         now = time.monotonic()
         rounds.on_failed(failure, now)
-        self._counters.retries += 1
+        self.counters.retries += 1
         if failure.status is Status.BAD_DIGEST:
-            self._counters.damaged += 1
+            self.counters.damaged += 1
         if failure.status in (None, Status.BAD_DIGEST):
             _suspects.add(failure.bookie, now)
         log.warning(
@@ -201,15 +199,12 @@ class EntrySource:
             failure.entry_id,
             piece.topic,
             failure.reason,
-            extra={"topic": piece.topic, "ledger_id": piece.ledger_id, "entry_id": failure.entry_id, "bookie": failure.bookie},
+            extra={**facts_of(piece, failure.entry_id), "bookie": failure.bookie},
         )
 
     def _with_new_ticket(self, piece: Piece, stuck: GivenUpError) -> Piece:
         """The piece with a ticket that was just issued: a long read outlives its first one. Raises EntriesUnreadableError."""
-        try:
-            ledger = None if self._replan is None else self._replan(piece)
-        except PlanUnavailableError as error:
-            raise _unreadable(piece, stuck) from error
+        ledger = look_up(self.replan, piece, _unreadable(piece, stuck))
         if ledger is None or not ledger.ticket or ledger.ticket == piece.ticket:
             raise _unreadable(piece, stuck)
         now = time.monotonic()
@@ -219,34 +214,22 @@ class EntrySource:
         ):  # clocks far apart: every new ticket counts as expired
             raise _unreadable(piece, stuck)
         self._ticket_at[which] = now
-        log.info("scan.ticket_renewed", extra={"topic": piece.topic, "ledger_id": piece.ledger_id, "entry_id": stuck.entry_id})
+        log.info("scan.ticket_renewed", extra=facts_of(piece, stuck.entry_id))
         return replace(piece, ticket=ledger.ticket)
 
     def _look_again(self, piece: Piece, stuck: GivenUpError) -> Piece:
         """The piece as it lies now. The metadata is asked once per entry that nobody gives."""
-        if self._replan is None:
-            raise _unreadable(piece, stuck)
         here = stuck.entry_id
         known = self._place(piece.fragments, here)
-        try:
-            ledger = self._replan(piece)
-        except PlanUnavailableError as error:
-            raise _unreadable(piece, stuck) from error  # what is known of its bookies stays true
+        ledger = look_up(self.replan, piece, _unreadable(piece, stuck))
         if ledger is None:
-            raise DataLossError(
-                f"{piece.topic}: entries {stuck.entry_id}..{piece.last_entry_id} of ledger {piece.ledger_id} are gone: the ledger "
-                f"was trimmed, or its topic deleted, after this read was planned ({stuck.reasons})",
-                topic=piece.topic,
-                ledger_id=piece.ledger_id,
-                entry_id=stuck.entry_id,
-                last_entry_id=piece.last_entry_id,
-            )
+            raise trimmed(piece, here, stuck.reasons)
         if ledger.object_url and not ledger.fragments:
-            log.info("scan.ledger_moved", extra={"topic": piece.topic, "ledger_id": piece.ledger_id, "entry_id": here})
+            log.info("scan.ledger_moved", extra=facts_of(piece, here))
             raise MovedToObjectError(ledger.object_url, here)
         if self._place(ledger.fragments, here) == known:
             raise _unreadable(piece, stuck)
-        log.info("scan.ledger_moved", extra={"topic": piece.topic, "ledger_id": piece.ledger_id, "entry_id": here})
+        log.info("scan.ledger_moved", extra=facts_of(piece, here))
         return replace(
             piece,
             fragments=ledger.fragments,
@@ -270,13 +253,40 @@ def fragment_at(fragments: Sequence[Fragment], entry_id: int, last: int) -> tupl
     return ensemble, last
 
 
+Replan: TypeAlias = Callable[[Piece], LedgerHistory | None]
+"""Tells where the ledger of a piece lies by now; None: it is gone. Raises PlanUnavailableError."""
+
+
+def look_up(replan: Replan | None, piece: Piece, failure: EntriesUnreadableError) -> LedgerHistory | None:
+    """Return where the piece's ledger lies by now; None: it is gone. Raises `failure` where nobody can tell."""
+    if replan is None:
+        raise failure
+    try:
+        return replan(piece)
+    except PlanUnavailableError as error:
+        raise failure from error
+
+
+def trimmed(piece: Piece, entry_id: int, reasons: object) -> DataLossError:
+    """Return the error for entries of the piece from `entry_id` on. `reasons`: why they could not be read."""
+    return DataLossError(
+        f"{piece.topic}: entries {entry_id}..{piece.last_entry_id} of ledger {piece.ledger_id} are gone: the ledger was trimmed, "
+        f"or its topic deleted, after this read was planned ({reasons})",
+        **facts_of(piece, entry_id),
+        last_entry_id=piece.last_entry_id,
+    )
+
+
+def facts_of(piece: Piece, entry_id: int) -> dict[str, Any]:
+    """Return where an entry is, for errors and log lines."""
+    return {"topic": piece.topic, "ledger_id": piece.ledger_id, "entry_id": entry_id}
+
+
 def _unreadable(piece: Piece, stuck: GivenUpError) -> EntriesUnreadableError:
     entry = f"entry {piece.ledger_id}:{stuck.entry_id} of {piece.topic}"
     what = "is damaged on all of its bookies" if stuck.is_damaged else "could be read from none of its bookies"
     return (DamagedEntryError if stuck.is_damaged else EntriesUnreadableError)(
         f"{entry} {what}, in {stuck.rounds} rounds: {stuck.reasons}",
-        topic=piece.topic,
-        ledger_id=piece.ledger_id,
-        entry_id=stuck.entry_id,
+        **facts_of(piece, stuck.entry_id),
         bookies=stuck.reasons,
     )

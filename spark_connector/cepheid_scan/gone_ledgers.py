@@ -9,21 +9,13 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from cepheid_decode.errors import AdminRefusedError
 
 _RECORDS_PER_PAGE, _MOST_PAGES = 1000, 20  # of ids that are read together
 _BLOCK = 200  # of ids
-
-
-class _TooManyError(Exception):
-    """Ledgers, to ask for their records."""
-
-
-class _DamagedError(Exception):
-    """A record cannot be read: whose ledger it is, and where it ends, nobody knows."""
 
 
 class GoneLedgers:
@@ -35,9 +27,6 @@ class GoneLedgers:
         self._unreadable: list[range] = []
         self._last_entries: dict[tuple[str, str], dict[int, int]] = {}  # by topic and incarnation, of ledgers with entries
 
-    def __repr__(self) -> str:
-        return f"<GoneLedgers of {len(self._last_entries)} topics>"
-
     def forget(self) -> None:
         """There is a new plan (rule 1)."""
         self._read, self._unreadable, self._last_entries = [], [], {}
@@ -47,37 +36,42 @@ class GoneLedgers:
         for part in _without(_whole_blocks(ids), self._read):
             if any(part.start <= one.start and one.stop <= part.stop for one in self._unreadable):
                 return None
-            try:
-                self._read_part(part)
-            except (AdminRefusedError, _TooManyError, _DamagedError):
+            if not self._read_part(part):
                 self._unreadable.append(part)
                 return None
         found = self._last_entries.get((topic, incarnation), {})
         return {ledger_id: last for ledger_id, last in found.items() if ledger_id in ids}
 
-    def _read_part(self, ids: range) -> None:
-        ledgers = [ledger for deleted in ("false", "true") for ledger in self._records(ids, deleted)]  # rule 2
-        for ledger in ledgers:
-            custom, last = ledger["custom"], ledger.get("last_entry_id")
-            if custom.get("use") == "entries" and last is not None and last >= 0:
-                key = custom.get("topic", ""), custom.get("incarnation", "")
-                self._last_entries.setdefault(key, {})[ledger["ledger_id"]] = last
+    def _read_part(self, ids: range) -> bool:
+        """False: the records are refused, too many or damaged, so nobody knows of which topics these ledgers were."""
+        for deleted in ("false", "true"):  # rule 2
+            if (ledgers := self._records(ids, deleted)) is None:
+                return False
+            for ledger in ledgers:
+                custom, last = ledger["custom"], ledger.get("last_entry_id")
+                if custom.get("use") == "entries" and last is not None and last >= 0:
+                    key = custom.get("topic", ""), custom.get("incarnation", "")
+                    self._last_entries.setdefault(key, {})[ledger["ledger_id"]] = last
         self._read.append(ids)
+        return True
 
-    def _records(self, ids: range, deleted: str) -> Iterator[dict[str, Any]]:
-        """Of the ledgers that there are. Raises AdminRefusedError, _TooManyError, _DamagedError."""
+    def _records(self, ids: range, deleted: str) -> list[dict[str, Any]] | None:
+        """Of the ledgers that there are; None: as in `_read_part`."""
         above: int | None = ids.start - 1
+        found: list[dict[str, Any]] = []
         for _ in range(_MOST_PAGES):
             if above is None or above + 1 >= ids.stop:
-                return
+                return found
             limit = min(_RECORDS_PER_PAGE, ids.stop - above - 1)
-            page = self._get("/cepheid/v1/ledgers", {"above": above, "limit": limit, "deleted": deleted})
+            try:
+                page = self._get("/cepheid/v1/ledgers", {"above": above, "limit": limit, "deleted": deleted})
+            except AdminRefusedError:
+                return None
             if page.get("incomplete") or any(record["ledger_id"] < ids.stop for record in page.get("damaged", ())):
-                raise _DamagedError
-            yield from (view["ledger"] for view in page["ledgers"] if view["ledger"]["ledger_id"] < ids.stop)
+                return None
+            found += [view["ledger"] for view in page["ledgers"] if view["ledger"]["ledger_id"] < ids.stop]
             above = page["next"]
-        if above is not None and above + 1 < ids.stop:
-            raise _TooManyError
+        return found if above is None or above + 1 >= ids.stop else None
 
 
 def _whole_blocks(ids: range) -> range:

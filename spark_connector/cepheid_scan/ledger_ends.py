@@ -1,6 +1,6 @@
 """How far open ledgers are certain, asked of the bookies of their last fragment.
 
-    newest_end  ──► every bookie, once ──► the largest LAC                                a plan without a broker
+    newest_ends ──► every bookie, once ──► the largest LAC                                a plan without a broker
     EndWatch    ──► every bookie, parked there until its LAC has moved ──► ends()         a stream that waits: no polling
 
 Rules
@@ -108,34 +108,25 @@ def end_told(answer: LacAnswer, ledger_id: int) -> LedgerEnd | None:
     return LedgerEnd(lac, size_bytes)
 
 
-def newest_end(ledger: LedgerHistory, bookies: Mapping[str, str], timeout_s: float, calls: LacCalls | None = None) -> int:
-    """The last entry of an open ledger that is certain, -1: none. Raises PlanUnavailableError: no bookie says anything."""
-    return newest_ends([ledger], bookies, timeout_s, calls)[0].last_entry_id
+def newest_ends(ledgers: Sequence[LedgerHistory], bookies: Mapping[str, str], timeout_s: float, calls: LacCalls) -> list[LedgerEnd]:
+    """Return how far open ledgers are certain; -1: no entry is. `timeout_s`: for each group of hundreds that are asked together.
 
-
-def newest_ends(
-    ledgers: Sequence[LedgerHistory], bookies: Mapping[str, str], timeout_s: float, calls: LacCalls | None = None
-) -> list[LedgerEnd]:
-    """Of many ledgers, hundreds of which are asked together. `timeout_s`: each time."""
-    own = calls or LacCalls()
+    Raises PlanUnavailableError: of one of them no bookie says anything.
+    """
     ends: list[LedgerEnd] = []
     silent: dict[str, str] = {}  # bookies that let the time pass are asked again only where there is no other
-    try:
-        for first in range(0, len(ledgers), _AT_ONCE):
-            together = ledgers[first : first + _AT_ONCE]
-            deadline = time.monotonic() + timeout_s
-            asked = [_ask(own, ledger, bookies, silent, timeout_s) for ledger in together]
-            for ledger, futures in zip(together, asked, strict=True):
-                try:
-                    ends.append(_largest(ledger, futures, deadline, silent))
-                except _KeyUnknownError:  # the ticket was signed a moment ago: the key is on its way
-                    time.sleep(_LATE_KEY_S)
-                    again = _ask(own, ledger, bookies, silent, timeout_s)
-                    ends.append(_largest(ledger, again, time.monotonic() + timeout_s, silent))
-        return ends
-    finally:
-        if calls is None:
-            own.close()
+    for first in range(0, len(ledgers), _AT_ONCE):
+        together = ledgers[first : first + _AT_ONCE]
+        deadline = time.monotonic() + timeout_s
+        asked = [_ask(calls, ledger, bookies, silent, timeout_s) for ledger in together]
+        for ledger, futures in zip(together, asked, strict=True):
+            try:
+                ends.append(_largest(ledger, futures, deadline, silent))
+            except _KeyUnknownError:  # the ticket was signed a moment ago: the key is on its way
+                time.sleep(_LATE_KEY_S)
+                again = _ask(calls, ledger, bookies, silent, timeout_s)
+                ends.append(_largest(ledger, again, time.monotonic() + timeout_s, silent))
+    return ends
 
 
 def _ask(
@@ -167,12 +158,11 @@ def _largest(ledger: LedgerHistory, futures: Mapping[str, Any], deadline: float,
             problems[bookie] = _text_of(error)
             if time.monotonic() >= deadline:
                 silent[bookie] = problems[bookie]
+    said = "; ".join(f"{bookie}: {problem}" for bookie, problem in problems.items())
     if not told:
-        said = "; ".join(f"{bookie}: {problem}" for bookie, problem in problems.items())
         kind = _KeyUnknownError if Status.TICKET_KEY_UNKNOWN.name in problems.values() else PlanUnavailableError
         raise kind(f"no bookie tells how far ledger {ledger.ledger_id} goes: {said}", ledger_id=ledger.ledger_id)
     if problems:
-        said = "; ".join(f"{bookie}: {problem}" for bookie, problem in problems.items())
         log.warning("scan.bookies_silent: of ledger %d: %s", ledger.ledger_id, said, extra={"bookies": problems})
     return max(told, key=lambda end: (end.last_entry_id, end.size_bytes))
 
@@ -203,9 +193,6 @@ class EndWatch:
         self._failure: PlanUnavailableError | None = None
         self._thread: threading.Thread | None = None
         self._closed = False
-
-    def __repr__(self) -> str:
-        return f"<EndWatch of {len(self._ends)} ledgers>"
 
     def update(self, plan: HistoryPlan) -> None:
         if self._closed:

@@ -12,18 +12,16 @@ Rule 3: an object that failed once is not asked again by the same task.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from cepheid_decode.counters import ScanCounters
-from cepheid_decode.errors import BadOptionError, DamagedEntryError, DataLossError, EntriesUnreadableError, PlanUnavailableError
-from cepheid_decode.history import LedgerHistory, Piece
-from cepheid_decode.scan_request import ReadSettings, StorageAccess
+from cepheid_decode.errors import BadOptionError, DamagedEntryError, EntriesUnreadableError
+from cepheid_decode.history import Piece
+from cepheid_decode.scan_request import StorageAccess
 from cepheid_rpc import EntryGroup
-from cepheid_scan.entry_source import EntrySource, MovedToObjectError
+from cepheid_scan.entry_source import EntrySource, MovedToObjectError, facts_of, look_up, trimmed
 from cepheid_scan.object_files import SegmentUnusableError
-from cepheid_scan.stop_signal import StopSignal
 
 if TYPE_CHECKING:
     from cepheid_scan.object_segments import Segment
@@ -34,29 +32,16 @@ _MOST_OPEN = 4
 
 
 class LedgerSource:
-    """Made per task. The other arguments are those of EntrySource."""
+    """Made per task. Objects are read with the settings of the EntrySource, and into its counters."""
 
-    def __init__(
-        self,
-        bookies: EntrySource,
-        settings: ReadSettings,
-        counters: ScanCounters,
-        *,
-        storage: StorageAccess,
-        replan: Callable[[Piece], LedgerHistory | None] | None,
-        stop: StopSignal | None = None,
-    ) -> None:
+    def __init__(self, bookies: EntrySource, storage: StorageAccess) -> None:
         self._bookies = bookies
-        self._settings = settings
-        self._counters = counters
         self._storage = storage
-        self._replan = replan
-        self._stop = stop or StopSignal()
+        self._settings = bookies.settings
+        self._counters = bookies.counters
+        self.stop = bookies.stop
         self._segments: dict[str, Segment] = {}
         self._unusable: dict[str, SegmentUnusableError] = {}
-
-    def __repr__(self) -> str:
-        return f"<LedgerSource of {self._bookies!r}, {len(self._segments)} objects>"
 
     def reads_object(self, piece: Piece) -> bool:
         """Whether the piece's object is the copy to read first."""
@@ -81,9 +66,6 @@ class LedgerSource:
             self._segments[piece.object_url] = found
         return found
 
-    def check_stopped(self) -> None:
-        self._stop.check()
-
     def read(self, piece: Piece) -> Iterator[EntryGroup]:
         """Groups of exactly the piece's range, in order. Raises EntriesUnreadableError, DataLossError, which say where,
         BadOptionError where the library for object storage is missing, and StoppedError."""
@@ -92,14 +74,9 @@ class LedgerSource:
             try:
                 if not left.fragments and (failed := self._unusable.get(left.object_url)) is not None:
                     raise failed
-                if self.reads_object(left):
-                    for group in self._from_object(left):
-                        left = replace(left, first_entry_id=group.last_entry_id + 1)
-                        yield group
-                else:
-                    for group in self._bookies.read(left):
-                        left = replace(left, first_entry_id=group.last_entry_id + 1)
-                        yield group
+                for group in self._from_object(left) if self.reads_object(left) else self._bookies.read(left):
+                    left = replace(left, first_entry_id=group.last_entry_id + 1)
+                    yield group
                 return
             except SegmentUnusableError as error:
                 left = self.without_object(left, error)
@@ -108,7 +85,7 @@ class LedgerSource:
             except EntriesUnreadableError as error:
                 if not left.object_url or left.object_url in self._unusable or self.reads_object(left):
                     raise
-                log.warning("scan.read_from_object: %s", error.args[0], extra=_facts(left))
+                log.warning("scan.read_from_object: %s", error.args[0], extra=facts_of(left, left.first_entry_id))
                 left = replace(left, fragments=())
 
     def without_object(self, piece: Piece, failure: SegmentUnusableError) -> Piece:
@@ -118,16 +95,9 @@ class LedgerSource:
         if piece.fragments:
             self._warn(piece, failure)
             return replace(piece, object_url="")
-        ledger = self._look_again(piece, failure)
+        ledger = look_up(self._bookies.replan, piece, _unreadable(piece, failure))
         if ledger is None:
-            raise DataLossError(
-                f"{piece.topic}: entries {piece.first_entry_id}..{piece.last_entry_id} of ledger {piece.ledger_id} are gone: the "
-                f"ledger was trimmed, or its topic deleted, after this read was planned (its object: {failure})",
-                topic=piece.topic,
-                ledger_id=piece.ledger_id,
-                entry_id=piece.first_entry_id,
-                last_entry_id=piece.last_entry_id,
-            )
+            raise trimmed(piece, piece.first_entry_id, f"its object: {failure}")
         if not ledger.fragments and ledger.object_url in self._unusable:
             raise _unreadable(piece, failure)
         self._warn(piece, failure)
@@ -139,17 +109,9 @@ class LedgerSource:
             write_quorum=ledger.write_quorum,
         )
 
-    def _look_again(self, piece: Piece, failure: SegmentUnusableError) -> LedgerHistory | None:
-        if self._replan is None:
-            raise _unreadable(piece, failure)
-        try:
-            return self._replan(piece)
-        except PlanUnavailableError as error:
-            raise _unreadable(piece, failure) from error
-
     def _from_object(self, piece: Piece) -> Iterator[EntryGroup]:
         for group in self.segment(piece).entry_groups(piece.first_entry_id, piece.last_entry_id):
-            self._stop.check()
+            self.stop.check()
             self._counters.entries += len(group)
             yield group
 
@@ -161,7 +123,7 @@ class LedgerSource:
             piece.first_entry_id,
             piece.object_url,
             failure,
-            extra=_facts(piece),
+            extra=facts_of(piece, piece.first_entry_id),
         )
 
 
@@ -170,12 +132,6 @@ def _unreadable(piece: Piece, failure: SegmentUnusableError) -> EntriesUnreadabl
     return kind(
         f"entry {piece.ledger_id}:{piece.first_entry_id} of {piece.topic} is only in object storage, and its object cannot be "
         f"read: {piece.object_url}: {failure}. See `cepheid tiered verify`, and check the credentials of this reader",
-        topic=piece.topic,
-        ledger_id=piece.ledger_id,
-        entry_id=piece.first_entry_id,
+        **facts_of(piece, piece.first_entry_id),
         url=piece.object_url,
     )
-
-
-def _facts(piece: Piece) -> dict[str, object]:
-    return {"topic": piece.topic, "ledger_id": piece.ledger_id, "entry_id": piece.first_entry_id}

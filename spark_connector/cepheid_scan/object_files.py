@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import io
 import threading
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -41,14 +40,9 @@ class SegmentUnusableError(Exception):
         self.is_damaged = is_damaged
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    root: str
-    key: str
-    options: tuple[tuple[str, str], ...]
+_Options = tuple[tuple[str, str], ...]
 
-
-_stores: dict[tuple[str, tuple[tuple[str, str], ...], float], ObjectStore] = {}
+_stores: dict[tuple[str, _Options, float], ObjectStore] = {}
 _lock = threading.Lock()
 
 
@@ -62,12 +56,12 @@ def open_object(url: str, access: StorageAccess, settings: ReadSettings, counter
             value="obstore",
         ) from None
     try:
-        place = _place_of(url, access)
-        store = _store_of(place, settings)
-        size_bytes = _size(store, place.key)
+        at = StoreUrl.parse(url)
+        store = _store_of(f"{at.root}/" if at.scheme == "file" else at.root, _options_of(at, access), settings)
+        size_bytes = _size(store, at.key)
     except Exception as error:
         raise _unusable(url, error) from None
-    return ObjectFile(url, store, place.key, size_bytes, counters)
+    return ObjectFile(url, store, at.key, size_bytes, counters)
 
 
 def _size(store: ObjectStore, key: str) -> int:
@@ -91,9 +85,6 @@ class ObjectFile(io.RawIOBase):
         self._counters = counters
         self._at = 0
         self.failure: SegmentUnusableError | None = None
-
-    def __repr__(self) -> str:
-        return f"<ObjectFile of {self.size_bytes} bytes>"
 
     def seekable(self) -> bool:
         return True
@@ -142,8 +133,7 @@ class ObjectFile(io.RawIOBase):
         return data
 
 
-def _place_of(url: str, access: StorageAccess) -> _Place:
-    at = StoreUrl.parse(url)
+def _options_of(at: StoreUrl, access: StorageAccess) -> _Options:
     options: dict[str, str] = {}
     endpoint = access.endpoint or at.option("endpoint")
     region = access.region or at.option("region")
@@ -154,32 +144,31 @@ def _place_of(url: str, access: StorageAccess) -> _Place:
             options["region"] = region or "us-east-1"  # servers of other makers do not care, and signatures need one
         given = {option: getattr(access, name) for name, option in _S3_OPTIONS.items()}
         options |= {option: value for option, value in given.items() if value is not None}
-    return _Place(f"{at.root}/" if at.scheme == "file" else at.root, at.key, tuple(sorted(options.items())))
+    return tuple(sorted(options.items()))
 
 
-def _store_of(place: _Place, settings: ReadSettings) -> ObjectStore:
-    name = (place.root, place.options, settings.unreachable_s)
+def _store_of(root: str, options: _Options, settings: ReadSettings) -> ObjectStore:
+    name = (root, options, settings.unreachable_s)
     with _lock:
         if (store := _stores.get(name)) is None:
             if len(_stores) >= _MAX_STORES:  # of tasks with ever new credentials
                 _stores.clear()
-            store = _stores[name] = _opened(place, settings)
+            store = _stores[name] = _opened(root, dict(options), settings)
         return store
 
 
-def _opened(place: _Place, settings: ReadSettings) -> Any:
+def _opened(root: str, options: dict[str, str], settings: ReadSettings) -> Any:
     from obstore.store import from_url
 
-    if place.root.startswith("file:"):
-        return from_url(place.root)
-    options = dict(place.options)
+    if root.startswith("file:"):
+        return from_url(root)
     client: Any = {
         "connect_timeout": timedelta(seconds=5),
         "timeout": timedelta(seconds=max(30.0, settings.read_timeout_s)),
         "allow_http": (options.get("endpoint") or options.get("base_url") or "").startswith("http://"),
     }
     retries: Any = {"max_retries": _MAX_RETRIES, "retry_timeout": timedelta(seconds=max(1.0, settings.unreachable_s))}
-    return from_url(place.root, client_options=client, retry_config=retries, **options)  # type: ignore[call-overload]
+    return from_url(root, client_options=client, retry_config=retries, **options)  # type: ignore[call-overload]
 
 
 def _unusable(url: str, error: Exception) -> SegmentUnusableError:

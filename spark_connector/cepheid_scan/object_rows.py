@@ -87,17 +87,15 @@ def _may_want(group: RowGroup, wanted: RowFilter) -> bool:
         return True
     if group.has_no_keys:
         return False
-    return group.keys is None or any(_as_text(group.keys.low) <= key <= _as_text(group.keys.high) for key in _utf8(wanted.keys))
+    return group.keys is None or any(
+        _as_text(group.keys.low) <= key <= _as_text(group.keys.high) for key in map(_as_text, wanted.keys)
+    )
 
 
 def _meets(found: Range | None, from_ms: int | None, until_ms: int | None) -> bool:
     if found is None:
         return True
     return (from_ms is None or found.high >= from_ms) and (until_ms is None or found.low < until_ms)
-
-
-def _utf8(keys: frozenset[str]) -> list[bytes]:
-    return [key.encode() for key in keys]
 
 
 def _as_text(value: Any) -> bytes:

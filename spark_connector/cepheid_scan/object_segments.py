@@ -84,9 +84,6 @@ class Segment:
         self._whole: dict[int, bool] = {}
         self._firsts = [group.first_entry_id for group in self.groups]
 
-    def __repr__(self) -> str:
-        return f"<Segment of ledger {self.ledger_id}: {len(self.groups)} row groups>"
-
     def within(self, first: int, last: int) -> list[RowGroup]:
         """The row groups that have any of these entries. Raises SegmentUnusableError where it does not have all of them."""
         start = max(0, int(np.searchsorted(self._firsts, first, side="right")) - 1)
@@ -161,23 +158,13 @@ class Segment:
             start = end
 
     def _read(self, group: RowGroup, names: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:
-        batches = self._batches(group, names, rows)
-        while True:
-            try:
-                batch = next(batches, None)
-            except Exception as error:  # pyarrow's, of several kinds
-                raise self._failure(error) from None
-            if batch is None:
-                return
-            yield batch
-
-    def _batches(self, group: RowGroup, names: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:
         self._file.failure = None
-        for batch in self._parquet.iter_batches(rows, row_groups=[group.index], columns=list(names), use_threads=False):
-            yield batch.select(list(names))
-
-    def _failure(self, error: Exception) -> SegmentUnusableError:
-        return self._file.failure or _damaged(error)
+        columns = list(names)
+        try:
+            for batch in self._parquet.iter_batches(rows, row_groups=[group.index], columns=columns, use_threads=False):
+                yield batch.select(columns)
+        except Exception as error:  # pyarrow's, of several kinds
+            raise (self._file.failure or _damaged(error)) from None
 
     def _row_group(self, index: int) -> RowGroup:
         metadata = self._parquet.metadata.row_group(index)

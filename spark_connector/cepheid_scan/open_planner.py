@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
-from typing import TypeAlias
 
 from cepheid_decode.errors import BadOptionError, NoSuchTopicError
-from cepheid_decode.history import LedgerHistory, Piece
+from cepheid_decode.history import LedgerHistory
 from cepheid_decode.scan_request import PlanSource
 from cepheid_scan.plan_service import PlanServicePlanner
 from cepheid_scan.planner import Planner
@@ -28,16 +27,8 @@ def open_planner(source: PlanSource) -> Planner:
     return PlanServicePlanner(source)
 
 
-Replan: TypeAlias = Callable[[Piece], LedgerHistory | None]
-
-
-def find_ledger(source: PlanSource, topic: str, ledger_id: int) -> LedgerHistory | None:
-    """None: the topic has it no more (trimmed), or is gone itself."""
-    return find_ledger_and_bookies(source, topic, ledger_id)[0]
-
-
-def find_ledger_and_bookies(source: PlanSource, topic: str, ledger_id: int) -> tuple[LedgerHistory | None, Mapping[str, str]]:
-    """With the addresses of all bookies that are up: it may lie on others than when it was planned."""
+def find_ledger(source: PlanSource, topic: str, ledger_id: int) -> tuple[LedgerHistory | None, Mapping[str, str]]:
+    """Return the ledger, None where the topic has it no more, with the addresses of all bookies that are up: it may have moved."""
     with closing(open_planner(source)) as planner:
         try:
             plan = planner.plan([topic])

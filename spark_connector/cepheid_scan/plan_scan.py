@@ -20,11 +20,9 @@ from cepheid_decode.positions import MessagePosition
 from cepheid_decode.scan_request import ReadMode, RowFilter, ScanRequest, ScanSpec
 from cepheid_scan.edges import EntryProbe, end_of, first_of, resolve_edge
 from cepheid_scan.entry_probe import BookieProbe
-from cepheid_scan.open_planner import find_ledger, find_ledger_and_bookies, open_planner
+from cepheid_scan.open_planner import find_ledger, open_planner
 from cepheid_scan.planner import Planner
 from cepheid_scan.splits import TopicRange, cut_ranges
-
-__all__ = ["find_ledger", "find_ledger_and_bookies", "plan_ranges", "plan_scan"]
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +70,7 @@ def plan_ranges(
     if probe is None:
 
         def replan(piece: Piece) -> LedgerHistory | None:
-            return find_ledger(request.source, piece.topic, piece.ledger_id)
+            return find_ledger(request.source, piece.topic, piece.ledger_id)[0]
 
         probe = BookieProbe(plan, request.spec.settings, replan, request.spec.storage)
     skew_ms, ask = request.timestamp_skew_ms, planner.subscription_position

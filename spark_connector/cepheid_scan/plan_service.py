@@ -11,40 +11,32 @@ from __future__ import annotations
 
 import base64
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 from urllib.parse import quote
 
-from cepheid_decode.errors import AdminRefusedError, BadOptionError, NoSuchTopicError, PlanUnavailableError
+from cepheid_decode.errors import AdminRefusedError, BadOptionError, PlanUnavailableError
 from cepheid_decode.history import Fragment, HistoryPlan, LedgerHistory, SchemaVersion, TopicHistory
 from cepheid_decode.positions import MessagePosition
 from cepheid_decode.scan_request import PlanSource, TopicSelection
 from cepheid_scan.admin_http import AdminHttp
 from cepheid_scan.gone_ledgers import GoneLedgers
-from cepheid_scan.planner import expand_checked, namespace_of_pattern, no_such_topics, parse_topic
+from cepheid_scan.planner import in_threads, no_such_topics, parse_topic, selected
+from cepheid_wire import TopicName
 
 _FORMATS = (1, 2, 3)  # 2: ledgers may be objects alone, without fragments; 3: ledgers have tickets in place of master keys
-_AT_ONCE = 8  # requests
 _NAMES_PER_REQUEST = 100  # their URL stays below 64 KB
-_MOST_KNOWN_LEDGERS = 100_000  # closed ones, remembered between plans
-
-N = TypeVar("N")
-R = TypeVar("R")
+_MOST_KNOWN_LEDGERS = 100_000  # remembered between plans
 
 
 class PlanServicePlanner:
     def __init__(self, source: PlanSource) -> None:
         self._http = AdminHttp(source)
-        self._known: dict[str, dict[str, dict[int, LedgerHistory]]] = {}  # closed ledgers by base name, topic and id
+        self._known: dict[str, dict[str, TopicHistory]] = {}  # by base name and topic
         self._known_ledgers = 0
-        self._incarnations: dict[str, str] = {}  # of the topics that they are of
         self._lock = threading.Lock()
         self._gone = GoneLedgers(lambda path, query: self._http.get(path, query))
-
-    def __repr__(self) -> str:
-        return f"<PlanServicePlanner of {self._http.addresses}>"
 
     def close(self) -> None:
         self._http.close()
@@ -52,24 +44,12 @@ class PlanServicePlanner:
     # Which topics
 
     def topics(self, selection: TopicSelection) -> list[str]:
-        if selection.pattern is not None:
-            counts = self._matching(selection.pattern)
-            if not counts and selection.fail_on_missing:
-                raise NoSuchTopicError(f"no topic matches {selection.pattern}", pattern=selection.pattern)
-            return expand_checked(counts, selection)
-        names = list(dict.fromkeys(str(parse_topic(name)) for name in selection.names))
-        groups = [names[first : first + _NAMES_PER_REQUEST] for first in range(0, len(names), _NAMES_PER_REQUEST)]
-        found: dict[str, int | None] = {}
-        for answer in _in_threads(groups, lambda group: self._http.get("/cepheid/v1/topics", {"topic": group})):
-            found |= _checked(answer)["topics"]
-        missing = [name for name in names if found.get(name) is None]
-        if missing and selection.fail_on_missing:
-            raise no_such_topics(missing, self._neighbours(missing[0]))
-        return expand_checked({name: count for name, count in found.items() if count is not None}, selection)
+        return selected(selection, self._counts, lambda namespace: self._listed(str(namespace)))
 
-    def _matching(self, pattern: str) -> dict[str, int]:
-        namespace, expression = namespace_of_pattern(pattern)
-        return {name: count for name, count in self._listed(str(namespace)).items() if expression.fullmatch(name)}
+    def _counts(self, names: Sequence[TopicName]) -> dict[str, int]:
+        groups = [list(map(str, names[first : first + _NAMES_PER_REQUEST])) for first in range(0, len(names), _NAMES_PER_REQUEST)]
+        answers = in_threads(groups, lambda group: self._http.get("/cepheid/v1/topics", {"topic": group}))
+        return {name: count for answer in answers for name, count in _checked(answer)["topics"].items() if count is not None}
 
     def _listed(self, namespace: str) -> dict[str, int]:
         """Empty where there is no such namespace."""
@@ -91,7 +71,7 @@ class PlanServicePlanner:
         for topic in topics:
             by_base.setdefault(str(parse_topic(topic).base), []).append(topic)
         asked = [(base, names[0] if len(names) == 1 else base) for base, names in by_base.items()]
-        answers = _in_threads(asked, lambda one: self._answers(one[1], by_base[one[0]], schemas))
+        answers = in_threads(asked, lambda one: self._answers(one[1], by_base[one[0]], schemas))
         histories: dict[str, TopicHistory] = {}
         bookies: dict[str, str] = {}
         racks: dict[str, str] = {}
@@ -131,7 +111,6 @@ class PlanServicePlanner:
         base = str(parse_topic(topic).base)
         with self._lock:
             known = dict(self._known.get(base, {}))
-            incarnations = {name: self._incarnations[name] for name in known}
         for after in (_last_known(topic, known), None):
             try:
                 query = {"topic": topic, "schemas": "true" if schemas else None, "after": after}
@@ -142,7 +121,7 @@ class PlanServicePlanner:
                 return None
             # Ids of ledgers may come back where a cluster was set up again.
             now = {plan["topic"]: plan["incarnation"] for plan in answer["plans"]}
-            same = {name: ledgers for name, ledgers in known.items() if incarnations.get(name) == now.get(name)}
+            same = {name: _closed(history) for name, history in known.items() if history.incarnation == now.get(name)}
             parsed = _parse(answer, same)
             if parsed is not None:
                 self._remember(base, parsed.histories)
@@ -152,15 +131,12 @@ class PlanServicePlanner:
     def _remember(self, base: str, histories: Sequence[TopicHistory]) -> None:
         with self._lock:
             known = self._known.setdefault(base, {})
-            for history in histories:
-                before = known.get(history.topic, {})
-                known[history.topic] = {ledger.ledger_id: ledger for ledger in history.ledgers if not ledger.is_open}
-                self._known_ledgers += len(known[history.topic]) - len(before)
-                self._incarnations[history.topic] = history.incarnation
+            before = sum(len(known[history.topic].ledgers) for history in histories if history.topic in known)
+            known |= {history.topic: history for history in histories}
+            self._known_ledgers += sum(len(history.ledgers) for history in histories) - before
             if self._known_ledgers > _MOST_KNOWN_LEDGERS:
-                self._known = {base: {history.topic: known[history.topic] for history in histories}}
-                self._known_ledgers = sum(map(len, self._known[base].values()))
-                self._incarnations = {history.topic: history.incarnation for history in histories}
+                self._known = {base: {history.topic: history for history in histories}}
+                self._known_ledgers = sum(len(history.ledgers) for history in histories)
 
     # Where a subscription stands
 
@@ -193,26 +169,23 @@ class PlanServicePlanner:
         return self._gone.of(topic, incarnation, ids)
 
 
+@dataclass(slots=True)
 class _Answer:
-    def __init__(
-        self,
-        histories: list[TopicHistory],
-        bookies: dict[str, str],
-        racks: dict[str, str],
-        ticket: bytes,
-        schemas: tuple[SchemaVersion, ...],
-    ) -> None:
-        self.histories = histories
-        self.bookies = bookies
-        self.racks = racks
-        self.ticket = ticket
-        self.schemas = schemas
+    histories: list[TopicHistory]
+    bookies: dict[str, str]
+    racks: dict[str, str]
+    ticket: bytes
+    schemas: tuple[SchemaVersion, ...]
 
 
-def _last_known(topic: str, known: Mapping[str, Mapping[int, LedgerHistory]]) -> int | None:
+def _closed(history: TopicHistory) -> dict[int, LedgerHistory]:
+    return {ledger.ledger_id: ledger for ledger in history.ledgers if not ledger.is_open}
+
+
+def _last_known(topic: str, known: Mapping[str, TopicHistory]) -> int | None:
     """`known`: of topics of one base name."""
-    asked = (ledgers for name, ledgers in known.items() if name == topic or name.startswith(f"{topic}-partition-"))
-    return max((max(ledgers) for ledgers in asked if ledgers), default=None)
+    asked = (history for name, history in known.items() if name == topic or name.startswith(f"{topic}-partition-"))
+    return max((max(closed) for history in asked if (closed := _closed(history))), default=None)
 
 
 def _checked(answer: Any) -> dict[str, Any]:
@@ -258,42 +231,20 @@ def _ledger(ledger: Mapping[str, Any], shared: dict[str, str], known: LedgerHist
             return None
         same = (known.object_url, known.object_bytes, known.ticket) == (url, object_bytes, ticket)
         return known if same else replace(known, object_url=url, object_bytes=object_bytes, ticket=ticket)
-    if not is_on_bookies:
-        return LedgerHistory(
-            ledger_id=ledger["ledger_id"],
-            last_entry_id=ledger["last_entry_id"],
-            is_open=is_open,
-            size_bytes=ledger["size_bytes"],
-            closed_at_ms=ledger["closed_at_ms"],
-            ensemble_size=0,
-            write_quorum=0,
-            fragments=(),
-            master_key=b"",
-            object_url=url,
-            object_bytes=object_bytes,
-        )
     return LedgerHistory(
-        ledger_id=ledger["ledger_id"],
-        last_entry_id=ledger["last_entry_id"],
-        is_open=is_open,
-        size_bytes=ledger["size_bytes"],
-        closed_at_ms=None if is_open else ledger["closed_at_ms"],
-        ensemble_size=ledger["ensemble_size"],
-        write_quorum=ledger["write_quorum"],
+        ledger["ledger_id"],
+        ledger["last_entry_id"],
+        is_open,
+        ledger["size_bytes"],
+        None if is_open else ledger["closed_at_ms"],
+        ledger["ensemble_size"] if is_on_bookies else 0,
+        ledger["write_quorum"] if is_on_bookies else 0,
         fragments=tuple(
             Fragment(fragment["first_entry_id"], tuple(shared.setdefault(bookie, bookie) for bookie in fragment["ensemble"]))
-            for fragment in ledger["fragments"]
+            for fragment in (ledger["fragments"] if is_on_bookies else ())
         ),
         master_key=base64.b64decode(ledger.get("master_key", "")),
         object_url=url,
         object_bytes=object_bytes,
         ticket=ticket,
     )
-
-
-def _in_threads(nouns: Sequence[N], ask: Callable[[N], R]) -> list[R]:
-    """The answers in order. Raises the first failure."""
-    if len(nouns) <= 1:
-        return [ask(noun) for noun in nouns]
-    with ThreadPoolExecutor(min(_AT_ONCE, len(nouns)), thread_name_prefix="cepheid-plan") as threads:
-        return list(threads.map(ask, nouns))

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol, TypeVar
 
 from cepheid_decode.errors import BadOptionError, NoSuchTopicError
 from cepheid_decode.history import HistoryPlan
@@ -18,6 +19,10 @@ from cepheid_wire import InvalidTopicNameError, NamespaceName, TopicName
 
 _PATTERN_PREFIX = re.compile(r"(?:(?P<domain>[a-z-]+)://)?(?:(?P<tenant>[^/]+)/(?P<namespace>[^/]+)/)?(?P<local>[^/]+)")
 _MOST_NEAR_NAMES = 3
+_AT_ONCE = 8  # requests of one plan, or topics that are searched
+
+N = TypeVar("N")
+R = TypeVar("R")
 
 
 class Planner(Protocol):
@@ -42,12 +47,6 @@ class Planner(Protocol):
     def close(self) -> None: ...
 
 
-def is_entries_of(custom: Mapping[str, str], topic: str, incarnation: str) -> bool:
-    """`custom`: of a ledger's record. Cursors have ledgers, too."""
-    asked = {"topic": topic, "incarnation": incarnation, "use": "entries"}
-    return asked.items() <= custom.items()
-
-
 def parse_topic(name: str) -> TopicName:
     """Raises BadOptionError: no name of a topic, or of one that has no history."""
     try:
@@ -59,26 +58,35 @@ def parse_topic(name: str) -> TopicName:
     return topic
 
 
-def expand(counts: Mapping[str, int], partitions: frozenset[int] | None) -> list[str]:
-    """`counts`: numbers of partitions by topic. `partitions`: only these; a topic that is not partitioned has none of them."""
-    names = {
-        name: None
-        for topic, count in counts.items()
-        for index, name in _parts(topic, count)
-        if partitions is None or index in partitions
-    }
-    return sorted(names, key=_in_order_of_partitions)
+def selected(
+    selection: TopicSelection,
+    counts_of: Callable[[Sequence[TopicName]], Mapping[str, int]],
+    listed: Callable[[NamespaceName], Mapping[str, int]],
+) -> list[str]:
+    """Return the full names of all topics and partitions that are selected, sorted.
 
-
-def expand_checked(counts: Mapping[str, int], selection: TopicSelection) -> list[str]:
-    """Raises NoSuchTopicError for a partition that none of the topics has: fewer rows, or none, would hide it."""
-    there = {index for topic, count in counts.items() for index, _ in _parts(topic, count)}
-    absent = sorted((selection.partitions or frozenset()) - there)
+    Both functions give numbers of partitions by topic, of the topics that exist; 0: the topic is not partitioned. Raises
+    NoSuchTopicError, also for a partition that none of the topics has: fewer rows, or none, would hide it.
+    """
+    if selection.pattern is not None:
+        namespace, expression = namespace_of_pattern(selection.pattern)
+        counts = {name: count for name, count in listed(namespace).items() if expression.fullmatch(name)}
+        if not counts and selection.fail_on_missing:
+            raise NoSuchTopicError(f"no topic matches {selection.pattern}", pattern=selection.pattern)
+    else:
+        names = list(dict.fromkeys(parse_topic(name) for name in selection.names))
+        counts = dict(counts_of(names))
+        missing = [str(name) for name in names if str(name) not in counts]
+        if missing and selection.fail_on_missing:
+            raise no_such_topics(missing, listed(parse_topic(missing[0]).namespace))
+    parts = [part for topic, count in counts.items() for part in _parts(topic, count)]
+    wanted = selection.partitions
+    absent = sorted((wanted or frozenset()) - {index for index, _ in parts})
     if counts and absent and selection.fail_on_missing:
         topic, most = max(counts.items(), key=lambda each: each[1])
         has = f"has {most}, from 0 to {most - 1}" if most else "is not partitioned"
         raise NoSuchTopicError(f"there is no partition {absent[0]}: {topic} {has}", topic=topic)
-    return expand(counts, selection.partitions)
+    return sorted({name for index, name in parts if wanted is None or index in wanted}, key=_in_order_of_partitions)
 
 
 def _parts(topic: str, count: int) -> Iterator[tuple[int, str]]:
@@ -117,3 +125,11 @@ def no_such_topics(missing: Sequence[str], there: Iterable[str]) -> NoSuchTopicE
     more = f", nor {len(missing) - 1} more" if len(missing) > 1 else ""
     meant = f"; there is {', '.join(near)}" if near else ""
     return NoSuchTopicError(f"topic {missing[0]} does not exist{more}{meant}", topics=list(missing[:10]))
+
+
+def in_threads(nouns: Sequence[N], ask: Callable[[N], R]) -> list[R]:
+    """Return the answers in order, asking for several at a time. Raises the first failure."""
+    if len(nouns) <= 1:
+        return [ask(noun) for noun in nouns]
+    with ThreadPoolExecutor(min(_AT_ONCE, len(nouns)), thread_name_prefix="cepheid-plan") as threads:
+        return list(threads.map(ask, nouns))

@@ -13,6 +13,8 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from cepheid_decode.history import ScanTask
@@ -33,79 +35,66 @@ def read_in_order(tasks: Sequence[ScanTask], read: ReadTask, threads: int, stop:
         for task in tasks:
             yield from read(task)
         return
-    readers = _Readers(tasks, read, min(threads, len(tasks)), stop)
+    ahead = [_Ahead(task, queue.Queue(BATCHES_AHEAD)) for task in tasks]
+    waiting: queue.SimpleQueue[_Ahead] = queue.SimpleQueue()
+    for each in ahead:
+        waiting.put(each)
+    readers = [
+        threading.Thread(target=_work, args=(waiting, read, stop), name=f"cepheid-scan-{index}", daemon=True)
+        for index in range(min(threads, len(tasks)))
+    ]
     try:
-        for batches in readers.batches:
-            yield from readers.take(batches)
+        for reader in readers:
+            reader.start()
+        for each in ahead:
+            while (batch := each.take(stop)) is not _END:
+                yield batch
     finally:
-        readers.stop()
+        stop.set()  # a reader that waits goes on at once, one that decodes a batch ends it
+        for reader in readers:
+            if reader.ident is not None:
+                reader.join()
 
 
-class _End:
-    """The last word of a task: `error` is None when it was read to its end."""
-
-    def __init__(self, error: BaseException | None) -> None:
-        self.error = error
+_END = object()
 
 
-class _Readers:
-    def __init__(self, tasks: Sequence[ScanTask], read: ReadTask, threads: int, stop: StopSignal) -> None:
-        self._read = read
-        self._stop = stop
-        self.batches: list[queue.Queue[Any]] = [queue.Queue(BATCHES_AHEAD) for _ in tasks]
-        self._waiting = iter(zip(tasks, self.batches, strict=True))
-        self._next_task = threading.Lock()
-        self._threads = [threading.Thread(target=self._work, name=f"cepheid-scan-{index}", daemon=True) for index in range(threads)]
-        for thread in self._threads:
-            thread.start()
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """Of one task: batches that were read and not taken, at last `_END` or the error with which it ended."""
 
-    def take(self, batches: queue.Queue[Any]) -> Iterator[Any]:
-        while not isinstance(batch := self._next(batches), _End):
-            yield batch
-        if batch.error is not None:
-            raise batch.error
+    task: ScanTask
+    batches: queue.Queue[Any]
 
-    def _next(self, batches: queue.Queue[Any]) -> Any:
+    def take(self, stop: StopSignal) -> Any:
         while True:
-            self._stop.check()  # threads that were stopped put nothing more
-            try:
-                return batches.get(timeout=_POLL_S)
-            except queue.Empty:
-                continue
+            stop.check()  # threads that were stopped put nothing more
+            with suppress(queue.Empty):
+                batch, error = self.batches.get(timeout=_POLL_S)
+                if error is not None:
+                    raise error
+                return batch
 
-    def stop(self) -> None:
-        """Returns when the threads have ended: who waits goes on at once, who decodes a batch ends it."""
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
+    def put(self, batch: Any, error: BaseException | None, stop: StopSignal) -> bool:
+        """False: no reader takes it any more."""
+        while not stop.is_set():
+            with suppress(queue.Full):
+                self.batches.put((batch, error), timeout=_POLL_S)
+                return True
+        return False
 
-    def _work(self) -> None:
-        while not self._stop.is_set():
-            with self._next_task:
-                task, batches = next(self._waiting, (None, None))
-            if task is None or batches is None:
-                return
-            self._read_task(task, batches)
 
-    def _read_task(self, task: ScanTask, batches: queue.Queue[Any]) -> None:
-        error: BaseException | None = None
-        found = self._read(task)
+def _work(waiting: queue.SimpleQueue[_Ahead], read: ReadTask, stop: StopSignal) -> None:
+    while not stop.is_set():
         try:
-            for batch in found:
-                if not self._put(batches, batch):
-                    break
-        except BaseException as raised:  # said to whoever takes the task's batches
+            ahead = waiting.get_nowait()
+        except queue.Empty:
+            return
+        found, error = read(ahead.task), None
+        try:
+            all(ahead.put(batch, None, stop) for batch in found)
+        except BaseException as raised:  # given to the thread that takes the task's batches
             error = raised
         finally:
             getattr(found, "close", lambda: None)()
-        self._put(batches, _End(error))
-
-    def _put(self, batches: queue.Queue[Any], item: Any) -> bool:
-        """False: nobody takes it any more."""
-        while not self._stop.is_set():
-            try:
-                batches.put(item, timeout=_POLL_S)
-                return True
-            except queue.Full:
-                continue
-        return False
+        ahead.put(_END, error, stop)

@@ -66,14 +66,12 @@ class ReadRounds:
         """Seconds to wait before the next one. `failures`: of everybody who should have the entry. Raises GivenUpError."""
         self._rounds += 1
         waited_s = 0.0 if self._since is None else now - self._since
-        busy = any(failure.status is Status.OVERLOADED for failure in failures)
-        patience_s = self._unreachable_s * (OVERLOAD_PATIENCE if busy else 1)
+        statuses = {failure.status for failure in failures}
+        patience_s = self._unreachable_s * (OVERLOAD_PATIENCE if Status.OVERLOADED in statuses else 1)
         certain = all(failure.status is not None and failure.status.certain_no for failure in failures)
         may_pass = any(failure.may_pass for failure in failures)
-        statuses = [failure.status for failure in failures]
-        expired = Status.TICKET_EXPIRED in statuses
-        if self._may_renew and self._rounds >= UNKNOWN_KEY_ROUNDS and Status.TICKET_KEY_UNKNOWN in statuses:
-            expired = True
+        is_unknown = self._may_renew and self._rounds >= UNKNOWN_KEY_ROUNDS and Status.TICKET_KEY_UNKNOWN in statuses
+        expired = is_unknown or Status.TICKET_EXPIRED in statuses
         if certain or expired or (self._rounds >= self._read_attempts and not (may_pass and waited_s < patience_s)):
             raise GivenUpError(entry_id, self._rounds, failures, needs_ticket=expired)
         self.failures.clear()

@@ -129,7 +129,7 @@ def scan(
     request.spec.row_filter.check_for(request.spec.mode)
     request.start.check_before(request.end)
     tasks, spec, _ = plan_scan(request)
-    spec = spec if spec.columns else replace(spec, columns=_default_columns(spec))
+    spec = spec if spec.columns else replace(spec, columns=default_columns(spec))
     return _open_reader(tasks, spec, threads, counters)
 
 
@@ -153,7 +153,7 @@ def _open_reader(tasks: Sequence[ScanTask], spec: ScanSpec, threads: int, counte
     return ScanReader(arrow_schema(spec), read_in_order(tasks, read, threads, stop), stop)
 
 
-def _default_columns(spec: ScanSpec) -> tuple[str, ...]:
+def default_columns(spec: ScanSpec) -> tuple[str, ...]:
     """As Spark shows them: of typed rows the schema's, then the usual ones of messages."""
     from cepheid_decode.columns import DEFAULT_ENTRY_COLUMNS, DEFAULT_MESSAGE_COLUMNS, TYPED_PREFIX, schema_columns
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from numbers import Real
 from typing import Any, SupportsIndex
 
@@ -18,6 +19,8 @@ from cepheid_scan.edge_words import full_name
 from cepheid_security import ClientTls
 from cepheid_security.client_environment import own_token
 
+_WHOLE = {"read_attempts": 1, "chunk_bytes": 1, "decode_bytes": 1, "chunk_lookback": 0}  # settings, and the least of each
+
 
 def plan_source(
     service_url: Any, admin_url: Any, metadata: Any, token: Any, retry_s: Any, tls: ClientTls | None = None
@@ -25,15 +28,12 @@ def plan_source(
     """Return whom to ask. Without `token` it is the one of the environment (client_environment.py)."""
     urls = {"service_url": service_url, "admin_url": admin_url, "metadata": metadata}
     for name, url in urls.items():
-        if url is not None and not isinstance(url, str):
-            raise BadOptionError(f"{name} is {url!r}, and must be text, e.g. pulsar://host:6650")
+        _text(name, url)
     if not any(urls.values()):
         raise BadOptionError("nobody to ask where the history lies: give service_url (pulsar://host:6650), admin_url or metadata")
     if token is not None and not isinstance(token, str):
-        raise BadOptionError(f"token must be text, and is of type {type(token).__name__}")
-    return PlanSource(
-        service_url, admin_url, metadata, token or token_of_environment(), _number("retry_s", retry_s, at_least=0), tls
-    )
+        raise BadOptionError(f"token must be text, and is of type {type(token).__name__}")  # its value is never shown
+    return PlanSource(**urls, token=token or token_of_environment(), retry_s=_number("retry_s", retry_s, at_least=0), tls=tls)
 
 
 def token_of_environment() -> str | None:
@@ -46,45 +46,28 @@ def token_of_environment() -> str | None:
 
 def tls_files(ca_file: Any, certificate_file: Any, key_file: Any) -> ClientTls | None:
     """Return the files of TLS; None: none is given, those of the environment count. Raises BadOptionError."""
-    given = {"tls_ca_file": ca_file, "tls_certificate_file": certificate_file, "tls_key_file": key_file}
-    for name, path in given.items():
-        if path is not None and not isinstance(path, str):
-            raise BadOptionError(f"{name} is {path!r}, and must be text: the path of a PEM file")
+    names = ("tls_ca_file", "tls_certificate_file", "tls_key_file")
+    files = [_text(name, path) for name, path in zip(names, (ca_file, certificate_file, key_file), strict=True)]
     if (certificate_file is None) != (key_file is None):
         raise BadOptionError("tls_certificate_file and tls_key_file belong together: give both, or none")
-    return ClientTls(*given.values()) if any(given.values()) else None
+    return ClientTls(*files) if any(files) else None
 
 
 def topic_names(given: str | Sequence[str]) -> tuple[str, ...]:
-    """Full ones, each once."""
-    topics = [given] if isinstance(given, str) else _listed(given, "topics")
-    if not topics:
-        raise BadOptionError("no topic is named: give one, or several")
-    if wrong := [each for each in topics if not isinstance(each, str)]:
-        raise BadOptionError(f"topics are names, and {wrong[0]!r} is none")
-    return tuple(dict.fromkeys(map(full_name, topics)))
+    """Return the full names, each once."""
+    names = _texts("topics", [given] if isinstance(given, str) else given, "give one, or several")
+    return tuple(dict.fromkeys(map(full_name, names)))
 
 
 def chosen_columns(given: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(given, str):
-        raise BadOptionError(f"columns are a list of names, e.g. [{given!r}]")
-    columns = tuple(_listed(given, "columns"))
-    if not columns:
-        raise BadOptionError("which columns? none is named: without the argument rows have those of their mode")
-    if wrong := [each for each in columns if not isinstance(each, str)]:
-        raise BadOptionError(f"columns are names, and {wrong[0]!r} is none")
+    columns = _texts("columns", given, "without the argument rows have those of their mode")
     if twice := sorted(name for name in set(columns) if columns.count(name) > 1):
         raise BadOptionError(f"columns names {twice[0]} twice", columns=twice)
     return columns
 
 
 def chosen_keys(given: Iterable[str]) -> frozenset[str]:
-    keys = [given] if isinstance(given, str) else _listed(given, "keys")
-    if not keys:
-        raise BadOptionError("which keys? none is given, and no row would be left: without the argument all are read")
-    if wrong := [key for key in keys if not isinstance(key, str)]:
-        raise BadOptionError(f"keys are text, as sent, and {wrong[0]!r} is none")
-    return frozenset(keys)
+    return frozenset(_texts("keys", [given] if isinstance(given, str) else given, "without the argument all are read"))
 
 
 def chosen_partitions(given: Iterable[SupportsIndex]) -> frozenset[int]:
@@ -103,19 +86,17 @@ def checked_settings(given: Any) -> ReadSettings:
     settings = ReadSettings() if given is None else given
     if not isinstance(settings, ReadSettings):
         raise BadOptionError(f"settings are ReadSettings, and {settings!r} are none")
-    if settings.rack is not None and not isinstance(settings.rack, str):
-        raise BadOptionError(f"settings.rack is {settings.rack!r}, and must be text")
-    return ReadSettings(
-        rack=settings.rack,
+    whole: dict[str, Any] = {
+        name: whole_number(f"settings.{name}", getattr(settings, name), at_least=least) for name, least in _WHOLE.items()
+    }
+    return replace(
+        settings,
+        rack=_text("settings.rack", settings.rack),
         read_timeout_s=_number("settings.read_timeout_s", settings.read_timeout_s, at_least=0.001),
-        read_attempts=whole_number("settings.read_attempts", settings.read_attempts, at_least=1),
         unreachable_s=_number("settings.unreachable_s", settings.unreachable_s, at_least=0),
-        chunk_bytes=whole_number("settings.chunk_bytes", settings.chunk_bytes, at_least=1),
-        decode_bytes=whole_number("settings.decode_bytes", settings.decode_bytes, at_least=1),
         verify_checksum=true_or_false("settings.verify_checksum", settings.verify_checksum),
-        chunk_lookback=whole_number("settings.chunk_lookback", settings.chunk_lookback, at_least=0),
         prefer_bookies=true_or_false("settings.prefer_bookies", settings.prefer_bookies),
-        tls=settings.tls,
+        **whole,
     )
 
 
@@ -182,10 +163,26 @@ def _index(value: Any) -> int | None:
         return None
 
 
+def _text(name: str, value: Any) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise BadOptionError(f"{name} must be text, got {value!r}")
+    return value
+
+
+def _texts(what: str, given: Any, advice: str) -> tuple[str, ...]:
+    """Return a list of names that is not empty. `advice`: what to do where it is."""
+    texts = _listed(given, what)
+    if not texts:
+        raise BadOptionError(f"the list of {what} is empty: {advice}")
+    if wrong := [each for each in texts if not isinstance(each, str)]:
+        raise BadOptionError(f"{what} must be text, got {wrong[0]!r}")
+    return tuple(texts)
+
+
 def _listed(given: Any, what: str) -> list[Any]:
     try:
         if not isinstance(given, str | bytes):
             return list(given)
     except TypeError:
         pass
-    raise BadOptionError(f"{what} are a list, and {given!r} is none")
+    raise BadOptionError(f"{what} must be a list, got {given!r}")

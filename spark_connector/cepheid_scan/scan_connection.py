@@ -57,9 +57,6 @@ class ScanConnection:
         self._log = _NO_LOG
         self._is_ended = False
 
-    def __repr__(self) -> str:
-        return f"<ScanConnection {self._socket!r}>"
-
     def __enter__(self) -> Self:
         return self
 

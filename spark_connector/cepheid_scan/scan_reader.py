@@ -47,12 +47,11 @@ class ScanReader(_OfPyarrow):  # type: ignore[misc]
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> pa.RecordBatch:
-        return self._reader.read_next_batch()
-
     def read_next_batch(self) -> pa.RecordBatch:
         """Raises StopIteration at the end; ScanError, the same one from then on; and ValueError when it is closed."""
         return self._reader.read_next_batch()
+
+    __next__ = read_next_batch
 
     def read_all(self) -> pa.Table:
         """All batches that were not read yet."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from cepheid_decode.counters import ScanCounters
@@ -25,7 +25,7 @@ from cepheid_decode.history import LedgerHistory, Piece, ScanTask
 from cepheid_decode.scan_request import OnBadRecord, PlanSource, ReadMode, ScanSpec
 from cepheid_rpc import EntryGroup
 from cepheid_scan.decryption_keys import open_decryptor
-from cepheid_scan.entry_source import EntrySource
+from cepheid_scan.entry_source import EntrySource, Replan, facts_of
 from cepheid_scan.ledger_source import LedgerSource
 from cepheid_scan.object_files import SegmentUnusableError
 from cepheid_scan.stop_signal import StopSignal
@@ -59,16 +59,16 @@ def scan_task(
     bookies = dict(task.bookies)
     replan = _replanner(spec.plan_source, bookies)
     skips = spec.on_bad_record is not OnBadRecord.FAIL
-    from_bookies = EntrySource(
+    bookie_source = EntrySource(
         bookies, task.ticket, spec.settings, counters, replan=replan, racks=dict(task.racks), damaged_as_empty=skips, stop=stop
     )
-    source = LedgerSource(from_bookies, spec.settings, counters, storage=spec.storage, replan=replan, stop=stop)
+    source = LedgerSource(bookie_source, spec.storage)
     decoder = _decoder(spec, counters, LookBack(source), decryptor)
     began = time.monotonic()
     outcome = "stopped by the reader"
     try:
         for piece in task.pieces:
-            yield from _scan_piece(piece, source, decoder, spec, counters)
+            yield from PieceReader(piece, source, decoder, spec, counters).rows()
         outcome = "complete"
     except Exception as error:
         outcome = str(error)
@@ -78,70 +78,83 @@ def scan_task(
         _warn_of_what_is_missing(task, spec, counters)
 
 
-def _scan_piece(
-    piece: Piece, source: LedgerSource, decoder: Decoder, spec: ScanSpec, counters: ScanCounters
-) -> Iterator[pa.RecordBatch]:
-    if spec.mode is ReadMode.ENTRIES or not source.reads_object(piece):
-        yield from _decode_piece(piece, source, decoder, spec, counters)
-        return
-    progress = _Progress(piece)
-    try:
-        yield from _scan_object(progress, source, decoder, spec, counters)
-    except SegmentUnusableError as error:
-        yield from _timed(decoder.finish(piece), counters)  # what is read again must not look like a repetition
-        left = progress.left()
-        if left is None:
-            return
-        try:
-            left = source.without_object(left, error)
-        except DataLossError as loss:
-            _note_loss(left, left.first_entry_id, loss, spec, counters)
-            return
-        yield from _decode_piece(left, source, decoder, spec, counters)
+class PieceReader:
+    """Rows of one piece. `_left`: what of it was not given out yet; None: nothing."""
 
-
-class _Progress:
-    """What of a piece was given out."""
-
-    def __init__(self, piece: Piece) -> None:
+    def __init__(self, piece: Piece, source: LedgerSource, decoder: Decoder, spec: ScanSpec, counters: ScanCounters) -> None:
         self._piece = piece
         self._left: Piece | None = piece
+        self._source = source
+        self._decoder = decoder
+        self._spec = spec
+        self._counters = counters
 
-    def left(self) -> Piece | None:
-        """None: nothing is."""
-        return self._left
+    def rows(self) -> Iterator[pa.RecordBatch]:
+        if self._spec.mode is ReadMode.ENTRIES or not self._source.reads_object(self._piece):
+            yield from self._decoded(self._piece)
+        else:
+            try:
+                yield from self._from_object()
+            except SegmentUnusableError as error:
+                yield from self._finished()  # what is read again must not look like a repetition
+                if (left := self._left) is None:
+                    return
+                try:
+                    left = self._source.without_object(left, error)
+                except DataLossError as loss:
+                    self._note_loss(left, left.first_entry_id, loss)
+                    return
+                self._piece = left
+                yield from self._decoded(left)
+        yield from self._finished()
 
-    def set(self, entry_id: int, batch_index: int = -1) -> None:
+    def _from_object(self) -> Iterator[pa.RecordBatch]:
+        """From the columns of the piece's object, and by decoding its entries where these do not have all that is asked for."""
+        from cepheid_scan.object_rows import ObjectRows, plan_steps
+
+        segment = self._source.segment(self._piece)
+        rows = ObjectRows(self._spec, self._piece, segment, self._counters, _typed_rows(self._decoder, self._spec))
+        for step in plan_steps(self._piece, segment, self._spec.row_filter):
+            if step.group is None:
+                # From here on the step is read by another source, which changes copies by itself. It is decoded as a part of
+                # the whole piece: chunks of a message may lie in several steps, and between them row groups read as columns.
+                yield from self._decoded(step.piece)
+            else:
+                for batch, entry_id, batch_index in _timed(rows.read(step), self._counters):
+                    self._source.stop.check()
+                    yield batch
+                    self._given_out(entry_id, batch_index)
+                    del batch
+                self._counters.entries += step.piece.last_entry_id - step.piece.first_entry_id + 1
+            self._given_out(step.piece.last_entry_id)
+
+    def _given_out(self, entry_id: int, batch_index: int = -1) -> None:
         """Through this message. `batch_index` -1: through the whole entry."""
         first, index = (entry_id + 1, 0) if batch_index < 0 else (entry_id, batch_index + 1)
-        piece = self._piece
-        self._left = replace(piece, first_entry_id=first, first_batch_index=index) if first <= piece.last_entry_id else None
+        is_over = first > self._piece.last_entry_id
+        self._left = None if is_over else replace(self._piece, first_entry_id=first, first_batch_index=index)
 
+    def _decoded(self, part: Piece) -> Iterator[pa.RecordBatch]:
+        """Rows of the entries of `part`, which is the next one of the piece to decode."""
+        entry_id = part.first_entry_id
+        try:
+            for groups in collected(self._source.read(part), self._spec.settings.decode_bytes):
+                entry_id = groups[-1].last_entry_id + 1
+                yield from _timed(self._decoder.decode(self._piece, _emptied(groups)), self._counters)
+        except DataLossError as loss:
+            self._note_loss(part, entry_id, loss)
 
-def _scan_object(
-    progress: _Progress, source: LedgerSource, decoder: Decoder, spec: ScanSpec, counters: ScanCounters
-) -> Iterator[pa.RecordBatch]:
-    """From the columns of the piece's object, and by decoding its entries where these do not have all that is asked for."""
-    from cepheid_scan.object_rows import ObjectRows, plan_steps
+    def _finished(self) -> Iterator[pa.RecordBatch]:
+        return _timed(self._decoder.finish(self._piece), self._counters)
 
-    piece = progress.left()
-    assert piece is not None
-    segment = source.segment(piece)
-    rows = ObjectRows(spec, piece, segment, counters, _typed_rows(decoder, spec))
-    for step in plan_steps(piece, segment, spec.row_filter):
-        if step.group is None:
-            # From here on the step is read by another source, which changes copies by itself. It is decoded as a part of the whole
-            # piece: the chunks of a message may lie in several steps, and between them row groups that are read as columns.
-            yield from _decode_part(step.piece, piece, source, decoder, spec, counters)
-        else:
-            for batch, entry_id, batch_index in _timed(rows.read(step), counters):
-                source.check_stopped()
-                yield batch
-                progress.set(entry_id, batch_index)
-                del batch
-            counters.entries += step.piece.last_entry_id - step.piece.first_entry_id + 1
-        progress.set(step.piece.last_entry_id)
-    yield from _timed(decoder.finish(piece), counters)
+    def _note_loss(self, piece: Piece, entry_id: int, loss: DataLossError) -> None:
+        """Raises the loss, unless the reader accepts it."""
+        if self._spec.fail_on_data_loss:
+            raise loss
+        lost = piece.last_entry_id - entry_id + 1
+        self._counters.lost_entries += lost
+        facts = {**facts_of(piece, entry_id), "lost_entries": lost}
+        log.warning("scan.data_lost: %d entries: %s", lost, loss.args[0], extra=facts)
 
 
 def _typed_rows(decoder: Decoder, spec: ScanSpec) -> TypedRows | None:
@@ -151,36 +164,6 @@ def _typed_rows(decoder: Decoder, spec: ScanSpec) -> TypedRows | None:
 
     assert isinstance(decoder, TypedRows)
     return decoder
-
-
-def _decode_piece(
-    piece: Piece, source: LedgerSource, decoder: Decoder, spec: ScanSpec, counters: ScanCounters
-) -> Iterator[pa.RecordBatch]:
-    yield from _decode_part(piece, piece, source, decoder, spec, counters)
-    yield from _timed(decoder.finish(piece), counters)
-
-
-def _decode_part(
-    part: Piece, piece: Piece, source: LedgerSource, decoder: Decoder, spec: ScanSpec, counters: ScanCounters
-) -> Iterator[pa.RecordBatch]:
-    """Rows of the entries of `part`, which is the next one of `piece` to decode."""
-    entry_id = part.first_entry_id
-    try:
-        for groups in collected(source.read(part), spec.settings.decode_bytes):
-            entry_id = groups[-1].last_entry_id + 1
-            yield from _timed(decoder.decode(piece, _emptied(groups)), counters)
-    except DataLossError as loss:
-        _note_loss(part, entry_id, loss, spec, counters)
-
-
-def _note_loss(piece: Piece, entry_id: int, loss: DataLossError, spec: ScanSpec, counters: ScanCounters) -> None:
-    """Raises the loss, unless the reader accepts it."""
-    if spec.fail_on_data_loss:
-        raise loss
-    lost = piece.last_entry_id - entry_id + 1
-    counters.lost_entries += lost
-    facts = {"topic": piece.topic, "ledger_id": piece.ledger_id, "entry_id": entry_id, "lost_entries": lost}
-    log.warning("scan.data_lost: %d entries: %s", lost, loss.args[0], extra=facts)
 
 
 def collected(groups: Iterable[EntryGroup], limit_bytes: int) -> Iterator[list[EntryGroup]]:
@@ -276,15 +259,15 @@ def _decoder(
     return MessageDecoder(spec, counters, look_back, decryptor)
 
 
-def _replanner(plan_source: PlanSource | None, bookies: dict[str, str]) -> Callable[[Piece], LedgerHistory | None] | None:
+def _replanner(plan_source: PlanSource | None, bookies: dict[str, str]) -> Replan | None:
     """Adds to `bookies` the addresses of those that came up since the plan."""
     if plan_source is None:
         return None
 
     def replan(piece: Piece) -> LedgerHistory | None:
-        from cepheid_scan.open_planner import find_ledger_and_bookies
+        from cepheid_scan.open_planner import find_ledger
 
-        ledger, found = find_ledger_and_bookies(plan_source, piece.topic, piece.ledger_id)
+        ledger, found = find_ledger(plan_source, piece.topic, piece.ledger_id)
         bookies.update(found)
         return ledger
 
@@ -297,18 +280,8 @@ def _log_end(task: ScanTask, counters: ScanCounters, duration_s: float, outcome:
         extra={
             "topic": task.pieces[0].topic if task.pieces else "",
             "pieces": len(task.pieces),
-            "entries": counters.entries,
-            "bytes": counters.bytes,
-            "messages": counters.messages,
-            "markers": counters.markers,
-            "bad_records": counters.bad_records,
-            "lost_entries": counters.lost_entries,
-            "retries": counters.retries,
-            "damaged": counters.damaged,
-            "wait_ms": round(1000 * counters.wait_s),
-            "decode_ms": round(1000 * counters.decode_s),
+            **asdict(counters),
             "duration_ms": round(1000 * duration_s),
-            "bookies": dict(counters.by_bookie),
             "outcome": outcome,
         },
     )
@@ -323,10 +296,10 @@ def _warn_of_what_is_missing(task: ScanTask, spec: ScanSpec, counters: ScanCount
         missing.append(f"{counters.lost_entries} entries lost (failOnDataLoss=false)")
     if missing:
         facts = {"bad_records": counters.bad_records, "lost_entries": counters.lost_entries}
-        log.warning("scan.incomplete: of %s: %s", _places(task.pieces), ", ".join(missing), extra=facts)
+        log.warning("scan.incomplete: of %s: %s", places(task.pieces), ", ".join(missing), extra=facts)
 
 
-def _places(pieces: Sequence[Piece]) -> str:
+def places(pieces: Sequence[Piece]) -> str:
     some = [f"{piece.topic} {piece.ledger_id}:{piece.first_entry_id}..{piece.last_entry_id}" for piece in pieces[:3]]
     more = f" and {len(pieces) - 3} ranges more" if len(pieces) > 3 else ""
     return f"{', '.join(some)}{more}"

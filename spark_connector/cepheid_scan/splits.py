@@ -83,16 +83,6 @@ def cut_ranges(
     raise _too_many(total_bytes, round(expected), max_tasks)
 
 
-def entries_per_task(history: TopicHistory, target_bytes: int) -> int:
-    """How many entries of the topic, as large as they are on average, make a task."""
-    entries = sum(ledger.last_entry_id + 1 for ledger in history.ledgers)
-    size_bytes = sum(ledger.size_bytes for ledger in history.ledgers if ledger.last_entry_id >= 0)
-    return max(1, round(target_bytes * entries / size_bytes)) if size_bytes else max(1, target_bytes // _UNKNOWN_ENTRY_BYTES)
-
-
-_UNKNOWN_ENTRY_BYTES = 1024  # of a topic that holds nothing yet
-
-
 def _too_many(total_bytes: int, tasks: int, max_tasks: int) -> BadOptionError:
     advice_mb = -(-total_bytes // (max_tasks // 2) >> 20) + 1
     return BadOptionError(
@@ -131,21 +121,12 @@ class _Run:
         return round(self.entry_bytes * (self.last - self.first + 1))
 
     def piece(self, first: int, last: int) -> Piece:
-        ledger = self.ledger
-        return Piece(
-            topic=self.topic,
-            partition=self.history.partition,
-            ledger_id=ledger.ledger_id,
-            first_entry_id=first,
-            last_entry_id=last,
-            ensemble_size=ledger.ensemble_size,
-            write_quorum=ledger.write_quorum,
-            fragments=_from_near(fragments_of(ledger, max(0, first - self.look_back), last), first),
+        fragments = _from_near(fragments_of(self.ledger, max(0, first - self.look_back), last), first)
+        return replace(
+            piece_of(self.history, self.ledger, first, last, fragments),
             first_batch_index=self.first_batch_index if first == self.first else 0,
             end_batch_index=self.end_batch_index if last == self.last else -1,
             before=_reaching(self.before, self.look_back - first),
-            object_url=ledger.object_url,
-            ticket=ledger.ticket,
         )
 
 
@@ -199,11 +180,16 @@ def _tail(history: TopicHistory, ledger: LedgerHistory, entries: int) -> Piece:
     last = ledger.last_entry_id
     first = max(0, last + 1 - entries)
     fragments = _from_near(fragments_of(ledger, first, last), last)
+    return piece_of(history, ledger, max(first, fragments[0].first_entry_id) if fragments else first, last, fragments)
+
+
+def piece_of(history: TopicHistory, ledger: LedgerHistory, first: int, last: int, fragments: tuple[Fragment, ...]) -> Piece:
+    """Return entries `first..last` of a ledger, of which `fragments` say on which bookies they are."""
     return Piece(
         history.topic,
         history.partition,
         ledger.ledger_id,
-        max(first, fragments[0].first_entry_id) if fragments else first,
+        first,
         last,
         ledger.ensemble_size,
         ledger.write_quorum,
@@ -318,7 +304,7 @@ class _Pickled:
         self._strings |= dict.fromkeys([piece.topic])
         self._tails |= dict.fromkeys(map(_place_of, piece.before))
         self._bookies |= dict.fromkeys(_bookies_of(piece))
-        if ticket := self._ticket_of(piece):
+        if ticket := self._plan.ticket_of(piece.topic, piece.partition):
             self._tickets[ticket] = None
 
     def size_with(self, piece: Piece) -> int:
@@ -331,7 +317,7 @@ class _Pickled:
                 added += 2 * _STRING_BYTES + len(bookie.encode()) + len(self._plan.bookies.get(bookie, "").encode())
                 if bookie in self._plan.racks:
                     added += 2 * _STRING_BYTES + len(self._plan.racks[bookie].encode())
-        ticket = self._ticket_of(piece)
+        ticket = self._plan.ticket_of(piece.topic, piece.partition)
         return self._size_bytes + added + (0 if ticket in self._tickets else len(ticket) + _STRING_BYTES)
 
     def bookies(self) -> tuple[tuple[str, str], ...]:
@@ -343,9 +329,6 @@ class _Pickled:
     def ticket(self) -> bytes:
         """Tickets of several topics, apart by a space: each of them is text without one."""
         return b" ".join(self._tickets) or self._plan.ticket
-
-    def _ticket_of(self, piece: Piece) -> bytes:
-        return self._plan.ticket_of(piece.topic, piece.partition)
 
 
 def _bookies_of(piece: Piece) -> Iterator[str]:

@@ -145,23 +145,22 @@ class _Lane:
     def _next_chunk(self, entry_id: int) -> None:
         began = time.monotonic()
         try:
-            chunk = self.read.next_chunk(self._timeout_s)
-        except BookieUnavailableError as error:
+            found = self.read.next_chunk(self._timeout_s)
+        except (BookieUnavailableError, MalformedGroupError) as error:  # the second: of the way, or of a newer bookie
             raise self._not_given(entry_id, error.args[0]) from error
-        except MalformedGroupError as error:
-            raise self._not_given(entry_id, error.args[0]) from error  # of the way, or of a newer bookie: not of the entries
         finally:
             self._counters.wait_s += time.monotonic() - began
-        if chunk is None:
+        if found is None:
             raise self._not_given(entry_id, "the answer ended before the entry")
+        chunk, size_bytes = found
         if chunk.next_entry_id <= self._until:
             raise self._not_given(entry_id, "an empty answer")
-        self._counters.bytes += chunk.size_bytes
+        self._counters.bytes += size_bytes
         by_bookie = self._counters.by_bookie
-        by_bookie[self.read.bookie] = by_bookie.get(self.read.bookie, 0) + chunk.size_bytes
+        by_bookie[self.read.bookie] = by_bookie.get(self.read.bookie, 0) + size_bytes
         self._until = chunk.next_entry_id
         self._groups.extend(sorted(chunk.groups, key=lambda group: group.first_entry_id))
-        self._missing, self._retry_after_s = chunk.missing, chunk.retry_after_s
+        self._missing, self._retry_after_s = chunk.missing, chunk.retry_after_ms / 1000
 
     def _not_given(self, entry_id: int, reason: str, status: Status | None = None, until: int = -1) -> _NotGivenError:
         failure = ReplicaFailure(self.position, self.read.bookie, entry_id, reason, status, self._retry_after_s, until=until)

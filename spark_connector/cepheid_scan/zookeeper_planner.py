@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from cepheid_decode.errors import BadOptionError, NoSuchTopicError, PlanUnavailableError
+from cepheid_decode.errors import BadOptionError, PlanUnavailableError
 from cepheid_decode.history import Fragment, HistoryPlan, LedgerHistory, SchemaVersion, TopicHistory
 from cepheid_decode.positions import MessagePosition
 from cepheid_decode.scan_request import PlanSource, TopicSelection
@@ -35,7 +35,7 @@ from cepheid_metadata.chain_pages import assemble, missing_page, page_keys, page
 from cepheid_metadata.secret_records import TicketKeys
 from cepheid_rpc import bookie_address
 from cepheid_scan.ledger_ends import LacCalls, LedgerEnd, newest_ends
-from cepheid_scan.planner import expand_checked, is_entries_of, namespace_of_pattern, no_such_topics, parse_topic
+from cepheid_scan.planner import no_such_topics, parse_topic, selected
 from cepheid_scan.zookeeper_reads import ZooKeeperReads
 from cepheid_security import ClientTls
 from cepheid_security.read_tickets import LAST_ENTRY, ReadTicket, TicketKey, sign_ticket, signing_key
@@ -61,9 +61,6 @@ class ZooKeeperPlanner:
             self.close()  # every topic would look as if it did not exist
             raise BadOptionError(f"{self._reads} holds no cluster: does its address end with the cluster's root, zk://…/root?")
 
-    def __repr__(self) -> str:
-        return f"<ZooKeeperPlanner of {self._reads!r}>"
-
     def close(self) -> None:
         self._lac_calls.close()
         self._reads.close()
@@ -71,18 +68,7 @@ class ZooKeeperPlanner:
     # Which topics
 
     def topics(self, selection: TopicSelection) -> list[str]:
-        if selection.pattern is not None:
-            namespace, expression = namespace_of_pattern(selection.pattern)
-            counts = {name: count for name, count in self._listed(namespace).items() if expression.fullmatch(name)}
-            if not counts and selection.fail_on_missing:
-                raise NoSuchTopicError(f"no topic matches {selection.pattern}", pattern=selection.pattern)
-            return expand_checked(counts, selection)
-        names = list(dict.fromkeys(parse_topic(name) for name in selection.names))
-        found = self._partitions(names)
-        missing = [str(name) for name in names if str(name) not in found]
-        if missing and selection.fail_on_missing:
-            raise no_such_topics(missing, self._listed(parse_topic(missing[0]).namespace))
-        return expand_checked(found, selection)
+        return selected(selection, self._partitions, self._listed)
 
     def _partitions(self, names: Sequence[TopicName]) -> dict[str, int]:
         """A partition is one of its topic's, or was made by its own name."""
@@ -252,7 +238,8 @@ class ZooKeeperPlanner:
         listed = self._listed_ids(keys.deleted_ledger_key, first, last, ids)  # after the living: they become these
         deleted = self._reads.records([keys.deleted_ledger_key(ledger_id) for ledger_id in listed], DeletedLedger)
         found = [*living, *(None if one is None else one.ledger for one in deleted)]
-        ours = (one for one in found if one is not None and is_entries_of(one.custom, topic, incarnation))
+        asked = {"topic": topic, "incarnation": incarnation, "use": "entries"}.items()  # cursors have ledgers, too
+        ours = (one for one in found if one is not None and asked <= one.custom.items())
         return {one.ledger_id: one.last_entry_id for one in ours if one.last_entry_id is not None and one.last_entry_id >= 0}
 
     def _listed_ids(self, key_of: Callable[[int], str], first: int, last: int, ids: range) -> list[int]:
@@ -302,19 +289,8 @@ def _ledger(
     url, object_bytes = ("", 0) if offload is None else (offload.url, offload.object_bytes)
     if metadata is None:
         assert recorded.entries is not None, "only ledgers that ended are offloaded"
-        return LedgerHistory(
-            ledger_id=recorded.ledger_id,
-            last_entry_id=recorded.entries - 1,
-            is_open=False,
-            size_bytes=recorded.size_bytes,
-            closed_at_ms=recorded.closed_at_ms,
-            ensemble_size=0,
-            write_quorum=0,
-            fragments=(),
-            master_key=b"",
-            object_url=url,
-            object_bytes=object_bytes,
-        )
+        end, size_bytes, closed_at_ms = recorded.entries - 1, recorded.size_bytes, recorded.closed_at_ms
+        return LedgerHistory(recorded.ledger_id, end, False, size_bytes, closed_at_ms, object_url=url, object_bytes=object_bytes)
     closed_at = metadata.last_entry_id if metadata.last_entry_id is not None else -1
     return LedgerHistory(
         ledger_id=recorded.ledger_id,

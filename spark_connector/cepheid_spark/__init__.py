@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from cepheid_spark.doctor import Finding, doctor
 from cepheid_spark.java_check import NoJavaError, find_java
-from cepheid_spark.versions import UnsupportedSparkError, require_spark
+from cepheid_spark.versions import UnsupportedSparkError
 
 if TYPE_CHECKING:
     from cepheid_spark.progress_listener import ProgressListener
@@ -20,18 +21,14 @@ __all__ = [
     "doctor",
     "find_java",
     "register",
-    "require_spark",
 ]
+
+
+_LAZY = {"ProgressListener": "progress_listener", "register": "views"}
 
 
 def __getattr__(name: str) -> Any:
     """On first use: Spark imports this package to look up sources, and these need more of it than that."""
-    if name == "ProgressListener":
-        from cepheid_spark.progress_listener import ProgressListener
-
-        return ProgressListener
-    if name == "register":
-        from cepheid_spark.views import register
-
-        return register
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)

@@ -1,13 +1,15 @@
-"""python -m cepheid_spark                  which Java and which Python Spark would take here, or what to do
-python -m cepheid_spark --install-java   installs Java where it may: as root, with apt
-"""
+"""python -m cepheid_spark: which Java and which Python Spark would take here, or what to do."""
 
 import sys
 
-from cepheid_spark.java_check import find_fault, main
+from cepheid_spark.java_check import NoJavaError, find_fault, find_java
 
-status = main(sys.argv[1:])
-if "--install-java" not in sys.argv and (fault := find_fault()) is not None:
-    sys.stderr.write(f"{fault}\n")
-    status = 1
-sys.exit(status)
+fault: NoJavaError | str | None
+try:
+    java = find_java()
+    sys.stdout.write(f"Java {java.version}: {java.path}\n")
+    fault = find_fault()
+except NoJavaError as error:
+    fault = error
+if fault is not None:
+    sys.exit(str(fault))

@@ -14,9 +14,9 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TypeAlias
 
 from cepheid_spark.topic_view import TopicView
 
@@ -64,6 +64,8 @@ class Limits:
 
 
 NO_LIMITS = Limits()
+SizeOf: TypeAlias = Callable[[int, int], float]
+Fitting: TypeAlias = Callable[[int, float], int]
 
 
 def admit(backlogs: Sequence[Backlog], limits: Limits) -> dict[str, int]:
@@ -72,59 +74,47 @@ def admit(backlogs: Sequence[Backlog], limits: Limits) -> dict[str, int]:
     waiting.sort(key=lambda each: (each.turn, each.waiting_since_ms, each.topic))
     taken = [each.entries for each in waiting]
     if limits.max_bytes is not None:
-        taken = split(waiting, limits.max_bytes)
+        taken = split(
+            taken,
+            limits.max_bytes,
+            lambda index, entries: waiting[index].size_of(entries),
+            lambda index, size: waiting[index].fitting(size),
+        )
     if limits.max_entries is not None:
-        taken = split([_Counted(entries) for entries in taken], limits.max_entries)
+        most = taken
+        taken = split(most, limits.max_entries, lambda _, entries: entries, lambda index, size: min(most[index], int(size)))
     return {each.topic: entries for each, entries in zip(waiting, taken, strict=True) if entries > 0}
 
 
-class Measured(Protocol):
-    """Entries and what they take of a budget."""
+def split(parts: Sequence[int], budget: float, size_of: SizeOf, fitting: Fitting) -> list[int]:
+    """Entries of each: all of them, or `budget` in all at most (rule 1); whoever comes first is served first.
 
-    @property
-    def entries(self) -> int: ...
-
-    def size_of(self, entries: int) -> float: ...
-
-    def fitting(self, size: float) -> int: ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Counted:
-    entries: int
-
-    def size_of(self, entries: int) -> float:
-        return entries
-
-    def fitting(self, size: float) -> int:
-        return min(self.entries, int(size))
-
-
-def split(parts: Sequence[Measured], budget: float) -> list[int]:
-    """Entries of each: all of them, or `budget` in all at most (rule 1); whoever comes first is served first."""
-    if sum(part.size_of(part.entries) for part in parts) <= budget:
-        return [part.entries for part in parts]
+    `size_of` tells what so many entries of a part take of the budget, `fitting` how many of its entries take no more than so much.
+    """
+    whole = [size_of(index, entries) for index, entries in enumerate(parts)]
+    if sum(whole) <= budget:
+        return list(parts)
     taken = [0] * len(parts)
     left = float(budget)
-    for index, part in enumerate(parts):  # one of each
-        if part.entries and ((size := part.size_of(1)) <= left or not any(taken)):
+    for index, entries in enumerate(parts):  # one of each
+        if entries and ((size := size_of(index, 1)) <= left or not any(taken)):
             taken[index], left = 1, left - size
-    behind = [part.size_of(part.entries) - part.size_of(1) if one else 0.0 for part, one in zip(parts, taken, strict=True)]
+    behind = [size - size_of(index, 1) if taken[index] else 0.0 for index, size in enumerate(whole)]
     total, shared = sum(behind), max(0.0, left)
-    for index in range(len(parts)):  # the rest by what is behind
-        if behind[index] > 0:
-            left -= _take(parts, taken, index, shared * behind[index] / total)
-    for index in range(len(parts)):  # what rounding left
-        if taken[index] and left > 0:
-            left -= _take(parts, taken, index, left)
+
+    def take(index: int, size: float) -> None:
+        nonlocal left
+        before = size_of(index, taken[index])
+        taken[index] = max(taken[index], fitting(index, before + size))
+        left -= size_of(index, taken[index]) - before
+
+    for index, size in enumerate(behind):  # the rest by what is behind
+        if size > 0:
+            take(index, shared * size / total)
+    for index, entries in enumerate(taken):  # what rounding left
+        if entries and left > 0:
+            take(index, left)
     return taken
-
-
-def _take(parts: Sequence[Measured], taken: list[int], index: int, size: float) -> float:
-    """More of that part, and how much it is."""
-    part, before = parts[index], parts[index].size_of(taken[index])
-    taken[index] = max(taken[index], part.fitting(before + size))
-    return part.size_of(taken[index]) - before
 
 
 class Patience:

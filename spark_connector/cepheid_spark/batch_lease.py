@@ -16,14 +16,17 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from cepheid_decode import MessagePosition, PlanSource, ScanTask
 from cepheid_ports import CepheidError
-from cepheid_spark.lease import LEASE_PROPERTY, Lease, call_all
+from cepheid_scan.admin_http import AdminHttp
+from cepheid_scan.plan_service import PlanServicePlanner
+from cepheid_spark.lease import Held, Lease, call_all, drop_all, ends_ms, new_lease_name
 from cepheid_spark.lease_holder import wall_ms
 
 if TYPE_CHECKING:
@@ -56,6 +59,59 @@ class BatchLease:
         return self.ttl_s / 8
 
 
+LEASE_BYTES = 1 << 30
+"""A read of less than this holds no lease of its own accord. It is over in seconds, and a subscription that stays for hours after
+each small query would count against a topic's backlog quota and its cursors."""
+
+
+def hold_lease(options: SourceOptions, tasks: Sequence[ScanTask]) -> BatchLease | None:
+    """Keep what the tasks will read from being trimmed until `lease_ttl_s` has passed, or tasks prolong it.
+
+    Raises CepheidError only for a lease that was asked for by name: of its own accord a read goes on without.
+    """
+    source, name, ttl_s = options.source, options.subscription, options.lease_ttl_s
+    if not options.has_lease or not tasks or (source.service_url or source.admin_url) is None:
+        return None
+    if name is None and sum(task.size_bytes for task in tasks) < LEASE_BYTES:
+        return None
+    pinned_at_ms, firsts = wall_ms(), first_positions(tasks)
+    try:
+        return BatchLease(pin_batch(source, firsts, ttl_s=ttl_s, name=name), ttl_s, pinned_at_ms, len(firsts))
+    except CepheidError as error:
+        if name is not None:
+            raise
+        log.warning("scan.without_lease: nothing but retention keeps what is read: %s", error)
+        return None
+
+
+def first_positions(tasks: Sequence[ScanTask]) -> dict[str, MessagePosition]:
+    """By topic partition."""
+    firsts: dict[str, MessagePosition] = {}
+    for task in tasks:
+        for piece in task.pieces:
+            place = MessagePosition(piece.ledger_id, piece.first_entry_id)
+            firsts[piece.topic] = min(place, firsts.get(piece.topic, place))
+    return firsts
+
+
+def pin_batch(source: PlanSource, starts: Mapping[str, MessagePosition], *, ttl_s: float, name: str | None = None) -> str:
+    """A lease at the start positions of a batch read; its name. It ends by its time to live, whatever becomes of the job."""
+    made: list[str] = []
+    with closing(AdminHttp(source)) as http:
+        lease = Lease(http, name or new_lease_name("batch-"), ttl_s)
+
+        def hold(topic: str) -> None:
+            if lease.hold(topic, starts[topic]) is Held.MADE:
+                made.append(topic)
+
+        failures = call_all([partial(hold, topic) for topic in sorted(starts)], until=Exception)
+        if failures and name is None:  # a name that was given may be other reads' as well
+            drop_all(lease, made)
+    if failures:
+        raise failures[0]
+    return lease.name
+
+
 class Prolonging:
     """Of one task. `topic`: one that it reads; `all_topics` of the read, asked for when they are needed."""
 
@@ -72,9 +128,6 @@ class Prolonging:
         self._now_ms = now_ms
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
-
-    def __repr__(self) -> str:
-        return f"<Prolonging {self._lease.name}>"
 
     def rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """They as they are, with the lease prolonged until they end, or nobody wants more."""
@@ -98,10 +151,9 @@ class Prolonging:
                 facts = {"subscription": lease.name, "topic": self._topic}
                 log.warning("scan.lease_is_gone: there is no subscription %s in %s any more", lease.name, self._topic, extra=facts)
                 return False
-            text = found.get(LEASE_PROPERTY, "")
-            if not (text.isascii() and text.isdigit()):
-                return False  # somebody's own subscription: it has no end
-            if int(text) - self._now_ms() > 500 * self._lease.ttl_s:
+            if not (ends := ends_ms(found)):
+                return False  # a subscription that the user made: it has no end
+            if ends - self._now_ms() > 500 * self._lease.ttl_s:
                 return True
             others = [topic for topic in all_topics() if topic != self._topic]
             renewed: list[str] = []
@@ -133,9 +185,6 @@ class Prolonging:
 
 def prolonging(lease: BatchLease, topic: str, options: SourceOptions) -> Prolonging:
     """By the brokers of the options."""
-    from cepheid_scan.admin_http import AdminHttp
-    from cepheid_scan.plan_service import PlanServicePlanner
-
     source = replace(options.source, retry_s=min(_MOST_RETRY_S, options.source.retry_s))
     selection = replace(options.topics, fail_on_missing=False)
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from cepheid_scan import BadOptionError, ReadMode
+from cepheid_decode import BadOptionError, ReadMode
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 PLAIN = "plain"
 MESSAGE_ID = "__messageId"
 _ID_PARTS = ("ledger_id", "entry_id", "partition", "batch_index")
+_ID_FIELDS = ("ledgerId", "entryId", "partition", "batch_index")  # of MessageIdData, in the order of their numbers
 _PULSAR_SPARK = {  # its metadata columns in its order (streamnative/pulsar-spark README, "Schema of Pulsar source")
     "__key": "key_bytes",
     "__topic": "topic",
@@ -55,8 +56,6 @@ class RowLayout:
         return pa.RecordBatch.from_arrays(columns, schema=schema)
 
     def _message_ids(self, batch: pa.RecordBatch) -> pa.Array:
-        from cepheid_spark.column_styles import encode_message_ids
-
         return encode_message_ids(*(batch.column(part) for part in self.id_parts))
 
 
@@ -93,45 +92,20 @@ def styled_types(scan_types: Mapping[str, pa.DataType], mode: ReadMode, style: s
     return types
 
 
-_MAX_VARINT_BYTES = 10
-_TAGS = (0x08, 0x10, 0x18, 0x20)  # ledgerId, entryId, partition, batch_index: fields 1 to 4, all varints
-
-
 def encode_message_ids(ledger_ids: pa.Array, entry_ids: pa.Array, partitions: pa.Array, batch_indices: pa.Array) -> pa.Array:
-    """Return message ids as clients serialize them (MessageIdData of PulsarApi.proto), for a whole column at once.
+    """Return message ids as clients serialize them (MessageIdData of PulsarApi.proto), for whole columns at once.
 
-    08 <ledger> 10 <entry> [18 <partition>] [20 <batch index>], with varints. A partition of -1 and a batch index that is null are
-    left out.
+    A serialized message is its serialized fields in a row. Each distinct value of a column is serialized once. A partition of -1
+    and a batch index that is null are left out.
     """
-    import numpy as np
     import pyarrow as pa
+    import pyarrow.compute as pc
 
-    rows = len(ledger_ids)
-    table = np.zeros((rows, len(_TAGS) * (1 + _MAX_VARINT_BYTES)), dtype=np.uint8)
-    used = np.zeros(table.shape, dtype=bool)
-    at = 0
-    for tag, column in zip(_TAGS, (ledger_ids, entry_ids, partitions, batch_indices), strict=True):
-        numbers = np.asarray(column.cast(pa.int64()).fill_null(-1).to_numpy(zero_copy_only=False), dtype=np.int64)
-        given = numbers >= 0
-        table[:, at] = tag
-        used[:, at] = given
-        _put_varints(table, used, at + 1, numbers, given)
-        at += 1 + _MAX_VARINT_BYTES
-    offsets = np.zeros(rows + 1, dtype=np.int32)
-    np.cumsum(used.sum(axis=1), out=offsets[1:])
-    return pa.Array.from_buffers(pa.binary(), rows, [None, pa.py_buffer(offsets), pa.py_buffer(table[used])])
+    from cepheid_wire import pulsar_api_pb2 as pb
 
-
-def _put_varints(table: Any, used: Any, at: int, numbers: Any, given: Any) -> None:
-    """One byte of all rows a step; `given`: the rows that have a number."""
-    import numpy as np
-
-    left, going = numbers.astype(np.uint64), given.copy()
-    for place in range(at, at + _MAX_VARINT_BYTES):
-        used[:, place] = going
-        more = going & (left >= 0x80)
-        table[:, place] = (left & np.uint64(0x7F)).astype(np.uint8) | (more.astype(np.uint8) << 7)
-        left >>= np.uint64(7)
-        going = more
-        if not going.any():
-            return
+    fields = []
+    for name, column in zip(_ID_FIELDS, (ledger_ids, entry_ids, partitions, batch_indices), strict=True):
+        codes = column.cast(pa.int64()).fill_null(-1).dictionary_encode()
+        messages = (pb.MessageIdData(**({} if number < 0 else {name: number})) for number in codes.dictionary.to_pylist())
+        fields.append(pa.array([each.SerializePartialToString() for each in messages], pa.binary()).take(codes.indices))
+    return pc.binary_join_element_wise(*fields, b"")

@@ -22,7 +22,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from cepheid_scan import DataLossError, LedgerHistory, TopicHistory
+from cepheid_decode import DataLossError, LedgerHistory, TopicHistory
 from cepheid_spark.offsets import EntryPosition
 from cepheid_spark.topic_view import TopicView
 

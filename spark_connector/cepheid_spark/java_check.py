@@ -18,13 +18,12 @@ from cepheid_ports import CepheidError
 
 LEAST_JAVA = 17
 _SPARK_MODULE = "jdk.incubator.vector"
-_PACKAGES = ("openjdk-17-jre-headless", "openjdk-21-jre-headless", "default-jre-headless")  # Debian 12, Debian 13, others
 
 
 class NoJavaError(CepheidError):
     """Spark cannot start on this machine."""
 
-    hint = f"install Java {LEAST_JAVA} or newer, e.g. `apt install {_PACKAGES[0]}`, or set JAVA_HOME to one"
+    hint = f"install Java {LEAST_JAVA} or newer, e.g. `apt install openjdk-17-jre-headless`, or set JAVA_HOME to one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,46 +56,6 @@ def parse_version(text: str) -> int | None:
     """The feature release from what `java -version` says: `"17.0.15"` is 17, `"1.8.0_402"` is 8."""
     match = re.search(r'version "(?:1\.)?([0-9]+)', text)
     return int(match[1]) if match else None
-
-
-def install_java() -> str | None:
-    """With apt, as root. Returns why not, or None once Spark has its Java."""
-    if shutil.which("apt-get") is None:
-        return "this machine has no apt-get"
-    if os.geteuid() != 0:
-        return "installing it takes root"
-    quiet = {"capture_output": True, "text": True, "env": {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}}
-    subprocess.run(["apt-get", "update"], **quiet, check=False)  # type: ignore[call-overload]
-    said = ""
-    for package in _PACKAGES:
-        ran = subprocess.run(["apt-get", "install", "-y", "--no-install-recommends", package], **quiet, check=False)  # type: ignore[call-overload]
-        if ran.returncode == 0:
-            try:
-                find_java()
-                return None
-            except NoJavaError as error:
-                said = str(error)
-        else:
-            said = ran.stderr.strip().splitlines()[-1] if ran.stderr.strip() else f"apt-get ended with {ran.returncode}"
-    return f"apt-get could not: {said}"
-
-
-def main(arguments: list[str]) -> int:
-    """Ends well after a failed installation too: the tests go on without Spark, and say so."""
-    try:
-        java = find_java()
-    except NoJavaError as error:
-        if "--install-java" not in arguments:
-            sys.stderr.write(f"{error}\n")
-            return 1
-        sys.stderr.write(f"{error}\ntrying to install it …\n")
-        why_not = install_java()
-        if why_not is not None:
-            sys.stderr.write(f"Java was not installed: {why_not}. What needs Spark will be skipped.\n")
-            return 0
-        java = find_java()
-    sys.stdout.write(f"Java {java.version}: {java.path}\n")
-    return 0
 
 
 _NEEDED = "import cepheid_spark, pyarrow, grpc"

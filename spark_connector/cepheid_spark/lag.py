@@ -13,8 +13,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
+from cepheid_decode import HistoryPlan
 from cepheid_ports import CepheidError
-from cepheid_scan import HistoryPlan
 from cepheid_spark.offsets import EntryPosition, StreamOffset
 from cepheid_spark.topic_view import TopicView
 

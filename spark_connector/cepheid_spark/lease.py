@@ -29,14 +29,13 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from cepheid_scan import AdminRefusedError, MessagePosition, PlanSource, PlanUnavailableError
+from cepheid_decode import AdminRefusedError, BadOptionError, MessagePosition, PlanUnavailableError
 from cepheid_spark.lease_holder import HOLDER_PROPERTY, SILENCE_MS, Holder, wall_ms
 from cepheid_wire import TopicName
 
@@ -68,7 +67,7 @@ class Held(Enum):
     NO_TOPIC = "no topic"  # nothing is held
 
 
-def _ends_ms(found: Mapping[str, str]) -> int:
+def ends_ms(found: Mapping[str, str]) -> int:
     """0: it has no end that could be read."""
     text = found.get(LEASE_PROPERTY, "")
     return int(text) if text.isascii() and text.isdigit() else 0
@@ -97,10 +96,10 @@ def _text(place: MessagePosition) -> str:
 
 def _parsed(text: str) -> MessagePosition | None:
     """None: nothing that we wrote."""
-    numbers = text.split(":")
-    if len(numbers) != 2 or not all(number.isascii() and number.isdigit() for number in numbers):
+    try:
+        return MessagePosition.parse(text)
+    except BadOptionError:
         return None
-    return MessagePosition(int(numbers[0]), int(numbers[1]))
 
 
 def _topic_path(topic: str) -> str:
@@ -126,9 +125,6 @@ class Lease:
         self._marks_seen: dict[Holder, float] = {}  # of holders whose clocks are ahead, and when first
         self._silent: set[str] = set()
         self.name = name
-
-    def __repr__(self) -> str:
-        return f"<Lease {self.name}>"
 
     def hold(self, topic: str, first: MessagePosition, *, takes: bool = False) -> Held:
         """From `first` on everything stays. `takes`: also from another query, which hears of it.
@@ -185,13 +181,13 @@ class Lease:
         return Held.MOVED_BACK if self._reset(topic, _body(place)) or self._reset(topic, _EARLIEST) else None
 
     def renew(self, topic: str, *, below_s: float = math.inf) -> bool:
-        """False: there is no such subscription. `below_s`: unless it has so much time left. Raises LeaseTakenError."""
+        """Renew, unless `below_s` are left. False: there is no such subscription. Raises LeaseTakenError."""
         found = self.properties(topic)
         if found is None:
             return False
         if self._holder is not None:
             self._check_other(topic, found)
-        if below_s < math.inf and _ends_ms(found) - self._now_ms() > 1000 * below_s:
+        if ends_ms(found) - self._now_ms() > 1000 * below_s:
             return True
         return self._mark(topic, found)
 
@@ -236,8 +232,8 @@ class Lease:
         now_ms = self._now_ms()
         marks: dict[str, str] = {}
         if LEASE_PROPERTY in found:  # rule 2
-            ends_ms = _ends_ms(found) if self._holder is None else 0
-            marks[LEASE_PROPERTY] = str(max(ends_ms, now_ms + self._ttl_ms))  # a batch shortens no stream's
+            known_ms = ends_ms(found) if self._holder is None else 0
+            marks[LEASE_PROPERTY] = str(max(known_ms, now_ms + self._ttl_ms))  # a batch shortens no stream's
         if self._holder is not None:
             marks[HOLDER_PROPERTY] = self._holder.text(now_ms)
         return marks
@@ -293,26 +289,6 @@ class Lease:
                 raise
             return error.status
         return None
-
-
-def pin_batch(source: PlanSource, starts: Mapping[str, MessagePosition], *, ttl_s: float, name: str | None = None) -> str:
-    """A lease at the start positions of a batch read; its name. It ends by its time to live, whatever becomes of the job."""
-    from cepheid_scan.admin_http import AdminHttp
-
-    with closing(AdminHttp(source)) as http:
-        lease = Lease(http, name or new_lease_name("batch-"), ttl_s)
-        made: list[str] = []
-
-        def hold(topic: str) -> None:
-            if lease.hold(topic, starts[topic]) is Held.MADE:
-                made.append(topic)
-
-        failures = call_all([partial(hold, topic) for topic in sorted(starts)], until=Exception)
-        if failures and name is None:  # a name that was given may be other reads' as well
-            drop_all(lease, made)
-    if failures:
-        raise failures[0]
-    return lease.name
 
 
 def drop_all(lease: Lease, topics: Sequence[str], at_once: int = AT_ONCE) -> None:

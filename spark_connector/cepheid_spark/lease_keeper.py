@@ -20,8 +20,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
+from cepheid_decode import MessagePosition
 from cepheid_ports import CepheidError
-from cepheid_scan import MessagePosition
 from cepheid_spark.lease import AT_ONCE, Held, Lease, call_all, drop_all
 from cepheid_spark.lease_holder import LeaseTakenError
 

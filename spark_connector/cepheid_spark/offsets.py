@@ -29,8 +29,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
+from cepheid_decode import MessagePosition
 from cepheid_ports import CepheidError
-from cepheid_scan import MessagePosition
 
 FORMAT = 3
 _KEYS_1 = frozenset(("cut", "from", "sub", "t", "v"))

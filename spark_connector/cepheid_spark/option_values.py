@@ -2,22 +2,20 @@
 
 64mb, 1gb, 4096                      sizes, in steps of 1024
 500ms, 10s, 15m, 6h, 7d              durations; a bare number is seconds
-1711929600000, 2024-04-01T00:00:00Z  times: ms since 1970, ISO 8601 with its zone, or -6h: so long before now
+1711929600000, 2024-04-01T00:00:00Z  times, as edge_words.py describes them
 a,b or ["a","b"]                     lists
 """
 
 from __future__ import annotations
 
-import datetime
 import difflib
 import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from cepheid_decode.scan_request import MAX_TIME_MS
-from cepheid_scan import BadOptionError
-from cepheid_scan.edge_words import before_now_ms
+from cepheid_decode import BadOptionError
+from cepheid_scan.edge_words import time_ms
 
 T = TypeVar("T")
 Parse = Callable[[str, str], T]
@@ -25,6 +23,7 @@ Parse = Callable[[str, str], T]
 
 _SIZE_UNITS = {"": 1, "b": 1, "k": 1 << 10, "kb": 1 << 10, "m": 1 << 20, "mb": 1 << 20, "g": 1 << 30, "gb": 1 << 30, "t": 1 << 40}
 _SIZE_UNITS |= {"tb": 1 << 40, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
+_TIMES = "milliseconds since 1970, a date, ISO 8601 with its zone, such as 2024-04-01T00:00:00Z, or -6h"
 _DURATION_UNITS = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -59,12 +58,18 @@ def whole_number(*, least: int, most: int = 1 << 62) -> Parse[int]:
     return parse
 
 
+def _with_unit(text: str, units: Mapping[str, T]) -> tuple[str, T] | None:
+    """Return the number as it is written, and what its unit stands for; None: the text is not a number with a unit."""
+    match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,6})?)\s*([a-z]*)", text.strip().lower())
+    return None if match is None or match[2] not in units else (match[1], units[match[2]])
+
+
 def size(*, least: int = 1, most: int = 1 << 60) -> Parse[int]:
     def parse(name: str, text: str) -> int:
-        match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,6})?)\s*([a-z]*)", text.strip().lower())
-        if match is None or match[2] not in _SIZE_UNITS:
+        if (found := _with_unit(text, _SIZE_UNITS)) is None:
             raise refuse(name, text, "a size such as 64mb, 1gb or a number of bytes")
-        size_bytes = int(float(match[1]) * _SIZE_UNITS[match[2]]) if "." in match[1] else int(match[1]) * _SIZE_UNITS[match[2]]
+        number, unit = found
+        size_bytes = int(float(number) * unit) if "." in number else int(number) * unit
         if not least <= size_bytes <= most:
             raise refuse(name, text, f"a size from {show_size(least)} to {show_size(most)}")
         return size_bytes
@@ -81,10 +86,9 @@ def show_size(size_bytes: int) -> str:
 
 def duration(*, least_s: float = 0.0, most_s: float = 10 * 365 * 86400.0) -> Parse[float]:
     def parse(name: str, text: str) -> float:
-        match = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)\s*([a-z]*)", text.strip().lower())
-        if match is None or match[2] not in _DURATION_UNITS:
+        if (found := _with_unit(text, _DURATION_UNITS)) is None:
             raise refuse(name, text, "a duration such as 500ms, 10s, 15m, 6h or 7d")
-        seconds = float(match[1]) * _DURATION_UNITS[match[2]]
+        seconds = float(found[0]) * found[1]
         if not least_s <= seconds <= most_s:
             raise refuse(name, text, f"a duration from {least_s:g} s to {most_s:g} s")
         return seconds
@@ -93,26 +97,12 @@ def duration(*, least_s: float = 0.0, most_s: float = 10 * 365 * 86400.0) -> Par
 
 
 def parse_time_ms(name: str, text: str) -> int:
-    """Milliseconds since 1970. A time without its zone is refused: the driver's zone is not the user's."""
-    accepted = (
-        "milliseconds since 1970, or ISO 8601 with its zone, such as 2024-04-01T00:00:00Z or 2024-04-01T02:00:00+02:00, or -6h"
-    )
-    if (before := before_now_ms(text)) is not None:
-        return before
-    if re.fullmatch(r"[0-9]{1,18}", text.strip()):
-        at_ms = int(text)
-    else:
-        try:
-            moment = datetime.datetime.fromisoformat(text.strip())
-        except ValueError:
-            raise refuse(name, text, accepted) from None
-        if moment.tzinfo is None:
-            raise refuse(name, text, accepted + " (the zone is missing)")
-        delta = moment - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-        at_ms = delta // datetime.timedelta(milliseconds=1)
-    if not 0 <= at_ms <= MAX_TIME_MS:
-        raise refuse(name, text, accepted + ", between 1970 and 9999")
-    return at_ms
+    """Return milliseconds since 1970. A time without its zone is refused: the driver's zone is not the user's."""
+    try:
+        return time_ms(text)
+    except BadOptionError as error:
+        zone = " (the zone is missing)" if "zone is missing" in str(error) else ""
+        raise refuse(name, text, f"{_TIMES}{zone}, between 1970 and 9999") from None
 
 
 def parse_list(name: str, text: str) -> tuple[str, ...]:

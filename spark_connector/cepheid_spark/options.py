@@ -11,15 +11,14 @@ import json
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
-from cepheid_scan import (
+from cepheid_decode import (
     EARLIEST,
     LATEST,
     BadOptionError,
     Edge,
-    MessagePosition,
     OnBadRecord,
     PlanSource,
     ReadMode,
@@ -31,6 +30,7 @@ from cepheid_scan import (
     StorageAccess,
     TopicSelection,
 )
+from cepheid_scan.edge_words import parse_edge
 from cepheid_scan.scan_arguments import token_of_environment
 from cepheid_security import ClientTls
 from cepheid_spark.option_values import (
@@ -150,24 +150,14 @@ SECRETS = ("token", "storageAccessKey", "storageSecretKey", "storageSessionToken
 
 
 @dataclass(frozen=True, slots=True)
-class SourceOptions:
-    """All of a source's options, checked. `columns` None: the mode's own. Limits None: none. Times in seconds, sizes in bytes."""
+class SourceOptions(ScanRequest):
+    """All of a source's options, checked: a scan, whose columns are still to be chosen, and what Spark needs besides.
 
-    source: PlanSource
-    topics: TopicSelection
-    start: Edge
-    end: Edge
-    row_filter: RowFilter
-    mode: ReadMode
-    columns: tuple[str, ...] | None
-    column_style: str
-    reader_version: bytes | None
-    on_bad_record: OnBadRecord
-    fail_on_data_loss: bool
-    settings: ReadSettings = field(default_factory=ReadSettings)
-    timestamp_skew_ms: int = 60_000
-    target_task_bytes: int = 128 * MiB
-    min_tasks: int = 1
+    `columns` None: the mode's own. Limits None: none. Times in seconds, sizes in bytes.
+    """
+
+    columns: tuple[str, ...] | None = None
+    column_style: str = "plain"
     freeze_gc: bool = True
     max_bytes_per_trigger: int | None = None
     max_entries_per_trigger: int | None = None
@@ -178,35 +168,25 @@ class SourceOptions:
     lease_ttl_s: float = BATCH_LEASE_S
     topic_discovery_s: float = 30.0
     metadata_retry_s: float = 60.0
-    storage: StorageAccess = field(default_factory=StorageAccess)
-    decryption_keys: str | None = None  # looked up by the tasks
 
-    def spec(self, columns: tuple[str, ...], schemas: tuple[SchemaVersion, ...] = ()) -> ScanSpec:
-        return ScanSpec(
-            mode=self.mode,
-            columns=columns,
-            row_filter=self.row_filter,
-            on_bad_record=self.on_bad_record,
-            fail_on_data_loss=self.fail_on_data_loss,
-            settings=self.settings,
-            schemas=schemas,
-            reader_version=self.reader_version,
-            plan_source=self.source,
-            storage=self.storage,
-            decryption_keys=self.decryption_keys,
-        )
+    def reading(self, columns: tuple[str, ...], schemas: tuple[SchemaVersion, ...] = ()) -> Self:
+        """Return the same with the columns that tasks give, and the schema versions of typed rows."""
+        return replace(self, spec=replace(self.spec, columns=columns, schemas=schemas))
 
-    def request(self, columns: tuple[str, ...], schemas: tuple[SchemaVersion, ...] = ()) -> ScanRequest:
-        return ScanRequest(
-            source=self.source,
-            topics=self.topics,
-            spec=self.spec(columns, schemas),
-            start=self.start,
-            end=self.end,
-            target_task_bytes=self.target_task_bytes,
-            min_tasks=self.min_tasks,
-            timestamp_skew_ms=self.timestamp_skew_ms,
-        )
+
+_FIELDS = {
+    "targetPartitionBytes": "target_task_bytes",
+    "minPartitions": "min_tasks",
+    "columnStyle": "column_style",
+    "freezeGc": "freeze_gc",
+    "maxBytesPerTrigger": "max_bytes_per_trigger",
+    "maxEntriesPerTrigger": "max_entries_per_trigger",
+    "minBytesPerTrigger": "min_bytes_per_trigger",
+    "maxTriggerDelay": "max_trigger_delay_s",
+    "topicDiscoveryInterval": "topic_discovery_s",
+    "metadataRetry": "metadata_retry_s",
+}
+"""Options whose values are fields as they are. Without them the fields' defaults count."""
 
 
 def parse_options(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
@@ -214,36 +194,31 @@ def parse_options(options: Mapping[str, str], *, streaming: bool) -> SourceOptio
     given = _parse_values(options)
     start, end = _edges(given, streaming=streaming)
     subscription = given.get("subscription")
-    mode, row_filter = ReadMode(given.get("readMode", "messages")), _row_filter(given)
+    mode, row_filter, source = ReadMode(given.get("readMode", "messages")), _row_filter(given), _plan_source(given)
     row_filter.check_for(mode)
     return SourceOptions(
-        source=_plan_source(given),
+        source=source,
         topics=_topic_selection(given),
+        spec=ScanSpec(
+            mode=mode,
+            columns=(),
+            row_filter=row_filter,
+            on_bad_record=OnBadRecord(given.get("onBadRecord", "fail")),
+            fail_on_data_loss=given.get("failOnDataLoss", True),
+            settings=_read_settings(given),
+            reader_version=_reader_version(given.get("schemaVersion", "latest"), mode),
+            plan_source=source,
+            storage=_storage_access(given),
+            decryption_keys=given.get("decryptionKeys"),  # looked up by the tasks
+        ),
         start=start,
         end=end,
-        row_filter=row_filter,
-        mode=mode,
-        columns=_columns(given),
-        column_style=given.get("columnStyle", "plain"),
-        reader_version=_reader_version(given.get("schemaVersion", "latest"), mode),
-        on_bad_record=OnBadRecord(given.get("onBadRecord", "fail")),
-        fail_on_data_loss=given.get("failOnDataLoss", True),
-        settings=_read_settings(given),
         timestamp_skew_ms=int(given.get("timestampSkew", 60.0) * 1000),
-        target_task_bytes=given.get("targetPartitionBytes", 128 * MiB),
-        min_tasks=given.get("minPartitions", 1),
-        freeze_gc=given.get("freezeGc", True),
-        max_bytes_per_trigger=given.get("maxBytesPerTrigger"),
-        max_entries_per_trigger=given.get("maxEntriesPerTrigger"),
-        min_bytes_per_trigger=given.get("minBytesPerTrigger"),
-        max_trigger_delay_s=given.get("maxTriggerDelay", 900.0),
+        columns=_columns(given),
         subscription=None if subscription in (NO_SUBSCRIPTION, start.subscription) else subscription,
         has_lease=subscription != NO_SUBSCRIPTION,
         lease_ttl_s=given.get("leaseTtl", STREAM_LEASE_S if streaming else BATCH_LEASE_S),
-        topic_discovery_s=given.get("topicDiscoveryInterval", 30.0),
-        metadata_retry_s=given.get("metadataRetry", 60.0),
-        storage=_storage_access(given),
-        decryption_keys=given.get("decryptionKeys"),
+        **{field: given[name] for name, field in _FIELDS.items() if name in given},
     )
 
 
@@ -384,21 +359,15 @@ def _positions(option: str, text: str, *, word: str) -> Edge:
         raise refuse(option, text, accepted) from None
     if not isinstance(by_topic, dict) or not by_topic or not all(isinstance(place, str) for place in by_topic.values()):
         raise refuse(option, text, accepted)
-    positions: dict[str, MessagePosition] = {}
-    for name, place in by_topic.items():
-        topic = _full_topic_name(option, name)
-        if place.lower() == word:
-            continue
-        try:
-            position = MessagePosition.parse(place)
-        except BadOptionError as error:
-            raise BadOptionError(f"option {option}, topic {topic}: {error}", option=option, topic=topic) from None
-        if topic in positions:
-            raise BadOptionError(f"option {option} names {topic} twice", option=option, topic=topic)
-        positions[topic] = position
-    if not positions:
+    for name in by_topic:
+        _full_topic_name(option, name)
+    named = {name: place for name, place in by_topic.items() if place.lower() != word}
+    if not named:
         return EARLIEST if word == "earliest" else LATEST
-    return Edge(positions=tuple(sorted(positions.items())))
+    try:
+        return parse_edge(named)
+    except BadOptionError as error:
+        raise BadOptionError(f"option {option}: {error}", option=option) from None
 
 
 def _row_filter(given: Mapping[str, Any]) -> RowFilter:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import InputPartition
 
+from cepheid_decode import ScanSpec, ScanTask, SchemaVersion
 from cepheid_ports import CepheidError, keep_large_buffers, share_one_arena
-from cepheid_scan import ScanSpec, ScanTask, SchemaVersion
 from cepheid_spark.column_styles import RowLayout
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ PackedHistory = tuple[SchemaVersion | int, ...]
 class TaskPartition(InputPartition):
     """`spec` without schemas: partitions are pickled one by one, readers once a query, and a topic's history may have megabytes.
 
-    `lease`: of a batch read, to be prolonged. `histories`: as `_pack_histories` makes them; nothing: all topics of the task have
+    `lease`: of a batch read, to be prolonged. `histories`: as `partitions_of` packs them; nothing: all topics of the task have
     the reader's.
     """
 
@@ -57,11 +57,9 @@ class TaskPartition(InputPartition):
 
     def __repr__(self) -> str:
         """The base class shows every attribute, the ticket and the token too."""
-        places = ", ".join(
-            f"{piece.topic} {piece.ledger_id}:{piece.first_entry_id}..{piece.last_entry_id}" for piece in self.task.pieces[:3]
-        )
-        more = f" and {len(self.task.pieces) - 3} more" if len(self.task.pieces) > 3 else ""
-        return f"TaskPartition({places}{more})"
+        from cepheid_scan.scan_task import places
+
+        return f"TaskPartition({places(self.task.pieces)})"
 
 
 def partitions_of(
@@ -79,7 +77,13 @@ def partitions_of(
         topic: tuple(known.index(version) if version in known else version for version in versions)
         for topic, versions in spec.writers
     }
-    pack = cache(lambda topics: _pack_histories(carried, {topic: packed[topic] for topic in topics}))
+
+    @cache
+    def pack(topics: tuple[str, ...]) -> bytes:
+        """Compress, since versions of one schema differ in a few words. A version that `known` has is named by its place there."""
+        histories = {topic: packed[topic] for topic in topics}
+        return zlib.compress(pickle.dumps((carried, histories))) if carried or histories else b""
+
     return [TaskPartition(task, slim, lease, pack(_topics_of(task, packed))) for task in tasks]
 
 
@@ -90,12 +94,6 @@ def _topics_of(task: ScanTask, packed: Mapping[str, PackedHistory]) -> tuple[str
     from cepheid_decode.shared_schema import base_of
 
     return tuple(sorted(packed.keys() & {base_of(piece.topic) for piece in task.pieces}))
-
-
-def _pack_histories(carried: tuple[SchemaVersion, ...], writers: Mapping[str, PackedHistory]) -> bytes:
-    """`carried`: the rows' own, if the reader does not know it; a version of `writers` that is in that one by its place there.
-    Compressed: versions of one schema differ in a few words."""
-    return zlib.compress(pickle.dumps((carried, writers))) if carried or writers else b""
 
 
 def _unpack_histories(packed: bytes) -> tuple[tuple[SchemaVersion, ...], dict[str, PackedHistory]]:

@@ -12,12 +12,11 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from pyspark.sql.streaming.listener import (
-    QueryIdleEvent,
     QueryProgressEvent,
     QueryStartedEvent,
     QueryTerminatedEvent,
@@ -71,9 +70,6 @@ class ProgressListener(StreamingQueryListener):
                 self._totals[key] = batches + 1, rows + found.rows
             log.info("stream.progress", extra={name: getattr(found, name) for name in found.__slots__})
 
-    def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """Nothing new since the last progress."""
-
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         with self._lock:
             for key in [key for key in self._figures if key[0] == str(event.id)]:
@@ -84,21 +80,21 @@ class ProgressListener(StreamingQueryListener):
     def _families(self) -> Iterator[Family]:
         with self._lock:
             rows = [(found, *self._totals[key]) for key, found in self._figures.items()]
-
-        def family(
-            name: str, kind: Literal["counter", "gauge"], text: str, value: Callable[[SourceFigures, int, int], float]
-        ) -> Family:
+        for name, text, value in _FAMILIES:
             samples = [Sample(value(*row), {"query": row[0].query, "source": str(row[0].source)}) for row in rows]
-            return Family(f"cepheid_spark_{name}", kind, text, tuple(samples))
+            yield Family(f"cepheid_spark_{name}", "counter" if name.endswith("_total") else "gauge", text, tuple(samples))
 
-        lost = "Entries that were trimmed before they were read, as far as known, since the query started."
-        yield family("lag_bytes", "gauge", "Stored bytes that the stream has not taken yet.", lambda found, *_: found.lag_bytes)
-        yield family("lag_entries", "gauge", "Entries that it has not taken yet.", lambda found, *_: found.lag_entries)
-        yield family("lag_seconds", "gauge", "How long the oldest of them waits, at least.", lambda found, *_: found.lag_s)
-        yield family("lost_entries", "gauge", lost, lambda found, *_: found.lost_entries)
-        yield family("batch_seconds", "gauge", "How long the last micro-batch took.", lambda found, *_: found.batch_s)
-        yield family("batches_total", "counter", "Micro-batches.", lambda _, batches, __: batches)
-        yield family("rows_total", "counter", "Rows that came from the source.", lambda _, __, count: count)
+
+_LOST = "Entries that were trimmed before they were read, as far as known, since the query started."
+_FAMILIES: Sequence[tuple[str, str, Callable[[SourceFigures, int, int], float]]] = (  # of figures, batches and rows
+    ("lag_bytes", "Stored bytes that the stream has not taken yet.", lambda found, *_: found.lag_bytes),
+    ("lag_entries", "Entries that it has not taken yet.", lambda found, *_: found.lag_entries),
+    ("lag_seconds", "How long the oldest of them waits, at least.", lambda found, *_: found.lag_s),
+    ("lost_entries", _LOST, lambda found, *_: found.lost_entries),
+    ("batch_seconds", "How long the last micro-batch took.", lambda found, *_: found.batch_s),
+    ("batches_total", "Micro-batches.", lambda _, batches, __: batches),
+    ("rows_total", "Rows that came from the source.", lambda _, __, count: count),
+)
 
 
 def figures_of(progress: dict[str, Any]) -> Iterator[SourceFigures]:

@@ -1,6 +1,7 @@
 """Under which names and numbers a task sends, so that what it repeats is stored once. No I/O.
 
     producer name    spark-SINK-TASK[-pPARTITIONS]    one for each task of a write, on each topic partition that it sends to
+                     spark-SINK-query                 claimed first by each task, where the user named the sink
     sequence id      batch × 2³² + row                rows are counted by topic partition, from 0 in each batch
 
 A task that is repeated has the same name, and asks the broker for the last sequence id that is stored under it. What is stored of
@@ -21,8 +22,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from cepheid_decode import BadOptionError
 from cepheid_ports import CepheidError
-from cepheid_scan import BadOptionError
 from cepheid_spark.sink_options import MOST_BATCHES, SinkOptions
 
 MOST_ROWS = 1 << 32
@@ -74,6 +75,11 @@ class SinkIdentity:
     def producer_name(self, partitions: int) -> str:
         """Return the name on each topic partition of a topic with so many; 0: it is not partitioned."""
         return f"spark-{self.sink}-{self.task}" + (f"-p{partitions}" if partitions else "")
+
+    @property
+    def query_name(self) -> str:
+        """The name that all tasks of the query claim, so that no other query writes under the sink's name meanwhile."""
+        return f"spark-{self.sink}-query"
 
     @property
     def first_sequence_id(self) -> int:

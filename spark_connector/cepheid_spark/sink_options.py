@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cepheid_scan import BadOptionError
+from cepheid_decode import BadOptionError
 from cepheid_spark.option_values import OptionTable, Parse, address, duration, one_of, parse_bool, parse_text, refuse, whole_number
 from cepheid_spark.options import OPTIONS, OTHER_NAMES, read_token
 from cepheid_wire import InvalidTopicNameError, TopicName

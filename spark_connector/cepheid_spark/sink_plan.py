@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import cepheid
-from cepheid_scan import BadOptionError
+from cepheid_decode import BadOptionError
 from cepheid_spark.sink_options import SinkOptions
 from cepheid_spark.sink_records import RecordEncoder, definition_of
 from cepheid_spark.sink_rows import Encoder, RowPlan, plan_rows

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from cepheid_scan import BadOptionError
+from cepheid_decode import BadOptionError
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from cepheid_decode import BadOptionError
 from cepheid_ports import CepheidError
-from cepheid_scan import BadOptionError
 from cepheid_spark.sink_values import VALUE_TYPES
 
 if TYPE_CHECKING:

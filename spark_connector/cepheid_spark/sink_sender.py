@@ -18,9 +18,9 @@ import cepheid
 from cepheid.loop_thread import LoopThread
 from cepheid.routing import PartitionChooser
 from cepheid.schemas import Schema
+from cepheid_decode import BadOptionError
 from cepheid_ports import CepheidError
-from cepheid_scan import BadOptionError
-from cepheid_spark.sink_identity import MOST_ROWS, SinkIdentity
+from cepheid_spark.sink_identity import MOST_ROWS, SinkIdentity, SinkNameTakenError
 from cepheid_spark.sink_options import SinkOptions, full_topic_name
 from cepheid_spark.sink_rows import Messages
 from cepheid_wire import pulsar_api_pb2 as pb
@@ -39,6 +39,8 @@ _CEPHEID = "Cepheid"
 _BUSY_BEYOND_S = 30.0
 """An attempt whose JVM is gone ends at its `sendTimeout` at the latest. Its names are waited for so much longer."""
 _BUSY_PAUSE_S = 0.2
+_OF_ANOTHER = "the name belongs to"
+"""In a broker's refusal of a name that another owner has claimed."""
 OWNER_PROPERTY = "cepheid-name-owner"
 MEMORY_PROPERTY = "cepheid-name-memory-s"
 CONTENT_PROPERTY = "cepheid-name-content"
@@ -211,6 +213,8 @@ class TaskSender:
         identity = self._identity
         producer_name = None if identity is None else identity.producer_name(topic.count)
         claim = {} if identity is None else claim_properties(self._options, identity.owner)
+        if identity is not None and self._options.name is not None:
+            await self._claim_sink(name, identity, claim)
         if identity is not None and self._content is not None:
             claim[CONTENT_PROPERTY] = f"{identity.first_sequence_id}/{self._content}"
         producer = await open_producer(self._client, self._options, name, self._schema, producer_name, claim)
@@ -220,6 +224,19 @@ class TaskSender:
         if identity is not None:
             partition.stored = identity.stored_rows(producer.last_sequence_id, where)
         return partition
+
+    async def _claim_sink(self, topic: str, identity: SinkIdentity, claim: dict[str, str]) -> None:
+        """Fence the topic partition for this query. Without that, the tasks that another live query with this sinkName has not got
+        would be able to send under their own names. Raises SinkNameTakenError."""
+        try:
+            producer = await open_producer(self._client, self._options, topic, self._schema, identity.query_name, dict(claim))
+        except cepheid.NotAllowedError as error:
+            if _OF_ANOTHER not in error.args[0]:
+                raise
+            raise SinkNameTakenError(
+                f"another query writes under the sinkName {identity.sink!r}: {error.args[0]}", sink=identity.sink
+            ) from None
+        await producer.close()
 
     async def _in_time(self, work: Coroutine[Any, Any, T], where: str) -> T:
         limit_s = self._options.send_timeout_s

@@ -20,7 +20,7 @@ import struct
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from cepheid_scan import BadOptionError
+from cepheid_decode import BadOptionError
 from cepheid_spark.sink_records import Converter, days, micros
 
 if TYPE_CHECKING:

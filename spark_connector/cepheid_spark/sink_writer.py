@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from cepheid_scan import BadOptionError
+from cepheid_decode import BadOptionError
 from cepheid_spark.brief_errors import brief_errors
 from cepheid_spark.sink_identity import TaskPlace, identity_of, new_job_name
 from cepheid_spark.sink_options import SinkOptions

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     )
     from pyspark.sql.types import StructType
 
-    from cepheid_scan import SchemaVersion
+    from cepheid_decode import SchemaVersion
     from cepheid_spark.options import SourceOptions
 
 

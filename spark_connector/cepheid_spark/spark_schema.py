@@ -7,13 +7,12 @@ options ──► available columns ──► rows_schema: what load() shows    
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from cepheid_scan import BadOptionError, ReadMode, SchemaVersion
+from cepheid_decode import BadOptionError, ReadMode, SchemaVersion
 from cepheid_spark.column_styles import PLAIN, RowLayout, layout_of, styled_types
 from cepheid_spark.options import SourceOptions
 
@@ -28,7 +27,7 @@ def rows_schema(options: SourceOptions, schemas: Sequence[SchemaVersion] = ()) -
     from pyspark.sql.types import StructField, StructType
 
     types = _available_types(options, schemas)
-    names = options.columns or _default_columns(options, types)
+    names = options.columns or _default_columns(options, schemas, types)
     _check_names(names, types, "option columns")
     return StructType([StructField(name, from_arrow_type(types[name])) for name in names])
 
@@ -41,7 +40,8 @@ def choose_columns(schema: StructType, options: SourceOptions, schemas: Sequence
     _check_names(schema.names, types, "the schema")
     for field in schema.fields:
         ours = from_arrow_type(types[field.name])
-        if _as_nullable(field.dataType) != _as_nullable(ours):
+        # This text of a type leaves out what it says of nulls: there declarations of maps and lists may differ from Arrow's.
+        if field.dataType.simpleString() != ours.simpleString():
             raise BadOptionError(
                 f"the schema says {field.name} {field.dataType.simpleString()}, and it is {ours.simpleString()}: "
                 "read it so and cast it in the query",
@@ -49,34 +49,29 @@ def choose_columns(schema: StructType, options: SourceOptions, schemas: Sequence
             )
         if not field.nullable:
             raise BadOptionError(f"the schema says {field.name} is NOT NULL: declare it nullable, as every column is")
-    return layout_of(schema.names, options.mode, options.column_style)
+    return layout_of(schema.names, options.spec.mode, options.column_style)
 
 
 def _available_types(options: SourceOptions, schemas: Sequence[SchemaVersion]) -> dict[str, pa.DataType]:
     from cepheid_decode.columns import ENTRY_COLUMNS, ERROR_COLUMN, MESSAGE_COLUMNS, metadata_columns, schema_columns
 
-    match options.mode:
+    match options.spec.mode:
         case ReadMode.ENTRIES:
-            return styled_types(ENTRY_COLUMNS, options.mode, options.column_style)
+            return styled_types(ENTRY_COLUMNS, options.spec.mode, options.column_style)
         case ReadMode.MESSAGES:
-            return styled_types(MESSAGE_COLUMNS, options.mode, options.column_style)
+            return styled_types(MESSAGE_COLUMNS, options.spec.mode, options.column_style)
     more = metadata_columns()
-    types = {**schema_columns(schemas, options.reader_version), **more}
-    return styled_types(types, options.mode, options.column_style) | {ERROR_COLUMN: more[ERROR_COLUMN]}
+    types = {**schema_columns(schemas, options.spec.reader_version), **more}
+    return styled_types(types, options.spec.mode, options.column_style) | {ERROR_COLUMN: more[ERROR_COLUMN]}
 
 
-def _default_columns(options: SourceOptions, types: Mapping[str, pa.DataType]) -> Sequence[str]:
-    from cepheid_decode.columns import DEFAULT_ENTRY_COLUMNS, DEFAULT_MESSAGE_COLUMNS, ERROR_COLUMN, metadata_columns
+def _default_columns(options: SourceOptions, schemas: Sequence[SchemaVersion], types: Mapping[str, pa.DataType]) -> Sequence[str]:
+    from cepheid_decode.columns import ERROR_COLUMN
+    from cepheid_scan.scan import default_columns
 
     if options.column_style != PLAIN:
         return [name for name in types if name != ERROR_COLUMN]
-    match options.mode:
-        case ReadMode.ENTRIES:
-            return DEFAULT_ENTRY_COLUMNS
-        case ReadMode.MESSAGES:
-            return DEFAULT_MESSAGE_COLUMNS
-    unusual = metadata_columns().keys() - {f"__{name}" for name in DEFAULT_MESSAGE_COLUMNS}
-    return [name for name in types if name not in unusual]
+    return default_columns(options.reading((), tuple(schemas)).spec)
 
 
 def _check_names(names: Iterable[str], types: Mapping[str, pa.DataType], where: str) -> None:
@@ -89,36 +84,21 @@ def _check_names(names: Iterable[str], types: Mapping[str, pa.DataType], where: 
             )
 
 
-def _as_nullable(kind: Any) -> str:
-    """A type's text without what it says of nulls inside: Arrow's and the user's declarations of maps and lists differ there."""
-
-    def strip(value: Any) -> Any:
-        match value:
-            case dict():
-                nulls = ("nullable", "containsNull", "valueContainsNull", "metadata")
-                return {name: strip(member) for name, member in value.items() if name not in nulls}
-            case list():
-                return [strip(member) for member in value]
-        return value
-
-    return json.dumps(strip(json.loads(kind.json())))
-
-
 def load_topic_schemas(options: SourceOptions) -> tuple[SchemaVersion, ...]:
     """Of the topic whose schema the rows have, oldest first; nothing in other modes.
 
     Raises BadOptionError, NoSuchTopicError, PlanUnavailableError."""
-    if options.mode is not ReadMode.TYPED:
+    if options.spec.mode is not ReadMode.TYPED:
         return ()
     from cepheid_decode.shared_schema import rows_history
     from cepheid_scan.open_planner import open_planner
 
     with closing(open_planner(options.source)) as planner:
-        return rows_history(planner.plan(planner.topics(options.topics), schemas=True), options.reader_version)
+        return rows_history(planner.plan(planner.topics(options.topics), schemas=True), options.spec.reader_version)
 
 
 def with_reader_version(options: SourceOptions, schemas: Sequence[SchemaVersion]) -> SourceOptions:
     """The newest version of now stays the rows' schema: one that is registered while the query runs is read, and not shown."""
-    if options.mode is not ReadMode.TYPED or options.reader_version is not None or not schemas:
+    if options.spec.mode is not ReadMode.TYPED or options.spec.reader_version is not None or not schemas:
         return options
-    return replace(options, reader_version=schemas[-1].version)
+    return replace(options, spec=replace(options.spec, reader_version=schemas[-1].version))

@@ -21,7 +21,7 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from cepheid_scan import LATEST, BadOptionError, HistoryPlan, MessagePosition, ReadMode, ScanSpec, ScanTask, SchemaVersion
+from cepheid_decode import LATEST, BadOptionError, HistoryPlan, MessagePosition, ReadMode, ScanSpec, ScanTask, SchemaVersion
 from cepheid_scan.admin_http import AdminHttp
 from cepheid_scan.entry_probe import BookieProbe
 from cepheid_scan.ledger_ends import EndWatch
@@ -39,7 +39,6 @@ from cepheid_spark.stream_state import LOOKS_BEFORE_GONE, Snapshot, StreamState
 from cepheid_spark.topic_view import TopicView
 
 if TYPE_CHECKING:
-    from cepheid_scan.admin_http import AdminHttp
     from cepheid_scan.splits import TopicRange
 
 log = logging.getLogger(__name__)
@@ -155,12 +154,12 @@ class StreamQuery:
         """Raises BadOptionError: before an offset names a topic that cannot be shown, or it would be in every restart's way.
 
         By a look of now: what a message names may be younger than the snapshot, and what that has may be gone."""
-        if self._options.mode is not ReadMode.TYPED or not self._schemas:
+        if self._options.spec.mode is not ReadMode.TYPED or not self._schemas:
             return
         from cepheid_decode.shared_schema import check_shown, histories_of
         from cepheid_decode.typed.typed_columns import shown_schema
 
-        shown, now = shown_schema(self._schemas, self._options.reader_version), self._state.look()
+        shown, now = shown_schema(self._schemas, self._options.spec.reader_version), self._state.look()
         check_shown(shown, histories_of(now.plan, [topic for topic in topics if topic in now.views]))
 
     def _is_waiting(self, snapshot: Snapshot, start: StreamOffset) -> bool:
@@ -252,9 +251,8 @@ class StreamQuery:
             size_bytes = view.bytes_at(rank + entries) - view.bytes_at(rank)
             entry_bytes[topic] = max(1.0, size_bytes / entries)
             total_bytes += size_bytes
-        task_bytes = min(float(self._options.target_task_bytes), math.ceil(total_bytes / self._options.min_tasks))
-        if self._options.min_tasks == 1:
-            task_bytes = float(self._options.target_task_bytes)
+        task_bytes, min_tasks = float(self._options.target_task_bytes), self._options.min_tasks
+        task_bytes = task_bytes if min_tasks == 1 else min(task_bytes, math.ceil(total_bytes / min_tasks))
         cut = _fitting({topic: max(1, int(task_bytes / size)) for topic, size in entry_bytes.items()}, taken)
         gone_on_with = {topic for topic in positions if _goes_on(snapshot.views[topic], start, positions[topic])}
         found = {topic: positions[topic].next for topic in taken if topic not in gone_on_with}
@@ -281,7 +279,7 @@ class StreamQuery:
         self._adopt(end, start)
         snapshot = self._state.current()
         # A message may name a schema version that is younger than the last look. `latest` has looked for the end that it gave out.
-        needs_schemas = self._options.mode is ReadMode.TYPED and end != self._last
+        needs_schemas = self._options.spec.mode is ReadMode.TYPED and end != self._last
         if needs_schemas or any(self._is_unknown(snapshot, topic, last) for topic, last in end.ends.items()):
             snapshot = self._state.look()
         ranges: list[TopicRange] = []
@@ -297,7 +295,7 @@ class StreamQuery:
             snapshot.plan,
             target_bytes=self._options.target_task_bytes,
             entries_per_task=end.cut,
-            look_back=self._options.settings.chunk_lookback,
+            look_back=self._options.spec.settings.chunk_lookback,
         )
 
     def _range_of(self, snapshot: Snapshot, topic: str, first: MessagePosition, end: StreamOffset) -> TopicRange | None:
@@ -335,7 +333,7 @@ class StreamQuery:
     def spec(self, end: StreamOffset, columns: tuple[str, ...], tasks: Sequence[ScanTask]) -> ScanSpec:
         """For the tasks of the batch that ends there. The publish time of the query's start is exact in the rows; what the
         options say now is that of another start (rule 2)."""
-        spec = self._options.spec(columns, self._schemas)
+        spec = self._options.reading(columns, self._schemas).spec
         if spec.mode is ReadMode.TYPED:
             from cepheid_scan.plan_scan import with_schemas
 
@@ -348,7 +346,7 @@ class StreamQuery:
         """One entry stays at least, so that the ledger of the position does (rule 1 of lease.py)."""
         if self._keeper is None:
             return
-        back = max(1, self._options.settings.chunk_lookback)
+        back = max(1, self._options.spec.settings.chunk_lookback)
         views = self._state.current().views
         firsts: dict[str, MessagePosition] = {}
         for topic, last in end.ends.items():
@@ -446,7 +444,7 @@ class StreamQuery:
     def _believe(self, loss: Loss | None, *, is_counted: bool) -> None:
         if loss is None:
             return
-        if self._options.fail_on_data_loss:
+        if self._options.spec.fail_on_data_loss:
             raise loss.error()
         if is_counted:
             self.lost_entries += loss.entries or 0
@@ -489,7 +487,7 @@ def open_stream_query(options: SourceOptions, schemas: tuple[SchemaVersion, ...]
 
     def resolve_start(snapshot: Snapshot) -> dict[str, MessagePosition]:
         """Raises BadOptionError, DataLossError: the options name a place that is not kept any more, or will never be."""
-        request = replace(options.request(()), end=LATEST)
+        request = replace(options, end=LATEST)
         with closing(open_planner(source)) as planner:
             ranges = plan_ranges(request, snapshot.plan, planner, is_stream=True)
         return {found.history.topic: found.first for found in ranges if found.history.ledgers}
@@ -497,17 +495,17 @@ def open_stream_query(options: SourceOptions, schemas: tuple[SchemaVersion, ...]
     def publish_time_ms(plan: HistoryPlan, view: TopicView, entry: EntryPosition) -> int | None:
         """Does not wait for bookies as a task does: the lag is reported at every trigger."""
         ledger = view.ledger(entry.ledger_id)
-        settings = replace(options.settings, read_timeout_s=1.0, read_attempts=1, unreachable_s=0.0)
+        settings = replace(options.spec.settings, read_timeout_s=1.0, read_attempts=1, unreachable_s=0.0)
         if ledger is None:
             return None
-        return BookieProbe(plan, settings, storage=options.storage).publish_time_ms(view.history, ledger, entry.entry_id)
+        return BookieProbe(plan, settings, storage=options.spec.storage).publish_time_ms(view.history, ledger, entry.entry_id)
 
     state = StreamState(
         open_planner(source),
-        EndWatch(retry_s=options.metadata_retry_s, tls=options.settings.tls),
+        EndWatch(retry_s=options.metadata_retry_s, tls=options.spec.settings.tls),
         options.topics,
         discovery_s=options.topic_discovery_s,
         retry_s=options.metadata_retry_s,
-        schemas=options.mode is ReadMode.TYPED,
+        schemas=options.spec.mode is ReadMode.TYPED,
     )
     return StreamQuery(options, state, admin, resolve_start, schemas, publish_time_ms)

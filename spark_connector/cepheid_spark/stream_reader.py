@@ -21,7 +21,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from cepheid_scan import WHOLE_ENTRY, BadOptionError, Edge, ReadMode, SchemaVersion
+from cepheid_decode import WHOLE_ENTRY, BadOptionError, Edge, ReadMode, SchemaVersion
 from cepheid_spark.brief_errors import brief_errors
 from cepheid_spark.column_styles import RowLayout
 from cepheid_spark.offsets import StreamOffset
@@ -43,7 +43,7 @@ class CepheidStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._schema = schema
         self._options = options
         self._rows: _Rows | None = None
-        self._is_told = options.mode is not ReadMode.TYPED or schemas is not None
+        self._is_told = options.spec.mode is not ReadMode.TYPED or schemas is not None
         if self._is_told:
             self._rows = _rows_of(schema, options, schemas or ())
         self._opened: StreamQuery | None = None

@@ -21,8 +21,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from cepheid_decode import HistoryPlan, NoSuchTopicError, PlanUnavailableError, TopicHistory, TopicSelection
 from cepheid_ports import CepheidError
-from cepheid_scan import HistoryPlan, NoSuchTopicError, PlanUnavailableError, TopicHistory, TopicSelection
 from cepheid_spark.data_loss import SeenLedgers
 from cepheid_spark.lag import Sightings
 from cepheid_spark.topic_view import TopicView
@@ -176,14 +176,13 @@ class StreamState:
             began = time.monotonic()
             try:
                 self.look(discover=False)
-            except CepheidError as error:
-                self._on_failure(error, began)
+            except Exception as error:
                 pause_s = _LEAST_PAUSE_S
-                continue
-            except Exception as error:  # a defect of ours must not look like topics in which nothing happens
-                log.exception("stream.look_failed")
-                self._on_failure(PlanUnavailableError(f"the look at the topics failed: {error!r}"), began)
-                pause_s = _LEAST_PAUSE_S
+                failure = error if isinstance(error, CepheidError) else None
+                if failure is None:  # a defect of ours must not look like topics in which nothing happens
+                    log.exception("stream.look_failed")
+                    failure = PlanUnavailableError(f"the look at the topics failed: {error!r}")
+                self._on_failure(failure, began)
                 continue
             self._failure = None
             now = time.monotonic()

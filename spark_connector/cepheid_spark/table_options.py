@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from cepheid_scan import BadOptionError
+from cepheid_decode import BadOptionError
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

@@ -8,31 +8,24 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from cepheid_scan import LedgerHistory, MessagePosition, TopicHistory
+from cepheid_decode import LedgerHistory, MessagePosition, TopicHistory
 from cepheid_spark.offsets import EntryPosition
 
 _GUESSED_ENTRY_BYTES = 1024.0  # where nothing is known yet
 
 
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class TopicView:
-    """Immutable. `before`, `bytes_before`: of the entries before each ledger, and at last of all."""
+    """`_entry_bytes`: the average of each ledger. `_before`, `_bytes_before`: what is before each ledger, and at last of all."""
 
-    def __init__(
-        self,
-        history: TopicHistory,
-        ledger_ids: Sequence[int],
-        entry_bytes: Sequence[float],
-        before: Sequence[int],
-        bytes_before: Sequence[float],
-    ) -> None:
-        self.history = history
-        self.ledger_ids = ledger_ids
-        self._entry_bytes = entry_bytes  # average of each ledger
-        self._before = before
-        self._bytes_before = bytes_before
+    history: TopicHistory
+    ledger_ids: Sequence[int]
+    _entry_bytes: Sequence[float]
+    _before: Sequence[int]
+    _bytes_before: Sequence[float]
 
     @classmethod
     def of(cls, history: TopicHistory) -> TopicView:

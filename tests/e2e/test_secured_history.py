@@ -13,7 +13,8 @@ import pytest
 
 import cepheid
 from cepheid_cli import secure
-from cepheid_scan import EntriesUnreadableError, PlanSource, ReadSettings, ScanCounters, scan
+from cepheid_decode import PlanSource
+from cepheid_scan import EntriesUnreadableError, ReadSettings, ScanCounters, scan
 from cepheid_scan.bookie_channels import close_channels
 from cepheid_scan.entry_source import EntrySource
 from cepheid_scan.open_planner import open_planner
@@ -95,7 +96,7 @@ async def test_a_reader_reads_its_topic_and_a_ticket_reads_no_other(made: Path) 
             bookies = planner.plan(topics).bookies
             planner.close()
             (mine,), (other,) = orders.ledgers, salaries.ledgers
-            from cepheid_scan import Piece
+            from cepheid_decode import Piece
 
             piece = Piece(salaries.topic, -1, other.ledger_id, 0, 0, 1, 1, fragments_of(other, 0, 0), ticket=other.ticket)
             entries = EntrySource(bookies, b"", QUICK, ScanCounters(), replan=None)

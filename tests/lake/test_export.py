@@ -15,10 +15,10 @@ import pytest
 
 import cepheid_lake
 from cepheid.sync import Client, connect
+from cepheid_decode import DataLossError, PlanSource
 from cepheid_lake import ConcurrentExportError, LakeError, LakeTargetError
 from cepheid_lake.parquet_target import ParquetTarget
 from cepheid_lake.target import Committed
-from cepheid_scan import DataLossError, PlanSource
 from cepheid_scan.admin_http import AdminHttp
 from cepheid_testkit import ProcessCluster
 from tests.tiered.s3_server import BUCKET, CREDENTIALS, s3_server

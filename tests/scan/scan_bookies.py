@@ -15,9 +15,9 @@ from cepheid_bookie.memory_index import MemoryBlockIndex
 from cepheid_bookie.scan_server import ScanServer
 from cepheid_bookie.secured_ports import access_of, secured_ports
 from cepheid_bookie.settings import BookieServerSettings
+from cepheid_decode import Fragment, Piece
 from cepheid_ports import Ports
 from cepheid_rpc import TLS_MARK, EntryGroup, encode_group
-from cepheid_scan import Fragment, Piece
 from cepheid_security.peer_settings import BookieAccessSettings, BookieTlsSettings
 from tests.bookie.bookie_support import added
 from tests.support import free_port

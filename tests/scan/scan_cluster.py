@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from cepheid_decode import PlanSource
 from cepheid_dev.local_cluster import LocalCluster
-from cepheid_scan import PlanSource
 from cepheid_scan.admin_http import AdminHttp
 from tests.wire_client import WireClient
 

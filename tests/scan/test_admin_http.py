@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from cepheid_scan import AdminRefusedError, BadOptionError, PlanSource, PlanUnavailableError
+from cepheid_decode import AdminRefusedError, BadOptionError, PlanSource, PlanUnavailableError
 from cepheid_scan.admin_http import AdminHttp, origins_of
 from tests.support import free_port
 
@@ -141,14 +141,6 @@ def test_giving_up_names_every_address_and_what_it_said(sites: list[Site]) -> No
     assert f"{site.address}: status 503, loading" in text
     assert TOKEN not in text + repr(failed.value.facts) + repr(http)
     assert failed.value.retriable
-
-
-def test_what_may_not_be_done_twice_is_not_tried_again(sites: list[Site]) -> None:
-    site = new_site(sites, (503, "{}"))
-    with closing(AdminHttp(PlanSource(admin_url=f"http://{site.address}", retry_s=30))) as http:
-        with pytest.raises(PlanUnavailableError):
-            http.request("POST", "/x", body={"a": 1}, retriable=False)
-    assert len(site.asked) == 1
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,7 @@ from types import MappingProxyType
 
 import pytest
 
-from cepheid_rpc import encode_group
-from cepheid_scan import (
+from cepheid_decode import (
     Fragment,
     HistoryPlan,
     LedgerHistory,
@@ -22,9 +21,10 @@ from cepheid_scan import (
     ScanCounters,
     ScanSpec,
     TopicHistory,
-    open_planner,
 )
+from cepheid_rpc import encode_group
 from cepheid_scan import entry_source as source_module
+from cepheid_scan import open_planner
 from cepheid_scan.bookie_channels import close_channels
 from cepheid_scan.replica_order import Suspects
 from cepheid_scan.scan_task import scan_task
@@ -153,7 +153,7 @@ def test_a_ledger_between_that_was_trimmed_costs_what_lies_in_it_alone(many: Sca
         replace(tail, ledger_id=90 + tail.ledger_id) if tail.ledger_id in (10, 15) else tail for tail in task.pieces[0].before
     )
     task = replace(task, pieces=(replace(task.pieces[0], before=gone),))
-    monkeypatch.setattr(open_planner, "find_ledger_and_bookies", lambda *_: (None, {}))
+    monkeypatch.setattr(open_planner, "find_ledger", lambda *_: (None, {}))
     spec = ScanSpec(
         ReadMode.MESSAGES, ("value",), on_bad_record=OnBadRecord.SKIP, plan_source=PlanSource(admin_url="http://nobody")
     )

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from cepheid_scan import ReadMode, ReadSettings, ScanCounters, ScanSpec, ScanTask, read_rounds
+from cepheid_decode import ReadMode, ReadSettings, ScanCounters, ScanSpec, ScanTask
 from cepheid_scan import entry_source as module
+from cepheid_scan import read_rounds
 from cepheid_scan.bookie_channels import close_channels
 from cepheid_scan.replica_order import Suspects
 from cepheid_scan.scan import _open_reader

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from cepheid_rpc import encode_group
-from cepheid_scan import (
+from cepheid_decode import (
     DamagedEntryError,
     EntriesUnreadableError,
     Fragment,
@@ -24,9 +23,10 @@ from cepheid_scan import (
     ScanSpec,
     ScanTask,
     SchemaVersion,
-    open_planner,
 )
+from cepheid_rpc import encode_group
 from cepheid_scan import entry_source as source_module
+from cepheid_scan import open_planner
 from cepheid_scan.bookie_channels import close_channels
 from cepheid_scan.replica_order import Suspects
 from cepheid_scan.scan_task import scan_task
@@ -154,7 +154,7 @@ def test_the_metadata_is_asked_before_it_is_left_out(two: ScanBookies, monkeypat
         asked.append(ledger_id)
         return ledger, {}
 
-    monkeypatch.setattr(open_planner, "find_ledger_and_bookies", find)
+    monkeypatch.setattr(open_planner, "find_ledger", find)
     spec = replace(VALUES, on_bad_record=OnBadRecord.SKIP, plan_source=PlanSource(admin_url="http://nobody"))
     assert len(read(two, spec)) == 50
     assert asked == [LEDGER]
@@ -162,7 +162,7 @@ def test_the_metadata_is_asked_before_it_is_left_out(two: ScanBookies, monkeypat
     def nobody(*_: Any) -> Any:
         raise PlanUnavailableError("nobody answers")
 
-    monkeypatch.setattr(open_planner, "find_ledger_and_bookies", nobody)
+    monkeypatch.setattr(open_planner, "find_ledger", nobody)
     assert len(read(two, spec)) == 50
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cepheid_scan import EARLIEST, LATEST, BadOptionError, Edge, MessagePosition
+from cepheid_decode import EARLIEST, LATEST, BadOptionError, Edge, MessagePosition
 from cepheid_scan.edge_words import MAX_TIME_MS, EdgeWord, parse_edge, time_ms
 
 ORDERS = "persistent://public/default/orders"

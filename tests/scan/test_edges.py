@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cepheid_scan import (
+from cepheid_decode import (
     EARLIEST,
     LATEST,
     BadOptionError,

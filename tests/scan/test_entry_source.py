@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from cepheid_rpc import EntryGroup, Status
-from cepheid_scan import (
+from cepheid_decode import (
     BadRecordError,
     DataLossError,
     EntriesUnreadableError,
@@ -23,6 +22,7 @@ from cepheid_scan import (
     ScanCounters,
     TopicHistory,
 )
+from cepheid_rpc import EntryGroup, Status
 from cepheid_scan import entry_source as module
 from cepheid_scan.bookie_channels import close_channels
 from cepheid_scan.entry_probe import BookieProbe

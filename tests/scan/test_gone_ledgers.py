@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cepheid_scan import AdminRefusedError, PlanSource
+from cepheid_decode import AdminRefusedError, PlanSource
 from cepheid_scan.gone_ledgers import GoneLedgers
 from cepheid_scan.plan_service import PlanServicePlanner
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from cepheid_decode import Fragment, HistoryPlan, LedgerHistory, PlanUnavailableError, TopicHistory
 from cepheid_rpc import LacAnswer, LacRequest, Status, encode_group, encode_lac_answer
-from cepheid_scan import Fragment, HistoryPlan, LedgerHistory, PlanUnavailableError, TopicHistory, ledger_ends
+from cepheid_scan import ledger_ends
 from cepheid_scan.ledger_ends import EndWatch, LedgerEnd, end_told, newest_ends
 
 BOOKIES = {"a": "a:1", "b": "b:1"}

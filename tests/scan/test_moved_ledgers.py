@@ -11,9 +11,7 @@ from typing import Any
 
 import pytest
 
-from cepheid_decode.scan_request import Edge
-from cepheid_rpc import EntryGroup, encode_group
-from cepheid_scan import (
+from cepheid_decode import (
     BadOptionError,
     DataLossError,
     EntriesUnreadableError,
@@ -30,11 +28,11 @@ from cepheid_scan import (
     ScanTask,
     StorageAccess,
     TopicHistory,
-    object_files,
-    object_segments,
-    open_planner,
 )
+from cepheid_decode.scan_request import Edge
+from cepheid_rpc import EntryGroup, encode_group
 from cepheid_scan import entry_source as source_module
+from cepheid_scan import object_files, object_segments, open_planner
 from cepheid_scan import scan_task as module
 from cepheid_scan.bookie_channels import close_channels
 from cepheid_scan.edges import end_of, first_of, resolve_edge
@@ -100,7 +98,7 @@ def read(bookies: ScanBookies, *pieces: Piece, spec: ScanSpec = VALUES, counters
 
 
 def looks_up(monkeypatch: pytest.MonkeyPatch, found: Callable[[], LedgerHistory | None]) -> None:
-    monkeypatch.setattr(open_planner, "find_ledger_and_bookies", lambda source, topic, ledger_id: (found(), {}))
+    monkeypatch.setattr(open_planner, "find_ledger", lambda source, topic, ledger_id: (found(), {}))
 
 
 def cut_off(url: str) -> None:

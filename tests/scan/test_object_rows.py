@@ -14,10 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cepheid_decode.columns import DEFAULT_MESSAGE_COLUMNS, MESSAGE_COLUMNS
-from cepheid_decode.typed import typed_fields
-from cepheid_rpc import EntryGroup
-from cepheid_scan import (
+from cepheid_decode import (
     OnBadRecord,
     Piece,
     ReadMode,
@@ -29,8 +26,11 @@ from cepheid_scan import (
     ScanTask,
     SchemaVersion,
     StorageAccess,
-    object_segments,
 )
+from cepheid_decode.columns import DEFAULT_MESSAGE_COLUMNS, MESSAGE_COLUMNS
+from cepheid_decode.typed import typed_fields
+from cepheid_rpc import EntryGroup
+from cepheid_scan import object_segments
 from cepheid_scan import scan_task as module
 from cepheid_scan.object_rows import plan_steps
 from cepheid_scan.object_segments import _footers, open_segment
@@ -50,6 +50,9 @@ class FromMemory:
     def __init__(self, tails: Sequence[bytes]) -> None:
         self._groups = groups_of(tails)
 
+    def reads_object(self, piece: Piece) -> bool:
+        return False
+
     def read(self, asked: Piece) -> Iterator[EntryGroup]:
         for group in self._groups:
             first, last = max(asked.first_entry_id, group.first_entry_id), min(asked.last_entry_id, group.last_entry_id)
@@ -60,7 +63,7 @@ class FromMemory:
 def rows_by_decoding(tails: Sequence[bytes], of_piece: Piece, spec: ScanSpec, counters: ScanCounters) -> list[dict[str, Any]]:
     source: Any = FromMemory(tails)
     decoder = module._decoder(spec, counters, module.LookBack(source))
-    return rows_of(module._decode_piece(of_piece, source, decoder, spec, counters))
+    return rows_of(module.PieceReader(of_piece, source, decoder, spec, counters).rows())
 
 
 def rows_of(batches: Iterator[pa.RecordBatch]) -> list[dict[str, Any]]:
@@ -242,7 +245,7 @@ def _typed_batch(chance: random.Random, schemas: tuple[SchemaVersion, ...], odd:
 def test_nothing_is_decoded_and_only_the_columns_that_are_needed_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tails = [batched([message(b"\x02" * 500, partition_key="k")] * 20, schema_version=bytes(8)) for _ in range(50)]
     url = write_object(tmp_path / "o.parquet", piece(50), groups_of(tails), row_group_bytes=50_000)
-    monkeypatch.setattr(module, "_decode_piece", None)
+    monkeypatch.setattr(module.PieceReader, "_decoded", None)
     counters = ScanCounters()
     spec = ScanSpec(ReadMode.MESSAGES, ("key", "message_id"))
     rows = rows_of(scan_task(ScanTask((replace(piece(50), object_url=url),), ()), spec, counters))

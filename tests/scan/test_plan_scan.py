@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from cepheid_scan import (
+from cepheid_decode import (
     EARLIEST,
     LATEST,
     BadOptionError,

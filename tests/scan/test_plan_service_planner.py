@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cepheid_scan import (
+from cepheid_decode import (
     AdminRefusedError,
     Fragment,
     HistoryPlan,
@@ -18,8 +18,8 @@ from cepheid_scan import (
     PlanUnavailableError,
     SchemaVersion,
     TopicSelection,
-    plan_service,
 )
+from cepheid_scan import plan_service
 from cepheid_scan.plan_service import PlanServicePlanner
 
 TOPIC = "persistent://public/default/t"
@@ -231,7 +231,7 @@ def test_a_look_at_many_topics_costs_each_of_them_once(
     http.ledgers = {topic: [ledger(3, 10), ledger(5, None)] for topic in topics}
     monkeypatch.setattr(ScriptedHttp, "parts_of", lambda http, topic: [topic])
     planner.plan(topics)
-    monkeypatch.setattr(plan_service, "_in_threads", lambda nouns, ask: [ask(noun) for noun in nouns])
+    monkeypatch.setattr(plan_service, "in_threads", lambda nouns, ask: [ask(noun) for noun in nouns])
     calls = 0
 
     def count(frame: Any, event: str, arg: Any) -> None:

@@ -12,11 +12,7 @@ from dataclasses import replace
 
 import pytest
 
-from cepheid_metadata import PageLimits, StoredChain, keys, read_chain
-from cepheid_metadata.chain_pages import changes, split
-from cepheid_metadata.open_store import open_store
-from cepheid_ports import Ports
-from cepheid_scan import (
+from cepheid_decode import (
     BadOptionError,
     HistoryPlan,
     MessagePosition,
@@ -27,10 +23,14 @@ from cepheid_scan import (
     ScanCounters,
     TopicSelection,
 )
+from cepheid_metadata import PageLimits, StoredChain, keys, read_chain
+from cepheid_metadata.chain_pages import changes, split
+from cepheid_metadata.open_store import open_store
+from cepheid_ports import Ports
 from cepheid_scan.bookie_channels import close_channels
 from cepheid_scan.edges import end_of, first_of
 from cepheid_scan.entry_source import EntrySource
-from cepheid_scan.ledger_ends import EndWatch, newest_end
+from cepheid_scan.ledger_ends import EndWatch, LacCalls, newest_ends
 from cepheid_scan.open_planner import find_ledger, open_planner
 from cepheid_scan.planner import Planner
 from cepheid_scan.splits import TopicRange, cut_ranges
@@ -289,11 +289,11 @@ def cut_into_pages(world: ScanCluster, topic: str) -> None:
 def test_one_ledger_is_found_again(world: ScanCluster) -> None:
     ((ledger_id, _),) = world.publish("sought", [b"a"])
     for source in (world.source(), world.by_zookeeper):
-        found = find_ledger(source, f"{FULL}/sought", ledger_id)
+        found = find_ledger(source, f"{FULL}/sought", ledger_id)[0]
         assert found is not None
         assert found.ledger_id == ledger_id
-        assert find_ledger(source, f"{FULL}/sought", 999_999) is None
-        assert find_ledger(source, f"{FULL}/nothing", ledger_id) is None
+        assert find_ledger(source, f"{FULL}/sought", 999_999)[0] is None
+        assert find_ledger(source, f"{FULL}/nothing", ledger_id)[0] is None
 
 
 def test_the_protocol_port_sends_to_the_admin_port(world: ScanCluster) -> None:
@@ -309,12 +309,12 @@ def test_the_open_ledgers_end_comes_from_the_bookies(world: ScanCluster) -> None
         plan = planner.plan([f"{FULL}/open"])
     (ledger,) = plan.topics[0].ledgers
     assert ledger.is_open
-    eventually(lambda: newest_end(ledger, plan.bookies, 5.0) == 4)
+    eventually(lambda: newest_ends([ledger], plan.bookies, 5.0, LacCalls())[0].last_entry_id == 4)
     with pytest.raises(PlanUnavailableError, match="bookie-1: it is down"):
-        newest_end(ledger, {}, 1.0)
+        newest_ends([ledger], {}, 1.0, LacCalls())
     wrong_key = replace(ledger, master_key=bytes(16))
     with pytest.raises(PlanUnavailableError, match="UNAUTHORIZED"):
-        newest_end(wrong_key, plan.bookies, 1.0)
+        newest_ends([wrong_key], plan.bookies, 1.0, LacCalls())
 
 
 @pytest.mark.slow

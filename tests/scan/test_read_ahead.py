@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cepheid_scan import ScanTask
+from cepheid_decode import ScanTask
 from cepheid_scan.read_ahead import BATCHES_AHEAD, read_in_order
 from cepheid_scan.stop_signal import StoppedError, StopSignal
 

@@ -11,19 +11,10 @@ from typing import Any
 
 import pytest
 
-from cepheid_scan import (
-    HistoryPlan,
-    ReadMode,
-    ReadSettings,
-    ScanCounters,
-    ScanRequest,
-    ScanSpec,
-    ScanTask,
-    TopicSelection,
-)
+from cepheid_decode import HistoryPlan, ReadMode, ReadSettings, ScanCounters, ScanRequest, ScanSpec, ScanTask, TopicSelection
 from cepheid_scan import entry_source as source_module
 from cepheid_scan.bookie_channels import close_channels
-from cepheid_scan.ledger_ends import newest_end
+from cepheid_scan.ledger_ends import LacCalls, newest_ends
 from cepheid_scan.plan_scan import plan_scan
 from cepheid_scan.replica_order import Suspects
 from cepheid_scan.scan_task import scan_task
@@ -155,7 +146,7 @@ def test_an_ensemble_that_changes_in_the_middle_of_a_scan(world: ScanCluster) ->
     with ensemble_changed(world, "grows", COUNT, first_asked(counters)) as (after, count):
         assert read + numbers(batches) == list(range(COUNT))
         assert counters.retries >= 1
-        end = newest_end(ledger, plan.bookies, SMALL.read_timeout_s)
+        end = newest_ends([ledger], plan.bookies, SMALL.read_timeout_s, LacCalls())[0].last_entry_id
         assert end >= after[0].pieces[0].fragments[1].first_entry_id, "behind the change"
         further = replace(tasks[-1], pieces=(replace(tasks[-1].pieces[-1], first_entry_id=COUNT, last_entry_id=end),))
         assert numbers(rows_of([further], spec)) == list(range(COUNT, end + 1)), "a number is its entry's id"

@@ -11,8 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from cepheid_rpc import EntryGroup, encode_group
-from cepheid_scan import (
+from cepheid_decode import (
     BadRecordError,
     DataLossError,
     Fragment,
@@ -29,9 +28,10 @@ from cepheid_scan import (
     ScanTask,
     SchemaVersion,
     TopicHistory,
-    open_planner,
 )
+from cepheid_rpc import EntryGroup, encode_group
 from cepheid_scan import entry_source as source_module
+from cepheid_scan import open_planner
 from cepheid_scan import scan_task as module
 from cepheid_scan.bookie_channels import close_channels
 from cepheid_scan.replica_order import Suspects
@@ -130,7 +130,7 @@ def test_a_ledger_trimmed_under_the_reader(
         asked.append(ledger_id)
         return None, {}
 
-    monkeypatch.setattr(open_planner, "find_ledger_and_bookies", find)
+    monkeypatch.setattr(open_planner, "find_ledger", find)
     store(bookies, [b"kept"] * 30, ledger_id=8)
     spec = replace(ENTRIES, fail_on_data_loss=fail, plan_source=PlanSource(admin_url="http://nobody"))
     task = task_of(bookies, piece_of(5, 44, (0, "a")), piece_of(0, 29, (0, "a"), ledger_id=8))
@@ -159,7 +159,7 @@ def test_a_bookie_that_came_up_at_another_address_is_found(bookies: ScanBookies,
     store(bookies, [b"x"] * 10)
     piece = piece_of(0, 9, (0, "a"))
     ledger = LedgerHistory(LEDGER, 9, False, 0, None, 1, 1, piece.fragments, b"")
-    monkeypatch.setattr(open_planner, "find_ledger_and_bookies", lambda *_: (ledger, bookies.addresses))
+    monkeypatch.setattr(open_planner, "find_ledger", lambda *_: (ledger, bookies.addresses))
     spec = replace(ENTRIES, plan_source=PlanSource(admin_url="http://nobody"))
     for known in ((), (("a", "127.0.0.1:1"),)):
         batches = list(scan_task(ScanTask((piece,), known), spec))
@@ -189,7 +189,7 @@ def test_looking_back_ends_with_the_ledgers_before() -> None:
 def test_a_ledger_before_that_is_gone_costs_the_message_in_chunks_alone(
     bookies: ScanBookies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(open_planner, "find_ledger_and_bookies", lambda *_: (None, {}))
+    monkeypatch.setattr(open_planner, "find_ledger", lambda *_: (None, {}))
     last_chunk = entry(b"end", uuid="u", num_chunks_from_msg=2, chunk_id=1, total_chunk_msg_size=6)
     bookies.add(encode_group(8, 0, -1, 0, [entry(b"a"), last_chunk, entry(b"b")]))
     bookies.add(encode_group(8, 3, -1, 0, [entry(b"c")]))

@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from cepheid_bookie.access import ticket_check
+from cepheid_decode import EntriesUnreadableError, LedgerHistory, Piece, ReadSettings, ScanCounters
 from cepheid_rpc import TLS_MARK
-from cepheid_scan import EntriesUnreadableError, LedgerHistory, Piece, ReadSettings, ScanCounters, ledger_ends
 from cepheid_scan import entry_source as module
+from cepheid_scan import ledger_ends
 from cepheid_scan.bookie_channels import close_channels, known_door
 from cepheid_scan.entry_source import EntrySource
-from cepheid_scan.ledger_ends import LacCalls, newest_end
+from cepheid_scan.ledger_ends import LacCalls, newest_ends
 from cepheid_scan.replica_order import Suspects
 from cepheid_security import ClientTls
 from cepheid_security.authority import Authority
@@ -107,9 +108,9 @@ def test_stored_blocks_come_through_tls_past_grpc(two: ScanBookies, reader: Read
 
 def test_the_end_of_an_open_ledger_is_told_to_who_has_a_ticket(two: ScanBookies, reader: ReadSettings) -> None:
     calls = LacCalls(reader.tls)
-    assert newest_end(ledger_with(VALID), two.addresses, 5.0, calls) == -1
+    assert newest_ends([ledger_with(VALID)], two.addresses, 5.0, calls)[0].last_entry_id == -1
     with pytest.raises(Exception, match="UNAUTHORIZED"):
-        newest_end(ledger_with(ticket_for(LEDGER + 1)), two.addresses, 5.0, calls)
+        newest_ends([ledger_with(ticket_for(LEDGER + 1))], two.addresses, 5.0, calls)
     calls.close()
 
 
@@ -190,7 +191,7 @@ def test_the_end_of_a_ledger_is_asked_again_when_a_key_is_on_its_way(
 
     monkeypatch.setattr(ledger_ends.time, "sleep", learn)
     calls = LacCalls(reader.tls)
-    assert newest_end(ledger_with(OF_ANOTHER_KEY), two.addresses, 5.0, calls) == -1
+    assert newest_ends([ledger_with(OF_ANOTHER_KEY)], two.addresses, 5.0, calls)[0].last_entry_id == -1
     assert len(pauses) == 1
     calls.close()
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cepheid_scan import BadOptionError, Fragment, HistoryPlan, LedgerHistory, MessagePosition, ScanTask, TopicHistory
+from cepheid_decode import BadOptionError, Fragment, HistoryPlan, LedgerHistory, MessagePosition, ScanTask, TopicHistory
 from cepheid_scan.entry_source import EntrySource
 from cepheid_scan.scan_task import LookBack
 from cepheid_scan.splits import (
@@ -19,7 +19,6 @@ from cepheid_scan.splits import (
     MAX_TASK_BYTES,
     TopicRange,
     cut_ranges,
-    entries_per_task,
     fragments_of,
 )
 
@@ -330,9 +329,3 @@ def test_a_long_look_back_leaves_tasks_small_and_whole() -> None:
     (tail,) = by_entries[2].pieces[0].before
     assert len(tail.fragments) == 21
     assert tail.first_entry_id == tail.fragments[0].first_entry_id == 10_000 - 21 * 50
-
-
-def test_entries_per_task_follows_the_average() -> None:
-    assert entries_per_task(topic_of(ledger(1, 100, 100_000), ledger(2, 100, 300_000)), 1_000_000) == 500
-    assert entries_per_task(topic_of(), 1 << 20) == 1024
-    assert entries_per_task(topic_of(ledger(1, 2, 1 << 30)), 1) == 1

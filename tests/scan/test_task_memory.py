@@ -11,9 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from cepheid_decode import message_decoder
+from cepheid_decode import Fragment, Piece, ReadMode, ReadSettings, ScanSpec, ScanTask, message_decoder
 from cepheid_rpc import EntryGroup, encode_group
-from cepheid_scan import Fragment, Piece, ReadMode, ReadSettings, ScanSpec, ScanTask, scan_task
+from cepheid_scan import scan_task
 from tests.decode.decode_reference import batched, message
 
 ENTRIES, PER_BATCH, PER_GROUP = 40, 50, 4

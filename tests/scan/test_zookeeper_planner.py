@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import pytest
 
+from cepheid_decode import PlanSource, PlanUnavailableError
 from cepheid_metadata import (
     BookieRegistration,
     Chain,
@@ -19,7 +20,6 @@ from cepheid_metadata import (
     keys,
 )
 from cepheid_metadata import Fragment as RecordedFragment
-from cepheid_scan import PlanSource, PlanUnavailableError
 from cepheid_scan import zookeeper_planner as planner_module
 from cepheid_scan.zookeeper_planner import ZooKeeperPlanner
 from cepheid_wire import TopicName

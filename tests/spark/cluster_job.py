@@ -25,7 +25,8 @@ from pyspark.sql.types import StructType
 import cepheid_scan
 import cepheid_spark
 import pyspark_cepheid
-from cepheid_scan import ScanTask, entry_source
+from cepheid_decode import ScanTask
+from cepheid_scan import entry_source
 from cepheid_scan.replica_order import Suspects, positions_by_liking
 from cepheid_spark.batch_reader import CepheidBatchReader
 from cepheid_spark.partitions import TaskPartition

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import unquote
 
-from cepheid_scan import AdminRefusedError, MessagePosition
+from cepheid_decode import AdminRefusedError, MessagePosition
 from cepheid_spark.lease import LEASE_PROPERTY
 
 SubscriptionKey = tuple[str, str]  # topic, name

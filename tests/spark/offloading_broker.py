@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Self
 
-from cepheid_scan import PlanSource, ReadSettings, ScanCounters
+from cepheid_decode import PlanSource, ReadSettings, ScanCounters
 from cepheid_scan.edges import end_of, first_of
 from cepheid_scan.entry_source import EntrySource
 from cepheid_scan.open_planner import open_planner

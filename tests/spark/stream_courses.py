@@ -15,7 +15,7 @@ from typing import Any
 from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import BinaryType, StructField, StructType
 
-from cepheid_scan import DataLossError, Edge, Fragment, HistoryPlan, LedgerHistory, MessagePosition, TopicHistory, TopicSelection
+from cepheid_decode import DataLossError, Edge, Fragment, HistoryPlan, LedgerHistory, MessagePosition, TopicHistory, TopicSelection
 from cepheid_scan.ledger_ends import LedgerEnd
 from cepheid_spark.data_loss import Loss
 from cepheid_spark.lease import Held
@@ -358,13 +358,13 @@ class Course:
                 try:
                     read = self.world.read(piece.topic, piece.ledger_id, piece.first_entry_id, piece.last_entry_id)
                 except DataLossError as error:
-                    if self._options.fail_on_data_loss:
+                    if self._options.spec.fail_on_data_loss:
                         raise
                     self.losses.append(str(error))
                     continue
                 rows.setdefault(piece.topic, []).extend(number for number in read if number >= since_ms)
         before = self.batches.setdefault(number, rows)
-        if self._options.fail_on_data_loss:
+        if self._options.spec.fail_on_data_loss:
             assert before == rows, f"batch {number} was {before}, repeated it is {rows}"
         self.batches[number] = rows
         self._between()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cepheid_scan import Fragment, LedgerHistory, TopicHistory
+from cepheid_decode import Fragment, LedgerHistory, TopicHistory
 from cepheid_spark.admission import NO_LIMITS, Backlog, Limits, Patience, admit, split
 from cepheid_spark.topic_view import TopicView
 
@@ -90,7 +90,7 @@ def test_the_split_in_examples(found: list[tuple[str, int, float]], limits: Limi
 
 
 def test_what_rounding_leaves_is_given_out() -> None:
-    assert split([backlog("", [(10, 1)])] * 3, 10) == [4, 3, 3]
+    assert split([10, 10, 10], 10, lambda _, entries: entries, lambda _, size: int(size)) == [4, 3, 3]
 
 
 def test_who_had_its_turn_longest_ago_comes_first_and_then_whose_entry_is_oldest() -> None:

@@ -11,9 +11,9 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+from cepheid_decode import EntriesUnreadableError, ScanSpec, ScanTask
 from cepheid_decode.history import Fragment, Piece
 from cepheid_decode.scan_request import PlanSource, ReadMode
-from cepheid_scan import EntriesUnreadableError, ScanSpec, ScanTask
 from cepheid_spark.options import parse_options
 from cepheid_spark.partitions import TaskPartition, read_partition
 from cepheid_spark.spark_schema import choose_columns, rows_schema
@@ -92,7 +92,7 @@ def test_bookies_that_do_not_answer_are_named_with_the_entries() -> None:
     task = ScanTask((piece,), (("bookie-1", "127.0.0.1:1"), ("bookie-2", "127.0.0.1:2")))
     given = {"serviceUrl": "pulsar://127.0.0.1:1", "topic": "t", "readAttempts": "1", "unreachableTimeout": "0s"}
     options = parse_options(given, streaming=False)
-    spec = ScanSpec(ReadMode.MESSAGES, ("value",), settings=options.settings)
+    spec = ScanSpec(ReadMode.MESSAGES, ("value",), settings=options.spec.settings)
     schema = rows_schema(replace(options, columns=("value",)))
     layout = choose_columns(schema, options)
     with pytest.raises(EntriesUnreadableError) as caught:
@@ -106,5 +106,5 @@ def test_a_partition_shows_its_range_and_no_secret() -> None:
     spec = ScanSpec(ReadMode.MESSAGES, ("value",), plan_source=PlanSource(admin_url="http://b:1", token="hush"))
     shown = repr(TaskPartition(ScanTask((piece,) * 5, (("b", "b:1"),), b"hush"), spec))
     assert shown.startswith("TaskPartition(persistent://public/default/t 12:3..45, ")
-    assert shown.endswith(" and 2 more)")
+    assert shown.endswith(" and 2 ranges more)")
     assert "hush" not in shown

@@ -11,12 +11,11 @@ import pulsar
 import pytest
 from pyspark.sql import DataFrame
 
+from cepheid_decode import AdminRefusedError, MessagePosition, PlanSource, ScanTask
 from cepheid_decode.history import Fragment, Piece
-from cepheid_scan import AdminRefusedError, MessagePosition, PlanSource, ScanTask
-from cepheid_spark import batch_reader
-from cepheid_spark.batch_lease import BatchLease, prolonging
-from cepheid_spark.batch_reader import LEASE_BYTES, first_positions, hold_lease
-from cepheid_spark.lease import LEASE_PROPERTY, pin_batch
+from cepheid_spark import batch_lease
+from cepheid_spark.batch_lease import LEASE_BYTES, BatchLease, first_positions, hold_lease, pin_batch, prolonging
+from cepheid_spark.lease import LEASE_PROPERTY
 from cepheid_spark.options import SourceOptions, parse_options
 from cepheid_testkit import ProcessCluster
 from tests.e2e.official_client import publish
@@ -67,7 +66,7 @@ def test_one_that_cannot_be_held_on_all_topics_leaves_nothing(monkeypatch: pytes
     places = {f"persistent://public/default/{name}": MessagePosition(7, 0) for name in "ab"}
     broker = LeaseBroker(*places)
     refuse(broker, "persistent://public/default/b")
-    monkeypatch.setattr("cepheid_scan.admin_http.AdminHttp", lambda source: broker)
+    monkeypatch.setattr(batch_lease, "AdminHttp", lambda source: broker)
     with pytest.raises(AdminRefusedError):
         pin_batch(PlanSource(admin_url="http://nobody:1"), places, ttl_s=9.0)
     assert not broker.stands
@@ -80,9 +79,9 @@ def test_a_long_read_is_held_under_a_name_of_its_own(
     from cepheid_scan.plan_scan import plan_scan
 
     publish(client, topic, [b"x", b"y"])
-    monkeypatch.setattr(batch_reader, "LEASE_BYTES", 1)
+    monkeypatch.setattr(batch_lease, "LEASE_BYTES", 1)
     parsed = parse_options({"serviceUrl": server.service_url, "topic": topic}, streaming=False)
-    tasks, _, _ = plan_scan(parsed.request(("value",)))
+    tasks, _, _ = plan_scan(parsed.reading(("value",)))
     lease = hold_lease(parsed, tasks)
     assert lease is not None
     assert lease.name.startswith("spark-batch-")

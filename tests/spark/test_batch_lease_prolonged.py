@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cepheid_scan import MessagePosition, PlanUnavailableError, ReadMode, ScanSpec, ScanTask
+from cepheid_decode import MessagePosition, PlanUnavailableError, ReadMode, ScanSpec, ScanTask
 from cepheid_spark import batch_lease
 from cepheid_spark.batch_lease import BatchLease, Prolonging
 from cepheid_spark.lease import LEASE_PROPERTY, Lease

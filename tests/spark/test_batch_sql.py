@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 import cepheid_scan
 import cepheid_spark
-from cepheid_scan import PlanSource
+from cepheid_decode import PlanSource
 from cepheid_scan.admin_http import AdminHttp
 from cepheid_testkit import ProcessCluster
 from tests.e2e.official_client import publish

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import ArrayType, BinaryType, LongType, StringType, StructField, StructType
 
+from cepheid_decode import BadOptionError, ReadMode, SchemaVersion
 from cepheid_decode.columns import DEFAULT_MESSAGE_COLUMNS, ENTRY_COLUMNS, MESSAGE_COLUMNS, arrow_schema
-from cepheid_scan import BadOptionError, ReadMode, SchemaVersion
 from cepheid_spark.column_styles import encode_message_ids
 from cepheid_spark.options import SourceOptions, parse_options
 from cepheid_spark.spark_schema import choose_columns, rows_schema
@@ -41,7 +41,7 @@ def test_spark_makes_of_our_schema_the_very_types_that_scans_give(mode: ReadMode
     schemas = SCHEMAS if mode is ReadMode.TYPED else ()
     options = parse(readMode=mode.value)
     shown = rows_schema(options, schemas)
-    spec = options.spec(choose_columns(shown, options, schemas).scan_columns, schemas)
+    spec = options.reading(choose_columns(shown, options, schemas).scan_columns, schemas).spec
     assert to_arrow_schema(shown, timezone="UTC").equals(arrow_schema(spec))
 
 
@@ -144,6 +144,6 @@ def test_the_typed_spec_shows_one_version() -> None:
     from cepheid_spark.spark_schema import with_reader_version
 
     newer = SchemaVersion((1).to_bytes(8, "big"), "AVRO", DEFINITION)
-    assert with_reader_version(parse(readMode="typed"), (*SCHEMAS, newer)).reader_version == newer.version
-    assert with_reader_version(parse(readMode="typed", schemaVersion="0"), (*SCHEMAS, newer)).reader_version == bytes(8)
-    assert with_reader_version(parse(), ()).reader_version is None
+    assert with_reader_version(parse(readMode="typed"), (*SCHEMAS, newer)).spec.reader_version == newer.version
+    assert with_reader_version(parse(readMode="typed", schemaVersion="0"), (*SCHEMAS, newer)).spec.reader_version == bytes(8)
+    assert with_reader_version(parse(), ()).spec.reader_version is None

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
-from cepheid_scan import Fragment, Piece, ReadMode, ScanSpec, ScanTask
+from cepheid_decode import Fragment, Piece, ReadMode, ScanSpec, ScanTask
 from cepheid_spark import partitions
 from cepheid_spark.options import parse_options
 from cepheid_spark.partitions import TaskPartition, read_partition

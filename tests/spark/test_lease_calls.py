@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cepheid_scan import AdminRefusedError, MessagePosition
+from cepheid_decode import AdminRefusedError, MessagePosition
 from cepheid_spark.lease import FROM_PROPERTY, Held, Lease
 from cepheid_spark.lease_holder import Holder
 from cepheid_spark.lease_keeper import LeaseKeeper

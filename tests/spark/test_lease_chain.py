@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cepheid_broker.topics import lease_expiry
-from cepheid_scan import MessagePosition, PlanSource
+from cepheid_decode import MessagePosition, PlanSource
 from cepheid_scan.admin_http import AdminHttp
 from cepheid_spark.lease import LEASE_PROPERTY, Lease
 from cepheid_spark.lease_keeper import LeaseKeeper

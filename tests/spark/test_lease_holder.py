@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cepheid_scan import AdminRefusedError, MessagePosition, PlanUnavailableError
+from cepheid_decode import AdminRefusedError, MessagePosition, PlanUnavailableError
 from cepheid_spark import lease as lease_module
 from cepheid_spark import lease_holder
 from cepheid_spark.lease import FROM_PROPERTY, LEASE_PROPERTY, Held, Lease, call_all

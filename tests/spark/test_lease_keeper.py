@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from cepheid_scan import AdminRefusedError, MessagePosition, PlanUnavailableError
+from cepheid_decode import AdminRefusedError, MessagePosition, PlanUnavailableError
 from cepheid_spark.lease import Held
 from cepheid_spark.lease_holder import Holder
 from cepheid_spark.lease_keeper import LeaseKeeper

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
-from cepheid_scan import EARLIEST, LATEST, BadOptionError, Edge, MessagePosition, OnBadRecord, ReadMode, ScanTask, StorageAccess
+from cepheid_decode import EARLIEST, LATEST, BadOptionError, Edge, MessagePosition, OnBadRecord, ReadMode, ScanTask, StorageAccess
 from cepheid_security import ClientTls
 from cepheid_spark.options import OPTIONS, SECRETS, SourceOptions, parse_options
 from cepheid_spark.partitions import TaskPartition
@@ -116,7 +116,7 @@ def test_sizes(text: str, size_bytes: int) -> None:
     ("text", "seconds"), [("500ms", 0.5), ("10s", 10.0), ("15m", 900.0), ("6h", 21600.0), ("7d", 604800.0), ("3", 3.0)]
 )
 def test_durations(text: str, seconds: float) -> None:
-    assert parse(bookieReadTimeout=text).settings.read_timeout_s == seconds
+    assert parse(bookieReadTimeout=text).spec.settings.read_timeout_s == seconds
 
 
 @pytest.mark.parametrize(
@@ -125,12 +125,13 @@ def test_durations(text: str, seconds: float) -> None:
         ("1711929600000", 1_711_929_600_000),
         ("2024-04-01T00:00:00Z", 1_711_929_600_000),
         ("2024-04-01T02:00:00.123456+02:00", 1_711_929_600_123),
+        ("2024-04-01", 1_711_929_600_000),
     ],
 )
 def test_times(text: str, at_ms: int) -> None:
     options = parse(startingTimestamp=text, eventTimeUntil=text)
     assert options.start == Edge(publish_time_ms=at_ms)
-    assert options.row_filter.event_until_ms == at_ms
+    assert options.spec.row_filter.event_until_ms == at_ms
 
 
 def test_published_from_and_until_are_the_timestamps_by_another_name() -> None:
@@ -155,7 +156,7 @@ def test_positions_go_by_full_topic_name_and_words_are_defaults() -> None:
     expected = (("persistent://public/default/a", MessagePosition(3, 0)), (f"{T}-partition-1", MessagePosition(12, 345, 7)))
     assert parse(startingOffsets=text).start.positions == expected
     assert parse(startingOffsets='{"t": "earliest"}').start == EARLIEST
-    assert f"names {T} twice" in refusal({**NEEDED, "endingOffsets": f'{{"t": "1:1", "{T}": "1:2"}}'})
+    assert f"the positions name {T} twice" in refusal({**NEEDED, "endingOffsets": f'{{"t": "1:1", "{T}": "1:2"}}'})
 
 
 def test_a_timestamp_wins_over_offsets() -> None:
@@ -205,8 +206,8 @@ def test_a_path_is_no_topic() -> None:
 
 
 def test_lists_are_texts_or_json() -> None:
-    assert parse(keys='["a,b", "c"]').row_filter.keys == {"a,b", "c"}
-    assert parse(keys="a, b").row_filter.keys == {"a", "b"}
+    assert parse(keys='["a,b", "c"]').spec.row_filter.keys == {"a,b", "c"}
+    assert parse(keys="a, b").spec.row_filter.keys == {"a", "b"}
     assert parse(partitions="0,2-4").topics.partitions == {0, 2, 3, 4}
     assert parse(columns="value,key").columns == ("value", "key")
     assert "twice" in refusal({**NEEDED, "columns": "value,value"})
@@ -214,9 +215,13 @@ def test_lists_are_texts_or_json() -> None:
 
 def test_modes_and_what_becomes_of_bad_records() -> None:
     options = parse(readMode="Typed", onBadRecord="skip", schemaVersion="3", failOnDataLoss="false")
-    assert (options.mode, options.on_bad_record, options.fail_on_data_loss) == (ReadMode.TYPED, OnBadRecord.SKIP, False)
-    assert options.reader_version == (3).to_bytes(8, "big")
-    assert parse(schemaVersion="latest").reader_version is None
+    assert (options.spec.mode, options.spec.on_bad_record, options.spec.fail_on_data_loss) == (
+        ReadMode.TYPED,
+        OnBadRecord.SKIP,
+        False,
+    )
+    assert options.spec.reader_version == (3).to_bytes(8, "big")
+    assert parse(schemaVersion="latest").spec.reader_version is None
 
 
 @pytest.mark.parametrize(
@@ -241,7 +246,7 @@ def test_hostile_numbers_and_brackets_are_refused_in_a_short_line(name: str, tex
 def test_a_version_of_the_schema_is_of_typed_rows_alone() -> None:
     for mode in ("messages", "entries"):
         assert "only rows of readMode=typed" in refusal({**NEEDED, "readMode": mode, "schemaVersion": "77"})
-        assert parse(readMode=mode, schemaVersion="Latest ").reader_version is None
+        assert parse(readMode=mode, schemaVersion="Latest ").spec.reader_version is None
     assert "only rows of readMode=typed" in refusal({**NEEDED, "schemaVersion": "0"})
     message = refusal({**NEEDED, "readMode": "typed", "schemaVersion": "newest"})
     assert all(part in message for part in ("schemaVersion", "'newest'", "whole number"))
@@ -250,7 +255,7 @@ def test_a_version_of_the_schema_is_of_typed_rows_alone() -> None:
 @pytest.mark.parametrize("name", ["keys", "eventTimeFrom", "eventTimeUntil"])
 def test_what_entries_do_not_have_does_not_choose_among_them(name: str) -> None:
     assert "those of messages" in refusal({**NEEDED, "readMode": "entries", name: "5"})
-    assert parse(readMode="entries", startingTimestamp="5", endingTimestamp="6").mode is ReadMode.ENTRIES
+    assert parse(readMode="entries", startingTimestamp="5", endingTimestamp="6").spec.mode is ReadMode.ENTRIES
 
 
 def test_streaming_options_have_their_defaults_and_values() -> None:
@@ -268,12 +273,12 @@ def test_streaming_options_have_their_defaults_and_values() -> None:
 
 def test_the_request_carries_what_was_asked() -> None:
     options = parse(rack="r1", readAttempts="2", unreachableTimeout="90s", minPartitions="7", timestampSkew="5s", keys="k")
-    request = options.request(("value",))
+    request = options.reading(("value",))
     assert request.spec.columns == ("value",)
     assert request.spec.settings.rack == "r1"
     assert request.spec.settings.read_attempts == 2
     assert request.spec.settings.unreachable_s == 90.0
-    assert parse(unreachableTimeout="0").settings.unreachable_s == 0.0
+    assert parse(unreachableTimeout="0").spec.settings.unreachable_s == 0.0
     assert request.spec.row_filter.keys == {"k"}
     assert (request.min_tasks, request.timestamp_skew_ms) == (7, 5000)
     assert request.spec.plan_source == request.source == options.source
@@ -284,7 +289,7 @@ def test_a_token_comes_from_the_environment_or_a_file_and_shows_nowhere(tmp_path
     (tmp_path / "token").write_text("hush-2\n")
     by_environment, by_file = parse(tokenEnv="CEPHEID_TEST_TOKEN"), parse(tokenFile=str(tmp_path / "token"))
     assert (by_environment.source.token, by_file.source.token) == ("hush-1", "hush-2")
-    assert "hush" not in repr(by_environment) + repr(by_file.request(("value",)))
+    assert "hush" not in repr(by_environment) + repr(by_file.reading(("value",)))
     assert "exclude each other" in refusal({**NEEDED, "token": "hush-3", "tokenFile": "x"})
     assert "hush" not in refusal({**NEEDED, "token": "hush-3", "tokenFile": "x"})
     assert "no variable" in refusal({**NEEDED, "tokenEnv": "CEPHEID_NO_SUCH"})
@@ -294,11 +299,11 @@ def test_a_token_comes_from_the_environment_or_a_file_and_shows_nowhere(tmp_path
 def test_credentials_of_the_object_store_show_nowhere() -> None:
     given = {"storage.accessKey": "hush-1", "storage.secretKey": "hush-2", "storage.sessionToken": "hush-3", "storageRegion": "eu"}
     options = parse(**given)
-    assert options.storage == StorageAccess("hush-1", "hush-2", "hush-3", None, "eu")
-    spec = options.spec(("value",))
-    assert spec.storage == options.storage, "tasks have them"
+    assert options.spec.storage == StorageAccess("hush-1", "hush-2", "hush-3", None, "eu")
+    spec = options.reading(("value",)).spec
+    assert spec.storage == options.spec.storage, "tasks have them"
     partition = TaskPartition(ScanTask((), ()), spec)
-    assert not [text for text in (repr(options), repr(spec), repr(partition), repr(options.request(("value",)))) if "hush" in text]
+    assert not [text for text in (repr(options), repr(spec), repr(partition), repr(options.reading(("value",)))) if "hush" in text]
     assert all(re.search(SPARK_REDACTS, name) for name in SECRETS), "Spark shows them in its event log"
 
 
@@ -320,11 +325,11 @@ def test_files_of_tls_and_the_token_come_from_options_or_from_the_environment(mo
     monkeypatch.setenv("CEPHEID_TOKEN", "of-the-environment")
     secured = {"service.url": "pulsar+ssl://a:6651", "topic": "t"}
     plain = parse_options(secured, streaming=False)
-    assert (plain.source.token, plain.source.tls, plain.settings.tls) == ("of-the-environment", None, None)
+    assert (plain.source.token, plain.source.tls, plain.spec.settings.tls) == ("of-the-environment", None, None)
     files = {"tlsTrustCerts": "/ca.pem", "tlsCertFile": "/c.pem", "tlsKeyFile": "/k.pem"}
     given = parse_options({**secured, **files, "token": "own"}, streaming=False)
     assert given.source.token == "own"
-    assert given.source.tls == given.settings.tls == ClientTls("/ca.pem", "/c.pem", "/k.pem")
+    assert given.source.tls == given.spec.settings.tls == ClientTls("/ca.pem", "/c.pem", "/k.pem")
     assert "belong together" in refusal({**secured, "tlsCertFile": "/c.pem"})
     monkeypatch.setenv("CEPHEID_TOKEN_FILE", "/no/such/file")
     assert "CEPHEID_TOKEN_FILE names /no/such/file" in refusal(secured)

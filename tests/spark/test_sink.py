@@ -14,6 +14,7 @@ import pytest
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto as F
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
 
 from cepheid_testkit import ProcessCluster
 
@@ -274,3 +275,30 @@ def test_a_stream_goes_from_topic_to_topic_and_goes_on_after_a_restart(
     found = sink.received(500)
     assert sorted(int(message.data()) for message in found) == list(range(500))
     assert {message.producer_name().rpartition("-")[2] for message in found} == {"p2"}
+
+
+def test_of_two_live_streams_with_one_sink_name_the_second_ends_and_writes_nothing(
+    spark: SparkSession, server: ProcessCluster, client: pulsar.Client, sink: Sink, topic: str, tmp_path: Path
+) -> None:
+    """The second one has more tasks, whose own names the first one never claims."""
+    source = Sink(server, client, f"{topic}-source")
+    source.create()
+    sink.create()
+
+    def start(name: str, tasks: int) -> StreamingQuery:
+        stream = spark.readStream.format("cepheid").options(**source.options(), startingOffsets="earliest").load()
+        writer = stream.select("key", "value").repartition(tasks).writeStream.format("cepheid")
+        return writer.options(**sink.options(sinkName="one", checkpointLocation=tmp_path / name)).start()
+
+    source.send(range(300))
+    first = start("first", 1)
+    try:
+        first.processAllAvailable()
+        second = start("second", 3)
+        said = refusal(lambda: second.awaitTermination(180))
+        source.send(range(300, 500))
+        first.processAllAvailable()
+    finally:
+        first.stop()
+    assert "SinkNameTakenError: another query writes under the sinkName 'one'" in said
+    assert sorted(int(message.data()) for message in sink.received(500)) == list(range(500))

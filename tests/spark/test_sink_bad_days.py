@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -19,12 +21,16 @@ from cepheid_spark.sink_plan import SinkPlan, plan_sink
 from cepheid_spark.sink_writer import TaskReceipt, write_task
 from cepheid_testkit import ProcessCluster
 from tests.admin.secured_world import SecuredWorld, running_secured, token
+from tests.integration.test_full_disk_standalone import MIB, SETTINGS, publish, ready_page, small_disk
+from tests.plain_admin import AdminClient
 from tests.scan.scan_cluster import ScanCluster, running_cluster
+from tests.wire_client import WireClient
 
 TEXT = t.StructType([t.StructField("value", t.StringType())])
 BY_TOPIC = t.StructType([*TEXT.fields, t.StructField("topic", t.StringType())])
 RECORD = t.StructType([t.StructField("id", t.LongType())])
 ID = {"name": "id", "type": "long"}
+KEPT = {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}
 
 Write = Callable[..., TaskReceipt]
 
@@ -181,3 +187,40 @@ def test_bookies_that_are_lost_in_mid_query(cluster: ScanCluster, write: Write) 
     cluster.cluster.start("bookie-1")
     assert batch(1).rows == 100
     assert values(topic, service_url=cluster.service_url) == [row.encode() for row in rows]
+
+
+@pytest.mark.slow
+def test_a_disk_that_fills_in_mid_query(tmp_path: Path, write: Write) -> None:
+    """The micro-batch that finds no room fails by name. When there is room again, its next attempt stores what is left of it."""
+    config, topic = tmp_path / "settings.toml", "persistent://public/default/filled"
+    config.write_text(SETTINGS)
+    with small_disk(tmp_path / "disk"), ProcessCluster(tmp_path / "disk" / "data", flags=("--config", str(config))) as server:
+        call(server.admin_url, "POST", "namespaces/public/default/deduplication", True)
+        call(server.admin_url, "POST", "namespaces/public/default/retention", KEPT)
+        with WireClient(server.service_url, "old") as client:
+            client.subscribe("reader", shared=False, earliest=True, permits=1)
+        assert publish(server, "old", range(60)) == 60
+
+        def batch(number: int) -> TaskReceipt:
+            rows = [f"{row:05d}".ljust(MIB // 2, ".") for row in range(20 * number, 20 * number + 20)]
+            return write(TEXT, {"value": rows}, number, service_url=server.service_url, topic=topic, sendTimeout="5s")
+
+        def write_until_refused() -> tuple[int, str]:
+            for number in range(20):
+                try:
+                    batch(number)
+                except CepheidError as error:
+                    return number, str(error)
+            pytest.fail("the disk does not fill")
+
+        last, said = write_until_refused()
+        assert "no receipt within 5 s" in said
+        assert "have no room" in said
+        AdminClient(server.admin_url).delete("/admin/v2/persistent/public/default/old", force=True)
+        deadline = time.monotonic() + 60
+        while "read-only" in ready_page(server):
+            assert time.monotonic() < deadline, server.log_text
+            time.sleep(0.2)
+        assert batch(last).rows == 20
+        stored = [int(value[:5]) for value in values(topic, service_url=server.service_url)]
+        assert stored == list(range(20 * last + 20))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 import urllib.request
 from collections.abc import Callable
 from typing import Any
@@ -146,6 +147,35 @@ def test_a_sink_name_is_for_one_checkpoint(query: Query) -> None:
     query.attempt(0, rows_of(0, 10))
     query.query_id = "query-2"
     assert "belongs to 'query-1', and 'query-2' asks for it" in refused(lambda: query.attempt(0, rows_of(0, 10)))
+
+
+@pytest.mark.parametrize("task", [0, 1], ids=["a task that both have", "a task that the first one has not"])
+def test_of_two_live_queries_with_one_sink_name_the_second_stores_nothing(
+    query: Query, received: Callable[[int], list[int]], task: int
+) -> None:
+    """The first one is in the middle of its micro-batch, and has one task."""
+    query.create()
+    query.options = {"sinkName": "flights"}
+    is_sending, may_go_on, slices = threading.Event(), threading.Event(), iter(range(ROWS))
+    first = threading.Thread(target=query.attempt, args=(0, rows_of(0)))
+
+    def wait_after_the_first_slice() -> None:
+        if threading.current_thread() is first and next(slices) == 1:
+            is_sending.set()
+            may_go_on.wait(60)
+
+    query.before_send = wait_after_the_first_slice
+    first.start()
+    assert is_sending.wait(60)
+    query.query_id = "query-2"
+    try:
+        said = refused(lambda: query.attempt(0, rows_of(ROWS, 10), task=task))
+    finally:
+        may_go_on.set()
+        first.join()
+    assert said.startswith("another query writes under the sinkName 'flights'")
+    assert "belongs to 'query-1', and 'query-2' asks for it" in said
+    assert received(ROWS) == list(range(ROWS))
 
 
 def test_a_batch_before_one_that_is_stored_is_refused(query: Query) -> None:

@@ -105,14 +105,14 @@ def test_other_names_of_options_are_told() -> None:
 
 def defaults_of(options: SourceOptions) -> dict[str, Any]:
     """Of options that have one that is a plain value."""
-    settings = options.settings
+    settings = options.spec.settings
     return {
         "failOnMissingTopic": options.topics.fail_on_missing,
         "timestampSkew": options.timestamp_skew_ms / 1000,
-        "readMode": options.mode.value,
+        "readMode": options.spec.mode.value,
         "columnStyle": options.column_style,
-        "onBadRecord": options.on_bad_record.value,
-        "failOnDataLoss": options.fail_on_data_loss,
+        "onBadRecord": options.spec.on_bad_record.value,
+        "failOnDataLoss": options.spec.fail_on_data_loss,
         "targetPartitionBytes": options.target_task_bytes,
         "minPartitions": options.min_tasks,
         "maxTriggerDelay": options.max_trigger_delay_s,

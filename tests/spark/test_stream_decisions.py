@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cepheid_scan import Fragment, LedgerHistory, TopicHistory
+from cepheid_decode import Fragment, LedgerHistory, TopicHistory
 from cepheid_spark.data_loss import SeenLedgers, find_loss, settled
 from cepheid_spark.lag import Sightings, lag_report, waiting_since_ms
 from cepheid_spark.offsets import EntryPosition, StreamOffset

@@ -10,7 +10,7 @@ from contextlib import closing
 import pulsar
 import pytest
 
-from cepheid_scan import Edge, MessagePosition
+from cepheid_decode import Edge, MessagePosition
 from cepheid_spark.lease import LEASE_PROPERTY, Held
 from cepheid_spark.offsets import StreamOffset
 from cepheid_spark.options import parse_options

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from cepheid_scan import DataLossError, LedgerHistory, MessagePosition
+from cepheid_decode import DataLossError, LedgerHistory, MessagePosition
 from cepheid_spark.offsets import EntryPosition, StreamOffset
 from tests.spark.test_stream_query import A, B, Bench, ledger, of
 

@@ -10,10 +10,11 @@ from contextlib import closing
 import pulsar
 import pytest
 
-from cepheid_scan import MessagePosition, PlanSource, TopicSelection
+from cepheid_decode import MessagePosition, PlanSource, TopicSelection
 from cepheid_scan.admin_http import AdminHttp
 from cepheid_scan.plan_service import PlanServicePlanner
-from cepheid_spark.lease import LEASE_PROPERTY, Held, Lease, new_lease_name, pin_batch
+from cepheid_spark.batch_lease import pin_batch
+from cepheid_spark.lease import LEASE_PROPERTY, Held, Lease, new_lease_name
 from cepheid_spark.lease_holder import Holder, LeaseTakenError, wall_ms
 from cepheid_spark.lease_keeper import LeaseKeeper
 from cepheid_testkit import ProcessCluster

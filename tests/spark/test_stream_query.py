@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import pytest
 from pyspark.sql.types import BinaryType, StructField, StructType
 
-from cepheid_scan import (
+from cepheid_decode import (
     BadOptionError,
     DataLossError,
     Fragment,

@@ -11,8 +11,8 @@ from unittest import mock
 import pyarrow as pa
 import pytest
 
+from cepheid_decode import BadOptionError, ScanSpec, ScanTask, SchemaVersion
 from cepheid_decode.shared_schema import rows_history
-from cepheid_scan import BadOptionError, ScanSpec, ScanTask, SchemaVersion
 from cepheid_spark.offsets import StreamOffset
 from cepheid_spark.options import parse_options
 from cepheid_spark.spark_schema import rows_schema, with_reader_version
@@ -44,7 +44,7 @@ class TypedBench(Bench):
     def load(self) -> None:
         self.begin()
         options = self.query._options
-        self.shown = rows_history(self.known.plan(sorted(self.known.chains), schemas=True), options.reader_version)
+        self.shown = rows_history(self.known.plan(sorted(self.known.chains), schemas=True), options.spec.reader_version)
         options = with_reader_version(options, self.shown)
         state = StreamState(self.known, self.known, options.topics, discovery_s=0.0, retry_s=0.0, schemas=True)  # type: ignore[arg-type]
         state._start = lambda: None  # type: ignore[method-assign]
