@@ -3,12 +3,19 @@
 async with Cluster() as cluster:            # or `with Cluster() as cluster:`, which gives it a thread of its own
     async with cepheid.connect(cluster.url) as client: ...
 
-It needs what a server needs: pip install 'cepheid[server]'.
+It needs what a server needs: pip install 'cepheid[server]'. `cepheid.pytest_plugin` has fixtures, and
+`python -m cepheid.testing --json` runs a cluster for tests in other languages.
 """
 
 from __future__ import annotations
 
+import argparse
+import asyncio
 import importlib
+import json
+import signal
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 from cepheid.errors import ClosedError, MissingExtraError
@@ -39,6 +46,31 @@ class Cluster:
     def admin_url(self) -> str:
         """Answers a moment later than `url`, when its port is known too."""
         return str(self._started.admin_url)
+
+    async def restart(self, down_s: float = 0.0) -> None:
+        """Stop the cluster, and start it `down_s` seconds later with the same data at the same addresses."""
+        restarting = self._started.restart(down_s)
+        if self._thread is None:
+            await restarting
+        else:
+            await asyncio.to_thread(self._thread.run, restarting)
+
+    def cut_connections(self) -> None:
+        """Close the connections of all clients, as a broken network would. New ones are accepted."""
+        self._call(self._started.cut_connections)
+
+    def move_clock(self, seconds: float) -> None:
+        """Let the wall clock of the cluster jump, for delayed messages, time to live and retention. Clients keep their clocks.
+
+        Timers that run keep their time: cut the connections after it, so that messages which are due now are delivered.
+        """
+        self._call(lambda: self._started.move_clock(seconds))
+
+    def _call(self, work: Callable[[], None]) -> None:
+        if self._thread is None:
+            work()
+        else:
+            self._thread.call(work)
 
     async def __aenter__(self) -> Self:
         try:
@@ -75,3 +107,26 @@ class Cluster:
         if self._cluster is None:
             raise ClosedError("the cluster is not running: use it inside `async with Cluster() as cluster`")
         return self._cluster
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a cluster until standard input ends, or until SIGINT or SIGTERM."""
+    parser = argparse.ArgumentParser(prog="python -m cepheid.testing", description=main.__doc__)
+    parser.add_argument("--bookies", type=int, default=1)
+    parser.add_argument("--json", action="store_true", help="print the addresses as one line of JSON")
+    given = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with Cluster(bookies=given.bookies) as cluster:
+            addresses = {"url": cluster.url, "admin_url": cluster.admin_url}
+            shown = json.dumps(addresses) if given.json else "\n".join(f"{name}: {url}" for name, url in addresses.items())
+            print(shown, flush=True)  # noqa: T201  # its caller reads it
+            sys.stdin.read()
+    except KeyboardInterrupt:
+        pass
+    except MissingExtraError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -6,11 +6,14 @@ async with StandaloneCluster() as cluster:
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
+from urllib.parse import urlsplit
 
 from cepheid_ports import Ports
 
@@ -27,7 +30,9 @@ class StandaloneCluster:
     def __init__(self, *, bookies: int = 1, data_dir: Path | None = None, ports: Ports | None = None, **settings: Any) -> None:
         self._bookies = bookies
         self._data_dir = data_dir
-        self._ports = ports or Ports()
+        given = ports or Ports()
+        self._ahead_ms = 0
+        self._ports = replace(given, wall_ms=lambda: given.wall_ms() + self._ahead_ms)
         self._settings = settings
         self._opened = AsyncExitStack()
         self.standalone: Standalone
@@ -45,20 +50,49 @@ class StandaloneCluster:
         return self.standalone.admin_url
 
     async def __aenter__(self) -> Self:
-        from cepheid_broker.standalone import Standalone, StandaloneSettings  # the server's libraries, only when used
-
         data_dir = self._data_dir
         if data_dir is None:
             data_dir = Path(self._opened.enter_context(tempfile.TemporaryDirectory(prefix="cepheid-")))
+<<<<<<< HEAD
         fields = {"data_dir": data_dir, "bookies": self._bookies, "port": 0, "admin_port": 0, **self._settings}
         try:
             self.standalone = Standalone(StandaloneSettings.model_validate(fields), self._ports)
             await self.standalone.start()
+=======
+        self._settings = {"data_dir": data_dir, "bookies": self._bookies, "port": 0, "admin_port": 0, **self._settings}
+        try:
+            await self._start()
+>>>>>>> fcd9a4b9e69fc2b428a6d524506e17a0bb10ac17
         except BaseException:
             await self._opened.aclose()
             raise
-        self._opened.push_async_callback(self.standalone.aclose)
+        self._opened.push_async_callback(self._stop)
         return self
+
+    async def _start(self) -> None:
+        from cepheid_broker.standalone import Standalone, StandaloneSettings  # the server's libraries, only when used
+
+        self.standalone = Standalone(StandaloneSettings.model_validate(self._settings), self._ports)
+        await self.standalone.start()
+
+    async def _stop(self) -> None:
+        await self.standalone.aclose()
+
+    async def restart(self, down_s: float = 0.0) -> None:
+        """Stop the cluster, and start it `down_s` seconds later with the same data and ports."""
+        ports = {name: urlsplit(url).port for name, url in (("port", self.service_url), ("admin_port", self.admin_url))}
+        await self._stop()
+        await asyncio.sleep(down_s)
+        self._settings |= ports
+        await self._start()
+
+    def cut_connections(self) -> None:
+        """Close all connections of clients. New ones are accepted."""
+        self.standalone.broker._listener.close_connections("cut by a test")
+
+    def move_clock(self, seconds: float) -> None:
+        """Let the wall clock of brokers and bookies jump, forward or back. Their timeouts do not depend on it."""
+        self._ahead_ms += round(1000 * seconds)
 
     async def __aexit__(self, *_: object) -> None:
         await self._opened.aclose()

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+<<<<<<< HEAD
 from typing import Any
+=======
+>>>>>>> fcd9a4b9e69fc2b428a6d524506e17a0bb10ac17
 
 import pytest
 
@@ -173,3 +177,54 @@ def test_blocking_handlers_run_beside_each_other(cluster: ClusterThread, topic: 
                 time.sleep(0.01)
             consumer.close()
             running.result(30)
+
+
+async def test_a_cluster_for_tests_breaks_on_demand() -> None:
+    async with Cluster() as cluster, cepheid.connect(cluster.url) as client:
+        async with client.producer("topic") as producer, client.consumer("topic", "s", type="shared") as consumer:
+            await producer.send(b"kept")
+            url = cluster.url
+            await cluster.restart()
+            assert cluster.url == url
+            assert (await consumer.receive(RECEIVE_S)).data == b"kept"
+            cluster.cut_connections()
+            await producer.send(b"due in an hour", deliver_after=3600)
+            cluster.move_clock(3601)
+            cluster.cut_connections()
+            while (message := await consumer.receive(RECEIVE_S)).data == b"kept":
+                pass
+            assert message.data == b"due in an hour"
+
+
+FIXTURES = """
+import asyncio, cepheid, cepheid.sync
+pytest_plugins = ["cepheid.pytest_plugin"]
+
+def test_one(cepheid_cluster, cepheid_topic):
+    with cepheid.sync.connect(cepheid_cluster.url) as client, client.producer(cepheid_topic) as producer:
+        producer.send(b"1")
+        asyncio.run(cepheid_cluster.restart())
+        producer.send(b"2")
+
+def test_another(cepheid_cluster, cepheid_new_cluster):
+    assert cepheid_cluster.url != cepheid_new_cluster.url
+"""
+
+
+def test_fixtures_for_pytest(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(FIXTURES.split("def")[0])
+    (tmp_path / "test_it.py").write_text(FIXTURES.replace('pytest_plugins = ["cepheid.pytest_plugin"]', ""))
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, cwd=tmp_path)
+    assert "2 passed" in done.stdout, done.stdout
+
+
+def test_a_cluster_for_tests_in_other_languages() -> None:
+    command = [sys.executable, "-m", "cepheid.testing", "--json"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with cepheid.sync.connect(json.loads(process.stdout.readline())["url"]) as client:
+            assert client.partitions("topic") == 0
+        process.stdin.close()
+        assert process.wait(30) == 0
