@@ -57,6 +57,11 @@ def topic_schema_of(schema: pb.Schema) -> TopicSchema:
     return TopicSchema(kind, schema.name, schema.schema_data, properties)
 
 
+def protocol_type_of(kind: str) -> str:
+    """Return the protocol's name of a kind of schema."""
+    return "Bool" if kind == "BOOLEAN" else "".join(part.capitalize() for part in kind.split("_"))
+
+
 class Schema(ABC, Generic[T]):
     """Encodes and decodes the values of one topic. Subclass it for a format of your own."""
 
@@ -203,8 +208,7 @@ class PrimitiveSchema(Schema[T]):
             raise UnreadableMessageError(f"the payload is {self.kind}, with a value that Python cannot hold: {error}") from None
 
     def describe(self) -> pb.Schema:
-        name = "Bool" if self.kind == "BOOLEAN" else "".join(part.capitalize() for part in self.kind.split("_"))
-        return pb.Schema(name=self.kind, type=name, schema_data=b"")
+        return pb.Schema(name=self.kind, type=protocol_type_of(self.kind), schema_data=b"")
 
 
 class ProtobufSchema(Schema[T]):

@@ -53,16 +53,9 @@ class StandaloneCluster:
         data_dir = self._data_dir
         if data_dir is None:
             data_dir = Path(self._opened.enter_context(tempfile.TemporaryDirectory(prefix="cepheid-")))
-<<<<<<< HEAD
-        fields = {"data_dir": data_dir, "bookies": self._bookies, "port": 0, "admin_port": 0, **self._settings}
-        try:
-            self.standalone = Standalone(StandaloneSettings.model_validate(fields), self._ports)
-            await self.standalone.start()
-=======
         self._settings = {"data_dir": data_dir, "bookies": self._bookies, "port": 0, "admin_port": 0, **self._settings}
         try:
             await self._start()
->>>>>>> fcd9a4b9e69fc2b428a6d524506e17a0bb10ac17
         except BaseException:
             await self._opened.aclose()
             raise

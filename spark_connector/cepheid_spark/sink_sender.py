@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 import cepheid
 from cepheid.loop_thread import LoopThread
 from cepheid.routing import PartitionChooser
-from cepheid.schemas import Schema
+from cepheid.schemas import Schema, protocol_type_of
 from cepheid_decode import BadOptionError
 from cepheid_ports import CepheidError
 from cepheid_spark.sink_identity import MOST_ROWS, SinkIdentity, SinkNameTakenError
@@ -64,14 +64,13 @@ class PayloadSchema(Schema[bytes]):
     def encode(self, value: bytes) -> bytes:
         return value
 
-    def decode(self, payload: bytes, writer: bytes | None = None) -> bytes:
+    def decode(self, payload: bytes, writer: cepheid.TopicSchema | None = None) -> bytes:
         return payload
 
     def describe(self) -> pb.Schema | None:
         if self._schema is None:
             return None
-        kind = next(name for name, _ in pb.Schema.Type.items() if name.upper() == self._schema.kind)
-        return pb.Schema(name=self._schema.name, type=kind, schema_data=self._schema.definition)
+        return pb.Schema(name=self._schema.name, type=protocol_type_of(self._schema.kind), schema_data=self._schema.definition)
 
 
 @dataclass(slots=True)

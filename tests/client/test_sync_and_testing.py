@@ -10,10 +10,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-<<<<<<< HEAD
 from typing import Any
-=======
->>>>>>> fcd9a4b9e69fc2b428a6d524506e17a0bb10ac17
 
 import pytest
 
