@@ -70,6 +70,9 @@ class SimServer:
         """Connections stay."""
         self._sockets.stop_listening(self)
 
+    async def start_serving(self) -> None:
+        """It has listened since it was made."""
+
     async def wait_closed(self) -> None:
         pass
 
