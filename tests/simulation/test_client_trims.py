@@ -52,6 +52,25 @@ def test_a_topic_that_is_deleted_is_noted_with_an_epoch_that_rises_and_its_entri
     assert trims.edge(TOPIC) == (6, 0)
 
 
+def test_a_topic_that_is_deleted_before_it_had_a_ledger_is_noted_once() -> None:
+    """Seed 0x45: else its subscriptions would be owed what is published to the topic that is made again."""
+    loop = VirtualLoop()
+    history = History(loop)
+    notes = ClientNotes(history)
+    ClientTrims(history, notes, [TOPIC], random.Random(0)).deleting.append(TOPIC)
+
+    async def run() -> None:
+        checks = TopicRecordChecks(history)
+        commit(checks, 1)
+        checks.on_chain_deleted(KEY)
+        commit(checks, 1, 5, incarnation="ii")
+        commit(checks, 2, incarnation="ii")
+        checks.on_chain_deleted(KEY)
+
+    loop.run(run())
+    assert [event.position for event in notes.events[str(TOPIC)]] == [(0, 0, -1), (6, 0, -1)]
+
+
 def test_a_topic_that_nobody_asked_to_delete_is_missed() -> None:
     with pytest.raises(InvariantViolation, match="nobody asked for its deletion"):
         emptied(asked=False)
