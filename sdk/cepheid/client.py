@@ -8,6 +8,7 @@ import logging
 import re
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar, Unpack, overload
 
@@ -26,6 +27,7 @@ from cepheid.encryption import KeyReader, MessageDecryptor
 from cepheid.ending import Ending
 from cepheid.errors import ClosedError, Error, UsageError
 from cepheid.forks import generation
+from cepheid.interceptors import InterceptedProducer, Interceptor, intercepted
 from cepheid.lookup import Lookup
 from cepheid.message_id import EARLIEST, LATEST
 from cepheid.opening import Opening
@@ -65,6 +67,7 @@ def connect(
     tls_certificate_file: str | None = None,
     tls_key_file: str | None = None,
     tls_check_hostname: bool = True,
+    interceptors: Sequence[Interceptor] = (),
 ) -> Client:
     """Return a client for the brokers at `url`: pulsar://HOST:PORT[,HOST:PORT…], or pulsar+ssl:// with TLS. Nothing is connected
     until something is opened.
@@ -75,7 +78,8 @@ def connect(
     `token` (text, or a function that returns it) or `password` (user name, password) is shown when a connection is opened, and when
     the broker asks again because it expires; `cepheid.ClientCredentials` fetches tokens from an OAuth2 issuer. `tls_ca_file` has
     the CAs that sign brokers' certificates (PEM; None: those of the system); `tls_certificate_file` and `tls_key_file` are the
-    client's own certificate. Raises UsageError.
+    client's own certificate. `interceptors` see what is published and processed, such as `cepheid.telemetry.Tracing()`.
+    Raises UsageError.
     """
     return Client(
         url,
@@ -84,6 +88,7 @@ def connect(
         keep_alive_s=keep_alive_s,
         partition_refresh_s=partition_refresh_s,
         security=Security(token, password, tls_ca_file, tls_certificate_file, tls_key_file, tls_check_hostname),
+        interceptors=interceptors,
     )
 
 
@@ -102,6 +107,7 @@ class Client:
         keep_alive_s: float,
         partition_refresh_s: float,
         security: Security,
+        interceptors: Sequence[Interceptor] = (),
     ) -> None:
         for name, value in (
             ("request_timeout_s", request_timeout_s),
@@ -117,6 +123,7 @@ class Client:
         self._connect_timeout_s = connect_timeout_s
         self._keep_alive_s = keep_alive_s
         self._partition_refresh_s = partition_refresh_s
+        self._interceptors = tuple(interceptors)
         security.check()
         self._security = security
         self._pool: ConnectionPool | None = None
@@ -229,6 +236,8 @@ class Client:
         Raises, when it is opened: UsageError, BusyError, NotFoundError, SchemaError, TimedOutError and others of RefusedError.
         """
         plan = plan_consumer(subscription, schema_of(schema), **options)
+        if self._interceptors:
+            plan.options.intercept = partial(intercepted, self._interceptors)
         return Opening(lambda: self._open_consumer(topics, plan))
 
     @overload
@@ -335,10 +344,13 @@ class Client:
 
         links = [new_link(topic, -1)] if count == 0 else [new_link(f"{topic}-partition-{i}", i) for i in range(count)]
         await open_all(links)
-        producer: Producer[Any] = Producer(
+        new_producer: type[Producer[Any]] = InterceptedProducer if self._interceptors else Producer
+        producer: Producer[Any] = new_producer(
             topic, plan.schema, plan.window, chooser, links, self._forget,
             flush_limit_s=None if plan.options.send_timeout_s else self._request_timeout_s, repeatable=plan.options.repeatable,
         )  # fmt: skip
+        if isinstance(producer, InterceptedProducer):
+            producer.interceptors = self._interceptors
         if self._closed:
             await producer.close()
             raise ClosedError("the client was closed while a producer was opened")

@@ -10,8 +10,9 @@ Arguments, results and errors are those of the calls of the same name in `cephei
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime, timedelta
@@ -23,6 +24,7 @@ from cepheid.client import Topics
 from cepheid.consumer import SeekTarget
 from cepheid.encryption import KeyReader
 from cepheid.errors import ClosedError
+from cepheid.interceptors import Interceptor
 from cepheid.loop_thread import LoopThread
 from cepheid.message import Message
 from cepheid.message_id import MessageId
@@ -135,7 +137,8 @@ class Consumer(_Blocking, Generic[T]):
         with ThreadPoolExecutor(max(concurrency, 1), thread_name_prefix="cepheid-handler") as threads:
 
             async def handle(message: Message[T]) -> None:
-                await asyncio.get_running_loop().run_in_executor(threads, handler, message)
+                loop, context = asyncio.get_running_loop(), contextvars.copy_context()
+                await loop.run_in_executor(threads, context.run, handler, message)
 
             self._thread.run(self._consumer.run(handle, concurrency=concurrency, drain_timeout_s=drain_timeout_s))
 
@@ -164,7 +167,8 @@ class Consumer(_Blocking, Generic[T]):
     def processing(self, message: Message[T]) -> Iterator[Message[T]]:
         """Acknowledge the message if the block ends; give it back if it raises: with back-off, or at once if it is interrupted."""
         try:
-            yield message
+            with message._source.intercepted(message):
+                yield message
         except BaseException as error:
             if isinstance(error, Exception):
                 self.nack(message)
@@ -387,6 +391,7 @@ def connect(
     tls_certificate_file: str | None = None,
     tls_key_file: str | None = None,
     tls_check_hostname: bool = True,
+    interceptors: Sequence[Interceptor] = (),
 ) -> Client:
     """As `cepheid.connect`. Starts the thread of the client."""
     client = cepheid.connect(
@@ -401,6 +406,7 @@ def connect(
         tls_certificate_file=tls_certificate_file,
         tls_key_file=tls_key_file,
         tls_check_hostname=tls_check_hostname,
+        interceptors=interceptors,
     )
     return Client(client)
 
