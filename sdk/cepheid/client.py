@@ -9,6 +9,7 @@ import re
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar, Unpack, overload
 
@@ -61,7 +62,7 @@ def connect(
     connect_timeout_s: float = 10.0,
     keep_alive_s: float = 30.0,
     partition_refresh_s: float = 60.0,
-    token: str | Callable[[], str] | None = None,
+    token: str | Path | Callable[[], str] | None = None,
     password: tuple[str, str] | None = None,
     tls_ca_file: str | None = None,
     tls_certificate_file: str | None = None,
@@ -75,10 +76,11 @@ def connect(
     `request_timeout_s` bounds each of: opening a producer, consumer or reader, a seek, a lookup, closing.
     `partition_refresh_s`: how often partitioned topics are looked at again for new partitions, and patterns for topics that brokers
     did not tell of.
-    `token` (text, or a function that returns it) or `password` (user name, password) is shown when a connection is opened, and when
-    the broker asks again because it expires; `cepheid.ClientCredentials` fetches tokens from an OAuth2 issuer. `tls_ca_file` has
-    the CAs that sign brokers' certificates (PEM; None: those of the system); `tls_certificate_file` and `tls_key_file` are the
-    client's own certificate. `interceptors` see what is published and processed, such as `cepheid.telemetry.Tracing()`.
+    `token` (text, the Path of its file, or a function that returns it) or `password` (user name, password) is shown when a
+    connection is opened, and when the broker asks again because it expires; `cepheid.ClientCredentials` fetches tokens from an
+    OAuth2 issuer. `tls_ca_file` has the CAs that sign brokers' certificates (PEM; None: those of the system);
+    `tls_certificate_file` and `tls_key_file` are the client's own certificate. `interceptors` see what is published and processed,
+    such as `cepheid.telemetry.Tracing()`.
     Raises UsageError.
     """
     return Client(
@@ -331,7 +333,7 @@ class Client:
         found = await self._lookup.schema(full_name(topic))
         return None if found is None else topic_schema_of(found)
 
-    async def _open_producer(self, topic: str, plan: ProducerPlan) -> Producer[Any]:
+    async def _open_producer(self, topic: str, plan: ProducerPlan, *, is_intercepted: bool = True) -> Producer[Any]:
         self._use()
         count = await self._lookup.partitions(topic)
         chooser = PartitionChooser(max(count, 1), plan.routing, plan.key_hash)
@@ -344,7 +346,7 @@ class Client:
 
         links = [new_link(topic, -1)] if count == 0 else [new_link(f"{topic}-partition-{i}", i) for i in range(count)]
         await open_all(links)
-        new_producer: type[Producer[Any]] = InterceptedProducer if self._interceptors else Producer
+        new_producer: type[Producer[Any]] = InterceptedProducer if self._interceptors and is_intercepted else Producer
         producer: Producer[Any] = new_producer(
             topic, plan.schema, plan.window, chooser, links, self._forget,
             flush_limit_s=None if plan.options.send_timeout_s else self._request_timeout_s, repeatable=plan.options.repeatable,
@@ -517,7 +519,8 @@ class Client:
 
     async def _open_raw_producer(self, topic: str, subscription: str | None) -> Producer[bytes]:
         plan = plan_producer(BYTES, initial_subscription=subscription)
-        return await self._open_producer(full_name(topic), plan)
+        # What is published again keeps its properties, and the trace in them.
+        return await self._open_producer(full_name(topic), plan, is_intercepted=False)
 
     async def _watch_partitions(
         self, owner: _Closeable, topic: str, known: int, grow: Callable[[int, int], Awaitable[None]]

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any, Generic, Self, TypedDict, TypeVar, Unpack, overload
 
 import cepheid
@@ -28,7 +29,7 @@ from cepheid.interceptors import Interceptor
 from cepheid.loop_thread import LoopThread
 from cepheid.message import Message
 from cepheid.message_id import MessageId
-from cepheid.schemas import Schema
+from cepheid.schemas import Schema, TopicSchema
 
 T = TypeVar("T")
 SEND_ALL_MESSAGES = 1000
@@ -368,6 +369,9 @@ class Client(_Blocking):
     def partitions(self, topic: str) -> int:
         return self._thread.run(self._client.partitions(topic))
 
+    def topic_schema(self, topic: str) -> TopicSchema | None:
+        return self._thread.run(self._client.topic_schema(topic))
+
     def close(self) -> None:
         """Close everything that was opened, and end the thread. A second call does nothing."""
         try:
@@ -385,7 +389,7 @@ def connect(
     connect_timeout_s: float = 10.0,
     keep_alive_s: float = 30.0,
     partition_refresh_s: float = 60.0,
-    token: str | Callable[[], str] | None = None,
+    token: str | Path | Callable[[], str] | None = None,
     password: tuple[str, str] | None = None,
     tls_ca_file: str | None = None,
     tls_certificate_file: str | None = None,

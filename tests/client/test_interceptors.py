@@ -76,6 +76,19 @@ async def test_interceptors_see_what_is_sent_and_processed(cluster: ClusterThrea
             assert recorder.seen == ["begin 1", "failed", "begin 2", "done"]
 
 
+async def test_a_dead_letter_keeps_the_properties_of_its_message(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client, client.producer(topic) as producer:
+        await producer.send(b"1", properties={"seen": "by another service"})
+    async with cepheid.connect(cluster.url, interceptors=[Recorder()]) as client:
+        async with (
+            client.consumer(f"{topic}-s-DLQ", "dead") as dead,
+            client.consumer(topic, "s", type="shared", start="earliest", dead_letters=cepheid.DeadLetters(after=1)) as consumer,
+        ):
+            for _ in range(2):
+                consumer.nack(await consumer.receive(RECEIVE_S), delay=0)
+            assert (await dead.receive(RECEIVE_S)).properties["seen"] == "by another service"
+
+
 def test_blocking_clients_have_interceptors_too(cluster: ClusterThread, topic: str) -> None:
     recorder = Recorder()
     with cepheid.sync.connect(cluster.url, interceptors=[recorder]) as client, client.consumer(topic, "s") as consumer:
