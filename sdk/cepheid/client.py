@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar, Unpack, overload
 
+from cepheid.admin.exchange import parse_admin_url
 from cepheid.arguments import (
     ConsumerArguments,
     ConsumerPlan,
@@ -71,7 +72,7 @@ def connect(
     interceptors: Sequence[Interceptor] = (),
 ) -> Client:
     """Return a client for the brokers at `url`: pulsar://HOST:PORT[,HOST:PORT…], or pulsar+ssl:// with TLS. Nothing is connected
-    until something is opened.
+    until something is opened. With http:// or https:// and the address of the admin API, brokers are looked up there.
 
     `request_timeout_s` bounds each of: opening a producer, consumer or reader, a seek, a lookup, closing.
     `partition_refresh_s`: how often partitioned topics are looked at again for new partitions, and patterns for topics that brokers
@@ -120,7 +121,7 @@ class Client:
             if value <= 0:
                 raise UsageError(f"{name} must be more than 0 seconds, got {value}")
         self._url = url
-        self._addresses = parse_service_url(url)
+        self._addresses = () if _is_http(url) else parse_service_url(url)
         self._request_timeout_s = request_timeout_s
         self._connect_timeout_s = connect_timeout_s
         self._keep_alive_s = keep_alive_s
@@ -552,9 +553,24 @@ class Client:
             self._pool = ConnectionPool(
                 connect_timeout_s=self._connect_timeout_s, keep_alive_s=self._keep_alive_s, security=self._security
             )
-            self._lookup = Lookup(self._addresses, self._pool, self._request_timeout_s)
+            self._lookup = self._new_lookup(self._pool)
         elif self._loop is not loop:
             raise UsageError("the client is used by another event loop: call cepheid.connect in each loop")
+
+    def _new_lookup(self, pool: ConnectionPool) -> Lookup:
+        if not _is_http(self._url):
+            return Lookup(self._addresses, pool, self._request_timeout_s)
+        from cepheid.http_lookup import HttpLookup  # an HTTP client, which others do without
+
+        return HttpLookup(self._url, self._security, pool, self._request_timeout_s)
+
+
+def _is_http(url: str) -> bool:
+    """Return whether a service URL is an admin URL. Raises UsageError for one that is wrong."""
+    if not url.startswith(("http://", "https://")):
+        return False
+    parse_admin_url(url)
+    return True
 
 
 class _Link(Protocol):

@@ -19,7 +19,7 @@ import json
 import re
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Any, Generic, TypeVar
@@ -55,6 +55,23 @@ def topic_schema_of(schema: pb.Schema) -> TopicSchema:
     pairs: Iterable[Any] = schema.properties
     properties = tuple((each.key, each.value) for each in pairs)
     return TopicSchema(kind, schema.name, schema.schema_data, properties)
+
+
+def protobuf_schema_of(kind: str, name: str, definition: str, properties: Mapping[str, str]) -> pb.Schema:
+    """Return a schema as the protocol has it, from what the admin API says of it."""
+    data = definition.encode()
+    if kind == "KEY_VALUE":
+        document = json.loads(definition)
+        sides = [each if isinstance(each, str) else json.dumps(each) for each in (document["key"], document["value"])]
+        data = b"".join(_LENGTH.pack(len(side.encode())) + side.encode() for side in sides)
+    schema = pb.Schema(name=name, type=_protocol_name(kind), schema_data=data)
+    for key, value in properties.items():
+        schema.properties.add(key=key, value=value)
+    return schema
+
+
+def _protocol_name(kind: str) -> Any:
+    return "Bool" if kind == "BOOLEAN" else "".join(part.capitalize() for part in kind.split("_"))
 
 
 class Schema(ABC, Generic[T]):
@@ -203,8 +220,7 @@ class PrimitiveSchema(Schema[T]):
             raise UnreadableMessageError(f"the payload is {self.kind}, with a value that Python cannot hold: {error}") from None
 
     def describe(self) -> pb.Schema:
-        name = "Bool" if self.kind == "BOOLEAN" else "".join(part.capitalize() for part in self.kind.split("_"))
-        return pb.Schema(name=self.kind, type=name, schema_data=b"")
+        return pb.Schema(name=self.kind, type=_protocol_name(self.kind), schema_data=b"")
 
 
 class ProtobufSchema(Schema[T]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time
@@ -150,3 +151,29 @@ async def test_auto_schema_reads_keys_that_are_the_keys_of_messages(cluster: Clu
             await producer.send(5, key="five")  # type: ignore[arg-type]
         async with client.reader(topic, schema=cepheid.AutoSchema()) as reader:
             assert (await reader.read(RECEIVE_S)).value == ("five", 5)
+
+
+async def test_lookup_over_http(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.admin_url) as client:
+        cluster.create_partitions(f"{topic}-a", 2)
+        async with client.consumer(re.compile(f"public/default/{topic}.*"), "s", schema=cepheid.AutoSchema()) as consumer:
+            assert len(consumer.topics) == 2
+            for name, schema, value in (
+                ("a", cepheid.AvroSchema(Point), Point(1)),
+                ("b", cepheid.KeyValueSchema(str, Point), ("k", Point(2))),
+                ("c", bytes, b"raw"),
+            ):
+                async with client.producer(f"{topic}-{name}", schema=schema) as producer:
+                    await producer.send(value)
+            values = [(await consumer.receive(RECEIVE_S)).value for _ in range(3)]
+            assert {"x": 1, "name": None} in values
+            assert ("k", {"x": 2, "name": None}) in values
+            assert b"raw" in values
+        assert await client.topic_schema(f"{topic}-c") is None
+        with pytest.raises(cepheid.NotFoundError):
+            await client.producer("public/nowhere/topic")
+    async with cepheid.connect("http://127.0.0.1:1", request_timeout_s=0.2) as client:
+        with pytest.raises(cepheid.TimedOutError, match="no admin API answers"):
+            await client.producer(topic)
+    with pytest.raises(cepheid.UsageError, match="not an admin address"):
+        cepheid.connect("http://")
