@@ -27,7 +27,7 @@ from cepheid.consumer import Consumer, SeekTarget, retry_topic_of, seek_target
 from cepheid.credentials import Security
 from cepheid.encryption import KeyReader, MessageDecryptor
 from cepheid.ending import Ending
-from cepheid.errors import ClosedError, Error, UsageError
+from cepheid.errors import ClosedError, Error, SchemaError, UsageError
 from cepheid.forks import generation
 from cepheid.interceptors import InterceptedProducer, Interceptor, intercepted
 from cepheid.lookup import Lookup
@@ -36,7 +36,7 @@ from cepheid.opening import Opening
 from cepheid.producer import Producer
 from cepheid.reader import Reader
 from cepheid.routing import PartitionChooser
-from cepheid.schemas import BYTES, Schema, TopicSchema, schema_of, topic_schema_of
+from cepheid.schemas import BYTES, EncodedSchema, Schema, TopicSchema, schema_of, topic_schema_of
 from cepheid.service_url import parse_service_url
 from cepheid.table_view import TableView
 from cepheid.topic_consumer import ConsumerOptions, TopicConsumer
@@ -402,7 +402,7 @@ class Client:
         consumer: Consumer[Any] = Consumer(
             plan.options.subscription,
             dead_letters=plan.dead_letters,
-            open_producer=self._open_raw_producer,
+            open_producer=partial(self._open_raw_producer, plan.options.schema),
             survives_lost_topics=isinstance(topics, re.Pattern),
             on_closed=self._forget,
         )
@@ -518,10 +518,16 @@ class Client:
         """Return the topics that a consumer of a pattern has now. Raises UsageError, and as a lookup does."""
         return _matching(pattern, plan, await self._lookup.topics(_namespace_of(pattern)))
 
-    async def _open_raw_producer(self, topic: str, subscription: str | None) -> Producer[bytes]:
-        plan = plan_producer(BYTES, initial_subscription=subscription)
-        # What is published again keeps its properties, and the trace in them.
-        return await self._open_producer(full_name(topic), plan, is_intercepted=False)
+    async def _open_raw_producer(self, schema: Schema[Any], topic: str, subscription: str | None) -> Producer[bytes]:
+        """Open a producer for payloads that a consumer with this schema received. It is not intercepted: what is published again
+        keeps its properties, and the trace in them."""
+        encoded: Schema[bytes] = BYTES if schema.needs_writer_schema else EncodedSchema(schema)
+        try:
+            plan = plan_producer(encoded, initial_subscription=subscription)
+            return await self._open_producer(full_name(topic), plan, is_intercepted=False)
+        except SchemaError:  # the topic has another schema: without one, payloads of any kind are taken
+            plan = plan_producer(BYTES, initial_subscription=subscription)
+            return await self._open_producer(full_name(topic), plan, is_intercepted=False)
 
     async def _watch_partitions(
         self, owner: _Closeable, topic: str, known: int, grow: Callable[[int, int], Awaitable[None]]

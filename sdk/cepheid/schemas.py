@@ -113,6 +113,16 @@ class BytesSchema(Schema[bytes]):
         return payload
 
 
+class EncodedSchema(BytesSchema):
+    """Payloads that were encoded with another schema already."""
+
+    def __init__(self, schema: Schema[Any]) -> None:
+        self._described = schema.describe()
+
+    def describe(self) -> pb.Schema | None:
+        return self._described
+
+
 class StringSchema(Schema[str]):
     """Text in UTF-8."""
 

@@ -177,3 +177,31 @@ async def test_lookup_over_http(cluster: ClusterThread, topic: str) -> None:
             await client.producer(topic)
     with pytest.raises(cepheid.UsageError, match="not an admin address"):
         cepheid.connect("http://")
+
+
+@pytest.mark.parametrize(("schema", "kind"), [(Point, "JSON"), (cepheid.AvroSchema(Point), "AVRO")])
+async def test_dead_letters_have_the_schema_of_their_consumer(cluster: ClusterThread, schema: Any, kind: str) -> None:
+    topic = f"dead-{uuid.uuid4()}"
+    async with cepheid.connect(cluster.url) as client, client.producer(topic, schema=schema) as producer:
+        policy = cepheid.DeadLetters(after=1, subscription="look")
+        async with client.consumer(topic, "s", type="shared", schema=schema, dead_letters=policy) as consumer:
+            await producer.send(Point(1))
+            for _ in range(2):
+                consumer.nack(await consumer.receive(RECEIVE_S), delay=0)
+            async with client.consumer(f"{topic}-s-DLQ", "look", schema=schema) as dead:
+                assert (await dead.receive(RECEIVE_S)).value == Point(1)
+        found = await client.topic_schema(f"{topic}-s-DLQ")
+        assert found is not None
+        assert found.kind == kind  # AVRO from the consumer above
+
+
+async def test_dead_letters_go_to_a_topic_with_another_schema(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client, client.producer(topic, schema=Point) as producer:
+        await (await client.producer(f"{topic}-s-DLQ", schema=str)).close()
+        policy = cepheid.DeadLetters(after=1, subscription="look")
+        async with client.consumer(topic, "s", type="shared", schema=Point, dead_letters=policy) as consumer:
+            await producer.send(Point(1))
+            for _ in range(2):
+                consumer.nack(await consumer.receive(RECEIVE_S), delay=0)
+            async with client.consumer(f"{topic}-s-DLQ", "look", start="earliest") as dead:
+                assert (await dead.receive(RECEIVE_S)).data == b'{"x":1,"name":null}'
