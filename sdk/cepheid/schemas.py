@@ -48,6 +48,13 @@ class TopicSchema:
     definition: bytes
     properties: tuple[tuple[str, str], ...] = ()
 
+    def describe(self) -> pb.Schema:
+        """Return the schema as the protocol has it."""
+        schema = pb.Schema(name=self.name, type=_protocol_name(self.kind), schema_data=self.definition)
+        for key, value in self.properties:
+            schema.properties.add(key=key, value=value)
+        return schema
+
 
 def topic_schema_of(schema: pb.Schema) -> TopicSchema:
     kind = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", pb.Schema.Type.Name(schema.type)).upper()
@@ -64,10 +71,7 @@ def protobuf_schema_of(kind: str, name: str, definition: str, properties: Mappin
         document = json.loads(definition)
         sides = [each if isinstance(each, str) else json.dumps(each) for each in (document["key"], document["value"])]
         data = b"".join(_LENGTH.pack(len(side.encode())) + side.encode() for side in sides)
-    schema = pb.Schema(name=name, type=_protocol_name(kind), schema_data=data)
-    for key, value in properties.items():
-        schema.properties.add(key=key, value=value)
-    return schema
+    return TopicSchema(kind, name, data, tuple(properties.items())).describe()
 
 
 def _protocol_name(kind: str) -> Any:

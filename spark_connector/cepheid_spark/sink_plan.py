@@ -23,7 +23,7 @@ from cepheid_spark.sink_values import PRIMITIVE_KINDS, PrimitiveEncoder, Protobu
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-PROTOBUF = "PROTOBUFNATIVE"
+PROTOBUF = "PROTOBUF_NATIVE"
 """The kind of schema as the client names it. Without field numbers for messages inside, the older PROTOBUF is not written."""
 
 

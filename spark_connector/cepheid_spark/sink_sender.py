@@ -62,14 +62,11 @@ class PayloadSchema(Schema[bytes]):
     def encode(self, value: bytes) -> bytes:
         return value
 
-    def decode(self, payload: bytes, writer: bytes | None = None) -> bytes:
+    def decode(self, payload: bytes, writer: cepheid.TopicSchema | None = None) -> bytes:
         return payload
 
     def describe(self) -> pb.Schema | None:
-        if self._schema is None:
-            return None
-        kind = next(name for name, _ in pb.Schema.Type.items() if name.upper() == self._schema.kind)
-        return pb.Schema(name=self._schema.name, type=kind, schema_data=self._schema.definition)
+        return None if self._schema is None else self._schema.describe()
 
 
 @dataclass(slots=True)

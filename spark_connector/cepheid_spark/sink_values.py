@@ -222,7 +222,7 @@ def _local_date_time(value: Any) -> bytes:
 _MILLIS: Converter = lambda value: struct.pack(">q", micros(value) // 1000)  # noqa: E731  # a row of the table below
 _PRIMITIVES: Mapping[str, tuple[tuple[str, ...], Converter]] = {
     "STRING": (("string",), str.encode),
-    "BOOL": (("boolean",), _packed("?")),
+    "BOOLEAN": (("boolean",), _packed("?")),
     "INT8": (("tinyint",), _packed("b")),
     "INT16": (("tinyint", "smallint"), _packed("h")),
     "INT32": (_INT32, _packed("i")),
@@ -233,9 +233,9 @@ _PRIMITIVES: Mapping[str, tuple[tuple[str, ...], Converter]] = {
     "TIME": (("bigint",), _packed("q")),
     "TIMESTAMP": (("timestamp",), _MILLIS),
     "INSTANT": (("timestamp",), _instant),
-    "LOCALDATE": (("date",), lambda value: struct.pack(">q", days(value))),
-    "LOCALTIME": (("bigint",), _nanos_of_day),
-    "LOCALDATETIME": (("timestamp_ntz",), _local_date_time),
+    "LOCAL_DATE": (("date",), lambda value: struct.pack(">q", days(value))),
+    "LOCAL_TIME": (("bigint",), _nanos_of_day),
+    "LOCAL_DATE_TIME": (("timestamp_ntz",), _local_date_time),
 }
 """By kind of schema, as the client names it: the types of a column `value`, and its payload as Pulsar's Java client writes it."""
 PRIMITIVE_KINDS = frozenset(_PRIMITIVES)

@@ -201,7 +201,7 @@ def test_rows_are_encoded_by_the_schema_of_the_topic(spark: SparkSession, sink: 
         ("INT64", "'7' AS value", "column value must be tinyint or smallint or int or bigint, as the topic's schema INT64 says"),
         ("INT64", "7L AS id", "has a schema of kind INT64, which has no fields: write one column value"),
         (None, "7L AS value", "needs a topic with a primitive schema, and"),
-        ("KEY_VALUE", "7L AS id", "has a schema of kind KEYVALUE: write a column value with payloads"),
+        ("KEY_VALUE", "7L AS id", "has a schema of kind KEY_VALUE: write a column value with payloads"),
     ],
 )
 def test_rows_that_do_not_go_with_the_schema_of_the_topic_are_refused(

@@ -174,8 +174,7 @@ def test_a_field_that_is_required_needs_a_column() -> None:
 )
 def test_a_primitive_value_is_read_as_it_was_written(kind: str, value: Any) -> None:
     schema = schema_version(kind)
-    client_name = {"BOOLEAN": "BOOL"}.get(kind, kind.replace("_", ""))
-    payload = PrimitiveEncoder(client_name, shown(schema)["value"].dataType.simpleString()).encode(value)
+    payload = PrimitiveEncoder(kind, shown(schema)["value"].dataType.simpleString()).encode(value)
     assert decode([schema], [payload]) == ([{"value": value}], {})
 
 
@@ -198,7 +197,7 @@ def test_a_typed_value_that_does_not_fit_names_its_row() -> None:
     plan = plan_rows(column("value", t.LongType()), has_topic=True, encode=None)
     batch = pa.RecordBatch.from_pydict({"value": pa.array([1, -5], pa.int64())})
     with pytest.raises(SinkRowError, match="row 8 of its task does not fit the topic's schema: value is -5, and a time of day"):
-        plan.messages(batch, PrimitiveEncoder("LOCALTIME", plan.value_type).encode, first_row=7)
+        plan.messages(batch, PrimitiveEncoder("LOCAL_TIME", plan.value_type).encode, first_row=7)
 
 
 @pytest.mark.parametrize("kind", [t.ArrayType(t.LongType()), t.DecimalType(10, 2)])
