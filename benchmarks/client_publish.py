@@ -5,8 +5,8 @@ acknowledgement for each message. Rounds are interleaved, so that what else the 
 medians, and the ratios are medians of the rounds' ratios. The official client has no asyncio interface of its own for awaited
 sends: its callbacks set futures.
 
-A fourth load is not batched: messages of 1 KB, each sent when the one before it is stored, in short turns of the two clients. The
-official client's `send` blocks, with its defaults.
+A fourth load is not batched: messages of 1 KB, each sent when the one before it is stored, in short turns of the clients. The
+official client, with its defaults, is awaited as above, and its blocking `send` is timed as well.
 """
 
 from __future__ import annotations
@@ -104,37 +104,40 @@ async def theirs(url: str, topic: str, arguments: argparse.Namespace) -> dict[st
     return costs
 
 
-def one_at_a_time(url: str, topic: str, arguments: argparse.Namespace) -> tuple[list[float], list[float]]:
-    """Return the time of each message in seconds, of ours and of the official client."""
+def one_at_a_time(url: str, topic: str, arguments: argparse.Namespace) -> dict[str, list[float]]:
+    """Return the time of each message in seconds, by client."""
     import pulsar
 
     payload = b"x" * 1000
     client = pulsar.Client(url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
     official = client.create_producer(f"{topic}-official")
-    our_times: list[float] = []
-    their_times: list[float] = []
+    times: dict[str, list[float]] = {"cepheid": [], "official": [], "official_blocking": []}
 
-    def send_theirs(count: int) -> None:
-        for _ in range(count):
-            started = time.perf_counter()
-            official.send(payload)
-            their_times.append(time.perf_counter() - started)
+    async def send_blocking(_: bytes) -> None:
+        official.send(payload)
 
     async def send() -> None:
+        loop = asyncio.get_running_loop()
+
+        async def send_awaited(_: bytes) -> None:
+            stored: asyncio.Future[Any] = loop.create_future()
+            official.send_async(payload, lambda _, message_id: loop.call_soon_threadsafe(stored.set_result, message_id))
+            await stored
+
         async with cepheid.connect(url) as ours, ours.producer(f"{topic}-cepheid") as producer:
+            sends = {"cepheid": producer.send, "official": send_awaited, "official_blocking": send_blocking}
             for turn in range(arguments.single_turns + 1):
-                for _ in range(arguments.single_messages):
-                    started = time.perf_counter()
-                    await producer.send(payload)
-                    our_times.append(time.perf_counter() - started)
-                send_theirs(arguments.single_messages)
-                if turn == 0:  # it warms both up
-                    our_times.clear()
-                    their_times.clear()
+                for name, send_one in sends.items():
+                    if turn == 1:
+                        times[name].clear()  # the first turn warms up
+                    for _ in range(arguments.single_messages):
+                        started = time.perf_counter()
+                        await send_one(payload)
+                        times[name].append(time.perf_counter() - started)
 
     load.run(send())
     client.close()
-    return our_times, their_times
+    return times
 
 
 async def _cost_of_tasks(arguments: argparse.Namespace, send: Callable[[int], Awaitable[None]]) -> Cost:
@@ -182,11 +185,13 @@ def main() -> None:
                 statistics.median(their[what].cpu_us / our[what].cpu_us for our, their in pairs), 2
             )
         if arguments.single_turns:
-            our_times, their_times = one_at_a_time(server.url, server.topic("single"), arguments)
-            for name, times in (("cepheid", our_times), ("official", their_times)):
-                figures[f"{name}_single_ms_p50"] = round(1000 * percentile(times, 0.5), 3)
-                figures[f"{name}_single_ms_p99"] = round(1000 * percentile(times, 0.99), 3)
-            figures["single_p50_ratio"] = round(percentile(our_times, 0.5) / percentile(their_times, 0.5), 3)
+            times = one_at_a_time(server.url, server.topic("single"), arguments)
+            p50_s = {name: percentile(each, 0.5) for name, each in times.items()}
+            for name, each in times.items():
+                figures[f"{name}_single_ms_p50"] = round(1000 * p50_s[name], 3)
+                figures[f"{name}_single_ms_p99"] = round(1000 * percentile(each, 0.99), 3)
+            figures["single_p50_ratio"] = round(p50_s["cepheid"] / p50_s["official"], 3)
+            figures["single_blocking_p50_ratio"] = round(p50_s["cepheid"] / p50_s["official_blocking"], 3)
         print_line(
             "client_publish",
             figures=figures,

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         UsageError,
         WindowFullError,
     )
+    from cepheid.interceptors import Interceptor
     from cepheid.message import Message
     from cepheid.message_id import EARLIEST, LATEST, MessageId
     from cepheid.producer import Producer
@@ -78,6 +79,7 @@ __all__ = [
     "FencedError",
     "Float32",
     "Int32",
+    "Interceptor",
     "JsonSchema",
     "KeyFiles",
     "KeyReader",
@@ -139,6 +141,7 @@ _HOMES = {
         "UsageError",
         "WindowFullError",
     ),
+    "cepheid.interceptors": ("Interceptor",),
     "cepheid.message": ("Message",),
     "cepheid.message_id": ("EARLIEST", "LATEST", "MessageId"),
     "cepheid.producer": ("Producer",),

@@ -126,10 +126,16 @@ class SendFrames:
         self._compression = compression
         self._compress = compress
         self._encryptor = encryptor
+        self._is_plain = compress is None and encryptor is None
+        self._lone_metadata = self._metadata(0, 0)
+        self._lone_metadata.num_messages_in_batch = 1
+        self._lone_command = _command(pb.CommandSend(producer_id=producer_id, sequence_id=0, num_messages=1))
 
     def batch(self, batch: OpenBatch, first_sequence_id: int, now_ms: int) -> tuple[FrameParts, int]:
         """Return the parts of the frame of a batch, and the size of its payload in it."""
         count = len(batch)
+        if count == 1 and batch.first is None and self._is_plain:
+            return self._lone(batch, first_sequence_id, now_ms)
         metadata = self._metadata(first_sequence_id, now_ms)
         metadata.num_messages_in_batch = count
         if count > 1:
@@ -143,7 +149,14 @@ class SendFrames:
         send = pb.CommandSend(producer_id=self._producer_id, sequence_id=first_sequence_id, num_messages=count)
         if count > 1:
             send.highest_sequence_id = first_sequence_id + count - 1
-        return _frame(send, metadata, payload), len(payload)
+        return _frame(_command(send), metadata, payload), len(payload)
+
+    def _lone(self, batch: OpenBatch, sequence_id: int, now_ms: int) -> tuple[FrameParts, int]:
+        """Do the same for one message without attributes, whose sender waits for it: the protobuf objects are made once."""
+        metadata, command, payload = self._lone_metadata, self._lone_command, batch.encode_payload()
+        metadata.sequence_id, metadata.publish_time = sequence_id, now_ms
+        command.send.sequence_id = sequence_id
+        return _frame(command, metadata, payload), len(payload)
 
     def single(self, payload: bytes, attributes: Attributes, sequence_id: int, now_ms: int) -> tuple[FrameParts, int]:
         """Return the parts of the frame of a message that is not in a batch, and the size of its payload and metadata."""
@@ -153,7 +166,7 @@ class SendFrames:
             metadata.deliver_at_time = attributes.deliver_at_ms
         packed = self._sealed(metadata, payload)
         send = pb.CommandSend(producer_id=self._producer_id, sequence_id=sequence_id)
-        return _frame(send, metadata, packed), len(packed) + metadata.ByteSize()
+        return _frame(_command(send), metadata, packed), len(packed) + metadata.ByteSize()
 
     def chunks(
         self, payload: bytes, attributes: Attributes, sequence_id: int, now_ms: int, max_message_bytes: int
@@ -182,7 +195,7 @@ class SendFrames:
             metadata.chunk_id = chunk_id
             send = pb.CommandSend(producer_id=self._producer_id, sequence_id=sequence_id, is_chunk=True)
             sealed = piece if self._encryptor is None else self._encryptor.encrypt(metadata, piece)
-            frames.append(_frame(send, metadata, sealed))
+            frames.append(_frame(_command(send), metadata, sealed))
         return frames
 
     def _metadata(self, sequence_id: int, now_ms: int) -> pb.MessageMetadata:
@@ -224,8 +237,12 @@ def _set_attributes(metadata: Any, attributes: Attributes) -> None:
         metadata.null_value = True
 
 
-def _frame(send: pb.CommandSend, metadata: pb.MessageMetadata, payload: bytes) -> FrameParts:
-    command = pb.BaseCommand(type=pb.BaseCommand.SEND, send=send).SerializeToString()
+def _command(send: pb.CommandSend) -> pb.BaseCommand:
+    return pb.BaseCommand(type=pb.BaseCommand.SEND, send=send)
+
+
+def _frame(send: pb.BaseCommand, metadata: pb.MessageMetadata, payload: bytes) -> FrameParts:
+    command = send.SerializeToString()
     encoded = metadata.SerializeToString()
     sized_metadata = _size(len(encoded)) + encoded
     crc = crc32c_of(sized_metadata, payload)

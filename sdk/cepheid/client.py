@@ -8,9 +8,12 @@ import logging
 import re
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar, Unpack, overload
 
+from cepheid.admin.exchange import parse_admin_url
 from cepheid.arguments import (
     ConsumerArguments,
     ConsumerPlan,
@@ -24,15 +27,16 @@ from cepheid.consumer import Consumer, SeekTarget, retry_topic_of, seek_target
 from cepheid.credentials import Security
 from cepheid.encryption import KeyReader, MessageDecryptor
 from cepheid.ending import Ending
-from cepheid.errors import ClosedError, Error, UsageError
+from cepheid.errors import ClosedError, Error, SchemaError, UsageError
 from cepheid.forks import generation
+from cepheid.interceptors import InterceptedProducer, Interceptor, intercepted
 from cepheid.lookup import Lookup
 from cepheid.message_id import EARLIEST, LATEST
 from cepheid.opening import Opening
 from cepheid.producer import Producer
 from cepheid.reader import Reader
 from cepheid.routing import PartitionChooser
-from cepheid.schemas import BYTES, Schema, TopicSchema, schema_of, topic_schema_of
+from cepheid.schemas import BYTES, EncodedSchema, Schema, TopicSchema, schema_of, topic_schema_of
 from cepheid.service_url import parse_service_url
 from cepheid.table_view import TableView
 from cepheid.topic_consumer import ConsumerOptions, TopicConsumer
@@ -59,23 +63,26 @@ def connect(
     connect_timeout_s: float = 10.0,
     keep_alive_s: float = 30.0,
     partition_refresh_s: float = 60.0,
-    token: str | Callable[[], str] | None = None,
+    token: str | Path | Callable[[], str] | None = None,
     password: tuple[str, str] | None = None,
     tls_ca_file: str | None = None,
     tls_certificate_file: str | None = None,
     tls_key_file: str | None = None,
     tls_check_hostname: bool = True,
+    interceptors: Sequence[Interceptor] = (),
 ) -> Client:
     """Return a client for the brokers at `url`: pulsar://HOST:PORT[,HOST:PORT…], or pulsar+ssl:// with TLS. Nothing is connected
-    until something is opened.
+    until something is opened. With http:// or https:// and the address of the admin API, brokers are looked up there.
 
     `request_timeout_s` bounds each of: opening a producer, consumer or reader, a seek, a lookup, closing.
     `partition_refresh_s`: how often partitioned topics are looked at again for new partitions, and patterns for topics that brokers
     did not tell of.
-    `token` (text, or a function that returns it) or `password` (user name, password) is shown when a connection is opened, and when
-    the broker asks again because it expires; `cepheid.ClientCredentials` fetches tokens from an OAuth2 issuer. `tls_ca_file` has
-    the CAs that sign brokers' certificates (PEM; None: those of the system); `tls_certificate_file` and `tls_key_file` are the
-    client's own certificate. Raises UsageError.
+    `token` (text, the Path of its file, or a function that returns it) or `password` (user name, password) is shown when a
+    connection is opened, and when the broker asks again because it expires; `cepheid.ClientCredentials` fetches tokens from an
+    OAuth2 issuer. `tls_ca_file` has the CAs that sign brokers' certificates (PEM; None: those of the system);
+    `tls_certificate_file` and `tls_key_file` are the client's own certificate. `interceptors` see what is published and processed,
+    such as `cepheid.telemetry.Tracing()`.
+    Raises UsageError.
     """
     return Client(
         url,
@@ -84,6 +91,7 @@ def connect(
         keep_alive_s=keep_alive_s,
         partition_refresh_s=partition_refresh_s,
         security=Security(token, password, tls_ca_file, tls_certificate_file, tls_key_file, tls_check_hostname),
+        interceptors=interceptors,
     )
 
 
@@ -102,6 +110,7 @@ class Client:
         keep_alive_s: float,
         partition_refresh_s: float,
         security: Security,
+        interceptors: Sequence[Interceptor] = (),
     ) -> None:
         for name, value in (
             ("request_timeout_s", request_timeout_s),
@@ -112,11 +121,12 @@ class Client:
             if value <= 0:
                 raise UsageError(f"{name} must be more than 0 seconds, got {value}")
         self._url = url
-        self._addresses = parse_service_url(url)
+        self._addresses = () if _is_http(url) else parse_service_url(url)
         self._request_timeout_s = request_timeout_s
         self._connect_timeout_s = connect_timeout_s
         self._keep_alive_s = keep_alive_s
         self._partition_refresh_s = partition_refresh_s
+        self._interceptors = tuple(interceptors)
         security.check()
         self._security = security
         self._pool: ConnectionPool | None = None
@@ -229,6 +239,8 @@ class Client:
         Raises, when it is opened: UsageError, BusyError, NotFoundError, SchemaError, TimedOutError and others of RefusedError.
         """
         plan = plan_consumer(subscription, schema_of(schema), **options)
+        if self._interceptors:
+            plan.options.intercept = partial(intercepted, self._interceptors)
         return Opening(lambda: self._open_consumer(topics, plan))
 
     @overload
@@ -322,7 +334,7 @@ class Client:
         found = await self._lookup.schema(full_name(topic))
         return None if found is None else topic_schema_of(found)
 
-    async def _open_producer(self, topic: str, plan: ProducerPlan) -> Producer[Any]:
+    async def _open_producer(self, topic: str, plan: ProducerPlan, *, is_intercepted: bool = True) -> Producer[Any]:
         self._use()
         count = await self._lookup.partitions(topic)
         chooser = PartitionChooser(max(count, 1), plan.routing, plan.key_hash)
@@ -335,10 +347,13 @@ class Client:
 
         links = [new_link(topic, -1)] if count == 0 else [new_link(f"{topic}-partition-{i}", i) for i in range(count)]
         await open_all(links)
-        producer: Producer[Any] = Producer(
+        new_producer: type[Producer[Any]] = InterceptedProducer if self._interceptors and is_intercepted else Producer
+        producer: Producer[Any] = new_producer(
             topic, plan.schema, plan.window, chooser, links, self._forget,
             flush_limit_s=None if plan.options.send_timeout_s else self._request_timeout_s, repeatable=plan.options.repeatable,
         )  # fmt: skip
+        if isinstance(producer, InterceptedProducer):
+            producer.interceptors = self._interceptors
         if self._closed:
             await producer.close()
             raise ClosedError("the client was closed while a producer was opened")
@@ -387,7 +402,7 @@ class Client:
         consumer: Consumer[Any] = Consumer(
             plan.options.subscription,
             dead_letters=plan.dead_letters,
-            open_producer=self._open_raw_producer,
+            open_producer=partial(self._open_raw_producer, plan.options.schema),
             survives_lost_topics=isinstance(topics, re.Pattern),
             on_closed=self._forget,
         )
@@ -503,9 +518,16 @@ class Client:
         """Return the topics that a consumer of a pattern has now. Raises UsageError, and as a lookup does."""
         return _matching(pattern, plan, await self._lookup.topics(_namespace_of(pattern)))
 
-    async def _open_raw_producer(self, topic: str, subscription: str | None) -> Producer[bytes]:
-        plan = plan_producer(BYTES, initial_subscription=subscription)
-        return await self._open_producer(full_name(topic), plan)
+    async def _open_raw_producer(self, schema: Schema[Any], topic: str, subscription: str | None) -> Producer[bytes]:
+        """Open a producer for payloads that a consumer with this schema received. It is not intercepted: what is published again
+        keeps its properties, and the trace in them."""
+        encoded: Schema[bytes] = BYTES if schema.needs_writer_schema else EncodedSchema(schema)
+        try:
+            plan = plan_producer(encoded, initial_subscription=subscription)
+            return await self._open_producer(full_name(topic), plan, is_intercepted=False)
+        except SchemaError:  # the topic has another schema: without one, payloads of any kind are taken
+            plan = plan_producer(BYTES, initial_subscription=subscription)
+            return await self._open_producer(full_name(topic), plan, is_intercepted=False)
 
     async def _watch_partitions(
         self, owner: _Closeable, topic: str, known: int, grow: Callable[[int, int], Awaitable[None]]
@@ -537,9 +559,24 @@ class Client:
             self._pool = ConnectionPool(
                 connect_timeout_s=self._connect_timeout_s, keep_alive_s=self._keep_alive_s, security=self._security
             )
-            self._lookup = Lookup(self._addresses, self._pool, self._request_timeout_s)
+            self._lookup = self._new_lookup(self._pool)
         elif self._loop is not loop:
             raise UsageError("the client is used by another event loop: call cepheid.connect in each loop")
+
+    def _new_lookup(self, pool: ConnectionPool) -> Lookup:
+        if not _is_http(self._url):
+            return Lookup(self._addresses, pool, self._request_timeout_s)
+        from cepheid.http_lookup import HttpLookup  # an HTTP client, which others do without
+
+        return HttpLookup(self._url, self._security, pool, self._request_timeout_s)
+
+
+def _is_http(url: str) -> bool:
+    """Return whether a service URL is an admin URL. Raises UsageError for one that is wrong."""
+    if not url.startswith(("http://", "https://")):
+        return False
+    parse_admin_url(url)
+    return True
 
 
 class _Link(Protocol):

@@ -19,6 +19,8 @@ import ssl
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol, cast
 
+from google.protobuf.message import DecodeError
+
 from cepheid.credentials import Security
 from cepheid.errors import ClosedError, ConnectError, Error, TimedOutError, UntrustedBrokerError, refused
 from cepheid.forks import sever_in_children
@@ -46,7 +48,8 @@ FRAME_PADDING_BYTES = 64 * 1024
 """What a frame may be larger than the largest message: its command and metadata. Pulsar's own allowance is 10 KiB."""
 WRITE_BUFFER_BYTES = 4 << 20
 
-_MESSAGE, _RECEIPT = int(CommandType.MESSAGE), int(CommandType.SEND_RECEIPT)
+_RECEIPT_PREFIX = b"\x08\x07\x3a"
+"""How a BaseCommand of type SEND_RECEIPT begins: its type, and the tag of its body. A length of one byte follows."""
 
 Request = tuple[int, asyncio.Future[Any]]
 """Request id and the answer to come."""
@@ -252,7 +255,17 @@ class Connection(asyncio.Protocol):
             user.on_connection_lost()
 
     def _on_frame(self, frame: Frame) -> None:
-        command = parse_command(frame.command)
+        encoded = frame.command
+        if encoded[:3] == _RECEIPT_PREFIX and encoded[3] == len(encoded) - 4:  # most frames that a producer gets
+            try:
+                receipt = pb.CommandSendReceipt.FromString(encoded[4:])
+            except DecodeError:
+                pass  # `parse_command` says what is wrong
+            else:
+                if producer := self.producers.get(receipt.producer_id):
+                    producer.on_receipt(receipt)
+                return
+        command = parse_command(encoded)
         body = getattr(command, BODY_FIELDS[command.type])
         match command.type:
             case CommandType.MESSAGE:

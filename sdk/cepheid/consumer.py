@@ -480,7 +480,8 @@ class _Workers:
         try:
             if before is not None:
                 await asyncio.wait([before])
-            await self._handler(message)
+            with source.intercepted(message):
+                await self._handler(message)
         except Exception as error:
             extra = {"subscription": self._subscription, "message_id": str(message.message_id), "error": repr(error)}
             log.warning("client.handler_failed", extra=extra, exc_info=error)

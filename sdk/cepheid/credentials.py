@@ -6,6 +6,7 @@ import base64
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from cepheid.errors import ConnectError, NotAllowedError, UsageError
 from cepheid_ports import CepheidError
@@ -18,7 +19,8 @@ from cepheid_wire import ServerError
 class Security:
     """How a client connects. Secrets are kept out of its repr."""
 
-    token: str | Callable[[], str] | None = field(default=None, repr=False)
+    token: str | Path | Callable[[], str] | None = field(default=None, repr=False)
+    """The token, the file that has it, or a function that returns it."""
     password: tuple[str, str] | None = field(default=None, repr=False)
     """User name and password."""
     tls_ca_file: str | None = None
@@ -71,7 +73,12 @@ class Security:
             return "basic", ":".join(self.password).encode()
         if self.token is not None:
             try:
-                token = self.token() if callable(self.token) else self.token
+                if isinstance(self.token, Path):
+                    token = self.token.read_text()
+                else:
+                    token = self.token() if callable(self.token) else self.token
+            except OSError as error:
+                raise ConnectError(f"the file with the token cannot be read: {error}") from error
             except Exception as error:  # the application's function: links that attach again must survive its bad moments
                 raise ConnectError(f"the token function raised {error!r}") from error
             return "token", token.strip().encode()

@@ -196,5 +196,5 @@ def refused(code: int, message: str, what: str) -> RefusedError:
 def is_transient(error: Error) -> bool:
     """Return whether the same request may succeed if it is simply repeated."""
     if isinstance(error, RefusedError):
-        return error.code in TRANSIENT_CODES
+        return not error.status and error.code in TRANSIENT_CODES
     return isinstance(error, ConnectError) and not isinstance(error, UntrustedBrokerError)

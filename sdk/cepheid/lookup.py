@@ -51,9 +51,14 @@ class Lookup:
         self._pool = pool
         self._timeout_s = timeout_s
         self._turn = 0
+        self.over_tls = any(address.over_tls for address in addresses)
 
     def __repr__(self) -> str:
         return f"<Lookup {', '.join(map(str, self._addresses))}>"
+
+    @property
+    def _kind(self) -> str:
+        return "with" if self.over_tls else "without"
 
     async def any_broker(self) -> Connection:
         """Return a connection to the first address that answers. Raises ConnectError when none does."""
@@ -98,7 +103,7 @@ class Lookup:
     async def at(self, broker_url: str) -> Connection:
         """Return a connection to the broker of a URL that another broker gave."""
         (address, *_) = parse_service_url(broker_url)
-        if self._addresses[0].over_tls and not address.over_tls:  # credentials and messages would cross the network in the clear
+        if self.over_tls and not address.over_tls:  # credentials and messages would cross the network in the clear
             raise ConnectError(f"a broker named {broker_url}, which has no TLS")
         return await self._pool.get(address)
 

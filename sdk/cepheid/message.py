@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from itertools import repeat
 from types import TracebackType
@@ -24,6 +25,7 @@ class MessageSource(Protocol):
 
     @property
     def is_unordered(self) -> bool: ...
+    def intercepted(self, message: Message[Any]) -> AbstractContextManager[None]: ...
 
     def ack_nowait(self, message: Message[Any]) -> None: ...
     def nack(self, message: Message[Any], delay_s: float | None) -> None: ...
@@ -218,11 +220,14 @@ class Processing(Generic[T]):
 
     def __init__(self, message: Message[T]) -> None:
         self._message = message
+        self._intercepted = message._source.intercepted(message)
 
     async def __aenter__(self) -> Message[T]:
+        self._intercepted.__enter__()
         return self._message
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._intercepted.__exit__(kind, error, trace)
         source = self._message._source
         if error is None:
             source.ack_nowait(self._message)

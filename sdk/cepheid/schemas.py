@@ -19,7 +19,7 @@ import json
 import re
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Any, Generic, TypeVar
@@ -48,6 +48,13 @@ class TopicSchema:
     definition: bytes
     properties: tuple[tuple[str, str], ...] = ()
 
+    def describe(self) -> pb.Schema:
+        """Return the schema as the protocol has it."""
+        schema = pb.Schema(name=self.name, type=_protocol_name(self.kind), schema_data=self.definition)
+        for key, value in self.properties:
+            schema.properties.add(key=key, value=value)
+        return schema
+
 
 def topic_schema_of(schema: pb.Schema) -> TopicSchema:
     kind = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", pb.Schema.Type.Name(schema.type)).upper()
@@ -57,8 +64,17 @@ def topic_schema_of(schema: pb.Schema) -> TopicSchema:
     return TopicSchema(kind, schema.name, schema.schema_data, properties)
 
 
-def protocol_type_of(kind: str) -> str:
-    """Return the protocol's name of a kind of schema."""
+def protobuf_schema_of(kind: str, name: str, definition: str, properties: Mapping[str, str]) -> pb.Schema:
+    """Return a schema as the protocol has it, from what the admin API says of it."""
+    data = definition.encode()
+    if kind == "KEY_VALUE":
+        document = json.loads(definition)
+        sides = [each if isinstance(each, str) else json.dumps(each) for each in (document["key"], document["value"])]
+        data = b"".join(_LENGTH.pack(len(side.encode())) + side.encode() for side in sides)
+    return TopicSchema(kind, name, data, tuple(properties.items())).describe()
+
+
+def _protocol_name(kind: str) -> Any:
     return "Bool" if kind == "BOOLEAN" else "".join(part.capitalize() for part in kind.split("_"))
 
 
@@ -99,6 +115,16 @@ class BytesSchema(Schema[bytes]):
 
     def decode(self, payload: bytes, writer: TopicSchema | None = None) -> bytes:
         return payload
+
+
+class EncodedSchema(BytesSchema):
+    """Payloads that were encoded with another schema already."""
+
+    def __init__(self, schema: Schema[Any]) -> None:
+        self._described = schema.describe()
+
+    def describe(self) -> pb.Schema | None:
+        return self._described
 
 
 class StringSchema(Schema[str]):
@@ -208,7 +234,7 @@ class PrimitiveSchema(Schema[T]):
             raise UnreadableMessageError(f"the payload is {self.kind}, with a value that Python cannot hold: {error}") from None
 
     def describe(self) -> pb.Schema:
-        return pb.Schema(name=self.kind, type=protocol_type_of(self.kind), schema_data=b"")
+        return pb.Schema(name=self.kind, type=_protocol_name(self.kind), schema_data=b"")
 
 
 class ProtobufSchema(Schema[T]):

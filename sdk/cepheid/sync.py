@@ -10,11 +10,13 @@ Arguments, results and errors are those of the calls of the same name in `cephei
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any, Generic, Self, TypedDict, TypeVar, Unpack, overload
 
 import cepheid
@@ -23,10 +25,11 @@ from cepheid.client import Topics
 from cepheid.consumer import SeekTarget
 from cepheid.encryption import KeyReader
 from cepheid.errors import ClosedError
+from cepheid.interceptors import Interceptor
 from cepheid.loop_thread import LoopThread
 from cepheid.message import Message
 from cepheid.message_id import MessageId
-from cepheid.schemas import Schema
+from cepheid.schemas import Schema, TopicSchema
 
 T = TypeVar("T")
 SEND_ALL_MESSAGES = 1000
@@ -135,7 +138,8 @@ class Consumer(_Blocking, Generic[T]):
         with ThreadPoolExecutor(max(concurrency, 1), thread_name_prefix="cepheid-handler") as threads:
 
             async def handle(message: Message[T]) -> None:
-                await asyncio.get_running_loop().run_in_executor(threads, handler, message)
+                loop, context = asyncio.get_running_loop(), contextvars.copy_context()
+                await loop.run_in_executor(threads, context.run, handler, message)
 
             self._thread.run(self._consumer.run(handle, concurrency=concurrency, drain_timeout_s=drain_timeout_s))
 
@@ -164,7 +168,8 @@ class Consumer(_Blocking, Generic[T]):
     def processing(self, message: Message[T]) -> Iterator[Message[T]]:
         """Acknowledge the message if the block ends; give it back if it raises: with back-off, or at once if it is interrupted."""
         try:
-            yield message
+            with message._source.intercepted(message):
+                yield message
         except BaseException as error:
             if isinstance(error, Exception):
                 self.nack(message)
@@ -364,6 +369,9 @@ class Client(_Blocking):
     def partitions(self, topic: str) -> int:
         return self._thread.run(self._client.partitions(topic))
 
+    def topic_schema(self, topic: str) -> TopicSchema | None:
+        return self._thread.run(self._client.topic_schema(topic))
+
     def close(self) -> None:
         """Close everything that was opened, and end the thread. A second call does nothing."""
         try:
@@ -381,12 +389,13 @@ def connect(
     connect_timeout_s: float = 10.0,
     keep_alive_s: float = 30.0,
     partition_refresh_s: float = 60.0,
-    token: str | Callable[[], str] | None = None,
+    token: str | Path | Callable[[], str] | None = None,
     password: tuple[str, str] | None = None,
     tls_ca_file: str | None = None,
     tls_certificate_file: str | None = None,
     tls_key_file: str | None = None,
     tls_check_hostname: bool = True,
+    interceptors: Sequence[Interceptor] = (),
 ) -> Client:
     """As `cepheid.connect`. Starts the thread of the client."""
     client = cepheid.connect(
@@ -401,6 +410,7 @@ def connect(
         tls_certificate_file=tls_certificate_file,
         tls_key_file=tls_key_file,
         tls_check_hostname=tls_check_hostname,
+        interceptors=interceptors,
     )
     return Client(client)
 

@@ -18,6 +18,7 @@ import heapq
 import itertools
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -122,6 +123,7 @@ class ConsumerOptions:
     nack_backoff: NackBackoff = field(default_factory=NackBackoff)
     dead_letters_after: int | None = None  # deliveries, beyond the first
     ack_timeout_s: float | None = None
+    intercept: Callable[[Message[Any]], AbstractContextManager[None]] | None = None
     key_shared: KeyShared = field(default_factory=KeyShared)
     decryptor: MessageDecryptor = field(default_factory=lambda: MessageDecryptor(None))
     on_decryption_failure: OnDecryptionFailure = "fail"
@@ -211,6 +213,11 @@ class TopicConsumer(TopicLink):
     def is_unordered(self) -> bool:
         """Whether the broker gives messages with the same key to several consumers."""
         return self.options.type == "shared"
+
+    def intercepted(self, message: Message[Any]) -> AbstractContextManager[None]:
+        """Return what is entered while the application processes a message."""
+        intercept = self.options.intercept
+        return nullcontext() if intercept is None else intercept(message)
 
     @property
     def receiver_queue(self) -> int:

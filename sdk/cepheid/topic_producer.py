@@ -7,7 +7,8 @@ Rules
  1. Sequence ids are given when a batch is sealed; entries are sent and answered in this order. A receipt for anything but the
     first unanswered entry is late (ignored), or shows that the broker lost one (the connection is closed, all are sent again).
  2. A batch is sealed when it is full, when its time is up, and at the end of the loop's turn if nothing is unanswered: a lone
-    message does not wait for company, and under load batches fill while receipts are under way.
+    message does not wait for company, and under load batches fill while receipts are under way. A sender that waits for each
+    receipt does not wait for the turn either: its last message had no company.
  3. What leaves the window has ended: stored, or failed with an error that reached the future or the count of failures.
  4. A repeatable producer cuts batches by count and bytes alone, and ends at its first failure: an application that starts over, and
     goes on after `last_sequence_id`, makes the same batches of the same messages, and finds no gap in what is stored before that.
@@ -216,6 +217,7 @@ class TopicProducer(TopicLink):
         self._last_id = -1  # of the messages that this object sealed, numbered by the application or here
         self._frames: SendFrames
         self._seal_soon: asyncio.Handle | None = None
+        self._is_lone = False  # the last message had no company and did not wait: the next one need not wait for the loop's turn
         self._expiry: asyncio.TimerHandle | None = None
         self._epoch = 0
         self._is_closing = False
@@ -298,6 +300,8 @@ class TopicProducer(TopicLink):
             loop = asyncio.get_running_loop()
             if self._unanswered:
                 self._seal_soon = loop.call_later(options.batch_delay_s, self.seal)
+            elif self._is_lone and waiter is not None:
+                self.seal()
             else:
                 self._seal_soon = loop.call_soon(self.seal)
 
@@ -312,10 +316,12 @@ class TopicProducer(TopicLink):
         self._plain = None
         self._open_messages = self._open_bytes = 0
         now_ms = time.time_ns() // 1_000_000
+        is_first = not self._unanswered
         for filling in filled.values():
             count, size_bytes = len(filling.batch), filling.batch.size_bytes
             parts, _ = self._frames.batch(filling.batch, self._next_sequence_id, now_ms)
             self._push(parts, count, count, size_bytes, filling.waiters, is_batch=True)
+        self._is_lone = is_first and count == 1 and len(filled) == 1
         self._on_batch_ended()
 
     async def wait_answered(self) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 import cepheid
 from cepheid.loop_thread import LoopThread
 from cepheid.routing import PartitionChooser
-from cepheid.schemas import Schema, protocol_type_of
+from cepheid.schemas import Schema
 from cepheid_decode import BadOptionError
 from cepheid_ports import CepheidError
 from cepheid_spark.sink_identity import MOST_ROWS, SinkIdentity, SinkNameTakenError
@@ -68,9 +68,7 @@ class PayloadSchema(Schema[bytes]):
         return payload
 
     def describe(self) -> pb.Schema | None:
-        if self._schema is None:
-            return None
-        return pb.Schema(name=self._schema.name, type=protocol_type_of(self._schema.kind), schema_data=self._schema.definition)
+        return None if self._schema is None else self._schema.describe()
 
 
 @dataclass(slots=True)

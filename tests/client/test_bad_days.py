@@ -20,6 +20,7 @@ import pytest
 
 import cepheid
 import cepheid.admin
+from cepheid.credentials import Security
 from cepheid_testkit import StandaloneCluster
 from cepheid_wire import PING_FRAME, CommandType, FrameSplitter, encode_body, parse_command
 from cepheid_wire import pulsar_api_pb2 as pb
@@ -412,6 +413,15 @@ async def test_a_redirect_is_followed_and_a_token_is_sent(cluster: ClusterThread
         async with cepheid.connect(url, token=lambda: "secret") as client, client.producer(topic) as producer:
             await producer.send(b"")
     assert (commands[0].connect.auth_method_name, commands[0].connect.auth_data) == ("token", b"secret")
+
+
+def test_a_token_is_read_from_its_file_each_time(tmp_path: Path) -> None:
+    security = Security(token=tmp_path / "token")
+    with pytest.raises(cepheid.ConnectError, match="the file with the token cannot be read"):
+        security.show_now()
+    for token in ("old", "new"):
+        (tmp_path / "token").write_text(f"{token}\n")
+        assert security.show_now() == ("token", token.encode())
 
 
 async def test_a_token_function_that_raises_is_asked_again(cluster: ClusterThread, topic: str) -> None:

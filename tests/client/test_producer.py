@@ -173,7 +173,7 @@ async def test_a_named_producer_goes_on_after_its_last_sequence_id(cluster: Clus
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"schema": 7}, "schema must be bytes, str, a dataclass"),
+        ({"schema": 7}, "schema must be bytes, str, bool, int"),
         ({"compression": "gzip"}, "compression must be one of none, zlib"),
         ({"access": "mine"}, "access must be one of shared"),
         ({"batch_messages": 0}, "batch_messages and batch_bytes must be 1 or more"),

@@ -14,14 +14,14 @@ import pytest
 import cepheid
 from cepheid.acks import AckTracker, bits_of, words_of
 from cepheid.backoff import Backoff
-from cepheid.batching import Attributes, OpenBatch, header_of
+from cepheid.batching import Attributes, OpenBatch, SendFrames, header_of
 from cepheid.entry_reader import ChunkBuffer, split_batch, split_plain_batch
 from cepheid.message import EntryFacts
 from cepheid.record_types import RecordCodec
 from cepheid.routing import PartitionChooser, java_string_hash, murmur3_hash
 from cepheid.schemas import BYTES
 from cepheid.service_url import Address, parse_service_url
-from cepheid_wire import decode_batch, encode_batch
+from cepheid_wire import FrameSplitter, decode_batch, encode_batch, parse_command, parse_metadata, split_tail
 from cepheid_wire import pulsar_api_pb2 as pb
 
 
@@ -390,3 +390,19 @@ def test_keys_as_bytes(key: str | None, is_base64: bool, expected: bytes | None)
             _ = message.key_bytes
     else:
         assert message.key_bytes == expected
+
+
+def test_a_lone_message_is_encoded_as_any_batch() -> None:
+    """The objects that are made once leave nothing of an earlier message behind."""
+    frames = SendFrames(3, "p", b"\0\1", 0, None)
+    for sequence_id, payload in ((1, b"one"), (300, b"two")):
+        batch = OpenBatch()
+        batch.add_plain(payload)
+        parts, size_bytes = frames.batch(batch, sequence_id, 1_000 + sequence_id)
+        (frame,) = FrameSplitter(1 << 20).feed(b"".join(parts))
+        send = parse_command(frame.command).send
+        metadata, (single,) = parse_metadata(frame.tail), split_batch(split_tail(frame.tail)[1], 1)
+        assert (send.producer_id, send.sequence_id, send.num_messages) == (3, sequence_id, 1)
+        assert (metadata.producer_name, metadata.sequence_id, metadata.publish_time) == ("p", sequence_id, 1_000 + sequence_id)
+        assert (metadata.schema_version, metadata.num_messages_in_batch) == (b"\0\1", 1)
+        assert (bytes(single[2]), size_bytes) == (payload, len(batch.encode_payload()))

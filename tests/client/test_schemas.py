@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time
@@ -150,3 +151,57 @@ async def test_auto_schema_reads_keys_that_are_the_keys_of_messages(cluster: Clu
             await producer.send(5, key="five")  # type: ignore[arg-type]
         async with client.reader(topic, schema=cepheid.AutoSchema()) as reader:
             assert (await reader.read(RECEIVE_S)).value == ("five", 5)
+
+
+async def test_lookup_over_http(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.admin_url) as client:
+        cluster.create_partitions(f"{topic}-a", 2)
+        async with client.consumer(re.compile(f"public/default/{topic}.*"), "s", schema=cepheid.AutoSchema()) as consumer:
+            assert len(consumer.topics) == 2
+            for name, schema, value in (
+                ("a", cepheid.AvroSchema(Point), Point(1)),
+                ("b", cepheid.KeyValueSchema(str, Point), ("k", Point(2))),
+                ("c", bytes, b"raw"),
+            ):
+                async with client.producer(f"{topic}-{name}", schema=schema) as producer:
+                    await producer.send(value)
+            values = [(await consumer.receive(RECEIVE_S)).value for _ in range(3)]
+            assert {"x": 1, "name": None} in values
+            assert ("k", {"x": 2, "name": None}) in values
+            assert b"raw" in values
+        assert await client.topic_schema(f"{topic}-c") is None
+        with pytest.raises(cepheid.NotFoundError):
+            await client.producer("public/nowhere/topic")
+    async with cepheid.connect("http://127.0.0.1:1", request_timeout_s=0.2) as client:
+        with pytest.raises(cepheid.TimedOutError, match="no admin API answers"):
+            await client.producer(topic)
+    with pytest.raises(cepheid.UsageError, match="not an admin address"):
+        cepheid.connect("http://")
+
+
+@pytest.mark.parametrize(("schema", "kind"), [(Point, "JSON"), (cepheid.AvroSchema(Point), "AVRO")])
+async def test_dead_letters_have_the_schema_of_their_consumer(cluster: ClusterThread, schema: Any, kind: str) -> None:
+    topic = f"dead-{uuid.uuid4()}"
+    async with cepheid.connect(cluster.url) as client, client.producer(topic, schema=schema) as producer:
+        policy = cepheid.DeadLetters(after=1, subscription="look")
+        async with client.consumer(topic, "s", type="shared", schema=schema, dead_letters=policy) as consumer:
+            await producer.send(Point(1))
+            for _ in range(2):
+                consumer.nack(await consumer.receive(RECEIVE_S), delay=0)
+            async with client.consumer(f"{topic}-s-DLQ", "look", schema=schema) as dead:
+                assert (await dead.receive(RECEIVE_S)).value == Point(1)
+        found = await client.topic_schema(f"{topic}-s-DLQ")
+        assert found is not None
+        assert found.kind == kind  # AVRO from the consumer above
+
+
+async def test_dead_letters_go_to_a_topic_with_another_schema(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client, client.producer(topic, schema=Point) as producer:
+        await (await client.producer(f"{topic}-s-DLQ", schema=str)).close()
+        policy = cepheid.DeadLetters(after=1, subscription="look")
+        async with client.consumer(topic, "s", type="shared", schema=Point, dead_letters=policy) as consumer:
+            await producer.send(Point(1))
+            for _ in range(2):
+                consumer.nack(await consumer.receive(RECEIVE_S), delay=0)
+            async with client.consumer(f"{topic}-s-DLQ", "look", start="earliest") as dead:
+                assert (await dead.receive(RECEIVE_S)).data == b'{"x":1,"name":null}'

@@ -7,6 +7,7 @@ with cepheid.admin.sync.connect("http://localhost:8080") as admin:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from cepheid.admin.blocking_calls import Resources
@@ -54,7 +55,7 @@ def connect(
     url: str = DEFAULT_URL,
     *,
     request_timeout_s: float = 60.0,
-    token: str | Callable[[], str] | ClientCredentials | None = None,
+    token: str | Path | Callable[[], str] | ClientCredentials | None = None,
     password: tuple[str, str] | None = None,
     tls_ca_file: str | None = None,
     tls_certificate_file: str | None = None,
