@@ -19,10 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.kubernetes import node_control
-from tests.kubernetes.places import BIN, HERE, IMAGES, KUBECONFIG, REPOSITORY, require_root, running_node
+from tests.kubernetes.places import BIN, HERE, IMAGE, IMAGES, KUBECONFIG, REPOSITORY, SPARK_IMAGE, require_root, running_node
 from tests.kubernetes.programs import build_programs, check_tools, missing_programs
-
-IMAGE = "localhost/cepheid:dev"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -63,12 +61,12 @@ def test(options: Sequence[str]) -> int:
     check_tools()
     if missing_programs():
         build_programs()
-    archive = IMAGES / "cepheid.tar"
-    subprocess.run(
-        [sys.executable, "-m", "container", "--builder=archive", f"--name={IMAGE}", f"--archive={archive}"],
-        cwd=REPOSITORY,
-        check=True,
-    )
+    for name, extras, archive in (
+        (IMAGE, "server,tiered", "cepheid.tar"),
+        (SPARK_IMAGE, "server,tiered,spark", "cepheid-spark.tar"),
+    ):
+        command = [sys.executable, "-m", "container", "--builder=archive", f"--name={name}", f"--extras={extras}"]
+        subprocess.run([*command, f"--archive={IMAGES / archive}"], cwd=REPOSITORY, check=True)
     node_control.stop()
     node_control.start()
     try:

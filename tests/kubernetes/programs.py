@@ -1,4 +1,4 @@
-"""Build Kubernetes, etcd, CoreDNS and Helm from their Go modules, and the two images that every node needs.
+"""Build Kubernetes, etcd, CoreDNS, Helm and cert-manager from their Go modules, and the images of what runs in pods.
 
 Go keeps finished packages in its build cache: an interrupted build goes on where it stopped, and a repeated one takes seconds.
 The programs are what programs/go.mod lists under `tool`, and the folders beside it.
@@ -14,9 +14,12 @@ import tempfile
 from pathlib import Path
 
 from container.oci_archive import fill_from_folder, write_archive, write_layer
-from tests.kubernetes.places import BIN, CNI_BIN, COREDNS_IMAGE, HERE, IMAGES, PAUSE_IMAGE
+from tests.kubernetes.places import BIN, CERT_MANAGER_IMAGE, CNI_BIN, COREDNS_IMAGE, HERE, HOME, IMAGES, PAUSE_IMAGE
 
 MODULE = HERE / "programs"
+CERT_MANAGER = MODULE / "cert-manager"
+"""A module of its own, because of its name (go.mod there says why)."""
+CERT_MANAGER_CRDS = HOME / "cert-manager-crds.yaml"
 PROGRAMS = (
     "etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubectl", "helm",
     "provisioner",
@@ -27,14 +30,14 @@ PACKAGES = "containerd runc containernetworking-plugins iptables conntrack iprou
 
 def build_programs() -> None:
     if shutil.which("go") is None:
-        sys.exit("go is missing: Kubernetes is built from its Go modules, which takes Go 1.24 or newer")
+        sys.exit("go is missing: Kubernetes is built from its Go modules, which takes Go 1.25 or newer")
     environment = {**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly -buildvcs=false -trimpath"}
 
-    def version_of(module: str) -> str:
-        command = ["go", "list", "-m", "-f", "{{.Version}}", module]
-        return subprocess.run(command, cwd=MODULE, env=environment, check=True, capture_output=True, text=True).stdout.strip()
+    def about(module: str, field: str = "Version", folder: Path = MODULE) -> str:
+        command = ["go", "list", "-m", "-f", f"{{{{.{field}}}}}", module]
+        return subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True, text=True).stdout.strip()
 
-    kubernetes = version_of("k8s.io/kubernetes")
+    kubernetes = about("k8s.io/kubernetes")
     major, minor, _ = kubernetes.removeprefix("v").split(".")
     # Without these, the programs call themselves v0.0.0, and kubelet, kubectl and Helm's kubeVersion compare versions.
     base, helm = "k8s.io/component-base/version", "helm.sh/helm/v3"
@@ -44,13 +47,20 @@ def build_programs() -> None:
         f"{base}.gitMinor": minor,
         f"{base}.gitTreeState": "clean",
     }
-    values[f"{helm}/internal/version.version"] = version_of(helm)
+    values[f"{helm}/internal/version.version"] = about(helm)
     for package in ("chartutil", "lint/rules"):
         values |= {f"{helm}/pkg/{package}.k8sVersionMajor": major, f"{helm}/pkg/{package}.k8sVersionMinor": minor}
     flags = " ".join(["-s", "-w", *(f"-X {name}={value}" for name, value in values.items())])
     BIN.mkdir(parents=True, exist_ok=True)
     subprocess.run(["go", "build", "-o", f"{BIN}/", "-ldflags", flags, "tool", "./..."], cwd=MODULE, env=environment, check=True)
     (BIN / "server").replace(BIN / "etcd")  # etcd's main package is called "server"
+    command = ["go", "build", "-o", f"{BIN}/", "-ldflags=-s -w", "./..."]
+    subprocess.run(["go", "mod", "download", "github.com/cert-manager/cert-manager"], cwd=CERT_MANAGER, env=environment, check=True)
+    subprocess.run(command, cwd=CERT_MANAGER, env=environment, check=True)
+    (BIN / "cepheid-kubernetes").replace(BIN / "cert-manager")  # named after its module
+    crds = sorted(Path(about("github.com/cert-manager/cert-manager", "Dir", CERT_MANAGER), "deploy/crds").glob("*.yaml"))
+    CERT_MANAGER_CRDS.write_text("---\n".join(path.read_text() for path in crds))
+    write_program_image(CERT_MANAGER_IMAGE, "cert-manager", user="65532:65532")
     write_program_image(PAUSE_IMAGE, "pause", user="")
     write_program_image(COREDNS_IMAGE, "coredns", user="65532:65532")
 
@@ -67,7 +77,8 @@ def write_program_image(name: str, program: str, *, user: str) -> None:
 
 def missing_programs() -> list[str]:
     """Return what `build_programs` has not made yet."""
-    wanted = [*(BIN / name for name in PROGRAMS), IMAGES / "pause.tar", IMAGES / "coredns.tar"]
+    images = (IMAGES / f"{name}.tar" for name in ("pause", "coredns", "cert-manager"))
+    wanted = [*(BIN / name for name in PROGRAMS), *images, CERT_MANAGER_CRDS]
     return [path.name for path in wanted if not path.exists()]
 
 

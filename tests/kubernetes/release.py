@@ -27,12 +27,16 @@ RATE_PER_S = 500
 class Release:
     """A release in a namespace of its own, which enforces the restricted Pod Security profile."""
 
-    def __init__(self, node: RunningNode, name: str, *values: str, secure: bool = False) -> None:
+    def __init__(
+        self, node: RunningNode, name: str, *values: str, secure: bool = False, ca: tuple[str, str] = ("-client", "ca.pem")
+    ) -> None:
+        """`ca`: ending of the name of the secret with the CA of the servers, and the file in it."""
         self.node = node
         self.name = name
         self.namespace = f"test-{name}"
         self.secure = secure
-        self._values = [*IMAGE_VALUES, *values, f"--set=secure={str(secure).lower()}"]
+        self._ca = ca
+        self.values = [*IMAGE_VALUES, *values, f"--set=secure={str(secure).lower()}"]
 
     # ---- the life of the release
 
@@ -41,11 +45,11 @@ class Release:
         run("kubectl", "label", "namespace", self.namespace, "pod-security.kubernetes.io/enforce=restricted")
 
     def install(self, *values: str, timeout_s: int = 900) -> None:
-        self.helm("install", self.name, str(CHART), *self._values, *values, "--wait", f"--timeout={timeout_s}s")
+        self.helm("install", self.name, str(CHART), *self.values, *values, "--wait", f"--timeout={timeout_s}s")
 
     def upgrade(self, *values: str, timeout_s: int = 1200) -> None:
         """Upgrade and wait until the last pod was replaced. Values of earlier upgrades do not stay."""
-        self.helm("upgrade", self.name, str(CHART), *self._values, *values, "--wait", f"--timeout={timeout_s}s")
+        self.helm("upgrade", self.name, str(CHART), *self.values, *values, "--wait", f"--timeout={timeout_s}s")
         self.wait_rolled_out()
 
     def uninstall(self) -> None:
@@ -59,8 +63,8 @@ class Release:
 
     # ---- what it consists of
 
-    def kubectl(self, *words: str, check: bool = True) -> str:
-        return run("kubectl", f"--namespace={self.namespace}", *words, check=check)
+    def kubectl(self, *words: str, check: bool = True, stdin: str | None = None) -> str:
+        return run("kubectl", f"--namespace={self.namespace}", *words, check=check, stdin=stdin)
 
     def objects(self, kind: str) -> list[dict[str, Any]]:
         items: list[dict[str, Any]] = json.loads(self.kubectl("get", kind, "--output=json"))["items"]
@@ -166,11 +170,11 @@ class Release:
 
     def credentials(self) -> list[str]:
         """Return the options by which the client of load.py trusts the servers, and is trusted by them."""
-        secret = self.secret("-client")
         folder = REPORTS / self.namespace
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "ca.pem").write_text(secret["ca.pem"])
-        return ["--ca", str(folder / "ca.pem"), "--token", secret["admin.token"].strip()]
+        secret, file = self._ca
+        (folder / "ca.pem").write_text(self.secret(secret)[file])
+        return ["--ca", str(folder / "ca.pem"), "--token", self.secret("-client")["admin.token"].strip()]
 
     def _start_load(self, *options: str) -> subprocess.Popen[str]:
         REPORTS.mkdir(parents=True, exist_ok=True)
@@ -182,9 +186,9 @@ class Release:
         return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, cwd=REPOSITORY)
 
 
-def run(*command: str, check: bool = True) -> str:
+def run(*command: str, check: bool = True, stdin: str | None = None) -> str:
     """Run a command and return its output. A failure shows what it printed."""
-    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=COMMAND_TIMEOUT_S)
+    done = subprocess.run(command, input=stdin, capture_output=True, text=True, env=ENVIRONMENT, timeout=COMMAND_TIMEOUT_S)
     if check and done.returncode:
         raise AssertionError(f"{' '.join(command)} ended with {done.returncode}\n{done.stdout[-3_000:]}\n{done.stderr[-3_000:]}")
     return done.stdout + ("" if check else done.stderr)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import shutil
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -35,7 +36,7 @@ from cepheid_rpc import (
 )
 from cepheid_security import ClientTls, Principal, SecurityConfigurationError
 from cepheid_security.audit import AuditLog
-from cepheid_security.authority import Authority
+from cepheid_security.authority import ROTATION_STAGES, Authority
 from cepheid_security.peer_settings import BookieAccessSettings, BookieTlsSettings, PeerTlsSettings
 from cepheid_security.read_tickets import LAST_ENTRY, ReadTicket, TicketKey, check_ticket, sign_ticket
 from tests.bookie.bookie_support import KEY as MASTER_KEY
@@ -282,6 +283,22 @@ async def test_a_port_without_tls_beside_it_is_open_until_it_is_closed(made: Pat
         assert await outcome_of(CALLS["add"], secured) == "PERMISSION_DENIED"
         for connection in (plain, secured):
             await connection.aclose()
+
+
+async def test_brokers_and_a_bookie_get_the_stages_of_a_new_ca_in_any_order(made: Path, tmp_path: Path) -> None:
+    """gRPC has a TLS library of its own, which has to find the right one of two CAs."""
+    authority, bookie_files, broker_files = (
+        shutil.copytree(made, tmp_path / name) for name in ("authority", "bookie-files", "broker-files")
+    )
+    async with secured_bookie(bookie_files, tmp_path) as server:
+        for number, stage in enumerate(ROTATION_STAGES):
+            Authority(authority, datetime.datetime.now(datetime.UTC)).rotate(stage)
+            both = (bookie_files, broker_files)
+            for receiver in both if number % 2 else reversed(both):
+                shutil.copytree(authority, receiver, dirs_exist_ok=True)
+                connection = GrpcConnection("b", f"{TLS_MARK}127.0.0.1:{server.port}", tls=tls_of(broker_files, "broker"))
+                assert await outcome_of(CALLS["lac"], connection) == "OK", (stage, receiver.name)
+                await connection.aclose()
 
 
 async def test_an_exchanged_certificate_is_used_without_a_restart(made: Path, tmp_path: Path) -> None:
