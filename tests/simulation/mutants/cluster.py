@@ -18,6 +18,8 @@ from cepheid_broker.ownership.broker_liveness import BrokerLiveness, PeerSigns
 from cepheid_broker.ownership.bundle_states import BundleStates
 from cepheid_broker.ownership.bundle_tenures import BundleTenures
 from cepheid_broker.ownership.bundles import Bundle
+from cepheid_broker.ownership.owner_reach import OwnerReach
+from cepheid_broker.ownership.ownership import There
 from cepheid_broker.topics.topics import Topics
 from cepheid_ledger import ClosedLedger
 from cepheid_ledger.add_pipeline import AddPipeline
@@ -515,6 +517,21 @@ def take_over_without_a_challenge() -> Iterator[None]:
         return False
 
     with mock.patch.object(BrokerLiveness, "_is_gone", proven), mock.patch.object(BrokerLiveness, "has_come_back", gone):
+        yield
+
+
+@scenario_mutant
+@contextlib.contextmanager
+def forget_lookups_that_wait() -> Iterator[None]:
+    """A lookup of a dead owner's bundle waits, and is not answered when there is another owner.
+
+    Random worlds miss it: their clients give the lookup up after a while and ask again.
+    """
+
+    async def forgotten(self: OwnerReach, bundle: Bundle, there: There, look: Any) -> Any:
+        await asyncio.get_running_loop().create_future()
+
+    with mock.patch.object(OwnerReach, "_wait", forgotten):
         yield
 
 
