@@ -93,7 +93,7 @@ class LedgerAccess:
         if not state.fenced:
             state.fenced = True
             self.fences += 1
-            log.info("ledger.fenced", extra={"ledger_id": state.ledger_id, "entry_id": state.last_entry_id})
+            log.debug("ledger.fenced", extra={"ledger_id": state.ledger_id, "entry_id": state.last_entry_id})
         return Status.OK if state.fence_durable else await self._save(state)
 
     async def _save(self, state: LedgerState) -> Status:

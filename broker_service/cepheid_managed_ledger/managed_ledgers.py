@@ -2,8 +2,9 @@
 
 Rules
 1. A topic has at most one open `ManagedLedger` per process; another opening would fence the first.
-2. Trimming, deletions and offloading of a topic wait while topics are being opened: clients wait for those, as after the death of
-   another broker. The next round of housekeeping comes in any case.
+2. Trimming, deletions and offloading of a topic wait while topics are being opened, and until none was opened for a moment: clients
+   wait for those, as after the death of another broker, and ask for the next ones when they have their answers. The next round of
+   housekeeping comes in any case.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ from cepheid_wire import TopicName
 _TICK_S = 1.0
 _TICKED_AT_ONCE = 500
 _CLOSED_AT_ONCE = 256
+_QUIET_S = 0.1
+"""How long no topic was opened before opened topics are looked after (rule 2). A client's next request comes sooner."""
 
 
 class ManagedLedgers:
@@ -78,6 +81,8 @@ class ManagedLedgers:
         self._flights: SingleFlight[TopicName, ManagedLedger] = SingleFlight("openings", _closed_error)
         self._unsubscribe = store.subscribe(self.on_session)
         self._ticking: asyncio.Task[None] | None = None
+        self._tending: asyncio.TimerHandle | None = None
+        self._last_opening_s = 0.0  # loop time
         self._closed = False
 
     def __repr__(self) -> str:
@@ -146,6 +151,8 @@ class ManagedLedgers:
     async def aclose(self) -> None:
         """Closes all of them: saves cursors, ends ledgers."""
         self._closed = True
+        if self._tending is not None:
+            self._tending.cancel()
         await self._flights.aclose()
         opened = list(self._open.values())
         for start in range(0, len(opened), _CLOSED_AT_ONCE):
@@ -158,16 +165,27 @@ class ManagedLedgers:
         try:
             return await self._open_one(config, topic)
         finally:
-            asyncio.get_running_loop().call_soon(self._tend_opened)  # when this opening does not count any more
+            self._last_opening_s = asyncio.get_running_loop().time()
+            if self._tending is None and not self._closed:
+                self._tend_later(_QUIET_S)
+
+    def _tend_later(self, delay_s: float) -> None:
+        self._tending = asyncio.get_running_loop().call_later(delay_s, self._tend_opened)
 
     def _tend_opened(self) -> None:
         """Rule 2."""
-        if self._untended and not self._flights and not self._closed:
-            some, self._untended = self._untended[:_TICKED_AT_ONCE], self._untended[_TICKED_AT_ONCE:]
-            for managed_ledger in some:
-                managed_ledger.tick()
-            if self._untended:
-                asyncio.get_running_loop().call_soon(self._tend_opened)
+        self._tending = None
+        if not self._untended or self._closed:
+            return
+        quiet_s = asyncio.get_running_loop().time() - self._last_opening_s
+        if self._flights or quiet_s < _QUIET_S:
+            self._tend_later(_QUIET_S)
+            return
+        some, self._untended = self._untended[:_TICKED_AT_ONCE], self._untended[_TICKED_AT_ONCE:]
+        for managed_ledger in some:
+            managed_ledger.tick()
+        if self._untended:
+            self._tend_later(0)
 
     async def _open_one(self, config: ManagedLedgerConfig, topic: TopicName) -> ManagedLedger:
         known = self._open.get(topic)

@@ -12,7 +12,7 @@ _NEEDS_QUOTES = re.compile(r"\s|^$").search
 
 
 class EventFormatter(logging.Formatter):
-    """`2026-01-31 12:00:00,000 INFO ledger.fenced ledger_id=7 lac=41`: the message is the event's fixed name."""
+    """`2026-01-31 12:00:00,000 INFO rollover.done topic=x ledger_id=7`: the message is the event's fixed name."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(message)s")

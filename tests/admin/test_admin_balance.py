@@ -5,17 +5,27 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from cepheid_broker.balancing import BundleOrders, HttpPeers, LoadBalancer
-from cepheid_broker.balancing.loads import MESSAGES_PER_S
+from cepheid_broker.admin.load_balance import _shown
+from cepheid_broker.balancing import BrokerReport, BundleOrders, HttpPeers, LoadBalancer
+from cepheid_broker.balancing.balance import BalanceRules, balance
+from cepheid_broker.balancing.balance_memory import BalanceMemory
+from cepheid_broker.balancing.load_balancer import BalanceView
+from cepheid_broker.balancing.loads import MESSAGES_PER_S, BundleLoad
+from cepheid_broker.ownership import bundles_of
 from cepheid_broker.settings import BalanceSettings
 from cepheid_cli.app import app
+from cepheid_cli.brokers import list_brokers
+from cepheid_cli.cluster import balance_lines
+from cepheid_metadata import LeaderRecord
 from cepheid_metadata.upgrade import StorageFormat, storage_format_record
-from cepheid_wire import TopicName
+from cepheid_wire import NamespaceName, TopicName
 from tests.admin.admin_world import AdminWorld
 from tests.broker.brokers_world import BrokersWorld, OneBroker
 from tests.broker.scripted_client import full
@@ -255,3 +265,33 @@ def test_a_bundle_is_split_at_its_owner_whichever_broker_is_asked() -> None:
         assert not owner.ownership.owns(name)
 
     balanced(test, enabled=False)
+
+
+@pytest.mark.page
+def test_the_page_shows_what_the_commands_print(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    found = shown_balance()
+    monkeypatch.setattr("cepheid_cli.brokers.connect_admin", lambda url: SimpleNamespace(call=lambda method, path: found))
+    list_brokers()
+    page = (Path(__file__).parents[2] / "docs" / "ownership.md").read_text()
+    listed = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    for line in (*listed, *balance_lines(found)):
+        assert line in page.splitlines(), line
+
+
+def shown_balance() -> dict[str, Any]:
+    """What the leader of three brokers shows after the third was added."""
+    names = iter(bundles_of(NamespaceName("public", "default"), 8))
+    loads = {"broker-1": (0.24, 0.18, 0.12, 0.06), "broker-2": (0.21, 0.15, 0.13, 0.08), "broker-3": ()}
+
+    def report(broker: str) -> BrokerReport:
+        """One hundred topics are as much load as one hundred messages a second."""
+        held = [BundleLoad(str(next(names)), MESSAGES_PER_S * load - 100, topics=100) for load in loads[broker]]
+        return BrokerReport(broker, tuple(held), started_at_ms=0, reported_at_ms=10**6)
+
+    reports = {broker: report(broker) for broker in loads}
+    states = BalanceMemory().states(0.0, list(reports.values()))
+    leader = LeaderRecord(broker_id="broker-1", since_ms=0)
+    view = BalanceView(leader, BalanceSettings(), states, reports, (), (), balance(states, BalanceRules()))
+    addresses = {broker: {"http": f"10.0.0.{number}:8080"} for number, broker in enumerate(loads, 1)}
+    context: Any = SimpleNamespace(broker=SimpleNamespace(ownership=SimpleNamespace(brokers=addresses)))
+    return _shown(context, view)

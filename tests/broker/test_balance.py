@@ -150,11 +150,11 @@ class Cluster:
                 shown *= min(1.0, (self.now_s - self.moved_s.get(bundle, 0.0)) / 10)  # a window of 10 s
                 bundles.append(BundleLoad(bundle, messages_in_per_s=shown * MESSAGES_PER_S, topics=0))
         cpu = self.cost * sum(self.loads[bundle] for bundle, owner in self.owners.items() if owner == name)
-        return BrokerReport(name, tuple(bundles), cpu, started_at_ms=0)
+        return BrokerReport(name, tuple(bundles), cpu, started_at_ms=0, reported_at_ms=10**9)
 
     def round(self) -> Plan:
         self.now_s += 5.0
-        states = self.memory.states(self.now_s, 10**9, [self.report(name) for name in self.brokers])
+        states = self.memory.states(self.now_s, [self.report(name) for name in self.brokers])
         plan = self.memory.plan(states, RULES, lambda bundle, broker_id: True)
         for move in plan.moves:
             assert self.owners[move.bundle] == move.source
@@ -209,10 +209,10 @@ def test_a_move_that_was_refused_is_not_tried_again_at_once() -> None:
     cluster = Cluster(1, a=[0.3, 0.3], b=[])
     for _ in range(CONFIRM_ROUNDS - 1):
         cluster.round()
-    states = cluster.memory.states(cluster.now_s, 10**9, [cluster.report(name) for name in cluster.brokers])
+    states = cluster.memory.states(cluster.now_s, [cluster.report(name) for name in cluster.brokers])
     (move,) = cluster.memory.plan(states, RULES, lambda bundle, broker_id: True).moves
     cluster.memory.on_refused(cluster.now_s, move.bundle)
-    states = cluster.memory.states(cluster.now_s, 10**9, [cluster.report(name) for name in cluster.brokers])
+    states = cluster.memory.states(cluster.now_s, [cluster.report(name) for name in cluster.brokers])
     assert move.bundle not in [each.bundle for each in cluster.memory.plan(states, RULES, lambda bundle, broker_id: True).moves]
 
 
@@ -222,3 +222,12 @@ def test_a_report_comes_back_from_its_wire_form() -> None:
     assert report.load == 0.5
     with pytest.raises(ValueError, match="it is not a load report"):
         report_from({"brokerId": "a"})
+
+
+@pytest.mark.parametrize(("age_ms", "own_load"), [(29_000, 0.0), (31_000, 1.0)])
+def test_a_broker_has_just_started_by_its_own_clock(age_ms: int, own_load: float) -> None:
+    """It may be wrong by a year, as may that of the leader."""
+    started_at_ms = 10**12
+    report = BrokerReport("a", (), 1.0, started_at_ms=started_at_ms, reported_at_ms=started_at_ms + age_ms)
+    (state,) = BalanceMemory().states(0.0, [report])
+    assert state.own_load == own_load

@@ -10,14 +10,16 @@ from typing import Any
 import pytest
 
 from cepheid_broker.balancing import BrokerReport, BundleOrders, LoadBalancer, MoveOrder, OrderRefusedError, SplitOrder
+from cepheid_broker.balancing.balance_memory import STARTING_S
 from cepheid_broker.balancing.load_balancer import changed
 from cepheid_broker.balancing.loads import MESSAGES_PER_S
-from cepheid_broker.ownership import PeerUnreachableError
+from cepheid_broker.balancing.own_load import OwnLoad
+from cepheid_broker.ownership import Division, PeerUnreachableError, SoleOwnership
 from cepheid_broker.ownership.bundles import Bundle, bundles_of
 from cepheid_broker.settings import BalanceSettings
 from cepheid_metadata import DynamicSettings, IsolationPolicies, IsolationPolicy, LeaderRecord, dynamic_settings, isolation_policies
 from cepheid_metadata.upgrade import StorageFormat, storage_format_record
-from cepheid_ports import CepheidError
+from cepheid_ports import CepheidError, Ports
 from cepheid_wire import NamespaceName, TopicName
 from tests.broker.brokers_world import BrokersWorld, OneBroker
 from tests.broker.scripted_client import full
@@ -39,7 +41,7 @@ class Balanced:
     def add(self, broker: OneBroker, settings: BalanceSettings = FAST) -> LoadBalancer:
         own_load = broker.broker.own_load
         own_load.loaded = lambda: self._rated(broker)
-        own_load._started_at_ms = 0
+        own_load._started_s -= STARTING_S
         orders = BundleOrders(broker.session, broker.ownership, own_load)  # type: ignore[arg-type]
         balancer = LoadBalancer(orders, self, settings)
         broker.broker.balancer = self.balancers[broker.id] = balancer
@@ -250,3 +252,16 @@ async def test_settings_are_changed_for_all_brokers_while_they_run() -> None:
 def test_a_changed_setting_that_does_not_fit_is_left_out() -> None:
     assert changed(FAST, {"balance.tolerance": "0.5", "other.thing": "1", "balance.new": "2"}).tolerance == 0.5
     assert changed(FAST, {"balance.tolerance": "-1"}) == FAST
+
+
+@pytest.mark.virtual_time
+async def test_the_age_of_a_broker_does_not_hang_on_its_clock() -> None:
+    wall_ms = 10**12
+    own_load = OwnLoad(SoleOwnership(), list, no_division, Ports(wall_ms=lambda: wall_ms))
+    await asyncio.sleep(5.0)
+    wall_ms -= 10**10  # the clock is set back by months
+    assert (await own_load.report()).age_s == pytest.approx(5.0, abs=0.01)
+
+
+async def no_division(namespace: NamespaceName) -> Division:
+    return 1

@@ -591,6 +591,27 @@ async def test_a_lookup_that_a_release_outlasts_is_refused(monkeypatch: pytest.M
         await asyncio.gather(opening, return_exceptions=True)
 
 
+async def test_a_storm_of_lookups_costs_few_reads_of_metadata_and_is_answered() -> None:
+    """Ten thousand clients that lost their broker ask at once, half of them for topics that no broker has yet."""
+    async with BrokersWorld() as world:
+        owner, asked = world.brokers
+        topic = await world.topic_on(owner)
+        names = [TopicName.parse(full(f"{topic}-{number}")) for number in range(10_000)]
+        reads = 0
+        get = asked.session.get
+
+        async def counted(key: str) -> Any:
+            nonlocal reads
+            reads += 1
+            return await get(key)
+
+        asked.session.get = counted  # type: ignore[method-assign]
+        found = await asyncio.gather(*map(asked.ownership.locate, names))
+        assert {type(location) for location in found} == {Here, There}
+        assert {location.broker_id for location in found if isinstance(location, There)} == {owner.id}
+        assert reads < 100
+
+
 async def test_lookups_wait_until_a_broker_that_starts_is_registered() -> None:
     """Its port is open first: a client that comes meanwhile is not sent away for longer than the start takes."""
     async with BrokersWorld(1) as world:

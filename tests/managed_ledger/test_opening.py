@@ -414,3 +414,17 @@ async def test_a_topic_is_trimmed_when_no_other_is_being_opened() -> None:
         store.go_on.set()
         await opening
         await wait_until(lambda: ledger.statistics().trimmed_ledgers == 1)
+
+
+async def test_a_topic_is_not_trimmed_between_openings_that_follow_each_other_at_once() -> None:
+    async with topic_world() as world:
+        before = world.broker()
+        await append_all(await before.open(TRIM), 2)
+        await before.crash()
+        broker = world.broker()
+        ledger = await broker.open(TRIM)
+        for number in range(20):
+            await asyncio.sleep(0.05)  # of virtual time: a client has its answer, and asks for its next topic
+            await broker.open(TRIM, topic=TopicName.parse(f"persistent://public/default/next-{number}"))
+        assert ledger.statistics().trimmed_ledgers == 0
+        await wait_until(lambda: ledger.statistics().trimmed_ledgers == 1)

@@ -61,17 +61,17 @@ class BalanceMemory:
         return f"<BalanceMemory of {len(self._loads)} bundles, uneven for {self._uneven_rounds} rounds>"
 
     def states(
-        self, now_s: float, now_ms: int, reports: Sequence[BrokerReport], leaving: Collection[str] = (), *, may_split: bool = True
+        self, now_s: float, reports: Sequence[BrokerReport], leaving: Collection[str] = (), *, may_split: bool = True
     ) -> list[BrokerState]:
         """Take the reports of a round, one of each broker; return the brokers as the balance should see them.
 
-        `leaving` are brokers that take nothing. `now_ms` is in the time of the reports.
+        `leaving` are brokers that take nothing.
         """
         self._forget(now_s, reports)
         on_the_way = self._on_the_way(now_s, reports)
         states = []
         for report in reports:
-            state = self._state(now_s, now_ms, report, report.broker_id not in leaving, may_split)
+            state = self._state(now_s, report, report.broker_id not in leaving, may_split)
             coming = tuple(on_the_way.get(report.broker_id, ()))
             states.append(BrokerState(state.broker_id, (*state.bundles, *coming), state.own_load, state.takes))
         return states
@@ -105,12 +105,12 @@ class BalanceMemory:
                 found.setdefault(moved.target, []).append(coming)
         return found
 
-    def _state(self, now_s: float, now_ms: int, report: BrokerReport, takes: bool, may_split: bool) -> BrokerState:
+    def _state(self, now_s: float, report: BrokerReport, takes: bool, may_split: bool) -> BrokerState:
         for bundle in report.bundles:
             before = self._loads.get(bundle.bundle, bundle.load)
             self._loads[bundle.bundle] = before + _NEW_PART * (bundle.load - before)
         estimate = sum(self._loads[bundle.bundle] for bundle in report.bundles)
-        scale = self._scale(now_s, now_ms, report, estimate)
+        scale = self._scale(now_s, report, estimate)
         bundles = []
         for bundle in report.bundles:
             load = scale * self._loads[bundle.bundle]
@@ -119,14 +119,15 @@ class BalanceMemory:
                 load = moved.load  # rule 3
             rests = now_s < self._rest_until.get(bundle.bundle, 0.0)
             bundles.append(BundleState(bundle.bundle, load, bundle.topics, may_move=not rests, may_split=may_split))
-        is_starting = now_ms - report.started_at_ms < 1000 * STARTING_S
-        own_load = 0.0 if is_starting else max(0.0, report.cpu - _MOST_SCALE * estimate)  # not the work of its bundles
+        own_load = (
+            0.0 if report.age_s < STARTING_S else max(0.0, report.cpu - _MOST_SCALE * estimate)
+        )  # not the work of its bundles
         return BrokerState(report.broker_id, tuple(bundles), own_load, takes)
 
-    def _scale(self, now_s: float, now_ms: int, report: BrokerReport, estimate: float) -> float:
+    def _scale(self, now_s: float, report: BrokerReport, estimate: float) -> float:
         known = self._scales.get(report.broker_id, 1.0)
         settles = now_s - self._involved.get(report.broker_id, float("-inf")) < SETTLE_S
-        if settles or now_ms - report.started_at_ms < 1000 * STARTING_S or estimate <= 0.0:
+        if settles or report.age_s < STARTING_S or estimate <= 0.0:
             return known
         measured = min(_MOST_SCALE, max(1.0, report.cpu / estimate))
         self._scales[report.broker_id] = scale = known + _NEW_PART * (measured - known)

@@ -246,7 +246,7 @@ class LoadBalancer:
         reports = [heard.report for heard in self._heard.values()]
         now_s = asyncio.get_running_loop().time()
         may_split = await self._may_split()
-        return self._memory.states(now_s, self._ports.wall_ms(), reports, self._ownership.leaving, may_split=may_split)
+        return self._memory.states(now_s, reports, self._ownership.leaving, may_split=may_split)
 
     async def _may_split(self) -> bool:
         try:

@@ -54,6 +54,11 @@ class BrokerReport:
     reported_at_ms: int = 0
 
     @property
+    def age_s(self) -> float:
+        """How long the broker had run when it reported, by its own clock."""
+        return (self.reported_at_ms - self.started_at_ms) / 1000
+
+    @property
     def estimate(self) -> float:
         """The sum over its bundles."""
         return sum(bundle.load for bundle in self.bundles)

@@ -73,10 +73,7 @@ class OwnLoad:
     cpu: float = 0.0
     """Share of a core in the last window."""
     _window: _Window | None = None
-    _started_at_ms: int = field(default=0)
-
-    def __post_init__(self) -> None:
-        self._started_at_ms = self.ports.wall_ms()
+    _started_s: float = field(default_factory=lambda: asyncio.get_running_loop().time())
 
     def on_tick(self) -> None:
         """Once in each rate window."""
@@ -98,13 +95,14 @@ class OwnLoad:
                 sums.setdefault(str(bundle_of(topic.name, division)), _Sums()).add(topic)
             if number % _TOPICS_IN_ONE_GO == 0:
                 await asyncio.sleep(0)
+        now_ms, age_s = self.ports.wall_ms(), asyncio.get_running_loop().time() - self._started_s
         return BrokerReport(
             self.ownership.broker_id,
             tuple(found.load(name) for name, found in sorted(sums.items())),
             self.cpu,
             resident_bytes(),
-            self._started_at_ms,
-            self.ports.wall_ms(),
+            now_ms - int(1000 * age_s),  # not what the clock showed then: it may have been set since
+            now_ms,
         )
 
     def topic_loads(self, bundle: Bundle) -> dict[int, float]:

@@ -111,7 +111,9 @@ class BundleOwnership:
         self._watched = WatchedRecords(store, self._tasks)
         self._isolation: WatchedRecord[IsolationPolicies] | None = None
         self._registered = asyncio.Event()
+        # One read for all that ask at the same time: after a failover clients look up thousands of topics of few bundles.
         self._reads: SingleFlight[Bundle, BundleOwner | None] = SingleFlight("owner-reads", _stopped)
+        self._preferences: SingleFlight[Bundle, str] = SingleFlight("preference-reads", _stopped)
         self._stopping = False
         self.peers: PeerCalls | None = None
         self._silent = SilentBrokers()
@@ -518,7 +520,6 @@ class BundleOwnership:
             with self._waits():
                 await self._registered.wait()
             return None
-        # One read for all that ask at the same time: after a failover a client looks up thousands of topics of few bundles.
         owner = await self._reads.run(bundle, self._tenures.owner_of)
         if owner is not None and not self._tenures.may_take(owner):
             return There(owner.broker_id, owner.addresses)
@@ -563,7 +564,7 @@ class BundleOwnership:
             raise bundle_not_ready(bundle, "this broker is drained, and no other one takes bundles")
         if authoritative and not self._stopping and (not self.draining or self.broker_id in brokers):
             return None
-        preferred = await self._tenures.preferred_for(bundle)
+        preferred = await self._preferences.run(bundle, self._tenures.preferred_for)
         addresses = {name: record.addresses for name, record in brokers.items()}
         order = self.placement.order(bundle, addresses, preferred, now_s=asyncio.get_running_loop().time())
         if not order or order[0] == self.broker_id:

@@ -15,9 +15,13 @@ from cepheid_bookie.bookie_life import BookieLife
 from cepheid_bookie.cookie import Cookie
 from cepheid_bookie.limbo import Limbo
 from cepheid_broker.ownership.broker_liveness import BrokerLiveness, PeerSigns
+from cepheid_broker.ownership.bundle_ownership import BundleOwnership
+from cepheid_broker.ownership.bundle_split import BundleSplits
 from cepheid_broker.ownership.bundle_states import BundleStates
 from cepheid_broker.ownership.bundle_tenures import BundleTenures
 from cepheid_broker.ownership.bundles import Bundle
+from cepheid_broker.ownership.owner_reach import OwnerReach
+from cepheid_broker.ownership.ownership import There
 from cepheid_broker.topics.topics import Topics
 from cepheid_ledger import ClosedLedger
 from cepheid_ledger.add_pipeline import AddPipeline
@@ -28,7 +32,7 @@ from cepheid_ledger.writer_state import ChangeEnsemble, Confirm, SendAdd, Writer
 from cepheid_managed_ledger import ManagedLedgers, orphans
 from cepheid_managed_ledger.appender import Appender
 from cepheid_managed_ledger.failover import Failover
-from cepheid_metadata import UNDELETED, Chain, DeletedLedgers, LedgerMetadata, list_ledgers
+from cepheid_metadata import UNDELETED, Chain, Delete, DeletedLedgers, LedgerMetadata, list_ledgers
 from cepheid_ports import CepheidError
 from cepheid_rpc import EntryGroup, encode_group
 from tests.simulation.mutants.registry import mutant, scenario_mutant
@@ -500,6 +504,35 @@ def _forgiving_lanes() -> contextlib.AbstractContextManager[Any]:
     return mock.patch.object(WriterState, "on_added", forgiving)
 
 
+@mutant("O6")
+@contextlib.contextmanager
+def leave_the_record_of_a_bundle_that_was_split() -> Iterator[None]:
+    """The parts get records, and that of the whole stays: a broker that has not heard of the split sends clients by it."""
+    plan = BundleSplits._plan
+
+    def kept(self: BundleSplits, *given: Any) -> Any:
+        parts, ops = plan(self, *given)
+        return parts, [op for op in ops if not isinstance(op, Delete)]
+
+    with mock.patch.object(BundleSplits, "_plan", kept):
+        yield
+
+
+@mutant("O6")
+@contextlib.contextmanager
+def acquire_a_bundle_that_was_split() -> Iterator[None]:
+    """A broker goes by the division of the namespace that it knows, and does not look whether it is the present one."""
+
+    async def current(self: BundleTenures, bundle: Bundle) -> bool:
+        return True
+
+    async def unchecked(self: BundleOwnership, bundle: Bundle) -> None:
+        return
+
+    with mock.patch.object(BundleTenures, "_is_current", current), mock.patch.object(BundleOwnership, "_check_current", unchecked):
+        yield
+
+
 @scenario_mutant
 @contextlib.contextmanager
 def take_over_without_a_challenge() -> Iterator[None]:
@@ -515,6 +548,21 @@ def take_over_without_a_challenge() -> Iterator[None]:
         return False
 
     with mock.patch.object(BrokerLiveness, "_is_gone", proven), mock.patch.object(BrokerLiveness, "has_come_back", gone):
+        yield
+
+
+@scenario_mutant
+@contextlib.contextmanager
+def forget_lookups_that_wait() -> Iterator[None]:
+    """A lookup of a dead owner's bundle waits, and is not answered when there is another owner.
+
+    Random worlds miss it: their clients give the lookup up after a while and ask again.
+    """
+
+    async def forgotten(self: OwnerReach, bundle: Bundle, there: There, look: Any) -> Any:
+        await asyncio.get_running_loop().create_future()
+
+    with mock.patch.object(OwnerReach, "_wait", forgotten):
         yield
 
 

@@ -68,6 +68,7 @@ ALONE: Mapping[str, tuple[str, int | str]] = {
     "O3": ("leave what a session made", 2),
     "O4": ("begin the epochs of a bundle again", 1),
     "O5": ("take over without a challenge", "49"),
+    "O6": ("leave the record of a bundle that was split", 8),
     "B1": ("move to a broker that is drained", "50"),
     "C1": ("reset in the same generation", 10),
     "C2": ("save no part of a batch", 6),

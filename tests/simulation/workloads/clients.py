@@ -20,8 +20,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cepheid_broker.dispatch.effects import HashRange
+from cepheid_broker.ownership.bundle_split import SPLITS_SINCE
 from cepheid_metadata import MemoryStore, TopicRecord, keys, topic_records
 from cepheid_metadata import Position as Place
+from cepheid_metadata.upgrade import StorageFormat, storage_format_record
 from cepheid_wire import TopicName, count_messages, decode_batch, parse_metadata, split_tail
 from tests.history.checker import judge
 from tests.history.verdict import Promises
@@ -108,6 +110,8 @@ class ClientWorkload:
                 retention=self.trims.retention[topic],
             )
             await topic_records(store).create(topic, record)
+        if self._world.orderly and self._operators.splits_bundles:
+            await storage_format_record(store).create(None, StorageFormat(storage_format=SPLITS_SINCE))
 
     def tap(self, protocol: asyncio.Protocol, broker: SimBroker) -> WireTap:
         """Listens at the broker's end of a connection."""
@@ -138,6 +142,8 @@ class ClientWorkload:
         self._world.start_outside(self._operators.run(), "operate on topics")
         if self._world.orderly:
             self._world.start_outside(self._operators.hand_over(), "hand topics over")
+            if self._operators.splits_bundles:
+                self._world.start_outside(self._operators.split(), "split bundles")
 
     # Machines
 

@@ -1,6 +1,7 @@
 """Operators of topics that clients use: what the admin API does, at whichever broker serves, and what is to be expected of it.
 
 unload, trim, hand over  clients notice a pause; of a topic that is handed over, another broker
+split a bundle           clients notice nothing
 examine                  the oldest messages are read, over and over, also while retention trims
 delete a topic           with force: its clients come again, and make it anew; what was in it is gone
 reset, skip, delete      a subscription moves: `moving` and `moved` frame it in the history (tests/history/rules_served.py)
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from tests.simulation.world.world import World
 
 _HAND_OVERS_PER_S = 0.4
+_SPLITS_PER_S = 0.4
+_WORLDS_THAT_SPLIT = 0.3
 _LIMITS = (None, None, 1, 3, 10)
 
 
@@ -67,6 +70,8 @@ class TopicOperators:
         """The topic that nobody deletes: with it the sequence ids would go, and what is sent again be stored again."""
         self.ends: dict[TopicName, Place] = {}
         """Of topics that were terminated: the last position, as whoever asked was told."""
+        self._splits = random.Random(f"{world.seed}/split")
+        self.splits_bundles = self._splits.random() < _WORLDS_THAT_SPLIT
         self._acts: dict[Callable[[Broker, Subscribed], Any], float] = {
             self._unload: 2.0,
             self._trim: 1.0,
@@ -177,6 +182,21 @@ class TopicOperators:
                 self._history.did("hand over")
             except EXPECTED as error:
                 self._history.note(f"an operator cannot give {topic} to {to}: {error!r}")
+
+    async def split(self) -> None:
+        """In some of these worlds: a bundle is cut in two while clients use its topics, and they notice nothing."""
+        rng = self._splits
+        operator = Operator(self._world.brokers, rng)
+        while not self.stopped:
+            await asyncio.sleep(rng.expovariate(_SPLITS_PER_S))
+            topic, share = rng.choice(self._subscriptions).topic, rng.random()
+            if self.stopped or not self._world.does():
+                continue
+            try:
+                await operator.split_bundle(topic, share)
+                self._history.did("split a bundle")
+            except EXPECTED as error:
+                self._history.note(f"an operator cannot split the bundle of {topic}: {error!r}")
 
     async def _delete_topic(self, broker: Broker, subscribed: Subscribed) -> None:
         """Once it is done nothing of what was in it is in it (M3)."""

@@ -13,10 +13,10 @@ import random
 from collections.abc import Mapping
 
 from cepheid_broker.ownership.bundle_ownership import BundleOwnership
-from cepheid_broker.ownership.bundles import Bundle, bundle_of
+from cepheid_broker.ownership.bundles import Bundle, bundle_of, division_of
 from cepheid_broker.ownership.ownership import Here
 from cepheid_managed_ledger import ManagedLedger, ManagedLedgerFailedError, State
-from cepheid_metadata import BundleOwner, MemoryStore, NamespaceRecord, SessionState, keys, namespace_records
+from cepheid_metadata import BundleHistory, BundleOwner, MemoryStore, NamespaceRecord, SessionState, keys, namespace_records
 from cepheid_wire import TopicName
 from tests.simulation.checks.history import History
 from tests.simulation.workloads.ledgers import EXPECTED
@@ -139,14 +139,27 @@ class OwnershipWorkload:
             self._history.note(f"{broker.process} cannot release {topic}: {error}")
 
     def _check_released(self, key: str, process: str) -> None:
-        """O1: a broker deletes its record. What it serves of the bundle was closed before: the next owner may begin at once."""
+        """O1: a broker deletes its record. What it serves of the bundle was closed before: the next owner may begin at once.
+
+        Not so where the bundle is split: its parts are the same broker's, and what is open stays open.
+        """
         opened = self._served.get(process) or self._open.get(process)
-        if opened is None or opened.ownership is None:
+        if opened is None or opened.ownership is None or self._was_split(key):
             return
         for bundle in opened.ownership.owned_bundles():
             if keys.bundle_key(*bundle.noun) == key:
                 serves = opened.serves(bundle)
                 self._history.check("O1", not serves, lambda serves=serves: f"{process} gives {key} away and serves {serves}")
+
+    def _namespace_of(self, topic: TopicName) -> NamespaceRecord:
+        key = keys.namespace_key(topic.namespace.tenant, topic.namespace.local_name)
+        return NamespaceRecord.decode(self._tree.nodes[key].value, key)
+
+    def _was_split(self, key: str) -> bool:
+        """Whether the history of the bundle says so, which is written in the same step, before the record is deleted."""
+        history_key = key.replace(keys.BUNDLES_KEY, keys.BUNDLE_HISTORIES_KEY, 1)
+        node = self._tree.nodes.get(history_key)
+        return node is not None and BundleHistory.decode(node.value, history_key).split_at is not None
 
     def owners(self, brokers: list[SimBroker], topic: TopicName) -> list[str]:
         """Who believes to own it, among those that run."""
@@ -158,7 +171,8 @@ class OwnershipWorkload:
 
     def watch(self, brokers: list[SimBroker], topic: TopicName) -> None:
         """O1, now and again: who serves has the record, or hears of its loss at once."""
-        node = self._tree.nodes.get(keys.bundle_key(*bundle_of(topic, _BUNDLES).noun))
+        division = division_of(self._namespace_of(topic))
+        node = self._tree.nodes.get(keys.bundle_key(*bundle_of(topic, division).noun))
         record = None if node is None else BundleOwner.decode(node.value, "owner")
         now_s = self._history.now_s
         for broker in brokers:
@@ -178,7 +192,7 @@ class OwnershipWorkload:
 
 
 class OwnerRecordChecks:
-    """Looks at each commit of a bundle's owner record (O4, O5)."""
+    """Looks at each commit of a bundle's owner record (O4, O5, O6)."""
 
     def __init__(self, history: History, nodes: Mapping[str, object]) -> None:
         self._history = history
@@ -207,5 +221,22 @@ class OwnerRecordChecks:
         rises = record.epoch > before
         self._history.check("O4", rises, lambda: f"{process} owns {key} in epoch {record.epoch}, {before} was given out")
         self._epochs[key] = record.epoch
+        others = [other for other in self._nodes if other != key and _overlap(key, other)]
+        self._history.check("O6", not others, lambda: f"{process} owns {key}, and there is an owner of {others}")
         own = process.split("#")[0] == record.broker_id
         self._history.check("O4", own, lambda: f"{process} writes that {record.broker_id} owns {key}")
+
+
+def _overlap(key: str, other: str) -> bool:
+    """Return whether the bundles with these records share a hash. `key` is that of a record, `other` any key."""
+    namespace, _, hashes = key.rpartition("/")
+    other_namespace, _, other_hashes = other.rpartition("/")
+    if other_namespace != namespace:
+        return False
+    (first, end), (other_first, other_end) = _ends(hashes), _ends(other_hashes)
+    return first < other_end and other_first < end
+
+
+def _ends(hashes: str) -> tuple[int, int]:
+    first, _, end = hashes.partition("_")
+    return int(first, 16), int(end, 16)

@@ -100,6 +100,18 @@ class Operator:
 
         await self.call(unload, at)
 
+    async def split_bundle(self, topic: TopicName, share: float, at: SimBroker | None = None) -> None:
+        """Cut the bundle of `topic` in two. `share`: how much of its hashes the first part has, between 0 and 1."""
+
+        async def split(context: AdminContext) -> None:
+            await require_owner(context, topic)
+            ownership = context.broker.ownership
+            for bundle in ownership.owned_bundles() or []:
+                if bundle.holds(topic):
+                    await ownership.split(bundle, [bundle.first + 1 + int(share * (bundle.last - bundle.first - 1))])
+
+        await self.call(split, at)
+
     async def delete_topic(self, topic: TopicName, *, force: bool = False, at: SimBroker | None = None) -> None:
         async def delete(context: AdminContext) -> None:
             await require_owner(context, topic)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from cepheid_broker.errors import ServiceNotReadyError
 from cepheid_broker.ownership.bundles import bundle_of
+from cepheid_broker.ownership.ownership import Here
 from cepheid_metadata import BundleOwner, MemoryStore, TopicRecord, keys, topic_records
 from cepheid_wire import TopicName
 from tests.history.events import Position
@@ -18,7 +21,7 @@ from tests.simulation.world.sim_broker import SimBroker
 from tests.simulation.world.sim_client import SimClient
 from tests.simulation.world.sim_clock import true_ms
 from tests.simulation.world.sim_consumer import Delivery, SimConsumer
-from tests.simulation.world.sim_operator import Operator
+from tests.simulation.world.sim_operator import Operator, ask
 from tests.simulation.world.sim_producer import SimProducer
 from tests.simulation.world.sim_serving import found_cluster
 
@@ -129,6 +132,17 @@ def owner_wakes(scene: Scene) -> None:
     if sleeper is None:
         raise ScenarioError("no owner fell asleep")
     sleeper.node.resume()
+
+
+@step("a lookup of their topic at another broker waits, and leads to that broker within {seconds}")
+async def lookup_waits(scene: Scene, limit_s: float) -> None:
+    """Nothing else asks for the topic meanwhile."""
+    topic, asked = of(scene).topic, next(broker for broker in scene.brokers.values() if broker.serves and not broker.node.paused)
+    until_s, found = scene.history.now_s + limit_s, None
+    with contextlib.suppress(ServiceNotReadyError):
+        found = await ask(asked, lambda context: context.broker.ownership.locate(topic))
+    in_time = isinstance(found, Here) and scene.history.now_s <= until_s
+    scene.history.check("V4", in_time, lambda: f"a lookup leads to {found} after {scene.history.now_s - until_s + limit_s} s")
 
 
 def _owner(scene: Scene) -> SimBroker:
