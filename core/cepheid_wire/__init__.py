@@ -37,6 +37,7 @@ from cepheid_wire.message_metadata import (
 from cepheid_wire.send_command import (
     Receipt,
     SendCommand,
+    SendReader,
     encode_send_receipt,
     encode_send_receipts,
     parse_send,
@@ -68,6 +69,7 @@ __all__ = [
     "NamespaceName",
     "Receipt",
     "SendCommand",
+    "SendReader",
     "ServerError",
     "SharedMessage",
     "TopicName",

@@ -43,6 +43,9 @@ class SendCommand(NamedTuple):
     is_marker: bool
 
 
+_NO_OTHER_FIELDS = (None, None, False, None, None, False)  # what a SEND has besides producer and sequence id, if it has no more
+
+
 class Receipt(NamedTuple):
     """One SEND_RECEIPT. Ledger and entry are -1 for a duplicate that was not stored again (protocol.md §10.3)."""
 
@@ -73,6 +76,47 @@ def parse_send(command: bytes) -> SendCommand:
         send.marker,
     )
     return _new_tuple(SendCommand, fields)
+
+
+class SendReader:
+    """Parses the SENDs of one connection. One that continues the numbering of the SEND before it is recognised, not parsed.
+
+    Clients number the messages of a producer without gaps, so the next SEND of a producer that does not batch is known byte for
+    byte. To compare takes 0.2 µs with the tuple, to parse 0.8.
+    """
+
+    __slots__ = ("_after", "_before", "_last_producer_id", "_next_sequence_id", "_starts")
+
+    def __init__(self) -> None:
+        self._last_producer_id = -1
+        self._next_sequence_id = 0
+        self._before = b""  # the expected SEND: up to its sequence id,
+        self._starts: tuple[bytes, ...] = ()  # the first byte of the id by its low 7 bits,
+        self._after: bytes | None = None  # and what follows; None: no SEND is expected
+
+    def read(self, command: bytes) -> SendCommand:
+        """Return what `parse_send` returns. Raises BadCommandError."""
+        sequence_id = self._next_sequence_id
+        if self._after is None or command != self._before + self._starts[sequence_id & 127] + self._after:
+            send = parse_send(command)
+            self._expect(send, command)
+            return send
+        self._next_sequence_id = sequence_id + 1
+        if not self._next_sequence_id & 127:
+            self._after = None  # the bytes behind the first one change
+        return _new_tuple(SendCommand, (self._last_producer_id, sequence_id, *_NO_OTHER_FIELDS))
+
+    def _expect(self, send: SendCommand, command: bytes) -> None:
+        """Expect the next number if this is the second SEND of its producer in a row, and has no field that it could do without."""
+        producer_id, self._last_producer_id, self._after = self._last_producer_id, send.producer_id, None
+        if producer_id != send.producer_id or send.num_messages is not None:
+            return  # a batch, or producers that take turns: to look for more would cost more than it saves
+        sequence_id = self._next_sequence_id = send.sequence_id + 1
+        self._starts, after = varints_of_block(sequence_id >> 7)
+        before = b"\x08" + varint(producer_id) + b"\x10"
+        self._before = bytes((0x08, 6, 0x32, len(before) + 1 + len(after))) + before
+        if command == self._before + self._starts[send.sequence_id & 127] + after:
+            self._after = after
 
 
 def encode_send_receipt(
