@@ -26,6 +26,7 @@ from cepheid_wire.message_command import SharedMessage, encode_message_header
 from cepheid_wire.message_metadata import (
     MAX_BATCH_MESSAGES,
     SMALLEST_MESSAGE_BYTES,
+    MetadataShape,
     MetadataView,
     count_messages,
     encode_tail,
@@ -65,6 +66,7 @@ __all__ = [
     "FrameSplitter",
     "FrameTooLargeError",
     "InvalidTopicNameError",
+    "MetadataShape",
     "MetadataView",
     "NamespaceName",
     "Receipt",

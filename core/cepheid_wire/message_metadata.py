@@ -3,20 +3,24 @@
     count_messages   hot path: once when an entry is published, and once whenever it is dispatched
     read_metadata    the fields that some features of a broker need
     parse_metadata   everything, for tools
-All let protobuf's C parser read the metadata (0.2 µs of the 1.0 that `count_messages` takes, checks included): a walk over the
-tags in Python that only looked for the count took 1.6 µs, since it may not stop before the end: fields may come in any order.
+    MetadataShape    hot path of publishing: recognises metadata that need not be parsed
+All but the last let protobuf's C parser read the metadata (0.2 µs of the 1.0 that `count_messages` takes, checks included). A walk
+over the tags in Python that only looked for the count took 1.6 µs: it may not stop before the end, as fields may come in any order.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from struct import Struct
 from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
 
 from cepheid_wire import pulsar_api_pb2 as pb
-from cepheid_wire.checksum import CHECKSUM_BYTES, add_checksum
+from cepheid_wire.checksum import CHECKSUM_BYTES, add_checksum, has_checksum
 from cepheid_wire.errors import BadTailError
+from cepheid_wire.varint import varint
 
 SIZE_BYTES = 4
 
@@ -142,6 +146,51 @@ def parse_metadata(tail: bytes | memoryview) -> pb.MessageMetadata:
         missing = ", ".join(metadata.FindInitializationErrors())  # type: ignore[attr-defined]  # types-protobuf lacks it
         raise BadTailError(f"message metadata lacks {missing}", tail_bytes=len(tail))
     return metadata
+
+
+class MetadataShape:
+    """Recognises tails of one producer with metadata like an earlier tail's: all but sequence id and publish time is the same.
+
+    What follows from the earlier metadata follows from theirs: each is one message, and not a chunk. A match takes 0.15 µs, parsing
+    1.1. Keys, event times and the like differ from message to message: such metadata is parsed, and rarely learned.
+    """
+
+    __slots__ = ("_match", "_patience", "_unknown")
+
+    def __init__(self) -> None:
+        self._match: Callable[[bytes | memoryview], object] | None = None
+        self._unknown = 0  # tails that did not fit since the shape was learned
+        self._patience = 16  # how many of them are parsed before another shape is learned, which takes 100 µs
+
+    def fits(self, tail: bytes | memoryview) -> bool:
+        """Return whether the tail has a checksum, and metadata of the shape. The checksum itself is not compared."""
+        return self._match is not None and self._match(tail) is not None
+
+    def learn(self, tail: bytes | memoryview, metadata: pb.MessageMetadata) -> None:
+        """Take note of a tail that does not fit and of its parsed metadata."""
+        self._unknown += 1
+        if self._unknown < self._patience:
+            return
+        self._unknown, self._patience = 0, min(2 * self._patience, 1024)
+        self._match = None
+        if has_checksum(tail) and metadata.num_messages_in_batch == 1 and metadata.num_chunks_from_msg <= 1:
+            start, end = _metadata_range(tail)
+            pattern = _pattern_like(bytes(tail[start:end]), metadata)
+            if pattern is not None:
+                size = re.escape(_size(end - start))
+                self._match = re.compile(rb"\x0e\x01.{4}" + size + pattern, re.DOTALL).match
+
+
+def _pattern_like(encoded: bytes, metadata: pb.MessageMetadata) -> bytes | None:
+    """Return a pattern of metadata with any sequence id and publish time. None: its fields do not come in their usual order."""
+    name_end = 2 + encoded[1]
+    numbers = b"\x10" + varint(metadata.sequence_id) + b"\x18" + varint(metadata.publish_time)
+    numbers_end = name_end + len(numbers)
+    if encoded[0] != 0x0A or encoded[1] > 127 or encoded[name_end:numbers_end] != numbers:
+        return None
+    any_number = rb"[\x80-\xff]{0,8}[\x00-\x7f]"
+    name, rest = re.escape(encoded[:name_end]), re.escape(encoded[numbers_end:])
+    return name + rb"\x10" + any_number + rb"\x18" + any_number + rest
 
 
 def split_tail(tail: bytes | memoryview) -> tuple[memoryview, memoryview]:

@@ -13,6 +13,7 @@ from cepheid_wire import (
     MAX_BATCH_MESSAGES,
     SMALLEST_MESSAGE_BYTES,
     BadTailError,
+    MetadataShape,
     add_checksum,
     count_messages,
     encode_tail,
@@ -177,3 +178,63 @@ def test_random_bytes_are_a_tail_or_refused(noise: bytes) -> None:
             assert count_messages(tail) >= 1
         except BadTailError:
             pass
+
+
+# Shapes
+
+
+def learned(tail: bytes) -> MetadataShape:
+    shape = MetadataShape()
+    for _ in range(16):
+        shape.learn(tail, parse_metadata(tail))
+    return shape
+
+
+def test_metadata_of_another_number_and_time_has_the_same_shape() -> None:
+    shape = learned(tail_of(metadata_with(event_time=7).SerializeToString(), b"payload"))
+    metadata = pb.MessageMetadata(producer_name="p", sequence_id=99, publish_time=100, event_time=7)
+    assert shape.fits(memoryview(tail_of(metadata.SerializeToString(), b"another payload")))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"event_time": 8}, {"num_messages_in_batch": 2}, {"sequence_id": 300}, {"num_chunks_from_msg": 2}, {"producer_name": "q"}],
+    ids=str,
+)
+def test_metadata_that_differs_in_more_has_another_shape(fields: dict[str, Any]) -> None:
+    shape = learned(tail_of(metadata_with(event_time=7).SerializeToString()))
+    metadata = metadata_with(event_time=7)
+    metadata.MergeFrom(pb.MessageMetadata(**fields))
+    assert not shape.fits(tail_of(metadata.SerializeToString(), b"payload"))
+
+
+@pytest.mark.parametrize(
+    "encoded",
+    [
+        metadata_with(num_messages_in_batch=3).SerializeToString(),
+        metadata_with(num_chunks_from_msg=2).SerializeToString(),
+        b"\x10\x01\x0a\x01p\x18\x02",  # fields in another order
+        b"\x0a\x01p\x18\x02\x10\x01",
+    ],
+)
+def test_batches_chunks_and_unusual_encodings_are_not_learned(encoded: bytes) -> None:
+    tail = tail_of(encoded, bytes(40))
+    assert not learned(tail).fits(tail)
+
+
+def test_a_tail_without_checksum_is_not_learned_and_does_not_fit() -> None:
+    encoded = metadata_with().SerializeToString()
+    assert not learned(tail_of(encoded, checksum=False)).fits(tail_of(encoded, checksum=False))
+    assert not learned(tail_of(encoded)).fits(tail_of(encoded, checksum=False))
+
+
+@pytest.mark.slow
+@given(st.data())
+def test_what_fits_a_shape_is_one_message_that_consumers_can_read(data: st.DataObject) -> None:
+    encoded = metadata_with(partition_key="k").SerializeToString()
+    at = data.draw(st.integers(0, len(encoded) - 1))
+    changed = encoded[:at] + data.draw(st.binary(max_size=3)) + encoded[at + data.draw(st.integers(0, 3)) :]
+    tail = tail_of(changed, data.draw(st.binary(max_size=8)))
+    if learned(tail_of(encoded)).fits(tail):
+        assert count_messages(tail) == 1
+        assert parse_metadata(tail).partition_key == "k"
