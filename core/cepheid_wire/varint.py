@@ -26,6 +26,17 @@ def varint(value: int) -> bytes:
     return bytes(encoded)
 
 
+def read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """Return the number that begins at `at` and where it ends. Raises IndexError when it has no end."""
+    value = shift = 0
+    while True:
+        byte = data[at]
+        value |= (byte & 127) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 128:
+            return value, at
+
+
 def varints_of_block(block: int) -> tuple[tuple[bytes, ...], bytes]:
     """Return the parts of the varints of the 128 numbers from `block * 128` on: the first byte of each, by the number's low 7 bits,
     and the bytes that follow it in all of them."""
