@@ -114,7 +114,8 @@ class DispatchSettings(BaseModel, frozen=True, extra="forbid"):
     read_retry_s: PositiveFloat = Field(0.5, description="First pause before a failed read is tried again. It doubles up to 30 s.")
     pass_bytes: PositiveInt = Field(
         4 * MIB,
-        description="Bytes that one subscription sends before others get their turn. Larger: fewer turns, less even latencies.",
+        description="Bytes that one subscription sends before others get their turn. Each entry counts 16 KiB more than its size. "
+        "Larger: fewer turns, less even latencies.",
     )
     max_unacked_messages: PositiveInt = Field(
         50_000,

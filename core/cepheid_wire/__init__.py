@@ -26,6 +26,7 @@ from cepheid_wire.message_command import SharedMessage, encode_message_header
 from cepheid_wire.message_metadata import (
     MAX_BATCH_MESSAGES,
     SMALLEST_MESSAGE_BYTES,
+    MetadataShape,
     MetadataView,
     count_messages,
     encode_tail,
@@ -37,6 +38,7 @@ from cepheid_wire.message_metadata import (
 from cepheid_wire.send_command import (
     Receipt,
     SendCommand,
+    SendReader,
     encode_send_receipt,
     encode_send_receipts,
     parse_send,
@@ -64,10 +66,12 @@ __all__ = [
     "FrameSplitter",
     "FrameTooLargeError",
     "InvalidTopicNameError",
+    "MetadataShape",
     "MetadataView",
     "NamespaceName",
     "Receipt",
     "SendCommand",
+    "SendReader",
     "ServerError",
     "SharedMessage",
     "TopicName",

@@ -46,11 +46,13 @@ def crc32c_of(*parts: bytes | memoryview) -> int:
     return crc
 
 
-def verify_tail(tail: bytes | memoryview) -> None:
-    """Raises ChecksumMismatchError when the tail has a checksum and it is wrong."""
-    if not has_checksum(tail):
-        return
-    _, expected = _marker_and_crc_at(tail)
+def verify_tail(tail: bytes | memoryview) -> bool:
+    """Return whether the tail has a checksum. Raises ChecksumMismatchError when it is wrong."""
+    if len(tail) < CHECKSUM_BYTES:
+        return False
+    marker, expected = _marker_and_crc_at(tail)
+    if marker != CHECKSUM_MARKER:
+        return False
     computed = _crc32c(memoryview(tail)[CHECKSUM_BYTES:])
     if computed != expected:
         raise ChecksumMismatchError(
@@ -60,6 +62,7 @@ def verify_tail(tail: bytes | memoryview) -> None:
             crc=computed,
             expected=expected,
         )
+    return True
 
 
 def add_checksum(tail: bytes | memoryview) -> bytes:

@@ -3,20 +3,24 @@
     count_messages   hot path: once when an entry is published, and once whenever it is dispatched
     read_metadata    the fields that some features of a broker need
     parse_metadata   everything, for tools
-All let protobuf's C parser read the metadata (0.2 µs of the 1.0 that `count_messages` takes, checks included): a walk over the
-tags in Python that only looked for the count took 1.6 µs, since it may not stop before the end: fields may come in any order.
+    MetadataShape    hot path of publishing: recognises metadata that need not be parsed
+All but the last let protobuf's C parser read the metadata (0.2 µs of the 1.0 that `count_messages` takes, checks included). A walk
+over the tags in Python that only looked for the count took 1.6 µs: it may not stop before the end, as fields may come in any order.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from struct import Struct
 from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
 
 from cepheid_wire import pulsar_api_pb2 as pb
-from cepheid_wire.checksum import CHECKSUM_BYTES, add_checksum
+from cepheid_wire.checksum import CHECKSUM_BYTES, add_checksum, has_checksum
 from cepheid_wire.errors import BadTailError
+from cepheid_wire.varint import read_varint
 
 SIZE_BYTES = 4
 
@@ -142,6 +146,76 @@ def parse_metadata(tail: bytes | memoryview) -> pb.MessageMetadata:
         missing = ", ".join(metadata.FindInitializationErrors())  # type: ignore[attr-defined]  # types-protobuf lacks it
         raise BadTailError(f"message metadata lacks {missing}", tail_bytes=len(tail))
     return metadata
+
+
+class MetadataShape:
+    """Recognises tails of one producer with metadata like an earlier tail's: the same fields, with other numbers and keys.
+
+    What follows from the earlier metadata follows from theirs: each is one message, and not a chunk. A match takes 0.25 µs, parsing
+    1.1. The fields that may differ are in `_ANY_NUMBER` and `_ANY_BYTES`; metadata that differs in others (properties, keys of
+    another length) is parsed, and rarely learned.
+    """
+
+    __slots__ = ("_match", "_patience", "_unknown")
+
+    def __init__(self) -> None:
+        self._match: Callable[[bytes | memoryview], re.Match[bytes] | None] | None = None
+        self._unknown = 0  # tails that did not fit since the shape was learned
+        self._patience = 16  # how many of them are parsed before another shape is learned, which takes 100 µs
+
+    def fits(self, tail: bytes | memoryview) -> bool:
+        """Return whether the tail has a checksum, and metadata of the shape. The checksum itself is not compared."""
+        found = self._match and self._match(tail)
+        return found is not None and found.end() == _CHECKED_START + _size_at(tail, CHECKSUM_BYTES)[0]
+
+    def learn(self, tail: bytes | memoryview, metadata: pb.MessageMetadata) -> None:
+        """Take note of a tail that does not fit and of its parsed metadata."""
+        self._unknown += 1
+        if self._unknown < self._patience:
+            return
+        self._unknown, self._patience = 0, min(2 * self._patience, 1024)
+        self._match = None
+        if has_checksum(tail) and metadata.num_messages_in_batch == 1 and metadata.num_chunks_from_msg <= 1:
+            start, end = _metadata_range(tail)
+            pattern = _pattern_like(bytes(tail[start:end]))
+            if pattern is not None:
+                self._match = re.compile(rb"\x0e\x01.{8}" + pattern, re.DOTALL).match
+
+
+_CHECKED_START = CHECKSUM_BYTES + SIZE_BYTES
+_ANY_NUMBER = {2, 3, 9, 12}
+"""Fields of metadata: sequence id, publish time, uncompressed size (which only batches are checked against), event time."""
+_ANY_BYTES = {6, 18}
+"""Partition key and ordering key. Their lengths are part of the shape."""
+_FIXED_BYTES = {1: 8, 5: 4}
+"""By wire type."""
+
+
+def _pattern_like(encoded: bytes) -> bytes | None:
+    """Return a pattern of the same fields in the same order. `encoded` was parsed before, so it is well-formed.
+
+    None: it has a group, which no version of the protocol has."""
+    pattern, at = b"", 0
+    while at < len(encoded):
+        start = at
+        tag, at = read_varint(encoded, at)
+        number, wire_type = tag >> 3, tag & 7
+        content: bytes | None = None
+        if wire_type == 0:
+            value_start, (_, at) = at, read_varint(encoded, at)
+            if number in _ANY_NUMBER:
+                content = rb"[\x80-\xff]{0,8}[\x00-\x7f]"
+        elif wire_type == 2:
+            size, value_start = read_varint(encoded, at)
+            at = value_start + size
+            if number in _ANY_BYTES:
+                content = b".{%d}" % size
+        elif wire_type in _FIXED_BYTES:
+            value_start, at = at, at + _FIXED_BYTES[wire_type]
+        else:
+            return None
+        pattern += re.escape(encoded[start:value_start]) + (content or re.escape(encoded[value_start:at]))
+    return pattern
 
 
 def split_tail(tail: bytes | memoryview) -> tuple[memoryview, memoryview]:

@@ -1,8 +1,8 @@
 """SEND as it arrives and SEND_RECEIPT as it leaves: the two commands of every published entry.
 
 Parsing is protobuf's: reading all fields of a SEND takes 0.85 µs. A walk over the bytes in Python, without the handling of broken
-input, took 0.6 µs: not worth a second parser. Receipts are written by hand and for a whole group into one buffer: 0.5 µs each
-instead of 0.9, and one write.
+input, took 0.6 µs: not worth a second parser. Receipts are written by hand, from a template that those with neighbouring ids share,
+and for a whole group into one buffer: 0.2 µs each instead of protobuf's 0.9, and one write.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 
 from cepheid_wire import pulsar_api_pb2 as pb
 from cepheid_wire.errors import BadCommandError
-from cepheid_wire.varint import varint
+from cepheid_wire.varint import varint, varints_of_block
 
 _parse = pb.BaseCommand.FromString
 _new_tuple = tuple.__new__
@@ -41,6 +41,9 @@ class SendCommand(NamedTuple):
     txnid_least_bits: int | None
     txnid_most_bits: int | None
     is_marker: bool
+
+
+_NO_OTHER_FIELDS = (None, None, False, None, None, False)  # what a SEND has besides producer and sequence id, if it has no more
 
 
 class Receipt(NamedTuple):
@@ -75,6 +78,47 @@ def parse_send(command: bytes) -> SendCommand:
     return _new_tuple(SendCommand, fields)
 
 
+class SendReader:
+    """Parses the SENDs of one connection. One that continues the numbering of the SEND before it is recognised, not parsed.
+
+    Clients number the messages of a producer without gaps, so the next SEND of a producer that does not batch is known byte for
+    byte. To compare takes 0.2 µs with the tuple, to parse 0.8.
+    """
+
+    __slots__ = ("_after", "_before", "_last_producer_id", "_next_sequence_id", "_starts")
+
+    def __init__(self) -> None:
+        self._last_producer_id = -1
+        self._next_sequence_id = 0
+        self._before = b""  # the expected SEND: up to its sequence id,
+        self._starts: tuple[bytes, ...] = ()  # the first byte of the id by its low 7 bits,
+        self._after: bytes | None = None  # and what follows; None: no SEND is expected
+
+    def read(self, command: bytes) -> SendCommand:
+        """Return what `parse_send` returns. Raises BadCommandError."""
+        sequence_id = self._next_sequence_id
+        if self._after is None or command != self._before + self._starts[sequence_id & 127] + self._after:
+            send = parse_send(command)
+            self._expect(send, command)
+            return send
+        self._next_sequence_id = sequence_id + 1
+        if not self._next_sequence_id & 127:
+            self._after = None  # the bytes behind the first one change
+        return _new_tuple(SendCommand, (self._last_producer_id, sequence_id, *_NO_OTHER_FIELDS))
+
+    def _expect(self, send: SendCommand, command: bytes) -> None:
+        """Expect the next number if this is the second SEND of its producer in a row, and has no field that it could do without."""
+        producer_id, self._last_producer_id, self._after = self._last_producer_id, send.producer_id, None
+        if producer_id != send.producer_id or send.num_messages is not None:
+            return  # a batch, or producers that take turns: to look for more would cost more than it saves
+        sequence_id = self._next_sequence_id = send.sequence_id + 1
+        self._starts, after = varints_of_block(sequence_id >> 7)
+        before = b"\x08" + varint(producer_id) + b"\x10"
+        self._before = bytes((0x08, 6, 0x32, len(before) + 1 + len(after))) + before
+        if command == self._before + self._starts[send.sequence_id & 127] + after:
+            self._after = after
+
+
 def encode_send_receipt(
     producer_id: int, sequence_id: int, ledger_id: int, entry_id: int, highest_sequence_id: int | None = None
 ) -> bytes:
@@ -84,19 +128,21 @@ def encode_send_receipt(
 
 def encode_send_receipts(receipts: Iterable[tuple[int, int, int, int, int | None]]) -> bytes:
     """The frames of many receipts (`Receipt`, or plain tuples in its order), in one buffer."""
-    frames: list[bytes] = []
-    last_producer_id = last_ledger_id = None  # neighbours are mostly alike: their fields are encoded once
-    producer = ledger = b""
+    parts: list[bytes] = []
+    template: tuple[int, int, int, int] | None = None  # receipts that share one differ in one byte of each id
+    producer = between = entry_rest = b""
+    body_bytes = 0
     for producer_id, sequence_id, ledger_id, entry_id, highest_sequence_id in receipts:
-        if producer_id != last_producer_id:
-            last_producer_id = producer_id
+        wanted = (producer_id, sequence_id >> 7, ledger_id, entry_id >> 7)
+        if wanted != template:
+            template = wanted
+            sequence_starts, sequence_rest = varints_of_block(sequence_id >> 7)
+            entry_starts, entry_rest = varints_of_block(entry_id >> 7)
             producer = b"\x08" + varint(producer_id) + b"\x10"
-        if ledger_id != last_ledger_id:
-            last_ledger_id = ledger_id
             ledger = b"\x08" + varint(ledger_id) + b"\x10"
-        entry = varint(entry_id)
-        body = producer + varint(sequence_id) + _MESSAGE_ID_PREFIXES[len(ledger) + len(entry)] + ledger + entry
-        if highest_sequence_id is not None:
-            body += b"\x20" + varint(highest_sequence_id)
-        frames.append(_FRAME_PREFIXES[len(body)] + body)
-    return b"".join(frames)
+            between = sequence_rest + _MESSAGE_ID_PREFIXES[len(ledger) + 1 + len(entry_rest)] + ledger
+            body_bytes = len(producer) + 1 + len(between) + 1 + len(entry_rest)
+        highest = b"" if highest_sequence_id is None else b"\x20" + varint(highest_sequence_id)
+        start = _FRAME_PREFIXES[body_bytes + len(highest)]
+        parts += (start, producer, sequence_starts[sequence_id & 127], between, entry_starts[entry_id & 127], entry_rest, highest)
+    return b"".join(parts)

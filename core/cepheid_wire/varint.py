@@ -5,6 +5,7 @@ from __future__ import annotations
 _LAST = tuple(bytes((low,)) for low in range(128))
 _MORE = tuple(bytes((low | 128,)) for low in range(128))
 _MASK_64 = (1 << 64) - 1
+_MASK_57 = _MASK_64 >> 7
 
 
 def varint(value: int) -> bytes:
@@ -23,6 +24,23 @@ def varint(value: int) -> bytes:
         rest >>= 7
     encoded.append(rest)
     return bytes(encoded)
+
+
+def read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """Return the number that begins at `at` and where it ends. Raises IndexError when it has no end."""
+    value = shift = 0
+    while True:
+        byte = data[at]
+        value |= (byte & 127) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 128:
+            return value, at
+
+
+def varints_of_block(block: int) -> tuple[tuple[bytes, ...], bytes]:
+    """Return the parts of the varints of the 128 numbers from `block * 128` on: the first byte of each, by the number's low 7 bits,
+    and the bytes that follow it in all of them."""
+    return (_MORE, varint(block & _MASK_57)) if block else (_LAST, b"")
 
 
 def signed64(value: int) -> int:

@@ -1,4 +1,4 @@
-"""The benchmarks of reads, of restarts and of the index's size on little data: their figures are those that have bars."""
+"""The benchmarks of reads, large entries, restarts and the index's size on little data: their figures are those that have bars."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ SIZES = {
         *("--gigabytes", "0.02", "--rounds", "1", "--seconds", "1", "--ledgers", "4", "--rate", "200"),
         *("--readers-class", "normal"),
     ),
+    "publish_beside_catch_up": ("--entries", "5000", "--rounds", "1", "--seconds", "1"),
+    "publish_large": ("--seconds", "1"),
     "restart": ("--gigabytes", "0.02", "--journal-gigabytes", "0.01", "--ledgers", "100"),
     "index_size": ("--entries", "100000", "--many-topics", "1000"),
 }

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from cepheid_broker.dispatch import READ_ENTRIES, Dispatcher
 from cepheid_broker.protocol.connection import COMMANDS_PER_TURN, Connection
 from cepheid_broker.protocol.requests import AT_WORK, Requests
 from cepheid_ports import TaskOwner
@@ -122,3 +123,23 @@ async def test_requests_that_wait_for_something_themselves_hold_up_no_others_for
     await wait_until(lambda: not requests)
     assert sorted(cancelled) == list(range(6 * AT_WORK)), "each is answered"
     await tasks.aclose()
+
+
+async def test_a_consumer_that_catches_up_on_small_entries_leaves_turns_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small entries are few bytes, and each takes the loop as long as a large one."""
+    sent: list[int] = []  # entries of each pass
+    one_pass = Dispatcher._pass
+
+    def counted(dispatcher: Dispatcher) -> None:
+        before = sum(consumer.traffic.entries for consumer in dispatcher._consumers.values())
+        one_pass(dispatcher)
+        sent.append(sum(consumer.traffic.entries for consumer in dispatcher._consumers.values()) - before)
+
+    async with BrokerWorld() as world, await world.client() as client:
+        await client.produce_on("t")
+        await client.subscribe("t", "s")
+        await client.publish(3 * READ_ENTRIES)
+        monkeypatch.setattr(Dispatcher, "_pass", counted)
+        client.send(pb.CommandFlow(consumer_id=0, messagePermits=10 * READ_ENTRIES))
+        await wait_until(lambda: sum(sent) == 3 * READ_ENTRIES, what="all messages")
+    assert max(sent) <= READ_ENTRIES

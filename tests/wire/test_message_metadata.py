@@ -13,6 +13,7 @@ from cepheid_wire import (
     MAX_BATCH_MESSAGES,
     SMALLEST_MESSAGE_BYTES,
     BadTailError,
+    MetadataShape,
     add_checksum,
     count_messages,
     encode_tail,
@@ -177,3 +178,96 @@ def test_random_bytes_are_a_tail_or_refused(noise: bytes) -> None:
             assert count_messages(tail) >= 1
         except BadTailError:
             pass
+
+
+# Shapes
+
+
+def learned(tail: bytes) -> MetadataShape:
+    shape = MetadataShape()
+    for _ in range(16):
+        shape.learn(tail, parse_metadata(tail))
+    return shape
+
+
+COMMON = {"partition_key": "a-key", "uncompressed_size": 9, "event_time": 7, "ordering_key": b"ok", "schema_version": b"\0\1"}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"sequence_id": 2**62, "publish_time": 2**40},
+        {"event_time": 2**40, "uncompressed_size": 300},
+        {"partition_key": "other", "ordering_key": b"\n\xff"},
+    ],
+    ids=str,
+)
+def test_metadata_with_other_numbers_and_keys_has_the_same_shape(fields: dict[str, Any]) -> None:
+    shape = learned(tail_of(metadata_with(**COMMON).SerializeToString(), b"payload"))
+    metadata = metadata_with(**COMMON)
+    metadata.MergeFrom(pb.MessageMetadata(**fields))
+    assert shape.fits(memoryview(tail_of(metadata.SerializeToString(), b"another payload")))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"num_messages_in_batch": 2},
+        {"num_chunks_from_msg": 2},
+        {"marker_type": 1},
+        {"producer_name": "q"},
+        {"partition_key": "longer"},
+        {"schema_version": b"\0\2"},
+        {"deliver_at_time": 5},
+        {"properties": [pb.KeyValue(key="k", value="v")]},
+    ],
+    ids=str,
+)
+def test_metadata_that_differs_in_more_has_another_shape(fields: dict[str, Any]) -> None:
+    shape = learned(tail_of(metadata_with(**COMMON).SerializeToString()))
+    metadata = metadata_with(**COMMON)
+    metadata.MergeFrom(pb.MessageMetadata(**fields))
+    assert not shape.fits(tail_of(metadata.SerializeToString(), b"payload"))
+
+
+@pytest.mark.parametrize(
+    "encoded",
+    [
+        metadata_with(num_messages_in_batch=3).SerializeToString(),
+        metadata_with(num_chunks_from_msg=2).SerializeToString(),
+        metadata_with().SerializeToString() + b"\xc3\x3e\xc4\x3e",  # a group, which protobuf skips
+    ],
+)
+def test_batches_chunks_and_groups_are_not_learned(encoded: bytes) -> None:
+    tail = tail_of(encoded, bytes(40))
+    assert not learned(tail).fits(tail)
+
+
+@pytest.mark.slow
+@given(st.data())
+def test_any_single_message_is_learned(data: st.DataObject) -> None:
+    metadata = data.draw(messages(pb.MessageMetadata))
+    metadata.ClearField("num_messages_in_batch")
+    metadata.ClearField("num_chunks_from_msg")
+    for name in ("sequence_id", "publish_time", "event_time"):
+        setattr(metadata, name, getattr(metadata, name) >> 1)  # above 2^63 they are parsed
+    tail = tail_of(data.draw(shuffled(metadata)), data.draw(st.binary(max_size=8)))
+    assert learned(tail).fits(tail)
+
+
+def test_a_tail_without_checksum_is_not_learned_and_does_not_fit() -> None:
+    encoded = metadata_with().SerializeToString()
+    assert not learned(tail_of(encoded, checksum=False)).fits(tail_of(encoded, checksum=False))
+    assert not learned(tail_of(encoded)).fits(tail_of(encoded, checksum=False))
+
+
+@pytest.mark.slow
+@given(st.data())
+def test_what_fits_a_shape_is_one_message_that_consumers_can_read(data: st.DataObject) -> None:
+    encoded = metadata_with(**COMMON).SerializeToString()
+    at, removed = data.draw(st.integers(0, len(encoded) - 1)), data.draw(st.integers(0, 3))
+    changed = encoded[:at] + data.draw(st.binary(min_size=removed, max_size=removed)) + encoded[at + removed :]
+    tail = tail_of(changed, data.draw(st.binary(max_size=8)))
+    if learned(tail_of(encoded)).fits(tail):
+        assert count_messages(tail) == 1
+        assert parse_metadata(tail).schema_version == COMMON["schema_version"]

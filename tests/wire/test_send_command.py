@@ -8,12 +8,15 @@ from cepheid_wire import (
     BadCommandError,
     Receipt,
     SendCommand,
+    SendReader,
     encode_command,
     encode_send_receipt,
     encode_send_receipts,
     parse_send,
+    send_command,
 )
 from cepheid_wire import pulsar_api_pb2 as pb
+from cepheid_wire.varint import varint
 from tests.wire.strategies import messages, shuffled
 
 Type = pb.BaseCommand.Type
@@ -59,6 +62,43 @@ def parsed_or_refused(command: bytes) -> SendCommand | BadCommandError:
         return error
 
 
+@st.composite
+def runs_of_sends(draw: st.DrawFn) -> list[pb.CommandSend]:
+    """What producers of one connection send: numbers that follow each other, also where their varints grow, and exceptions."""
+    sends = []
+    for _ in range(draw(st.integers(1, 4))):
+        producer_id = draw(st.sampled_from([0, 1, 300, 2**64 - 1]))
+        first = draw(st.sampled_from([0, 120, 16_380, 2**32, 2**63 - 2, 2**64 - 6]))
+        sends += [pb.CommandSend(producer_id=producer_id, sequence_id=first + n) for n in range(draw(st.integers(0, 6)))]
+        sends += draw(st.lists(messages(pb.CommandSend), max_size=1))
+    return sends
+
+
+@given(st.lists(runs_of_sends(), max_size=3), st.sampled_from([b"", b"\x10\x05", b"\x18\x02"]))
+def test_a_reader_returns_what_parsing_each_send_returns(runs: list[list[pb.CommandSend]], more: bytes) -> None:
+    reader = SendReader()
+    for send in [send for run in runs for send in run]:
+        body = send.SerializeToString() + more  # a field that comes twice: the last one counts
+        command = b"\x08\x06\x32" + varint(len(body)) + body
+        assert reader.read(command) == parse_send(command)
+
+
+def test_a_reader_parses_few_of_many_sends_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed = []
+    monkeypatch.setattr(send_command, "parse_send", lambda command: parsed.append(command) or parse_send(command))
+    reader = SendReader()
+    for sequence_id in range(1000):
+        send = pb.CommandSend(producer_id=300, sequence_id=sequence_id)
+        command = pb.BaseCommand(type=Type.SEND, send=send).SerializeToString()
+        assert reader.read(command).sequence_id == sequence_id
+    assert len(parsed) < 20
+
+
+def test_a_reader_refuses_a_broken_send() -> None:
+    with pytest.raises(BadCommandError):
+        SendReader().read(b"\x08\x06")
+
+
 def by_protobuf(receipt: Receipt) -> bytes:
     message_id = pb.MessageIdData(ledgerId=receipt.ledger_id % 2**64, entryId=receipt.entry_id % 2**64)
     body = pb.CommandSendReceipt(producer_id=receipt.producer_id, sequence_id=receipt.sequence_id, message_id=message_id)
@@ -74,6 +114,11 @@ def test_a_receipt_is_what_protobuf_writes(receipt: Receipt) -> None:
 
 @given(st.lists(receipts, max_size=8))
 def test_many_receipts_are_their_frames_in_order(group: list[Receipt]) -> None:
+    assert encode_send_receipts(group) == b"".join(by_protobuf(receipt) for receipt in group)
+
+
+def test_receipts_of_ids_that_follow_each_other_are_their_frames() -> None:
+    group = [Receipt(1, 120 + n, 7, -5 + n, None if n % 7 else 16_380 + n) for n in range(300)]
     assert encode_send_receipts(group) == b"".join(by_protobuf(receipt) for receipt in group)
 
 

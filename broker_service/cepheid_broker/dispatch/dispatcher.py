@@ -32,7 +32,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-READ_ENTRIES = 10_000
+READ_ENTRIES = 500
+"""Of one read, whatever their size: to verify and count them takes the loop 1 ms, to send them 2, and others wait meanwhile."""
+ENTRY_COST_BYTES = 16384
+"""What an entry counts beside its size in a pass: a small one takes as long as a large one."""
 SMALL_READ_BYTES = 64 << 10  # when the budget of the process is used up
 RETRY_MAX_S = 30.0
 READS_PER_PASS = 4  # answered from the tail cache; a reader of some keys may send nothing of what it reads
@@ -211,11 +214,11 @@ class Dispatcher:
         try:
             self._now_ms = self._wall_ms()
             self.core.on_clock(self._now_ms)
-            sent_bytes = 0
+            cost_bytes = 0
             reads_before = self.cached_reads
             while (effect := self.core.next_effect()) is not None:
-                sent_bytes += self._perform(effect)
-                if sent_bytes >= self._settings.pass_bytes or self.cached_reads - reads_before >= READS_PER_PASS:
+                cost_bytes += self._perform(effect)
+                if cost_bytes >= self._settings.pass_bytes or self.cached_reads - reads_before >= READS_PER_PASS:
                     self.wake()  # others first
                     break
             self._set_alarm()
@@ -228,7 +231,7 @@ class Dispatcher:
         self._accounted_bytes = pending_bytes
 
     def _perform(self, effect: Effect) -> int:
-        """How many bytes were sent."""
+        """Return what was sent, in bytes with those that an entry counts for."""
         match effect:
             case Send():
                 return self._send(effect)
@@ -259,7 +262,7 @@ class Dispatcher:
         if send.redelivery_counts:
             consumer.redelivered_messages += sum(send.counted.messages_in(e, e) for e in send.redelivery_counts)
         self._on_sent(entries, send.messages, size_bytes)
-        return size_bytes
+        return size_bytes + ENTRY_COST_BYTES * entries
 
     # Reads
 

@@ -30,7 +30,7 @@ from cepheid_broker.schemas import asked_schema
 from cepheid_broker.topics import Topic
 from cepheid_metadata import EARLIEST
 from cepheid_ports import CepheidError
-from cepheid_wire import CommandType, SendCommand, TopicName, parse_send
+from cepheid_wire import CommandType, SendCommand, SendReader, TopicName
 from cepheid_wire import pulsar_api_pb2 as pb
 
 NO_REQUEST = (1 << 64) - 1  # -1: a close that the broker started (protocol.md §19)
@@ -49,6 +49,7 @@ class ProducerCommands:
         self._asking: dict[int, Producer] = {}  # the topic will say when they may publish
         self._opening: dict[int, asyncio.Task[None]] = {}
         self._closed_by_broker: dict[int, None] = {}  # SENDs for them are on their way and are dropped
+        self._reader = SendReader()
         self._touched: dict[Producer, None] = {}  # have gathered SENDs in this turn
         self._unanswered_closes = 0
         self.table: Mapping[int, Callable[[Any], None]] = {
@@ -62,7 +63,7 @@ class ProducerCommands:
     # SEND
 
     def take_send(self, command: bytes, tail: memoryview) -> None:
-        send = parse_send(command)
+        send = self._reader.read(command)
         producer = self._open.get(send.producer_id)
         if producer is None:
             self._drop_or_refuse(send)

@@ -38,12 +38,12 @@ from cepheid_broker.traffic import Traffic, TrafficFigures
 from cepheid_ports import RefusalLog
 from cepheid_wire import (
     ChecksumMismatchError,
+    MetadataShape,
     SendCommand,
     ServerError,
     TopicName,
     add_checksum,
     encode_body,
-    has_checksum,
     messages_in,
     parse_metadata,
     verify_tail,
@@ -156,6 +156,7 @@ class Producer:
         self.checksum_errors = 0
         self.moved_to: Mapping[str, str] | None = None
         """Where its client goes, once the broker has closed it; None: it looks the topic up."""
+        self._shape = MetadataShape()
         self._refusals = refusals
         self._owner = owner
         self._on_settled: list[Callable[[], None]] = []  # several may wait: its client and the topic that is unloaded
@@ -176,33 +177,45 @@ class Producer:
         if self.state is not ProducerState.OPEN:
             return  # rule 2: on its way when we closed; the client sends it again
         try:
-            verify_tail(tail)
+            has_checksum = verify_tail(tail)
         except ChecksumMismatchError as error:
             self._refuse(send, error)
             return
+        policies, repetitions = self.topic.policies, self._repetitions
+        restricted = policies.max_message_bytes or policies.max_delay_ms or policies.encryption_required
+        deduplicates = repetitions is not None and repetitions.active
+        if not restricted and not deduplicates and self._shape.fits(tail):
+            messages = 1
+        elif not (messages := self._examine(send, tail, restricted=bool(restricted), deduplicates=deduplicates)):
+            return
+        gathered = self._sends.gathered
+        payload = tail if has_checksum else add_checksum(tail)
+        gathered.payloads.append(payload)
+        gathered.messages.append(messages)
+        gathered.sequence_ids.append((send.sequence_id, send.highest_sequence_id))
+        gathered.size_bytes += len(payload)
+
+    def _examine(self, send: SendCommand, tail: memoryview, *, restricted: bool, deduplicates: bool) -> int:
+        """Return how many messages the entry has; 0: it is not to be stored, and is answered otherwise. Raises WireError."""
         metadata = parse_metadata(tail)
         messages = messages_in(metadata, len(tail))
-        policies = self.topic.policies
-        restricted = policies.max_message_bytes or policies.max_delay_ms or policies.encryption_required
         if restricted and not self._is_allowed(send, tail, metadata):
-            return
-        sends, repetitions = self._sends, self._repetitions
-        if repetitions is not None and repetitions.active:
+            return 0
+        if deduplicates:
+            assert self._repetitions is not None
+            sends, repetitions = self._sends, self._repetitions
             sequence = repetitions.sequence_of(metadata)
             if sends.gathered.sequence is not sequence and sends.gathered.sequence is not None:
                 sends.append()  # one sequence per group
             repeated = repetitions.judge(send, metadata, messages, sequence, sends.gathered)
             if repeated is not None:
                 self._repeat(send, sequence, repeated, len(tail))
-                return
-        gathered = sends.gathered
-        payload = tail if has_checksum(tail) else add_checksum(tail)
-        gathered.payloads.append(payload)
-        gathered.messages.append(messages)
-        gathered.sequence_ids.append((send.sequence_id, send.highest_sequence_id))
-        gathered.size_bytes += len(payload)
+                return 0
+        elif not restricted:
+            self._shape.learn(tail, metadata)
         if metadata.num_chunks_from_msg > 1:
-            self.chunks.count(1, messages, len(payload))
+            self.chunks.count(1, messages, len(tail))
+        return messages
 
     def flush(self) -> None:
         """What was taken in this turn of the loop is complete."""

@@ -18,7 +18,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from cepheid_broker.dispatch import READ_ENTRIES, CountedGroup, ReadAheadBudget, count_group
+from cepheid_broker.dispatch import CountedGroup, ReadAheadBudget, count_group
 from cepheid_broker.errors import NotAllowedError, ServiceNotReadyError, SubscriptionNotFoundError, TooManyError
 from cepheid_broker.peer import Buffer
 from cepheid_broker.policies import TopicPolicies, ledger_config
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from cepheid_managed_ledger import Cursor, ManagedLedger
 
 log = logging.getLogger(__name__)
+
+MAX_GROUP_ENTRIES = 10_000
+"""Of an appended group that is counted once for all subscriptions."""
 
 MAX_PROPERTIES_BYTES = 64 << 10
 """Of a subscription, names and values: they are in one metadata record with its position."""
@@ -121,7 +124,7 @@ class PersistentTopic(Topic):
         """What was appended behind this position, if it is one group in the tail cache: counted once for all subscriptions."""
         dispatch = self._settings.dispatch
         first = self.ledger.next_position(after)
-        groups = self.ledger.read_cached(first, max_entries=READ_ENTRIES, max_bytes=dispatch.read_bytes)
+        groups = self.ledger.read_cached(first, max_entries=MAX_GROUP_ENTRIES, max_bytes=dispatch.read_bytes)
         if not groups or len(groups) > 1 or (groups[0].ledger_id, groups[0].last_entry_id) != self._told:
             return None
         return count_group(groups[0])
