@@ -170,6 +170,7 @@ def test_a_topic_that_was_trimmed_is_an_error_and_not_a_gap(
         publish(client, "trimmed", numbers)
         call(server, "PUT", f"{path}/unload")
     publish(client, "trimmed", range(15, 20))
+    call(server, "POST", f"{path}/trim")
     with pytest.raises(DataLossError, match="is not kept any more"):
         export("trimmed", to)
     assert values(tmp_path / "table") == expected(5)

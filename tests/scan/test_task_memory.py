@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from cepheid_decode import Fragment, Piece, ReadMode, ReadSettings, ScanSpec, ScanTask, message_decoder
+from cepheid_decode import Fragment, Piece, ReadMode, ReadSettings, ScanCounters, ScanSpec, ScanTask, message_decoder
 from cepheid_rpc import EntryGroup, encode_group
 from cepheid_scan import scan_task
 from tests.decode.decode_reference import batched, message
@@ -26,7 +26,8 @@ class Held(bytearray):
 class WatchedSource:
     """In place of EntrySource; `alive`: of the groups that were read, how many somebody holds."""
 
-    def __init__(self, *_: object, **__: object) -> None:
+    def __init__(self, _bookies: object, _ticket: object, settings: ReadSettings, counters: ScanCounters, **_: object) -> None:
+        self.settings, self.counters, self.stop = settings, counters, None
         self.read_groups: list[weakref.ref[Held]] = []
         sources.append(self)
 
