@@ -293,12 +293,12 @@ def test_of_two_live_streams_with_one_sink_name_the_second_ends_and_writes_nothi
     source.send(range(300))
     first = start("first", 1)
     try:
-        first.processAllAvailable()
+        sink.received(300, limit_ms=60_000)
         second = start("second", 3)
         said = refusal(lambda: second.awaitTermination(180))
         source.send(range(300, 500))
-        first.processAllAvailable()
+        found = sink.received(500, limit_ms=60_000)
     finally:
         first.stop()
     assert "SinkNameTakenError: another query writes under the sinkName 'one'" in said
-    assert sorted(int(message.data()) for message in sink.received(500)) == list(range(500))
+    assert sorted(int(message.data()) for message in found) == list(range(500))
