@@ -40,6 +40,7 @@ class Attributes:
     event_time_ms: int | None = None
     deliver_at_ms: int | None = None
     is_null: bool = False
+    has_base64_key: bool = False
 
 
 NO_ATTRIBUTES = Attributes()
@@ -141,8 +142,7 @@ class SendFrames:
         if count > 1:
             metadata.highest_sequence_id = first_sequence_id + count - 1
         if (first := batch.first) is not None:
-            if first.key is not None:
-                metadata.partition_key = first.key
+            _set_key(metadata, first)
             if first.ordering_key is not None:
                 metadata.ordering_key = first.ordering_key
         payload = self._sealed(metadata, batch.encode_payload())
@@ -224,8 +224,7 @@ class SendFrames:
 
 def _set_attributes(metadata: Any, attributes: Attributes) -> None:
     """Set the fields that a message in a batch and one outside have in common."""
-    if attributes.key is not None:
-        metadata.partition_key = attributes.key
+    _set_key(metadata, attributes)
     if attributes.ordering_key is not None:
         metadata.ordering_key = attributes.ordering_key
     if attributes.properties:
@@ -235,6 +234,13 @@ def _set_attributes(metadata: Any, attributes: Attributes) -> None:
         metadata.event_time = attributes.event_time_ms
     if attributes.is_null:
         metadata.null_value = True
+
+
+def _set_key(metadata: Any, attributes: Attributes) -> None:
+    if attributes.key is not None:
+        metadata.partition_key = attributes.key
+        if attributes.has_base64_key:
+            metadata.partition_key_b64_encoded = True
 
 
 def _command(send: pb.CommandSend) -> pb.BaseCommand:

@@ -416,10 +416,14 @@ class Consumer(Generic[T]):
             task = None
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
             task = self._producers[topic] = self._tasks.start(self._raw_producer(topic, subscription), name=f"producer {topic}")
+        key: str | bytes | None = message.key
+        if message.has_base64_key:
+            with suppress(UnreadableMessageError):  # as text, where it is not base64
+                key = message.key_bytes
         producer = await asyncio.shield(task)
         await producer.send(
             message._data,  # also where its schema cannot be had: `data` would raise
-            key=message.key,
+            key=key,
             ordering_key=message.ordering_key,
             properties=properties,
             event_time=int(message.event_time.timestamp() * 1000) if message.event_time else None,

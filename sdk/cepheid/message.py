@@ -93,11 +93,12 @@ class Message(Generic[T]):
             raise facts.problem
         if facts.encryption is not None:
             raise UnreadableMessageError(f"message {self.message_id} of {self.topic} is encrypted: decrypt message.data")
-        if self.is_null:
+        if self.is_null and not facts.schema.needs_key:
             return None  # type: ignore[return-value]  # rare, and a T | None would burden every use
         try:
             if facts.schema.needs_key:
-                return facts.schema.decode_with_key(self._data, self.key_bytes, facts.writer)  # type: ignore[no-any-return]
+                data = None if self.is_null else self._data
+                return facts.schema.decode_with_key(data, self.key_bytes, facts.writer)  # type: ignore[no-any-return]
             return facts.schema.decode(self._data, facts.writer)  # type: ignore[no-any-return]  # the consumer's schema is of T
         except UnreadableMessageError as error:
             raise UnreadableMessageError(f"message {self.message_id} of {self.topic}: {error.args[0]}") from None
@@ -135,12 +136,17 @@ class Message(Generic[T]):
         """The key as bytes. Raises UnreadableMessageError when it says that it is base64 and is not."""
         if (key := self.key) is None:
             return None
-        if not self._own.partition_key_b64_encoded:
+        if not self.has_base64_key:
             return key.encode()
         try:
             return base64.b64decode(key, validate=True)
         except ValueError:
             raise UnreadableMessageError(f"message {self.message_id} of {self.topic}: its key {key!r} is not base64") from None
+
+    @property
+    def has_base64_key(self) -> bool:
+        """Whether the key was given as bytes."""
+        return self._own.partition_key_b64_encoded
 
     @property
     def ordering_key(self) -> bytes | None:

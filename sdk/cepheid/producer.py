@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import datetime, timedelta
@@ -36,6 +37,7 @@ class Producer(Generic[T]):
         self.topic = topic
         self._schema = schema
         self._encode = schema.encode
+        self._gives_key = schema.gives_key
         self._window = window
         self._chooser = chooser
         self._partitions = partitions
@@ -81,7 +83,7 @@ class Producer(Generic[T]):
         self,
         value: T | None,
         *,
-        key: str | None = None,
+        key: str | bytes | None = None,
         ordering_key: bytes | None = None,
         properties: Mapping[str, str] | None = None,
         event_time: datetime | int | None = None,
@@ -90,21 +92,29 @@ class Producer(Generic[T]):
         sequence_id: int | None = None,
     ) -> MessageId:
         """Publish a message and return its id once it is stored. Times are datetimes or milliseconds since 1970, `deliver_after`
-        a timedelta or seconds. The value None makes a message without value: to compaction it deletes what its key has. While the
-        window is full this waits for room, after the calls that wait already.
+        a timedelta or seconds. A key of bytes is sent in base64, as Java's clients do. The value None makes a message without
+        value: to compaction it deletes what its key has. While the window is full this waits for room, after the calls that wait
+        already.
 
         Raises TimedOutError after the send timeout (the message may be stored or not), MessageTooLargeError, UsageError,
         ClosedError, and why the producer was lost. Cancelled while it waits for room: nothing is sent. Cancelled after that: the
         message is sent all the same.
         """
         payload = b"" if value is None else self._encode(value)
+        is_null, has_base64_key = value is None, False
+        if self._gives_key and value is not None:
+            key, is_null = self._key_of(value, key)
+        if isinstance(key, bytes):
+            key, has_base64_key = base64.b64encode(key).decode(), True
         if (
             key is None and properties is None and deliver_after is None and deliver_at is None and event_time is None
             and ordering_key is None
         ):  # fmt: skip
-            attributes = NO_ATTRIBUTES if value is not None else NO_VALUE
+            attributes = NO_VALUE if is_null else NO_ATTRIBUTES
         else:
-            attributes = _attributes(value is None, key, ordering_key, properties, event_time, deliver_at, deliver_after)
+            attributes = _attributes(
+                is_null, key, ordering_key, properties, event_time, deliver_at, deliver_after, has_base64_key=has_base64_key
+            )
         if self._window.is_full or self._window.has_waiters:
             await self.drain()
         waiter: asyncio.Future[MessageId] = asyncio.get_running_loop().create_future()
@@ -117,7 +127,7 @@ class Producer(Generic[T]):
         self,
         value: T | None,
         *,
-        key: str | None = None,
+        key: str | bytes | None = None,
         ordering_key: bytes | None = None,
         properties: Mapping[str, str] | None = None,
         event_time: datetime | int | None = None,
@@ -137,16 +147,23 @@ class Producer(Generic[T]):
                 f"{self.topic}: {window.messages:,} messages with {window.bytes:,} bytes wait for their receipts "
                 f"(window_messages {window.limit_messages:,}, window_bytes {window.limit_bytes:,})"
             )
+        is_null, has_base64_key = value is None, False
+        if self._gives_key and value is not None:
+            key, is_null = self._key_of(value, key)
+        if isinstance(key, bytes):
+            key, has_base64_key = base64.b64encode(key).decode(), True
         producer = self._only
         if producer is None:
             producer = self._choose(key)
         if (
             key is None and properties is None and sequence_id is None and deliver_after is None
-            and deliver_at is None and event_time is None and ordering_key is None and value is not None
+            and deliver_at is None and event_time is None and ordering_key is None and not is_null
         ):  # fmt: skip
             producer.add_plain(payload)
         else:
-            attributes = _attributes(value is None, key, ordering_key, properties, event_time, deliver_at, deliver_after)
+            attributes = _attributes(
+                is_null, key, ordering_key, properties, event_time, deliver_at, deliver_after, has_base64_key=has_base64_key
+            )
             producer.add(payload, attributes, sequence_id, None)
 
     async def drain(self) -> None:
@@ -213,6 +230,12 @@ class Producer(Generic[T]):
         self._only = self._partitions[0] if len(self._partitions) == 1 else None
         self._chooser.partitions = len(self._partitions)
 
+    def _key_of(self, value: T, key: str | bytes | None) -> tuple[bytes | None, bool]:
+        """Return the key of a message that has it in its value, and whether the rest of the value is missing."""
+        if key is not None:
+            raise UsageError("the schema takes the key of a message from its value: leave key out")
+        return self._schema.key_of(value)
+
     def _choose(self, key: str | None) -> TopicProducer:
         if self._only is not None:
             return self._only
@@ -245,9 +268,11 @@ def _attributes(
     event_time: datetime | int | None,
     deliver_at: datetime | int | None,
     deliver_after: timedelta | float | None,
+    *,
+    has_base64_key: bool,
 ) -> Attributes:
     if key is not None and not isinstance(key, str):
-        raise UsageError(f"key must be a str, got {type(key).__name__}; bytes can be the ordering_key")
+        raise UsageError(f"key must be str or bytes, got {type(key).__name__}")
     if properties is not None:
         for name, text in properties.items():
             if not isinstance(name, str) or not isinstance(text, str):
@@ -261,7 +286,7 @@ def _attributes(
             raise UsageError(f"deliver_after must be 0 or more seconds, got {after_s:g}")
         deliver_at_ms = time.time_ns() // 1_000_000 + int(after_s * 1000)
     event_time_ms = None if event_time is None else to_ms("event_time", event_time)
-    return Attributes(key, ordering_key, properties, event_time_ms, deliver_at_ms, is_null)
+    return Attributes(key, ordering_key, properties, event_time_ms, deliver_at_ms, is_null, has_base64_key)
 
 
 def to_ms(name: str, when: datetime | int) -> int:

@@ -85,6 +85,8 @@ class Schema(ABC, Generic[T]):
     """Whether `decode` must know the schema with which the message was written."""
     needs_key = False
     """Whether `decode_with_key` is called in place of `decode`."""
+    gives_key = False
+    """Whether the key of a message is a part of its value: `key_of` is called, and `send` takes no key."""
 
     @abstractmethod
     def encode(self, value: T) -> bytes:
@@ -94,9 +96,13 @@ class Schema(ABC, Generic[T]):
     def decode(self, payload: bytes, writer: TopicSchema | None = None) -> T:
         """Return the value. Raises UnreadableMessageError. `writer`: the schema it was written with, where it is needed."""
 
-    def decode_with_key(self, payload: bytes, key: bytes | None, writer: TopicSchema | None) -> T:
-        """As `decode`, with the key of the message, for schemas that need it."""
-        return self.decode(payload, writer)
+    def decode_with_key(self, payload: bytes | None, key: bytes | None, writer: TopicSchema | None) -> T:
+        """As `decode`, with the key of the message, for schemas that need it. `payload` is None for a message without a value."""
+        raise NotImplementedError
+
+    def key_of(self, value: T) -> tuple[bytes | None, bool]:
+        """Return the key of a message, and whether its value is missing. Raises UsageError when the value does not fit."""
+        raise NotImplementedError
 
     def describe(self) -> pb.Schema | None:
         """Return what the broker is told when a producer or consumer is opened; None: nothing."""
@@ -273,21 +279,32 @@ class ProtobufSchema(Schema[T]):
 
 
 class KeyValueSchema(Schema[tuple[K | None, V | None]]):
-    """Pairs of key and value, each with a schema of its own: `KeyValueSchema(str, Order)`. Both are in the payload (INLINE).
+    """Pairs of key and value, each with a schema of its own: `KeyValueSchema(str, Order)`.
 
-    Topics whose keys are in the keys of messages (SEPARATED) are read by AutoSchema.
+    Both are in the payload (INLINE), or with `separated` the key is the key of the message, in base64, and the value its payload.
     """
 
-    def __init__(self, key: type[K] | Schema[K], value: type[V] | Schema[V]) -> None:
+    def __init__(self, key: type[K] | Schema[K], value: type[V] | Schema[V], *, separated: bool = False) -> None:
+        self.needs_key = self.gives_key = separated
         self._sides: tuple[Schema[Any], Schema[Any]] = (schema_of(key), schema_of(value))
         for side in self._sides:
             if isinstance(side, KeyValueSchema | AutoSchema):
                 raise UsageError(f"a {type(side).__name__} cannot be the key or value of a KeyValueSchema")
         self.needs_writer_schema = any(side.needs_writer_schema for side in self._sides)
 
-    def encode(self, value: tuple[K | None, V | None]) -> bytes:
+    def key_of(self, value: tuple[K | None, V | None]) -> tuple[bytes | None, bool]:
+        key, rest = self._pair(value)
+        return None if key is None else self._sides[0].encode(key), rest is None
+
+    def _pair(self, value: Any) -> tuple[Any, Any]:
         if not isinstance(value, tuple) or len(value) != 2:
             raise UsageError(f"the value must be a tuple of key and value, got {value!r:.100}")
+        return value
+
+    def encode(self, value: tuple[K | None, V | None]) -> bytes:
+        value = self._pair(value)
+        if self.gives_key:
+            return b"" if value[1] is None else self._sides[1].encode(value[1])
         parts = []
         for side, each in zip(self._sides, value, strict=True):
             data = None if each is None else side.encode(each)
@@ -295,10 +312,16 @@ class KeyValueSchema(Schema[tuple[K | None, V | None]]):
         return b"".join(parts)
 
     def decode(self, payload: bytes, writer: TopicSchema | None = None) -> tuple[K | None, V | None]:
+        return self._decode(split_pair(payload), writer)
+
+    def decode_with_key(self, payload: bytes | None, key: bytes | None, writer: TopicSchema | None) -> tuple[K | None, V | None]:
+        return self._decode((key, payload), writer)
+
+    def _decode(self, parts: tuple[bytes | None, bytes | None], writer: TopicSchema | None) -> tuple[K | None, V | None]:
         writers = (None, None) if writer is None else split_key_value(writer)
         key, value = (
             None if data is None else side.decode(data, written)
-            for side, data, written in zip(self._sides, split_pair(payload), writers, strict=True)
+            for side, data, written in zip(self._sides, parts, writers, strict=True)
         )
         return key, value
 
@@ -313,7 +336,7 @@ class KeyValueSchema(Schema[tuple[K | None, V | None]]):
             described.properties.add(key=f"{name}.schema.name", value="" if schema is None else schema.name)
             described.properties.add(key=f"{name}.schema.type", value=kind)
             described.properties.add(key=f"{name}.schema.properties", value="{}")
-        described.properties.add(key="kv.encoding.type", value="INLINE")
+        described.properties.add(key="kv.encoding.type", value="SEPARATED" if self.gives_key else "INLINE")
         described.schema_data = b"".join(parts)
         return described
 
@@ -337,8 +360,8 @@ class AutoSchema(Schema[Any]):
     def decode(self, payload: bytes, writer: TopicSchema | None = None) -> Any:
         return self.decode_with_key(payload, None, writer)
 
-    def decode_with_key(self, payload: bytes, key: bytes | None, writer: TopicSchema | None) -> Any:
-        if writer is None:
+    def decode_with_key(self, payload: bytes | None, key: bytes | None, writer: TopicSchema | None) -> Any:
+        if writer is None or (payload is None and not _is_separated(writer)):
             return payload
         try:
             read = self._readers(writer)
@@ -354,7 +377,7 @@ class AutoSchema(Schema[Any]):
             raise UnreadableMessageError(f"the payload does not fit its {writer.kind} schema {writer.name!r}: {error!r}") from None
 
 
-Read = Callable[[bytes, bytes | None], Any]
+Read = Callable[[Any, bytes | None], Any]
 """Payload and key to value."""
 
 
@@ -391,13 +414,17 @@ def _reader_of(writer: TopicSchema) -> Read:
 
 def _pair_reader_of(writer: TopicSchema) -> Read:
     read_key, read_value = (_reader_of(side) for side in split_key_value(writer))
-    is_separated = dict(writer.properties).get("kv.encoding.type") == "SEPARATED"
+    is_separated = _is_separated(writer)
 
-    def read(payload: bytes, message_key: bytes | None) -> tuple[Any, Any]:
+    def read(payload: Any, message_key: bytes | None) -> tuple[Any, Any]:
         key, value = (message_key, payload) if is_separated else split_pair(payload)
         return None if key is None else read_key(key, None), None if value is None else read_value(value, None)
 
     return read
+
+
+def _is_separated(schema: TopicSchema) -> bool:
+    return schema.kind == "KEY_VALUE" and dict(schema.properties).get("kv.encoding.type") == "SEPARATED"
 
 
 def split_key_value(schema: TopicSchema) -> tuple[TopicSchema, TopicSchema]:

@@ -38,7 +38,7 @@ SEND_ALL_MESSAGES = 1000
 class SendArguments(TypedDict, total=False):
     """Keyword arguments of `send`."""
 
-    key: str | None
+    key: str | bytes | None
     ordering_key: bytes | None
     properties: Mapping[str, str] | None
     event_time: datetime | int | None

@@ -134,23 +134,26 @@ async def test_auto_schema_follows_the_versions_of_a_topic(cluster: ClusterThrea
                 await producer.send(1)
 
 
-async def test_auto_schema_reads_keys_that_are_the_keys_of_messages(cluster: ClusterThread, topic: str) -> None:
-    class Separated(cepheid.KeyValueSchema[str, int]):
-        """As Java's clients with KeyValueEncodingType.SEPARATED write it, the key of the message apart."""
-
-        def describe(self) -> pb.Schema:
-            described = super().describe()
-            described.properties[-1].value = "SEPARATED"
-            return described
-
-        def encode(self, value: Any) -> bytes:
-            return cepheid.PrimitiveSchema("INT64").encode(value)
-
+@pytest.mark.parametrize("batching", [True, False])
+async def test_keys_of_pairs_may_be_the_keys_of_messages(cluster: ClusterThread, batching: bool) -> None:
+    topic = f"separated-{uuid.uuid4()}"
+    schema = cepheid.KeyValueSchema(int, cepheid.AvroSchema(Point), separated=True)
+    pairs = [(5, Point(1)), (6, None), (None, Point(2))]
     async with cepheid.connect(cluster.url) as client:
-        async with client.producer(topic, schema=Separated(str, int)) as producer:
-            await producer.send(5, key="five")  # type: ignore[arg-type]
+        async with client.producer(topic, schema=schema, batching=batching) as producer:
+            await producer.send(pairs[0])
+            for pair in pairs[1:]:
+                producer.send_nowait(pair)
+            with pytest.raises(cepheid.UsageError, match="leave key out"):
+                await producer.send(pairs[0], key="five")
+        async with client.reader(topic, schema=schema) as reader:
+            messages = [await reader.read(RECEIVE_S) for _ in pairs]
+            assert [message.value for message in messages] == pairs
+            assert [message.key_bytes for message in messages] == [bytes(7) + b"\5", bytes(7) + b"\6", None]
+            assert [message.is_null for message in messages] == [False, True, False]
         async with client.reader(topic, schema=cepheid.AutoSchema()) as reader:
-            assert (await reader.read(RECEIVE_S)).value == ("five", 5)
+            values = [(await reader.read(RECEIVE_S)).value for _ in pairs]
+            assert values == [(5, {"x": 1, "name": None}), (6, None), (None, {"x": 2, "name": None})]
 
 
 async def test_lookup_over_http(cluster: ClusterThread, topic: str) -> None:
@@ -205,3 +208,15 @@ async def test_dead_letters_go_to_a_topic_with_another_schema(cluster: ClusterTh
                 consumer.nack(await consumer.receive(RECEIVE_S), delay=0)
             async with client.consumer(f"{topic}-s-DLQ", "look", start="earliest") as dead:
                 assert (await dead.receive(RECEIVE_S)).data == b'{"x":1,"name":null}'
+
+
+async def test_a_key_of_bytes_stays_one_in_dead_letters(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client, client.producer(topic) as producer:
+        policy = cepheid.DeadLetters(after=1, subscription="look")
+        async with client.consumer(topic, "s", type="shared", dead_letters=policy) as consumer:
+            await producer.send(b"", key=b"\xff")
+            for _ in range(2):
+                consumer.nack(await consumer.receive(RECEIVE_S), delay=0)
+            async with client.consumer(f"{topic}-s-DLQ", "look") as dead:
+                message = await dead.receive(RECEIVE_S)
+        assert (message.key, message.key_bytes) == ("/w==", b"\xff")
