@@ -40,6 +40,7 @@ def mark(**bookies: ShortReason) -> RepairMark:
         ({"c": EMPTY}, "abc", "", "d", {}, [2], []),
         ({"c": DAMAGED}, "abc", "", "d", {}, [2], []),
         ({"c": DAMAGED}, "ab", "", "d", {}, [], ["c"]),
+        ({"c": DAMAGED}, "abc", "c", "d", {2: "d"}, [], []),
         ({"x": LOST}, "abc", "", "d", {}, [], []),  # the record does not name it any more
     ],
 )
