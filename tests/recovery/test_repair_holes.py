@@ -341,6 +341,15 @@ async def test_a_bookie_that_was_found_damaged_is_checked_whatever_its_mark_said
             await repair_marks(world.store).delete(ledger_id, None)
 
 
+async def test_all_copies_of_an_emptied_bookie_are_checked_also_when_some_of_them_are_reported_damaged() -> None:
+    async with repair_world(*"abc", settings=_IDLE) as world:
+        ledger_id = await world.closed_ledger("abc")
+        shortage = measure(await world.ledgers.record(ledger_id), {"b": ShortReason.EMPTY_DISK}, "abc")
+        await repair_marks(world.store).create(ledger_id, _mark_of(ledger_id, shortage, 0))
+        await mark_damaged(world.store, ledger_id, ["b"], 0, entries=[(5, 5)])
+        assert (await world.marks())[ledger_id].bookies == {"b": ShortReason.EMPTY_DISK}
+
+
 async def test_of_a_damaged_bookie_only_the_entries_that_the_mark_names_are_read() -> None:
     async with repair_world(*"abc") as world:
         await storage_format_record(world.store).create(None, StorageFormat(storage_format=2))

@@ -58,6 +58,14 @@ def test_plan_of_a_closed_ledger(
     assert (done, sorted(plan.left)) == ([(moves, checks)] if moves or checks else [], left)
 
 
+@pytest.mark.parametrize(("registered", "moves", "checks"), [("ab", {2: "d"}, []), ("abc", {}, [2])])
+def test_copies_of_a_damaged_bookie_that_is_lost_move_unless_it_has_just_come_back(
+    registered: str, moves: dict[int, str], checks: list[int]
+) -> None:
+    plan = plan_repair(ledger((0, "abc")), mark(c=DAMAGED), registered, "", first_free("d"), lost="c")  # type: ignore[arg-type]
+    assert [(part.moves, part.checks) for part in plan.fragments] == [(moves, checks)]
+
+
 def test_the_open_fragment_is_left_to_its_writer_and_earlier_ones_are_repaired() -> None:
     record = ledger((0, "abc"), (4, "acd"), last=None)
     plan = plan_repair(record, mark(c=LOST), "abd", "", first_free("e"))  # type: ignore[arg-type]
