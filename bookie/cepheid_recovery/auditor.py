@@ -59,7 +59,7 @@ from cepheid_metadata import (
     repair_marks,
     repair_requests,
 )
-from cepheid_metadata.repair_views import damaged_entries, damaged_entries_of_lost, merged_reasons
+from cepheid_metadata.repair_views import damaged_entries, merged_reasons
 from cepheid_ports import Ports, TaskOwner
 from cepheid_recovery.cluster_state import ClusterState
 from cepheid_recovery.settings import RecoverySettings
@@ -466,12 +466,11 @@ class Auditor:
                     await self._marks.create(ledger.ledger_id, mark)
                 else:
                     mark = found.record
-                    worse = {name: why for name, why in shortage.bookies.items() if why is not ShortReason.PLACEMENT}
-                    merged = {**shortage.bookies, **mark.bookies, **worse}
-                    if merged == mark.bookies:
+                    merged = merged_reasons(mark.bookies, shortage.bookies)
+                    # Damage outweighs that its bookie is lost or leaves: what a worker does about it changes all the same.
+                    if merged == mark.bookies and not any(merged[name] is ShortReason.DAMAGED for name in shortage.bookies):
                         break
-                    damaged = await damaged_entries_of_lost(self._store, mark, merged)
-                    mark = _renewed(mark, measure(ledger, merged, self._state.registered())).replace(damaged=damaged)
+                    mark = _renewed(mark, measure(ledger, merged, self._state.registered()))
                     await self._marks.replace(ledger.ledger_id, mark, found.version)
             except (KeyExistsError, BadVersionError, NoSuchKeyError):
                 continue  # it changed meanwhile; what was found must not be forgotten: no later walk may look for it again
@@ -711,7 +710,7 @@ async def mark_ledger(
     marks = repair_marks(store)
     while True:
         found = await marks.get(ledger.ledger_id)
-        merged = merged_reasons({} if found is None else found.record.bookies, reasons, registered)
+        merged = merged_reasons({} if found is None else found.record.bookies, reasons)
         shortage = measure(ledger, merged, registered)
         try:
             if found is None:

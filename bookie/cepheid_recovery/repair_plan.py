@@ -48,18 +48,20 @@ def plan_repair(
     draining: Collection[str],
     choose_target: ChooseTarget,
     racks: Mapping[str, str] | None = None,
+    *,
+    lost: Collection[str] = (),
 ) -> RepairPlan:
-    """Return what to do. A bookie that came back with its data needs nothing, unless it was damaged before it was lost. A fragment
-    without entries needs nothing either.
+    """Return what to do. A bookie that came back with its data needs nothing, and a fragment without entries does not either.
 
-    `racks` of bookies, as far as known: a copy that only stands badly moves only if that separates copies.
+    `lost`: damaged bookies whose grace period is over. `racks` of bookies, as far as known: a copy that only stands badly moves
+    only if that separates copies.
     """
     plan = RepairPlan()
-    moving, checking = _sort(mark, registered, draining, plan.left)
+    moving, checking = _sort(mark.bookies, registered, draining, lost, plan.left)
     for fragment in needed_fragments(ledger):
         if not is_finished(ledger, fragment):
             for bookie in fragment.ensemble:
-                if mark.bookies.get(bookie) in (ShortReason.DAMAGED, ShortReason.LOST) and bookie in checking:
+                if mark.bookies.get(bookie) is ShortReason.DAMAGED and bookie in checking:
                     plan.left[bookie] = "the ledger is open: its copies are checked when it is closed"
                 elif bookie in checking or (bookie in moving and mark.bookies[bookie] is not ShortReason.PLACEMENT):
                     plan.open_bookies.append(bookie)
@@ -93,12 +95,16 @@ def _separates(ensemble: Sequence[str], position: int, target: str, write_quorum
 
 
 def _sort(
-    mark: RepairMark, registered: Collection[str], draining: Collection[str], left: dict[str, str]
+    reasons: Mapping[str, ShortReason],
+    registered: Collection[str],
+    draining: Collection[str],
+    lost: Collection[str],
+    left: dict[str, str],
 ) -> tuple[set[str], set[str]]:
     """Return the bookies whose copies move, and those whose copies are checked where they are."""
     moving: set[str] = set()
     checking: set[str] = set()
-    for bookie, reason in mark.bookies.items():
+    for bookie, reason in reasons.items():
         runs = bookie in registered
         match reason:
             case ShortReason.PLACEMENT:
@@ -106,12 +112,12 @@ def _sort(
             case ShortReason.DRAINING | ShortReason.LOST:
                 if bookie in draining or (reason is ShortReason.LOST and not runs):
                     moving.add(bookie)
-                elif reason is ShortReason.LOST and bookie in (mark.damaged or ()):
-                    checking.add(bookie)
                 elif not runs:
                     left[bookie] = "it is no longer decommissioned, and is not running: start it, or wait for the grace period"
             case ShortReason.EMPTY_DISK | ShortReason.DAMAGED:
-                if runs:
+                if reason is ShortReason.DAMAGED and (bookie in draining or (bookie in lost and not runs)):
+                    moving.add(bookie)
+                elif runs:
                     checking.add(bookie)
                 else:
                     left[bookie] = "it is not running: start it, or wait until its ledgers are copied elsewhere"

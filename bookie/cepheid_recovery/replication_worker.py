@@ -287,7 +287,7 @@ class ReplicationWorker:
                 return True
             if any(why is ShortReason.DRAINING and name not in self._state.draining for name, why in mark.record.bookies.items()):
                 await self._state.refresh()  # the mark may be newer than what this process knows
-            plan = self._plan(ledger.record, mark.record)
+            plan = self._plan(ledger.record, mark.record, await self._lost(mark.record))
             if not not_recovered and self._may_recover(ledger.record, mark.record, plan.open_bookies):
                 not_recovered = await self._recover(ledger_id)
                 continue
@@ -298,12 +298,20 @@ class ReplicationWorker:
                 self._cookie_versions.clear()  # the ledger, its mark or a target changed: rule 1
         raise CopyFailedError(f"ledger {ledger_id} or its mark changed {_ATTEMPTS} times while it was copied", ledger_id=ledger_id)
 
-    def _plan(self, ledger: LedgerMetadata, mark: RepairMark) -> RepairPlan:
+    async def _lost(self, mark: RepairMark) -> Collection[str]:
+        """Return the damaged bookies of which the auditor waits no longer. Raises MetadataError."""
+        registered = self._state.registered()
+        away = {name for name, why in mark.bookies.items() if why is ShortReason.DAMAGED and name not in registered}
+        found = await self._audit.get(None) if away else None
+        return () if found is None else away.difference(found.record.waiting)
+
+    def _plan(self, ledger: LedgerMetadata, mark: RepairMark, lost: Collection[str]) -> RepairPlan:
         def choose(ensemble: Sequence[str], excluded: Collection[str], position: int) -> str | None:
             vacancy = Vacancy(ensemble, position, ledger.write_quorum)
             return self._placement.replacement(ensemble, excluded, vacancy=vacancy)
 
-        return plan_repair(ledger, mark, self._state.registered(), self._state.draining, choose, self._state.racks())
+        state = self._state
+        return plan_repair(ledger, mark, state.registered(), state.draining, choose, state.racks(), lost=lost)
 
     def _may_recover(self, ledger: LedgerMetadata, mark: RepairMark, open_bookies: Sequence[str]) -> bool:
         """Return whether an open ledger has named one of these bookies for longer than a living writer would let it.

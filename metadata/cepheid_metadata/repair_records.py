@@ -54,8 +54,7 @@ class RepairMark(GrownRecord):
 
     damaged: dict[str, tuple[EntryRun, ...]] | None = Field(
         None,
-        description="By damaged bookie, the entries to check. All its entries are checked if it is not named here. A lost bookie "
-        "that was damaged before is named here, too.",
+        description="By damaged bookie, the entries to check. All its entries are checked if it is not named here.",
     )
 
     @property
@@ -63,11 +62,8 @@ class RepairMark(GrownRecord):
         return sum(run.last - run.first + 1 for run in self.lost)
 
     def entries_to_check(self, bookie: str) -> tuple[EntryRun, ...] | None:
-        """Return the entries of which this bookie's copies are checked; None: all of them.
-
-        A bookie that was damaged before it was lost is checked when it comes back.
-        """
-        if self.bookies.get(bookie) not in (ShortReason.DAMAGED, ShortReason.LOST) or self.damaged is None:
+        """Return the entries of which this bookie's copies are checked; None: all of them."""
+        if self.bookies.get(bookie) is not ShortReason.DAMAGED or self.damaged is None:
             return None
         return self.damaged.get(bookie)
 

@@ -42,7 +42,6 @@ from cepheid_ports import CepheidError
 
 View = dict[str, Any]
 
-_LAST_ENTRY_ID = 2**63 - 1
 _MARKS_NAME_ENTRIES_SINCE = 2  # storage format of the cluster
 _MOST_RUNS = 100
 """A bookie with more damaged runs of entries in one ledger has all of its entries checked."""
@@ -299,7 +298,6 @@ async def mark_damaged(
         raise RepairRefusedError(message, ledger_id=ledger_id)
     marks = repair_marks(store)
     damaged = dict.fromkeys(bookies, ShortReason.DAMAGED)
-    _, running = await _bookies(store)
     short_entries = sum(last - first + 1 for first, last in entries)
     if entries and await read_storage_format(store) < _MARKS_NAME_ENTRIES_SINCE:
         entries = ()
@@ -318,7 +316,7 @@ async def mark_damaged(
                 )
                 await marks.create(ledger_id, fresh)
             else:
-                merged = merged_reasons(mark.record.bookies, damaged, running)
+                merged = merged_reasons(mark.record.bookies, damaged)
                 named_entries = damaged_entries(mark.record, bookies, entries)
                 await marks.replace(ledger_id, mark.record.replace(bookies=merged, damaged=named_entries), mark.version)
             return
@@ -346,18 +344,6 @@ def damaged_entries(
     return known or None
 
 
-async def damaged_entries_of_lost(
-    store: MetadataStore, mark: RepairMark, reasons: Mapping[str, ShortReason]
-) -> dict[str, tuple[EntryRun, ...]] | None:
-    """Return `damaged` of a mark whose bookies now have these reasons: damaged ones that are lost now may come back damaged."""
-    known = {} if mark.damaged is None else dict(mark.damaged)
-    lost = [name for name, why in reasons.items() if why is ShortReason.LOST and mark.bookies.get(name) is ShortReason.DAMAGED]
-    if lost and await read_storage_format(store) >= _MARKS_NAME_ENTRIES_SINCE:
-        for bookie in lost:
-            known.setdefault(bookie, (EntryRun(first=0, last=_LAST_ENTRY_ID),))
-    return known or None
-
-
 def merged_runs(runs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return runs of ids, both ends inclusive, in order and with those joined that overlap or adjoin."""
     merged: list[tuple[int, int]] = []
@@ -369,16 +355,26 @@ def merged_runs(runs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return merged
 
 
-def merged_reasons(
-    known: Mapping[str, ShortReason], damaged: Mapping[str, ShortReason], running: Collection[str]
-) -> dict[str, ShortReason]:
-    """Return the reasons of a mark after a check found copies damaged.
+def merged_reasons(known: Mapping[str, ShortReason], found: Mapping[str, ShortReason]) -> dict[str, ShortReason]:
+    """Return the reasons of a mark in which `known` stood, after `found`.
 
-    A reason that makes the worker copy everything elsewhere, or check everything, stays. A place in a bad rack does not, nor the
-    loss of a bookie that runs again: the worker would look at no copy for these.
+    Damage stays until the copies were checked or have moved: nobody looks at the copies of a lost or draining bookie that returns.
+    An empty disk outweighs it, because all copies are checked then; the auditor finds that again from the cookie. A bad place
+    outweighs nothing.
     """
-    weaker = {name for name, why in known.items() if why is ShortReason.PLACEMENT or (why is ShortReason.LOST and name in running)}
-    return {**damaged, **{name: why for name, why in known.items() if name not in damaged or name not in weaker}}
+    return {**found, **{name: why for name, why in known.items() if name not in found or _outweighs(why, found[name])}}
+
+
+def _outweighs(known: ShortReason, found: ShortReason) -> bool:
+    match found:
+        case ShortReason.PLACEMENT:
+            return True
+        case ShortReason.LOST | ShortReason.DRAINING:
+            return known is ShortReason.DAMAGED
+        case ShortReason.DAMAGED:
+            return known is ShortReason.EMPTY_DISK
+        case ShortReason.EMPTY_DISK:
+            return False
 
 
 async def _bookies(store: MetadataStore) -> tuple[set[str], set[str]]:

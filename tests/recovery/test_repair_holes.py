@@ -333,15 +333,21 @@ async def test_a_bookie_that_was_found_damaged_is_checked_whatever_its_mark_said
     async with repair_world(*"abcd", settings=_IDLE) as world:
         ledger_id = await world.closed_ledger("abc")
         ledger = await world.ledgers.record(ledger_id)
-        for name in "abcd":
-            registration = BookieRegistration(bookie_id=name, incarnation="i", addresses={})
-            await available_bookies(world.store).create(name, registration)
-        for before in (ShortReason.PLACEMENT, ShortReason.LOST):
+        for before in (ShortReason.PLACEMENT, ShortReason.LOST, ShortReason.DRAINING):
             shortage = measure(ledger, {"b": before}, "abcd")
             await repair_marks(world.store).create(ledger_id, _mark_of(ledger_id, shortage, 0))
             await mark_damaged(world.store, ledger_id, ["b"], 0)
             assert (await world.marks())[ledger_id].bookies == {"b": ShortReason.DAMAGED}, before
             await repair_marks(world.store).delete(ledger_id, None)
+
+
+async def test_all_copies_of_an_emptied_bookie_are_checked_also_when_some_of_them_are_reported_damaged() -> None:
+    async with repair_world(*"abc", settings=_IDLE) as world:
+        ledger_id = await world.closed_ledger("abc")
+        shortage = measure(await world.ledgers.record(ledger_id), {"b": ShortReason.EMPTY_DISK}, "abc")
+        await repair_marks(world.store).create(ledger_id, _mark_of(ledger_id, shortage, 0))
+        await mark_damaged(world.store, ledger_id, ["b"], 0, entries=[(5, 5)])
+        assert (await world.marks())[ledger_id].bookies == {"b": ShortReason.EMPTY_DISK}
 
 
 async def test_of_a_damaged_bookie_only_the_entries_that_the_mark_names_are_read() -> None:
@@ -369,24 +375,68 @@ async def test_a_mark_names_damaged_entries_only_in_a_cluster_that_can_read_them
         assert b'damaged":{' not in mark.encode()
 
 
-@pytest.mark.parametrize("entries", [[(5, 5)], []], ids=["named entries", "all entries"])
-async def test_damage_is_not_forgotten_while_its_bookie_is_away_for_longer_than_the_grace_period(
-    entries: list[tuple[int, int]],
-) -> None:
+@pytest.mark.parametrize("storage_format", [1, 2])
+async def test_damage_is_not_forgotten_while_its_bookie_is_away_for_longer_than_the_grace_period(storage_format: int) -> None:
     async with repair_world("a", "b", "c") as world:  # no other bookie can take its copies
-        await storage_format_record(world.store).create(None, StorageFormat(storage_format=2))
+        await storage_format_record(world.store).create(None, StorageFormat(storage_format=storage_format))
         ledger_id = await world.closed_ledger("abc")
         process = await world.start()
         await asyncio.sleep(10)
         world.kill("b")
         process.on_bookies_changed()
         world.ledgers.cluster["b"].damage(ledger_id, 5)
-        await mark_damaged(world.store, ledger_id, ["b"], 0, entries=entries)
+        await mark_damaged(world.store, ledger_id, ["b"], 0, entries=[(5, 5)])
         await asyncio.sleep(QUICK.grace_s + 10)
-        assert (await world.marks())[ledger_id].bookies == {"b": ShortReason.LOST}
+        assert "no other bookie can take its copies" in (await world.marks())[ledger_id].problem
         world.revive("b")
         process.on_bookies_changed()
         await world.wait_whole(ledger_id)
+
+
+async def test_damage_is_not_forgotten_when_a_decommissioning_is_cancelled() -> None:
+    async with repair_world("a", "b", "c") as world:
+        ledger_id = await world.closed_ledger("abc")
+        process = await world.start()
+        await asyncio.sleep(10)
+        await world.drain("b")
+        process.on_bookies_changed()
+        await asyncio.sleep(10)
+        world.ledgers.cluster["b"].damage(ledger_id, 5)
+        await mark_damaged(world.store, ledger_id, ["b"], 0)
+        assert "no other bookie can take its copies" in (await world.marks())[ledger_id].problem
+        await cancel_decommission(world.store, "b")
+        world.ledgers.cluster.not_registered.remove("b")
+        process.on_bookies_changed()
+        await world.wait_whole(ledger_id)
+
+
+async def test_a_walk_lets_workers_look_again_at_a_damaged_bookie_that_is_lost() -> None:
+    async with repair_world(*"abcd", settings=_IDLE) as world:
+        ledger_id = await world.closed_ledger("abc")
+        await mark_damaged(world.store, ledger_id, ["b"], 0)
+        process = await world.start()
+        ledger = await world.ledgers.record(ledger_id)
+        before = await repair_marks(world.store).get(ledger_id)
+        await process.auditor._renew(ledger, measure(ledger, {"b": ShortReason.LOST}, "acd"))
+        after = await repair_marks(world.store).get(ledger_id)
+        assert before is not None
+        assert after is not None
+        assert (after.record.bookies, after.version) == ({"b": ShortReason.DAMAGED}, before.version + 1)
+
+
+async def test_copies_of_a_damaged_bookie_move_once_its_grace_period_is_over() -> None:
+    async with repair_world(*"abcd") as world:
+        ledger_id = await world.closed_ledger("abc")
+        process = await world.start()
+        await asyncio.sleep(10)
+        world.kill("b")
+        process.on_bookies_changed()
+        await asyncio.sleep(1)
+        await mark_damaged(world.store, ledger_id, ["b"], 0)
+        await asyncio.sleep(QUICK.grace_s - 10)
+        assert (await world.ledgers.record(ledger_id)).last_fragment.ensemble == ("a", "b", "c")
+        await world.wait_whole(ledger_id)
+        assert (await world.ledgers.record(ledger_id)).last_fragment.ensemble == ("a", "d", "c")
 
 
 def test_marks_for_all_entries_of_a_bookie_outweigh_those_for_some() -> None:

@@ -40,6 +40,7 @@ def mark(**bookies: ShortReason) -> RepairMark:
         ({"c": EMPTY}, "abc", "", "d", {}, [2], []),
         ({"c": DAMAGED}, "abc", "", "d", {}, [2], []),
         ({"c": DAMAGED}, "ab", "", "d", {}, [], ["c"]),
+        ({"c": DAMAGED}, "abc", "c", "d", {2: "d"}, [], []),
         ({"x": LOST}, "abc", "", "d", {}, [], []),  # the record does not name it any more
     ],
 )
@@ -55,6 +56,14 @@ def test_plan_of_a_closed_ledger(
     plan = plan_repair(ledger((0, "abc")), mark(**bookies), registered, draining, first_free(spares))  # type: ignore[arg-type]
     done = [(part.moves, part.checks) for part in plan.fragments]
     assert (done, sorted(plan.left)) == ([(moves, checks)] if moves or checks else [], left)
+
+
+@pytest.mark.parametrize(("registered", "moves", "checks"), [("ab", {2: "d"}, []), ("abc", {}, [2])])
+def test_copies_of_a_damaged_bookie_that_is_lost_move_unless_it_has_just_come_back(
+    registered: str, moves: dict[int, str], checks: list[int]
+) -> None:
+    plan = plan_repair(ledger((0, "abc")), mark(c=DAMAGED), registered, "", first_free("d"), lost="c")  # type: ignore[arg-type]
+    assert [(part.moves, part.checks) for part in plan.fragments] == [(moves, checks)]
 
 
 def test_the_open_fragment_is_left_to_its_writer_and_earlier_ones_are_repaired() -> None:

@@ -61,11 +61,11 @@ def name_a_bookie_of_the_ensemble_again() -> Iterator[None]:
     """The place of a lost bookie is given to one that has another copy already (apache/bookkeeper, BOOKKEEPER-106)."""
     plan_repair = repair_plan.plan_repair
 
-    def plan(ledger: LedgerMetadata, mark: Any, registered: Any, draining: Any, choose: Any, racks: Any) -> Any:
+    def plan(ledger: LedgerMetadata, mark: Any, registered: Any, draining: Any, choose: Any, racks: Any, *, lost: Any) -> Any:
         def choose_inside(ensemble: Sequence[str], excluded: Any, position: int) -> str | None:
             return next((bookie for bookie in ensemble if bookie in registered and bookie not in excluded), None)
 
-        return plan_repair(ledger, mark, registered, draining, choose_inside, racks)
+        return plan_repair(ledger, mark, registered, draining, choose_inside, racks, lost=lost)
 
     with mock.patch.multiple(replication_worker, plan_repair=plan, bookies_replaced=_replaced):
         yield
