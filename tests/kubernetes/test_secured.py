@@ -60,6 +60,24 @@ def test_a_deleted_secret_comes_back_and_clients_keep_their_tokens(secured: Rele
     assert (report["received"], report["error_count"]) == (10, 0), report
 
 
+@pytest.mark.parametrize("secured", ["small"], indirect=True)
+def test_the_ca_is_replaced_while_a_client_publishes(secured: Release, figures: dict[str, object]) -> None:
+    old = secured.secret("-client")["ca.pem"]
+    with secured.load(TOPIC + "-rotated") as report:
+        for stage in ("trust", "sign", "finish"):
+            secured.upgrade(f"--set=security.caRotation={stage}")
+            secured.credentials()  # the client reads the new ca.pem for its next connection
+            # Brokers connect to bookies and to each other, and the client to them, with the files of this stage.
+            secured.upgrade(f"--set=security.caRotation={stage}", f"--set=broker.podAnnotations.test={stage}")
+    figures["small, secured: new CA with restarts of brokers, longest gap s"] = report["longest_message_gap_s"]
+    assert (report["lost"], report["error_count"]) == (0, 0), report
+    new = {secured.secret(ending)["ca.pem"] for ending in ("-client", "-server", "-bookie", "-ca")}
+    assert len(new) == 1
+    assert old not in new
+    assert "ca-next-key.pem" not in secured.secret("-ca")
+    secured.helm("test", secured.name, "--timeout=600s")
+
+
 def test_no_secret_is_printed(secured: Release) -> None:
     secrets = [value for ending in ("-client", "-server") for name, value in secured.secret(ending).items() if "ca.pem" not in name]
     folder = secured.save_report()
