@@ -137,7 +137,13 @@ async def ledger_client(metadata_url: str, available: Any) -> AsyncIterator[Any]
     directory = BookieDirectory(store, ports)
     await directory.start()
     placement = RackAwarePlacement(available, ports.random)
-    settings = LedgerSettings(add_timeout_s=WRITE_TIMEOUT_S, refusal_retry_s=WRITE_TIMEOUT_S)
+    # No second replica is asked because this process got no processor time: what it reads would be read twice.
+    settings = LedgerSettings(
+        add_timeout_s=WRITE_TIMEOUT_S,
+        refusal_retry_s=WRITE_TIMEOUT_S,
+        speculative_read_s=WRITE_TIMEOUT_S,
+        read_timeout_s=WRITE_TIMEOUT_S,
+    )
     client = LedgerClient(directory, ledger_records(store), LedgerIds(store), placement, settings, ports)
     try:
         yield client
