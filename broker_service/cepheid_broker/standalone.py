@@ -12,13 +12,14 @@ Rule 2: a part that fails for good ends the process with its reason; a start tha
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
+from cepheid_bookie import RealDisk
 from cepheid_bookie.access import ticket_check
 from cepheid_bookie.denials import Denials
 from cepheid_bookie.secured_ports import access_of
@@ -110,9 +111,18 @@ class Standalone(Role):
     """`start` once, `aclose` once. `accept_empty_disk` is an operator's word for this one start, and no setting: bookies whose
     disks are lost for good start on empty ones."""
 
-    def __init__(self, settings: StandaloneSettings, ports: Ports, *, accept_empty_disk: bool = False) -> None:
+    def __init__(
+        self,
+        settings: StandaloneSettings,
+        ports: Ports,
+        *,
+        accept_empty_disk: bool = False,
+        new_disk: Callable[[Path], RealDisk] = RealDisk,
+    ) -> None:
+        """`new_disk` as in `LocalBookies.open`."""
         super().__init__()
         self.settings = settings
+        self._new_disk = new_disk
         self._accept_empty_disk = accept_empty_disk
         self.bookies: LocalBookies
         self._ports = ports
@@ -181,6 +191,7 @@ class Standalone(Role):
             self._failure.report,
             rack=settings.rack,
             accept_empty_disk=self._accept_empty_disk,
+            new_disk=self._new_disk,
         )
         opened.push_async_callback(bookies.aclose)
         self._serving = Serving(
@@ -198,6 +209,7 @@ class Standalone(Role):
             on_failed=self._failure.report,
         )
         opened.push_async_callback(self._serving.aclose)
+        bookies.on_gone, bookies.on_back = self._on_bookie_gone, self._on_bookie_back
         self._serving.listen()
         # Before the port opens: a client that finds no namespace gives up. And again, in case the system chose the port.
         expected = self._service_urls(
@@ -224,7 +236,13 @@ class Standalone(Role):
     def _leave_draining(self, names: frozenset[str]) -> None:
         self.bookies.set_draining(names)
         for bookie_id in names:
-            self._serving.ledger_client.on_bookie_gone(bookie_id)
+            self._on_bookie_gone(bookie_id)
+
+    def _on_bookie_gone(self, bookie_id: str) -> None:
+        self._serving.ledger_client.on_bookie_gone(bookie_id)
+
+    def _on_bookie_back(self, bookie_id: str) -> None:
+        self._serving.ledger_client.on_bookie_back(bookie_id)
 
     async def _start_network_services(self) -> None:
         """The admin API, then the bookies' ports; large libraries are imported in threads, and clients are served meanwhile."""

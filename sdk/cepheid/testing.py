@@ -15,7 +15,7 @@ import importlib
 import json
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Self
 
 from cepheid.errors import ClosedError, MissingExtraError
@@ -49,11 +49,23 @@ class Cluster:
 
     async def restart(self, down_s: float = 0.0) -> None:
         """Stop the cluster, and start it `down_s` seconds later with the same data at the same addresses."""
-        restarting = self._started.restart(down_s)
-        if self._thread is None:
-            await restarting
-        else:
-            await asyncio.to_thread(self._thread.run, restarting)
+        await self._run(self._started.restart(down_s))
+
+    async def kill_bookie(self, number: int) -> None:
+        """Stop a bookie as if its process had ended. The first is 1. `start_bookie` and `restart` bring it back with its data."""
+        await self._run(self._started.kill_bookie(number))
+
+    async def start_bookie(self, number: int) -> None:
+        """Start a bookie that was killed, on its data. One that runs is left alone."""
+        await self._run(self._started.start_bookie(number))
+
+    def fill_disk(self, bookie: int) -> None:
+        """Let a bookie find its disk full: it refuses new entries, and what it has can be read. Nothing is written to the disk."""
+        self._call(lambda: self._started.fill_disk(bookie))
+
+    def free_disk(self, bookie: int) -> None:
+        """Let the disk of a bookie have room again after `fill_disk`."""
+        self._call(lambda: self._started.free_disk(bookie))
 
     def cut_connections(self) -> None:
         """Close the connections of all clients, as a broken network would. New ones are accepted."""
@@ -65,6 +77,12 @@ class Cluster:
         Timers that run keep their time: cut the connections after it, so that messages which are due now are delivered.
         """
         self._call(lambda: self._started.move_clock(seconds))
+
+    async def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        if self._thread is None:
+            await work
+        else:
+            await asyncio.to_thread(self._thread.run, work)
 
     def _call(self, work: Callable[[], None]) -> None:
         if self._thread is None:

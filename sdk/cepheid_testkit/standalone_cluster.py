@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 from urllib.parse import urlsplit
 
+from cepheid.errors import UsageError
 from cepheid_ports import Ports
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ class StandaloneCluster:
         self._ahead_ms = 0
         self._ports = replace(given, wall_ms=lambda: given.wall_ms() + self._ahead_ms)
         self._settings = settings
+        self._full: set[str] = set()
+        """Ids of the bookies whose disks are full."""
         self._opened = AsyncExitStack()
         self.standalone: Standalone
 
@@ -63,9 +66,17 @@ class StandaloneCluster:
         return self
 
     async def _start(self) -> None:
-        from cepheid_broker.standalone import Standalone, StandaloneSettings  # the server's libraries, only when used
+        from cepheid_bookie import RealDisk  # the server's libraries, only when used
+        from cepheid_broker.standalone import Standalone, StandaloneSettings
 
-        self.standalone = Standalone(StandaloneSettings.model_validate(self._settings), self._ports)
+        full = self._full
+
+        class FillableDisk(RealDisk):
+            def free_bytes(self) -> int:
+                return 0 if self.root.name in full else super().free_bytes()
+
+        settings = StandaloneSettings.model_validate(self._settings)
+        self.standalone = Standalone(settings, self._ports, new_disk=FillableDisk)
         await self.standalone.start()
 
     async def _stop(self) -> None:
@@ -86,6 +97,34 @@ class StandaloneCluster:
     def move_clock(self, seconds: float) -> None:
         """Let the wall clock of brokers and bookies jump, forward or back. Their timeouts do not depend on it."""
         self._ahead_ms += round(1000 * seconds)
+
+    async def kill_bookie(self, number: int) -> None:
+        """Stop bookie `number`, counted from 1; it keeps its data. One that does not run is left alone."""
+        await self.standalone.bookies.stop(self._bookie(number))
+
+    async def start_bookie(self, number: int) -> None:
+        """Start bookie `number` again after `kill_bookie`."""
+        await self.standalone.bookies.start(self._bookie(number))
+
+    def fill_disk(self, number: int) -> None:
+        """Let the disk of bookie `number` be full: the bookie is read-only when this returns. Nothing is written for it."""
+        self._full.add(self._bookie(number))
+        self._look_at_disk(number)
+
+    def free_disk(self, number: int) -> None:
+        """Let the disk of bookie `number` have its room again."""
+        self._full.discard(self._bookie(number))
+        self._look_at_disk(number)
+
+    def _look_at_disk(self, number: int) -> None:
+        for bookie in self.standalone.bookies.bookies():
+            if bookie.bookie_id == self._bookie(number):
+                bookie.look_at_free_space_now()
+
+    def _bookie(self, number: int) -> str:
+        if not 1 <= number <= self._bookies:
+            raise UsageError(f"the cluster has bookies 1 to {self._bookies}, got {number}")
+        return f"bookie-{number}"
 
     async def __aexit__(self, *_: object) -> None:
         await self._opened.aclose()

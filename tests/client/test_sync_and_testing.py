@@ -193,6 +193,51 @@ async def test_a_cluster_for_tests_breaks_on_demand() -> None:
             assert message.data == b"due in an hour"
 
 
+async def test_a_cluster_for_tests_goes_on_without_one_bookie_of_three_and_waits_without_two() -> None:
+    async with Cluster(bookies=3) as cluster, cepheid.connect(cluster.url) as client:
+        async with client.producer("topic") as producer, client.reader("topic") as reader:
+            await producer.send(b"with three")
+            await cluster.kill_bookie(1)
+            await producer.send(b"with two")
+            await cluster.kill_bookie(2)
+            with pytest.raises(cepheid.UsageError, match="bookies 1 to 3, got 4"):
+                await cluster.kill_bookie(4)
+            waiting = asyncio.ensure_future(producer.send(b"with one"))
+            await asyncio.wait([waiting], timeout=0.2)
+            assert not waiting.done()
+            await cluster.start_bookie(1)
+            await cluster.start_bookie(2)
+            await waiting
+            assert [(await reader.read(RECEIVE_S)).data for _ in range(3)] == [b"with three", b"with two", b"with one"]
+
+
+async def test_a_cluster_for_tests_has_full_disks() -> None:
+    async with Cluster() as cluster, cepheid.connect(cluster.url) as client:
+        async with client.producer("topic") as producer, client.reader("topic") as reader:
+            await producer.send(b"stored")
+            cluster.fill_disk(1)
+            waiting = asyncio.ensure_future(producer.send(b"waits"))
+            assert (await reader.read(RECEIVE_S)).data == b"stored"
+            await asyncio.wait([waiting], timeout=0.2)
+            assert not waiting.done()
+            cluster.free_disk(1)
+            await waiting
+            assert (await reader.read(RECEIVE_S)).data == b"waits"
+
+
+def test_a_cluster_for_tests_breaks_without_asyncio() -> None:
+    with Cluster(bookies=2) as cluster:
+        asyncio.run(cluster.kill_bookie(2))
+        cluster.fill_disk(1)
+        with pytest.raises(cepheid.UsageError, match="bookies 1 to 2, got 0"):
+            cluster.fill_disk(0)
+        full, killed = cluster._started.standalone.bookies.problems()
+        assert full.startswith("bookie-1 is read-only: its journal disk has 0 bytes free")
+        assert killed == "bookie-2 is stopped"
+        asyncio.run(cluster.restart())
+        assert cluster._started.standalone.bookies.writable() == ["bookie-2"]
+
+
 FIXTURES = """
 import asyncio, cepheid, cepheid.sync
 pytest_plugins = ["cepheid.pytest_plugin"]
