@@ -21,6 +21,7 @@ from cepheid.testing import Cluster
 from cepheid_broker import local_bookies
 from cepheid_testkit import StandaloneCluster
 from tests.client.conftest import ClusterThread
+from tests.support import wait_until
 
 RECEIVE_S = 30.0
 
@@ -195,7 +196,7 @@ async def test_a_cluster_for_tests_breaks_on_demand() -> None:
 
 async def test_a_cluster_for_tests_goes_on_without_one_bookie_of_three_and_waits_without_two() -> None:
     async with Cluster(bookies=3) as cluster, cepheid.connect(cluster.url) as client:
-        async with client.producer("topic") as producer, client.reader("topic") as reader:
+        async with client.producer("topic") as producer, client.consumer("topic", "s") as consumer:
             await producer.send(b"with three")
             await cluster.kill_bookie(1)
             await producer.send(b"with two")
@@ -208,7 +209,7 @@ async def test_a_cluster_for_tests_goes_on_without_one_bookie_of_three_and_waits
             await cluster.start_bookie(1)
             await cluster.start_bookie(2)
             await waiting
-            assert [(await reader.read(RECEIVE_S)).data for _ in range(3)] == [b"with three", b"with two", b"with one"]
+            assert [(await consumer.receive(RECEIVE_S)).data for _ in range(3)] == [b"with three", b"with two", b"with one"]
 
 
 async def test_a_cluster_for_tests_has_full_disks() -> None:
@@ -223,6 +224,39 @@ async def test_a_cluster_for_tests_has_full_disks() -> None:
             cluster.free_disk(1)
             await waiting
             assert (await reader.read(RECEIVE_S)).data == b"waits"
+
+
+async def test_a_cluster_for_tests_has_brokers_that_clients_are_led_to() -> None:
+    async with Cluster(bookies=3, brokers=2) as cluster, cepheid.connect(cluster.broker_urls[0]) as client:
+        async with client.producer("topic") as producer, client.reader("topic") as reader:
+            for round, broker in enumerate((1, 2, 1)):
+                await cluster.move_topic("topic", broker)
+                assert await cluster.owner_of("topic") == broker
+                await producer.send(f"{round} before".encode())
+                cluster.cut_connections(broker)
+                await producer.send(f"{round} after".encode())
+                assert (await reader.read(RECEIVE_S)).data == f"{round} before".encode()
+                assert (await reader.read(RECEIVE_S)).data == f"{round} after".encode()
+        urls = cluster.broker_urls
+        await cluster.restart()
+        assert cluster.broker_urls == urls
+        async with cepheid.connect(urls[1]) as other, other.producer("topic") as producer:
+            await producer.send(b"after the restart")
+
+
+async def test_cutting_a_broker_leaves_the_connections_of_others() -> None:
+    async with Cluster(brokers=2) as cluster:
+        first, second = cluster._cluster.standalone.brokers
+        clients = [cepheid.connect(url) for url in cluster.broker_urls]
+        for client in clients:
+            await client.partitions("topic")
+        cluster.cut_connections(2)
+        await wait_until(lambda: second.statistics().connections == 0)
+        assert first.statistics().connections == 1
+        with pytest.raises(cepheid.UsageError, match="brokers 1 to 2, got 3"):
+            cluster.cut_connections(3)
+        for client in clients:
+            await client.close()
 
 
 def test_a_cluster_for_tests_breaks_without_asyncio() -> None:
