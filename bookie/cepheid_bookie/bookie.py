@@ -337,6 +337,10 @@ class Bookie:
         self._space.touch()
         return self._space.data.free_bytes
 
+    def look_at_free_space_now(self) -> None:
+        """Look at the disks at once, blocking; adds are refused or taken accordingly when this returns."""
+        self._space.look_now()
+
     @property
     def read_only_reason(self) -> str:
         """Why it takes no regular adds; empty while it does."""

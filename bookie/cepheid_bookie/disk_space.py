@@ -145,7 +145,7 @@ class DiskSpace:
         return " and ".join(low)
 
     def look_now(self) -> None:
-        """Look at start, blocking."""
+        """Look at the disks at once, blocking."""
         self._take(self._look())
         self._look_again_while_full()
 

@@ -4,6 +4,7 @@
 
 Rule 1: a bookie is registered after it serves in-process; its network address joins the registration when that port is open.
 Rule 2: when one fails for good the process ends: restarting replays what is really on disk.
+Rule 3: tests stop and start single bookies (`stop`, `start`). Those of a server run as long as their process.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,15 +57,37 @@ _ID = "bookie-"
 class LocalBookies:
     """Made by `open`; closes what it opened. Implements `BookieConnections` of the ledger client."""
 
-    def __init__(self, store: MetadataStore, bookies: Sequence[Bookie], ports: Ports, rack: str | None = None) -> None:
+    def __init__(
+        self,
+        store: MetadataStore,
+        ports: Ports,
+        rack: str | None,
+        open_bookie: Callable[[str], Awaitable[Bookie]],
+        on_failed: Callable[[BaseException], None],
+    ) -> None:
         self._rack = rack
+        self._store, self._ports = store, ports
+        self._open_bookie, self._on_failed = open_bookie, on_failed
         self._registrations = available_bookies(store)
-        self._bookies = {bookie.bookie_id: bookie for bookie in bookies}
-        self._connections: dict[str, BookieConnection] = {name: bookie.connection() for name, bookie in self._bookies.items()}
-        self._expected = list(self._bookies)
+        self._bookies: dict[str, Bookie] = {}
+        self._connections: dict[str, BookieConnection] = {}
+        self._collectors: dict[str, GarbageCollector] = {}
+        self._servers: dict[str, BookieServer] = {}
+        self._listening: dict[str, int] = {}
+        """The port of each bookie that was served; a bookie that is started again has the same."""
+        self._starts: dict[str, int] = {}
+        self._new_server: Callable[[Bookie, int], BookieServer] | None = None
+        self._scheme = "grpc"
+        self._host = ""
+        self._authorize_reads: AuthorizeRead | None = None
+        self._expected: list[str] = []
         self._draining: frozenset[str] = frozenset()
-        self._servers: list[BookieServer] = []
-        self._collectors = [GarbageCollector(bookie, MetadataLedgers(store, ports)) for bookie in bookies]
+        self._changing = asyncio.Lock()
+        """Held while bookies are started, served and stopped."""
+        self.on_gone: Callable[[str], None] = lambda bookie_id: None
+        """Called with the id of a bookie that was stopped."""
+        self.on_back: Callable[[str], None] = lambda bookie_id: None
+        """Called with the id of a bookie that takes entries again, because it was started or its disk has room."""
 
     @classmethod
     async def open(
@@ -78,17 +102,20 @@ class LocalBookies:
         *,
         rack: str | None = None,
         accept_empty_disk: bool = False,
+        new_disk: Callable[[Path], RealDisk] = RealDisk,
     ) -> LocalBookies:
         """Opens bookies 1..`count` below `data_dir` and registers them, all in one rack.
 
-        `accept_empty_disk` as in `Bookie.open`, for each of them: those that are whole, or new, start as ever.
+        `accept_empty_disk` as in `Bookie.open`, for each of them: those that are whole, or new, start as ever. `new_disk` returns
+        the disk of a directory; tests give one that can be full.
         Closes those that opened when one does not, and when it is cancelled.
         """
-        identities = [BookieIdentity(f"{_ID}{number}", cluster_id) for number in range(1, count + 1)]
-        opening = [
-            asyncio.ensure_future(_open_bookie(data_dir, identity, settings, store, ports, accept_empty_disk))
-            for identity in identities
-        ]
+
+        async def open_bookie(bookie_id: str) -> Bookie:
+            disk = new_disk(data_dir / bookie_id)
+            return await _open_bookie(disk, BookieIdentity(bookie_id, cluster_id), settings, store, ports, accept_empty_disk)
+
+        opening = [asyncio.ensure_future(open_bookie(f"{_ID}{number}")) for number in range(1, count + 1)]
         failures: list[BaseException] = []
         try:
             outcomes = await asyncio.gather(*opening, return_exceptions=True)
@@ -99,25 +126,66 @@ class LocalBookies:
         if failures:
             await asyncio.gather(*(bookie.aclose() for bookie in bookies))
             raise failures[0]
+        local = cls(store, ports, rack, open_bookie, on_failed)
         for bookie in bookies:
-            bookie.on_failed = on_failed
-        local = cls(store, bookies, ports, rack)
+            local._take(bookie)
         try:
-            await local._register(store, ports)
+            for bookie in bookies:
+                await local._register(bookie)
+            local._expected = await list_names(store, keys.BOOKIE_COOKIES_KEY)
         except BaseException:
             await local.aclose()
             raise
         return local
 
-    async def _register(self, store: MetadataStore, ports: Ports) -> None:
-        for collector in self._collectors:
-            collector.start()
-        for bookie in self._bookies.values():
-            bookie.start_scrubber(MetadataDamage(store, bookie.bookie_id, ports))
-        for bookie in self._bookies.values():
-            await report_known_format(store, bookie.bookie_id, "")
-            await self._registrations.create(bookie.bookie_id, self._registration(bookie, {}), ephemeral=True)
-        self._expected = await list_names(store, keys.BOOKIE_COOKIES_KEY)
+    def _take(self, bookie: Bookie) -> None:
+        """Use an open bookie in this process."""
+        name = bookie.bookie_id
+        bookie.on_failed = self._on_failed
+        bookie.on_writable = partial(self._on_writable, name)
+        self._bookies[name], self._connections[name] = bookie, bookie.connection()
+        self._collectors[name] = GarbageCollector(bookie, MetadataLedgers(self._store, self._ports))
+        self._starts[name] = self._starts.get(name, 0) + 1
+        if self._authorize_reads is not None:
+            bookie.authorize_reads(self._authorize_reads)
+
+    def _on_writable(self, bookie_id: str, writable: bool) -> None:
+        if writable:
+            self.on_back(bookie_id)
+
+    async def _register(self, bookie: Bookie) -> None:
+        self._collectors[bookie.bookie_id].start()
+        bookie.start_scrubber(MetadataDamage(self._store, bookie.bookie_id, self._ports))
+        await report_known_format(self._store, bookie.bookie_id, "")
+        await self._registrations.create(bookie.bookie_id, self._registration(bookie, {}), ephemeral=True)
+
+    async def stop(self, bookie_id: str) -> None:
+        """Stop one bookie, which keeps its data, as if its process had ended. One that does not run is left alone."""
+        async with self._changing:
+            if bookie_id not in self._bookies:
+                return
+            bookie = self._bookies.pop(bookie_id)
+            server, collector = self._servers.pop(bookie_id, None), self._collectors.pop(bookie_id)
+            connection = self._connections.pop(bookie_id)
+            self.on_gone(bookie_id)
+            if server is not None:
+                await server.aclose()
+            await collector.aclose()
+            await bookie.aclose()  # first: streams of the connection break, and their writers look elsewhere at once
+            await connection.aclose()
+            await self._registrations.delete(bookie_id, None)
+
+    async def start(self, bookie_id: str) -> None:
+        """Start a bookie that was stopped, on its data and at its port. One that runs is left alone. Raises what opening raises."""
+        async with self._changing:
+            if bookie_id in self._bookies:
+                return
+            bookie = await self._open_bookie(bookie_id)
+            self._take(bookie)
+            await self._register(bookie)
+            if self._new_server is not None:
+                await self._serve(bookie, self._listening.get(bookie_id, 0))
+        self.on_back(bookie_id)
 
     def __repr__(self) -> str:
         return f"<LocalBookies {list(self._bookies.values())}>"
@@ -165,8 +233,8 @@ class LocalBookies:
         return {}
 
     def process_of(self, bookie_id: str) -> str:
-        """Return the same for all bookies: they start and end together with whoever asks."""
-        return ""
+        """Return a name of this run of the bookie within the process that asks."""
+        return str(self._starts.get(bookie_id, 0))
 
     def held_ledgers(self, bookie_id: str, above: int) -> dict[str, Any] | None:
         """Return a page of the ids of ledgers that this bookie holds; None: it does not run in this process."""
@@ -179,7 +247,12 @@ class LocalBookies:
         return [
             *(f"{name} is read-only: {reason}" for name, bookie in self._bookies.items() if (reason := bookie.read_only_reason)),
             *(f"{name} is draining: it is being decommissioned" for name in sorted(self._draining)),
-            *(f"{name} is not started: the setting `bookies` is {len(self._bookies)}" for name in left_out),
+            *(f"{name} is stopped" for name in left_out if name in self._starts),
+            *(
+                f"{name} is not started: the setting `bookies` is {len(self._starts)}"
+                for name in left_out
+                if name not in self._starts
+            ),
         ]
 
     def bookies(self) -> list[Bookie]:
@@ -187,6 +260,7 @@ class LocalBookies:
 
     def authorize_reads(self, authorize: AuthorizeRead) -> None:
         """From now on readers past the brokers have to show tickets, which `authorize` checks."""
+        self._authorize_reads = authorize
         for bookie in self._bookies.values():
             bookie.authorize_reads(authorize)
 
@@ -215,10 +289,10 @@ class LocalBookies:
         from cepheid_bookie.secured_ports import secured_ports
 
         secured = secured_ports(tls, access)
-        for place, (name, bookie) in enumerate(self._bookies.items()):
-            port = first_port + place if first_port else 0
+
+        def new_server(bookie: Bookie, port: int) -> BookieServer:
             scans = ScanServer(bookie, host, 0, ports, tls=secured.scan_context, denials=denials)
-            server = BookieServer(
+            return BookieServer(
                 bookie,
                 host,
                 port,
@@ -228,18 +302,31 @@ class LocalBookies:
                 access=secured.access,
                 denials=denials,
             )
-            await server.start()
-            self._servers.append(server)
-            found = await self._registrations.get(name)
-            assert found is not None, f"{name} is registered since it opened"
-            addresses = {TLS_PROTOCOL if tls.enabled else "grpc": f"{host}:{server.port}"}
-            await self._registrations.replace(name, self._registration(bookie, addresses), found.version)
+
+        async with self._changing:
+            self._new_server, self._host, self._scheme = new_server, host, TLS_PROTOCOL if tls.enabled else "grpc"
+            for place, name in enumerate(self._starts):
+                self._listening[name] = first_port + place if first_port else 0
+                if (bookie := self._bookies.get(name)) is not None:
+                    await self._serve(bookie, self._listening[name])
+
+    async def _serve(self, bookie: Bookie, port: int) -> None:
+        assert self._new_server is not None
+        name = bookie.bookie_id
+        server = self._new_server(bookie, port)
+        await server.start()
+        self._servers[name] = server
+        self._listening[name] = server.port
+        found = await self._registrations.get(name)
+        assert found is not None, f"{name} is registered since it opened"
+        addresses = {self._scheme: f"{self._host}:{server.port}"}
+        await self._registrations.replace(name, self._registration(bookie, addresses), found.version)
 
     async def aclose(self) -> None:
         """Stops serving, then syncs and closes every bookie; the first failure is raised after all were tried."""
         outcomes: list[Any] = []
-        for group in (self._servers, self._collectors, self._connections.values(), self._bookies.values()):
-            outcomes += await asyncio.gather(*(part.aclose() for part in group), return_exceptions=True)
+        for group in (self._servers, self._collectors, self._connections, self._bookies):
+            outcomes += await asyncio.gather(*(part.aclose() for part in group.values()), return_exceptions=True)
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
@@ -251,7 +338,7 @@ class LocalBookies:
 
 
 async def _open_bookie(
-    data_dir: Path,
+    disk: RealDisk,
     identity: BookieIdentity,
     settings: StorageSettings,
     store: MetadataStore,
@@ -261,12 +348,10 @@ async def _open_bookie(
     from cepheid_bookie.rocks_index import RocksBlockIndex
 
     settings = settings.model_copy(update={"slow_disk_s": 0.0, "stalled_disk_s": 0.0})  # no other bookie has a better disk
-    directory = data_dir / identity.bookie_id
-    disk = RealDisk(directory)
     check_disk_size(disk, disk, settings)
-    cookies = MetadataCookies(store, {"data": (str(directory),)})
+    cookies = MetadataCookies(store, {"data": (str(disk.root),)})
     new_segments = await journal_format(store)
-    index = RocksBlockIndex(directory / "index")
+    index = RocksBlockIndex(disk.root / "index")
     bookie = await Bookie.open(
         identity, settings, disk, index, ports, cookies=cookies, accept_empty_disk=accept_empty_disk, journal_format=new_segments
     )

@@ -294,6 +294,10 @@ class Serving:
         self._opened.push_async_callback(self.broker.aclose)
         self._audit.start()
 
+    async def build_admin(self) -> None:
+        """Do ahead what takes long in `start_admin`."""
+        await self._admin.build()
+
     async def start_admin(self) -> None:
         """Returns when the admin API answers; large libraries are imported in a thread, and clients are served meanwhile."""
         await self._admin.start()

@@ -11,14 +11,16 @@ Rule 2: a part that fails for good ends the process with its reason; a start tha
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
+from cepheid_bookie import RealDisk
 from cepheid_bookie.access import ticket_check
 from cepheid_bookie.denials import Denials
 from cepheid_bookie.secured_ports import access_of
@@ -26,11 +28,12 @@ from cepheid_bookie.settings import BookieServerSettings, StorageSettings
 from cepheid_broker.broker import Broker
 from cepheid_broker.first_objects import create_first_objects
 from cepheid_broker.local_bookies import LocalBookies, bookies_with_data
+from cepheid_broker.ownership import BundleOwnership
 from cepheid_broker.protocol import service_urls
 from cepheid_broker.serving import Serving
 from cepheid_broker.settings import BrokerSettings
 from cepheid_managed_ledger import ManagedLedgerConfig
-from cepheid_metadata import cluster_identity, found_cluster
+from cepheid_metadata import MetadataStore, cluster_identity, found_cluster
 from cepheid_metadata.rocks_store import RocksStore
 from cepheid_ports import HOST_PATTERN, CepheidError, Ports, Role, TaskOwner, host_port, make_private
 from cepheid_recovery import AutoRecovery, RecoverySettings
@@ -106,30 +109,64 @@ class StandaloneSettings(BrokerSettings):
         return ManagedLedgerConfig(ensemble_size=self.bookies, write_quorum=self.bookies, ack_quorum=self.bookies)
 
 
+class BrokerPorts(NamedTuple):
+    """Of one broker, without TLS. 0: any free port."""
+
+    port: int = 0
+    admin_port: int = 0
+
+
 class Standalone(Role):
     """`start` once, `aclose` once. `accept_empty_disk` is an operator's word for this one start, and no setting: bookies whose
     disks are lost for good start on empty ones."""
 
-    def __init__(self, settings: StandaloneSettings, ports: Ports, *, accept_empty_disk: bool = False) -> None:
+    def __init__(
+        self,
+        settings: StandaloneSettings,
+        ports: Ports,
+        *,
+        accept_empty_disk: bool = False,
+        new_disk: Callable[[Path], RealDisk] = RealDisk,
+        more_brokers: Sequence[BrokerPorts] = (),
+    ) -> None:
+        """`new_disk` as in `LocalBookies.open`. `more_brokers`, for tests of clients: brokers that share metadata and bookies with
+        the first, whose ports are in the settings. They divide the bundles among them, and none of them balances loads."""
         super().__init__()
         self.settings = settings
+        self._more_brokers = more_brokers
+        self._new_disk = new_disk
         self._accept_empty_disk = accept_empty_disk
         self.bookies: LocalBookies
         self._ports = ports
         self._tasks = TaskOwner("standalone", self._failure.report)
-        self._serving: Serving
+        self._servings: list[Serving] = []
+        """Of the first broker, and of those beside it."""
         self._recovery: AutoRecovery | None = None
 
     def __repr__(self) -> str:
         return f"<Standalone {self.settings.data_dir}>"
 
     @property
+    def _serving(self) -> Serving:
+        return self._servings[0]
+
+    @property
     def broker(self) -> Broker:
+        """The first one."""
         return self._serving.broker
 
     @property
+    def brokers(self) -> list[Broker]:
+        return [serving.broker for serving in self._servings]
+
+    @property
+    def broker_ports(self) -> list[BrokerPorts]:
+        """The ports without TLS of each broker."""
+        return [BrokerPorts(serving.broker.port, serving.admin_port) for serving in self._servings]
+
+    @property
     def service_urls(self) -> list[str]:
-        """Of the ports that are open, without TLS and with it."""
+        """Of the first broker's ports that are open, without TLS and with it."""
         return self._service_urls(self.broker.port, self.broker.tls_port)
 
     @property
@@ -139,7 +176,7 @@ class Standalone(Role):
 
     @property
     def admin_urls(self) -> list[str]:
-        """Of the ports that are open, without TLS and with it."""
+        """Of the first broker's ports that are open, without TLS and with it."""
         ports = {"http": self._serving.admin_port, "https": self._serving.tls_admin_port}
         return [f"{scheme}://{host_port(self._shown_host, port)}" for scheme, port in ports.items() if port]
 
@@ -155,7 +192,7 @@ class Standalone(Role):
     @property
     def problems(self) -> list[str]:
         """Sentences for people about what is wrong while it serves."""
-        return self._serving.problems()
+        return list(dict.fromkeys(problem for serving in self._servings for problem in serving.problems()))
 
     def _service_urls(self, port: int, tls_port: int) -> list[str]:
         return list(service_urls(self.settings, port, tls_port, self._shown_host).values())
@@ -181,30 +218,28 @@ class Standalone(Role):
             self._failure.report,
             rack=settings.rack,
             accept_empty_disk=self._accept_empty_disk,
+            new_disk=self._new_disk,
         )
         opened.push_async_callback(bookies.aclose)
-        self._serving = Serving(
-            settings,
-            CLUSTER,
-            store,
-            bookies,
-            settings.ledger_config,
-            ports,
-            families=self._families,
-            cluster_id=identity.cluster_id,
-            data_dir=settings.data_dir,
-            is_ready=lambda: self._phase == "serving",
-            held_ledgers=bookies.held_ledgers,
-            on_failed=self._failure.report,
-        )
-        opened.push_async_callback(self._serving.aclose)
-        self._serving.listen()
+        opened.push_async_callback(self._close_brokers)
+        self._new_serving(store, identity.cluster_id, settings, settings.data_dir)
+        for number, more in enumerate(self._more_brokers, 2):
+            tls = settings.tls.model_copy(update={"port": 0, "admin_port": 0})
+            own = settings.model_copy(update={"port": more.port, "admin_port": more.admin_port, "tls": tls})
+            self._new_serving(store, identity.cluster_id, own, settings.data_dir / f"broker-{number}")
+        bookies.on_gone, bookies.on_back = self._on_bookie_gone, self._on_bookie_back
+        for serving in self._servings:
+            serving.listen()
         # Before the port opens: a client that finds no namespace gives up. And again, in case the system chose the port.
         expected = self._service_urls(
             settings.port if settings.has_plain_ports else 0, settings.tls.port if settings.tls.enabled else 0
         )
         await create_first_objects(store, CLUSTER, admin_urls=self.admin_urls, service_urls=expected)
-        await self._serving.start()
+        for serving in self._servings:
+            await serving.start()
+        for serving in self._servings:
+            if isinstance(serving.broker.ownership, BundleOwnership):
+                await self._register(serving, serving.broker.ownership)
         await create_first_objects(store, CLUSTER, admin_urls=self.admin_urls, service_urls=self.service_urls)
         self._recovery = AutoRecovery(
             CLUSTER,
@@ -221,14 +256,64 @@ class Standalone(Role):
         opened.push_async_callback(self._tasks.aclose)
         self._tasks.start(self._start_network_services(), name="network-services")
 
+    def _new_serving(self, store: MetadataStore, cluster_id: str, settings: StandaloneSettings, data_dir: Path) -> None:
+        is_first = not self._servings
+        serving = Serving(
+            settings,
+            CLUSTER,
+            store,
+            self.bookies,
+            settings.ledger_config,
+            self._ports,
+            ownership=BundleOwnership(store, self._ports, on_failed=self._failure.report) if self._more_brokers else None,
+            families=self._families if is_first else lambda: iter(()),
+            cluster_id=cluster_id,
+            data_dir=data_dir,
+            is_ready=lambda: self._phase == "serving",
+            held_ledgers=self.bookies.held_ledgers,
+            on_failed=self._failure.report,
+        )
+        self._servings.append(serving)
+
+    async def _close_brokers(self) -> None:
+        """Close all at once, and let none hand its topics over to another that closes as well."""
+        for broker in self.brokers:
+            broker.ownership.peers = None
+        outcomes = await asyncio.gather(*(serving.aclose() for serving in self._servings), return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+    async def _register(self, serving: Serving, ownership: BundleOwnership) -> None:
+        """Let the broker be given bundles. Its admin port is taken already; requests wait until it answers."""
+        ports = {
+            "pulsar": serving.broker.port,
+            "pulsar+ssl": serving.broker.tls_port,
+            "http": serving.admin_port,
+            "https": serving.tls_admin_port,
+        }
+        addresses = {scheme: host_port(self._shown_host, port) for scheme, port in ports.items() if port}
+        await ownership.start(addresses.get("http") or addresses["https"], addresses)
+
     def _leave_draining(self, names: frozenset[str]) -> None:
         self.bookies.set_draining(names)
         for bookie_id in names:
-            self._serving.ledger_client.on_bookie_gone(bookie_id)
+            self._on_bookie_gone(bookie_id)
+
+    def _on_bookie_gone(self, bookie_id: str) -> None:
+        for serving in self._servings:
+            serving.ledger_client.on_bookie_gone(bookie_id)
+
+    def _on_bookie_back(self, bookie_id: str) -> None:
+        for serving in self._servings:
+            serving.ledger_client.on_bookie_back(bookie_id)
 
     async def _start_network_services(self) -> None:
         """The admin API, then the bookies' ports; large libraries are imported in threads, and clients are served meanwhile."""
-        await self._serving.start_admin()
+        for serving in self._servings:  # before any of them answers: FastAPI switches warnings off and on, for all threads at once
+            await serving.build_admin()
+        for serving in self._servings:
+            await serving.start_admin()
         settings, tls = self.settings, self.settings.bookie_tls
         access = access_of(tls, settings.bookie_access)
         denials = Denials(self._serving.broker.audit)

@@ -15,12 +15,13 @@ import importlib
 import json
 import signal
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any, Self
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Self, TypeVar
 
 from cepheid.errors import ClosedError, MissingExtraError
 from cepheid.loop_thread import LoopThread
 
+T = TypeVar("T")
 _TESTKIT = "cepheid_testkit"
 """Loaded by name when a cluster is started: a client does not depend on the server (pyproject.toml, the contract of floors)."""
 
@@ -28,7 +29,8 @@ _TESTKIT = "cepheid_testkit"
 class Cluster:
     """Its data is deleted with it. `settings`: further settings of `cepheid standalone`, by their names in a settings file."""
 
-    def __init__(self, *, bookies: int = 1, **settings: Any) -> None:
+    def __init__(self, *, bookies: int = 1, brokers: int = 1, **settings: Any) -> None:
+        self._brokers = brokers
         self._bookies = bookies
         self._settings = settings
         self._cluster: Any = None
@@ -39,25 +41,50 @@ class Cluster:
 
     @property
     def url(self) -> str:
-        """What `cepheid.connect` takes."""
+        """What `cepheid.connect` takes: the addresses of all brokers."""
         return str(self._started.service_url)
 
     @property
+    def broker_urls(self) -> list[str]:
+        """The service URL of each broker; broker 1 is the first."""
+        return list(self._started.broker_urls)
+
+    @property
     def admin_url(self) -> str:
-        """Answers a moment later than `url`, when its port is known too."""
+        """The admin API of broker 1. It answers a moment later than `url`."""
         return str(self._started.admin_url)
 
     async def restart(self, down_s: float = 0.0) -> None:
         """Stop the cluster, and start it `down_s` seconds later with the same data at the same addresses."""
-        restarting = self._started.restart(down_s)
-        if self._thread is None:
-            await restarting
-        else:
-            await asyncio.to_thread(self._thread.run, restarting)
+        await self._run(self._started.restart(down_s))
 
-    def cut_connections(self) -> None:
-        """Close the connections of all clients, as a broken network would. New ones are accepted."""
-        self._call(self._started.cut_connections)
+    async def kill_bookie(self, number: int) -> None:
+        """Stop a bookie as if its process had ended. The first is 1. `start_bookie` and `restart` bring it back with its data."""
+        await self._run(self._started.kill_bookie(number))
+
+    async def start_bookie(self, number: int) -> None:
+        """Start a bookie that was killed, on its data. One that runs is left alone."""
+        await self._run(self._started.start_bookie(number))
+
+    def fill_disk(self, bookie: int) -> None:
+        """Let a bookie find its disk full: it refuses new entries, and what it has can be read. Nothing is written to the disk."""
+        self._call(lambda: self._started.fill_disk(bookie))
+
+    def free_disk(self, bookie: int) -> None:
+        """Let the disk of a bookie have room again after `fill_disk`."""
+        self._call(lambda: self._started.free_disk(bookie))
+
+    def cut_connections(self, broker: int | None = None) -> None:
+        """Close the connections of all clients, or those to one broker, as a broken network would. New ones are accepted."""
+        self._call(lambda: self._started.cut_connections(broker))
+
+    async def owner_of(self, topic: str) -> int:
+        """Return the number of the broker that serves a topic; the first is 1. A topic that none serves is given to a broker."""
+        return int(await self._run(self._started.owner_of(topic)))
+
+    async def move_topic(self, topic: str, broker: int) -> None:
+        """Move a topic to another broker, with all topics of its bundle. Clients follow."""
+        await self._run(self._started.move_topic(topic, broker))
 
     def move_clock(self, seconds: float) -> None:
         """Let the wall clock of the cluster jump, for delayed messages, time to live and retention. Clients keep their clocks.
@@ -65,6 +92,9 @@ class Cluster:
         Timers that run keep their time: cut the connections after it, so that messages which are due now are delivered.
         """
         self._call(lambda: self._started.move_clock(seconds))
+
+    async def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return await (work if self._thread is None else asyncio.to_thread(self._thread.run, work))
 
     def _call(self, work: Callable[[], None]) -> None:
         if self._thread is None:
@@ -75,7 +105,7 @@ class Cluster:
     async def __aenter__(self) -> Self:
         try:
             testkit = importlib.import_module(_TESTKIT)
-            cluster = testkit.StandaloneCluster(bookies=self._bookies, **self._settings)
+            cluster = testkit.StandaloneCluster(bookies=self._bookies, brokers=self._brokers, **self._settings)
             await cluster.__aenter__()
         except ImportError as error:
             raise MissingExtraError(f"a cluster needs the server ({error}): pip install 'cepheid[server]'") from error
@@ -113,11 +143,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run a cluster until standard input ends, or until SIGINT or SIGTERM."""
     parser = argparse.ArgumentParser(prog="python -m cepheid.testing", description=main.__doc__)
     parser.add_argument("--bookies", type=int, default=1)
+    parser.add_argument("--brokers", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print the addresses as one line of JSON")
     given = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        with Cluster(bookies=given.bookies) as cluster:
+        with Cluster(bookies=given.bookies, brokers=given.brokers) as cluster:
             addresses = {"url": cluster.url, "admin_url": cluster.admin_url}
             shown = json.dumps(addresses) if given.json else "\n".join(f"{name}: {url}" for name, url in addresses.items())
             print(shown, flush=True)  # noqa: T201  # its caller reads it

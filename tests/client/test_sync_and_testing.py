@@ -21,6 +21,7 @@ from cepheid.testing import Cluster
 from cepheid_broker import local_bookies
 from cepheid_testkit import StandaloneCluster
 from tests.client.conftest import ClusterThread
+from tests.support import wait_until
 
 RECEIVE_S = 30.0
 
@@ -191,6 +192,84 @@ async def test_a_cluster_for_tests_breaks_on_demand() -> None:
             while (message := await consumer.receive(RECEIVE_S)).data == b"kept":
                 pass
             assert message.data == b"due in an hour"
+
+
+async def test_a_cluster_for_tests_goes_on_without_one_bookie_of_three_and_waits_without_two() -> None:
+    async with Cluster(bookies=3) as cluster, cepheid.connect(cluster.url) as client:
+        async with client.producer("topic") as producer, client.consumer("topic", "s") as consumer:
+            await producer.send(b"with three")
+            await cluster.kill_bookie(1)
+            await producer.send(b"with two")
+            await cluster.kill_bookie(2)
+            with pytest.raises(cepheid.UsageError, match="bookies 1 to 3, got 4"):
+                await cluster.kill_bookie(4)
+            waiting = asyncio.ensure_future(producer.send(b"with one"))
+            await asyncio.wait([waiting], timeout=0.2)
+            assert not waiting.done()
+            await cluster.start_bookie(1)
+            await cluster.start_bookie(2)
+            await waiting
+            assert [(await consumer.receive(RECEIVE_S)).data for _ in range(3)] == [b"with three", b"with two", b"with one"]
+
+
+async def test_a_cluster_for_tests_has_full_disks() -> None:
+    async with Cluster() as cluster, cepheid.connect(cluster.url) as client:
+        async with client.producer("topic") as producer, client.reader("topic") as reader:
+            await producer.send(b"stored")
+            cluster.fill_disk(1)
+            waiting = asyncio.ensure_future(producer.send(b"waits"))
+            assert (await reader.read(RECEIVE_S)).data == b"stored"
+            await asyncio.wait([waiting], timeout=0.2)
+            assert not waiting.done()
+            cluster.free_disk(1)
+            await waiting
+            assert (await reader.read(RECEIVE_S)).data == b"waits"
+
+
+async def test_a_cluster_for_tests_has_brokers_that_clients_are_led_to() -> None:
+    async with Cluster(bookies=3, brokers=2) as cluster, cepheid.connect(cluster.broker_urls[0]) as client:
+        async with client.producer("topic") as producer, client.reader("topic") as reader:
+            for round, broker in enumerate((1, 2, 1)):
+                await cluster.move_topic("topic", broker)
+                assert await cluster.owner_of("topic") == broker
+                await producer.send(f"{round} before".encode())
+                cluster.cut_connections(broker)
+                await producer.send(f"{round} after".encode())
+                assert (await reader.read(RECEIVE_S)).data == f"{round} before".encode()
+                assert (await reader.read(RECEIVE_S)).data == f"{round} after".encode()
+        urls = cluster.broker_urls
+        await cluster.restart()
+        assert cluster.broker_urls == urls
+        async with cepheid.connect(urls[1]) as other, other.producer("topic") as producer:
+            await producer.send(b"after the restart")
+
+
+async def test_cutting_a_broker_leaves_the_connections_of_others() -> None:
+    async with Cluster(brokers=2) as cluster:
+        first, second = cluster._cluster.standalone.brokers
+        clients = [cepheid.connect(url) for url in cluster.broker_urls]
+        for client in clients:
+            await client.partitions("topic")
+        cluster.cut_connections(2)
+        await wait_until(lambda: second.statistics().connections == 0)
+        assert first.statistics().connections == 1
+        with pytest.raises(cepheid.UsageError, match="brokers 1 to 2, got 3"):
+            cluster.cut_connections(3)
+        for client in clients:
+            await client.close()
+
+
+def test_a_cluster_for_tests_breaks_without_asyncio() -> None:
+    with Cluster(bookies=2) as cluster:
+        asyncio.run(cluster.kill_bookie(2))
+        cluster.fill_disk(1)
+        with pytest.raises(cepheid.UsageError, match="bookies 1 to 2, got 0"):
+            cluster.fill_disk(0)
+        full, killed = cluster._started.standalone.bookies.problems()
+        assert full.startswith("bookie-1 is read-only: its journal disk has 0 bytes free")
+        assert killed == "bookie-2 is stopped"
+        asyncio.run(cluster.restart())
+        assert cluster._started.standalone.bookies.writable() == ["bookie-2"]
 
 
 FIXTURES = """

@@ -87,6 +87,7 @@ class AdminServer:
         self._authenticator = authenticator
         self._shared = shared
         self._tasks = TaskOwner("admin", on_failed)
+        self._built: Server | None = None
         self._server: Server | None = None
         settings = context.settings
         self._limits: ConnectionLimits[AdminProtocol] = ConnectionLimits(
@@ -117,16 +118,22 @@ class AdminServer:
                 self._close_ports()
                 raise
 
+    async def build(self) -> Server:
+        """Import the web framework and build the application, in a thread; `start` does it otherwise."""
+        if self._built is None:
+            importer = self._context.broker.ports.new_worker("admin-import", 1)
+            try:
+                self._built = await importer.run(self._build)
+            finally:
+                await importer.aclose()
+        return self._built
+
     async def start(self) -> None:
         """Returns when requests are answered. Raises PortInUseError."""
         self.listen()
         assert self._listening is not None
         try:
-            importer = self._context.broker.ports.new_worker("admin-import", 1)
-            try:
-                server = await importer.run(self._build)
-            finally:
-                await importer.aclose()
+            server = await self.build()
             plain = self._listening[: int(self._has_plain_port)]
             if self._shared.plain is not None and self._has_plain_port:
                 plain.append(self._shared.plain)
