@@ -48,6 +48,7 @@ def is_worth_another_attempt(error: Exception) -> bool:
 
 def with_end(ledgers: Sequence[ChainLedger], ledger_id: int, end: ClosedLedger, now_ms: int) -> tuple[ChainLedger, ...]:
     """The list with the end of its last ledger, which is this one."""
-    assert ledgers and ledgers[-1].ledger_id == ledger_id, f"{end} of ledger {ledger_id} is not the end of {ledgers[-1:]}"
+    ended = [ledger.ledger_id for ledger in ledgers[-1:]]  # empty if the topic never had a ledger
+    assert ended == [ledger_id], f"{end} of ledger {ledger_id} is not the end of {ledgers[-1:]}"
     last = ChainLedger(ledger_id=ledger_id, entries=end.last_entry_id + 1, size_bytes=end.length, closed_at_ms=now_ms)
     return (*ledgers[:-1], last)

@@ -91,8 +91,8 @@ class TopicRecordChecks:
         history.check("M10", same, lambda: f"{key} was terminated with {known}, and is changed to {now}, {chain.terminated_at}")
 
     def _end_of(self, chain: Chain) -> Position:
-        """Its last entry, as the records of its ledgers have it; without entries the edge before them, and before every ledger if it
-        never had one."""
+        """Its last entry, as the records of its ledgers have it; without entries the edge before them, and before every ledger
+        if it never had one."""
         counts = [(ledger.ledger_id, self._history.entries_of(ledger.ledger_id)) for ledger in chain.ledgers]
         edge = Position(counts[0][0] if counts else -1, -1)
         return max((Position(ledger_id, count - 1) for ledger_id, count in counts if count), default=edge)
