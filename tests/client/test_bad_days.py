@@ -155,6 +155,36 @@ async def test_a_cancelled_close_can_be_repeated(cluster: ClusterThread, topic: 
         pass  # it is exclusive: the first one has left
 
 
+async def test_a_producer_whose_close_was_cancelled_sends_what_was_taken(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client:
+        producer = await client.producer(topic)
+        connection = producer._partitions[0].connection
+        assert connection is not None
+        connection.abort("cut by the test")
+        producer.send_nowait(b"taken")
+        first = asyncio.ensure_future(producer.close())
+        await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.wait([first])
+        await producer.close()
+        async with client.reader(topic) as reader:
+            assert await reader.has_message_available()
+
+
+async def test_a_second_close_raises_what_a_cancelled_one_could_not(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client:
+        producer = await client.producer(topic)
+        producer.send_nowait(b"taken")
+        producer._partitions[0]._fail_all(cepheid.TerminatedError("terminated by the test"))
+        first = asyncio.ensure_future(producer.close())
+        await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.wait([first])
+        with pytest.raises(cepheid.SendFailedError):
+            await producer.close()
+        await producer.close()
+
+
 async def test_closing_sends_what_was_taken(cluster: ClusterThread, topic: str) -> None:
     async with cepheid.connect(cluster.url) as client:
         producer = await client.producer(topic)
