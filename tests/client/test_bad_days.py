@@ -350,6 +350,37 @@ async def test_a_broker_that_never_answers() -> None:
                 await client.producer("topic")
 
 
+def _refuse_for_now(command: Any) -> list[bytes]:
+    code = pb.ServerError.ServiceNotReady
+    match command.type:
+        case CommandType.CONNECT:
+            return [CONNECTED]
+        case CommandType.PARTITIONED_METADATA:
+            request_id = command.partitionMetadata.request_id
+            failed = pb.CommandPartitionedTopicMetadataResponse.Failed
+            return [encode_body(pb.CommandPartitionedTopicMetadataResponse(request_id=request_id, response=failed, error=code))]
+    return []
+
+
+def _say_nothing_more(command: Any) -> list[bytes]:
+    return [CONNECTED] if command.type == CommandType.CONNECT else []
+
+
+def _refuse_connections(command: Any) -> list[bytes]:
+    return [encode_body(pb.CommandError(request_id=0, error=pb.ServerError.ServiceNotReady, message="starting"))]
+
+
+@pytest.mark.parametrize("answer", [_refuse_for_now, _say_nothing_more, _refuse_connections])
+async def test_an_address_that_answers_nothing_useful_is_left(
+    cluster: ClusterThread, topic: str, answer: Callable[[Any], list[bytes]]
+) -> None:
+    alive = cluster.url.removeprefix("pulsar://")
+    async with scripted_broker(answer) as (url, _), cepheid.connect(f"{url},{alive}", request_timeout_s=3) as client:
+        await asyncio.gather(*(client.partitions(f"{topic}-{index}") for index in range(2)))  # both fail at the first address
+        async with client.producer(topic) as producer:
+            await producer.send(b"")
+
+
 async def test_a_half_open_connection_is_replaced(tmp_path: Path, topic: str) -> None:
     """Bytes neither arrive nor are refused: only the keep-alive notices. Without deduplication a message may be stored twice."""
     port = free_port()
