@@ -282,14 +282,15 @@ class Consumer(Generic[T]):
     async def retry_later(self, message: Message[T], delay: timedelta | float) -> None:
         """Publish the message again to this subscription's retry topic, to be delivered after `delay`, and acknowledge it.
 
-        The consumer must have been opened with `retry=True`. Raises UnreadableMessageError for a payload that cannot be unpacked.
-        When this raises, the message is not acknowledged.
+        The consumer must have been opened with `retry=True`. Raises UnreadableMessageError for a payload that cannot be unpacked,
+        and ClosedError. When this raises, the message is not acknowledged.
         """
-        topic = retry_topic_of(str(message.topic), self.subscription)
-        if topic not in self.links and not any(name.startswith(f"{topic}-partition-") for name in self.links):
+        self._check_open()
+        topic = retry_topic_of(message.topic, self.subscription)
+        if not self._consumes(topic):
             base = message.properties.get(_REAL_TOPIC)
             topic = retry_topic_of(base, self.subscription) if base else topic
-            if topic not in self.links:
+            if not self._consumes(topic):
                 raise UsageError("open the consumer with retry=True to use retry_later")
         delay_s = delay.total_seconds() if isinstance(delay, timedelta) else delay
         attempts = int(message.properties.get(_ATTEMPTS, "0")) + 1
@@ -299,6 +300,10 @@ class Consumer(Generic[T]):
         else:
             await self._republish(message, topic, None, more, int(time.time() * 1000 + delay_s * 1000))
         self.ack_nowait(message)
+
+    def _consumes(self, topic: str) -> bool:
+        """Return whether the consumer has this topic, or partitions of it."""
+        return topic in self.links or any(_without_partition(name) == topic for name in self.links)
 
     # Moving
 
@@ -420,7 +425,13 @@ class Consumer(Generic[T]):
         if message.has_base64_key:
             with suppress(UnreadableMessageError):  # as text, where it is not base64
                 key = message.key_bytes
-        producer = await asyncio.shield(task)
+        try:
+            producer = await asyncio.shield(task)
+        except asyncio.CancelledError:
+            current = asyncio.current_task()
+            if task.cancelled() and current is not None and not current.cancelling():
+                raise ClosedError(f"the consumer of {self.subscription} was closed before the message could be published") from None
+            raise
         await producer.send(
             message._data,  # also where its schema cannot be had: `data` would raise
             key=key,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from cepheid.backoff import Backoff
@@ -44,12 +45,14 @@ async def retrying(work: Callable[[], Awaitable[T]], what: str, timeout_s: float
 
 
 class Lookup:
-    """Asks the brokers of the service URL, in turn: the next one after a failure."""
+    """Asks the brokers of the service URL, in turn: the next one after a failure, a refusal that may pass, or silence."""
 
     def __init__(self, addresses: Sequence[Address], pool: ConnectionPool, timeout_s: float) -> None:
         self._addresses = addresses
         self._pool = pool
         self._timeout_s = timeout_s
+        # Of several addresses each can be silent for its share, and one share is left for the brokers that they name.
+        self._answer_limit_s = timeout_s / (len(addresses) + 1) if len(addresses) > 1 else timeout_s
         self._turn = 0
         self.over_tls = any(address.over_tls for address in addresses)
 
@@ -61,22 +64,43 @@ class Lookup:
         return "with" if self.over_tls else "without"
 
     async def any_broker(self) -> Connection:
-        """Return a connection to the first address that answers. Raises ConnectError when none does."""
-        failures: list[ConnectError] = []
+        """Return a connection to the first address that answers. Raises ConnectError when none does, and RefusedError."""
+        failures: list[ConnectError | RefusedError] = []
         for _ in self._addresses:
             address = self._addresses[self._turn % len(self._addresses)]
             try:
                 return await self._pool.get(address)
-            except ConnectError as error:
+            except (ConnectError, RefusedError) as error:
+                if isinstance(error, RefusedError) and not is_transient(error):
+                    raise
                 failures.append(error)
-                self._turn += 1
+                self._pass_over(address)
         if len(failures) == 1:
             raise failures[0]
         raise ConnectError(f"none of {len(failures)} addresses answers: " + "; ".join(str(e.args[0]) for e in failures))
 
+    @asynccontextmanager
+    async def _in_turn(self) -> AsyncIterator[Connection]:
+        """Yield what `any_broker` returns. If the block fails in a way that may pass, the next one gets another address."""
+        connection = await self.any_broker()
+        try:
+            yield connection
+        except (ConnectError, RefusedError) as error:
+            if is_transient(error):
+                self._pass_over(connection.address)
+            raise
+
+    def _pass_over(self, address: Address) -> None:
+        """Begin with the next address from now on. Of calls that fail at the same time at one address, the first moves on."""
+        if self._addresses[self._turn % len(self._addresses)] == address:
+            self._turn += 1
+
     async def broker_of(self, topic: str) -> Connection:
         """Return a connection to the broker that serves the topic: one attempt, redirects followed."""
-        connection = await self.any_broker()
+        async with self._in_turn() as connection:
+            return await self._follow(connection, topic)
+
+    async def _follow(self, connection: Connection, topic: str) -> Connection:
         authoritative = False
         for _ in range(MAX_REDIRECTS):
             what = f"lookup of {topic}"
@@ -112,10 +136,11 @@ class Lookup:
         what = f"partitions of {topic}"
 
         async def ask() -> int:
-            answer = await self._ask(await self.any_broker(), pb.CommandPartitionedTopicMetadata(topic=topic), what)
-            if answer.response == pb.CommandPartitionedTopicMetadataResponse.Failed:
-                raise refused(answer.error, answer.message, what)
-            return int(answer.partitions)
+            async with self._in_turn() as connection:
+                answer = await self._ask(connection, pb.CommandPartitionedTopicMetadata(topic=topic), what)
+                if answer.response == pb.CommandPartitionedTopicMetadataResponse.Failed:
+                    raise refused(answer.error, answer.message, what)
+                return int(answer.partitions)
 
         return await retrying(ask, what, self._timeout_s)
 
@@ -124,8 +149,9 @@ class Lookup:
         what = f"topics of {namespace}"
 
         async def ask() -> list[str]:
-            answer = await self._ask(await self.any_broker(), pb.CommandGetTopicsOfNamespace(namespace=namespace), what)
-            return list(answer.topics)
+            async with self._in_turn() as connection:
+                answer = await self._ask(connection, pb.CommandGetTopicsOfNamespace(namespace=namespace), what)
+                return list(answer.topics)
 
         return await retrying(ask, what, self._timeout_s)
 
@@ -134,14 +160,20 @@ class Lookup:
         what = f"schema of {topic}"
 
         async def ask() -> pb.Schema | None:
-            answer = await self._ask(await self.any_broker(), pb.CommandGetSchema(topic=topic, schema_version=version), what)
-            if answer.HasField("error_code"):
-                if answer.error_code == _NO_SCHEMA:
-                    return None
-                raise refused(answer.error_code, answer.error_message, what)
-            return pb.Schema.FromString(answer.schema.SerializeToString())
+            async with self._in_turn() as connection:
+                answer = await self._ask(connection, pb.CommandGetSchema(topic=topic, schema_version=version), what)
+                if answer.HasField("error_code"):
+                    if answer.error_code == _NO_SCHEMA:
+                        return None
+                    raise refused(answer.error_code, answer.error_message, what)
+                return pb.Schema.FromString(answer.schema.SerializeToString())
 
         return await retrying(ask, what, self._timeout_s)
 
     async def _ask(self, connection: Connection, body: Any, what: str) -> Any:
-        return await connection.request(body, what, self._timeout_s)
+        try:
+            return await connection.request(body, what, self._answer_limit_s)
+        except TimedOutError as error:
+            if self._answer_limit_s == self._timeout_s:
+                raise
+            raise ConnectError(str(error.args[0])) from None  # another address may answer

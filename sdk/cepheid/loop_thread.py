@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from cepheid.errors import ClosedError, UsageError
+from cepheid.forks import generation
 
 R = TypeVar("R")
 STOP_LIMIT_S = 5.0
@@ -23,13 +24,22 @@ class LoopThread:
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._lock = threading.Lock()  # no work is taken once `_is_stopping` is set
         self._is_stopping = False
+        self._generation = generation()
         self._thread.start()
 
     def __repr__(self) -> str:
         return f"<LoopThread {self._thread.name}, {'running' if self._thread.is_alive() else 'stopped'}>"
 
+    @property
+    def is_of_parent(self) -> bool:
+        """Whether this process was forked since. Threads are not forked: nothing runs the loop here."""
+        return self._generation != generation()
+
     def run(self, work: Coroutine[Any, Any, R]) -> R:
         """Return what `work` returns. When the caller is interrupted (Ctrl-C), the work is cancelled first."""
+        if self.is_of_parent:
+            work.close()
+            raise UsageError("the client was made before this process was forked: call cepheid.sync.connect in each process")
         if threading.current_thread() is self._thread:
             work.close()
             raise UsageError("a blocking call inside the client's own thread would wait for itself")

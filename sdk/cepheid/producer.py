@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from typing import Generic, TypeVar
 
 from cepheid.batching import NO_ATTRIBUTES, NO_VALUE, Attributes
+from cepheid.ending import Ending
 from cepheid.errors import TimedOutError, UsageError, WindowFullError
 from cepheid.message_id import MessageId
 from cepheid.routing import PartitionChooser
@@ -46,6 +47,8 @@ class Producer(Generic[T]):
         self._flush_limit_s = flush_limit_s
         self._repeatable = repeatable
         self._closed = False
+        self._is_abandoned = False
+        self._ending = Ending(self._close)
 
     def __repr__(self) -> str:
         return f"<Producer {self.topic}, {len(self._partitions)} partitions, {self._window.messages} messages unanswered>"
@@ -187,14 +190,34 @@ class Producer(Generic[T]):
     async def close(self) -> None:
         """Flush, and leave the topic. Messages are refused from now on. A second call does nothing.
 
-        Raises as `flush` does, after it has closed.
+        Raises as `flush` does, after it has closed. Cancelled: closing goes on, and another call waits for its end.
         Without a send timeout it waits for receipts as long as for the answer to any request, and then raises TimedOutError.
         """
-        if self._closed:
+        if not self._closed:
+            self._closed = True
+            for partition in self._partitions:
+                partition.refuse_more()
+        await self._ending.reach()
+
+    async def abandon(self) -> None:
+        """Leave the topic at once: what waits for a batch is not sent, and what has no receipt yet may be stored or not.
+
+        For an application that starts over. After it `close` does nothing.
+        """
+        if self._closed and not self._is_abandoned:
             return
-        self._closed = True
-        for partition in self._partitions:
-            partition.refuse_more()
+        self._closed = self._is_abandoned = True
+        await self._ending.reach()
+
+    async def _close(self) -> None:
+        try:
+            if not self._is_abandoned:
+                await self._flush_to_close()
+        finally:
+            await _all(partition.close() for partition in self._partitions)
+            self._on_closed(self)
+
+    async def _flush_to_close(self) -> None:
         try:
             async with asyncio.timeout(self._flush_limit_s):
                 await self.flush()
@@ -204,22 +227,6 @@ class Producer(Generic[T]):
             raise TimedOutError(
                 f"{self.topic}: {self._window.messages} messages had no receipt when the producer was closed"
             ) from None
-        finally:
-            await _all(partition.close() for partition in self._partitions)
-            self._on_closed(self)
-
-    async def abandon(self) -> None:
-        """Leave the topic at once: what waits for a batch is not sent, and what has no receipt yet may be stored or not.
-
-        For an application that starts over. After it `close` does nothing.
-        """
-        if self._closed:
-            return
-        self._closed = True
-        try:
-            await _all(partition.close() for partition in self._partitions)
-        finally:
-            self._on_closed(self)
 
     def add_partitions(self, partitions: list[TopicProducer]) -> None:
         """The topic has grown. Keys may now belong to another partition, as with the official clients."""

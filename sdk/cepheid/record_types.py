@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import re
 import types
 import typing
 from collections.abc import Callable
@@ -32,6 +33,7 @@ Float32 = Annotated[float, "avro:float"]
 
 _EPOCH_DAY = date(1970, 1, 1).toordinal()
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_AVRO_NAME = re.compile("[A-Za-z_][A-Za-z0-9_]*")
 _INT_BOUNDS = {"int": 1 << 31, "long": 1 << 63}
 
 
@@ -111,8 +113,6 @@ class _Builder:
             return _array(self.kind_of(arguments[0], path))
         elif origin is dict and len(arguments) == 2 and arguments[0] is str:
             return _map(self.kind_of(arguments[1], path))
-        elif origin in (typing.Required, typing.NotRequired):
-            return self.kind_of(arguments[0], path)
         shown = getattr(annotation, "__name__", None) or str(annotation)
         raise UsageError(
             f"field {path!r}: {shown} has no Avro type; possible are bool, int, float, str, bytes, datetime, date, enums of str, "
@@ -158,44 +158,68 @@ class _Builder:
         made = _Record(record, fields)
         self._records[record] = _Kind(None, made.lower, made.lift)  # fields may be of this type again
         definitions = []
-        for field_name, annotation, has_default, default in _fields_of(record):
-            field_path = f"{path}.{field_name}"
+        for names, annotation, has_default, default in _fields_of(record):
+            field_path = f"{path}.{names.attribute}"
+            if names.encoded != names.attribute and not _AVRO_NAME.fullmatch(names.encoded):
+                raise UsageError(f"field {field_path!r}: an alias must consist of letters, digits and _, got {names.encoded!r}")
             kind = self.kind_of(annotation, field_path)
-            definition = {"name": field_name, "type": kind.definition}
+            may_be_absent = has_default and made.is_mapping
+            if may_be_absent and not kind.is_optional:  # Avro has no absent fields
+                kind = dataclasses.replace(_optional(kind), lower=kind.lower)
+                absent: tuple[Any, ...] = (None,)
+            else:
+                absent = ()
+            definition = {"name": names.encoded, "type": kind.definition}
             if has_default:
                 _add_default(definition, kind, default)
             definitions.append(definition)
-            fields.append(_Field(field_name, kind, has_default))
+            fields.append(_Field(names, kind, has_default, absent))
         whole = {"type": "record", "name": name, "fields": definitions}
         return _Kind(whole, made.lower, made.lift)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class _Names:
+    """Names of one field. `argument`: of the constructor."""
+
+    attribute: str
+    encoded: str
+    argument: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class _Field:
-    name: str
+    """`absent`: decoded values for which a TypedDict does not have the key."""
+
+    names: _Names
     kind: _Kind
     has_default: bool
+    absent: tuple[Any, ...]
 
 
 class _Record:
     def __init__(self, record: Any, fields: list[_Field]) -> None:
+        self.is_mapping = typing.is_typeddict(record)
         self._record = record
         self._fields = fields
-        self._is_mapping = typing.is_typeddict(record)
 
     def lower(self, value: Any, path: str) -> Any:
-        if not isinstance(value, dict if self._is_mapping else self._record):
+        if not isinstance(value, dict if self.is_mapping else self._record):
             raise _MisfitError(path, f"expected a {self._record.__name__}, got {type(value).__name__}")
         lowered = {}
         for field in self._fields:
-            where = f"{path}.{field.name}" if path else field.name
-            if self._is_mapping:
-                if field.name not in value and not (field.has_default or field.kind.is_optional):
-                    raise _MisfitError(where, "it is missing")
-                inner = value.get(field.name)
+            name = field.names.attribute
+            where = f"{path}.{name}" if path else name
+            if self.is_mapping:
+                if name not in value:
+                    if field.has_default:
+                        continue
+                    if not field.kind.is_optional:
+                        raise _MisfitError(where, "it is missing")
+                inner = value.get(name)
             else:
-                inner = getattr(value, field.name)
-            lowered[field.name] = field.kind.lower(inner, where)
+                inner = getattr(value, name)
+            lowered[field.names.encoded] = field.kind.lower(inner, where)
         return lowered
 
     def lift(self, data: Any, path: str) -> Any:
@@ -203,14 +227,19 @@ class _Record:
             raise _MisfitError(path, f"expected an object, got {type(data).__name__}")
         values = {}
         for field in self._fields:
-            where = f"{path}.{field.name}" if path else field.name
-            if field.name in data:
-                values[field.name] = field.kind.lift(data[field.name], where)
+            name = field.names.encoded
+            where = f"{path}.{name}" if path else name
+            if name not in data and field.names.attribute in data:
+                name = field.names.attribute  # earlier versions wrote no aliases
+            if name in data:
+                inner = field.kind.lift(data[name], where)
+                if inner not in field.absent:
+                    values[field.names.argument] = inner
             elif not field.has_default:
                 if not field.kind.is_optional:
                     raise _MisfitError(where, "it is missing")
-                values[field.name] = None
-        if self._is_mapping:
+                values[field.names.argument] = None
+        if self.is_mapping:
             return values
         try:
             return self._record(**values)
@@ -218,8 +247,11 @@ class _Record:
             raise _MisfitError(path, str(error)) from None
 
 
-def _fields_of(record: Any) -> list[tuple[str, Any, bool, Any]]:
-    """Return name, type, whether there is a default, and the default, of each field; None for a default that a function makes."""
+def _fields_of(record: Any) -> list[tuple[_Names, Any, bool, Any]]:
+    """Return names, type, whether there is a default, and the default, of each field; None for a default that a function makes.
+
+    A key that a TypedDict does not require has the default None.
+    """
     try:
         hints = typing.get_type_hints(record, include_extras=True)
     except NameError as error:
@@ -228,7 +260,7 @@ def _fields_of(record: Any) -> list[tuple[str, Any, bool, Any]]:
         missing = dataclasses.MISSING
         return [
             (
-                field.name,
+                _Names(field.name, field.name, field.name),
                 hints[field.name],
                 field.default is not missing or field.default_factory is not missing,
                 None if field.default is missing else field.default,
@@ -237,11 +269,26 @@ def _fields_of(record: Any) -> list[tuple[str, Any, bool, Any]]:
             if field.init
         ]
     if typing.is_typeddict(record):
-        return [(name, hint, name in record.__optional_keys__, None) for name, hint in hints.items()]
+        keys = []
+        for name, hint in hints.items():
+            may_be_absent = name in record.__optional_keys__
+            if (origin := get_origin(hint)) in (typing.Required, typing.NotRequired):  # of text, Python did not look into it
+                may_be_absent = origin is typing.NotRequired
+                (hint,) = get_args(hint)
+            keys.append((_Names(name, name, name), hint, may_be_absent, None))
+        return keys
     return [
-        (name, hints[name], not field.is_required(), None if field.default_factory else field.default)
+        (_model_names(name, field), hints[name], not field.is_required(), None if field.default_factory else field.default)
         for name, field in record.model_fields.items()
     ]
+
+
+def _model_names(name: str, field: Any) -> _Names:
+    """Return the names of a pydantic model's field: it is written under its alias, and may have another one to be read."""
+    alias = field.validation_alias
+    choices = getattr(alias, "choices", [alias])  # of AliasChoices
+    argument = next((choice for choice in choices if isinstance(choice, str)), name)
+    return _Names(name, field.serialization_alias or name, argument)
 
 
 def _add_default(definition: dict[str, Any], kind: _Kind, default: Any) -> None:

@@ -265,7 +265,8 @@ class TableView(_Blocking, Generic[T]):
                     return
         finally:
             try:
-                self._thread.run(_end(changes))
+                if not self._thread.is_of_parent:
+                    self._thread.run(_end(changes))
             except ClosedError:
                 pass  # with its client
 
@@ -373,7 +374,9 @@ class Client(_Blocking):
         return self._thread.run(self._client.topic_schema(topic))
 
     def close(self) -> None:
-        """Close everything that was opened, and end the thread. A second call does nothing."""
+        """Close everything that was opened, and end the thread. A second call does nothing, nor does one in a forked child."""
+        if self._thread.is_of_parent:
+            return
         try:
             self._thread.run(self._client.close())
         except ClosedError:
@@ -427,6 +430,8 @@ async def _end(changes: Any) -> None:
 
 
 def _close(thread: LoopThread, opened: Any) -> None:
+    if thread.is_of_parent:
+        return  # what is open is the parent's to close
     try:
         thread.run(opened.close())
     except ClosedError:

@@ -155,6 +155,36 @@ async def test_a_cancelled_close_can_be_repeated(cluster: ClusterThread, topic: 
         pass  # it is exclusive: the first one has left
 
 
+async def test_a_producer_whose_close_was_cancelled_sends_what_was_taken(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client:
+        producer = await client.producer(topic)
+        connection = producer._partitions[0].connection
+        assert connection is not None
+        connection.abort("cut by the test")
+        producer.send_nowait(b"taken")
+        first = asyncio.ensure_future(producer.close())
+        await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.wait([first])
+        await producer.close()
+        async with client.reader(topic) as reader:
+            assert await reader.has_message_available()
+
+
+async def test_a_second_close_raises_what_a_cancelled_one_could_not(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client:
+        producer = await client.producer(topic)
+        producer.send_nowait(b"taken")
+        producer._partitions[0]._fail_all(cepheid.TerminatedError("terminated by the test"))
+        first = asyncio.ensure_future(producer.close())
+        await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.wait([first])
+        with pytest.raises(cepheid.SendFailedError):
+            await producer.close()
+        await producer.close()
+
+
 async def test_closing_sends_what_was_taken(cluster: ClusterThread, topic: str) -> None:
     async with cepheid.connect(cluster.url) as client:
         producer = await client.producer(topic)
@@ -318,6 +348,37 @@ async def test_a_broker_that_never_answers() -> None:
         async with cepheid.connect(url, connect_timeout_s=0.2, request_timeout_s=0.3) as client:
             with pytest.raises(cepheid.TimedOutError, match="did not answer within"):
                 await client.producer("topic")
+
+
+def _refuse_for_now(command: Any) -> list[bytes]:
+    code = pb.ServerError.ServiceNotReady
+    match command.type:
+        case CommandType.CONNECT:
+            return [CONNECTED]
+        case CommandType.PARTITIONED_METADATA:
+            request_id = command.partitionMetadata.request_id
+            failed = pb.CommandPartitionedTopicMetadataResponse.Failed
+            return [encode_body(pb.CommandPartitionedTopicMetadataResponse(request_id=request_id, response=failed, error=code))]
+    return []
+
+
+def _say_nothing_more(command: Any) -> list[bytes]:
+    return [CONNECTED] if command.type == CommandType.CONNECT else []
+
+
+def _refuse_connections(command: Any) -> list[bytes]:
+    return [encode_body(pb.CommandError(request_id=0, error=pb.ServerError.ServiceNotReady, message="starting"))]
+
+
+@pytest.mark.parametrize("answer", [_refuse_for_now, _say_nothing_more, _refuse_connections])
+async def test_an_address_that_answers_nothing_useful_is_left(
+    cluster: ClusterThread, topic: str, answer: Callable[[Any], list[bytes]]
+) -> None:
+    alive = cluster.url.removeprefix("pulsar://")
+    async with scripted_broker(answer) as (url, _), cepheid.connect(f"{url},{alive}", request_timeout_s=3) as client:
+        await asyncio.gather(*(client.partitions(f"{topic}-{index}") for index in range(2)))  # both fail at the first address
+        async with client.producer(topic) as producer:
+            await producer.send(b"")
 
 
 async def test_a_half_open_connection_is_replaced(tmp_path: Path, topic: str) -> None:

@@ -227,6 +227,28 @@ async def test_retry_later_goes_through_the_retry_topic(cluster: ClusterThread, 
                 assert await data_of(undertaker, 1) == [b"0"]
 
 
+async def test_retry_later_with_a_partitioned_retry_topic(cluster: ClusterThread, topic: str) -> None:
+    cluster.create_partitions(f"{topic}-s-RETRY", 2)
+    async with cepheid.connect(cluster.url) as client:
+        await publish(client, topic, 1)
+        async with client.consumer(topic, "s", type="shared", start="earliest", retry=True) as consumer:
+            for attempts in (None, "1", "2"):
+                message = await consumer.receive(RECEIVE_S)
+                assert message.properties.get("RECONSUMETIMES") == attempts
+                await consumer.retry_later(message, 0)
+
+
+async def test_retry_later_while_the_consumer_is_closed(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client:
+        await publish(client, topic, 1)
+        consumer = await client.consumer(topic, "s", type="shared", start="earliest", retry=True)
+        retrying = asyncio.ensure_future(consumer.retry_later(await consumer.receive(RECEIVE_S), 0))
+        await asyncio.sleep(0)
+        await consumer.close()
+        with pytest.raises(cepheid.ClosedError):
+            await retrying
+
+
 async def test_seeks(cluster: ClusterThread, topic: str) -> None:
     async with cepheid.connect(cluster.url) as client:
         ids = await publish(client, topic, 5)

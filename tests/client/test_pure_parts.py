@@ -6,7 +6,7 @@ import dataclasses
 import enum
 from collections.abc import Callable
 from datetime import UTC, date, datetime
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import pydantic
 import pytest
@@ -311,6 +311,41 @@ def test_a_typed_dict_is_a_record() -> None:
         "name": "Person",
         "fields": [{"name": "name", "type": "string"}, {"name": "age", "type": ["null", "long"]}],
     }
+
+
+class Partial(TypedDict):
+    name: str
+    age: NotRequired[int]
+
+
+@pytest.mark.parametrize("schema", [cepheid.JsonSchema, cepheid.AvroSchema])
+@pytest.mark.parametrize("value", [{"name": "Ann"}, {"name": "Ann", "age": 3}])
+def test_a_typed_dict_may_lack_what_is_not_required(schema: Any, value: dict[str, Any]) -> None:
+    made = schema(Partial)
+    assert made.decode(made.encode(value)) == value
+
+
+class Dashed(pydantic.BaseModel):
+    id: int = pydantic.Field(alias="order-id")
+
+
+class Aliased(pydantic.BaseModel):
+    id: int = pydantic.Field(alias="orderId")
+    note: str = pydantic.Field(default="", validation_alias="in", serialization_alias="out")
+    item: Item | None = None
+
+
+@pytest.mark.parametrize("schema", [cepheid.JsonSchema, cepheid.AvroSchema])
+def test_fields_of_a_model_have_their_aliases(schema: Any) -> None:
+    made = schema(Aliased)
+    value = Aliased.model_validate({"orderId": 3, "in": "x"})
+    assert [field["name"] for field in made.definition["fields"]] == ["orderId", "out", "item"]
+    assert made.decode(made.encode(value)) == value
+
+
+def test_an_alias_must_be_a_name_of_avro() -> None:
+    with pytest.raises(cepheid.UsageError, match="an alias must consist of letters, digits and _, got 'order-id'"):
+        cepheid.JsonSchema(Dashed)
 
 
 def test_the_definition_of_a_dataclass() -> None:
