@@ -6,7 +6,9 @@ import importlib.util
 import json
 import re
 import resource
+import shutil
 import subprocess
+import tarfile
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cepheid_cli import secure
+from tests.charts.chart_pages import CHART
 from tests.charts.helm_command import MISSING, find_helm, render, template
 from tests.charts.kubernetes_schemas import NEWEST, OLDEST, schema_problems
 from tests.charts.manifest_rules import containers_of, pod_of, problems
@@ -89,6 +92,21 @@ def test_the_schemas_notice_what_kubernetes_would_refuse() -> None:
 def test_names_stay_short_enough_for_every_release(release: str, tmp_path: Path) -> None:
     arguments = sets(["profile=production", SECURE, *MONITORING, *EXTERNAL, "rackAwareness.enabled=true"])
     assert problems(render(*arguments, release=release, namespace="a" * 63), tmp_path) == []
+
+
+def test_a_package_of_the_chart_has_no_compiled_scripts(tmp_path: Path) -> None:
+    chart = tmp_path / "cepheid"
+    shutil.copytree(CHART, chart)
+    (chart / "files" / "scripts" / "__pycache__").mkdir(exist_ok=True)
+    (chart / "files" / "scripts" / "__pycache__" / "scale_in.cpython-311.pyc").write_bytes(b"")
+    helm = find_helm()
+    assert helm is not None
+    subprocess.run([helm, "package", str(chart), f"--destination={tmp_path}"], check=True, capture_output=True)
+    (package,) = tmp_path.glob("*.tgz")
+    with tarfile.open(package) as archive:
+        names = archive.getnames()
+    assert "cepheid/files/scripts/scale_in.py" in names
+    assert not [name for name in names if "__pycache__" in name]
 
 
 def test_rendering_twice_gives_the_same_text() -> None:
