@@ -203,6 +203,11 @@ def test_prometheus_trusts_the_ca_that_signed_the_certificates(issuer: str, want
     assert [endpoint["tlsConfig"]["ca"]["secret"] for endpoint in endpoints] == [wanted, wanted]
 
 
+def test_metrics_have_the_label_by_which_alerts_tell_releases_apart() -> None:
+    monitors = [one["spec"] for one in render("--set=monitoring.podMonitor.enabled=true") if one["kind"] == "PodMonitor"]
+    assert [spec["podTargetLabels"] for spec in monitors] == [["app.kubernetes.io/instance"]] * 2
+
+
 CERTIFICATE_FIELDS = {
     "secretName", "secretTemplate", "commonName", "privateKey", "usages", "dnsNames", "ipAddresses", "issuerRef",
 }  # fmt: skip
