@@ -178,6 +178,25 @@ def test_node_ports_of_brokers_do_not_collide() -> None:
     assert ports == [30650, 30651, 30652, 30653, 30654, 30655]
 
 
+def test_pods_of_hooks_and_tests_run_where_the_values_of_jobs_say() -> None:
+    taint = {"key": "dedicated", "operator": "Exists"}
+    manifests = render(
+        f"--set-json=jobs.tolerations={json.dumps([taint])}",
+        "--set=jobs.nodeSelector.disk=ssd,jobs.priorityClassName=high,spark.enabled=true",
+        "--set=jobs.resources.limits.memory=300Mi,jobs.testResources.limits.memory=3Gi",
+        "--is-upgrade",
+    )
+    pods = {one["metadata"]["name"].removeprefix("my-cepheid-"): pod for one in manifests if (pod := pod_of(one)) is not None}
+    jobs = [pods.pop(name) for name in ("secrets", "scale-in", "test")]
+    for pod in jobs:
+        assert (pod["tolerations"], pod["nodeSelector"], pod["priorityClassName"]) == ([taint], {"disk": "ssd"}, "high")
+    limits = [pod["containers"][0]["resources"]["limits"]["memory"] for pod in jobs]
+    assert limits == ["300Mi", "300Mi", "3Gi"]
+    init = [container for pod in pods.values() for container in pod.get("initContainers", ())]
+    assert {container["resources"]["limits"]["memory"] for container in init} == {"300Mi"}
+    assert not [name for name, pod in pods.items() if "tolerations" in pod]
+
+
 def test_the_query_with_spark_is_off_by_default_and_runs_in_its_own_image_on_a_scratch_volume() -> None:
     def test_pod(*arguments: str) -> tuple[dict[str, Any], dict[str, Any]]:
         (pod,) = [one["spec"] for one in render(*arguments) if one["kind"] == "Pod"]
