@@ -171,7 +171,7 @@ def test_a_secured_broker_has_no_plain_port_and_its_pods_no_authority_key() -> N
 
 
 def test_node_ports_of_brokers_do_not_collide() -> None:
-    manifests = render("--set=external.type=NodePort,broker.replicas=3")
+    manifests = render("--set=external.type=NodePort,broker.replicas=3,security.hosts={10.0.0.1}")
     ports = [
         port["nodePort"] for one in manifests if one["kind"] == "Service" for port in one["spec"]["ports"] if "nodePort" in port
     ]
@@ -329,10 +329,31 @@ def test_what_is_not_a_value_is_refused_by_name(wrong: str, said: str) -> None:
         ([OPEN, "security.caRotation=trust"], "security.caRotation replaces the chart's own CA"),
         (["security.caRotation=trust", "tls.certManager.issuerRef.name=pub-ca"], "security.caRotation replaces the chart's own CA"),
         (["profile=one", "external.type=NodePort"], "with profile one set service.type"),
+        (["external.type=NodePort"], "list the addresses of all nodes in security.hosts"),
+        (["external.type=NodePort", "external.hosts={10.0.0.1}"], "each of the 2 brokers, got 1: add the others"),
+        (["profile=one", "standalone.config.advertised_host=a.example.org"], "--set 'security.hosts={a.example.org}'"),
+        (
+            ["security.existingSecrets.server=mine"],
+            "set security.existingSecrets.bookie and security.existingSecrets.client too",
+        ),
     ],
 )
 def test_combinations_that_cannot_work_are_refused_with_what_to_do(combination: list[str], said: str) -> None:
     assert said in template(*sets(combination)).stderr
+
+
+@pytest.mark.parametrize(
+    "combination",
+    [
+        ["external.type=NodePort", "external.hosts={10.0.0.1,10.0.0.2}"],
+        ["profile=one", "standalone.config.advertised_host=a.example.org", "security.hosts={a.example.org}"],
+        ["profile=one", "standalone.config.advertised_host=a.example.org", OPEN],
+        ["external.type=NodePort", *(f"security.existingSecrets.{kind}=mine-{kind}" for kind in ("server", "bookie", "client"))],
+        ["security.existingSecrets.server=mine", OPEN],
+    ],
+)
+def test_addresses_that_certificates_have_or_need_not_have_are_accepted(combination: list[str]) -> None:
+    assert template(*sets(combination)).stderr == ""
 
 
 def test_bookies_have_writers_and_named_readers_alone() -> None:
