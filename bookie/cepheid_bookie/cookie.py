@@ -31,6 +31,10 @@ _WITHOUT_DIRECTORY = (
     "bring back the directory; if it is lost for good, start with --accept-empty-disk (what was lost is answered as unknown, never "
     "denied), or under a new bookie id"
 )
+_AFTER_DECOMMISSION = (
+    "if the bookie was decommissioned and comes back, other bookies have its copies: give it empty directories (on Kubernetes, "
+    "delete its volume claims)"
+)
 _WITHOUT_INDEX = "bring back the directory; if it is lost for good, make it again with `cepheid bookie-shell rebuild-index`"
 
 
@@ -183,9 +187,8 @@ def decide(mine: Cookie, places: Mapping[str, Found], recorded: Cookie | None, *
             if asked
             else f"{', '.join(bare)} of bookie {mine.bookie_id} is not stamped, but there is data in {', '.join(with_data)}"
         )
-        raise _refuse(
-            reason, "check that this is the right cluster and that no directory was lost; never delete a cookie to make it start"
-        )
+        way_out = "check that this is the right cluster and that no directory was lost; never delete a cookie to make it start"
+        raise _refuse(reason, f"{_AFTER_DECOMMISSION}; otherwise {way_out}" if asked and not bare else way_out)
     return (known or mine), True
 
 

@@ -61,6 +61,17 @@ def test_refuses_with_the_exact_reason(data: Found, journal: Found, recorded: Co
     assert ";" in str(caught.value), "and what to do"
 
 
+def test_only_a_stamped_bookie_that_metadata_forgot_is_told_what_to_do_after_a_decommission() -> None:
+    def refusal(data: Found, journal: Found) -> str:
+        with pytest.raises(CookieError) as caught:
+            decide(MINE, {"data": data, "journal": journal}, None, asked=True)
+        return str(caught.value)
+
+    way_out = "if the bookie was decommissioned and comes back, other bookies have its copies: give it empty directories"
+    assert way_out in refusal(FULL, FULL)
+    assert way_out not in refusal(DATA, EMPTY)
+
+
 def test_a_directory_of_another_version_is_refused_by_name() -> None:
     disk = SimDisk(random.Random(1))
     save_cookie(disk, Cookie("bookie-1", "test", "x", format_version=9))

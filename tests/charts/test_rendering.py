@@ -6,7 +6,9 @@ import importlib.util
 import json
 import re
 import resource
+import shutil
 import subprocess
+import tarfile
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cepheid_cli import secure
+from tests.charts.chart_pages import CHART
 from tests.charts.helm_command import MISSING, find_helm, render, template
 from tests.charts.kubernetes_schemas import NEWEST, OLDEST, schema_problems
 from tests.charts.manifest_rules import containers_of, pod_of, problems
@@ -91,6 +94,21 @@ def test_names_stay_short_enough_for_every_release(release: str, tmp_path: Path)
     assert problems(render(*arguments, release=release, namespace="a" * 63), tmp_path) == []
 
 
+def test_a_package_of_the_chart_has_no_compiled_scripts(tmp_path: Path) -> None:
+    chart = tmp_path / "cepheid"
+    shutil.copytree(CHART, chart)
+    (chart / "files" / "scripts" / "__pycache__").mkdir(exist_ok=True)
+    (chart / "files" / "scripts" / "__pycache__" / "scale_in.cpython-311.pyc").write_bytes(b"")
+    helm = find_helm()
+    assert helm is not None
+    subprocess.run([helm, "package", str(chart), f"--destination={tmp_path}"], check=True, capture_output=True)
+    (package,) = tmp_path.glob("*.tgz")
+    with tarfile.open(package) as archive:
+        names = archive.getnames()
+    assert "cepheid/files/scripts/scale_in.py" in names
+    assert not [name for name in names if "__pycache__" in name]
+
+
 def test_rendering_twice_gives_the_same_text() -> None:
     arguments = sets(["profile=production", SECURE, *MONITORING])
     assert template(*arguments).stdout == template(*arguments).stdout
@@ -153,11 +171,30 @@ def test_a_secured_broker_has_no_plain_port_and_its_pods_no_authority_key() -> N
 
 
 def test_node_ports_of_brokers_do_not_collide() -> None:
-    manifests = render("--set=external.type=NodePort,broker.replicas=3")
+    manifests = render("--set=external.type=NodePort,broker.replicas=3,security.hosts={10.0.0.1}")
     ports = [
         port["nodePort"] for one in manifests if one["kind"] == "Service" for port in one["spec"]["ports"] if "nodePort" in port
     ]
     assert ports == [30650, 30651, 30652, 30653, 30654, 30655]
+
+
+def test_pods_of_hooks_and_tests_run_where_the_values_of_jobs_say() -> None:
+    taint = {"key": "dedicated", "operator": "Exists"}
+    manifests = render(
+        f"--set-json=jobs.tolerations={json.dumps([taint])}",
+        "--set=jobs.nodeSelector.disk=ssd,jobs.priorityClassName=high,spark.enabled=true",
+        "--set=jobs.resources.limits.memory=300Mi,jobs.testResources.limits.memory=3Gi",
+        "--is-upgrade",
+    )
+    pods = {one["metadata"]["name"].removeprefix("my-cepheid-"): pod for one in manifests if (pod := pod_of(one)) is not None}
+    jobs = [pods.pop(name) for name in ("secrets", "scale-in", "test")]
+    for pod in jobs:
+        assert (pod["tolerations"], pod["nodeSelector"], pod["priorityClassName"]) == ([taint], {"disk": "ssd"}, "high")
+    limits = [pod["containers"][0]["resources"]["limits"]["memory"] for pod in jobs]
+    assert limits == ["300Mi", "300Mi", "3Gi"]
+    init = [container for pod in pods.values() for container in pod.get("initContainers", ())]
+    assert {container["resources"]["limits"]["memory"] for container in init} == {"300Mi"}
+    assert not [name for name, pod in pods.items() if "tolerations" in pod]
 
 
 def test_the_query_with_spark_is_off_by_default_and_runs_in_its_own_image_on_a_scratch_volume() -> None:
@@ -183,6 +220,11 @@ def test_prometheus_trusts_the_ca_that_signed_the_certificates(issuer: str, want
     manifests = render(f"--set=monitoring.podMonitor.enabled=true,tls.certManager.issuerRef.name={issuer}")
     endpoints = [one["spec"]["podMetricsEndpoints"][0] for one in manifests if one["kind"] == "PodMonitor"]
     assert [endpoint["tlsConfig"]["ca"]["secret"] for endpoint in endpoints] == [wanted, wanted]
+
+
+def test_metrics_have_the_label_by_which_alerts_tell_releases_apart() -> None:
+    monitors = [one["spec"] for one in render("--set=monitoring.podMonitor.enabled=true") if one["kind"] == "PodMonitor"]
+    assert [spec["podTargetLabels"] for spec in monitors] == [["app.kubernetes.io/instance"]] * 2
 
 
 CERTIFICATE_FIELDS = {
@@ -287,10 +329,31 @@ def test_what_is_not_a_value_is_refused_by_name(wrong: str, said: str) -> None:
         ([OPEN, "security.caRotation=trust"], "security.caRotation replaces the chart's own CA"),
         (["security.caRotation=trust", "tls.certManager.issuerRef.name=pub-ca"], "security.caRotation replaces the chart's own CA"),
         (["profile=one", "external.type=NodePort"], "with profile one set service.type"),
+        (["external.type=NodePort"], "list the addresses of all nodes in security.hosts"),
+        (["external.type=NodePort", "external.hosts={10.0.0.1}"], "each of the 2 brokers, got 1: add the others"),
+        (["profile=one", "standalone.config.advertised_host=a.example.org"], "--set 'security.hosts={a.example.org}'"),
+        (
+            ["security.existingSecrets.server=mine"],
+            "set security.existingSecrets.bookie and security.existingSecrets.client too",
+        ),
     ],
 )
 def test_combinations_that_cannot_work_are_refused_with_what_to_do(combination: list[str], said: str) -> None:
     assert said in template(*sets(combination)).stderr
+
+
+@pytest.mark.parametrize(
+    "combination",
+    [
+        ["external.type=NodePort", "external.hosts={10.0.0.1,10.0.0.2}"],
+        ["profile=one", "standalone.config.advertised_host=a.example.org", "security.hosts={a.example.org}"],
+        ["profile=one", "standalone.config.advertised_host=a.example.org", OPEN],
+        ["external.type=NodePort", *(f"security.existingSecrets.{kind}=mine-{kind}" for kind in ("server", "bookie", "client"))],
+        ["security.existingSecrets.server=mine", OPEN],
+    ],
+)
+def test_addresses_that_certificates_have_or_need_not_have_are_accepted(combination: list[str]) -> None:
+    assert template(*sets(combination)).stderr == ""
 
 
 def test_bookies_have_writers_and_named_readers_alone() -> None:

@@ -52,6 +52,13 @@ def test_dashboards_and_alerts_use_metrics_that_exist() -> None:
     assert {name for name in used if re.sub(r"_(bucket|sum|count)$", "", name) not in documented} == set()
 
 
+def test_alerts_judge_each_release_by_itself() -> None:
+    groups = yaml.safe_load((DASHBOARDS / "alerts.yaml").read_text())["groups"]
+    expressions = [rule["expr"] for group in groups for rule in group["rules"]]
+    by_release = r"\b(?:max|min|sum) by \(namespace, app_kubernetes_io_instance\b"
+    assert [one for one in expressions if len(re.findall(by_release, one)) != len(re.findall(r"\b(?:max|min|sum)\b", one))] == []
+
+
 def test_profiles_have_only_values_that_exist_and_are_empty_otherwise() -> None:
     """What values.yaml has itself would win over the profile."""
 

@@ -1,4 +1,4 @@
-{{/* What all pods share. Arguments: root, component, values (those of the component; may be empty). */}}
+{{/* What all pods share. Arguments: root, component, values (those of the component; of hooks and tests: jobs). */}}
 {{- define "cepheid.pod" -}}
 {{- $root := .root -}}
 automountServiceAccountToken: {{ default false .token }}
@@ -17,7 +17,7 @@ imagePullSecrets:
   - name: {{ . }}
 {{- end }}
 {{- end }}
-{{- /* Commands of hooks and tests have nothing to hand over. */}}
+{{- /* Hooks and tests have nothing to hand over. */}}
 terminationGracePeriodSeconds: {{ int (default 5 .values.terminationGracePeriodSeconds) }}
 {{- with .values.nodeSelector }}
 nodeSelector: {{- toYaml . | nindent 2 }}
@@ -57,11 +57,6 @@ securityContext:
   readOnlyRootFilesystem: true
   capabilities: {drop: [ALL]}
 resources: {{- toYaml .resources | nindent 2 }}
-{{- end -}}
-
-{{- define "cepheid.smallResources" -}}
-requests: {cpu: 20m, memory: 64Mi}
-limits: {memory: 256Mi}
 {{- end -}}
 
 {{/* Names of the pod for its settings. */}}
@@ -116,7 +111,7 @@ the key of tokens can make them. Arguments: root. */}}
 {{/* The init container that founds the cluster. It waits for ZooKeeper; when the cluster is there it does nothing. Arguments: root. */}}
 {{- define "cepheid.foundCluster" -}}
 - name: found-cluster
-  {{- include "cepheid.container" (dict "root" .root "resources" (include "cepheid.smallResources" . | fromYaml)) | nindent 2 }}
+  {{- include "cepheid.container" (dict "root" .root "resources" .root.Values.jobs.resources) | nindent 2 }}
   command: [cepheid, init]
   args:
     - --metadata={{ include "cepheid.metadataUrl" .root }}
@@ -137,7 +132,7 @@ the key of tokens can make them. Arguments: root. */}}
 {{/* The init container that adds to a TOML file what depends on the pod: its rack and its outer address. Arguments: root, role. */}}
 {{- define "cepheid.configurePod" -}}
 - name: configure
-  {{- include "cepheid.container" (dict "root" .root "resources" (include "cepheid.smallResources" . | fromYaml)) | nindent 2 }}
+  {{- include "cepheid.container" (dict "root" .root "resources" .root.Values.jobs.resources) | nindent 2 }}
   command: [python3, /etc/cepheid/scripts/configure_pod.py]
   args: [/etc/cepheid/config/{{ .role }}.toml, /run/cepheid/{{ .role }}.toml]
   env:
