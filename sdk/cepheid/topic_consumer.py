@@ -171,6 +171,7 @@ class TopicConsumer(TopicLink):
         *,
         receiver_queue: int,
         from_start: bool = False,
+        may_create: bool = True,
     ) -> None:
         super().__init__(topic, f"the consumer of {topic} ({options.subscription})", lookup, timeout_s)
         self.partition = partition
@@ -178,6 +179,7 @@ class TopicConsumer(TopicLink):
         self.is_active = options.type != "failover"
         self.last_taken: Message[Any] | None = None  # by a reader, whose place the broker does not keep
         self._consumer_id = consumer_id
+        self._may_create = may_create
         self._owner = owner
         self._permits = receiver_queue
         self._permits_limit = QUEUE_GROWTH * receiver_queue
@@ -852,6 +854,7 @@ class TopicConsumer(TopicLink):
             priority_level=options.priority,
             durable=options.durable,
             read_compacted=options.read_compacted,
+            force_topic_creation=self._may_create,
             initialPosition=pb.CommandSubscribe.Earliest if self._start == EARLIEST else pb.CommandSubscribe.Latest,
         )
         if self._epoch != _NO_EPOCH:
