@@ -27,7 +27,7 @@ from cepheid.consumer import Consumer, SeekTarget, retry_topic_of, seek_target
 from cepheid.credentials import Security
 from cepheid.encryption import KeyReader, MessageDecryptor
 from cepheid.ending import Ending
-from cepheid.errors import ClosedError, Error, SchemaError, UsageError
+from cepheid.errors import ClosedError, Error, NotFoundError, SchemaError, UsageError
 from cepheid.forks import generation
 from cepheid.interceptors import InterceptedProducer, Interceptor, intercepted
 from cepheid.lookup import Lookup
@@ -419,8 +419,13 @@ class Client:
                 names = _with_retry_topics(names, plan)
         try:
             for name in dict.fromkeys(names):
-                known[name] = await self._lookup.partitions(name)
-                await self._add_topic(consumer, plan, name, 0, known[name])
+                try:
+                    known[name] = await self._lookup.partitions(name, may_create=consumer.may_create(name))
+                    await self._add_topic(consumer, plan, name, 0, known[name])
+                except NotFoundError:
+                    if pattern is None:
+                        raise
+                    known.pop(name, None)  # it was deleted after the topics were listed
             if self._closed:
                 raise ClosedError("the client was closed while a consumer was opened")
         except BaseException:
@@ -435,16 +440,17 @@ class Client:
     async def _add_topic(
         self, consumer: Consumer[Any], plan: ConsumerPlan, topic: str, first: int, partitions: int, *, from_start: bool = False
     ) -> None:
-        """Attach the partitions from `first` on, or the topic itself if it has none."""
+        """Attach the partitions from `first` on that the consumer does not have, or the topic itself if it has none."""
         places = [(f"{topic}-partition-{index}", index) for index in range(first, partitions)] or [(topic, -1)]
         queue = plan.options.receiver_queue
         share = max(1, min(queue, MAX_QUEUED_OVER_PARTITIONS // max(partitions, 1)))
         links = [
             TopicConsumer(
                 name, index, next(self._consumer_ids), plan.options, consumer, self._lookup, self._request_timeout_s,
-                receiver_queue=share, from_start=from_start,
+                receiver_queue=share, from_start=from_start, may_create=consumer.may_create(name),
             )
             for name, index in places
+            if name not in consumer.links
         ]  # fmt: skip
         consumer.links.update((link.topic, link) for link in links)
         try:
@@ -509,9 +515,16 @@ class Client:
         self, consumer: Consumer[Any], plan: ConsumerPlan, known: dict[str, int], name: str, *, is_pattern: bool
     ) -> None:
         before = known.get(name)
-        now = await self._lookup.partitions(name)
-        if before is None or now > before > 0 or (is_pattern and now == 0 and name not in consumer.links):
-            await self._add_topic(consumer, plan, name, before or 0, now, from_start=True)
+        now = await self._lookup.partitions(name, may_create=consumer.may_create(name))
+        first = before or 0
+        if is_pattern:  # a topic that was deleted and created again is new, whatever was known of it
+            first = 0
+            names = [f"{name}-partition-{index}" for index in range(now)] or [name]
+            is_new = any(each not in consumer.links for each in names)
+        else:
+            is_new = before is None or now > before > 0
+        if is_new:
+            await self._add_topic(consumer, plan, name, first, now, from_start=True)
         known[name] = max(now, before or 0)
 
     async def _topics_of(self, pattern: re.Pattern[str], plan: ConsumerPlan) -> list[str]:

@@ -80,7 +80,7 @@ class Consumer(Generic[T]):
         self._dead_letters = dead_letters
         self._open_producer = open_producer
         self._producers: dict[str, asyncio.Task[Producer[bytes]]] = {}
-        self._survives_lost_topics = survives_lost_topics
+        self._survives_lost_topics = survives_lost_topics  # and does not create them again
         self._on_closed = on_closed
         self._tasks = TaskOwner(f"cepheid/consumer {subscription}")
 
@@ -101,6 +101,10 @@ class Consumer(Generic[T]):
     def is_active(self) -> bool:
         """Whether a failover subscription delivers to this consumer, for one topic at least. True for other types."""
         return any(link.is_active for link in self.links.values())
+
+    def may_create(self, topic: str) -> bool:
+        """Whether a topic is created that does not exist. Of a pattern only the subscription's own retry topics are."""
+        return not self._survives_lost_topics or _without_partition(topic).endswith(f"-{self.subscription}-RETRY")
 
     # Receiving
 

@@ -90,11 +90,21 @@ def _parse_header(sized_header: bytes) -> tuple[int, pb.SingleMessageMetadata | 
     return single.payload_size, None
 
 
+MAX_LOST = 1000
+
+
 class ChunkBuffer:
-    """Chunks of messages that have not come completely. Bounded: the oldest message is given up for a new one."""
+    """Chunks of messages that have not come completely. Bounded: the oldest message is given up for a new one.
+
+    After `add`, the caller takes `repeated`, places of chunks that have come before at another place, and `given_up`, places of
+    chunks that were dropped for the limit.
+    """
 
     def __init__(self, limit_messages: int = 10) -> None:
+        self.repeated: list[tuple[int, int]] = []
+        self.given_up: list[tuple[int, int]] = []
         self._limit_messages = limit_messages
+        self._lost: dict[str, None] = {}  # messages that were given up: their further chunks are, too
         self._pending: dict[str, tuple[list[bytes], list[tuple[int, int]]]] = {}
 
     def __len__(self) -> int:
@@ -102,22 +112,36 @@ class ChunkBuffer:
 
     def clear(self) -> None:
         self._pending.clear()
+        self._lost.clear()
 
     def add(
         self, metadata: pb.MessageMetadata, at: tuple[int, int], payload: bytes | memoryview
     ) -> tuple[bytes, tuple[tuple[int, int], ...]] | None:
         """Return the whole payload and the places of all chunks with the last chunk, else None."""
-        if metadata.chunk_id == 0:
-            self._pending.pop(metadata.uuid, None)
-            while len(self._pending) >= self._limit_messages:
-                del self._pending[next(iter(self._pending))]
-            self._pending[metadata.uuid] = ([], [])
         pieces, places = self._pending.get(metadata.uuid, (None, []))
-        if pieces is None or metadata.chunk_id != len(pieces):
-            return None  # its beginning was not seen, or it is a repetition
+        if metadata.chunk_id == 0 and (pieces is None or at == places[0]):  # the same place: the message is delivered again
+            self._pending.pop(metadata.uuid, None)
+            self._lost.pop(metadata.uuid, None)
+            while len(self._pending) >= self._limit_messages:
+                self._give_up(next(iter(self._pending)))
+            pieces, places = self._pending[metadata.uuid] = ([], [])
+        if pieces is None:
+            if metadata.uuid in self._lost:
+                self.given_up.append(at)
+            return None  # its beginning was not seen
+        if metadata.chunk_id != len(pieces):
+            if metadata.chunk_id < len(pieces) and at not in places:
+                self.repeated.append(at)
+            return None
         pieces.append(bytes(payload))
         places.append(at)
         if len(pieces) < metadata.num_chunks_from_msg:
             return None
         del self._pending[metadata.uuid]
         return b"".join(pieces), tuple(places)
+
+    def _give_up(self, uuid: str) -> None:
+        self.given_up += self._pending.pop(uuid)[1]
+        self._lost[uuid] = None
+        if len(self._lost) > MAX_LOST:
+            del self._lost[next(iter(self._lost))]

@@ -47,11 +47,11 @@ class HttpLookup(Lookup):
         (self._last, *_) = parse_service_url(url)
         return await self.at(url)
 
-    async def partitions(self, topic: str) -> int:
+    async def partitions(self, topic: str, *, may_create: bool = True) -> int:
         path = f"/admin/v2/{topic_path(topic)}/partitions"
 
         async def ask() -> int:
-            return int((await self._get(path, {"checkAllowAutoCreation": True}))["partitions"])
+            return int((await self._get(path, {"checkAllowAutoCreation": may_create}))["partitions"])
 
         return await retrying(ask, f"partitions of {topic}", self._timeout_s)
 

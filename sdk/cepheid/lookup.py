@@ -131,13 +131,18 @@ class Lookup:
             raise ConnectError(f"a broker named {broker_url}, which has no TLS")
         return await self._pool.get(address)
 
-    async def partitions(self, topic: str) -> int:
-        """Return the number of partitions, 0 for a topic without. Creates the topic if the broker's policy says so."""
+    async def partitions(self, topic: str, *, may_create: bool = True) -> int:
+        """Return the number of partitions, 0 for a topic without. Creates the topic if the broker's policy says so.
+
+        Without `may_create` it raises NotFoundError for a topic that does not exist, or returns 0.
+        """
         what = f"partitions of {topic}"
 
         async def ask() -> int:
             async with self._in_turn() as connection:
-                answer = await self._ask(connection, pb.CommandPartitionedTopicMetadata(topic=topic), what)
+                answer = await self._ask(
+                    connection, pb.CommandPartitionedTopicMetadata(topic=topic, metadata_auto_creation_enabled=may_create), what
+                )
                 if answer.response == pb.CommandPartitionedTopicMetadataResponse.Failed:
                     raise refused(answer.error, answer.message, what)
                 return int(answer.partitions)

@@ -171,6 +171,7 @@ class TopicConsumer(TopicLink):
         *,
         receiver_queue: int,
         from_start: bool = False,
+        may_create: bool = True,
     ) -> None:
         super().__init__(topic, f"the consumer of {topic} ({options.subscription})", lookup, timeout_s)
         self.partition = partition
@@ -178,6 +179,7 @@ class TopicConsumer(TopicLink):
         self.is_active = options.type != "failover"
         self.last_taken: Message[Any] | None = None  # by a reader, whose place the broker does not keep
         self._consumer_id = consumer_id
+        self._may_create = may_create
         self._owner = owner
         self._permits = receiver_queue
         self._permits_limit = QUEUE_GROWTH * receiver_queue
@@ -377,6 +379,8 @@ class TopicConsumer(TopicLink):
         self, message: pb.CommandMessage, place: tuple[int, int], metadata: pb.MessageMetadata, payload: memoryview
     ) -> None:
         whole = self._chunks.add(metadata, place, payload)
+        if self._chunks.given_up or self._chunks.repeated:
+            self._leave_chunks(message, metadata)
         if whole is None:
             if self.options.durable and self._skip_to is not None and _begins_at(place, self._skip_to):
                 self._acks.ack(place, -1, 0)  # the last chunk of the message that a seek named: the ones before do not come
@@ -395,6 +399,23 @@ class TopicConsumer(TopicLink):
         except UnreadableMessageError as error:
             facts.problem, facts.unpacked, data = error, False, b""
         self._deliver([Message(self, facts, -1, None, data)], 1)
+
+    def _leave_chunks(self, message: pb.CommandMessage, metadata: pb.MessageMetadata) -> None:
+        """Acknowledge chunks that came twice, and give back those that were dropped, which the broker would keep as delivered."""
+        repeated, self._chunks.repeated = self._chunks.repeated, []
+        given_up, self._chunks.given_up = self._chunks.given_up, []
+        if given_up:
+            log.warning("client.chunks_given_up", extra={"topic": self.topic, "chunks": len(given_up), "first": given_up[0]})
+        if not self.options.durable:
+            return  # a reader acknowledges nothing, and would get all it has read again
+        for place in repeated:
+            self._acks.ack(place, -1, 0)
+        if repeated:
+            self._send_acks_later()
+        if given_up:
+            facts = self._facts(given_up[0], message.redelivery_count, metadata)
+            facts.chunk_ids = tuple(given_up)
+            self._nack(facts, None)
 
     def _facts(self, place: tuple[int, int], redelivery_count: int, metadata: pb.MessageMetadata) -> EntryFacts:
         return EntryFacts(self.topic, self.partition, *place, redelivery_count, metadata, self.options.schema)
@@ -852,6 +873,7 @@ class TopicConsumer(TopicLink):
             priority_level=options.priority,
             durable=options.durable,
             read_compacted=options.read_compacted,
+            force_topic_creation=self._may_create,
             initialPosition=pb.CommandSubscribe.Earliest if self._start == EARLIEST else pb.CommandSubscribe.Latest,
         )
         if self._epoch != _NO_EPOCH:

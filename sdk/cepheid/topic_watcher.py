@@ -4,7 +4,8 @@ not watching ──WATCH_TOPIC_LIST, answered with all topics──► watching 
                    └── the broker has no watchers, or refuses: it is asked again rarely, since another broker may have them
 
 What is found is a hint. The consumer matches names itself, and lists the topics from time to time, so that it does no harm when a
-broker's regular expressions differ from Python's.
+broker's regular expressions differ from Python's. Deletions are not followed here: a consumer leaves a topic when its broker
+answers that it does not exist.
 """
 
 from __future__ import annotations

@@ -752,6 +752,25 @@ async def test_a_broker_tells_consumers_of_a_pattern_about_new_topics(cluster: C
         await wait_until(lambda: not connection.watchers, what="the watcher is closed")
 
 
+@pytest.mark.parametrize("partitions", [0, 2])
+async def test_a_topic_of_a_pattern_that_is_deleted_stays_deleted(cluster: ClusterThread, topic: str, partitions: int) -> None:
+    topic = topic.partition("[")[0] + str(partitions)
+    path = f"persistent/public/default/{topic}-a" + ("/partitions" if partitions else "")
+
+    async def admin(method: str, path: str, body: Any = None) -> Any:
+        return await asyncio.to_thread(cluster.admin, method, path, body)
+
+    async with cepheid.connect(cluster.url, partition_refresh_s=600) as client:
+        await admin("PUT", path, partitions or None)
+        async with client.consumer(re.compile(f"public/default/{topic}-.*"), "s") as consumer:
+            assert len(consumer.topics) == max(partitions, 1)
+            await admin("DELETE", f"{path}?force=true")
+            await wait_until(lambda: not consumer.topics, what="the topic is left")
+            assert not [name for name in await admin("GET", "persistent/public/default") if f"{topic}-a" in name]
+            await admin("PUT", path, partitions or None)
+            await wait_until(lambda: len(consumer.topics) == max(partitions, 1), what="the new topic is consumed")
+
+
 async def test_patterns_are_followed_also_where_brokers_have_no_watchers(
     cluster: ClusterThread, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

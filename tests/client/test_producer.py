@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import cepheid
+from cepheid.entry_reader import ChunkBuffer
 from cepheid.topic_producer import SendWindow
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.client.conftest import ClusterThread
@@ -109,6 +110,29 @@ async def test_a_message_too_large_is_refused_or_sent_in_chunks(cluster: Cluster
             await asyncio.gather(*(consumer.ack(message) for message in messages))
         stats = cluster.admin("GET", f"persistent/public/default/{topic}/stats")
         assert stats["subscriptions"]["s"]["msgBacklog"] == 0, "every chunk is acknowledged"
+
+
+async def test_a_message_whose_chunks_were_dropped_for_others_is_delivered_again(
+    cluster: ClusterThread, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cepheid.connect(cluster.url) as client, client.producer(topic, chunking=True) as producer:
+        async with client.consumer(topic, "s", type="shared", nack_backoff=cepheid.NackBackoff(0.05)) as consumer:
+            (link,) = consumer.links.values()
+            chunks, evicted = ChunkBuffer(limit_messages=1), False
+
+            def add(metadata: pb.MessageMetadata, at: tuple[int, int], payload: bytes) -> Any:
+                nonlocal evicted
+                whole = ChunkBuffer.add(chunks, metadata, at, payload)
+                if not evicted:
+                    evicted = True
+                    other = pb.MessageMetadata(uuid="other", num_chunks_from_msg=2, chunk_id=0)
+                    ChunkBuffer.add(chunks, other, (1 << 40, 0), b"")
+                return whole
+
+            monkeypatch.setattr(link, "_chunks", chunks)
+            monkeypatch.setattr(chunks, "add", add)
+            await producer.send(b"x" * (6 << 20))
+            assert len((await consumer.receive(RECEIVE_S)).data) == 6 << 20
 
 
 async def test_what_consumers_would_not_decompress_is_refused(

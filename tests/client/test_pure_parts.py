@@ -234,12 +234,11 @@ def test_ack_sets_are_signed_words(bits: int) -> None:
     assert bits_of(words) == bits
 
 
-def test_chunks_are_put_together_and_repetitions_ignored() -> None:
-    def chunk(chunk_id: int) -> pb.MessageMetadata:
-        return pb.MessageMetadata(
-            producer_name="p", sequence_id=0, publish_time=0, uuid="u", num_chunks_from_msg=3, chunk_id=chunk_id
-        )
+def chunk(chunk_id: int, uuid: str = "u") -> pb.MessageMetadata:
+    return pb.MessageMetadata(producer_name="p", sequence_id=0, publish_time=0, uuid=uuid, num_chunks_from_msg=3, chunk_id=chunk_id)
 
+
+def test_chunks_are_put_together_and_repetitions_reported() -> None:
     buffer = ChunkBuffer()
     assert buffer.add(chunk(1), (1, 0), b"?") is None, "the beginning was not seen"
     assert [buffer.add(chunk(index), (1, place), data) for index, place, data in ((0, 1, b"a"), (1, 2, b"b"), (1, 3, b"b"))] == [
@@ -247,6 +246,24 @@ def test_chunks_are_put_together_and_repetitions_ignored() -> None:
     ] * 3
     assert buffer.add(chunk(2), (1, 4), b"c") == (b"abc", ((1, 1), (1, 2), (1, 4)))
     assert len(buffer) == 0
+    assert buffer.repeated == [(1, 3)]
+
+
+def test_a_chunk_that_is_delivered_again_is_no_repetition() -> None:
+    buffer = ChunkBuffer()
+    for index in (0, 1, 0, 1):
+        buffer.add(chunk(index), (1, index), b"%d" % index)
+    assert buffer.add(chunk(2), (1, 2), b"2") == (b"012", ((1, 0), (1, 1), (1, 2)))
+    assert buffer.repeated == []
+
+
+def test_chunks_beyond_the_limit_are_given_up_until_their_message_begins_again() -> None:
+    buffer = ChunkBuffer(limit_messages=1)
+    for place, (index, uuid) in enumerate([(0, "a"), (1, "a"), (0, "b"), (2, "a"), (2, "unknown")]):
+        buffer.add(chunk(index, uuid), (1, place), b"")
+    assert buffer.given_up == [(1, 0), (1, 1), (1, 3)]
+    buffer.add(chunk(0, "a"), (1, 0), b"")
+    assert buffer.given_up[3:] == [(1, 2)]
 
 
 def test_message_ids_compare_and_survive_serializing() -> None:
