@@ -59,7 +59,8 @@ class StandaloneCluster:
     @property
     def service_url(self) -> str:
         """It has the addresses of all brokers."""
-        return "pulsar://" + ",".join(url.removeprefix("pulsar://") for url in self.broker_urls)
+        first, *others = self.broker_urls
+        return ",".join([first, *(url.partition("://")[2] for url in others)])
 
     @property
     def broker_urls(self) -> list[str]:

@@ -67,7 +67,7 @@ def held(cluster: StandaloneCluster) -> set[int]:
 
 
 async def collected(cluster: StandaloneCluster) -> list[Any]:
-    return [await collector.collect() for collector in cluster.standalone.bookies._collectors]
+    return [await collector.collect() for collector in cluster.standalone.bookies._collectors.values()]
 
 
 @pytest.mark.slow
