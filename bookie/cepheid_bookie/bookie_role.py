@@ -107,6 +107,7 @@ class BookieRole(Role):
             {"/ledgers": self._ledgers_page},
             guard=self._refused_page,
             tls=health_context(settings.tls),
+            certificate_role=self._port_access.certificate_role,
             on_refused=self._on_health_handshake_refused,
         )
         self._record: BookieRegistration
@@ -250,7 +251,13 @@ class BookieRole(Role):
         settings = self.settings
         ports = secured_ports(settings.tls, self._port_access)
         scans = ScanServer(
-            self.bookie, settings.host, settings.scan_port, self._ports, tls=ports.scan_context, denials=self._denials
+            self.bookie,
+            settings.host,
+            settings.scan_port,
+            self._ports,
+            tls=ports.scan_context,
+            certificate_role=self._port_access.certificate_role,
+            denials=self._denials,
         )
         self._server = BookieServer(
             self.bookie,

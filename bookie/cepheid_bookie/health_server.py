@@ -23,6 +23,7 @@ from cepheid_bookie.errors import PortInUseError
 from cepheid_bookie.listening import listening_socket
 from cepheid_ports import RefusalLog, TaskOwner
 from cepheid_security import certificate_names
+from cepheid_security.tls import CertificateRule
 from cepheid_security.tls_acceptor import TlsAcceptor
 
 log = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Who asks for what. `role`: the common name of the client's certificate, "" without one. `peer`: its address."""
+    """Who asks for what. `role`: a name of the client's certificate, "" without one. `peer`: its address."""
 
     path: str
     role: str
@@ -59,8 +60,8 @@ class HealthServer:
     """`start` once, `aclose` once. Pages are made when they are asked for; `queried` are given the parameters of the request.
 
     `guard` may refuse a request, with a page in place of the one asked for. Port 0 lets the system choose: see `port`. `tls` gives
-    the context of the next connection; None: without TLS. `on_refused` receives address and reason of each TLS handshake that was
-    refused.
+    the context of the next connection; None: without TLS. `certificate_role`: which name in a certificate is the role.
+    `on_refused` receives address and reason of each TLS handshake that was refused.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class HealthServer:
         *,
         guard: Callable[[Request], Page | None] = lambda _request: None,
         tls: Callable[[], ssl.SSLContext] | None = None,
+        certificate_role: CertificateRule = "common_name",
         on_refused: Callable[[str, str], None] = lambda _peer, _reason: None,
     ) -> None:
         self._host = host
@@ -80,6 +82,7 @@ class HealthServer:
         self._queried = queried or {}
         self._guard = guard
         self._tls = tls
+        self._certificate_role = certificate_role
         self._on_refused = on_refused
         self._server: asyncio.Server | None = None
         self._acceptor: TlsAcceptor[_Arriving] | None = None
@@ -186,7 +189,7 @@ class HealthServer:
             return Page("only GET and HEAD\n", HTTPStatus.METHOD_NOT_ALLOWED), True
         if path not in self._pages and path not in self._queried:
             page = Page(f"there are {', '.join([*self._pages, *self._queried])}\n", HTTPStatus.NOT_FOUND)
-        elif (refused := self._guard(_request_of(path, writer))) is not None:
+        elif (refused := self._guard(_request_of(path, writer, self._certificate_role))) is not None:
             page = refused
         elif (make := self._pages.get(path)) is not None:
             page = make()
@@ -195,9 +198,9 @@ class HealthServer:
         return page, method == b"GET"
 
 
-def _request_of(path: str, writer: asyncio.StreamWriter) -> Request:
+def _request_of(path: str, writer: asyncio.StreamWriter, rule: CertificateRule) -> Request:
     tls = writer.get_extra_info("ssl_object")
-    names = () if tls is None else certificate_names(tls.getpeercert())
+    names = () if tls is None else certificate_names(tls.getpeercert(), rule)
     return Request(path, names[0] if names else "", address_of(writer.get_extra_info("peername")))
 
 

@@ -60,6 +60,7 @@ from cepheid_rpc import (
     scan_proof,
 )
 from cepheid_security.handshakes import failure_of, is_refusal
+from cepheid_security.tls import CertificateRule
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +86,7 @@ class ScannedBookie(Protocol):
 class ScanServer:
     """Of one bookie, until `aclose`. Port 0 lets the system choose: see `port`. `tls`: the context of its port; None: plain.
 
-    `denials` receives what was refused.
+    `certificate_role`: which name in a certificate is the role. `denials` receives what was refused.
     """
 
     def __init__(
@@ -96,9 +97,11 @@ class ScanServer:
         ports: Ports,
         *,
         tls: Callable[[], ssl.SSLContext] | None = None,
+        certificate_role: CertificateRule = "common_name",
         denials: Denials | None = None,
     ) -> None:
         self._tls = tls
+        self._certificate_role = certificate_role
         self._bookie = bookie
         self._host = host
         self.port = port
@@ -185,7 +188,7 @@ class ScanServer:
             stream = ScanStream(connection)
             try:
                 if self._tls is not None and not is_local:
-                    stream = TlsScanStream(connection, self._tls())  # takes the socket out of `connection`
+                    stream = TlsScanStream(connection, self._tls(), self._certificate_role)  # takes the socket out of `connection`
                 request = await self._read_request(stream, _way(connection), peer)
                 if request is not None:
                     with asking(Caller(stream.role, peer, "Scan")):

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from cepheid_security import certificate_names
+from cepheid_security.tls import CertificateRule
 
 T = TypeVar("T")
 
@@ -54,17 +55,18 @@ class ScanStream:
 
 
 class TlsScanStream(ScanStream):
-    """The server's side of a connection with TLS."""
+    """The server's side of a connection with TLS. `certificate_role`: which name in the client's certificate is its role."""
 
-    def __init__(self, connection: socket.socket, context: ssl.SSLContext) -> None:
+    def __init__(self, connection: socket.socket, context: ssl.SSLContext, certificate_role: CertificateRule) -> None:
         secured = context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False, suppress_ragged_eofs=True)
         super().__init__(secured)
         self._secured = secured
+        self._certificate_role = certificate_role
 
     @property
     def role(self) -> str:
         certificate: Any = self._secured.getpeercert()
-        names = certificate_names(certificate)
+        names = certificate_names(certificate, self._certificate_role)
         return names[0] if names else ""
 
     async def open(self) -> None:

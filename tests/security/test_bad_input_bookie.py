@@ -18,7 +18,7 @@ import pytest
 
 from cepheid_bookie.denials import Denials
 from cepheid_bookie.grpc_server import BookieServer
-from cepheid_bookie.health_server import HealthServer, Page
+from cepheid_bookie.health_server import HealthServer, Page, Request
 from cepheid_bookie.secured_ports import health_context
 from cepheid_ledger.grpc_connection import GrpcConnection
 from cepheid_ports import ThreadWorker
@@ -243,6 +243,24 @@ HEALTH: dict[str, tuple[Callable[[int, Files], Awaitable[str]], str]] = {
     "TLS 1.1": (lambda port, f: _get(port, f.old()), "protocol"),
     "plain text": (lambda port, f: _get(port, None), "does not speak TLS, and this port has nothing else; ask for https://"),
 }
+
+
+async def test_the_rule_of_certificates_holds_on_the_health_port(files: Path) -> None:
+    asked: list[Request] = []
+    server = HealthServer(
+        "127.0.0.1",
+        0,
+        {"/metrics": lambda: Page("metrics\n")},
+        guard=asked.append,
+        tls=health_context(settings_of(files)),
+        certificate_role="uri",
+    )
+    await server.start()
+    try:
+        await _get(server.port, Files(files).client("app"))
+    finally:
+        await server.aclose()
+    assert [request.role for request in asked] == [""], "its common name is no role by this rule"
 
 
 async def test_connections_to_the_health_port(files: Path) -> None:
