@@ -97,12 +97,21 @@ async def secured_bookie(
     group = encode_group(LEDGER, 0, -1, 0, [b"x%d" % number for number in range(10)])
     await added(bookie, group)
     tls = tls or settings_of(made)
-    ports = secured_ports(tls, access_of(tls, roles or BookieAccessSettings()))
+    roles = roles or BookieAccessSettings()
+    ports = secured_ports(tls, access_of(tls, roles))
     server = BookieServer(
         bookie,
         "127.0.0.1",
         0,
-        scans=ScanServer(bookie, "127.0.0.1", 0, Ports(), tls=ports.scan_context, denials=denials),
+        scans=ScanServer(
+            bookie,
+            "127.0.0.1",
+            0,
+            Ports(),
+            tls=ports.scan_context,
+            certificate_role=roles.certificate_role,
+            denials=denials,
+        ),
         credentials=ports.credentials,
         access=ports.access,
         plain_port=tls.plain_port,

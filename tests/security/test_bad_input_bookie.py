@@ -34,6 +34,7 @@ from cepheid_rpc import (
     encode_read_request,
 )
 from cepheid_security.audit import AuditLog
+from cepheid_security.peer_settings import BookieAccessSettings
 from cepheid_security.read_tickets import LAST_ENTRY, ReadTicket, TicketKey, sign_ticket
 from tests.rpc.test_grpc_security import (
     CALLS,
@@ -92,10 +93,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @asynccontextmanager
-async def secured(files: Path, directory: Path) -> AsyncIterator[Secured]:
+async def secured(files: Path, directory: Path, roles: BookieAccessSettings | None = None) -> AsyncIterator[Secured]:
     written: list[bytes] = []
     audit = AuditLog(written.append, ThreadWorker("audit"), lambda: NOW)
-    async with secured_bookie(files, directory, denials=Denials(audit)) as server:
+    async with secured_bookie(files, directory, roles=roles, denials=Denials(audit)) as server:
         yield Secured(server, audit, written)
     await audit.aclose()
 
@@ -192,6 +193,13 @@ async def test_connections_to_the_scan_port(files: Path, tmp_path: Path) -> None
             assert line.get("role", "") == ("app" if operation == "Scan" else ""), (case, line)
             assert reason in line["reason"], (case, line)
         assert await _scan(bookie, Files(files).client("app")) == "OK"
+
+
+async def test_the_rule_of_certificates_holds_on_the_scan_port(files: Path, tmp_path: Path) -> None:
+    async with secured(files, tmp_path, BookieAccessSettings(certificate_role="uri")) as bookie:
+        assert await _scan(bookie, Files(files).client("app"), b"") == "UNAUTHORIZED"
+        (line,) = await bookie.lines()
+        assert line.get("role", "") == "", "its common name is no role by this rule"
 
 
 async def test_a_handshake_with_the_scan_port_that_does_not_end(
