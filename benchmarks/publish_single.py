@@ -22,17 +22,17 @@ async def publish(server: Server, arguments: argparse.Namespace) -> load.Measure
     return measured
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(name: str = "publish_single", entry_bytes: int = 1000, window: int = 1000, description: str | None = __doc__) -> None:
+    parser = argparse.ArgumentParser(description=description)
     add_arguments(parser)
     parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--entry-bytes", type=int, default=1000)
-    parser.add_argument("--window", type=int, default=1000, help="entries on their way (1000: what official clients allow)")
+    parser.add_argument("--entry-bytes", type=int, default=entry_bytes)
+    parser.add_argument("--window", type=int, default=window, help="entries on their way (official clients allow 1000)")
     arguments = parser.parse_args()
     with Server(arguments) as server:
         measured = load.run(publish(server, arguments))
         print_line(
-            "publish_single",
+            name,
             figures={
                 "entries_per_s": round(measured.rate_per_s),
                 "mb_per_s": round(measured.rate_per_s * arguments.entry_bytes / 1e6, 1),
