@@ -195,7 +195,7 @@ class LedgerClient:
         return NewLedger(ledger, self._records.create_op(ledger.ledger_id, ledger))
 
     def begin(self, new: NewLedger) -> LedgerWriter:
-        """Return the writer of a prepared ledger, right after `op` was written: nobody may have changed the record since."""
+        """Return the writer of a prepared ledger. Call it right after `op` was written, before the record can have changed."""
         self._check_open()
         shared = self._change_slots, self._idle_writers, self._settings
         found = Found(new.record, 0)

@@ -254,7 +254,7 @@ class WriterState:
         assert all(old in begun.failed for old in replaced)
         assert not any(new in self.unusable for new in replaced.values()), f"{replaced} brings back one of {self.unusable}"
         first, last = begun.from_entry_id, self.last_add_pushed
-        # What was confirmed without it until the change began: nobody sends it that again.
+        # Entries that were confirmed without this bookie before the change began are not sent to it again.
         self._short.update((old, None) for old in replaced if self._acked_through[old] < first - 1)
         self._acked_through = {
             replaced.get(bookie, bookie): first - 1 if bookie in replaced else acked

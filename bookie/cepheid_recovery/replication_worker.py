@@ -299,7 +299,7 @@ class ReplicationWorker:
         raise CopyFailedError(f"ledger {ledger_id} or its mark changed {_ATTEMPTS} times while it was copied", ledger_id=ledger_id)
 
     async def _lost(self, mark: RepairMark) -> Collection[str]:
-        """Return the damaged bookies of which the auditor waits no longer. Raises MetadataError."""
+        """Return the damaged bookies that the auditor no longer waits for. Raises MetadataError."""
         registered = self._state.registered()
         away = {name for name, why in mark.bookies.items() if why is ShortReason.DAMAGED and name not in registered}
         found = await self._audit.get(None) if away else None

@@ -24,7 +24,7 @@ class Retries:
         return len(self._waiting)
 
     def later(self, ledger_id: int, now_s: float) -> None:
-        """It failed."""
+        """Record a failure, which doubles the pause."""
         before = self._waiting.get(ledger_id)
         pause_s = self._first_pause_s if before is None else min(2 * before.pause_s, _MAX_PAUSE_S)
         self._waiting[ledger_id] = _Retry(now_s + pause_s, pause_s)
@@ -37,7 +37,7 @@ class Retries:
         self._waiting = {ledger_id: retry for ledger_id, retry in self._waiting.items() if ledger_id in listed}
 
     def clear(self) -> None:
-        """What failed may succeed now: nobody waits, and pauses begin anew."""
+        """Forget all failures: every ledger is due, and the next pause is the first one again."""
         self._waiting.clear()
 
     def due(self, ledger_ids: Iterable[int], now_s: float) -> list[int]:

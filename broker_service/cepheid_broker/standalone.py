@@ -110,7 +110,7 @@ class StandaloneSettings(BrokerSettings):
 
 
 class BrokerPorts(NamedTuple):
-    """Of one broker, without TLS. 0: any free port."""
+    """Ports of one broker, without TLS. Port 0 lets the system choose."""
 
     port: int = 0
     admin_port: int = 0
@@ -140,7 +140,7 @@ class Standalone(Role):
         self._ports = ports
         self._tasks = TaskOwner("standalone", self._failure.report)
         self._servings: list[Serving] = []
-        """Of the first broker, and of those beside it."""
+        """The first broker, then the others of this process."""
         self._recovery: AutoRecovery | None = None
 
     def __repr__(self) -> str:
@@ -166,7 +166,7 @@ class Standalone(Role):
 
     @property
     def service_urls(self) -> list[str]:
-        """Of the first broker's ports that are open, without TLS and with it."""
+        """Service URLs of the first broker: without TLS, then with TLS, as far as these ports are open."""
         return self._service_urls(self.broker.port, self.broker.tls_port)
 
     @property
@@ -176,7 +176,7 @@ class Standalone(Role):
 
     @property
     def admin_urls(self) -> list[str]:
-        """Of the first broker's ports that are open, without TLS and with it."""
+        """Admin URLs of the first broker: without TLS, then with TLS, as far as these ports are open."""
         ports = {"http": self._serving.admin_port, "https": self._serving.tls_admin_port}
         return [f"{scheme}://{host_port(self._shown_host, port)}" for scheme, port in ports.items() if port]
 

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 READ_ENTRIES = 500
-"""Of one read, whatever their size: to verify and count them takes the loop 1 ms, to send them 2, and others wait meanwhile."""
+"""Most entries of one read. Verifying and counting them takes 1 ms, sending them 2 ms; the loop does nothing else meanwhile."""
 ENTRY_COST_BYTES = 16384
-"""What an entry counts beside its size in a pass: a small one takes as long as a large one."""
+"""Added to the size of each entry when a pass is bounded in bytes: a small entry takes as long to send as a large one."""
 SMALL_READ_BYTES = 64 << 10  # when the budget of the process is used up
 RETRY_MAX_S = 30.0
 READS_PER_PASS = 4  # answered from the tail cache; a reader of some keys may send nothing of what it reads

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_GROUP_ENTRIES = 10_000
-"""Of an appended group that is counted once for all subscriptions."""
+"""Most entries that are counted once for all subscriptions when they are appended."""
 
 MAX_PROPERTIES_BYTES = 64 << 10
 """Of a subscription, names and values: they are in one metadata record with its position."""
