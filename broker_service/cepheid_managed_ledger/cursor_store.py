@@ -391,6 +391,7 @@ class CursorStore:
         await self._keeper.commit(lambda _: (None, [self._records.create_op((self._topic, name), record)]))
         cursor = Cursor(name, ack_set, self._ledgers, self, dict(properties))
         self._saved[name] = SavedCursor(cursor, record, 0)
+        self._leave_the_empty_chain(cursor)
         self.on_created(cursor)
         return cursor
 
@@ -424,10 +425,15 @@ class CursorStore:
         saved.cursor.restart(ack_set)
         saved.revision, saved.mark_delete = saved.cursor.revision, ack_set.mark_delete
         self._dirty.pop(name, None)
+        self._leave_the_empty_chain(saved.cursor)
         self.on_reset(saved.cursor)
         if saved.cursor.sequence_ids is not sequence_ids:  # set meanwhile: they are not in what was written
             saved.cursor.set_sequence_ids(saved.cursor.sequence_ids)
         self._on_saved()
+
+    def _leave_the_empty_chain(self, cursor: Cursor) -> None:
+        """The topic may have got its first ledger while the record was written: then the cursor begins in it, as all others do."""
+        cursor.leave_trimmed(self._ledgers.first_position)
 
     async def _set_properties(self, name: str, properties: Mapping[str, str]) -> None:
         saved = self._known(name)

@@ -151,6 +151,27 @@ async def test_a_topic_that_never_had_a_ledger_takes_subscriptions_and_its_first
         await assert_nothing_dangles(world)
 
 
+@pytest.mark.parametrize("change", ["create", "reset"])
+async def test_a_cursor_that_is_placed_while_the_first_ledger_is_recorded_is_in_that_ledger(change: str) -> None:
+    """Whatever of the two comes first, and however many turns of the loop are between them."""
+    for turns in range(40):
+        async with topic_world() as world:
+            make_read_only(world, "a")
+            ledger = await world.broker().open()
+            if change == "reset":
+                await ledger.create_cursor("sub", ledger.first_position())
+            make_writable(world)
+            starting = asyncio.create_task(ledger.require_open_ledger())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            if change == "create":
+                await ledger.create_cursor("sub", ledger.first_position())
+            else:
+                await ledger.cursors["sub"].reset(ledger.next_position(ledger.last_confirmed), ())
+            await starting
+            assert ledger.cursors["sub"].mark_delete == ledger.first_position(), turns
+
+
 async def test_a_topic_that_never_had_a_ledger_begins_above_the_ledgers_of_its_name_that_were_deleted() -> None:
     async with topic_world() as world:
         broker = world.broker()
