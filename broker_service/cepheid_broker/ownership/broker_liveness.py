@@ -17,6 +17,8 @@ Rules
    that are fenced; it registers again and is believed from then on.
 4. A broker that answered a challenge and still cannot be reached is left alone for a while, longer each time: clients may reach
    it where this broker does not.
+5. A broker whose registration has vanished is watched until it is found gone. It may have been challenged by another broker, and
+   each broker has to find out by itself whether it may take the bundles.
 """
 
 from __future__ import annotations
@@ -176,11 +178,9 @@ class BrokerLiveness:
         return True
 
     def _on_changed(self) -> None:
-        brokers, now_s = self._directory.brokers, asyncio.get_running_loop().time()
+        brokers = self._directory.brokers
         for name, peer in list(self._peers.items()):
-            # A list that was read during a challenge lacks the broker, and may arrive after the answer: it is left alone on.
-            resting = name not in brokers and now_s < peer.signs.rest_until_s
-            if brokers.get(name) != peer.registration and not peer.challenged and not resting:
+            if brokers.get(name, peer.registration) != peer.registration and not peer.challenged:  # rule 5
                 del self._peers[name]
                 if peer.task is not None:
                     peer.task.cancel()
@@ -236,8 +236,10 @@ class BrokerLiveness:
             await asyncio.sleep(REFUSED_AGAIN_S)
             return False
         peer.challenged = True
-        self.challenges += 1
-        log.warning("broker.challenged", extra={"broker": name, "reason": why})
+        withdrawn = name not in self._directory.brokers  # it stopped, or another broker challenges it, and counts and warns
+        self.challenges += not withdrawn
+        level = logging.INFO if withdrawn else logging.WARNING
+        log.log(level, "broker.challenged", extra={"broker": name, "reason": why})
         try:
             gone = await self._is_gone(peer, ANSWER_S[why])
         except MetadataError as error:
@@ -253,12 +255,11 @@ class BrokerLiveness:
             log.warning("broker.out_of_reach", extra={"broker": name, "reason": why, "hint": hint})
             return False
         self._gone.add(name)
-        self.found_gone += 1
+        self.found_gone += not withdrawn
         if self._peers.get(name) is peer:
             del self._peers[name]
-        log.warning(
-            "broker.gone", extra={"broker": name, "reason": why, "hint": "its bundles go to others when they are asked for"}
-        )
+        hint = "its bundles go to others when they are asked for"
+        log.log(level, "broker.gone", extra={"broker": name, "reason": why, "hint": hint})
         return True
 
     async def _is_gone(self, peer: _Peer, answer_s: float) -> bool:
