@@ -26,6 +26,7 @@ from cepheid_dev.zookeeper_server import ZooKeeperServer
 VICTIM = "bookie-1"
 GROUP_BYTES = 1 << 20
 IN_FLIGHT_BYTES = 2 << 20
+WAITING_BYTES = 32 << 20  # for one bookie: one that lags by far more is dropped, and repaired during the measurement
 WRITE_TIMEOUT_S = 60.0  # a busy machine must not cost a ledger one of its copies before the measurement begins
 SAMPLE_S = 0.1
 IDLE_CORES = 0.1
@@ -94,11 +95,14 @@ async def _write(metadata_url: str, shape: LedgerShape, bookies: Sequence[str], 
         async with asyncio.TaskGroup() as group:
             for _ in range(at_once):
                 group.create_task(write_in_turn())
-        waiting = 1
-        while waiting:  # a close waits for two of three copies
-            await asyncio.sleep(0.05)
-            waiting = sum(channel.waiting_bytes for channel in client.statistics().values())
+        await _until_waiting(client, 0)  # a close waits for two of three copies
     return written
+
+
+async def _until_waiting(client: Any, most_bytes: int) -> None:
+    """Wait until no bookie has more than so many bytes to acknowledge."""
+    while max((channel.waiting_bytes for channel in client.statistics().values()), default=0) > most_bytes:  # noqa: ASYNC110 - the channels tell nobody
+        await asyncio.sleep(0.01)
 
 
 async def _write_one(client: Any, shape: LedgerShape) -> int:
@@ -117,6 +121,7 @@ async def _write_one(client: Any, shape: LedgerShape) -> int:
             writer.append(payloads[: shape.entries - 1 - writer.last_add_pushed], on_done)
         await moved.wait()
         moved.clear()
+        await _until_waiting(client, WAITING_BYTES)
         if failures:
             raise ServerFailedError(f"ledger {writer.ledger_id} could not be written: {failures[0]}")
     await writer.close()

@@ -20,6 +20,7 @@ SIZES = {
         *("--readers-class", "normal"),
     ),
     "publish_beside_catch_up": ("--entries", "5000", "--rounds", "1", "--seconds", "1"),
+    "publish_beside_burner": ("--rounds", "1", "--seconds", "1"),
     "publish_large": ("--seconds", "1"),
     "restart": ("--gigabytes", "0.02", "--journal-gigabytes", "0.01", "--ledgers", "100"),
     "index_size": ("--entries", "100000", "--many-topics", "1000"),
