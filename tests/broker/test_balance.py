@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cepheid_broker.balancing.balance import BalanceRules, BrokerState, BundleState, Move, Plan, balance, is_uneven
-from cepheid_broker.balancing.balance_memory import CONFIRM_ROUNDS, REST_S, BalanceMemory
+from cepheid_broker.balancing.balance_memory import CONFIRM_ROUNDS, FLAPPING_STARTS, REST_S, STEADY_S, BalanceMemory
 from cepheid_broker.balancing.loads import MESSAGES_PER_S, BrokerReport, BundleLoad, local_broker_data, report_from
 
 RULES = BalanceRules()
@@ -231,3 +231,26 @@ def test_a_broker_has_just_started_by_its_own_clock(age_ms: int, own_load: float
     report = BrokerReport("a", (), 1.0, started_at_ms=started_at_ms, reported_at_ms=started_at_ms + age_ms)
     (state,) = BalanceMemory().states(0.0, [report])
     assert state.own_load == own_load
+
+
+def test_nothing_moves_to_a_broker_that_starts_again_and_again_until_it_has_run_for_a_while() -> None:
+    memory, now_s = BalanceMemory(), 1000.0
+
+    def state_after(age_s: float) -> BrokerState:
+        started_at_ms = 10**12  # its clock may have been set back at each start
+        (state,) = memory.states(
+            now_s, [BrokerReport("a", started_at_ms=started_at_ms, reported_at_ms=started_at_ms + int(1000 * age_s))]
+        )
+        return state
+
+    for start in range(1, FLAPPING_STARTS + 1):
+        for age_s in (1.0, 6.0, 11.0):  # reports of one process count once
+            assert state_after(age_s).takes == (start < FLAPPING_STARTS)
+            now_s += 5.0
+        now_s += 20.0
+    now_s += STEADY_S
+    assert "has started 3 times" in balance([state_after(STEADY_S - 1.0)], RULES).notes[0]
+    now_s += 2.0
+    assert state_after(STEADY_S + 1.0).takes
+    now_s += 3600.0
+    assert state_after(1.0).takes  # one start in an hour is none too many

@@ -8,7 +8,7 @@ Rules
 1. A move makes the pair of brokers more even: the load that moves is at most three quarters of their difference.
 2. What is out of tolerance is brought to half of the tolerance, so that small changes of the load do not start it again.
 3. Loads that differ by less than `MIN_GAP` are equal, whatever their ratio: an idle cluster stays as it is.
-4. A broker that takes nothing (it is drained, or no policy allows it) is never a target.
+4. A broker that takes nothing (it is drained or not steady, or no policy allows it) is never a target.
 5. A bundle with one topic cannot be split: a note says so.
 """
 
@@ -47,6 +47,8 @@ class BrokerState:
     bundles: tuple[BundleState, ...]
     own_load: float = 0.0
     takes: bool = True
+    note: str = ""
+    """A sentence for people, when something is wrong with it."""
 
     @property
     def load(self) -> float:
@@ -150,7 +152,7 @@ class _Draft:
         self._mean = sum(place.load for place in self._targets) / max(1, len(self._targets))
         self.moves: list[Move] = []
         self.splits: list[Split] = []
-        self.notes: list[str] = []
+        self.notes: list[str] = [broker.note for broker in brokers if broker.note]
 
     def split_large(self) -> None:
         """Split what is too large for one broker, whatever the others have."""

@@ -10,6 +10,8 @@ Rules
    the old owner.
 4. The processor of a broker that has just started counts for nothing: importing and opening are no load that moves.
 5. Two halves of a bundle that was split have their loads from their topics, and may move at once.
+6. A broker that has started again and again takes nothing until it has run for a while: each of its ends stops the clients of what
+   it has. Its bundles stay with those who took them over.
 """
 
 from __future__ import annotations
@@ -35,6 +37,12 @@ REFUSED_REST_S = 60.0
 SETTLE_S = 25.0
 """Longer than two windows over which brokers average their rates, with the default of 10 s."""
 STARTING_S = 30.0
+FLAPPING_STARTS = 3
+"""A broker that has started as often within `FLAPPING_S` is not steady, until it has run for `STEADY_S`."""
+FLAPPING_S = 900.0
+STEADY_S = 180.0
+_SAME_START_S = 2.0
+"""By how much the beginning of a process may seem to differ from report to report."""
 _NEW_PART = 0.5
 """Weight of the newest report in smoothed loads."""
 _MOST_SCALE = 10.0
@@ -54,6 +62,7 @@ class BalanceMemory:
         self._involved: dict[str, float] = {}  # when a broker last gave or took a bundle
         self._moved: dict[str, _Moved] = {}
         self._rest_until: dict[str, float] = {}
+        self._starts: dict[str, list[float]] = {}  # of each broker, newest last
         self._uneven_rounds = 0
         self._active = False
 
@@ -71,9 +80,10 @@ class BalanceMemory:
         on_the_way = self._on_the_way(now_s, reports)
         states = []
         for report in reports:
-            state = self._state(now_s, report, report.broker_id not in leaving, may_split)
+            unsteady = self._why_unsteady(now_s, report)
+            state = self._state(now_s, report, report.broker_id not in leaving and not unsteady, may_split)
             coming = tuple(on_the_way.get(report.broker_id, ()))
-            states.append(BrokerState(state.broker_id, (*state.bundles, *coming), state.own_load, state.takes))
+            states.append(BrokerState(state.broker_id, (*state.bundles, *coming), state.own_load, state.takes, unsteady))
         return states
 
     def plan(self, brokers: Sequence[BrokerState], rules: BalanceRules, may_serve: MayServe) -> Plan:
@@ -94,6 +104,18 @@ class BalanceMemory:
 
     def on_refused(self, now_s: float, bundle: str) -> None:
         self._rest_until[bundle] = now_s + REFUSED_REST_S
+
+    def _why_unsteady(self, now_s: float, report: BrokerReport) -> str:
+        """Rule 6, as a sentence; empty: it is steady."""
+        starts, started_s = self._starts.setdefault(report.broker_id, []), now_s - report.age_s
+        if not starts or started_s - starts[-1] > _SAME_START_S:
+            starts.append(started_s)
+            del starts[:-FLAPPING_STARTS]
+        if len(starts) < FLAPPING_STARTS or starts[-1] - starts[0] > FLAPPING_S or report.age_s >= STEADY_S:
+            return ""
+        within_s = starts[-1] - starts[0]
+        what = f"{report.broker_id} has started {len(starts)} times within {within_s:.0f} s: look at its log"
+        return f"{what}. No bundle moves to it until it has run for {STEADY_S:.0f} s"
 
     def _on_the_way(self, now_s: float, reports: Sequence[BrokerReport]) -> dict[str, list[BundleState]]:
         """Return the bundles that moved and are in no report yet, by their new brokers: they are taken when a client asks."""
@@ -142,3 +164,4 @@ class BalanceMemory:
         self._involved = {name: at_s for name, at_s in self._involved.items() if now_s - at_s < SETTLE_S}
         self._moved = {name: moved for name, moved in self._moved.items() if now_s - moved.at_s < SETTLE_S}
         self._rest_until = {name: until_s for name, until_s in self._rest_until.items() if now_s < until_s}
+        self._starts = {name: starts for name, starts in self._starts.items() if now_s - starts[-1] < FLAPPING_S or name in brokers}
