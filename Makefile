@@ -24,7 +24,7 @@ help:
 	@echo "make test-all          every test (under 30 minutes)"
 	@echo "make test-kubernetes   the Helm chart on a real Kubernetes, started here (root on Linux, Go; builds it once in 10 minutes)"
 	@echo "make image             the container image (IMAGE=name:tag BUILDER=buildah|podman|docker|archive EXTRAS=...)"
-	@echo "make bench BENCH=a,b   benchmarks (CHECK=1 compares with benchmarks/bars.toml)"
+	@echo "make bench BENCH=a,b   benchmarks (CHECK=1: pairs with the server of an earlier commit, fails if slower)"
 	@echo "make simulate SEEDS=n  n seeds of the simulator (CORES=k: in k processes; FRESH=1: seeds nobody has seen; BRANCHES=1: of the cores)"
 
 $(STAMP): pyproject.toml
@@ -73,7 +73,7 @@ check: $(STAMP)
 	$(BIN)/python -m pytest -q -m page $$(grep -rl --include='test_*.py' mark.page tests)  # all 11,000 tests take longer to collect
 
 bench: $(STAMP)
-	$(BIN)/python -m benchmarks $(BENCH) $(if $(CHECK),--check)
+	$(BIN)/python -m $(if $(CHECK),benchmarks.guard,benchmarks) $(BENCH)
 
 simulate: $(STAMP)
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --cores $(CORES) $(if $(FRESH),--fresh) $(if $(BRANCHES),--branches)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -46,7 +47,9 @@ async def _open(connection: Connection, todo: Iterator[tuple[int, str]], *, publ
 
 
 def in_standalone(arguments: argparse.Namespace) -> dict[str, float]:
-    given = argparse.Namespace(url=None, admin_url=None, bookies=1, data=arguments.data, keep=arguments.keep)
+    given = argparse.Namespace(
+        url=None, admin_url=None, bookies=1, data=arguments.data, keep=arguments.keep, server_python=sys.executable
+    )
     with Server(given) as server:
         topics = [server.topic(f"open-{number:05d}") for number in range(arguments.topics)]
         created = load.run(open_each(server.url, topics, arguments.at_once, publish=True))

@@ -32,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, bookies: int = 1) -> None:
     parser.add_argument("--admin-url", help="http://host:port of that server, for its metrics")
     parser.add_argument("--bookies", type=int, default=bookies, help="bookies of our own server")
     parser.add_argument("--data", help="parent directory of our own server's data (default: the system's temporary one)")
+    parser.add_argument("--server-python", default=sys.executable, help="the interpreter that runs our own server")
     parser.add_argument("--keep", action="store_true", help="leave data and log of our own server behind")
 
 
@@ -42,6 +43,7 @@ class Server:
         self._start_now = start_now
         self.external = arguments.url is not None
         self._keep = arguments.keep
+        self._python: str = arguments.server_python
         self._process: subprocess.Popen[bytes] | None = None
         self.bookies = arguments.bookies
         if self.external:
@@ -79,7 +81,7 @@ class Server:
 
     def command(self) -> list[str]:
         return [
-            *(sys.executable, "-m", "cepheid_cli", "standalone"),
+            *(self._python, "-m", "cepheid_cli", "standalone"),
             *("--data", str(self.root / "data"), "--bookies", str(self.bookies)),
             *("--port", str(self.port), "--admin-port", str(self._admin_port)),
         ]

@@ -1,0 +1,48 @@
+"""The comparison with a baseline: when it fails, and that every guarded benchmark has the figure which is compared."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from benchmarks import guard
+from benchmarks.guard import GUARDED, Guarded, judge
+
+
+@pytest.mark.parametrize(
+    ("ratios", "slower"),
+    [
+        ([1.0] * 10, False),
+        ([0.9] * 10, True),
+        ([0.96] * 10, False),  # less than what counts
+        ([0.90, 0.91, 0.92, 0.92, 0.93, 0.93, 0.94, 0.94, 0.95, 1.30], True),  # one run that was disturbed
+        ([0.7, 0.75, 0.8, 0.85, 0.9, 0.92, 0.94, 1.0, 1.1, 1.2], False),  # so noisy that it says nothing
+        ([0.9] * 5, True),
+    ],
+)
+def test_it_is_slower_when_the_median_is_low_and_the_interval_excludes_one(ratios: list[float], slower: bool) -> None:
+    assert judge(ratios).is_slower is slower
+
+
+def test_the_interval_of_ten_pairs_is_between_the_second_and_the_ninth() -> None:
+    verdict = judge([float(number) for number in range(10)])
+    assert (verdict.low, verdict.median, verdict.high) == (1.0, 4.5, 8.0)
+    with pytest.raises(ValueError, match="5 are the fewest"):
+        judge([1.0] * 4)
+
+
+def test_a_lower_latency_is_a_higher_ratio() -> None:
+    assert Guarded("ms", higher_is_better=False).ratio(2.0, 1.0) == Guarded("per_s").ratio(1.0, 2.0) == 2.0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("name", GUARDED)
+def test_a_guarded_benchmark_has_its_figure(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    short = {"--seconds": "0.3", "--gigabytes": "0.01", "--rounds": "1"}
+    given = GUARDED[name].arguments
+    arguments = tuple(short.get(given[at - 1], value) if at else value for at, value in enumerate(given))
+    guarded = Guarded(GUARDED[name].figure, arguments, GUARDED[name].higher_is_better)
+    monkeypatch.setitem(guard.GUARDED, name, guarded)
+    assert guard.run(name, sys.executable) > 0
