@@ -413,7 +413,8 @@ class TopicProducer(TopicLink):
             return
         self._unanswered.popleft()
         self._reattach_backoff.reset()
-        self.last_sequence_id = entry.sequence_id + max(entry.messages, 1) - 1
+        if entry.messages:  # not for a chunk that others of its message follow: without them it is nothing
+            self.last_sequence_id = entry.sequence_id + entry.messages - 1
         if entry.waiters:
             ledger_id, entry_id = signed64(receipt.message_id.ledgerId), signed64(receipt.message_id.entryId)
             size = entry.messages if entry.is_batch else 0

@@ -10,7 +10,7 @@ import pytest
 
 import cepheid
 from cepheid.entry_reader import ChunkBuffer
-from cepheid.topic_producer import SendWindow
+from cepheid.topic_producer import SendWindow, TopicProducer
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.client.conftest import ClusterThread
 from tests.support import wait_until
@@ -110,6 +110,22 @@ async def test_a_message_too_large_is_refused_or_sent_in_chunks(cluster: Cluster
             await asyncio.gather(*(consumer.ack(message) for message in messages))
         stats = cluster.admin("GET", f"persistent/public/default/{topic}/stats")
         assert stats["subscriptions"]["s"]["msgBacklog"] == 0, "every chunk is acknowledged"
+
+
+async def test_a_message_in_chunks_counts_after_the_receipt_of_its_last_chunk(
+    cluster: ClusterThread, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_receipt, counted = TopicProducer.on_receipt, list[int]()
+
+    def count(self: TopicProducer, receipt: pb.CommandSendReceipt) -> None:
+        on_receipt(self, receipt)
+        counted.append(self.last_sequence_id)
+
+    monkeypatch.setattr(TopicProducer, "on_receipt", count)
+    async with cepheid.connect(cluster.url) as client, client.producer(topic, chunking=True) as producer:
+        await producer.send(b"small")
+        await producer.send(b"x" * (11 << 20))
+    assert counted == [0, 0, 0, 1]
 
 
 async def test_a_message_whose_chunks_were_dropped_for_others_is_delivered_again(
