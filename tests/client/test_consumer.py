@@ -370,9 +370,10 @@ async def test_failover_has_one_active_consumer(cluster: ClusterThread, topic: s
     async with cepheid.connect(cluster.url) as client:
         async with client.consumer(topic, "s", type="failover", name="a") as first:
             async with client.consumer(topic, "s", type="failover", name="b") as second:
-                await wait_until(lambda: first.is_active and not second.is_active)
-                await first.close()
-                await wait_until(lambda: second.is_active)
+                await wait_until(lambda: first.is_active != second.is_active, what="one is active")
+                active, other = (first, second) if first.is_active else (second, first)
+                await active.close()
+                await wait_until(lambda: other.is_active, what="the other one is active")
 
 
 async def test_several_topics_and_patterns(cluster: ClusterThread, topic: str) -> None:
@@ -729,6 +730,16 @@ async def test_the_acknowledgement_timeout_leads_to_the_dead_letter_topic(cluste
         ):
             assert [(await consumer.receive(RECEIVE_S)).redelivery_count for _ in range(2)] == [0, 1]
             assert (await dead.receive(RECEIVE_S)).data == b"0"
+
+
+async def test_a_pattern_that_the_broker_refuses_is_followed_too(
+    cluster: ClusterThread, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cepheid_broker.linear_pattern.MAX_PATTERN_CHARS", len("public/default/.*"))
+    async with cepheid.connect(cluster.url, partition_refresh_s=600) as client:
+        async with client.consumer(re.compile(f"public/default/{topic}.*"), "s") as consumer:
+            await publish(client, f"{topic}-a", 1)
+            assert await data_of(consumer, 1) == [b"0"]
 
 
 @pytest.mark.parametrize("lookaround", ["", "(?!x)"])  # the broker has no such patterns: it is asked for all topics
