@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import cepheid
+from cepheid.consumer import WAITING_PER_HANDLER
 from cepheid.lookup import Lookup
 from cepheid.routing import murmur3_hash
 from cepheid_wire import ServerError
@@ -702,6 +703,32 @@ async def test_run_handles_messages_of_one_key_in_order(cluster: ClusterThread, 
             await wait_until(lambda: len(handled) == 3, what="all are handled")
         await asyncio.wait_for(worker, RECEIVE_S)  # closing the consumer ends it
         assert [text for text in handled if text[0] == "a"] == ["a1", "a2"]
+
+
+async def test_a_hot_key_does_not_stop_the_other_keys_of_run(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client, client.producer(topic, batching=False) as producer:
+        async with client.consumer(topic, "s", type="key_shared") as consumer:
+            handled: list[bytes] = []
+
+            async def handle(message: cepheid.Message[bytes]) -> None:
+                if message.key == "hot":
+                    await asyncio.Event().wait()
+                handled.append(message.data)
+
+            worker = asyncio.ensure_future(consumer.run(handle, concurrency=2, drain_timeout_s=0))
+            for number in range(WAITING_PER_HANDLER):
+                await producer.send(b"%d" % number, key="hot")
+            await producer.send(b"cold", key="cold")
+            await wait_until(lambda: handled == [b"cold"], what="the other key is handled")
+            for number in range(WAITING_PER_HANDLER, 2 * WAITING_PER_HANDLER + 6):
+                await producer.send(b"%d" % number, key="hot")
+            await wait_until(lambda: consumer.queued_messages == 5, what="one is handled, and as many wait as may")
+            worker.cancel()
+            await asyncio.wait([worker])
+            assert await data_of(consumer, 5) == numbers(2 * WAITING_PER_HANDLER + 1, 2 * WAITING_PER_HANDLER + 6)
+            again = await data_of(consumer, 2 * WAITING_PER_HANDLER + 1)
+            assert sorted(again, key=int) == numbers(0, 2 * WAITING_PER_HANDLER + 1), "what was given back"
+        assert handled == [b"cold"]
 
 
 @pytest.mark.parametrize("kind", ["shared", "exclusive"])
