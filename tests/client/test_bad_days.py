@@ -270,6 +270,45 @@ def test_a_forked_child_leaves_its_parents_connections_alone(cluster: ClusterThr
     assert done.stdout.endswith("parent done\n")
 
 
+RECONNECTING = """
+import asyncio, os, cepheid, cepheid.sync
+
+async def publish(client, text):
+    async with client.producer({topic!r}) as producer:
+        await producer.send(text)
+
+async def connect_again():
+    async with cepheid.connect({url!r}) as client:
+        await publish(client, b"child")
+
+async def main():
+    inherited = cepheid.connect({url!r})
+    await publish(inherited, b"parent")
+    if (child := os.fork()) == 0:
+        try:
+            await publish(inherited, b"lost")
+        except cepheid.UsageError as error:
+            assert "call cepheid.connect" in str(error)
+        asyncio.run(connect_again())     # to asyncio no loop runs in a forked process
+        with cepheid.sync.connect({url!r}) as client, client.producer({topic!r}) as producer:
+            producer.send(b"child, blocking")
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    await publish(inherited, b"parent again")
+    async with inherited, inherited.reader({topic!r}) as reader:
+        print([(await reader.read(30)).data.decode() for _ in range(4)], await reader.has_message_available())
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_child_is_told_to_connect_and_publishes_when_it_has(cluster: ClusterThread, topic: str) -> None:
+    code = RECONNECTING.format(url=cluster.url, topic=topic)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "['parent', 'child', 'child, blocking', 'parent again'] False\n", done.stderr
+
+
 async def test_a_topic_that_is_not_there_and_may_not_be_created(cluster: ClusterThread) -> None:
     cluster.admin("PUT", "namespaces/public/fixed")
     cluster.admin("POST", "namespaces/public/fixed/autoTopicCreation", {"allowAutoTopicCreation": False})
