@@ -515,6 +515,32 @@ async def test_a_redirect_is_followed_and_a_token_is_sent(cluster: ClusterThread
     assert (commands[0].connect.auth_method_name, commands[0].connect.auth_data) == ("token", b"secret")
 
 
+@pytest.mark.parametrize(("named", "proxied_to"), [("pulsar://broker-7:6650", ["", "broker-7:6650"]), ("", [""])])
+async def test_a_proxy_is_told_which_broker_is_meant(named: str, proxied_to: list[str]) -> None:
+    """A lookup that names the address that was asked needs no second connection: a standalone server answers so."""
+
+    def answer(command: Any) -> list[bytes]:
+        if command.type == CommandType.CONNECT:
+            return [CONNECTED]
+        if command.type == CommandType.PARTITIONED_METADATA:
+            request_id, success = command.partitionMetadata.request_id, pb.CommandPartitionedTopicMetadataResponse.Success
+            return [encode_body(pb.CommandPartitionedTopicMetadataResponse(request_id=request_id, partitions=0, response=success))]
+        if command.type == CommandType.LOOKUP:
+            found = pb.CommandLookupTopicResponse(request_id=command.lookupTopic.request_id, proxy_through_service_url=True)
+            found.response, found.brokerServiceUrl = pb.CommandLookupTopicResponse.Connect, named or url
+            return [encode_body(found)]
+        if command.type == CommandType.PRODUCER:
+            return [encode_body(pb.CommandProducerSuccess(request_id=command.producer.request_id, producer_name="p"))]
+        if command.type == CommandType.CLOSE_PRODUCER:
+            return [encode_body(pb.CommandSuccess(request_id=command.close_producer.request_id))]
+        return []
+
+    async with scripted_broker(answer) as (url, commands):
+        async with cepheid.connect(url) as client, client.producer("t"):
+            connects = [command.connect for command in commands if command.type == CommandType.CONNECT]
+            assert [connect.proxy_to_broker_url for connect in connects] == proxied_to
+
+
 def test_a_token_is_read_from_its_file_each_time(tmp_path: Path) -> None:
     security = Security(token=tmp_path / "token")
     with pytest.raises(cepheid.ConnectError, match="the file with the token cannot be read"):
