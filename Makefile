@@ -12,7 +12,7 @@ BENCH  ?= all
 # Without compiled modules on disk every process that a test starts compiles the product again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install demo demo-spark demo-tiered run test test-all test-kubernetes check bench simulate image clean
+.PHONY: help install demo demo-spark demo-tiered run test test-all test-kubernetes pulsar test-pulsar check bench simulate image clean
 help:
 	@echo "make demo              the main job on real input: publish, crash, consume, check (about 2 minutes; EVENTS=20000: a part)"
 	@echo "make demo-spark        the same flights as DataFrames while a driver and a bookie are killed (needs Java 17; EVENTS=20000: a part)"
@@ -23,6 +23,7 @@ help:
 	@echo "make test              the fast tests of every part (under 6 minutes on two cores)"
 	@echo "make test-all          every test (under 30 minutes)"
 	@echo "make test-kubernetes   the Helm chart on a real Kubernetes, started here (root on Linux, Go; builds it once in 10 minutes)"
+	@echo "make test-pulsar       the Python client against Apache Pulsar, fetched once with Maven (250 MB; needs Java 17)"
 	@echo "make image             the container image (IMAGE=name:tag BUILDER=buildah|podman|docker|archive EXTRAS=...)"
 	@echo "make bench BENCH=a,b   benchmarks (CHECK=1: pairs with the server of an earlier commit, fails if slower)"
 	@echo "make simulate SEEDS=n  n seeds of the simulator (CORES=k: in k processes; FRESH=1: seeds nobody has seen; BRANCHES=1: of the cores)"
@@ -61,6 +62,14 @@ test-all: $(STAMP)
 
 test-kubernetes: $(STAMP)
 	$(BIN)/python -m tests.kubernetes test
+
+# Apache Pulsar, for tests of the client against it. On Debian Maven is installed as root.
+pulsar: $(STAMP)
+	$(BIN)/python -m tests.apache_pulsar || { apt-get update -qq && apt-get install -qq --no-install-recommends maven; \
+		$(BIN)/python -m tests.apache_pulsar; }
+
+test-pulsar: pulsar
+	$(BIN)/python -m pytest -q tests/client/test_apache_pulsar.py
 
 image: $(STAMP)
 	$(BIN)/python -m container $(if $(IMAGE),--name $(IMAGE)) $(if $(BUILDER),--builder $(BUILDER)) $(if $(EXTRAS),--extras $(EXTRAS))

@@ -1,20 +1,29 @@
-"""The publisher and the consumers of the demo: threads around the official `pulsar-client`."""
+"""The publisher and the consumers of the demo: threads around the official `pulsar-client`, and around Cepheid's own client.
+
+Both see the same topic: the official client publishes, and a subscription may have consumers of both.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import pulsar
 
+import cepheid
 from examples.flight_data import FlightEvent, event_id_of
 from examples.flights.observations import DeliveryObservations, MessageKey, PublishObservations
 from examples.pulsar_connection import create_producer
 
 POLL_MS = 200
+RECEIVER_QUEUE = 5_000
 PACED_MESSAGES = 100  # a paced consumer looks at the clock once per this many messages
+Kind = Literal["official", "cepheid"]
+"""Which client a consumer is of."""
 
 
 class Publisher:
@@ -50,6 +59,7 @@ class Publisher:
 class SubscriptionReader:
     """One or more consumers of a subscription. Each is a thread that receives, notes and acknowledges every message.
 
+    `kinds` has the client of each. Those of the official client are opened at once, those of Cepheid when they start.
     `rate_per_s` limits all of them together, so that they are still busy when the server is killed.
     """
 
@@ -60,14 +70,18 @@ class SubscriptionReader:
         seen: DeliveryObservations,
         *,
         shared: bool,
-        consumers: int,
+        kinds: Sequence[Kind],
+        service_url: str,
         killed_at_s: Sequence[float],
         rate_per_s: float | None = None,
     ) -> None:
+        self._topic = topic
+        self._service_url = service_url
+        self._is_shared = shared
         self._seen = seen
         self._killed_at_s = killed_at_s
         self._lock = threading.Lock()
-        self._pause_s = 0.0 if rate_per_s is None else PACED_MESSAGES * consumers / rate_per_s
+        self._pause_s = 0.0 if rate_per_s is None else PACED_MESSAGES * len(kinds) / rate_per_s
         self._stopping = threading.Event()
         self._last_delivery_at_s = time.monotonic()
         self._failure: BaseException | None = None
@@ -78,14 +92,15 @@ class SubscriptionReader:
                 seen.name,
                 consumer_type=kind,
                 initial_position=pulsar.InitialPosition.Earliest,
-                receiver_queue_size=5_000,
+                receiver_queue_size=RECEIVER_QUEUE,
                 consumer_name=f"{seen.name}-{index}",
             )
-            for index in range(consumers)
+            for index in range(kinds.count("official"))
         ]
+        runs: list[Callable[[], None]] = [partial(self._receive, consumer) for consumer in self._consumers]
+        runs += [self._run_cepheid] * kinds.count("cepheid")
         self._threads = [
-            threading.Thread(target=self._receive, args=(consumer,), name=f"demo-{seen.name}", daemon=True)
-            for consumer in self._consumers
+            threading.Thread(target=self._noting_failure, args=(run,), name=f"demo-{seen.name}", daemon=True) for run in runs
         ]
 
     def start(self) -> None:
@@ -111,29 +126,60 @@ class SubscriptionReader:
         for consumer in self._consumers:
             consumer.close()
 
-    def _receive(self, consumer: Any) -> None:
-        taken, due_s = 0, time.monotonic()
+    def _noting_failure(self, run: Callable[[], None]) -> None:
         try:
-            while not self._stopping.is_set():
-                if self._pause_s and taken and taken % PACED_MESSAGES == 0:
-                    due_s += self._pause_s
-                    time.sleep(max(0.0, due_s - time.monotonic()))
-                try:
-                    message = consumer.receive(timeout_millis=POLL_MS)
-                except pulsar.Timeout:
-                    continue
-                self._take(consumer, message)
-                taken += 1
+            run()
         except BaseException as error:
             self._failure = error
 
-    def _take(self, consumer: Any, message: Any) -> None:
-        message_id = message.message_id()
-        key: MessageKey = (message_id.ledger_id(), message_id.entry_id(), message_id.batch_index())
-        event_id, carrier = event_id_of(message.data()), message.partition_key()
+    def _receive(self, consumer: Any) -> None:
+        taken, due_s = 0, time.monotonic()
+        while not self._stopping.is_set():
+            if self._pause_s and taken and taken % PACED_MESSAGES == 0:
+                due_s += self._pause_s
+                time.sleep(max(0.0, due_s - time.monotonic()))
+            try:
+                message = consumer.receive(timeout_millis=POLL_MS)
+            except pulsar.Timeout:
+                continue
+            message_id = message.message_id()
+            key = (message_id.ledger_id(), message_id.entry_id(), message_id.batch_index())
+            self._take(key, message.data(), message.partition_key(), partial(consumer.acknowledge, message))
+            taken += 1
+
+    def _run_cepheid(self) -> None:
+        asyncio.run(self._receive_with_cepheid())
+
+    async def _receive_with_cepheid(self) -> None:
+        due_s = time.monotonic()
+        async with (
+            cepheid.connect(self._service_url) as client,
+            client.consumer(
+                self._topic,
+                self._seen.name,
+                type="shared" if self._is_shared else "exclusive",
+                start="earliest",
+                receiver_queue=RECEIVER_QUEUE,
+            ) as consumer,
+        ):
+            while not self._stopping.is_set():
+                try:
+                    messages = await consumer.receive_many(PACED_MESSAGES, timeout=POLL_MS / 1000)
+                except cepheid.TimedOutError:
+                    continue
+                for message in messages:
+                    message_id = message.message_id
+                    key = (message_id.ledger_id, message_id.entry_id, message_id.batch_index)
+                    self._take(key, message.data, message.key or "", partial(consumer.ack_nowait, message))
+                if self._pause_s:
+                    due_s += self._pause_s * len(messages) / PACED_MESSAGES
+                    await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+
+    def _take(self, key: MessageKey, payload: bytes, carrier: str, acknowledge: Callable[[], None]) -> None:
+        event_id = event_id_of(payload)
         with self._lock:
             self._last_delivery_at_s = time.monotonic()
             self._seen.on_delivery(key, event_id, self._killed_at_s, carrier=carrier)
-        consumer.acknowledge(message)
+        acknowledge()
         with self._lock:
             self._seen.on_acknowledged(key)

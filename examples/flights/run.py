@@ -1,9 +1,9 @@
 """The steps of `cepheid demo`.
 
 start ─► publish ──SIGKILL at 40 %──► restart ─► all receipts        (the Exclusive subscription consumes meanwhile)
-      ─► Shared subscription, two consumers ──SIGKILL at 40 %──► restart ─► everything consumed
+      ─► Shared subscription, a consumer of each client ──SIGKILL at 40 %──► restart ─► everything consumed
       ─► the Exclusive subscription again: nothing that was acknowledged is delivered
-      ─► the audit subscription reads the whole topic once ─► checks against the source file ─► stop
+      ─► the audit subscription reads the whole topic once, with Cepheid's client ─► checks against the source file ─► stop
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from examples.flight_data import FlightEvent, load_flights
 from examples.flights.checks import check_all_published, check_order, check_receipts, check_subscription, check_totals
-from examples.flights.clients import Publisher, SubscriptionReader
+from examples.flights.clients import Kind, Publisher, SubscriptionReader
 from examples.flights.figures import DemoFigures
 from examples.flights.observations import DeliveryObservations, PublishObservations
 from examples.flights.server_process import ServerProcess
@@ -158,7 +158,7 @@ class _Demo:
 
     def _run_shared(self, client: pulsar.Client) -> None:
         total = len(self._events)
-        reader = self._reader(client, self._shared, shared=True, consumers=2, rate_per_s=total / SHARED_PACE_S)
+        reader = self._reader(client, self._shared, shared=True, kinds=("official", "cepheid"), rate_per_s=total / SHARED_PACE_S)
         progress = self._progress_of(reader, self._shared, "consume, Shared by 2, paced")
         reader.start()
         self._wait(lambda: len(self._shared.distinct_events) >= KILL_AT * total, progress)
@@ -179,7 +179,7 @@ class _Demo:
         reader.stop()
 
     def _run_audit(self, client: pulsar.Client) -> None:
-        reader = self._reader(client, self._audit)
+        reader = self._reader(client, self._audit, kinds=("cepheid",))
         progress = self._progress_of(reader, self._audit, "read the whole topic")
         started = time.monotonic()
         reader.start()
@@ -194,12 +194,18 @@ class _Demo:
         seen: DeliveryObservations,
         *,
         shared: bool = False,
-        consumers: int = 1,
+        kinds: Sequence[Kind] = ("official",),
         rate_per_s: float | None = None,
     ) -> SubscriptionReader:
-        killed_at_s = self._server.killed_at_s
         return SubscriptionReader(
-            client, TOPIC, seen, shared=shared, consumers=consumers, killed_at_s=killed_at_s, rate_per_s=rate_per_s
+            client,
+            TOPIC,
+            seen,
+            shared=shared,
+            kinds=kinds,
+            service_url=self._server.service_url,
+            killed_at_s=self._server.killed_at_s,
+            rate_per_s=rate_per_s,
         )
 
     def _bar(self, description: str) -> TaskID:

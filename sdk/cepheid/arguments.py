@@ -63,6 +63,7 @@ class ConsumerArguments(TypedDict, total=False):
     read_compacted: bool
     key_reader: KeyReader | None
     on_decryption_failure: OnDecryptionFailure
+    encryption_keys: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +143,9 @@ class ConsumerPlan:
     options: ConsumerOptions
     dead_letters: DeadLetters | None
     retry: bool
+    encryption_keys: Sequence[str] = ()
+    """Of dead letters and retries; empty: they are not encrypted."""
+    key_reader: KeyReader | None = None
 
 
 def plan_consumer(
@@ -163,8 +167,9 @@ def plan_consumer(
     read_compacted: bool = False,
     key_reader: KeyReader | None = None,
     on_decryption_failure: OnDecryptionFailure = "fail",
+    encryption_keys: Sequence[str] = (),
 ) -> ConsumerPlan:
-    """Raises UsageError."""
+    """Raises UsageError, MissingExtraError."""
     if start not in ("latest", "earliest"):
         raise UsageError(f"start must be 'latest' or 'earliest', got {start!r}; to begin elsewhere, seek or open a reader")
     options = ConsumerOptions(
@@ -192,8 +197,16 @@ def plan_consumer(
         )
     if key_shared is not None and type != "key_shared":
         raise UsageError(f"key_shared needs type='key_shared', got {type!r}")
-    if key_reader is not None and (dead_letters is not None or retry):
+    publishes = dead_letters is not None or retry
+    if publishes and key_reader is not None and not encryption_keys:
         raise UsageError(
-            "dead_letters and retry would publish what was decrypted without encryption: leave them out, or key_reader"
+            "dead_letters and retry publish what key_reader decrypted: give encryption_keys=[…], the names of the public keys with "
+            "which it is encrypted again"
         )
-    return ConsumerPlan(options, dead_letters, retry)
+    if encryption_keys:
+        if key_reader is None or not publishes:
+            raise UsageError(
+                "encryption_keys of a consumer are for dead_letters and retry, and need a key_reader that has the keys"
+            )
+        MessageEncryptor(encryption_keys, key_reader)  # keys that cannot be had are named now, and not with the first dead letter
+    return ConsumerPlan(options, dead_letters, retry, encryption_keys, key_reader if encryption_keys else None)

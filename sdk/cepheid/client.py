@@ -234,6 +234,7 @@ class Client:
         `retry`: also consume the subscription's retry topic, for `retry_later`.
         `key_reader`: has the private keys for encrypted messages. `on_decryption_failure`: "fail" (the message raises when it is
         read), "discard" (it is acknowledged and not delivered), "consume" (`message.data` is what was received).
+        `encryption_keys`: encrypt dead letters and retries for these keys, whose public parts `key_reader` has, too.
         `batch_index_acks`: tell the broker which messages of a batch are acknowledged, not only when all are.
 
         Raises, when it is opened: UsageError, BusyError, NotFoundError, SchemaError, TimedOutError and others of RefusedError.
@@ -402,7 +403,7 @@ class Client:
         consumer: Consumer[Any] = Consumer(
             plan.options.subscription,
             dead_letters=plan.dead_letters,
-            open_producer=partial(self._open_raw_producer, plan.options.schema),
+            open_producer=partial(self._open_raw_producer, plan),
             survives_lost_topics=isinstance(topics, re.Pattern),
             on_closed=self._forget,
         )
@@ -531,16 +532,24 @@ class Client:
         """Return the topics that a consumer of a pattern has now. Raises UsageError, and as a lookup does."""
         return _matching(pattern, plan, await self._lookup.topics(_namespace_of(pattern)))
 
-    async def _open_raw_producer(self, schema: Schema[Any], topic: str, subscription: str | None) -> Producer[bytes]:
-        """Open a producer for payloads that a consumer with this schema received. It is not intercepted: what is published again
-        keeps its properties, and the trace in them."""
-        encoded: Schema[bytes] = BYTES if schema.needs_writer_schema else EncodedSchema(schema)
+    async def _open_raw_producer(self, consumer: ConsumerPlan, topic: str, subscription: str | None) -> Producer[bytes]:
+        """Open a producer for payloads that this consumer received. It is not intercepted: what is published again keeps its
+        properties, and the trace in them."""
+        schema = consumer.options.schema
+
+        async def open_with(encoded: Schema[bytes]) -> Producer[bytes]:
+            plan = plan_producer(
+                encoded,
+                initial_subscription=subscription,
+                encryption_keys=consumer.encryption_keys,
+                key_reader=consumer.key_reader,
+            )
+            return await self._open_producer(full_name(topic), plan, is_intercepted=False)
+
         try:
-            plan = plan_producer(encoded, initial_subscription=subscription)
-            return await self._open_producer(full_name(topic), plan, is_intercepted=False)
+            return await open_with(BYTES if schema.needs_writer_schema else EncodedSchema(schema))
         except SchemaError:  # the topic has another schema: without one, payloads of any kind are taken
-            plan = plan_producer(BYTES, initial_subscription=subscription)
-            return await self._open_producer(full_name(topic), plan, is_intercepted=False)
+            return await open_with(BYTES)
 
     async def _watch_partitions(
         self, owner: _Closeable, topic: str, known: int, grow: Callable[[int, int], Awaitable[None]]

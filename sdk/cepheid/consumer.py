@@ -30,6 +30,8 @@ _ATTEMPTS = "RECONSUMETIMES"  # the names that Java and Go clients use (RetryMes
 _REAL_TOPIC = "REAL_TOPIC"
 _ORIGIN_ID = "ORIGIN_MESSAGE_ID"
 _DELAY = "DELAY_TIME"
+WAITING_PER_HANDLER = 10
+"""How many messages `run` takes ahead for each of its handlers, while they wait for one with the same key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,11 +199,13 @@ class Consumer(Generic[T]):
         """Call `handler` with each message, for at most `concurrency` messages at a time, until the consumer is closed.
 
         A message is acknowledged when its handler returns, and given back with back-off when it raises, which is logged. Except on
-        shared subscriptions, messages with the same key are handled one after the other.
+        shared subscriptions, messages with the same key are handled one after the other. Those that wait for their key, at most ten
+        times `concurrency`, do not count towards it: a key with many messages does not stop the others.
 
         Cancelled: takes no further message, waits for the handlers that run, at most `drain_timeout_s` (None: without a limit), and
         for the broker's confirmation of what they acknowledged. Handlers that are cancelled, after that time or because `run` is
-        cancelled once more, give their messages back at once. Raises UsageError, and why the consumer was lost.
+        cancelled once more, give their messages back at once, as is done with messages that wait for their key. Raises UsageError,
+        and why the consumer was lost.
         """
         if concurrency < 1:
             raise UsageError(f"concurrency must be 1 or more messages, got {concurrency}")
@@ -466,39 +470,51 @@ class Consumer(Generic[T]):
 
 
 class _Workers:
-    """The handlers that run for `Consumer.run`."""
+    """The handlers that run for `Consumer.run`, and the messages that wait for one with the same key to end."""
 
     def __init__(self, handler: Callable[[Message[Any]], Awaitable[object]], limit: int, subscription: str) -> None:
         self._handler = handler
         self._limit = limit
         self._subscription = subscription
         self._running: set[asyncio.Task[None]] = set()
-        self._last_of_key: dict[bytes | str, asyncio.Task[None]] = {}
+        self._waiting: dict[bytes | str, deque[Message[Any]]] = {}  # of each key that a handler runs for
+        self._waiting_messages = 0
+        self._is_draining = False
 
     async def wait_for_room(self) -> None:
-        while len(self._running) >= self._limit:
+        """Return when another message can be taken: a handler is free, and few enough messages wait for their key."""
+        while len(self._running) >= self._limit or self._waiting_messages >= self._limit * WAITING_PER_HANDLER:
             await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
 
     def start(self, message: Message[Any], key: bytes | str | None) -> None:
         """Handle a message, after those with the same `key`; None: at once."""
-        before = None if key is None else self._last_of_key.get(key)
-        name = f"cepheid/{self._subscription}/{message.message_id}"
-        task = asyncio.get_running_loop().create_task(self._handle(message, before), name=name)
-        self._running.add(task)
         if key is not None:
-            self._last_of_key[key] = task
+            if key in self._waiting:
+                self._waiting[key].append(message)
+                self._waiting_messages += 1
+                return
+            self._waiting[key] = deque()
+        self._run(message, key)
+
+    def _run(self, message: Message[Any], key: bytes | str | None) -> None:
+        name = f"cepheid/{self._subscription}/{message.message_id}"
+        task = asyncio.get_running_loop().create_task(self._handle(message), name=name)
+        self._running.add(task)
         task.add_done_callback(lambda ended: self._on_done(ended, key))
 
     def _on_done(self, task: asyncio.Task[None], key: bytes | str | None) -> None:
         self._running.discard(task)
-        if key is not None and self._last_of_key[key] is task:
-            del self._last_of_key[key]
+        if key is None or self._is_draining:
+            return
+        if waiting := self._waiting[key]:
+            self._waiting_messages -= 1
+            self._run(waiting.popleft(), key)
+        else:
+            del self._waiting[key]
 
-    async def _handle(self, message: Message[Any], before: asyncio.Task[None] | None) -> None:
+    async def _handle(self, message: Message[Any]) -> None:
         source = message._source
         try:
-            if before is not None:
-                await asyncio.wait([before])
             with source.intercepted(message):
                 await self._handler(message)
         except Exception as error:
@@ -515,7 +531,8 @@ class _Workers:
             finish()
 
     async def drain(self, timeout_s: float | None) -> None:
-        """Wait for the handlers, and cancel those that take longer than `timeout_s`."""
+        """Wait for the handlers, and cancel those that take longer than `timeout_s`. Then give back what waits for its key."""
+        self._is_draining = True
         try:
             if self._running:
                 await asyncio.wait(self._running, timeout=timeout_s)
@@ -524,6 +541,9 @@ class _Workers:
                 for task in self._running:
                     task.cancel()
                 await asyncio.wait(self._running)
+            for message in (message for waiting in self._waiting.values() for message in waiting):
+                with suppress(Error):
+                    message._source.give_back(message)
 
 
 async def _close_failed(producer: Producer[bytes]) -> None:

@@ -115,7 +115,7 @@ class Lookup:
             (broker, *_) = parse_service_url(url)
             if connection.address.over_tls and not broker.over_tls:  # credentials and messages would cross the network in the clear
                 raise ConnectError(f"{what}: {connection.address} named {url}, which has no TLS")
-            if answer.proxy_through_service_url:
+            if answer.proxy_through_service_url and broker != connection.address:  # a standalone names itself with that flag
                 connection = await self._pool.get(connection.address, proxy_to=broker)
             else:
                 connection = await self._pool.get(broker)

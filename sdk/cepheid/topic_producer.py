@@ -413,7 +413,8 @@ class TopicProducer(TopicLink):
             return
         self._unanswered.popleft()
         self._reattach_backoff.reset()
-        self.last_sequence_id = entry.sequence_id + max(entry.messages, 1) - 1
+        if entry.messages:  # not for a chunk that others of its message follow: without them it is nothing
+            self.last_sequence_id = entry.sequence_id + entry.messages - 1
         if entry.waiters:
             ledger_id, entry_id = signed64(receipt.message_id.ledgerId), signed64(receipt.message_id.entryId)
             size = entry.messages if entry.is_batch else 0
@@ -425,17 +426,23 @@ class TopicProducer(TopicLink):
             self.seal()  # rule 2
 
     def on_send_error(self, error: pb.CommandSendError) -> None:
-        entry = self._unanswered[0] if self._unanswered else None
-        if entry is None or error.sequence_id != entry.sequence_id:
-            return
+        refused_entries = [entry for entry in self._unanswered if entry.sequence_id == error.sequence_id]
+        if not refused_entries:
+            return  # rule 1: late
         reason = refused(error.error, error.message, f"a message to {self.topic}")
         if isinstance(reason, TerminatedError | FencedError):
             self._fail(reason)
             return
-        if reason.code in (ServerError.CHECKSUM_ERROR, ServerError.NOT_ALLOWED_ERROR):  # of this entry alone
-            self._fail_first(reason)
+        if reason.code in (ServerError.CHECKSUM_ERROR, ServerError.NOT_ALLOWED_ERROR):  # of this message alone
+            if self._options.repeatable:  # rule 4
+                self._fail(reason)
+                return
+            # Not the first entry only: Apache Pulsar may refuse one before it confirms those that were sent earlier.
+            self._unanswered = deque(entry for entry in self._unanswered if entry.sequence_id != error.sequence_id)
+            for entry in refused_entries:
+                self._fail_entry(entry, reason)
         if reason.code is not ServerError.CHECKSUM_ERROR:
-            self._broken = True  # the broker takes nothing more from this incarnation
+            self._broken = True  # Cepheid takes nothing more from this incarnation
             self._reopen()
 
     def _reopen(self) -> None:

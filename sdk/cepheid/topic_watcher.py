@@ -1,6 +1,7 @@
 """Learns from a broker which topics of a pattern are created, while a consumer of the pattern is open.
 
 not watching ──WATCH_TOPIC_LIST, answered with all topics──► watching ──connection lost──► not watching
+                   ├── the broker refuses the pattern: all topics of the namespace are watched
                    └── the broker has no watchers, or refuses: it is asked again rarely, since another broker may have them
 
 What is found is a hint. The consumer matches names itself, and lists the topics from time to time, so that it does no harm when a
@@ -35,7 +36,8 @@ class TopicWatcher:
         self._lookup = lookup
         self._namespace = namespace
         is_same = pattern.flags == re.UNICODE and _SAME_EVERYWHERE.fullmatch(pattern.pattern)
-        self._pattern = pattern.pattern if is_same else f"{namespace}/.*"
+        self._everything = f"{namespace}/.*"
+        self._pattern = pattern.pattern if is_same else self._everything
         self._watcher_id = watcher_id
         self._timeout_s = timeout_s
         self._found: dict[str, None] = {}
@@ -68,6 +70,8 @@ class TopicWatcher:
                 log.info("client.topics_not_watched", extra={"namespace": self._namespace, "error": str(error)})
                 is_refused = isinstance(error, RefusedError) and not is_transient(error)
                 delay_s = UNSUPPORTED_S if is_refused else backoff.next_s()
+                if is_refused and self._pattern != self._everything:  # Apache Pulsar takes up to 50 characters
+                    self._pattern, delay_s = self._everything, 0.0
             finally:
                 self._leave(connection)
             await asyncio.sleep(delay_s)

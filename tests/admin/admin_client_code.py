@@ -215,6 +215,8 @@ def _method(
         kind = _type(content["schema"], schemas, bodies, hint)
         if policy:
             set_by[own_name.replace("set_", "get_", 1)] = kind.removesuffix(" | None")
+        elif verb in ("PUT", "POST"):
+            set_by.setdefault(path, kind.removesuffix(" | None"))
         if "MessageIdBody" in kind:
             kind = kind.replace("MessageIdBody", "MessageId | MessageIdBody")
             body, label = "message_place(message_id)", "message_id"
@@ -230,10 +232,12 @@ def _method(
             is_optional = not parameter.get("required", False)
             default = repr(schema.get("default")).replace("'", '"') if is_optional else ""
             (optional if is_optional else required).append(Argument(label, kind, label, default, parameter["name"]))
-    return Method(
-        resource, name, verb, short, path_code, [*arguments, *required, *optional], body,
-        _returns(path, operation, schemas, bodies, set_by.get(own_name, "")), " ".join(operation.get("description", "").split()),
-    )  # fmt: skip
+            if verb in ("PUT", "POST") and path.endswith(f"/{parameter['name']}"):
+                set_by.setdefault(path, kind)
+    returns = _returns(path, operation, schemas, bodies, set_by.get(own_name) or set_by.get(path, ""))
+    note = " ".join(operation.get("description", "").split())
+    every = [*arguments, *required, *optional]
+    return Method(resource, name, verb, short, path_code, every, body, returns, note)
 
 
 def _path(path: str) -> tuple[str, str, list[Argument]]:
@@ -291,7 +295,7 @@ def _returns(path: str, operation: dict[str, Any], schemas: dict[str, Any], bodi
         return "Pieces"
     answers = {status: each for status, each in operation["responses"].items() if status != "default"}
     ok = next((each for status, each in answers.items() if status != "204" and status.startswith("2")), None)
-    if ok is None:
+    if ok is None or (path.startswith("/admin/v2/clusters/") and "content" not in ok):  # 200 without a body, as in Pulsar
         return "None"
     end = " | None" if "204" in answers else ""
     if _TEXT.fullmatch(path):

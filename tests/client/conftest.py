@@ -18,7 +18,42 @@ from cepheid_testkit import StandaloneCluster
 TIMEOUT_S = 30.0
 
 
-class ClusterThread:
+class Served:
+    """A server that is there for tests: Cepheid here, another one in test_apache_pulsar.py."""
+
+    url: str
+
+    @property
+    def admin_url(self) -> str:
+        raise NotImplementedError
+
+    def admin(self, method: str, path: str, body: Any = None) -> Any:
+        """One call of the admin API, below /admin/v2/. Blocking."""
+        data = None if body is None else json.dumps(body).encode()
+        deadline = time.monotonic() + TIMEOUT_S
+        while True:  # it begins to listen, on a port that is known only then, a moment after the protocol port
+            url = f"{self.admin_url}/admin/v2/{path}"
+            request = urllib.request.Request(url, data, {"Content-Type": "application/json"}, method=method)
+            try:
+                with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+                    content = answer.read()
+                return json.loads(content) if content else None
+            except urllib.error.HTTPError as error:
+                raise AssertionError(f"{method} {url}: {error.code} {error.read()[:500]!r}") from None
+            except urllib.error.URLError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.02)
+
+    def unload(self, topic: str) -> None:
+        self.admin("PUT", f"persistent/public/default/{topic}/unload")
+
+    def create_partitions(self, topic: str, count: int, *, method: str = "PUT") -> None:
+        """With method POST: more partitions for a topic that is there."""
+        self.admin(method, f"persistent/public/default/{topic}/partitions", count)
+
+
+class ClusterThread(Served):
     """A cluster whose loop runs beside that of the tests, which start and stop their own."""
 
     def __init__(self) -> None:
@@ -43,31 +78,6 @@ class ClusterThread:
     @property
     def admin_url(self) -> str:
         return self._cluster.admin_url
-
-    def admin(self, method: str, path: str, body: Any = None) -> Any:
-        """One call of the admin API, below /admin/v2/. Blocking."""
-        data = None if body is None else json.dumps(body).encode()
-        deadline = time.monotonic() + TIMEOUT_S
-        while True:  # it begins to listen, on a port that is known only then, a moment after the protocol port
-            url = f"{self._cluster.admin_url}/admin/v2/{path}"
-            request = urllib.request.Request(url, data, {"Content-Type": "application/json"}, method=method)
-            try:
-                with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
-                    content = answer.read()
-                return json.loads(content) if content else None
-            except urllib.error.HTTPError as error:
-                raise AssertionError(f"{method} {url}: {error.code} {error.read()[:500]!r}") from None
-            except urllib.error.URLError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.02)
-
-    def unload(self, topic: str) -> None:
-        self.admin("PUT", f"persistent/public/default/{topic}/unload")
-
-    def create_partitions(self, topic: str, count: int, *, method: str = "PUT") -> None:
-        """With method POST: more partitions for a topic that is there."""
-        self.admin(method, f"persistent/public/default/{topic}/partitions", count)
 
     def _run(self, work: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(TIMEOUT_S)

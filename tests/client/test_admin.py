@@ -23,6 +23,11 @@ def test_the_calls_are_those_that_the_broker_serves() -> None:
         assert written == text, f"sdk/cepheid/admin/{name} is out of date: python -m tests.admin.admin_client_code"
 
 
+@pytest.mark.page
+def test_every_call_has_a_type() -> None:
+    assert "-> Any:" not in admin_client_code.modules()["async_calls.py"]
+
+
 async def test_every_kind_of_answer_is_decoded(cluster: ClusterThread, topic: str) -> None:
     async with cepheid.admin.connect(cluster.admin_url) as admin, cepheid.connect(cluster.url) as client:
         await admin.topics.create(topic, {"owner": "billing"})

@@ -270,6 +270,45 @@ def test_a_forked_child_leaves_its_parents_connections_alone(cluster: ClusterThr
     assert done.stdout.endswith("parent done\n")
 
 
+RECONNECTING = """
+import asyncio, os, cepheid, cepheid.sync
+
+async def publish(client, text):
+    async with client.producer({topic!r}) as producer:
+        await producer.send(text)
+
+async def connect_again():
+    async with cepheid.connect({url!r}) as client:
+        await publish(client, b"child")
+
+async def main():
+    inherited = cepheid.connect({url!r})
+    await publish(inherited, b"parent")
+    if (child := os.fork()) == 0:
+        try:
+            await publish(inherited, b"lost")
+        except cepheid.UsageError as error:
+            assert "call cepheid.connect" in str(error)
+        asyncio.run(connect_again())     # to asyncio no loop runs in a forked process
+        with cepheid.sync.connect({url!r}) as client, client.producer({topic!r}) as producer:
+            producer.send(b"child, blocking")
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    await publish(inherited, b"parent again")
+    async with inherited, inherited.reader({topic!r}) as reader:
+        print([(await reader.read(30)).data.decode() for _ in range(4)], await reader.has_message_available())
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_child_is_told_to_connect_and_publishes_when_it_has(cluster: ClusterThread, topic: str) -> None:
+    code = RECONNECTING.format(url=cluster.url, topic=topic)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "['parent', 'child', 'child, blocking', 'parent again'] False\n", done.stderr
+
+
 async def test_a_topic_that_is_not_there_and_may_not_be_created(cluster: ClusterThread) -> None:
     cluster.admin("PUT", "namespaces/public/fixed")
     cluster.admin("POST", "namespaces/public/fixed/autoTopicCreation", {"allowAutoTopicCreation": False})
@@ -474,6 +513,32 @@ async def test_a_redirect_is_followed_and_a_token_is_sent(cluster: ClusterThread
         async with cepheid.connect(url, token=lambda: "secret") as client, client.producer(topic) as producer:
             await producer.send(b"")
     assert (commands[0].connect.auth_method_name, commands[0].connect.auth_data) == ("token", b"secret")
+
+
+@pytest.mark.parametrize(("named", "proxied_to"), [("pulsar://broker-7:6650", ["", "broker-7:6650"]), ("", [""])])
+async def test_a_proxy_is_told_which_broker_is_meant(named: str, proxied_to: list[str]) -> None:
+    """A lookup that names the address that was asked needs no second connection: a standalone server answers so."""
+
+    def answer(command: Any) -> list[bytes]:
+        if command.type == CommandType.CONNECT:
+            return [CONNECTED]
+        if command.type == CommandType.PARTITIONED_METADATA:
+            request_id, success = command.partitionMetadata.request_id, pb.CommandPartitionedTopicMetadataResponse.Success
+            return [encode_body(pb.CommandPartitionedTopicMetadataResponse(request_id=request_id, partitions=0, response=success))]
+        if command.type == CommandType.LOOKUP:
+            found = pb.CommandLookupTopicResponse(request_id=command.lookupTopic.request_id, proxy_through_service_url=True)
+            found.response, found.brokerServiceUrl = pb.CommandLookupTopicResponse.Connect, named or url
+            return [encode_body(found)]
+        if command.type == CommandType.PRODUCER:
+            return [encode_body(pb.CommandProducerSuccess(request_id=command.producer.request_id, producer_name="p"))]
+        if command.type == CommandType.CLOSE_PRODUCER:
+            return [encode_body(pb.CommandSuccess(request_id=command.close_producer.request_id))]
+        return []
+
+    async with scripted_broker(answer) as (url, commands):
+        async with cepheid.connect(url) as client, client.producer("t"):
+            connects = [command.connect for command in commands if command.type == CommandType.CONNECT]
+            assert [connect.proxy_to_broker_url for connect in connects] == proxied_to
 
 
 def test_a_token_is_read_from_its_file_each_time(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import cepheid
+from cepheid.consumer import WAITING_PER_HANDLER
 from cepheid.lookup import Lookup
 from cepheid.routing import murmur3_hash
 from cepheid_wire import ServerError
@@ -370,9 +371,10 @@ async def test_failover_has_one_active_consumer(cluster: ClusterThread, topic: s
     async with cepheid.connect(cluster.url) as client:
         async with client.consumer(topic, "s", type="failover", name="a") as first:
             async with client.consumer(topic, "s", type="failover", name="b") as second:
-                await wait_until(lambda: first.is_active and not second.is_active)
-                await first.close()
-                await wait_until(lambda: second.is_active)
+                await wait_until(lambda: first.is_active != second.is_active, what="one is active")
+                active, other = (first, second) if first.is_active else (second, first)
+                await active.close()
+                await wait_until(lambda: other.is_active, what="the other one is active")
 
 
 async def test_several_topics_and_patterns(cluster: ClusterThread, topic: str) -> None:
@@ -703,6 +705,32 @@ async def test_run_handles_messages_of_one_key_in_order(cluster: ClusterThread, 
         assert [text for text in handled if text[0] == "a"] == ["a1", "a2"]
 
 
+async def test_a_hot_key_does_not_stop_the_other_keys_of_run(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client, client.producer(topic, batching=False) as producer:
+        async with client.consumer(topic, "s", type="key_shared") as consumer:
+            handled: list[bytes] = []
+
+            async def handle(message: cepheid.Message[bytes]) -> None:
+                if message.key == "hot":
+                    await asyncio.Event().wait()
+                handled.append(message.data)
+
+            worker = asyncio.ensure_future(consumer.run(handle, concurrency=2, drain_timeout_s=0))
+            for number in range(WAITING_PER_HANDLER):
+                await producer.send(b"%d" % number, key="hot")
+            await producer.send(b"cold", key="cold")
+            await wait_until(lambda: handled == [b"cold"], what="the other key is handled")
+            for number in range(WAITING_PER_HANDLER, 2 * WAITING_PER_HANDLER + 6):
+                await producer.send(b"%d" % number, key="hot")
+            await wait_until(lambda: consumer.queued_messages == 5, what="one is handled, and as many wait as may")
+            worker.cancel()
+            await asyncio.wait([worker])
+            assert await data_of(consumer, 5) == numbers(2 * WAITING_PER_HANDLER + 1, 2 * WAITING_PER_HANDLER + 6)
+            again = await data_of(consumer, 2 * WAITING_PER_HANDLER + 1)
+            assert sorted(again, key=int) == numbers(0, 2 * WAITING_PER_HANDLER + 1), "what was given back"
+        assert handled == [b"cold"]
+
+
 @pytest.mark.parametrize("kind", ["shared", "exclusive"])
 async def test_what_is_not_acknowledged_in_time_comes_again(cluster: ClusterThread, topic: str, kind: Any) -> None:
     async with cepheid.connect(cluster.url) as client:
@@ -729,6 +757,16 @@ async def test_the_acknowledgement_timeout_leads_to_the_dead_letter_topic(cluste
         ):
             assert [(await consumer.receive(RECEIVE_S)).redelivery_count for _ in range(2)] == [0, 1]
             assert (await dead.receive(RECEIVE_S)).data == b"0"
+
+
+async def test_a_pattern_that_the_broker_refuses_is_followed_too(
+    cluster: ClusterThread, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cepheid_broker.linear_pattern.MAX_PATTERN_CHARS", len("public/default/.*"))
+    async with cepheid.connect(cluster.url, partition_refresh_s=600) as client:
+        async with client.consumer(re.compile(f"public/default/{topic}.*"), "s") as consumer:
+            await publish(client, f"{topic}-a", 1)
+            assert await data_of(consumer, 1) == [b"0"]
 
 
 @pytest.mark.parametrize("lookaround", ["", "(?!x)"])  # the broker has no such patterns: it is asked for all topics

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pulsar
 import pytest
@@ -152,10 +153,51 @@ async def test_arguments_that_cannot_encrypt(arguments: dict[str, object], messa
             client.producer("t", **arguments)  # type: ignore[call-overload]
 
 
-async def test_decrypted_messages_are_not_published_again_in_the_clear(keys: cepheid.KeyFiles) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"retry": True}, "encrypted again"),
+        ({"encryption_keys": ["app"]}, "are for dead_letters and retry"),
+        ({"retry": True, "encryption_keys": ["app"], "key_reader": cepheid.KeyFiles(private="x")}, "names no public key 'app'"),
+        ({"retry": True, "encryption_keys": ["app"], "key_reader": None}, "need a key_reader"),
+    ],
+)
+async def test_decrypted_messages_are_not_published_again_in_the_clear(
+    keys: cepheid.KeyFiles, arguments: dict[str, Any], message: str
+) -> None:
     async with cepheid.connect("pulsar://127.0.0.1:1") as client:
-        with pytest.raises(cepheid.UsageError, match="without encryption"):
-            client.consumer("t", "s", type="shared", key_reader=keys, retry=True)
+        with pytest.raises(cepheid.UsageError, match=message):
+            client.consumer("t", "s", type="shared", **{"key_reader": keys, **arguments})
+
+
+async def test_dead_letters_and_retries_are_encrypted_again(cluster: ClusterThread, topic: str, keys: cepheid.KeyFiles) -> None:
+    async with cepheid.connect(cluster.url) as client:
+        async with (
+            client.producer(topic, encryption_keys=["app"], key_reader=keys) as producer,
+            client.consumer(
+                topic,
+                "s",
+                type="shared",
+                key_reader=keys,
+                encryption_keys=["app"],
+                dead_letters=cepheid.DeadLetters(after=1, subscription="buried"),
+                retry=True,
+            ) as consumer,
+        ):
+            await producer.send(b"secret")
+            await consumer.retry_later(await consumer.receive(TIMEOUT_S), 0)
+            again = await consumer.receive(TIMEOUT_S)
+            assert (again.data, again.topic.rpartition("/")[2]) == (b"secret", f"{topic}-s-RETRY")
+            await consumer.retry_later(again, 0)
+            for name in (f"{topic}-s-RETRY", f"{topic}-s-DLQ"):
+                async with client.consumer(
+                    name, "look", type="shared", start="earliest", on_decryption_failure="consume"
+                ) as without_key:
+                    seen = await without_key.receive(TIMEOUT_S)
+                    assert seen.encryption is not None
+                    assert b"secret" not in seen.data
+                async with client.reader(name, key_reader=keys) as with_key:
+                    assert (await with_key.read(TIMEOUT_S)).data == b"secret"
 
 
 @pytest.mark.parametrize("curve", [ec.SECP256R1(), ec.SECP521R1()])

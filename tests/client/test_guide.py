@@ -13,6 +13,8 @@ import types
 from pathlib import Path
 
 import httpx
+import pulsar
+import pulsar.schema
 import pytest
 
 import cepheid
@@ -41,6 +43,47 @@ async def _run_blocks(page: str, cluster: ClusterThread, monkeypatch: pytest.Mon
         if inspect.isawaitable(result):
             await result
     return module
+
+
+def _public_names_of_the_official_client() -> set[str]:
+    """Return the names of its classes, their methods, and the arguments of those. Not of Pulsar Functions: their classes alone."""
+    names: set[str] = set()
+    for module in (pulsar, pulsar.schema):
+        for name, thing in vars(module).items():
+            is_its_own = inspect.isclass(thing) and thing.__module__.partition(".")[0] in ("pulsar", "_pulsar")
+            if not is_its_own or name.startswith("_"):
+                continue
+            names.add(name)
+            if thing.__module__.startswith("pulsar.functions") or module is pulsar.schema or issubclass(thing, Exception):
+                continue
+            if not thing.__module__.startswith("pulsar") or "Info" in name or "Policy" in name or "EncryptionKey" in name:
+                continue
+            for method, call in [("__init__", thing.__init__), *vars(thing).items()]:
+                if isinstance(call, staticmethod):
+                    call = call.__func__
+                if not inspect.isfunction(call) or (method.startswith("_") and method != "__init__"):
+                    continue
+                names |= {method} - {"__init__"}
+                if name in ("Client", "Producer", "Consumer", "Reader"):
+                    names |= set(inspect.signature(call).parameters)
+    return names - {"self", "args", "kwargs", "cls"}
+
+
+@pytest.mark.page
+def test_the_migration_table_has_all_of_the_official_client() -> None:
+    section = _text_of("python-recipes.md").partition("## From pulsar-client")[2]
+    written = set(re.findall(r"\w+", " ".join(re.findall(r"`[^`]*`", section))))
+    assert sorted(_public_names_of_the_official_client() - written) == []
+
+
+@pytest.mark.page
+def test_the_migration_table_names_what_there_is() -> None:
+    section = _text_of("python-recipes.md").partition("## From pulsar-client")[2]
+    named = set(re.findall(r"`cepheid\.(\w+)", section)) | set(
+        re.findall(r"\b[A-Z]\w+Error\b", section.partition("| not there")[0])
+    )
+    theirs = _public_names_of_the_official_client()
+    assert {name for name in named - theirs if not hasattr(cepheid, name)} <= {"admin", "sync"}
 
 
 async def test_the_guide(cluster: ClusterThread, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 import cepheid
 from cepheid.entry_reader import ChunkBuffer
-from cepheid.topic_producer import SendWindow
+from cepheid.topic_producer import SendWindow, TopicProducer
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.client.conftest import ClusterThread
 from tests.support import wait_until
@@ -110,6 +110,22 @@ async def test_a_message_too_large_is_refused_or_sent_in_chunks(cluster: Cluster
             await asyncio.gather(*(consumer.ack(message) for message in messages))
         stats = cluster.admin("GET", f"persistent/public/default/{topic}/stats")
         assert stats["subscriptions"]["s"]["msgBacklog"] == 0, "every chunk is acknowledged"
+
+
+async def test_a_message_in_chunks_counts_after_the_receipt_of_its_last_chunk(
+    cluster: ClusterThread, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_receipt, counted = TopicProducer.on_receipt, list[int]()
+
+    def count(self: TopicProducer, receipt: pb.CommandSendReceipt) -> None:
+        on_receipt(self, receipt)
+        counted.append(self.last_sequence_id)
+
+    monkeypatch.setattr(TopicProducer, "on_receipt", count)
+    async with cepheid.connect(cluster.url) as client, client.producer(topic, chunking=True) as producer:
+        await producer.send(b"small")
+        await producer.send(b"x" * (11 << 20))
+    assert counted == [0, 0, 0, 1]
 
 
 async def test_a_message_whose_chunks_were_dropped_for_others_is_delivered_again(
@@ -279,6 +295,26 @@ async def test_a_topic_that_takes_smaller_messages_than_the_broker_fails_those_a
             assert [message.data for message in await read_all(client, topic, 2)] == [b"x" * 10, b"x" * 20]
 
 
+async def test_a_message_may_be_refused_before_earlier_ones_are_confirmed(
+    cluster: ClusterThread, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cepheid.connect(cluster.url) as client:
+        async with client.producer(topic, batching=False) as producer:
+            (link,) = producer._partitions
+            receipts: list[pb.CommandSendReceipt] = []
+            with monkeypatch.context() as patched:
+                patched.setattr(link, "on_receipt", receipts.append)
+                sends = [asyncio.ensure_future(producer.send(b"%d" % number)) for number in range(3)]
+                await wait_until(lambda: len(receipts) == 3, what="receipts are held back")
+            link.on_send_error(pb.CommandSendError(sequence_id=1, error=pb.NotAllowedError, message="too large"))
+            for receipt in (receipts[0], receipts[2]):
+                link.on_receipt(receipt)
+            first, refused, last = await asyncio.gather(*sends, return_exceptions=True)
+            assert [type(first), type(refused), type(last)] == [cepheid.MessageId, cepheid.NotAllowedError, cepheid.MessageId]
+            await producer.send(b"3")
+        assert [message.data for message in await read_all(client, topic, 4)] == [b"0", b"1", b"2", b"3"], "none is sent again"
+
+
 async def test_a_partition_that_failed_is_left_out(cluster: ClusterThread, topic: str) -> None:
     cluster.create_partitions(topic, 3)
     async with cepheid.connect(cluster.url) as client, client.producer(topic, window_messages=2) as producer:
@@ -418,6 +454,10 @@ async def test_a_repeatable_producer_cuts_batches_by_count_alone(cluster: Cluste
         await producer.flush()
         messages = await read_all(client, topic, 10)
         assert [message.message_id.batch_size for message in messages] == [4] * 8 + [2] * 2
+
+
+async def test_a_producer_knows_the_version_of_its_broker(cluster: ClusterThread, topic: str) -> None:
+    async with cepheid.connect(cluster.url) as client, client.producer(topic) as producer:
         assert producer.server_version.startswith("Cepheid")
 
 

@@ -188,6 +188,48 @@ def test_the_bare_install_is_enough_and_names_the_extras() -> None:
     assert "cepheid[compression]" in done.stdout
 
 
+WITHOUT_POSIX = """
+import asyncio, os, signal, subprocess, sys, threading      # of the standard library, which has another asyncio on Windows
+for name in ("fcntl", "grp", "pty", "pwd", "readline", "resource", "syslog", "termios", "tty", "uvloop"):
+    sys.modules[name] = None
+windows = {{"SIGABRT", "SIGFPE", "SIGILL", "SIGINT", "SIGSEGV", "SIGTERM", "SIG_DFL", "SIG_IGN"}}
+for name in [name for name in vars(signal) if name.startswith("SIG") and name not in windows]:
+    delattr(signal, name)
+for name in ("alarm", "getitimer", "pause", "pthread_kill", "pthread_sigmask", "setitimer", "siginterrupt", "sigpending",
+             "sigwait"):
+    delattr(signal, name)
+for name in ("chown", "fork", "forkpty", "getegid", "geteuid", "getgid", "getpgid", "getuid", "killpg", "mkfifo", "posix_spawn",
+             "register_at_fork", "setsid", "sysconf", "uname", "wait3"):
+    delattr(os, name)
+
+import cepheid, cepheid.admin, cepheid.sync, cepheid.testing
+
+async def main():
+    async with cepheid.connect({url!r}) as client:
+        async with client.producer({topic!r}, compression="zlib") as producer, client.consumer({topic!r}, "s") as consumer:
+            await producer.send(b"asyncio")
+            message = await consumer.receive(timeout=30)
+            await consumer.ack(message)
+            print(message.data.decode())
+    async with cepheid.admin.connect({admin_url!r}) as admin:
+        print(*await admin.subscriptions.list({topic!r}))
+
+asyncio.run(main())
+with cepheid.sync.connect({url!r}) as client:
+    with client.producer({topic!r}) as producer, client.consumer({topic!r}, "s") as consumer:
+        producer.send(b"blocking")
+        message = consumer.receive(timeout=30)
+        consumer.ack(message)
+        print(message.data.decode())
+"""
+
+
+def test_it_publishes_and_consumes_where_posix_is_missing(cluster: ClusterThread, topic: str) -> None:
+    code = WITHOUT_POSIX.format(url=cluster.url, admin_url=cluster.admin_url, topic=topic)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.splitlines() == ["asyncio", "s", "blocking"], done.stderr
+
+
 def test_blocking_handlers_run_beside_each_other(cluster: ClusterThread, topic: str) -> None:
     together = threading.Barrier(3)
     with cepheid.sync.connect(cluster.url) as client, client.producer(topic) as producer:

@@ -55,7 +55,7 @@ def clusters(context: AdminContext) -> APIRouter:
         record = (await context.require_cluster(cluster)).record
         return ClusterData(**{name: getattr(record, name) or None for name in ClusterData.model_fields})
 
-    @router.put("/{cluster}")
+    @router.put("/{cluster}", response_class=Response)
     async def create_cluster(cluster: ClusterPath, data: ClusterBody) -> Response:
         """200, as in Pulsar"""
         try:
@@ -64,7 +64,7 @@ def clusters(context: AdminContext) -> APIRouter:
             raise ConflictError(f"Cluster {cluster} already exists", cluster=cluster) from None
         return Response()
 
-    @router.post("/{cluster}")
+    @router.post("/{cluster}", response_class=Response)
     async def replace_cluster(cluster: ClusterPath, data: ClusterBody) -> Response:
         """200, as in Pulsar"""
         version = (await context.require_cluster(cluster)).version

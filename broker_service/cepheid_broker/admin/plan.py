@@ -75,7 +75,11 @@ R = TypeVar("R")
 def plan(context: AdminContext) -> APIRouter:
     router = APIRouter(prefix="/cepheid/v1")
 
-    @router.get("/plan", response_class=JSONResponse)
+    @router.get(
+        "/plan",
+        response_class=JSONResponse,
+        responses={200: {"content": {"application/json": {"schema": {"type": "object"}}}}},
+    )
     async def plan_of(request: Request, topic: str, schemas: bool = False, after: int = -1) -> Response:
         """Ours, not Pulsar's: docs/plan-service.md"""
         name = _persistent(topic)

@@ -34,6 +34,32 @@ class UnsetPolicy:
     unset: Any = None
     in_force: Any = None
     """What applies to a topic; shown for topics only."""
+    kind: dict[str, Any] | None = None
+    """JSON schema of a value, where neither `unset` nor `in_force` is one."""
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The JSON schema of its values, for the description of the API."""
+        if self.kind is not None:
+            return self.kind
+        return _schema_of(self.unset if self.in_force is None else self.in_force, _title_of(self.word))
+
+
+_TEXT = {"type": "string"}
+_TEXTS = {"type": "array", "items": _TEXT}
+_JSON_TYPES = {bool: "boolean", int: "integer", str: "string"}
+
+
+def _schema_of(value: Any, title: str) -> dict[str, Any]:
+    if isinstance(value, dict):
+        return {"title": title, "type": "object", "properties": {name: _schema_of(each, "") for name, each in value.items()}}
+    return {"type": _JSON_TYPES[type(value)]}
+
+
+def _title_of(word: str) -> str:
+    """Return the name of an object: that of the policy. The dispatch rates of topics, subscriptions and replicators are alike."""
+    name = word.rpartition("/")[2]
+    return "DispatchRate" if name.lower().endswith("dispatchrate") else name[:1].upper() + name[1:]
 
 
 _OF_BOTH = (
@@ -50,18 +76,18 @@ _OF_BOTH = (
 )
 OF_NAMESPACES = (
     *_OF_BOTH,
-    UnsetPolicy(word="antiAffinity"),
-    UnsetPolicy(word="persistence/bookieAffinity"),
-    UnsetPolicy(word="schemaAutoUpdateCompatibilityStrategy"),
-    UnsetPolicy(word="allowedClusters", unset=[]),
-    UnsetPolicy(word="allowedTopicPropertyKeysForMetrics", unset=[]),
-    UnsetPolicy(word="resourcegroup"),
+    UnsetPolicy(word="antiAffinity", kind=_TEXT),
+    UnsetPolicy(word="persistence/bookieAffinity", kind={"type": "object"}),
+    UnsetPolicy(word="schemaAutoUpdateCompatibilityStrategy", kind=_TEXT),
+    UnsetPolicy(word="allowedClusters", unset=[], kind=_TEXTS),
+    UnsetPolicy(word="allowedTopicPropertyKeysForMetrics", unset=[], kind=_TEXTS),
+    UnsetPolicy(word="resourcegroup", kind=_TEXT),
 )
 OF_TOPICS = (
     *_OF_BOTH,
     UnsetPolicy(word="{sub}/dispatchRate", in_force=_NO_DISPATCH_RATE),
-    UnsetPolicy(word="shadowTopics"),
-    UnsetPolicy(word="resourceGroup"),
+    UnsetPolicy(word="shadowTopics", kind=_TEXTS),
+    UnsetPolicy(word="resourceGroup", kind=_TEXT),
 )
 """Values as in docs/reference/shapes.md §3 and docs/reference/behaviours.md §7."""
 
@@ -97,5 +123,8 @@ def _add_read(router: APIRouter, level: Level, policy: UnsetPolicy) -> None:
         summary=f"Read of a {level.what}",
         description="Never set: only reading is served",
         response_class=JSONResponse,
-        responses={NO_CONTENT: {"description": "not set"}} if policy.unset is None else None,
+        responses={
+            200: {"content": {"application/json": {"schema": policy.schema}}},
+            **({NO_CONTENT: {"description": "not set"}} if policy.unset is None else {}),
+        },
     )

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
         BacklogQuotaBody,
         ClusterData,
         DelayedDeliveryBody,
+        DispatchRate,
+        EntryFilters,
         HandOverCall,
         InactiveTopicsBody,
         IsolationBody,
@@ -26,8 +28,10 @@ if TYPE_CHECKING:
         PartitionedTopicMetadata,
         PersistenceBody,
         PostSchemaPayload,
+        PublishRate,
         RetentionBody,
         SplitOrder,
+        SubscribeRate,
         SubscriptionCreationBody,
         TenantInfo,
         TopicCreationBody,
@@ -306,9 +310,9 @@ class Clusters:
         )
         return found
 
-    async def create(self, cluster: str, value: ClusterData) -> Any:
+    async def create(self, cluster: str, value: ClusterData) -> None:
         """200, as in Pulsar. `PUT /admin/v2/clusters/{cluster}`."""
-        return await self._calls.call("PUT", f"/admin/v2/clusters/{segment(cluster)}", body=value)
+        await self._calls.call("PUT", f"/admin/v2/clusters/{segment(cluster)}", body=value)
 
     async def delete(self, cluster: str) -> None:
         """`DELETE /admin/v2/clusters/{cluster}`."""
@@ -346,9 +350,9 @@ class Clusters:
         )
         return found
 
-    async def replace(self, cluster: str, value: ClusterData) -> Any:
+    async def replace(self, cluster: str, value: ClusterData) -> None:
         """200, as in Pulsar. `POST /admin/v2/clusters/{cluster}`."""
-        return await self._calls.call("POST", f"/admin/v2/clusters/{segment(cluster)}", body=value)
+        await self._calls.call("POST", f"/admin/v2/clusters/{segment(cluster)}", body=value)
 
     async def set_policy(self, cluster: str, policy_name: str, value: IsolationBody) -> None:
         """Creates or replaces it. Bundles that it does not allow where they are move within some rounds of load
@@ -500,17 +504,24 @@ class Namespaces:
         )
         return found
 
-    async def get_allowed_clusters(self, namespace: str) -> Any:
+    async def get_allowed_clusters(self, namespace: str) -> builtins.list[str]:
         """Never set: only reading is served. `GET /admin/v2/namespaces/{namespace}/allowedClusters`."""
-        return await self._calls.call("GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/allowedClusters")
+        found: builtins.list[str] = await self._calls.call(
+            "GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/allowedClusters"
+        )
+        return found
 
-    async def get_allowed_topic_property_keys_for_metrics(self, namespace: str) -> Any:
+    async def get_allowed_topic_property_keys_for_metrics(self, namespace: str) -> builtins.list[str]:
         """Never set: only reading is served. `GET /admin/v2/namespaces/{namespace}/allowedTopicPropertyKeysForMetrics`."""
-        return await self._calls.call("GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/allowedTopicPropertyKeysForMetrics")
+        found: builtins.list[str] = await self._calls.call(
+            "GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/allowedTopicPropertyKeysForMetrics"
+        )
+        return found
 
-    async def get_anti_affinity(self, namespace: str) -> Any:
+    async def get_anti_affinity(self, namespace: str) -> str | None:
         """Never set: only reading is served. `GET /admin/v2/namespaces/{namespace}/antiAffinity`."""
-        return await self._calls.call("GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/antiAffinity")
+        found: str | None = await self._calls.call("GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/antiAffinity")
+        return found
 
     async def get_auto_subscription_creation(self, namespace: str, *, applied: bool = False) -> SubscriptionCreationBody | None:
         """Whether consumers create their subscriptions. `GET /admin/v2/namespaces/{namespace}/autoSubscriptionCreation`."""
@@ -540,9 +551,10 @@ class Namespaces:
         found: dict[str, Any] = await self._calls.call("GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/bundles")
         return found
 
-    async def get_compaction_threshold(self, namespace: str) -> Any:
+    async def get_compaction_threshold(self, namespace: str) -> int | None:
         """Never set: only reading is served. `GET /admin/v2/namespaces/{namespace}/compactionThreshold`."""
-        return await self._calls.call("GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/compactionThreshold")
+        found: int | None = await self._calls.call("GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/compactionThreshold")
+        return found
 
     async def get_deduplication(self, namespace: str, *, applied: bool = False) -> bool | None:
         """Deduplication of what producers send again. `GET /admin/v2/namespaces/{namespace}/deduplication`."""
@@ -569,15 +581,17 @@ class Namespaces:
         )
         return found
 
-    async def get_dispatch_rate(self, namespace: str) -> Any:
+    async def get_dispatch_rate(self, namespace: str) -> DispatchRate | None:
         """Never set: only reading is served. `GET /admin/v2/namespaces/{namespace}/dispatchRate`."""
-        return await self._calls.call("GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/dispatchRate")
+        found: DispatchRate | None = await self._calls.call("GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/dispatchRate")
+        return found
 
-    async def get_dispatcher_pause_on_ack_state_persistent(self, namespace: str) -> Any:
+    async def get_dispatcher_pause_on_ack_state_persistent(self, namespace: str) -> bool:
         """Never set: only reading is served. `GET /admin/v2/namespaces/{namespace}/dispatcherPauseOnAckStatePersistent`."""
-        return await self._calls.call(
+        found: bool = await self._calls.call(
             "GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/dispatcherPauseOnAckStatePersistent"
         )
+        return found
 
     async def get_encryption_required(self, namespace: str, *, applied: bool = False) -> bool:
         """Whether producers must encrypt. `GET /admin/v2/namespaces/{namespace}/encryptionRequired`."""
@@ -586,9 +600,10 @@ class Namespaces:
         )
         return found
 
-    async def get_entry_filters(self, namespace: str) -> Any:
+    async def get_entry_filters(self, namespace: str) -> EntryFilters | None:
         """Never set: only reading is served. `GET /admin/v2/namespaces/{namespace}/entryFilters`."""
-        return await self._calls.call("GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/entryFilters")
+        found: EntryFilters | None = await self._calls.call("GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/entryFilters")
+        return found
 
     async def get_inactive_topic_policies(self, namespace: str, *, applied: bool = False) -> InactiveTopicsBody | None:
         """Deletion of topics that nobody uses. `GET /admin/v2/namespaces/{namespace}/inactiveTopicPolicies`."""
@@ -662,11 +677,12 @@ class Namespaces:
         )
         return found
 
-    async def get_offload_deletion_lag_ms(self, namespace: str) -> Any:
+    async def get_offload_deletion_lag_ms(self, namespace: str) -> int | None:
         """Time for which bookies keep an offloaded ledger; whole seconds. `GET
         /admin/v2/namespaces/{namespace}/offloadDeletionLagMs`.
         """
-        return await self._calls.call("GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/offloadDeletionLagMs")
+        found: int | None = await self._calls.call("GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/offloadDeletionLagMs")
+        return found
 
     async def get_offload_policies(self, namespace: str, *, applied: bool = False) -> OffloadPoliciesBody | None:
         """When ended ledgers are copied to an object store, and which; a field that is absent is the level's above. `GET
@@ -700,9 +716,12 @@ class Namespaces:
         )
         return found
 
-    async def get_persistence_bookie_affinity(self, namespace: str) -> Any:
+    async def get_persistence_bookie_affinity(self, namespace: str) -> dict[str, Any] | None:
         """Never set: only reading is served. `GET /admin/v2/namespaces/{namespace}/persistence/bookieAffinity`."""
-        return await self._calls.call("GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/persistence/bookieAffinity")
+        found: dict[str, Any] | None = await self._calls.call(
+            "GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/persistence/bookieAffinity"
+        )
+        return found
 
     async def get_properties(self, namespace: str) -> dict[str, str]:
         """All of them. `GET /admin/v2/namespaces/{namespace}/properties`."""
@@ -716,26 +735,34 @@ class Namespaces:
         )
         return found
 
-    async def get_publish_rate(self, namespace: str) -> Any:
+    async def get_publish_rate(self, namespace: str) -> PublishRate | None:
         """Never set: only reading is served. `GET /admin/v2/namespaces/{namespace}/publishRate`."""
-        return await self._calls.call("GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/publishRate")
+        found: PublishRate | None = await self._calls.call("GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/publishRate")
+        return found
 
-    async def get_replicate_subscription_state(self, namespace: str) -> Any:
+    async def get_replicate_subscription_state(self, namespace: str) -> bool | None:
         """Never set: only reading is served. `GET /admin/v2/namespaces/{namespace}/replicateSubscriptionState`."""
-        return await self._calls.call("GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/replicateSubscriptionState")
+        found: bool | None = await self._calls.call(
+            "GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/replicateSubscriptionState"
+        )
+        return found
 
     async def get_replication(self, namespace: str) -> builtins.list[str]:
         """Clusters that have the namespace: this one. `GET /admin/v2/namespaces/{namespace}/replication`."""
         found: builtins.list[str] = await self._calls.call("GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/replication")
         return found
 
-    async def get_replicator_dispatch_rate(self, namespace: str) -> Any:
+    async def get_replicator_dispatch_rate(self, namespace: str) -> DispatchRate | None:
         """Never set: only reading is served. `GET /admin/v2/namespaces/{namespace}/replicatorDispatchRate`."""
-        return await self._calls.call("GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/replicatorDispatchRate")
+        found: DispatchRate | None = await self._calls.call(
+            "GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/replicatorDispatchRate"
+        )
+        return found
 
-    async def get_resourcegroup(self, namespace: str) -> Any:
+    async def get_resourcegroup(self, namespace: str) -> str | None:
         """Never set: only reading is served. `GET /admin/v2/namespaces/{namespace}/resourcegroup`."""
-        return await self._calls.call("GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/resourcegroup")
+        found: str | None = await self._calls.call("GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/resourcegroup")
+        return found
 
     async def get_retention(self, namespace: str, *, applied: bool = False) -> RetentionBody | None:
         """Retention of acknowledged data. `GET /admin/v2/namespaces/{namespace}/retention`."""
@@ -744,11 +771,12 @@ class Namespaces:
         )
         return found
 
-    async def get_schema_auto_update_compatibility_strategy(self, namespace: str) -> Any:
+    async def get_schema_auto_update_compatibility_strategy(self, namespace: str) -> str | None:
         """Never set: only reading is served. `GET /admin/v2/namespaces/{namespace}/schemaAutoUpdateCompatibilityStrategy`."""
-        return await self._calls.call(
+        found: str | None = await self._calls.call(
             "GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/schemaAutoUpdateCompatibilityStrategy"
         )
+        return found
 
     async def get_schema_compatibility_strategy(self, namespace: str, *, applied: bool = False) -> str:
         """How a new version of a schema must go with the ones before. `GET
@@ -768,17 +796,26 @@ class Namespaces:
         )
         return found
 
-    async def get_subscribe_rate(self, namespace: str) -> Any:
+    async def get_subscribe_rate(self, namespace: str) -> SubscribeRate | None:
         """Never set: only reading is served. `GET /admin/v2/namespaces/{namespace}/subscribeRate`."""
-        return await self._calls.call("GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/subscribeRate")
+        found: SubscribeRate | None = await self._calls.call(
+            "GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/subscribeRate"
+        )
+        return found
 
-    async def get_subscription_dispatch_rate(self, namespace: str) -> Any:
+    async def get_subscription_dispatch_rate(self, namespace: str) -> DispatchRate | None:
         """Never set: only reading is served. `GET /admin/v2/namespaces/{namespace}/subscriptionDispatchRate`."""
-        return await self._calls.call("GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/subscriptionDispatchRate")
+        found: DispatchRate | None = await self._calls.call(
+            "GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/subscriptionDispatchRate"
+        )
+        return found
 
-    async def get_subscription_expiration_time(self, namespace: str) -> Any:
+    async def get_subscription_expiration_time(self, namespace: str) -> int | None:
         """Never set: only reading is served. `GET /admin/v2/namespaces/{namespace}/subscriptionExpirationTime`."""
-        return await self._calls.call("GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/subscriptionExpirationTime")
+        found: int | None = await self._calls.call(
+            "GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/subscriptionExpirationTime"
+        )
+        return found
 
     async def get_subscription_types_enabled(self, namespace: str, *, applied: bool = False) -> builtins.list[str]:
         """Kinds of subscription that consumers may use, empty = all. `GET
@@ -1544,9 +1581,12 @@ class Topics:
         )
         return found
 
-    async def get_compaction_threshold(self, topic: str, *, applied: bool = False) -> Any:
+    async def get_compaction_threshold(self, topic: str, *, applied: bool = False) -> int | None:
         """Never set: only reading is served. `GET /admin/v2/{topic}/compactionThreshold`."""
-        return await self._calls.call("GET", f"/admin/v2/{topic_path(topic)}/compactionThreshold", {"applied": applied})
+        found: int | None = await self._calls.call(
+            "GET", f"/admin/v2/{topic_path(topic)}/compactionThreshold", {"applied": applied}
+        )
+        return found
 
     async def get_deduplication_enabled(self, topic: str, *, applied: bool = False) -> bool | None:
         """Deduplication of what producers send again. `GET /admin/v2/{topic}/deduplicationEnabled`."""
@@ -1569,25 +1609,33 @@ class Topics:
         )
         return found
 
-    async def get_dispatch_rate(self, topic: str, *, applied: bool = False) -> Any:
+    async def get_dispatch_rate(self, topic: str, *, applied: bool = False) -> DispatchRate | None:
         """Never set: only reading is served. `GET /admin/v2/{topic}/dispatchRate`."""
-        return await self._calls.call("GET", f"/admin/v2/{topic_path(topic)}/dispatchRate", {"applied": applied})
+        found: DispatchRate | None = await self._calls.call(
+            "GET", f"/admin/v2/{topic_path(topic)}/dispatchRate", {"applied": applied}
+        )
+        return found
 
-    async def get_dispatch_rate_of(self, topic: str, subscription: str, *, applied: bool = False) -> Any:
+    async def get_dispatch_rate_of(self, topic: str, subscription: str, *, applied: bool = False) -> DispatchRate | None:
         """Never set: only reading is served. `GET /admin/v2/{topic}/{subscription}/dispatchRate`."""
-        return await self._calls.call(
+        found: DispatchRate | None = await self._calls.call(
             "GET", f"/admin/v2/{topic_path(topic)}/{twice(subscription)}/dispatchRate", {"applied": applied}
         )
+        return found
 
-    async def get_dispatcher_pause_on_ack_state_persistent(self, topic: str, *, applied: bool = False) -> Any:
+    async def get_dispatcher_pause_on_ack_state_persistent(self, topic: str, *, applied: bool = False) -> bool:
         """Never set: only reading is served. `GET /admin/v2/{topic}/dispatcherPauseOnAckStatePersistent`."""
-        return await self._calls.call(
+        found: bool = await self._calls.call(
             "GET", f"/admin/v2/{topic_path(topic)}/dispatcherPauseOnAckStatePersistent", {"applied": applied}
         )
+        return found
 
-    async def get_entry_filters(self, topic: str, *, applied: bool = False) -> Any:
+    async def get_entry_filters(self, topic: str, *, applied: bool = False) -> EntryFilters | None:
         """Never set: only reading is served. `GET /admin/v2/{topic}/entryFilters`."""
-        return await self._calls.call("GET", f"/admin/v2/{topic_path(topic)}/entryFilters", {"applied": applied})
+        found: EntryFilters | None = await self._calls.call(
+            "GET", f"/admin/v2/{topic_path(topic)}/entryFilters", {"applied": applied}
+        )
+        return found
 
     async def get_inactive_topic_policies(self, topic: str, *, applied: bool = False) -> InactiveTopicsBody | None:
         """Deletion of topics that nobody uses. `GET /admin/v2/{topic}/inactiveTopicPolicies`."""
@@ -1647,9 +1695,10 @@ class Topics:
             "GET", f"/admin/v2/{topic_path(topic)}/ledger/{segment(ledger_id)}/entry/{segment(entry_id)}"
         )
 
-    async def get_message_ttl(self, topic: str, *, applied: bool = False) -> Any:
+    async def get_message_ttl(self, topic: str, *, applied: bool = False) -> int | None:
         """Message TTL in seconds, 0 = off. `GET /admin/v2/{topic}/messageTTL`."""
-        return await self._calls.call("GET", f"/admin/v2/{topic_path(topic)}/messageTTL", {"applied": applied})
+        found: int | None = await self._calls.call("GET", f"/admin/v2/{topic_path(topic)}/messageTTL", {"applied": applied})
+        return found
 
     async def get_offload_policies(self, topic: str, *, applied: bool = False) -> OffloadPoliciesBody | None:
         """When ended ledgers are copied to an object store, and which; a field that is absent is the level's above. `GET
@@ -1669,26 +1718,36 @@ class Topics:
         )
         return found
 
-    async def get_publish_rate(self, topic: str, *, applied: bool = False) -> Any:
+    async def get_publish_rate(self, topic: str, *, applied: bool = False) -> PublishRate | None:
         """Never set: only reading is served. `GET /admin/v2/{topic}/publishRate`."""
-        return await self._calls.call("GET", f"/admin/v2/{topic_path(topic)}/publishRate", {"applied": applied})
+        found: PublishRate | None = await self._calls.call(
+            "GET", f"/admin/v2/{topic_path(topic)}/publishRate", {"applied": applied}
+        )
+        return found
 
-    async def get_replicate_subscription_state(self, topic: str, *, applied: bool = False) -> Any:
+    async def get_replicate_subscription_state(self, topic: str, *, applied: bool = False) -> bool | None:
         """Never set: only reading is served. `GET /admin/v2/{topic}/replicateSubscriptionState`."""
-        return await self._calls.call("GET", f"/admin/v2/{topic_path(topic)}/replicateSubscriptionState", {"applied": applied})
+        found: bool | None = await self._calls.call(
+            "GET", f"/admin/v2/{topic_path(topic)}/replicateSubscriptionState", {"applied": applied}
+        )
+        return found
 
     async def get_replication(self, topic: str) -> builtins.list[str]:
         """Clusters that have the topic: this one. `GET /admin/v2/{topic}/replication`."""
         found: builtins.list[str] = await self._calls.call("GET", f"/admin/v2/{topic_path(topic)}/replication")
         return found
 
-    async def get_replicator_dispatch_rate(self, topic: str, *, applied: bool = False) -> Any:
+    async def get_replicator_dispatch_rate(self, topic: str, *, applied: bool = False) -> DispatchRate | None:
         """Never set: only reading is served. `GET /admin/v2/{topic}/replicatorDispatchRate`."""
-        return await self._calls.call("GET", f"/admin/v2/{topic_path(topic)}/replicatorDispatchRate", {"applied": applied})
+        found: DispatchRate | None = await self._calls.call(
+            "GET", f"/admin/v2/{topic_path(topic)}/replicatorDispatchRate", {"applied": applied}
+        )
+        return found
 
-    async def get_resource_group(self, topic: str, *, applied: bool = False) -> Any:
+    async def get_resource_group(self, topic: str, *, applied: bool = False) -> str | None:
         """Never set: only reading is served. `GET /admin/v2/{topic}/resourceGroup`."""
-        return await self._calls.call("GET", f"/admin/v2/{topic_path(topic)}/resourceGroup", {"applied": applied})
+        found: str | None = await self._calls.call("GET", f"/admin/v2/{topic_path(topic)}/resourceGroup", {"applied": applied})
+        return found
 
     async def get_retention(self, topic: str, *, applied: bool = False) -> RetentionBody | None:
         """Retention of acknowledged data. `GET /admin/v2/{topic}/retention`."""
@@ -1711,21 +1770,33 @@ class Topics:
         found: bool = await self._calls.call("GET", f"/admin/v2/{topic_path(topic)}/schemaValidationEnforced", {"applied": applied})
         return found
 
-    async def get_shadow_topics(self, topic: str, *, applied: bool = False) -> Any:
+    async def get_shadow_topics(self, topic: str, *, applied: bool = False) -> builtins.list[str] | None:
         """Never set: only reading is served. `GET /admin/v2/{topic}/shadowTopics`."""
-        return await self._calls.call("GET", f"/admin/v2/{topic_path(topic)}/shadowTopics", {"applied": applied})
+        found: builtins.list[str] | None = await self._calls.call(
+            "GET", f"/admin/v2/{topic_path(topic)}/shadowTopics", {"applied": applied}
+        )
+        return found
 
-    async def get_subscribe_rate(self, topic: str, *, applied: bool = False) -> Any:
+    async def get_subscribe_rate(self, topic: str, *, applied: bool = False) -> SubscribeRate | None:
         """Never set: only reading is served. `GET /admin/v2/{topic}/subscribeRate`."""
-        return await self._calls.call("GET", f"/admin/v2/{topic_path(topic)}/subscribeRate", {"applied": applied})
+        found: SubscribeRate | None = await self._calls.call(
+            "GET", f"/admin/v2/{topic_path(topic)}/subscribeRate", {"applied": applied}
+        )
+        return found
 
-    async def get_subscription_dispatch_rate(self, topic: str, *, applied: bool = False) -> Any:
+    async def get_subscription_dispatch_rate(self, topic: str, *, applied: bool = False) -> DispatchRate | None:
         """Never set: only reading is served. `GET /admin/v2/{topic}/subscriptionDispatchRate`."""
-        return await self._calls.call("GET", f"/admin/v2/{topic_path(topic)}/subscriptionDispatchRate", {"applied": applied})
+        found: DispatchRate | None = await self._calls.call(
+            "GET", f"/admin/v2/{topic_path(topic)}/subscriptionDispatchRate", {"applied": applied}
+        )
+        return found
 
-    async def get_subscription_expiration_time(self, topic: str, *, applied: bool = False) -> Any:
+    async def get_subscription_expiration_time(self, topic: str, *, applied: bool = False) -> int | None:
         """Never set: only reading is served. `GET /admin/v2/{topic}/subscriptionExpirationTime`."""
-        return await self._calls.call("GET", f"/admin/v2/{topic_path(topic)}/subscriptionExpirationTime", {"applied": applied})
+        found: int | None = await self._calls.call(
+            "GET", f"/admin/v2/{topic_path(topic)}/subscriptionExpirationTime", {"applied": applied}
+        )
+        return found
 
     async def get_subscription_types_enabled(self, topic: str, *, applied: bool = False) -> builtins.list[str] | None:
         """Kinds of subscription that consumers may use, empty = all. `GET /admin/v2/{topic}/subscriptionTypesEnabled`."""
@@ -1845,9 +1916,12 @@ class Topics:
         found: dict[str, Any] = await self._calls.call("GET", "/cepheid/v1/topics", {"topic": topic, "namespace": namespace})
         return found
 
-    async def plan(self, *, topic: str, schemas: bool = False, after: int = -1) -> Any:
+    async def plan(self, *, topic: str, schemas: bool = False, after: int = -1) -> dict[str, Any]:
         """Ours, not Pulsar's: docs/plan-service.md. `GET /cepheid/v1/plan`."""
-        return await self._calls.call("GET", "/cepheid/v1/plan", {"topic": topic, "schemas": schemas, "after": after})
+        found: dict[str, Any] = await self._calls.call(
+            "GET", "/cepheid/v1/plan", {"topic": topic, "schemas": schemas, "after": after}
+        )
+        return found
 
     async def properties(self, topic: str) -> dict[str, str]:
         """Of a partition: those of its partitioned topic. `GET /admin/v2/{topic}/properties`."""

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
         BacklogQuotaBody,
         ClusterData,
         DelayedDeliveryBody,
+        DispatchRate,
+        EntryFilters,
         HandOverCall,
         InactiveTopicsBody,
         IsolationBody,
@@ -27,8 +29,10 @@ if TYPE_CHECKING:
         PartitionedTopicMetadata,
         PersistenceBody,
         PostSchemaPayload,
+        PublishRate,
         RetentionBody,
         SplitOrder,
+        SubscribeRate,
         SubscriptionCreationBody,
         TenantInfo,
         TopicCreationBody,
@@ -306,9 +310,9 @@ class Clusters:
         )
         return found
 
-    def create(self, cluster: str, value: ClusterData) -> Any:
+    def create(self, cluster: str, value: ClusterData) -> None:
         """200, as in Pulsar. `PUT /admin/v2/clusters/{cluster}`."""
-        return self._calls.call("PUT", f"/admin/v2/clusters/{segment(cluster)}", body=value)
+        self._calls.call("PUT", f"/admin/v2/clusters/{segment(cluster)}", body=value)
 
     def delete(self, cluster: str) -> None:
         """`DELETE /admin/v2/clusters/{cluster}`."""
@@ -346,9 +350,9 @@ class Clusters:
         )
         return found
 
-    def replace(self, cluster: str, value: ClusterData) -> Any:
+    def replace(self, cluster: str, value: ClusterData) -> None:
         """200, as in Pulsar. `POST /admin/v2/clusters/{cluster}`."""
-        return self._calls.call("POST", f"/admin/v2/clusters/{segment(cluster)}", body=value)
+        self._calls.call("POST", f"/admin/v2/clusters/{segment(cluster)}", body=value)
 
     def set_policy(self, cluster: str, policy_name: str, value: IsolationBody) -> None:
         """Creates or replaces it. Bundles that it does not allow where they are move within some rounds of load
@@ -494,17 +498,22 @@ class Namespaces:
         found: str | None = self._calls.call("DELETE", f"/admin/v2/namespaces/{namespace_path(namespace)}/property/{segment(key)}")
         return found
 
-    def get_allowed_clusters(self, namespace: str) -> Any:
+    def get_allowed_clusters(self, namespace: str) -> builtins.list[str]:
         """Never set: only reading is served. `GET /admin/v2/namespaces/{namespace}/allowedClusters`."""
-        return self._calls.call("GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/allowedClusters")
+        found: builtins.list[str] = self._calls.call("GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/allowedClusters")
+        return found
 
-    def get_allowed_topic_property_keys_for_metrics(self, namespace: str) -> Any:
+    def get_allowed_topic_property_keys_for_metrics(self, namespace: str) -> builtins.list[str]:
         """Never set: only reading is served. `GET /admin/v2/namespaces/{namespace}/allowedTopicPropertyKeysForMetrics`."""
-        return self._calls.call("GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/allowedTopicPropertyKeysForMetrics")
+        found: builtins.list[str] = self._calls.call(
+            "GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/allowedTopicPropertyKeysForMetrics"
+        )
+        return found
 
-    def get_anti_affinity(self, namespace: str) -> Any:
+    def get_anti_affinity(self, namespace: str) -> str | None:
         """Never set: only reading is served. `GET /admin/v2/namespaces/{namespace}/antiAffinity`."""
-        return self._calls.call("GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/antiAffinity")
+        found: str | None = self._calls.call("GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/antiAffinity")
+        return found
 
     def get_auto_subscription_creation(self, namespace: str, *, applied: bool = False) -> SubscriptionCreationBody | None:
         """Whether consumers create their subscriptions. `GET /admin/v2/namespaces/{namespace}/autoSubscriptionCreation`."""
@@ -534,9 +543,10 @@ class Namespaces:
         found: dict[str, Any] = self._calls.call("GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/bundles")
         return found
 
-    def get_compaction_threshold(self, namespace: str) -> Any:
+    def get_compaction_threshold(self, namespace: str) -> int | None:
         """Never set: only reading is served. `GET /admin/v2/namespaces/{namespace}/compactionThreshold`."""
-        return self._calls.call("GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/compactionThreshold")
+        found: int | None = self._calls.call("GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/compactionThreshold")
+        return found
 
     def get_deduplication(self, namespace: str, *, applied: bool = False) -> bool | None:
         """Deduplication of what producers send again. `GET /admin/v2/namespaces/{namespace}/deduplication`."""
@@ -563,13 +573,17 @@ class Namespaces:
         )
         return found
 
-    def get_dispatch_rate(self, namespace: str) -> Any:
+    def get_dispatch_rate(self, namespace: str) -> DispatchRate | None:
         """Never set: only reading is served. `GET /admin/v2/namespaces/{namespace}/dispatchRate`."""
-        return self._calls.call("GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/dispatchRate")
+        found: DispatchRate | None = self._calls.call("GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/dispatchRate")
+        return found
 
-    def get_dispatcher_pause_on_ack_state_persistent(self, namespace: str) -> Any:
+    def get_dispatcher_pause_on_ack_state_persistent(self, namespace: str) -> bool:
         """Never set: only reading is served. `GET /admin/v2/namespaces/{namespace}/dispatcherPauseOnAckStatePersistent`."""
-        return self._calls.call("GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/dispatcherPauseOnAckStatePersistent")
+        found: bool = self._calls.call(
+            "GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/dispatcherPauseOnAckStatePersistent"
+        )
+        return found
 
     def get_encryption_required(self, namespace: str, *, applied: bool = False) -> bool:
         """Whether producers must encrypt. `GET /admin/v2/namespaces/{namespace}/encryptionRequired`."""
@@ -578,9 +592,10 @@ class Namespaces:
         )
         return found
 
-    def get_entry_filters(self, namespace: str) -> Any:
+    def get_entry_filters(self, namespace: str) -> EntryFilters | None:
         """Never set: only reading is served. `GET /admin/v2/namespaces/{namespace}/entryFilters`."""
-        return self._calls.call("GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/entryFilters")
+        found: EntryFilters | None = self._calls.call("GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/entryFilters")
+        return found
 
     def get_inactive_topic_policies(self, namespace: str, *, applied: bool = False) -> InactiveTopicsBody | None:
         """Deletion of topics that nobody uses. `GET /admin/v2/namespaces/{namespace}/inactiveTopicPolicies`."""
@@ -654,11 +669,12 @@ class Namespaces:
         )
         return found
 
-    def get_offload_deletion_lag_ms(self, namespace: str) -> Any:
+    def get_offload_deletion_lag_ms(self, namespace: str) -> int | None:
         """Time for which bookies keep an offloaded ledger; whole seconds. `GET
         /admin/v2/namespaces/{namespace}/offloadDeletionLagMs`.
         """
-        return self._calls.call("GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/offloadDeletionLagMs")
+        found: int | None = self._calls.call("GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/offloadDeletionLagMs")
+        return found
 
     def get_offload_policies(self, namespace: str, *, applied: bool = False) -> OffloadPoliciesBody | None:
         """When ended ledgers are copied to an object store, and which; a field that is absent is the level's above. `GET
@@ -692,9 +708,12 @@ class Namespaces:
         )
         return found
 
-    def get_persistence_bookie_affinity(self, namespace: str) -> Any:
+    def get_persistence_bookie_affinity(self, namespace: str) -> dict[str, Any] | None:
         """Never set: only reading is served. `GET /admin/v2/namespaces/{namespace}/persistence/bookieAffinity`."""
-        return self._calls.call("GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/persistence/bookieAffinity")
+        found: dict[str, Any] | None = self._calls.call(
+            "GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/persistence/bookieAffinity"
+        )
+        return found
 
     def get_properties(self, namespace: str) -> dict[str, str]:
         """All of them. `GET /admin/v2/namespaces/{namespace}/properties`."""
@@ -706,26 +725,32 @@ class Namespaces:
         found: str | None = self._calls.call("GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/property/{segment(key)}")
         return found
 
-    def get_publish_rate(self, namespace: str) -> Any:
+    def get_publish_rate(self, namespace: str) -> PublishRate | None:
         """Never set: only reading is served. `GET /admin/v2/namespaces/{namespace}/publishRate`."""
-        return self._calls.call("GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/publishRate")
+        found: PublishRate | None = self._calls.call("GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/publishRate")
+        return found
 
-    def get_replicate_subscription_state(self, namespace: str) -> Any:
+    def get_replicate_subscription_state(self, namespace: str) -> bool | None:
         """Never set: only reading is served. `GET /admin/v2/namespaces/{namespace}/replicateSubscriptionState`."""
-        return self._calls.call("GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/replicateSubscriptionState")
+        found: bool | None = self._calls.call("GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/replicateSubscriptionState")
+        return found
 
     def get_replication(self, namespace: str) -> builtins.list[str]:
         """Clusters that have the namespace: this one. `GET /admin/v2/namespaces/{namespace}/replication`."""
         found: builtins.list[str] = self._calls.call("GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/replication")
         return found
 
-    def get_replicator_dispatch_rate(self, namespace: str) -> Any:
+    def get_replicator_dispatch_rate(self, namespace: str) -> DispatchRate | None:
         """Never set: only reading is served. `GET /admin/v2/namespaces/{namespace}/replicatorDispatchRate`."""
-        return self._calls.call("GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/replicatorDispatchRate")
+        found: DispatchRate | None = self._calls.call(
+            "GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/replicatorDispatchRate"
+        )
+        return found
 
-    def get_resourcegroup(self, namespace: str) -> Any:
+    def get_resourcegroup(self, namespace: str) -> str | None:
         """Never set: only reading is served. `GET /admin/v2/namespaces/{namespace}/resourcegroup`."""
-        return self._calls.call("GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/resourcegroup")
+        found: str | None = self._calls.call("GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/resourcegroup")
+        return found
 
     def get_retention(self, namespace: str, *, applied: bool = False) -> RetentionBody | None:
         """Retention of acknowledged data. `GET /admin/v2/namespaces/{namespace}/retention`."""
@@ -734,9 +759,12 @@ class Namespaces:
         )
         return found
 
-    def get_schema_auto_update_compatibility_strategy(self, namespace: str) -> Any:
+    def get_schema_auto_update_compatibility_strategy(self, namespace: str) -> str | None:
         """Never set: only reading is served. `GET /admin/v2/namespaces/{namespace}/schemaAutoUpdateCompatibilityStrategy`."""
-        return self._calls.call("GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/schemaAutoUpdateCompatibilityStrategy")
+        found: str | None = self._calls.call(
+            "GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/schemaAutoUpdateCompatibilityStrategy"
+        )
+        return found
 
     def get_schema_compatibility_strategy(self, namespace: str, *, applied: bool = False) -> str:
         """How a new version of a schema must go with the ones before. `GET
@@ -756,17 +784,22 @@ class Namespaces:
         )
         return found
 
-    def get_subscribe_rate(self, namespace: str) -> Any:
+    def get_subscribe_rate(self, namespace: str) -> SubscribeRate | None:
         """Never set: only reading is served. `GET /admin/v2/namespaces/{namespace}/subscribeRate`."""
-        return self._calls.call("GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/subscribeRate")
+        found: SubscribeRate | None = self._calls.call("GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/subscribeRate")
+        return found
 
-    def get_subscription_dispatch_rate(self, namespace: str) -> Any:
+    def get_subscription_dispatch_rate(self, namespace: str) -> DispatchRate | None:
         """Never set: only reading is served. `GET /admin/v2/namespaces/{namespace}/subscriptionDispatchRate`."""
-        return self._calls.call("GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/subscriptionDispatchRate")
+        found: DispatchRate | None = self._calls.call(
+            "GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/subscriptionDispatchRate"
+        )
+        return found
 
-    def get_subscription_expiration_time(self, namespace: str) -> Any:
+    def get_subscription_expiration_time(self, namespace: str) -> int | None:
         """Never set: only reading is served. `GET /admin/v2/namespaces/{namespace}/subscriptionExpirationTime`."""
-        return self._calls.call("GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/subscriptionExpirationTime")
+        found: int | None = self._calls.call("GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/subscriptionExpirationTime")
+        return found
 
     def get_subscription_types_enabled(self, namespace: str, *, applied: bool = False) -> builtins.list[str]:
         """Kinds of subscription that consumers may use, empty = all. `GET
@@ -1512,9 +1545,10 @@ class Topics:
         found: dict[str, Any] = self._calls.call("GET", f"/admin/v2/{topic_path(topic)}/backlogQuotaMap", {"applied": applied})
         return found
 
-    def get_compaction_threshold(self, topic: str, *, applied: bool = False) -> Any:
+    def get_compaction_threshold(self, topic: str, *, applied: bool = False) -> int | None:
         """Never set: only reading is served. `GET /admin/v2/{topic}/compactionThreshold`."""
-        return self._calls.call("GET", f"/admin/v2/{topic_path(topic)}/compactionThreshold", {"applied": applied})
+        found: int | None = self._calls.call("GET", f"/admin/v2/{topic_path(topic)}/compactionThreshold", {"applied": applied})
+        return found
 
     def get_deduplication_enabled(self, topic: str, *, applied: bool = False) -> bool | None:
         """Deduplication of what producers send again. `GET /admin/v2/{topic}/deduplicationEnabled`."""
@@ -1535,21 +1569,29 @@ class Topics:
         )
         return found
 
-    def get_dispatch_rate(self, topic: str, *, applied: bool = False) -> Any:
+    def get_dispatch_rate(self, topic: str, *, applied: bool = False) -> DispatchRate | None:
         """Never set: only reading is served. `GET /admin/v2/{topic}/dispatchRate`."""
-        return self._calls.call("GET", f"/admin/v2/{topic_path(topic)}/dispatchRate", {"applied": applied})
+        found: DispatchRate | None = self._calls.call("GET", f"/admin/v2/{topic_path(topic)}/dispatchRate", {"applied": applied})
+        return found
 
-    def get_dispatch_rate_of(self, topic: str, subscription: str, *, applied: bool = False) -> Any:
+    def get_dispatch_rate_of(self, topic: str, subscription: str, *, applied: bool = False) -> DispatchRate | None:
         """Never set: only reading is served. `GET /admin/v2/{topic}/{subscription}/dispatchRate`."""
-        return self._calls.call("GET", f"/admin/v2/{topic_path(topic)}/{twice(subscription)}/dispatchRate", {"applied": applied})
+        found: DispatchRate | None = self._calls.call(
+            "GET", f"/admin/v2/{topic_path(topic)}/{twice(subscription)}/dispatchRate", {"applied": applied}
+        )
+        return found
 
-    def get_dispatcher_pause_on_ack_state_persistent(self, topic: str, *, applied: bool = False) -> Any:
+    def get_dispatcher_pause_on_ack_state_persistent(self, topic: str, *, applied: bool = False) -> bool:
         """Never set: only reading is served. `GET /admin/v2/{topic}/dispatcherPauseOnAckStatePersistent`."""
-        return self._calls.call("GET", f"/admin/v2/{topic_path(topic)}/dispatcherPauseOnAckStatePersistent", {"applied": applied})
+        found: bool = self._calls.call(
+            "GET", f"/admin/v2/{topic_path(topic)}/dispatcherPauseOnAckStatePersistent", {"applied": applied}
+        )
+        return found
 
-    def get_entry_filters(self, topic: str, *, applied: bool = False) -> Any:
+    def get_entry_filters(self, topic: str, *, applied: bool = False) -> EntryFilters | None:
         """Never set: only reading is served. `GET /admin/v2/{topic}/entryFilters`."""
-        return self._calls.call("GET", f"/admin/v2/{topic_path(topic)}/entryFilters", {"applied": applied})
+        found: EntryFilters | None = self._calls.call("GET", f"/admin/v2/{topic_path(topic)}/entryFilters", {"applied": applied})
+        return found
 
     def get_inactive_topic_policies(self, topic: str, *, applied: bool = False) -> InactiveTopicsBody | None:
         """Deletion of topics that nobody uses. `GET /admin/v2/{topic}/inactiveTopicPolicies`."""
@@ -1605,9 +1647,10 @@ class Topics:
         """As `position/…` answers it, acknowledged or not. `GET /admin/v2/{topic}/ledger/{ledger_id}/entry/{entry_id}`."""
         return self._calls.message("GET", f"/admin/v2/{topic_path(topic)}/ledger/{segment(ledger_id)}/entry/{segment(entry_id)}")
 
-    def get_message_ttl(self, topic: str, *, applied: bool = False) -> Any:
+    def get_message_ttl(self, topic: str, *, applied: bool = False) -> int | None:
         """Message TTL in seconds, 0 = off. `GET /admin/v2/{topic}/messageTTL`."""
-        return self._calls.call("GET", f"/admin/v2/{topic_path(topic)}/messageTTL", {"applied": applied})
+        found: int | None = self._calls.call("GET", f"/admin/v2/{topic_path(topic)}/messageTTL", {"applied": applied})
+        return found
 
     def get_offload_policies(self, topic: str, *, applied: bool = False) -> OffloadPoliciesBody | None:
         """When ended ledgers are copied to an object store, and which; a field that is absent is the level's above. `GET
@@ -1625,26 +1668,34 @@ class Topics:
         found: PersistenceBody | None = self._calls.call("GET", f"/admin/v2/{topic_path(topic)}/persistence", {"applied": applied})
         return found
 
-    def get_publish_rate(self, topic: str, *, applied: bool = False) -> Any:
+    def get_publish_rate(self, topic: str, *, applied: bool = False) -> PublishRate | None:
         """Never set: only reading is served. `GET /admin/v2/{topic}/publishRate`."""
-        return self._calls.call("GET", f"/admin/v2/{topic_path(topic)}/publishRate", {"applied": applied})
+        found: PublishRate | None = self._calls.call("GET", f"/admin/v2/{topic_path(topic)}/publishRate", {"applied": applied})
+        return found
 
-    def get_replicate_subscription_state(self, topic: str, *, applied: bool = False) -> Any:
+    def get_replicate_subscription_state(self, topic: str, *, applied: bool = False) -> bool | None:
         """Never set: only reading is served. `GET /admin/v2/{topic}/replicateSubscriptionState`."""
-        return self._calls.call("GET", f"/admin/v2/{topic_path(topic)}/replicateSubscriptionState", {"applied": applied})
+        found: bool | None = self._calls.call(
+            "GET", f"/admin/v2/{topic_path(topic)}/replicateSubscriptionState", {"applied": applied}
+        )
+        return found
 
     def get_replication(self, topic: str) -> builtins.list[str]:
         """Clusters that have the topic: this one. `GET /admin/v2/{topic}/replication`."""
         found: builtins.list[str] = self._calls.call("GET", f"/admin/v2/{topic_path(topic)}/replication")
         return found
 
-    def get_replicator_dispatch_rate(self, topic: str, *, applied: bool = False) -> Any:
+    def get_replicator_dispatch_rate(self, topic: str, *, applied: bool = False) -> DispatchRate | None:
         """Never set: only reading is served. `GET /admin/v2/{topic}/replicatorDispatchRate`."""
-        return self._calls.call("GET", f"/admin/v2/{topic_path(topic)}/replicatorDispatchRate", {"applied": applied})
+        found: DispatchRate | None = self._calls.call(
+            "GET", f"/admin/v2/{topic_path(topic)}/replicatorDispatchRate", {"applied": applied}
+        )
+        return found
 
-    def get_resource_group(self, topic: str, *, applied: bool = False) -> Any:
+    def get_resource_group(self, topic: str, *, applied: bool = False) -> str | None:
         """Never set: only reading is served. `GET /admin/v2/{topic}/resourceGroup`."""
-        return self._calls.call("GET", f"/admin/v2/{topic_path(topic)}/resourceGroup", {"applied": applied})
+        found: str | None = self._calls.call("GET", f"/admin/v2/{topic_path(topic)}/resourceGroup", {"applied": applied})
+        return found
 
     def get_retention(self, topic: str, *, applied: bool = False) -> RetentionBody | None:
         """Retention of acknowledged data. `GET /admin/v2/{topic}/retention`."""
@@ -1665,21 +1716,31 @@ class Topics:
         found: bool = self._calls.call("GET", f"/admin/v2/{topic_path(topic)}/schemaValidationEnforced", {"applied": applied})
         return found
 
-    def get_shadow_topics(self, topic: str, *, applied: bool = False) -> Any:
+    def get_shadow_topics(self, topic: str, *, applied: bool = False) -> builtins.list[str] | None:
         """Never set: only reading is served. `GET /admin/v2/{topic}/shadowTopics`."""
-        return self._calls.call("GET", f"/admin/v2/{topic_path(topic)}/shadowTopics", {"applied": applied})
+        found: builtins.list[str] | None = self._calls.call(
+            "GET", f"/admin/v2/{topic_path(topic)}/shadowTopics", {"applied": applied}
+        )
+        return found
 
-    def get_subscribe_rate(self, topic: str, *, applied: bool = False) -> Any:
+    def get_subscribe_rate(self, topic: str, *, applied: bool = False) -> SubscribeRate | None:
         """Never set: only reading is served. `GET /admin/v2/{topic}/subscribeRate`."""
-        return self._calls.call("GET", f"/admin/v2/{topic_path(topic)}/subscribeRate", {"applied": applied})
+        found: SubscribeRate | None = self._calls.call("GET", f"/admin/v2/{topic_path(topic)}/subscribeRate", {"applied": applied})
+        return found
 
-    def get_subscription_dispatch_rate(self, topic: str, *, applied: bool = False) -> Any:
+    def get_subscription_dispatch_rate(self, topic: str, *, applied: bool = False) -> DispatchRate | None:
         """Never set: only reading is served. `GET /admin/v2/{topic}/subscriptionDispatchRate`."""
-        return self._calls.call("GET", f"/admin/v2/{topic_path(topic)}/subscriptionDispatchRate", {"applied": applied})
+        found: DispatchRate | None = self._calls.call(
+            "GET", f"/admin/v2/{topic_path(topic)}/subscriptionDispatchRate", {"applied": applied}
+        )
+        return found
 
-    def get_subscription_expiration_time(self, topic: str, *, applied: bool = False) -> Any:
+    def get_subscription_expiration_time(self, topic: str, *, applied: bool = False) -> int | None:
         """Never set: only reading is served. `GET /admin/v2/{topic}/subscriptionExpirationTime`."""
-        return self._calls.call("GET", f"/admin/v2/{topic_path(topic)}/subscriptionExpirationTime", {"applied": applied})
+        found: int | None = self._calls.call(
+            "GET", f"/admin/v2/{topic_path(topic)}/subscriptionExpirationTime", {"applied": applied}
+        )
+        return found
 
     def get_subscription_types_enabled(self, topic: str, *, applied: bool = False) -> builtins.list[str] | None:
         """Kinds of subscription that consumers may use, empty = all. `GET /admin/v2/{topic}/subscriptionTypesEnabled`."""
@@ -1797,9 +1858,10 @@ class Topics:
         found: dict[str, Any] = self._calls.call("GET", "/cepheid/v1/topics", {"topic": topic, "namespace": namespace})
         return found
 
-    def plan(self, *, topic: str, schemas: bool = False, after: int = -1) -> Any:
+    def plan(self, *, topic: str, schemas: bool = False, after: int = -1) -> dict[str, Any]:
         """Ours, not Pulsar's: docs/plan-service.md. `GET /cepheid/v1/plan`."""
-        return self._calls.call("GET", "/cepheid/v1/plan", {"topic": topic, "schemas": schemas, "after": after})
+        found: dict[str, Any] = self._calls.call("GET", "/cepheid/v1/plan", {"topic": topic, "schemas": schemas, "after": after})
+        return found
 
     def properties(self, topic: str) -> dict[str, str]:
         """Of a partition: those of its partitioned topic. `GET /admin/v2/{topic}/properties`."""

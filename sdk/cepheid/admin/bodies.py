@@ -41,6 +41,17 @@ class DelayedDeliveryBody(TypedDict, total=False):
     """How Go's client calls maxDeliveryDelayInMillis."""
 
 
+class DispatchRate(TypedDict, total=False):
+    dispatchThrottlingRateInMsg: int
+    dispatchThrottlingRateInByte: int
+    relativeToPublishRate: bool
+    ratePeriodInSecond: int
+
+
+class EntryFilters(TypedDict, total=False):
+    entryFilterNames: str
+
+
 class FailoverPolicy(TypedDict, total=False):
     """When secondary brokers help. The values of its parameters are strings."""
 
@@ -173,6 +184,11 @@ class PostSchemaPayload(TypedDict, total=False):
     properties: dict[str, str] | None
 
 
+class PublishRate(TypedDict, total=False):
+    publishThrottlingRateInMsg: int
+    publishThrottlingRateInByte: int
+
+
 class RetentionBody(TypedDict, total=False):
     retentionTimeInMinutes: int
     retentionSizeInMB: int
@@ -185,6 +201,11 @@ class SplitOrder(TypedDict, total=False):
     bundle: Required[str]
     by: Required[Literal["load", "topics"]]
     why: str
+
+
+class SubscribeRate(TypedDict, total=False):
+    subscribeThrottlingRatePerConsumer: int
+    ratePeriodInSecond: int
 
 
 class SubscriptionCreationBody(TypedDict, total=False):
