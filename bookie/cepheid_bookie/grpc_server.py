@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
@@ -157,7 +158,7 @@ class BookieServer:
     async def start(self) -> None:
         """Open all ports. Closes those that it opened when it fails or is cancelled. Raises PortInUseError."""
         keep_large_buffers()
-        server = grpc.aio.server(options=server_options())
+        server = grpc.aio.server(options=server_options(self._max_connections(), self._settings.handshake_timeout_s))
         server.add_generic_rpc_handlers((self._handlers(),))
         starting: asyncio.Future[None] | None = None
         try:
@@ -173,6 +174,11 @@ class BookieServer:
             await asyncio.shield(asyncio.ensure_future(self._end_start(server, starting)))
             raise
         self._server = server
+
+    def _max_connections(self) -> int:
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        bound = self._settings.max_connections
+        return bound if files == resource.RLIM_INFINITY else min(bound, files // 2)
 
     async def _end_start(self, server: grpc.aio.Server, starting: asyncio.Future[None] | None) -> None:
         if self._scans is not None:

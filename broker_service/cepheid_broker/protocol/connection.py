@@ -30,7 +30,6 @@ from google.protobuf.message import Message
 from cepheid_broker.errors import ProtocolViolationError
 from cepheid_broker.peer import Buffer
 from cepheid_broker.protocol.access import COMMAND_NEEDS, Access
-from cepheid_broker.protocol.arrivals import Place
 from cepheid_broker.protocol.connection_consumer import ConsumerCommands
 from cepheid_broker.protocol.connection_lookup import LookupCommands
 from cepheid_broker.protocol.connection_producer import ProducerCommands
@@ -45,6 +44,7 @@ from cepheid_ports import CepheidError, without_details
 from cepheid_security import AuthenticationError, Credentials, Principal, certificate_names
 from cepheid_security.audit import TLS_HANDSHAKE
 from cepheid_security.authorization import original_role_problem
+from cepheid_security.connection_limits import Place
 from cepheid_security.handshakes import TLS_HELLO
 from cepheid_wire import (
     BODY_FIELDS,
