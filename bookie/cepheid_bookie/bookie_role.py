@@ -269,6 +269,7 @@ class BookieRole(Role):
             plain_port=settings.tls.plain_port if settings.tls.port is None else settings.port,
             access=ports.access,
             denials=self._denials,
+            wall_ms=self._ports.wall_ms,
         )
         await self._server.start()
         self._opened.push_async_callback(self._server.aclose)

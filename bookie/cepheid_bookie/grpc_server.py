@@ -14,7 +14,9 @@ then looked at for the audit log alone.
 Rule 5: fences and first reads of recoveries share a stream: a call for each costs more than what it asks for. They are answered as
 they are done, whatever came before them. An answer has one piece of a read; the client asks for more with a call. A large one
 holds its place until it was sent, so that a client that does not read gets no more than a few pieces read.
-Rule 6: a stop ends reading first, waits for what was admitted, sends its answers, and then ends the streams.
+Rule 6: a call with a certificate that has expired since the handshake is refused. Streams end at that time, after what was admitted
+is answered; brokers whose certificate was exchanged in time have another stream by then (cepheid_ledger/grpc_connection.py).
+Rule 7: a stop ends reading first, waits for what was admitted, sends its answers, and then ends the streams.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Any, NoReturn, Protocol
@@ -38,7 +40,7 @@ from cepheid_bookie.errors import PortInUseError
 from cepheid_bookie.scan_server import ScanServer
 from cepheid_bookie.scans import LoopTurns
 from cepheid_bookie.settings import BookieServerSettings
-from cepheid_ports import host_port, keep_large_buffers
+from cepheid_ports import Ports, host_port, keep_large_buffers
 from cepheid_rpc import (
     ADD,
     READ,
@@ -74,7 +76,7 @@ from cepheid_rpc import (
     kind_of,
     server_options,
 )
-from cepheid_security.grpc_tls import is_encrypted, peer_role
+from cepheid_security.grpc_tls import is_encrypted, peer_expires_at_ms, peer_role
 from cepheid_security.tls import CertificateRule
 
 log = logging.getLogger(__name__)
@@ -93,6 +95,9 @@ _SMALL_READ_BYTES = _UNSENT_BYTES // _RECOVERIES_AT_ONCE
 _DENIAL_WAITS_S = 10.0
 """For the first message of a stream of adds or of recoveries that is denied."""
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
+_EXPIRY_LOOKS_S = 60.0
+"""Between looks whether the certificate of a stream's client has expired: the wall clock may be set."""
+_EXPIRED = "the certificate of this connection has expired: connect again with a new one"
 _NO_CHANGE = "only brokers and repair workers of this cluster may change what a bookie holds"
 
 _Callers = Mapping[type[LacRequest] | type[ReadRequest], Caller]
@@ -116,7 +121,7 @@ class BookieServer:
     it; without one all scans are served here.
 
     `credentials`: `grpc.ServerCredentials`, which make it a port with TLS. `plain_port`: one without TLS beside it.
-    `access` says what callers may do, and `denials` receives what was refused.
+    `access` says what callers may do, and `denials` receives what was refused. `wall_ms` is the wall clock.
     """
 
     def __init__(
@@ -131,7 +136,9 @@ class BookieServer:
         plain_port: int | None = None,
         access: BookieAccess = OPEN_ACCESS,
         denials: Denials | None = None,
+        wall_ms: Callable[[], int] | None = None,
     ) -> None:
+        self._wall_ms = wall_ms or Ports().wall_ms
         self._credentials = credentials
         self.plain_port = plain_port
         self._access = access
@@ -210,17 +217,62 @@ class BookieServer:
         await server.stop(self._settings.stop_grace_s)
 
     def _handlers(self) -> grpc.GenericRpcHandler[bytes, bytes]:
+        checked = self._with_valid_certificate
         return grpc.method_handlers_generic_handler(
             SERVICE,
             {
-                ADD: grpc.stream_stream_rpc_method_handler(self._serve_add),
-                READ_LAC: grpc.unary_unary_rpc_method_handler(self._serve_read_lac),
-                READ: grpc.unary_stream_rpc_method_handler(self._serve_read),
-                WRITE_LAC: grpc.unary_unary_rpc_method_handler(self._serve_write_lac),
-                SCAN_PORT: grpc.unary_unary_rpc_method_handler(self._serve_scan_port),
-                RECOVER: grpc.stream_stream_rpc_method_handler(self._serve_recover),
+                ADD: grpc.stream_stream_rpc_method_handler(checked(ADD, self._serve_add)),
+                READ_LAC: grpc.unary_unary_rpc_method_handler(checked(READ_LAC, self._serve_read_lac)),
+                READ: grpc.unary_stream_rpc_method_handler(checked(READ, self._serve_read)),
+                WRITE_LAC: grpc.unary_unary_rpc_method_handler(checked(WRITE_LAC, self._serve_write_lac)),
+                SCAN_PORT: grpc.unary_unary_rpc_method_handler(checked(SCAN_PORT, self._serve_scan_port)),
+                RECOVER: grpc.stream_stream_rpc_method_handler(checked(RECOVER, self._serve_recover)),
             },
         )
+
+    def _with_valid_certificate(
+        self, method: str, serve: Callable[[Any, Context], Awaitable[Any]]
+    ) -> Callable[[Any, Context], Awaitable[Any]]:
+        """Return `serve`, for callers whose certificate has not expired since their handshake (rule 6)."""
+
+        async def checked(request: Any, context: Context) -> Any:
+            expires_at_ms = peer_expires_at_ms(context.auth_context())
+            if expires_at_ms is not None and self._wall_ms() >= expires_at_ms:
+                await self._refuse_expired(context, method)
+            return await serve(request, context)
+
+        return checked
+
+    async def _refuse_expired(self, context: Context, method: str) -> NoReturn:
+        self._denials.role(_caller_of(context, method, self._access.certificate_role), "", _EXPIRED)
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, _EXPIRED)
+        raise AssertionError("abort raises")
+
+    async def _serve_until_expired(self, stream: _AddStream | _RecoveryStream, context: Context, method: str) -> None:
+        """Serve a stream; end it when the certificate of its client expires."""
+        expires_at_ms = peer_expires_at_ms(context.auth_context())
+        if expires_at_ms is None:
+            await stream.serve()
+            return
+        loop, has_expired = asyncio.get_running_loop(), False
+        timer: asyncio.Handle
+
+        def look() -> None:
+            nonlocal timer, has_expired
+            left_s = (expires_at_ms - self._wall_ms()) / 1000
+            if left_s > 0:
+                timer = loop.call_later(min(left_s, _EXPIRY_LOOKS_S), look)
+            else:
+                has_expired = True
+                stream.stop_reading()
+
+        timer = loop.call_soon(look)
+        try:
+            await stream.serve()
+        finally:
+            timer.cancel()
+        if has_expired:
+            await self._refuse_expired(context, method)
 
     async def _check_may_change(self, context: Context, method: str, object: str = "") -> None:
         caller = context.auth_context()
@@ -246,7 +298,7 @@ class BookieServer:
         stream = _AddStream(self._bookie, context, self._settings.stream_in_flight_bytes)
         self._add_streams[stream] = None
         try:
-            await stream.serve()
+            await self._serve_until_expired(stream, context, ADD)
         finally:
             del self._add_streams[stream]
         if stream.refusal is not None:
@@ -268,7 +320,7 @@ class BookieServer:
         stream = _RecoveryStream(self._bookie, context, self._read_turns, callers)
         self._recovery_streams[stream] = None
         try:
-            await stream.serve()
+            await self._serve_until_expired(stream, context, RECOVER)
         finally:
             del self._recovery_streams[stream]
         if stream.refusal is not None:

@@ -16,6 +16,7 @@ Rule 3: a frame that was begun is completed, or the connection ends: nobody take
 Rule 4: a log is given only to processes of the same user, or root's, in the same network namespace; and where each ticket is
 accepted, since a log has other ledgers, too.
 Rule 5: with TLS the handshake comes first and counts as part of rule 1. It demands a client certificate, as the gRPC port does.
+A scan ends when the certificate expires.
 """
 
 from __future__ import annotations
@@ -104,6 +105,7 @@ class ScanServer:
         certificate_role: CertificateRule = "common_name",
         denials: Denials | None = None,
     ) -> None:
+        self._ports = ports
         self._tls = tls
         self._certificate_role = certificate_role
         self._bookie = bookie
@@ -204,7 +206,8 @@ class ScanServer:
                 request = await self._read_request(stream, place, peer)
                 if request is not None:
                     with asking(Caller(stream.role, peer, "Scan")):
-                        await self._answer(stream, request, places=is_local)
+                        async with asyncio.timeout(self._valid_s(stream)):
+                            await self._answer(stream, request, places=is_local)
             finally:
                 stream.connection.close()
         except LogGoneError as error:  # deleted since the index was asked; the reader asks anew, by gRPC
@@ -218,6 +221,11 @@ class ScanServer:
                 log.debug("scan_server.connection_lost", extra={"error": repr(error)})
         except MalformedGroupError as error:
             log.warning("scan_server.request_refused", extra={"error": str(error)})
+
+    def _valid_s(self, stream: ScanStream) -> float | None:
+        """For how long the reader's certificate is valid: the scan ends with it. None: without end."""
+        expires_at_ms = stream.expires_at_ms
+        return None if expires_at_ms is None else (expires_at_ms - self._ports.wall_ms()) / 1000
 
     async def _read_request(self, stream: ScanStream, place: Place, peer: str) -> ReadRequest | None:
         """None: it was not meant for this bookie. Raises MalformedGroupError, EOFError, TimeoutError, OSError."""

@@ -21,6 +21,7 @@ from cepheid_bookie.grpc_server import BookieServer
 from cepheid_bookie.memory_index import MemoryBlockIndex
 from cepheid_bookie.scan_server import ScanServer
 from cepheid_bookie.secured_ports import access_of, secured_ports
+from cepheid_ledger import LedgerSettings
 from cepheid_ledger.grpc_connection import GrpcConnection
 from cepheid_ports import Ports
 from cepheid_rpc import (
@@ -308,6 +309,45 @@ async def test_brokers_and_a_bookie_get_the_stages_of_a_new_ca_in_any_order(made
                 connection = GrpcConnection("b", f"{TLS_MARK}127.0.0.1:{server.port}", tls=tls_of(broker_files, "broker"))
                 assert await outcome_of(CALLS["lac"], connection) == "OK", (stage, receiver.name)
                 await connection.aclose()
+
+
+async def test_calls_and_streams_end_when_the_certificate_of_their_connection_expires(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc_server, "_EXPIRY_LOOKS_S", 0.02)
+    denials = Denials()
+    async with secured_bookie(made, tmp_path, denials=denials) as server:
+        connection = GrpcConnection("b", f"{TLS_MARK}127.0.0.1:{server.port}", tls=tls_of(made, "broker"))
+        source = OneAdd(10)
+        stream = connection.open_add_stream(source)  # type: ignore[arg-type]
+        stream.wake()
+        await wait_until(lambda: source.outcome is Status.OK)
+        server._wall_ms = lambda: 1 << 60
+        await wait_until(lambda: isinstance(source.outcome, BaseException))
+        assert "the certificate of this connection has expired" in str(source.outcome)
+        for call in ("lac", "read", "write lac", "scan with ticket"):
+            assert "has expired" in await outcome_of(CALLS[call], connection), call
+        assert denials.roles == 5
+        await stream.aclose()
+        await connection.aclose()
+
+
+async def test_a_stream_moves_to_a_connection_with_the_new_certificate_between_two_adds(made: Path, tmp_path: Path) -> None:
+    """Else the bookie would end it when the old certificate expires, with adds on their way."""
+    own = tmp_path / "own"
+    shutil.copytree(made, own)
+    async with secured_bookie(made, tmp_path) as server:
+        settings = LedgerSettings(add_timeout_s=0.05)
+        connection = GrpcConnection("b", f"{TLS_MARK}127.0.0.1:{server.port}", settings, tls=tls_of(own, "broker"))
+        source = OneAdd(10)
+        stream = connection.open_add_stream(source)  # type: ignore[arg-type]
+        stream.wake()
+        await wait_until(lambda: source.outcome is Status.OK)
+        Authority(own, datetime.datetime.now(datetime.UTC)).issue("broker", hosts=["127.0.0.1"], for_servers=True)
+        await wait_until(lambda: isinstance(source.outcome, BaseException))
+        assert "the certificate of this process was exchanged" in str(source.outcome)
+        await stream.aclose()
+        await connection.aclose()
 
 
 async def test_an_exchanged_certificate_is_used_without_a_restart(made: Path, tmp_path: Path) -> None:
