@@ -307,7 +307,12 @@ class BookieRole(Role):
             authorization=tls.enabled and not tls.has_plain_port,
             enforced=tls.enabled and not tls.has_plain_port,
         )
-        return ProcessReport(process=process, storage_format=NEWEST_STORAGE_FORMAT, security=security)
+        return ProcessReport(
+            process=process,
+            storage_format=NEWEST_STORAGE_FORMAT,
+            security=security,
+            zookeeper_tls=stored.encrypted or None,
+        )
 
     def _new_registration(self, store: MetadataStore, record: BookieRegistration) -> Registration[BookieRegistration]:
         def is_past(found: BookieRegistration) -> bool:

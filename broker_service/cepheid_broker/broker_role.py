@@ -26,6 +26,7 @@ from cepheid_ledger.bookie_directory import BookieDirectory
 from cepheid_metadata import MetadataStore, SessionState, broker_records, require_cluster
 from cepheid_metadata.patient_open import open_patiently
 from cepheid_metadata.process_reports import ProcessReport, broker_process, broker_reports, report
+from cepheid_metadata.store import security_of
 from cepheid_metadata.upgrade import NEWEST_STORAGE_FORMAT
 from cepheid_ports import Ports, Role, host_port
 
@@ -167,6 +168,7 @@ class BrokerRole(Role):
             process=broker_process(registered.record),
             storage_format=NEWEST_STORAGE_FORMAT,
             security=self._serving.security_facts(self._store),
+            zookeeper_tls=security_of(self._store).encrypted or None,
         )
         await report(broker_reports(self._store), self.broker_id, own)
 
