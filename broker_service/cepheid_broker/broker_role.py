@@ -43,6 +43,8 @@ class BrokerRole(Role):
 
     def __init__(self, settings: BrokerRoleSettings, ports: Ports, shared_admin: SharedAdminPorts = NO_SHARED_PORTS) -> None:
         super().__init__()
+        settings.authorization.check()
+        settings.authorization.check_peers(settings.authentication)
         self.settings = settings
         self._shared_admin = shared_admin
         self._ports = ports
