@@ -86,7 +86,7 @@ async def test_a_reader_reads_its_topic_and_a_ticket_reads_no_other(made: Path) 
         source = source_of(cluster, made)
 
         def read() -> list[bytes]:
-            arguments = {"admin_url": source.admin_url, "token": source.token}
+            arguments = {"admin_url": source.admin_url, "token": source.secrets.token}
             with scan("orders", columns=["value"], **arguments) as reader:
                 return [value for batch in reader for value in batch.column("value").to_pylist()]
 
