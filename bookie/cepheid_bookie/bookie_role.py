@@ -98,13 +98,14 @@ class BookieRole(Role):
         self._registration: Registration[BookieRegistration] | None = None
         self._tasks = TaskOwner(f"bookie {self.bookie_id}", self._failure.report)
         self._pages = {"/health": self._health_page, "/ready": self._ready_page, "/metrics": self._metrics_page}
+        self._queried_pages = {"/ledgers": self._ledgers_page}
         self._port_access = access_of(settings.tls, settings.access)
         self._denials = Denials()
         self._health = HealthServer(
             settings.http_host or settings.host,
             settings.http_port,
             self._pages,
-            {"/ledgers": self._ledgers_page},
+            self._queried_pages,
             guard=self._refused_page,
             tls=health_context(settings.tls),
             certificate_role=self._port_access.certificate_role,
@@ -350,10 +351,10 @@ class BookieRole(Role):
     def _refused_page(self, request: Request) -> Page | None:
         """Probes and metrics are for everybody who reaches the port; which ledgers there are is for those who may read them."""
         is_encrypted = self._health.scheme == "https"
-        if request.path != "/ledgers" or self._port_access.may_read(request.role, is_encrypted=is_encrypted):
+        if self._port_access.refusal(request.path, request.role, is_encrypted=is_encrypted) is None:
             return None
         reason = "the ids of ledgers are for the roles in access.cluster_roles and access.reader_roles, by certificate"
-        self._denials.role(Caller(request.role, request.peer, "GET /ledgers"), "", reason)
+        self._denials.role(Caller(request.role, request.peer, f"GET {request.path}"), "", reason)
         return Page(f"role {request.role!r}: {reason}\n", HTTPStatus.FORBIDDEN)
 
     def _on_health_handshake_refused(self, peer: str, reason: str) -> None:

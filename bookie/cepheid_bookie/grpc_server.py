@@ -33,7 +33,7 @@ from urllib.parse import unquote
 import grpc
 import grpc.aio
 
-from cepheid_bookie.access import OPEN_ACCESS, BookieAccess
+from cepheid_bookie.access import FENCE, OPEN_ACCESS, SCAN, BookieAccess
 from cepheid_bookie.denials import Caller, Denials, asking
 from cepheid_bookie.entry_reader import refuse_range, split_answer
 from cepheid_bookie.errors import PortInUseError
@@ -98,7 +98,6 @@ _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 _EXPIRY_LOOKS_S = 60.0
 """Between looks whether the certificate of a stream's client has expired: the wall clock may be set."""
 _EXPIRED = "the certificate of this connection has expired: connect again with a new one"
-_NO_CHANGE = "only brokers and repair workers of this cluster may change what a bookie holds"
 
 _Callers = Mapping[type[LacRequest] | type[ReadRequest], Caller]
 """The caller of a stream of recoveries, by the kind of request."""
@@ -217,18 +216,19 @@ class BookieServer:
         await server.stop(self._settings.stop_grace_s)
 
     def _handlers(self) -> grpc.GenericRpcHandler[bytes, bytes]:
+        return grpc.method_handlers_generic_handler(SERVICE, self._methods())
+
+    def _methods(self) -> dict[str, grpc.RpcMethodHandler[bytes, bytes]]:
+        """Return the calls that are served, by name; access.py has a row for each."""
         checked = self._with_valid_certificate
-        return grpc.method_handlers_generic_handler(
-            SERVICE,
-            {
-                ADD: grpc.stream_stream_rpc_method_handler(checked(ADD, self._serve_add)),
-                READ_LAC: grpc.unary_unary_rpc_method_handler(checked(READ_LAC, self._serve_read_lac)),
-                READ: grpc.unary_stream_rpc_method_handler(checked(READ, self._serve_read)),
-                WRITE_LAC: grpc.unary_unary_rpc_method_handler(checked(WRITE_LAC, self._serve_write_lac)),
-                SCAN_PORT: grpc.unary_unary_rpc_method_handler(checked(SCAN_PORT, self._serve_scan_port)),
-                RECOVER: grpc.stream_stream_rpc_method_handler(checked(RECOVER, self._serve_recover)),
-            },
-        )
+        return {
+            ADD: grpc.stream_stream_rpc_method_handler(checked(ADD, self._serve_add)),
+            READ_LAC: grpc.unary_unary_rpc_method_handler(checked(READ_LAC, self._serve_read_lac)),
+            READ: grpc.unary_stream_rpc_method_handler(checked(READ, self._serve_read)),
+            WRITE_LAC: grpc.unary_unary_rpc_method_handler(checked(WRITE_LAC, self._serve_write_lac)),
+            SCAN_PORT: grpc.unary_unary_rpc_method_handler(checked(SCAN_PORT, self._serve_scan_port)),
+            RECOVER: grpc.stream_stream_rpc_method_handler(checked(RECOVER, self._serve_recover)),
+        }
 
     def _with_valid_certificate(
         self, method: str, serve: Callable[[Any, Context], Awaitable[Any]]
@@ -274,16 +274,16 @@ class BookieServer:
         if has_expired:
             await self._refuse_expired(context, method)
 
-    async def _check_may_change(self, context: Context, method: str, object: str = "") -> None:
+    def _refusal(self, context: Context, operation: str, *, has_ticket: bool = False) -> str | None:
+        """Return why the caller may not do this, None when it may."""
         caller = context.auth_context()
-        if not self._access.may_change(peer_role(caller, self._access.certificate_role), is_encrypted=is_encrypted(caller)):
-            await self._deny(context, method, object, _NO_CHANGE)
+        role = peer_role(caller, self._access.certificate_role)
+        return self._access.refusal(operation, role, is_encrypted=is_encrypted(caller), has_ticket=has_ticket)
 
-    async def _check_may_read(self, context: Context, method: str, object: str) -> None:
-        """Refuse a request without a ticket of a role that needs one."""
-        caller = context.auth_context()
-        if not self._access.may_read(peer_role(caller, self._access.certificate_role), is_encrypted=is_encrypted(caller)):
-            await self._deny(context, method, object, "a read needs a ticket: plan it through a broker, which issues tickets")
+    async def _require(self, context: Context, method: str, operation: str, object: str = "", *, has_ticket: bool = False) -> None:
+        """End a call that its caller may not make. `operation`: the method, or the kind of request of access.py."""
+        if (reason := self._refusal(context, operation, has_ticket=has_ticket)) is not None:
+            await self._deny(context, method, object, reason)
 
     async def _deny(self, context: Context, method: str, object: str, reason: str) -> NoReturn:
         caller = _caller_of(context, method, self._access.certificate_role)
@@ -292,9 +292,8 @@ class BookieServer:
         raise AssertionError("abort raises")
 
     async def _serve_add(self, _messages: object, context: Context) -> None:
-        caller = context.auth_context()
-        if not self._access.may_change(peer_role(caller, self._access.certificate_role), is_encrypted=is_encrypted(caller)):
-            await self._deny_adds(context)
+        if (reason := self._refusal(context, ADD)) is not None:
+            await self._deny_adds(context, reason)
         stream = _AddStream(self._bookie, context, self._settings.stream_in_flight_bytes)
         self._add_streams[stream] = None
         try:
@@ -304,19 +303,18 @@ class BookieServer:
         if stream.refusal is not None:
             await _refuse(context, ADD, stream.refusal)
 
-    async def _deny_adds(self, context: Context) -> NoReturn:
+    async def _deny_adds(self, context: Context, reason: str) -> NoReturn:
         """Deny after the first message: where a stream ends while a client is sending, gRPC reports INTERNAL to it, and not why."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_DENIAL_WAITS_S):
                 await context.read()
-        await self._deny(context, ADD, "", _NO_CHANGE)
+        await self._deny(context, ADD, "", reason)
 
     async def _serve_recover(self, _messages: object, context: Context) -> None:
         rule = self._access.certificate_role
         callers = {LacRequest: _caller_of(context, READ_LAC, rule), ReadRequest: _caller_of(context, READ, rule)}
-        caller = context.auth_context()
-        if not self._access.may_change(peer_role(caller, rule), is_encrypted=is_encrypted(caller)):
-            await self._deny_recoveries(context, callers)
+        if (reason := self._refusal(context, RECOVER)) is not None:
+            await self._deny_recoveries(context, callers, reason)
         stream = _RecoveryStream(self._bookie, context, self._read_turns, callers)
         self._recovery_streams[stream] = None
         try:
@@ -326,7 +324,7 @@ class BookieServer:
         if stream.refusal is not None:
             await _refuse(context, RECOVER, stream.refusal)
 
-    async def _deny_recoveries(self, context: Context, callers: _Callers) -> NoReturn:
+    async def _deny_recoveries(self, context: Context, callers: _Callers, reason: str) -> NoReturn:
         """The denials name each request of the first message, as they would if it came as a call."""
         try:
             async with asyncio.timeout(_DENIAL_WAITS_S):
@@ -338,21 +336,19 @@ class BookieServer:
         except MalformedGroupError as error:
             await _refuse(context, RECOVER, error)
         for request in requests[:-1]:
-            self._denials.role(callers[type(request)], f"ledger {request.ledger_id}", _NO_CHANGE)
+            self._denials.role(callers[type(request)], f"ledger {request.ledger_id}", reason)
         if not requests:
-            await self._deny(context, RECOVER, "", _NO_CHANGE)
+            await self._deny(context, RECOVER, "", reason)
         last = requests[-1]
-        await self._deny(context, callers[type(last)].operation, f"ledger {last.ledger_id}", _NO_CHANGE)
+        await self._deny(context, callers[type(last)].operation, f"ledger {last.ledger_id}", reason)
 
     async def _serve_read_lac(self, data: bytes, context: Context) -> bytes:
         try:
             request = decode_lac_request(data)
         except MalformedGroupError as error:
             await _refuse(context, READ_LAC, error)
-        if request.fence:
-            await self._check_may_change(context, READ_LAC, f"ledger {request.ledger_id}")
-        elif not request.ticket:
-            await self._check_may_read(context, READ_LAC, f"ledger {request.ledger_id}")
+        operation, has_ticket = FENCE if request.fence else READ_LAC, bool(request.ticket)
+        await self._require(context, READ_LAC, operation, f"ledger {request.ledger_id}", has_ticket=has_ticket)
         with asking(_caller_of(context, READ_LAC, self._access.certificate_role)):
             return encode_lac_answer(await (self._wait_for_lac(request) if request.wait_ms else self._bookie.read_lac(request)))
 
@@ -376,10 +372,8 @@ class BookieServer:
             request = decode_read_request(data)
         except MalformedGroupError as error:
             await _refuse(context, READ, error)
-        if request.fence:
-            await self._check_may_change(context, READ, f"ledger {request.ledger_id}")
-        elif not request.scan:  # a scan shows its ticket to the bookie
-            await self._check_may_read(context, READ, f"ledger {request.ledger_id}")
+        operation = FENCE if request.fence else SCAN if request.scan else READ
+        await self._require(context, READ, operation, f"ledger {request.ledger_id}")
         with asking(_caller_of(context, READ, self._access.certificate_role)):
             await self._send_answers(request, context)
 
@@ -392,13 +386,14 @@ class BookieServer:
                     await context.write(encode_read_answer(piece))  # waits while the client does not read: one chunk lies here
 
     async def _serve_scan_port(self, _data: bytes, context: Context) -> bytes:
+        await self._require(context, SCAN_PORT, SCAN_PORT)
         if self._scans is None:
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, "scans are served here")
             raise AssertionError("abort raises")
         return encode_scan_port(self._scans.port, self._scans.token)
 
     async def _serve_write_lac(self, data: bytes, context: Context) -> bytes:
-        await self._check_may_change(context, WRITE_LAC)
+        await self._require(context, WRITE_LAC, WRITE_LAC)
         try:
             request = decode_explicit_lac(data)
         except MalformedGroupError as error:

@@ -36,6 +36,7 @@ from contextlib import aclosing
 from functools import partial
 from typing import Protocol
 
+from cepheid_bookie.access import SCAN
 from cepheid_bookie.denials import Caller, Denials, address_of, asking
 from cepheid_bookie.entry_reader import StoredRun
 from cepheid_bookie.errors import LogGoneError, LogUnreadableError, PortInUseError
@@ -205,7 +206,7 @@ class ScanServer:
                     stream = TlsScanStream(connection, self._tls(), self._certificate_role)  # takes the socket out of `connection`
                 request = await self._read_request(stream, place, peer)
                 if request is not None:
-                    with asking(Caller(stream.role, peer, "Scan")):
+                    with asking(Caller(stream.role, peer, SCAN)):
                         async with asyncio.timeout(self._valid_s(stream)):
                             await self._answer(stream, request, places=is_local)
             finally:

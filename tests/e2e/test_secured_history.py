@@ -60,7 +60,7 @@ def source_of(cluster: StandaloneCluster, made: Path) -> PlanSource:
 
 def plan_text(source: PlanSource, topic: str) -> str:
     request = urllib.request.Request(
-        f"{source.admin_url}/cepheid/v1/plan?topic={topic}", headers={"Authorization": f"Bearer {source.token}"}
+        f"{source.admin_url}/cepheid/v1/plan?topic={topic}", headers={"Authorization": f"Bearer {source.secrets.token}"}
     )
     with urllib.request.urlopen(request, context=ClientTls.from_environment().context(), timeout=60) as answer:
         return str(answer.read().decode())

@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 
 from cepheid_bookie import Bookie, BookieIdentity, RealDisk, StorageSettings, grpc_server
-from cepheid_bookie.access import ticket_check
+from cepheid_bookie.access import FENCE, OPERATION_NEEDS, SCAN, BookieAccess, Need, ticket_check
+from cepheid_bookie.bookie_role import BookieRole
+from cepheid_bookie.bookie_role_settings import BookieRoleSettings
 from cepheid_bookie.denials import Denials
 from cepheid_bookie.grpc_server import BookieServer
 from cepheid_bookie.memory_index import MemoryBlockIndex
@@ -42,6 +44,7 @@ from cepheid_security.peer_settings import BookieAccessSettings, BookieTlsSettin
 from cepheid_security.read_tickets import LAST_ENTRY, ReadTicket, TicketKey, check_ticket, sign_ticket
 from tests.bookie.bookie_support import KEY as MASTER_KEY
 from tests.bookie.bookie_support import added
+from tests.rpc.memory_bookie import MemoryBookie
 from tests.support import wait_until
 
 LEDGER = 7
@@ -220,6 +223,32 @@ async def test_a_role_may_do_what_the_table_says(made: Path, tmp_path: Path, rol
         ordered = sorted(CALLS, key=lambda name: "fenc" in name)
         assert {name: await outcome_of(CALLS[name], connection) for name in ordered} == EXPECTED[role]
         await connection.aclose()
+
+
+async def test_each_operation_that_a_bookie_serves_has_a_row_and_no_row_is_left_over(tmp_path: Path) -> None:
+    calls = BookieServer(MemoryBookie(), "127.0.0.1", 0)._methods()
+    role = BookieRole(BookieRoleSettings(metadata="zk://a", data_dir=tmp_path, bookie_id="b"), Ports())
+    pages = {*role._health._pages, *role._health._queried}
+    kinds_of_requests = {FENCE, SCAN}
+    assert {*calls, *pages, *kinds_of_requests} == set(OPERATION_NEEDS)
+
+
+@pytest.mark.parametrize("needed", Need)
+def test_a_need_is_met_by_the_roles_that_have_it(needed: Need) -> None:
+    access = BookieAccess(cluster_roles=frozenset({"broker"}), reader_roles=frozenset({"admin"}))
+    operation = next(name for name, need in OPERATION_NEEDS.items() if need is needed)
+
+    def allowed(role: str, *, has_ticket: bool = False) -> bool:
+        return access.refusal(operation, role, is_encrypted=True, has_ticket=has_ticket) is None
+
+    everybody = needed in (Need.NOTHING, Need.CERTIFICATE, Need.TICKET)  # the port and the storage check the last two
+    assert [allowed(role) for role in ("broker", "admin", "app")] == [True, needed is not Need.CLUSTER, everybody]
+    assert allowed("app", has_ticket=True) == (everybody or needed is Need.READER_OR_TICKET)
+
+
+def test_an_operation_without_a_row_is_refused() -> None:
+    access = BookieAccess(cluster_roles=frozenset({"broker"}))
+    assert "'Format' has no row" in str(access.refusal("Format", "broker", is_encrypted=True))
 
 
 async def test_a_denial_says_why_and_is_logged(made: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
