@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from urllib.parse import urlsplit
 
-from cepheid_cli.client_security import own_tls, own_token
+from cepheid_cli.client_security import own_secrets, own_tls
 from cepheid_ports import CepheidError
 from cepheid_wire import (
     PONG_FRAME,
@@ -177,8 +177,9 @@ class WireClient:
         connect = pb.BaseCommand(type=pb.BaseCommand.CONNECT)
         connect.connect.client_version = "cepheid-cli"
         connect.connect.protocol_version = 20
-        if token := own_token():
-            connect.connect.auth_method_name, connect.connect.auth_data = "token", token.encode()
+        if (token := own_secrets().token) is not None:
+            text = token() if callable(token) else str(token)
+            connect.connect.auth_method_name, connect.connect.auth_data = "token", text.encode()
         elif "CEPHEID_TLS_CERTIFICATE_FILE" in os.environ:
             connect.connect.auth_method_name = "tls"
         self._ask(connect)

@@ -3,7 +3,10 @@
     certificate ──► role ──► a cluster role: everything        a reader role: reads without a ticket
                                    └── any other: reads with a ticket for the ledger, nothing else
 
-Rule 1: writes, fences and recovery reads are for cluster roles alone, whatever key or ticket comes with them.
+    operation ──OPERATION_NEEDS──► need ──BookieAccess.refusal──► None, or why the role may not
+
+Rule 1: writes, fences and recovery reads are for cluster roles alone, whatever key or ticket comes with them. What has no row in
+the table is refused.
 Rule 2: tickets are checked behind the ports (scans.py, `Bookie.read_lac`), so that the scan port and gRPC are alike. The port says
 who asks (denials.py).
 Rule 3: a broker in the bookie's own process does not come through a port, and is not asked for its role.
@@ -11,12 +14,13 @@ Rule 3: a broker in the bookie's own process does not come through a port, and i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import Enum, auto
 
 from cepheid_bookie.denials import Denials
 from cepheid_bookie.scans import AuthorizeRead
-from cepheid_rpc import Status
+from cepheid_rpc import ADD, READ, READ_LAC, RECOVER, SCAN_PORT, WRITE_LAC, Status
 from cepheid_security.read_tickets import TicketVerdict
 from cepheid_security.tls import CertificateRule
 
@@ -36,6 +40,51 @@ _STATUSES = {
 }
 
 
+FENCE = "fence"
+"""A request of ReadLac or Read that fences the ledger."""
+SCAN = "Scan"
+"""A request of Read that is a scan, and what the scan port serves."""
+
+
+class Need(Enum):
+    """What a caller of an operation needs."""
+
+    NOTHING = auto()
+    CERTIFICATE = auto()
+    """To have passed the handshake of its port."""
+    TICKET = auto()
+    """A read ticket that holds. It is checked behind the port (rule 2), whatever the role is."""
+    READER_OR_TICKET = auto()
+    """A role that reads without a ticket, or a ticket, which is checked behind the port."""
+    READER = auto()
+    """A role that reads without a ticket."""
+    CLUSTER = auto()
+    """A role of the cluster's own processes."""
+
+
+OPERATION_NEEDS: Mapping[str, Need] = {
+    # calls of the gRPC port
+    ADD: Need.CLUSTER,
+    WRITE_LAC: Need.CLUSTER,
+    RECOVER: Need.CLUSTER,
+    READ_LAC: Need.READER_OR_TICKET,
+    READ: Need.READER,
+    SCAN_PORT: Need.CERTIFICATE,
+    # kinds of their requests, which need something else than the call; the last one is that of the scan port as well
+    FENCE: Need.CLUSTER,
+    SCAN: Need.TICKET,
+    # pages of the health port
+    "/health": Need.NOTHING,
+    "/ready": Need.NOTHING,
+    "/metrics": Need.NOTHING,
+    "/ledgers": Need.READER,
+}
+"""All that a bookie's ports serve. A test compares it with what they do."""
+
+_NEEDS_CLUSTER = "only brokers and repair workers of this cluster may change what a bookie holds"
+_NEEDS_READER = "a read needs a ticket: plan it through a broker, which issues tickets"
+
+
 @dataclass(frozen=True, slots=True)
 class BookieAccess:
     """What roles may do. `open_without_tls`: a caller on a port without TLS may do everything, as without security.
@@ -49,6 +98,17 @@ class BookieAccess:
     open_reads_without_tls: Callable[[], bool] = bool
     """Whether a caller on a port without TLS may read without a ticket: of a release that knows none, while it is replaced."""
     certificate_role: CertificateRule = "common_name"
+
+    def refusal(self, operation: str, role: str, *, is_encrypted: bool, has_ticket: bool = False) -> str | None:
+        """Return why the role may not do this, None when it may. A ticket that is shown is checked behind the port."""
+        need = OPERATION_NEEDS.get(operation)
+        if need is None:
+            return f"the operation {operation!r} has no row in the table of permissions"
+        if need is Need.CLUSTER:
+            return None if self.may_change(role, is_encrypted=is_encrypted) else _NEEDS_CLUSTER
+        if need is Need.READER or (need is Need.READER_OR_TICKET and not has_ticket):
+            return None if self.may_read(role, is_encrypted=is_encrypted) else _NEEDS_READER
+        return None
 
     def may_change(self, role: str, *, is_encrypted: bool) -> bool:
         """Return whether the role may write, fence and recover."""

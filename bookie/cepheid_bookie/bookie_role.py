@@ -98,13 +98,14 @@ class BookieRole(Role):
         self._registration: Registration[BookieRegistration] | None = None
         self._tasks = TaskOwner(f"bookie {self.bookie_id}", self._failure.report)
         self._pages = {"/health": self._health_page, "/ready": self._ready_page, "/metrics": self._metrics_page}
+        self._queried_pages = {"/ledgers": self._ledgers_page}
         self._port_access = access_of(settings.tls, settings.access)
         self._denials = Denials()
         self._health = HealthServer(
             settings.http_host or settings.host,
             settings.http_port,
             self._pages,
-            {"/ledgers": self._ledgers_page},
+            self._queried_pages,
             guard=self._refused_page,
             tls=health_context(settings.tls),
             certificate_role=self._port_access.certificate_role,
@@ -269,6 +270,7 @@ class BookieRole(Role):
             plain_port=settings.tls.plain_port if settings.tls.port is None else settings.port,
             access=ports.access,
             denials=self._denials,
+            wall_ms=self._ports.wall_ms,
         )
         await self._server.start()
         self._opened.push_async_callback(self._server.aclose)
@@ -306,7 +308,12 @@ class BookieRole(Role):
             authorization=tls.enabled and not tls.has_plain_port,
             enforced=tls.enabled and not tls.has_plain_port,
         )
-        return ProcessReport(process=process, storage_format=NEWEST_STORAGE_FORMAT, security=security)
+        return ProcessReport(
+            process=process,
+            storage_format=NEWEST_STORAGE_FORMAT,
+            security=security,
+            zookeeper_tls=stored.encrypted or None,
+        )
 
     def _new_registration(self, store: MetadataStore, record: BookieRegistration) -> Registration[BookieRegistration]:
         def is_past(found: BookieRegistration) -> bool:
@@ -344,10 +351,10 @@ class BookieRole(Role):
     def _refused_page(self, request: Request) -> Page | None:
         """Probes and metrics are for everybody who reaches the port; which ledgers there are is for those who may read them."""
         is_encrypted = self._health.scheme == "https"
-        if request.path != "/ledgers" or self._port_access.may_read(request.role, is_encrypted=is_encrypted):
+        if self._port_access.refusal(request.path, request.role, is_encrypted=is_encrypted) is None:
             return None
         reason = "the ids of ledgers are for the roles in access.cluster_roles and access.reader_roles, by certificate"
-        self._denials.role(Caller(request.role, request.peer, "GET /ledgers"), "", reason)
+        self._denials.role(Caller(request.role, request.peer, f"GET {request.path}"), "", reason)
         return Page(f"role {request.role!r}: {reason}\n", HTTPStatus.FORBIDDEN)
 
     def _on_health_handshake_refused(self, peer: str, reason: str) -> None:

@@ -14,14 +14,17 @@ then looked at for the audit log alone.
 Rule 5: fences and first reads of recoveries share a stream: a call for each costs more than what it asks for. They are answered as
 they are done, whatever came before them. An answer has one piece of a read; the client asks for more with a call. A large one
 holds its place until it was sent, so that a client that does not read gets no more than a few pieces read.
-Rule 6: a stop ends reading first, waits for what was admitted, sends its answers, and then ends the streams.
+Rule 6: a call with a certificate that has expired since the handshake is refused. Streams end at that time, after what was admitted
+is answered; brokers whose certificate was exchanged in time have another stream by then (cepheid_ledger/grpc_connection.py).
+Rule 7: a stop ends reading first, waits for what was admitted, sends its answers, and then ends the streams.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+import resource
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Any, NoReturn, Protocol
@@ -30,14 +33,14 @@ from urllib.parse import unquote
 import grpc
 import grpc.aio
 
-from cepheid_bookie.access import OPEN_ACCESS, BookieAccess
+from cepheid_bookie.access import FENCE, OPEN_ACCESS, SCAN, BookieAccess
 from cepheid_bookie.denials import Caller, Denials, asking
 from cepheid_bookie.entry_reader import refuse_range, split_answer
 from cepheid_bookie.errors import PortInUseError
 from cepheid_bookie.scan_server import ScanServer
 from cepheid_bookie.scans import LoopTurns
 from cepheid_bookie.settings import BookieServerSettings
-from cepheid_ports import host_port, keep_large_buffers
+from cepheid_ports import Ports, host_port, keep_large_buffers
 from cepheid_rpc import (
     ADD,
     READ,
@@ -73,7 +76,7 @@ from cepheid_rpc import (
     kind_of,
     server_options,
 )
-from cepheid_security.grpc_tls import is_encrypted, peer_role
+from cepheid_security.grpc_tls import is_encrypted, peer_expires_at_ms, peer_role
 from cepheid_security.tls import CertificateRule
 
 log = logging.getLogger(__name__)
@@ -92,7 +95,9 @@ _SMALL_READ_BYTES = _UNSENT_BYTES // _RECOVERIES_AT_ONCE
 _DENIAL_WAITS_S = 10.0
 """For the first message of a stream of adds or of recoveries that is denied."""
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
-_NO_CHANGE = "only brokers and repair workers of this cluster may change what a bookie holds"
+_EXPIRY_LOOKS_S = 60.0
+"""Between looks whether the certificate of a stream's client has expired: the wall clock may be set."""
+_EXPIRED = "the certificate of this connection has expired: connect again with a new one"
 
 _Callers = Mapping[type[LacRequest] | type[ReadRequest], Caller]
 """The caller of a stream of recoveries, by the kind of request."""
@@ -115,7 +120,7 @@ class BookieServer:
     it; without one all scans are served here.
 
     `credentials`: `grpc.ServerCredentials`, which make it a port with TLS. `plain_port`: one without TLS beside it.
-    `access` says what callers may do, and `denials` receives what was refused.
+    `access` says what callers may do, and `denials` receives what was refused. `wall_ms` is the wall clock.
     """
 
     def __init__(
@@ -130,7 +135,9 @@ class BookieServer:
         plain_port: int | None = None,
         access: BookieAccess = OPEN_ACCESS,
         denials: Denials | None = None,
+        wall_ms: Callable[[], int] | None = None,
     ) -> None:
+        self._wall_ms = wall_ms or Ports().wall_ms
         self._credentials = credentials
         self.plain_port = plain_port
         self._access = access
@@ -157,7 +164,7 @@ class BookieServer:
     async def start(self) -> None:
         """Open all ports. Closes those that it opened when it fails or is cancelled. Raises PortInUseError."""
         keep_large_buffers()
-        server = grpc.aio.server(options=server_options())
+        server = grpc.aio.server(options=server_options(self._max_connections(), self._settings.handshake_timeout_s))
         server.add_generic_rpc_handlers((self._handlers(),))
         starting: asyncio.Future[None] | None = None
         try:
@@ -173,6 +180,11 @@ class BookieServer:
             await asyncio.shield(asyncio.ensure_future(self._end_start(server, starting)))
             raise
         self._server = server
+
+    def _max_connections(self) -> int:
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        bound = self._settings.max_connections
+        return bound if files == resource.RLIM_INFINITY else min(bound, files // 2)
 
     async def _end_start(self, server: grpc.aio.Server, starting: asyncio.Future[None] | None) -> None:
         if self._scans is not None:
@@ -204,28 +216,74 @@ class BookieServer:
         await server.stop(self._settings.stop_grace_s)
 
     def _handlers(self) -> grpc.GenericRpcHandler[bytes, bytes]:
-        return grpc.method_handlers_generic_handler(
-            SERVICE,
-            {
-                ADD: grpc.stream_stream_rpc_method_handler(self._serve_add),
-                READ_LAC: grpc.unary_unary_rpc_method_handler(self._serve_read_lac),
-                READ: grpc.unary_stream_rpc_method_handler(self._serve_read),
-                WRITE_LAC: grpc.unary_unary_rpc_method_handler(self._serve_write_lac),
-                SCAN_PORT: grpc.unary_unary_rpc_method_handler(self._serve_scan_port),
-                RECOVER: grpc.stream_stream_rpc_method_handler(self._serve_recover),
-            },
-        )
+        return grpc.method_handlers_generic_handler(SERVICE, self._methods())
 
-    async def _check_may_change(self, context: Context, method: str, object: str = "") -> None:
-        caller = context.auth_context()
-        if not self._access.may_change(peer_role(caller, self._access.certificate_role), is_encrypted=is_encrypted(caller)):
-            await self._deny(context, method, object, _NO_CHANGE)
+    def _methods(self) -> dict[str, grpc.RpcMethodHandler[bytes, bytes]]:
+        """Return the calls that are served, by name; access.py has a row for each."""
+        checked = self._with_valid_certificate
+        return {
+            ADD: grpc.stream_stream_rpc_method_handler(checked(ADD, self._serve_add)),
+            READ_LAC: grpc.unary_unary_rpc_method_handler(checked(READ_LAC, self._serve_read_lac)),
+            READ: grpc.unary_stream_rpc_method_handler(checked(READ, self._serve_read)),
+            WRITE_LAC: grpc.unary_unary_rpc_method_handler(checked(WRITE_LAC, self._serve_write_lac)),
+            SCAN_PORT: grpc.unary_unary_rpc_method_handler(checked(SCAN_PORT, self._serve_scan_port)),
+            RECOVER: grpc.stream_stream_rpc_method_handler(checked(RECOVER, self._serve_recover)),
+        }
 
-    async def _check_may_read(self, context: Context, method: str, object: str) -> None:
-        """Refuse a request without a ticket of a role that needs one."""
+    def _with_valid_certificate(
+        self, method: str, serve: Callable[[Any, Context], Awaitable[Any]]
+    ) -> Callable[[Any, Context], Awaitable[Any]]:
+        """Return `serve`, for callers whose certificate has not expired since their handshake (rule 6)."""
+
+        async def checked(request: Any, context: Context) -> Any:
+            expires_at_ms = peer_expires_at_ms(context.auth_context())
+            if expires_at_ms is not None and self._wall_ms() >= expires_at_ms:
+                await self._refuse_expired(context, method)
+            return await serve(request, context)
+
+        return checked
+
+    async def _refuse_expired(self, context: Context, method: str) -> NoReturn:
+        self._denials.role(_caller_of(context, method, self._access.certificate_role), "", _EXPIRED)
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, _EXPIRED)
+        raise AssertionError("abort raises")
+
+    async def _serve_until_expired(self, stream: _AddStream | _RecoveryStream, context: Context, method: str) -> None:
+        """Serve a stream; end it when the certificate of its client expires."""
+        expires_at_ms = peer_expires_at_ms(context.auth_context())
+        if expires_at_ms is None:
+            await stream.serve()
+            return
+        loop, has_expired = asyncio.get_running_loop(), False
+        timer: asyncio.Handle
+
+        def look() -> None:
+            nonlocal timer, has_expired
+            left_s = (expires_at_ms - self._wall_ms()) / 1000
+            if left_s > 0:
+                timer = loop.call_later(min(left_s, _EXPIRY_LOOKS_S), look)
+            else:
+                has_expired = True
+                stream.stop_reading()
+
+        timer = loop.call_soon(look)
+        try:
+            await stream.serve()
+        finally:
+            timer.cancel()
+        if has_expired:
+            await self._refuse_expired(context, method)
+
+    def _refusal(self, context: Context, operation: str, *, has_ticket: bool = False) -> str | None:
+        """Return why the caller may not do this, None when it may."""
         caller = context.auth_context()
-        if not self._access.may_read(peer_role(caller, self._access.certificate_role), is_encrypted=is_encrypted(caller)):
-            await self._deny(context, method, object, "a read needs a ticket: plan it through a broker, which issues tickets")
+        role = peer_role(caller, self._access.certificate_role)
+        return self._access.refusal(operation, role, is_encrypted=is_encrypted(caller), has_ticket=has_ticket)
+
+    async def _require(self, context: Context, method: str, operation: str, object: str = "", *, has_ticket: bool = False) -> None:
+        """End a call that its caller may not make. `operation`: the method, or the kind of request of access.py."""
+        if (reason := self._refusal(context, operation, has_ticket=has_ticket)) is not None:
+            await self._deny(context, method, object, reason)
 
     async def _deny(self, context: Context, method: str, object: str, reason: str) -> NoReturn:
         caller = _caller_of(context, method, self._access.certificate_role)
@@ -234,41 +292,39 @@ class BookieServer:
         raise AssertionError("abort raises")
 
     async def _serve_add(self, _messages: object, context: Context) -> None:
-        caller = context.auth_context()
-        if not self._access.may_change(peer_role(caller, self._access.certificate_role), is_encrypted=is_encrypted(caller)):
-            await self._deny_adds(context)
+        if (reason := self._refusal(context, ADD)) is not None:
+            await self._deny_adds(context, reason)
         stream = _AddStream(self._bookie, context, self._settings.stream_in_flight_bytes)
         self._add_streams[stream] = None
         try:
-            await stream.serve()
+            await self._serve_until_expired(stream, context, ADD)
         finally:
             del self._add_streams[stream]
         if stream.refusal is not None:
             await _refuse(context, ADD, stream.refusal)
 
-    async def _deny_adds(self, context: Context) -> NoReturn:
+    async def _deny_adds(self, context: Context, reason: str) -> NoReturn:
         """Deny after the first message: where a stream ends while a client is sending, gRPC reports INTERNAL to it, and not why."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_DENIAL_WAITS_S):
                 await context.read()
-        await self._deny(context, ADD, "", _NO_CHANGE)
+        await self._deny(context, ADD, "", reason)
 
     async def _serve_recover(self, _messages: object, context: Context) -> None:
         rule = self._access.certificate_role
         callers = {LacRequest: _caller_of(context, READ_LAC, rule), ReadRequest: _caller_of(context, READ, rule)}
-        caller = context.auth_context()
-        if not self._access.may_change(peer_role(caller, rule), is_encrypted=is_encrypted(caller)):
-            await self._deny_recoveries(context, callers)
+        if (reason := self._refusal(context, RECOVER)) is not None:
+            await self._deny_recoveries(context, callers, reason)
         stream = _RecoveryStream(self._bookie, context, self._read_turns, callers)
         self._recovery_streams[stream] = None
         try:
-            await stream.serve()
+            await self._serve_until_expired(stream, context, RECOVER)
         finally:
             del self._recovery_streams[stream]
         if stream.refusal is not None:
             await _refuse(context, RECOVER, stream.refusal)
 
-    async def _deny_recoveries(self, context: Context, callers: _Callers) -> NoReturn:
+    async def _deny_recoveries(self, context: Context, callers: _Callers, reason: str) -> NoReturn:
         """The denials name each request of the first message, as they would if it came as a call."""
         try:
             async with asyncio.timeout(_DENIAL_WAITS_S):
@@ -280,21 +336,19 @@ class BookieServer:
         except MalformedGroupError as error:
             await _refuse(context, RECOVER, error)
         for request in requests[:-1]:
-            self._denials.role(callers[type(request)], f"ledger {request.ledger_id}", _NO_CHANGE)
+            self._denials.role(callers[type(request)], f"ledger {request.ledger_id}", reason)
         if not requests:
-            await self._deny(context, RECOVER, "", _NO_CHANGE)
+            await self._deny(context, RECOVER, "", reason)
         last = requests[-1]
-        await self._deny(context, callers[type(last)].operation, f"ledger {last.ledger_id}", _NO_CHANGE)
+        await self._deny(context, callers[type(last)].operation, f"ledger {last.ledger_id}", reason)
 
     async def _serve_read_lac(self, data: bytes, context: Context) -> bytes:
         try:
             request = decode_lac_request(data)
         except MalformedGroupError as error:
             await _refuse(context, READ_LAC, error)
-        if request.fence:
-            await self._check_may_change(context, READ_LAC, f"ledger {request.ledger_id}")
-        elif not request.ticket:
-            await self._check_may_read(context, READ_LAC, f"ledger {request.ledger_id}")
+        operation, has_ticket = FENCE if request.fence else READ_LAC, bool(request.ticket)
+        await self._require(context, READ_LAC, operation, f"ledger {request.ledger_id}", has_ticket=has_ticket)
         with asking(_caller_of(context, READ_LAC, self._access.certificate_role)):
             return encode_lac_answer(await (self._wait_for_lac(request) if request.wait_ms else self._bookie.read_lac(request)))
 
@@ -318,10 +372,8 @@ class BookieServer:
             request = decode_read_request(data)
         except MalformedGroupError as error:
             await _refuse(context, READ, error)
-        if request.fence:
-            await self._check_may_change(context, READ, f"ledger {request.ledger_id}")
-        elif not request.scan:  # a scan shows its ticket to the bookie
-            await self._check_may_read(context, READ, f"ledger {request.ledger_id}")
+        operation = FENCE if request.fence else SCAN if request.scan else READ
+        await self._require(context, READ, operation, f"ledger {request.ledger_id}")
         with asking(_caller_of(context, READ, self._access.certificate_role)):
             await self._send_answers(request, context)
 
@@ -334,13 +386,14 @@ class BookieServer:
                     await context.write(encode_read_answer(piece))  # waits while the client does not read: one chunk lies here
 
     async def _serve_scan_port(self, _data: bytes, context: Context) -> bytes:
+        await self._require(context, SCAN_PORT, SCAN_PORT)
         if self._scans is None:
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, "scans are served here")
             raise AssertionError("abort raises")
         return encode_scan_port(self._scans.port, self._scans.token)
 
     async def _serve_write_lac(self, data: bytes, context: Context) -> bytes:
-        await self._check_may_change(context, WRITE_LAC)
+        await self._require(context, WRITE_LAC, WRITE_LAC)
         try:
             request = decode_explicit_lac(data)
         except MalformedGroupError as error:

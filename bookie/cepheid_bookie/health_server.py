@@ -2,8 +2,10 @@
 
     GET path ──► route() ──► status, text ──► connection closed
 
-Rule: a request is small and quick, or it is cut off: `MAX_REQUEST_BYTES`, `TIMEOUT_S`; connections beyond `MAX_CONNECTIONS` are
-closed at once and counted. With TLS both hold for the handshake as well.
+Rules
+1. A request is small and quick, or it is cut off: `MAX_REQUEST_BYTES`, `TIMEOUT_S`. Both hold for the TLS handshake as well.
+2. Above `MAX_CONNECTIONS`, or `MAX_CONNECTIONS_PER_ADDRESS`, only `PROBES` are answered, so that a flood does not have the process
+   restarted (cepheid_security/connection_limits.py).
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from cepheid_bookie.errors import PortInUseError
 from cepheid_bookie.listening import listening_socket
 from cepheid_ports import RefusalLog, TaskOwner
 from cepheid_security import certificate_names
+from cepheid_security.connection_limits import ConnectionLimits, PortStatistics
 from cepheid_security.tls import CertificateRule
 from cepheid_security.tls_acceptor import TlsAcceptor
 
@@ -30,6 +33,8 @@ log = logging.getLogger(__name__)
 
 MAX_REQUEST_BYTES = 16 << 10
 MAX_CONNECTIONS = 64
+MAX_CONNECTIONS_PER_ADDRESS = 16
+PROBES = ("/health", "/ready")
 TIMEOUT_S = 10.0
 _TEXT = "text/plain; charset=utf-8"
 
@@ -52,8 +57,14 @@ class Request:
     peer: str
 
 
-class _Arriving:
-    """A connection in its TLS handshake."""
+class _Place:
+    """What one connection occupies, from before its TLS handshake to its end."""
+
+    def __init__(self) -> None:
+        self.limited_by: str | None = None
+        """Why only probes are answered."""
+        self.writer: asyncio.StreamWriter | None = None
+        """None: in its handshake."""
 
 
 class HealthServer:
@@ -85,10 +96,11 @@ class HealthServer:
         self._certificate_role = certificate_role
         self._on_refused = on_refused
         self._server: asyncio.Server | None = None
-        self._acceptor: TlsAcceptor[_Arriving] | None = None
-        self._handshakes = 0  # under way
+        self._acceptor: TlsAcceptor[_Place] | None = None
+        self._limits: ConnectionLimits[_Place] = ConnectionLimits(
+            MAX_CONNECTIONS, MAX_CONNECTIONS_PER_ADDRESS, port="health", settings=None
+        )
         self._tasks = TaskOwner("health")
-        self.refused = 0
 
     def __repr__(self) -> str:
         return f"<HealthServer {self._host}:{self.port}, {len(self._tasks)} connections>"
@@ -123,27 +135,18 @@ class HealthServer:
             message = f"cannot listen on {self._host}:{self.port} for health and metrics: {error.strerror}"
             raise PortInUseError(message, host=self._host, port=self.port) from None
 
-    def _listen_tls(self, listening: socket.socket, tls: Callable[[], ssl.SSLContext]) -> TlsAcceptor[_Arriving]:
-        def admit(_address: str) -> _Arriving | None:
-            if self._is_full():
-                return None
-            self._handshakes += 1
-            return _Arriving()
-
-        def on_over(_: _Arriving) -> None:
-            self._handshakes -= 1
-
-        def make(arriving: _Arriving) -> asyncio.Protocol:
-            on_over(arriving)
-            return asyncio.StreamReaderProtocol(asyncio.StreamReader(limit=MAX_REQUEST_BYTES), self._on_connection)
+    def _listen_tls(self, listening: socket.socket, tls: Callable[[], ssl.SSLContext]) -> TlsAcceptor[_Place]:
+        def make(place: _Place) -> asyncio.Protocol:
+            reader = asyncio.StreamReader(limit=MAX_REQUEST_BYTES)
+            return asyncio.StreamReaderProtocol(reader, lambda reader, writer: self._serve_at(place, reader, writer))
 
         acceptor = TlsAcceptor(
             listening,
             tls,
             handshake_timeout_s=TIMEOUT_S,
-            admit=admit,
+            admit=self._admit,
             make=make,
-            on_failed=on_over,
+            on_failed=self._limits.release,
             refusals=RefusalLog(),
             plain_hint=lambda: "ask for https://",
             on_refused=self._on_refused,
@@ -159,21 +162,34 @@ class HealthServer:
             await self._acceptor.aclose()
         await self._tasks.aclose()
 
-    def _is_full(self) -> bool:
-        is_full = len(self._tasks) + self._handshakes >= MAX_CONNECTIONS
-        self.refused += is_full
-        return is_full
+    def statistics(self) -> PortStatistics:
+        return self._limits.statistics()
+
+    def _admit(self, address: str) -> _Place:
+        place = _Place()
+        admission = self._limits.admit(place, address)
+        place.limited_by = admission.limited_by
+        if (dropped := admission.dropped) is not None:
+            if dropped.writer is not None:
+                dropped.writer.transport.abort()
+            elif self._acceptor is not None:
+                self._acceptor.cancel(dropped)
+        return place
 
     def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._tls is None and self._is_full():  # with TLS it was admitted before its handshake
-            writer.transport.abort()
-        else:
-            self._tasks.start(self._serve(reader, writer), name="request")
+        """Without TLS: one with TLS was admitted before its handshake."""
+        peer = writer.get_extra_info("peername")
+        self._serve_at(self._admit(str(peer[0]) if peer else ""), reader, writer)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _serve_at(self, place: _Place, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        place.writer = writer
+        task = self._tasks.start(self._serve(place, reader, writer), name="request")
+        task.add_done_callback(lambda _: self._limits.release(place))
+
+    async def _serve(self, place: _Place, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                page, with_body = self._answer(await reader.readuntil(b"\r\n\r\n"), writer)
+                page, with_body = self._answer(await reader.readuntil(b"\r\n\r\n"), writer, place.limited_by)
                 writer.write(_encode(page, with_body=with_body))
                 await writer.drain()
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
@@ -181,7 +197,7 @@ class HealthServer:
         finally:
             writer.close()
 
-    def _answer(self, head: bytes, writer: asyncio.StreamWriter) -> tuple[Page, bool]:
+    def _answer(self, head: bytes, writer: asyncio.StreamWriter, limited_by: str | None) -> tuple[Page, bool]:
         """The page, and whether its body is sent too."""
         method, _, rest = head.partition(b"\r\n")[0].partition(b" ")
         path, _, query = rest.partition(b" ")[0].decode("latin-1").partition("?")
@@ -189,6 +205,8 @@ class HealthServer:
             return Page("only GET and HEAD\n", HTTPStatus.METHOD_NOT_ALLOWED), True
         if path not in self._pages and path not in self._queried:
             page = Page(f"there are {', '.join([*self._pages, *self._queried])}\n", HTTPStatus.NOT_FOUND)
+        elif limited_by is not None and path not in PROBES:
+            page = Page(f"{limited_by}\n", HTTPStatus.SERVICE_UNAVAILABLE)
         elif (refused := self._guard(_request_of(path, writer, self._certificate_role))) is not None:
             page = refused
         elif (make := self._pages.get(path)) is not None:

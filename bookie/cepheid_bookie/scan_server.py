@@ -9,13 +9,14 @@ Who comes by the Unix socket, and is the bookie's own user, gets no pieces: it i
 says when it has read that.
 
 Rule 1: a connection carries one request. Whoever is not known (`token`) or says nothing for `_REQUEST_S` is not answered, and few
-of those may wait at a time.
+of those may wait at a time: in all, and of one address.
 Rule 2: a reader that does not read holds its socket's buffer in the kernel, or `PLACES_AHEAD` runs of files, and no thread; and a
 place among the open scans, until all is on its way.
 Rule 3: a frame that was begun is completed, or the connection ends: nobody takes half a run for a whole one.
 Rule 4: a log is given only to processes of the same user, or root's, in the same network namespace; and where each ticket is
 accepted, since a log has other ledgers, too.
 Rule 5: with TLS the handshake comes first and counts as part of rule 1. It demands a client certificate, as the gRPC port does.
+A scan ends when the certificate expires.
 """
 
 from __future__ import annotations
@@ -35,13 +36,14 @@ from contextlib import aclosing
 from functools import partial
 from typing import Protocol
 
+from cepheid_bookie.access import SCAN
 from cepheid_bookie.denials import Caller, Denials, address_of, asking
 from cepheid_bookie.entry_reader import StoredRun
 from cepheid_bookie.errors import LogGoneError, LogUnreadableError, PortInUseError
 from cepheid_bookie.listening import listening_socket
 from cepheid_bookie.run_sender import RunSender
 from cepheid_bookie.scan_streams import ScanStream, TlsScanStream
-from cepheid_ports import Ports, TaskOwner
+from cepheid_ports import Ports, RefusalLog, TaskOwner
 from cepheid_rpc import (
     FRAME_HEAD,
     MAX_SCAN_REQUEST_BYTES,
@@ -59,6 +61,7 @@ from cepheid_rpc import (
     local_scan_address,
     scan_proof,
 )
+from cepheid_security.connection_limits import Arrivals, Place
 from cepheid_security.handshakes import failure_of, is_refusal
 from cepheid_security.tls import CertificateRule
 
@@ -73,6 +76,9 @@ _CONNECTIONS = 1024
 files that the process may have open: its journal and logs need some, too."""
 _STRANGERS = 128
 """Connections without a token, so far; as many again on the Unix socket, which those of other machines shall not take away."""
+_STRANGERS_PER_ADDRESS = 32
+_SHARE_OF_ADDRESS = 2
+"""One address has at most one of so many parts of all connections: several Spark executors may share it."""
 _NOBODY = 65534
 """Of this user may be processes of several users: where a number has no name in a container, Linux shows it as this one."""
 
@@ -100,6 +106,7 @@ class ScanServer:
         certificate_role: CertificateRule = "common_name",
         denials: Denials | None = None,
     ) -> None:
+        self._ports = ports
         self._tls = tls
         self._certificate_role = certificate_role
         self._bookie = bookie
@@ -110,7 +117,8 @@ class ScanServer:
         self._denials = denials or Denials()
         self._listeners: list[socket.socket] = []
         self._connections = 0
-        self._strangers = {socket.AF_UNIX: 0, socket.AF_INET: 0}  # by how they came: IPv6 is as IPv4
+        self._arrivals = {way: _new_arrivals() for way in (socket.AF_UNIX, socket.AF_INET)}  # IPv6 is as IPv4
+        self._refusals = RefusalLog()
 
     def __repr__(self) -> str:
         return f"<ScanServer {self._host}:{self.port}, {self._connections} connections>"
@@ -152,7 +160,7 @@ class ScanServer:
     def _accept(self, listener: socket.socket) -> None:
         """Not a task, which may be cancelled when it has a connection and nobody else knows of it yet."""
         try:
-            connection, _ = listener.accept()
+            connection, address = listener.accept()
         except (BlockingIOError, ConnectionAbortedError):
             return  # it went away meanwhile
         except OSError as error:
@@ -161,22 +169,29 @@ class ScanServer:
             loop.remove_reader(listener)
             loop.call_later(_ACCEPT_PAUSE_S, self._accept_again, listener)
             return
-        if self._connections >= _connection_limit() or self._strangers[_way(connection)] >= _STRANGERS:
+        host = str(address[0]) if isinstance(address, tuple) else ""
+        full = f"{self._connections:,} connections are open"
+        place = full if self._connections >= _connection_limit() else self._arrivals[_way(connection)].admit(host)
+        if not isinstance(place, Place):
             connection.close()
+            facts = {"peer": host, "port": self.port, "reason": place}
+            self._refusals.note("scan_server.connection_refused", host, level=logging.WARNING, **facts)
             return
         self._connections += 1
         # Also one that is cancelled before its first step ends its connection.
-        self._tasks.start(self._serve(connection), name="connection").add_done_callback(partial(self._on_served, connection))
+        task = self._tasks.start(self._serve(connection, place), name="connection")
+        task.add_done_callback(partial(self._on_served, connection, place))
 
     def _accept_again(self, listener: socket.socket) -> None:
         if listener.fileno() >= 0:  # else it was closed meanwhile
             asyncio.get_running_loop().add_reader(listener, self._accept, listener)
 
-    def _on_served(self, connection: socket.socket, _: object) -> None:
+    def _on_served(self, connection: socket.socket, place: Place, _: object) -> None:
         self._connections -= 1
+        place.free()
         connection.close()
 
-    async def _serve(self, connection: socket.socket) -> None:
+    async def _serve(self, connection: socket.socket, place: Place) -> None:
         try:
             connection.setblocking(False)
             is_local = _way(connection) is socket.AF_UNIX
@@ -189,10 +204,11 @@ class ScanServer:
             try:
                 if self._tls is not None and not is_local:
                     stream = TlsScanStream(connection, self._tls(), self._certificate_role)  # takes the socket out of `connection`
-                request = await self._read_request(stream, _way(connection), peer)
+                request = await self._read_request(stream, place, peer)
                 if request is not None:
-                    with asking(Caller(stream.role, peer, "Scan")):
-                        await self._answer(stream, request, places=is_local)
+                    with asking(Caller(stream.role, peer, SCAN)):
+                        async with asyncio.timeout(self._valid_s(stream)):
+                            await self._answer(stream, request, places=is_local)
             finally:
                 stream.connection.close()
         except LogGoneError as error:  # deleted since the index was asked; the reader asks anew, by gRPC
@@ -207,21 +223,23 @@ class ScanServer:
         except MalformedGroupError as error:
             log.warning("scan_server.request_refused", extra={"error": str(error)})
 
-    async def _read_request(self, stream: ScanStream, way: socket.AddressFamily, peer: str) -> ReadRequest | None:
+    def _valid_s(self, stream: ScanStream) -> float | None:
+        """For how long the reader's certificate is valid: the scan ends with it. None: without end."""
+        expires_at_ms = stream.expires_at_ms
+        return None if expires_at_ms is None else (expires_at_ms - self._ports.wall_ms()) / 1000
+
+    async def _read_request(self, stream: ScanStream, place: Place, peer: str) -> ReadRequest | None:
         """None: it was not meant for this bookie. Raises MalformedGroupError, EOFError, TimeoutError, OSError."""
         is_open = False
         try:
             async with asyncio.timeout(_REQUEST_S):
-                self._strangers[way] += 1
-                try:
-                    await stream.open()
-                    is_open = True
-                    nonce = await stream.receive(SCAN_NONCE_BYTES)
-                    await stream.send_all(scan_proof(self.token, nonce))
-                    if not hmac.compare_digest(await stream.receive(SCAN_TOKEN_BYTES), self.token):
-                        return None
-                finally:
-                    self._strangers[way] -= 1
+                await stream.open()
+                is_open = True
+                nonce = await stream.receive(SCAN_NONCE_BYTES)
+                await stream.send_all(scan_proof(self.token, nonce))
+                if not hmac.compare_digest(await stream.receive(SCAN_TOKEN_BYTES), self.token):
+                    return None
+                place.settle()
                 (size_bytes,) = REQUEST_LENGTH.unpack(await stream.receive(REQUEST_LENGTH.size))
                 if size_bytes > MAX_SCAN_REQUEST_BYTES:
                     raise MalformedGroupError(f"a request of {size_bytes} bytes, {MAX_SCAN_REQUEST_BYTES} are taken")
@@ -291,6 +309,15 @@ class _Places:
                 raise EOFError("the reader closed the connection")
             for _ in read:
                 self._runs.shared_bytes += self._unread.popleft()
+
+
+def _new_arrivals() -> Arrivals:
+    return Arrivals(
+        max_arriving=_STRANGERS,
+        max_arriving_per_address=_STRANGERS_PER_ADDRESS,
+        max_per_address=max(1, _connection_limit() // _SHARE_OF_ADDRESS),
+        names_settings=False,
+    )
 
 
 def _connection_limit() -> int:

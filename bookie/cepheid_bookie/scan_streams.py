@@ -12,7 +12,7 @@ import ssl
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from cepheid_security import certificate_names
+from cepheid_security import certificate_expires_at_ms, certificate_names
 from cepheid_security.tls import CertificateRule
 
 T = TypeVar("T")
@@ -28,6 +28,11 @@ class ScanStream:
     def role(self) -> str:
         """The common name of the reader's certificate, "" without one."""
         return ""
+
+    @property
+    def expires_at_ms(self) -> int | None:
+        """When the reader's certificate expires, None without one."""
+        return None
 
     async def open(self) -> None:
         """Return when the connection can be used. Raises OSError."""
@@ -68,6 +73,11 @@ class TlsScanStream(ScanStream):
         certificate: Any = self._secured.getpeercert()
         names = certificate_names(certificate, self._certificate_role)
         return names[0] if names else ""
+
+    @property
+    def expires_at_ms(self) -> int | None:
+        certificate: Any = self._secured.getpeercert()
+        return certificate_expires_at_ms(certificate)
 
     async def open(self) -> None:
         await self._until_done(self._secured.do_handshake)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from cepheid_bookie.access import OPEN_ACCESS, BookieAccess
+from cepheid_security import SecurityConfigurationError
 from cepheid_security.grpc_tls import server_credentials
 from cepheid_security.peer_settings import BookieAccessSettings, BookieTlsSettings, PeerTlsSettings
 from cepheid_security.tls import followed_context
@@ -25,9 +26,17 @@ class SecuredPorts:
 
 
 def access_of(tls: BookieTlsSettings, access: BookieAccessSettings) -> BookieAccess:
-    """Return what roles may do at a bookie: everything without TLS, and beside it on the port without TLS."""
+    """Return what roles may do at a bookie: everything without TLS, and beside it on the port without TLS.
+
+    Raises SecurityConfigurationError.
+    """
     if not tls.enabled:
         return OPEN_ACCESS
+    if not access.cluster_roles:
+        raise SecurityConfigurationError(
+            "access.cluster_roles is empty: no broker could write to this bookie. Name the roles in the certificates of brokers "
+            "and bookies there"
+        )
     roles = frozenset(access.cluster_roles), frozenset(access.reader_roles)
     return BookieAccess(*roles, open_without_tls=tls.has_plain_port, certificate_role=access.certificate_role)
 

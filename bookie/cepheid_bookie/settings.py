@@ -314,3 +314,15 @@ class BookieServerSettings(BaseModel, frozen=True, extra="forbid"):
     stop_grace_s: float = Field(
         5.0, gt=0, le=60, description="Longest time that a stop waits for adds that were admitted and reads in progress."
     )
+    max_connections: PositiveInt = Field(
+        4096,
+        description="Connections that the gRPC port holds; a port without TLS beside it holds as many again. Never more than half "
+        "of the files that the process may have open. Beyond it connections are closed at once. A broker needs a few, a Spark "
+        "executor one.",
+    )
+    handshake_timeout_s: float = Field(
+        10.0,
+        gt=0,
+        le=120,
+        description="Time within which a client of the gRPC port has ended the TLS handshake and begun to speak HTTP/2.",
+    )

@@ -56,7 +56,7 @@ from cepheid_rpc import (
     method_path,
     split_requests,
 )
-from cepheid_security import ClientTls
+from cepheid_security import ClientTls, SecurityConfigurationError
 from cepheid_security.grpc_tls import channel_credentials
 
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
@@ -113,6 +113,17 @@ class GrpcConnection:
     def is_outdated(self) -> bool:
         """Its certificate files were exchanged since it was made."""
         return self.address.startswith(TLS_MARK) and self._tls.state() != self._tls_state
+
+    @property
+    def should_move(self) -> bool:
+        """Its certificate files were exchanged, and the new ones can be used: what it carries belongs on a new connection."""
+        if not self.is_outdated:
+            return False
+        try:
+            self._tls.context()
+        except SecurityConfigurationError:  # as while they are being copied
+            return False
+        return True
 
     @property
     def is_adding(self) -> bool:
@@ -295,6 +306,7 @@ class GrpcAddStream:
         self._timeout_s = timeout_s
         self._due = asyncio.Event()
         self._ended = False
+        self._is_moving = False
         self._unanswered_entries = 0
         self._last_progress = 0.0
         self._tasks = TaskOwner(f"add-stream-{connection.bookie_id}", on_error=self._break)
@@ -324,7 +336,7 @@ class GrpcAddStream:
             while not self._ended:
                 await self._due.wait()
                 self._due.clear()
-                while not self._ended and (requests := self._source.next_message(MAX_MESSAGE_BYTES)):
+                while not self._ended and not self._is_moving and (requests := self._source.next_message(MAX_MESSAGE_BYTES)):
                     self._count_sent(requests)
                     for part in split_requests(requests, 2 * MAX_MESSAGE_BYTES):
                         await self._call.write(encode_add_message(part))
@@ -339,6 +351,8 @@ class GrpcAddStream:
                 answers = decode_add_answers(data)
                 self._count_answered(answers)
                 self._source.on_answers(answers)
+                if self._is_moving and not self._unanswered_entries:
+                    self._move()
             self._break(await self._end_of_call())
         except (grpc.aio.AioRpcError, MalformedGroupError) as error:
             self._break(error)
@@ -358,9 +372,19 @@ class GrpcAddStream:
         if self._unanswered_entries < 0:
             raise MalformedGroupError(f"{-self._unanswered_entries} more entries were answered than sent")
 
+    def _move(self) -> None:
+        """End without an entry on its way, so that the source opens a stream with the new certificate and loses nothing.
+
+        The bookie would end it anyway when the old one expires, at any moment.
+        """
+        self._break(ConnectionError("the certificate of this process was exchanged"))
+
     def _check_progress(self) -> None:
         """One timer a stream, whatever is in flight."""
-        if self._unanswered_entries and self._loop.time() - self._last_progress >= self._timeout_s:
+        self._is_moving = self._is_moving or self._connection.should_move
+        if self._is_moving and not self._unanswered_entries:
+            self._move()
+        elif self._unanswered_entries and self._loop.time() - self._last_progress >= self._timeout_s:
             self._break(TimeoutError(f"{self._unanswered_entries} entries unanswered for {self._timeout_s} s"))
         else:
             self._watchdog = self._loop.call_later(self._timeout_s / 4, self._check_progress)

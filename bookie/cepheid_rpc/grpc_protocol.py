@@ -29,6 +29,8 @@ MAX_STREAMS = 10_000
 """RPCs that one connection may have open. A ledger client has one for adds, one for each read, and one for each wait for a LAC.
 Further ones wait at the client until one has ended."""
 
+MAX_METADATA_BYTES = 8 << 10
+"""Headers of one call. Clients of ours send a few hundred bytes."""
 
 TLS_PROTOCOL = "grpc+tls"
 """The name of the encrypted gRPC port among the addresses of a bookie's registration; `grpc` is the one without TLS."""
@@ -68,8 +70,16 @@ def channel_options() -> list[tuple[str, Any]]:
     ]
 
 
-def server_options() -> list[tuple[str, Any]]:
+def server_options(max_connections: int, handshake_timeout_s: float) -> list[tuple[str, Any]]:
+    """Return the options of a bookie's server. Both bounds hold for each of its ports.
+
+    gRPC counts no connections by address, and has no hook that could.
+    """
     return [
+        ("grpc.max_allowed_incoming_connections", max_connections),
+        ("grpc.server_handshake_timeout_ms", round(handshake_timeout_s * 1000)),  # TLS, and the first frame of HTTP/2
+        ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+        ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
         ("grpc.max_send_message_length", MAX_GRPC_MESSAGE_BYTES),
         ("grpc.max_receive_message_length", MAX_GRPC_MESSAGE_BYTES),
         ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),

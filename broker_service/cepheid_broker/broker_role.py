@@ -26,6 +26,7 @@ from cepheid_ledger.bookie_directory import BookieDirectory
 from cepheid_metadata import MetadataStore, SessionState, broker_records, require_cluster
 from cepheid_metadata.patient_open import open_patiently
 from cepheid_metadata.process_reports import ProcessReport, broker_process, broker_reports, report
+from cepheid_metadata.store import security_of
 from cepheid_metadata.upgrade import NEWEST_STORAGE_FORMAT
 from cepheid_ports import Ports, Role, host_port
 
@@ -42,6 +43,8 @@ class BrokerRole(Role):
 
     def __init__(self, settings: BrokerRoleSettings, ports: Ports, shared_admin: SharedAdminPorts = NO_SHARED_PORTS) -> None:
         super().__init__()
+        settings.authorization.check()
+        settings.authorization.check_peers(settings.authentication)
         self.settings = settings
         self._shared_admin = shared_admin
         self._ports = ports
@@ -167,6 +170,7 @@ class BrokerRole(Role):
             process=broker_process(registered.record),
             storage_format=NEWEST_STORAGE_FORMAT,
             security=self._serving.security_facts(self._store),
+            zookeeper_tls=security_of(self._store).encrypted or None,
         )
         await report(broker_reports(self._store), self.broker_id, own)
 

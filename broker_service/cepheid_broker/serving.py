@@ -188,6 +188,7 @@ class Serving:
             raise SecurityConfigurationError(
                 "authorization is set up, but authorization.enabled is false: every client may do everything"
             )
+        authorization.check()
         if not settings.enabled:
             if authorization.enabled:
                 raise SecurityConfigurationError(

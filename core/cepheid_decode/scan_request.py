@@ -9,6 +9,7 @@ from cepheid_decode.errors import BadOptionError
 from cepheid_decode.history import SchemaVersion
 from cepheid_decode.positions import MessagePosition
 from cepheid_security import ClientTls
+from cepheid_security.client_environment import NO_SECRETS, ClientSecrets
 from cepheid_wire.payload_decryption import PrivateKeyOf
 
 MAX_TIME_MS = 253_402_300_799_999  # the year 9999: beyond it there is no timestamp in Spark or Python
@@ -28,12 +29,12 @@ class OnBadRecord(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PlanSource:
-    """Whom to ask where history lies; at least one of the three. The password-like fields are kept out of repr."""
+    """Whom to ask where history lies; at least one of the three. Secrets are kept out of repr."""
 
     service_url: str | None = None  # pulsar://host:port[,host:port], or http://…: brokers
     admin_url: str | None = None  # http://host:port[,host:port]
     metadata: str | None = None  # zk://host:port[,host:port]/path
-    token: str | None = field(default=None, repr=False)
+    secrets: ClientSecrets = NO_SECRETS  # shown to brokers
     retry_s: float = 60.0
     tls: ClientTls | None = None  # for https and for bookies with TLS; None: as the environment says
 

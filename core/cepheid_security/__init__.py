@@ -12,7 +12,7 @@ from cepheid_security.principal import (
     SecurityConfigurationError,
     TokenIdentity,
 )
-from cepheid_security.tls import ClientTls, ServerTls, certificate_names, client_context
+from cepheid_security.tls import ClientTls, ServerTls, certificate_expires_at_ms, certificate_names, client_context
 
 __all__ = [
     "NO_GRANTS",
@@ -29,6 +29,7 @@ __all__ = [
     "SecurityConfigurationError",
     "ServerTls",
     "TokenIdentity",
+    "certificate_expires_at_ms",
     "certificate_names",
     "client_context",
     "decide",

@@ -135,7 +135,10 @@ class Authenticator:
             return await self._check_password(credentials.data, credentials.peer)
         if not credentials.certificate_names:
             raise AuthenticationError("the client showed no certificate that one of this cluster's CAs signed")
-        return Principal(credentials.certificate_names[0], "tls")
+        expires_at_ms = credentials.certificate_expires_at_ms
+        if expires_at_ms is not None and self._now_ms() >= expires_at_ms:  # the handshake was before
+            raise AuthenticationError("the client's certificate has expired: connect again with a new one")
+        return Principal(credentials.certificate_names[0], "tls", expires_at_ms=expires_at_ms)
 
     def problems(self) -> list[str]:
         """Return sentences for people about what is wrong while clients are authenticated."""

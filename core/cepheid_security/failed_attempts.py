@@ -6,7 +6,7 @@ Only failures wait, so a client with good credentials is served at once, also wh
 from __future__ import annotations
 
 from collections import OrderedDict
-from ipaddress import IPv6Network
+from ipaddress import IPv6Address, IPv6Network
 
 _FREE = 10
 """Failures of one address that are answered at once: a restarted client that has an old password makes a few."""
@@ -18,10 +18,14 @@ _MAX_ADDRESSES = 10_000
 
 
 def network_of(address: str) -> str:
-    """Return what limits by address count together: the address, or of IPv6 the network /64, all of which one host may use."""
+    """Return what limits by address count together: the address, or of IPv6 the network /64, all of which one host may use.
+
+    A port that takes both kinds shows IPv4 addresses as mapped ones of IPv6: these are separate addresses.
+    """
     if ":" in address:
         try:
-            return str(IPv6Network((address.partition("%")[0], 64), strict=False))
+            found = IPv6Address(address.partition("%")[0])
+            return str(found.ipv4_mapped or IPv6Network((found, 64), strict=False))
         except ValueError:
             pass  # no address: as it is
     return address

@@ -94,6 +94,19 @@ def _names_in(certificate: bytes, rule: CertificateRule) -> tuple[str, ...]:
     return tuple(name.value for name in alternatives if isinstance(name, kinds[rule]))
 
 
+def peer_expires_at_ms(auth_context: dict[str, Any]) -> int | None:
+    """Return when a gRPC peer's certificate expires, in ms of the wall clock; None without one. The handshake looks at it once."""
+    certificates = list(auth_context.get("x509_pem_cert", ()))
+    return _expiry_of(certificates[0]) if certificates else None
+
+
+@lru_cache(maxsize=256)
+def _expiry_of(certificate: bytes) -> int:
+    from cryptography import x509
+
+    return int(x509.load_pem_x509_certificate(certificate).not_valid_after_utc.timestamp() * 1000)
+
+
 def is_encrypted(auth_context: dict[str, Any]) -> bool:
     """Return whether a gRPC call came over TLS."""
     return b"ssl" in list(auth_context.get("transport_security_type", ()))

@@ -68,6 +68,11 @@ class ClientCredentials:
         if not self.client_id or not self.client_secret:
             raise SecurityConfigurationError("OAuth2 needs client_id and client_secret")
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Without its token and its lock: another process, as of a Spark task, fetches a token of its own."""
+        fields = (self.issuer_url, self.client_id, self.client_secret, self.audience, self.scope, self.ca_file)
+        return ClientCredentials, fields
+
     @classmethod
     def from_file(cls, path: str | Path, *, audience: str | None = None, scope: str | None = None) -> ClientCredentials:
         """Read a key file as Pulsar's clients use it: JSON with issuer_url, client_id and client_secret.

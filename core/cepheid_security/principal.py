@@ -63,5 +63,7 @@ class Credentials:
     data: bytes = field(default=b"", repr=False)
     certificate_names: tuple[str, ...] = ()
     """Names of the client's TLS certificate, which the TLS layer has verified, by the setting `authentication.certificate_role`."""
+    certificate_expires_at_ms: int | None = None
+    """When that certificate expires, in ms of the wall clock."""
     peer: str = ""
     """The address that the client connects from."""

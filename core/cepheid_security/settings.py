@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
@@ -184,3 +185,34 @@ class AuthorizationSettings(BaseModel, frozen=True, extra="forbid"):
     @property
     def roles(self) -> Roles:
         return Roles(frozenset(self.super_user_roles), frozenset(self.proxy_roles), frozenset(self.peer_roles))
+
+    def check(self) -> None:
+        """Raises SecurityConfigurationError: a process that starts with this could be administered by no role."""
+        if self.enabled and not self.super_user_roles:
+            raise SecurityConfigurationError(
+                "authorization.enabled needs authorization.super_user_roles: without one no role may create tenants or grant "
+                "permissions; name the role of your administrators there"
+            )
+
+    def check_peers(self, authentication: AuthenticationSettings) -> None:
+        """Raises SecurityConfigurationError: the other brokers of the cluster would refuse the calls of this one, and it theirs."""
+        if not self.enabled or self.peer_roles:
+            return
+        from cepheid_security.principal import AuthenticationError
+        from cepheid_security.tokens import read_unverified
+
+        role = None
+        if authentication.own_token_file is not None:
+            try:
+                _, claims = read_unverified(Path(authentication.own_token_file).read_text(encoding="ascii").strip())
+                role = claims.get(authentication.role_claim)
+            except (OSError, UnicodeDecodeError, AuthenticationError) as error:
+                raise SecurityConfigurationError(
+                    f"authentication.own_token_file names {authentication.own_token_file}, which has no token: {error}"
+                ) from None
+        if role not in self.super_user_roles:
+            shown = "is not set" if role is None else f"has the role {role!r}"
+            raise SecurityConfigurationError(
+                "authorization.peer_roles is empty: brokers would refuse each other's calls. Name the role of "
+                f"authentication.own_token_file there, which {shown}"
+            )

@@ -202,6 +202,14 @@ def certificate_names(certificate: dict[str, object] | None, rule: CertificateRu
     return common if len(common) == 1 else ()
 
 
+def certificate_expires_at_ms(certificate: dict[str, object] | None) -> int | None:
+    """Return when the certificate that `SSLObject.getpeercert()` gave expires, in ms of the wall clock; None without one.
+
+    TLS looks at it in the handshake alone.
+    """
+    return ssl.cert_time_to_seconds(str(certificate["notAfter"])) * 1000 if certificate else None
+
+
 def _load_ca(context: ssl.SSLContext, path: str) -> None:
     try:
         context.load_verify_locations(path)

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 from cepheid_ports import RefusalLog, TaskOwner, host_port
@@ -21,7 +21,7 @@ from cepheid_security.handshakes import failure_of, is_refusal
 log = logging.getLogger(__name__)
 
 _ACCEPT_PAUSE_S = 0.5  # after an error of the system, such as too many open files
-P = TypeVar("P")  # what a connection is given when it is admitted
+P = TypeVar("P", bound=Hashable)  # what a connection is given when it is admitted
 
 
 class TlsAcceptor(Generic[P]):
@@ -56,6 +56,7 @@ class TlsAcceptor(Generic[P]):
         self._plain_hint = plain_hint
         self._on_refused = on_refused
         self._tasks = TaskOwner("tls-port", on_broken)
+        self._under_way: dict[P, asyncio.Task[None]] = {}
         self.failed = 0
         """Handshakes that failed."""
         self.port = int(listening.getsockname()[1])
@@ -73,6 +74,11 @@ class TlsAcceptor(Generic[P]):
         # Before the close: the number of this file may soon be that of another one.
         asyncio.get_running_loop().remove_reader(self._listening)
         self._listening.close()
+
+    def cancel(self, place: P) -> None:
+        """End the handshake of the connection that was admitted with `place`, if it is not over."""
+        if (task := self._under_way.get(place)) is not None:
+            task.cancel()
 
     async def aclose(self) -> None:
         """Close the port, and the connections whose handshake is not over."""
@@ -99,6 +105,7 @@ class TlsAcceptor(Generic[P]):
             return
         handshake = _Handshake(accepted, place)
         task = self._tasks.start(self._shake_hands(handshake, host, int(address[1])), name="handshake")
+        self._under_way[place] = task
         task.add_done_callback(lambda _: self._on_ended(handshake))
 
     def _accept_again(self) -> None:
@@ -107,6 +114,7 @@ class TlsAcceptor(Generic[P]):
 
     def _on_ended(self, handshake: _Handshake[P]) -> None:
         """Also of a task that was cancelled before its first step."""
+        self._under_way.pop(handshake.place, None)
         if not handshake.begun:
             handshake.accepted.close()
         if not handshake.made:

@@ -7,7 +7,7 @@ import logging
 
 from cepheid_metadata.errors import StoreInUseError, StoreOpenError, StoreUnavailableError
 from cepheid_metadata.open_store import open_store, read_auth
-from cepheid_metadata.store import MetadataStore
+from cepheid_metadata.store import MetadataStore, security_of
 from cepheid_ports import Ports
 from cepheid_security import ClientTls
 
@@ -30,6 +30,8 @@ async def open_patiently(
 ) -> MetadataStore:
     """Return the store at `url`. `auth`, the text in `auth_file`, `private` and `tls`: as in `open_store`.
 
+    A process that has a user or a certificate, and no TLS to ZooKeeper, says so in its log.
+
     Raises StoreOpenError when it cannot be reached for `wait_s`, StoreUrlError.
     """
     if auth is None and auth_file is not None:
@@ -39,7 +41,7 @@ async def open_patiently(
     while True:
         attempt_s = max(0.1, min(_ATTEMPT_S, deadline - loop.time()))
         try:
-            return await open_store(
+            store = await open_store(
                 url, ports, session_timeout_s=session_timeout_s, open_timeout_s=attempt_s, auth=auth, private=private, tls=tls
             )
         except StoreInUseError:
@@ -50,3 +52,7 @@ async def open_patiently(
                 raise
             log.warning("metadata.waited_for", extra={"error": str(error), "left_s": round(left_s, 1)})
             await asyncio.sleep(min(_PAUSE_S, left_s))
+        else:
+            if (auth or tls is not None) and (problem := security_of(store).plain_problem) is not None:
+                log.warning("metadata.not_encrypted", extra={"error": problem, "hint": "see ZooKeeper in docs/security.md"})
+            return store

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from pydantic import PositiveInt
@@ -17,7 +18,7 @@ from cepheid_metadata import keys
 from cepheid_metadata.cluster_records import BookieRegistration, BrokerRegistration
 from cepheid_metadata.errors import BadVersionError, KeyExistsError, NoSuchKeyError
 from cepheid_metadata.listing import list_names
-from cepheid_metadata.record import Record, RecordPart
+from cepheid_metadata.record import GrownRecord, RecordPart
 from cepheid_metadata.repositories import Records, available_bookies, broker_records, readonly_bookies
 from cepheid_metadata.store import MetadataStore
 
@@ -43,14 +44,18 @@ class SecurityFacts(RecordPart):
     """What is not permitted is denied."""
 
 
-class ProcessReport(Record):
+class ProcessReport(GrownRecord):
     """What one process said when it started."""
 
     NAME: ClassVar[str] = "process report"
+    FORMAT: ClassVar[int] = 2
+    ADDED: ClassVar[Mapping[str, int]] = {"zookeeper_tls": 2}
 
     process: str
     storage_format: PositiveInt
     security: SecurityFacts = SecurityFacts()
+    zookeeper_tls: bool | None = None
+    """Whether it has TLS to ZooKeeper. None: it has not, or is of an older release, which cannot read reports that have this."""
 
 
 def broker_reports(store: MetadataStore) -> Records[str, ProcessReport]:

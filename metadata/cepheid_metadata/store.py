@@ -94,6 +94,15 @@ class StoreSecurity:
     """This process has a user of its own there."""
     private: bool = True
     """What it creates is for this user alone. Secrets are, in any case, where it has a user."""
+    encrypted: bool = True
+    """What is said to the store crosses no network in the clear."""
+
+    @property
+    def plain_problem(self) -> str | None:
+        """What is wrong for a process that is secured otherwise; None: nothing."""
+        if self.encrypted:
+            return None
+        return "the connection to ZooKeeper is without TLS, and its user's password crosses the network in the clear: use zks://"
 
 
 def security_of(store: MetadataStore) -> StoreSecurity:

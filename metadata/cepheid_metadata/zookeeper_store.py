@@ -70,7 +70,7 @@ class ZooKeeperStore:
         self._inbox = LoopInbox(self._on_group)
         self._lane = RequestLane(self._where, request_timeout_s, patience_s)
         self._tree = ZooKeeperTree(self._lane, root, has_user=digest is not None)
-        self.security = StoreSecurity(digest is not None, digest is not None and digest.private)
+        self.security = StoreSecurity(digest is not None, digest is not None and digest.private, encrypted=tls is not None)
         self._watches = ZooKeeperWatches(self._lane, self._tree.path)
         self._connect_to = addresses, session_timeout_s, digest, tls
         self._connection = self._new_connection()

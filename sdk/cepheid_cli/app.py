@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -37,6 +38,44 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+_FLAGS_OF_CREDENTIALS = {
+    "tls_ca_file": "CEPHEID_TLS_CA_FILE",
+    "tls_certificate_file": "CEPHEID_TLS_CERTIFICATE_FILE",
+    "tls_key_file": "CEPHEID_TLS_KEY_FILE",
+    "token_file": "CEPHEID_TOKEN_FILE",
+    "oauth2_file": "CEPHEID_OAUTH2_FILE",
+    "user": "CEPHEID_USER",
+    "password_file": "CEPHEID_PASSWORD_FILE",
+}
+
+
+@app.callback()
+def _credentials(
+    context: typer.Context,
+    tls_ca_file: Annotated[str | None, typer.Option(help="CAs that sign the servers' certificates (PEM).")] = None,
+    tls_certificate_file: Annotated[str | None, typer.Option(help="Certificate to show to servers (PEM).")] = None,
+    tls_key_file: Annotated[str | None, typer.Option(help="Its private key.")] = None,
+    token_file: Annotated[str | None, typer.Option(help="File with the token to show to brokers.")] = None,
+    oauth2_file: Annotated[str | None, typer.Option(help="OAuth2 key file (JSON), to fetch tokens with.")] = None,
+    user: Annotated[str | None, typer.Option(help="User name to show to brokers.")] = None,
+    password_file: Annotated[str | None, typer.Option(help="File with its password.")] = None,
+) -> None:
+    """Durable pub/sub that speaks the Pulsar protocol.
+
+    The options here are for every command that connects to servers. They stand before the command, and take precedence over the
+    environment (CEPHEID_TOKEN_FILE and so on, docs/security.md).
+    """
+    given = {name: context.params[name] for name in _FLAGS_OF_CREDENTIALS if context.params[name] is not None}
+    if len(secrets := [name for name in ("token_file", "oauth2_file", "user") if name in given]) > 1:
+        raise typer.BadParameter(f"give one of {', '.join('--' + name.replace('_', '-') for name in secrets)}")
+    if ("user" in given) != ("password_file" in given):
+        raise typer.BadParameter("--user and --password-file are given together")
+    if secrets:  # what is given replaces all of the environment's secrets
+        for name in ("CEPHEID_TOKEN_FILE", "CEPHEID_TOKEN", "CEPHEID_OAUTH2_FILE", "CEPHEID_USER", "CEPHEID_PASSWORD_FILE"):
+            os.environ.pop(name, None)
+    os.environ.update({_FLAGS_OF_CREDENTIALS[name]: value for name, value in given.items()})
+
 
 for sub_app in (
     dev.app,

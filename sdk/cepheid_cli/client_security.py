@@ -1,4 +1,4 @@
-"""What commands show to servers, from the environment: the token of `client_environment`, and the certificates of `ClientTls`.
+"""What commands show to servers, from the environment: the secrets of `client_environment`, and the certificates of `ClientTls`.
 
 CEPHEID_TLS_CA_FILE                  the CAs that sign servers' certificates (PEM); unset: those of the system
 CEPHEID_TLS_CERTIFICATE_FILE, CEPHEID_TLS_KEY_FILE     a certificate of one's own
@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 from cepheid.admin.sync import Admin, connect
 from cepheid_security import ClientTls
-from cepheid_security.client_environment import own_token
+from cepheid_security.client_environment import own_secrets
 
 if TYPE_CHECKING:
     import cepheid.sync
 
-__all__ = ["connect_admin", "connect_client", "own_tls", "own_token"]
+__all__ = ["connect_admin", "connect_client", "own_secrets", "own_tls"]
 
 
 def own_tls() -> ssl.SSLContext:
@@ -27,12 +27,13 @@ def own_tls() -> ssl.SSLContext:
 def connect_admin(url: str) -> Admin:
     """Return the admin API at `url`, with the credentials of the environment.
 
-    Raises UsageError, NoTokenError, TokenRequestError.
+    Raises UsageError, NoTokenError, SecurityConfigurationError.
     """
-    tls = ClientTls.from_environment()
+    tls, secrets = ClientTls.from_environment(), own_secrets()
     return connect(
         url,
-        token=own_token() or None,
+        token=secrets.token,
+        password=secrets.password,
         tls_ca_file=tls.ca_file,
         tls_certificate_file=tls.certificate_file,
         tls_key_file=tls.key_file,
@@ -43,11 +44,12 @@ def connect_client(url: str) -> cepheid.sync.Client:
     """Return a client for the brokers at `url`, with the credentials of the environment; raises as `connect_admin`."""
     import cepheid.sync  # here: most commands need the admin API alone
 
-    tls = ClientTls.from_environment()
+    tls, secrets = ClientTls.from_environment(), own_secrets()
     return cepheid.sync.connect(
         url,
         request_timeout_s=10.0,  # a person waits
-        token=own_token() or None,
+        token=secrets.token,
+        password=secrets.password,
         tls_ca_file=tls.ca_file,
         tls_certificate_file=tls.certificate_file,
         tls_key_file=tls.key_file,

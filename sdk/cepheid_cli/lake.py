@@ -12,7 +12,6 @@ from typing import Annotated
 import typer
 
 from cepheid_cli.admin.common import sub_app
-from cepheid_cli.client_security import own_token
 from cepheid_cli.read import DEFAULT_SERVICE_URL, ReadCommandError, own_words
 from cepheid_ports import CepheidError
 
@@ -68,7 +67,7 @@ def export(
                 to,
                 service_url=url,
                 admin_url=admin_url,
-                token=token or own_token() or None,
+                token=token or None,
                 catalog=_properties(catalog or []),
                 start=start,
                 mode="typed" if typed else "messages",

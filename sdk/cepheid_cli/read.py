@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from cepheid_cli.client_security import own_token
 from cepheid_ports import CepheidError
 
 if TYPE_CHECKING:
@@ -109,14 +108,13 @@ def read(
     if url is None and admin_url is None and metadata is None:
         admin_url = os.environ.get("CEPHEID_ADMIN_URL") or None
         url = DEFAULT_SERVICE_URL if admin_url is None else None
-    token = token or own_token() or None
     with _errors_in_own_words():
         reader = scan(
             topic,
             service_url=url,
             admin_url=admin_url,
             metadata=metadata,
-            token=token,
+            token=token or None,
             start=start,
             end=end,
             columns=named,

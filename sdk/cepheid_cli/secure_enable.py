@@ -153,14 +153,22 @@ def run_enable(directory: Path, stage: int | None, metadata_url: str | None, adm
 def run_status(admin_url: str) -> None:
     """Print how each process is secured."""
     found = connect_admin(admin_url).call("GET", _PATH)
-    words = ("tls", "plain", "authentication", "anonymous", "enforced", "zookeeper_user", "zookeeper_private")
+    words = ("tls", "plain", "authentication", "anonymous", "enforced", "zookeeper_user", "zookeeper_private", "zookeeper_tls")
     rows = [
-        [name, kind.removesuffix("s"), *(("?" if said is None else "yes" if said[word] else "no") for word in words)]
+        [name, kind.removesuffix("s"), *(_shown(said, word) for word in words)]
         for kind in ("brokers", "bookies")
         for name, said in found[kind].items()
     ]
-    print_table(("NAME", "KIND", "TLS", "PLAIN PORTS", "CREDENTIALS", "ANONYMOUS", "PERMISSIONS", "ZK USER", "ZK PRIVATE"), rows)
+    heads = ("TLS", "PLAIN PORTS", "CREDENTIALS", "ANONYMOUS", "PERMISSIONS", "ZK USER", "ZK PRIVATE", "ZK TLS")
+    print_table(("NAME", "KIND", *heads), rows)
     print_lines(f"problem: {problem}" for problem in found["problems"])
+
+
+def _shown(said: Report | None, word: str) -> str:
+    """Return one fact for people; "?": the process, or the broker that was asked, is of a release that does not say."""
+    if said is None or word not in said:
+        return "?"
+    return "yes" if said[word] else "no"
 
 
 def _check(directory: Path, present: int, admin_url: str) -> None:

@@ -25,6 +25,7 @@ from cepheid_lake.target import Committed, Target
 from cepheid_scan import scan
 from cepheid_scan.open_planner import open_planner
 from cepheid_scan.scan_arguments import plan_source, tls_files
+from cepheid_security.client_environment import Token
 from cepheid_wire import TopicName
 
 if TYPE_CHECKING:
@@ -52,7 +53,8 @@ def export(
     *,
     service_url: str | None = None,
     admin_url: str | None = None,
-    token: str | None = None,
+    token: Token | None = None,
+    password: tuple[str, str] | None = None,
     tls_ca_file: str | None = None,
     tls_certificate_file: str | None = None,
     tls_key_file: str | None = None,
@@ -79,7 +81,8 @@ def export(
         raise BadOptionError(f"mode '{mode}': there is {' and '.join(MODES)}", value=mode)
     if commit_bytes < 1:
         raise BadOptionError(f"commit_bytes is {commit_bytes}, and at least 1", value=commit_bytes)
-    source = plan_source(service_url, admin_url, None, token, 10.0, tls_files(tls_ca_file, tls_certificate_file, tls_key_file))
+    tls = tls_files(tls_ca_file, tls_certificate_file, tls_key_file)
+    source = plan_source(service_url, admin_url, None, token, 10.0, tls, password)
     name = str(TopicName.parse(topic))
     target = _open_target(to, catalog or {})
     with closing(target):
@@ -96,6 +99,7 @@ def export(
                 service_url=service_url,
                 admin_url=admin_url,
                 token=token,
+                password=password,
                 tls_ca_file=tls_ca_file,
                 tls_certificate_file=tls_certificate_file,
                 tls_key_file=tls_key_file,

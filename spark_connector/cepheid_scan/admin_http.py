@@ -7,7 +7,7 @@ Rules
 1. A refusal is an answer: only who cannot be reached, or says that it cannot say now (502, 503, 504), is asked again. So is
    who says 404 in words that are no broker's: a proxy that has no way to one would make topics and leases look gone.
 2. Where a redirect led once is asked first the next time; when it stops answering the given addresses count again.
-3. The token goes to the given addresses and where they redirect, never into an error's text.
+3. The token or password goes to the given addresses and where they redirect, never into an error's text.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from urllib.parse import SplitResult, urlencode, urlsplit
 from cepheid_decode.errors import AdminRefusedError, BadOptionError, PlanUnavailableError
 from cepheid_decode.scan_request import PlanSource
 from cepheid_security import ClientTls, SecurityConfigurationError
+from cepheid_security.client_environment import NoTokenError
+from cepheid_security.oauth2 import TokenRefusedError
 
 _MOST_REDIRECTS = 8
 _MOST_IDLE = 16  # kept connections, over all addresses
@@ -50,12 +52,9 @@ class AdminHttp:
         self._retry_s = source.retry_s
         self._timeout_s = timeout_s
         self._headers = {"Accept": "application/json"}
-        if source.token and (token := source.token.strip()):  # files and variables end with a line's end
-            if not (token.isascii() and token.isprintable()):  # HTTP would quote it in its refusal (rule 3)
-                raise BadOptionError(
-                    "the token has characters that no token has, e.g. the end of a line: its text is not shown here"
-                )
-            self._headers["Authorization"] = f"Bearer {token}"
+        self._secrets = source.secrets
+        if isinstance(source.secrets.token, str):
+            self._authorization()  # a token that cannot be sent is refused at once
         self._tls = source.tls or ClientTls.from_environment()
         self._context: ssl.SSLContext | None = None  # made when it is needed first
         self._led_to: dict[Origin, Origin] = {}
@@ -142,6 +141,8 @@ class AdminHttp:
     def _exchange(self, origin: Origin, method: str, path: str, sent: bytes | None) -> tuple[int, str, bytes]:
         """Status, Location, body. A kept connection that the server has closed meanwhile is no problem of the server."""
         headers = self._headers if sent is None else {**self._headers, "Content-Type": "application/json"}
+        if (authorization := self._authorization()) is not None:
+            headers = {**headers, "Authorization": authorization}
         for connection in self._connections(origin):
             fresh = connection.sock is None
             try:
@@ -156,6 +157,15 @@ class AdminHttp:
             self._keep(origin, connection, answer)
             return answer.status, answer.getheader("Location", ""), text
         raise AssertionError("the last connection is a fresh one")
+
+    def _authorization(self) -> str | None:
+        """Return the header for this request: a token may expire during a long read. Raises BadOptionError, _NoAnswerError."""
+        try:
+            return self._secrets.authorization()
+        except (TokenRefusedError, SecurityConfigurationError, NoTokenError) as error:
+            raise BadOptionError(str(error)) from None
+        except Exception as error:  # the issuer does not answer at this moment, or the caller's function raised
+            raise _NoAnswerError(f"no token: {error or type(error).__name__}") from None
 
     def _connections(self, origin: Origin) -> Iterator[HTTPConnection]:
         """A kept one if there is one, then a fresh one."""

@@ -48,6 +48,7 @@ from cepheid_scan.scan_arguments import (
     true_or_false,
     whole_number,
 )
+from cepheid_security.client_environment import Token
 
 if TYPE_CHECKING:
     from cepheid_scan.scan_reader import ScanReader
@@ -62,7 +63,8 @@ def scan(
     service_url: str | None = None,
     admin_url: str | None = None,
     metadata: str | None = None,
-    token: str | None = None,
+    token: Token | None = None,
+    password: tuple[str, str] | None = None,
     tls_ca_file: str | None = None,
     tls_certificate_file: str | None = None,
     tls_key_file: str | None = None,
@@ -86,7 +88,9 @@ def scan(
     """Rows of `topic` (one name, or several) from `start` (inclusive) to `end` (exclusive), as `docs/spark.md` describes them.
 
     One of `service_url`, `admin_url` and `metadata` says where the cluster is; who is away is asked again for `retry_s`.
-    `token` and the three files of TLS are shown to brokers, the files to bookies as well; without them the environment counts.
+    `token` (text, the Path of its file, or a function that returns it, such as `cepheid.ClientCredentials`) or `password` (user
+    name, password) and the three files of TLS are shown to brokers, the files to bookies as well; without them the environment
+    counts.
     `start` and `end` are words of `edge_words`; a time is that of publishing. `mode`: messages, entries or typed. `keys`,
     `partitions` and the event times leave rows out (stored entries have neither keys nor event times). `counters` is filled as
     batches are read. `storage`: credentials for ledgers in object storage, where the environment has none. `decryption_keys`: the
@@ -105,7 +109,7 @@ def scan(
     chosen = None if partitions is None else chosen_partitions(partitions)
     edge_topic = _only_topic(names, chosen)
     request = ScanRequest(
-        source=plan_source(service_url, admin_url, metadata, token, retry_s, settings.tls),
+        source=plan_source(service_url, admin_url, metadata, token, retry_s, settings.tls, password),
         topics=TopicSelection(names=names, partitions=chosen),
         spec=ScanSpec(
             mode=one_of(ReadMode, mode, "mode"),

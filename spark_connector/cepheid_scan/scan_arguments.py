@@ -9,6 +9,7 @@ import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from numbers import Real
+from pathlib import Path
 from typing import Any, SupportsIndex
 
 from cepheid_decode.counters import ScanCounters
@@ -17,29 +18,51 @@ from cepheid_decode.scan_request import PlanSource, ReadSettings, StorageAccess
 from cepheid_ports import CepheidError
 from cepheid_scan.edge_words import full_name
 from cepheid_security import ClientTls
-from cepheid_security.client_environment import own_token
+from cepheid_security.client_environment import ClientSecrets, own_secrets
 
 _WHOLE = {"read_attempts": 1, "chunk_bytes": 1, "decode_bytes": 1, "chunk_lookback": 0}  # settings, and the least of each
 
 
 def plan_source(
-    service_url: Any, admin_url: Any, metadata: Any, token: Any, retry_s: Any, tls: ClientTls | None = None
+    service_url: Any,
+    admin_url: Any,
+    metadata: Any,
+    token: Any,
+    retry_s: Any,
+    tls: ClientTls | None = None,
+    password: Any = None,
 ) -> PlanSource:
-    """Return whom to ask. Without `token` it is the one of the environment (client_environment.py)."""
+    """Return whom to ask. Without `token` and `password` the environment counts (client_environment.py)."""
     urls = {"service_url": service_url, "admin_url": admin_url, "metadata": metadata}
     for name, url in urls.items():
         _text(name, url)
     if not any(urls.values()):
         raise BadOptionError("nobody to ask where the history lies: give service_url (pulsar://host:6650), admin_url or metadata")
-    if token is not None and not isinstance(token, str):
-        raise BadOptionError(f"token must be text, and is of type {type(token).__name__}")  # its value is never shown
-    return PlanSource(**urls, token=token or token_of_environment(), retry_s=_number("retry_s", retry_s, at_least=0), tls=tls)
+    secrets = _given_secrets(token, password) or secrets_of_environment()
+    return PlanSource(**urls, secrets=secrets, retry_s=_number("retry_s", retry_s, at_least=0), tls=tls)
 
 
-def token_of_environment() -> str | None:
-    """Return the token that the environment names; None: it names none. Raises BadOptionError."""
+def _given_secrets(token: Any, password: Any) -> ClientSecrets | None:
+    """Return what the caller gives, None for nothing. Values are never shown."""
+    if token and password is not None:
+        raise BadOptionError("give token or password, not both")
+    if token is not None and not (isinstance(token, str | Path) or callable(token)):
+        raise BadOptionError(
+            f"token must be text, the Path of its file, or a function that returns it, and is of type {type(token).__name__}"
+        )
+    if password is None:
+        return ClientSecrets(token) if token else None
+    if not (isinstance(password, tuple) and len(password) == 2 and all(isinstance(each, str) for each in password)):
+        raise BadOptionError(f"password must be (user, password), two texts, and is of type {type(password).__name__}")
+    if ":" in password[0]:
+        raise BadOptionError("a user name has no colon")
+    return ClientSecrets(password=password)
+
+
+def secrets_of_environment() -> ClientSecrets:
+    """Return what the environment names, which may be nothing. Raises BadOptionError."""
     try:
-        return own_token() or None
+        return own_secrets()
     except CepheidError as error:
         raise BadOptionError(str(error)) from None
 

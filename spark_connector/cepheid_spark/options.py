@@ -12,6 +12,7 @@ import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Self
 
 from cepheid_decode import (
@@ -31,8 +32,9 @@ from cepheid_decode import (
     TopicSelection,
 )
 from cepheid_scan.edge_words import parse_edge
-from cepheid_scan.scan_arguments import token_of_environment
-from cepheid_security import ClientTls
+from cepheid_scan.scan_arguments import secrets_of_environment
+from cepheid_security import ClientTls, SecurityConfigurationError
+from cepheid_security.client_environment import ClientSecrets, TokenFile, oauth2_credentials
 from cepheid_spark.option_values import (
     OptionTable,
     Parse,
@@ -80,6 +82,12 @@ OPTIONS: Mapping[str, Parse[Any]] = {
     "token": parse_text,
     "tokenEnv": parse_text,
     "tokenFile": parse_text,
+    "oauth2File": parse_text,
+    "oauth2Audience": parse_text,
+    "user": parse_text,
+    "password": parse_text,
+    "passwordEnv": parse_text,
+    "passwordFile": parse_text,
     "tlsTrustCerts": parse_text,
     "tlsCertFile": parse_text,
     "tlsKeyFile": parse_text,
@@ -145,7 +153,7 @@ _NOT_SERVED = dict.fromkeys(
 _NOT_SERVED |= dict.fromkeys(("authPlugin", "authParams"), _NO_PLUGINS)
 _NOT_SERVED["tlsValidateHostname"] = "is not served: host names are always checked"
 _NOT_SERVED_PREFIXES = {"producer.": "is not served: a write chooses itself how it sends"}
-SECRETS = ("token", "storageAccessKey", "storageSecretKey", "storageSessionToken")
+SECRETS = ("token", "password", "storageAccessKey", "storageSecretKey", "storageSessionToken")
 """Options that nothing may show. Spark's logs leave out what matches `spark.redaction.regex`; by default these do."""
 
 
@@ -245,7 +253,12 @@ def _plan_source(given: Mapping[str, Any]) -> PlanSource:
     service_url, admin_url, metadata = urls
     retry_s = given.get("metadataRetry", 60.0)
     return PlanSource(
-        service_url=service_url, admin_url=admin_url, metadata=metadata, token=read_token(given), retry_s=retry_s, tls=_tls(given)
+        service_url=service_url,
+        admin_url=admin_url,
+        metadata=metadata,
+        secrets=read_secrets(given),
+        retry_s=retry_s,
+        tls=_tls(given),
     )
 
 
@@ -257,23 +270,54 @@ def _tls(given: Mapping[str, Any]) -> ClientTls | None:
     return ClientTls(ca_file, certificate_file, key_file) if ca_file or certificate_file else None
 
 
-def read_token(given: Mapping[str, Any]) -> str | None:
-    """Read on the driver. Its text appears in no error."""
-    named = [name for name in ("token", "tokenEnv", "tokenFile") if name in given]
+def read_secrets(given: Mapping[str, Any]) -> ClientSecrets:
+    """Return what is shown to brokers: of the options, else of the driver's environment. No error has the text of a secret."""
+    named = [name for name in ("token", "tokenEnv", "tokenFile", "oauth2File", "user") if name in given]
     if len(named) > 1:
         raise BadOptionError(f"options {' and '.join(named)} exclude each other: give one")
-    if "tokenEnv" in given:
-        variable = given["tokenEnv"]
-        if variable not in os.environ:
-            raise BadOptionError(f"option tokenEnv: the driver's environment has no variable {variable}", option="tokenEnv")
-        return os.environ[variable]
-    if "tokenFile" in given:
+    if "oauth2Audience" in given and "oauth2File" not in given:
+        raise BadOptionError("option oauth2Audience is for the tokens of oauth2File: give both", option="oauth2Audience")
+    if "user" in given or any(name in given for name in _PASSWORDS):
+        return ClientSecrets(password=_user_and_password(given))
+    if "oauth2File" in given:
         try:
-            with open(given["tokenFile"], encoding="utf-8") as file:
-                return file.read().strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise BadOptionError(f"option tokenFile: cannot read {given['tokenFile']}: {error}", option="tokenFile") from None
-    return given.get("token") or token_of_environment()
+            return ClientSecrets(oauth2_credentials(given["oauth2File"], given.get("oauth2Audience")))
+        except SecurityConfigurationError as error:
+            raise BadOptionError(f"option oauth2File: {error}", option="oauth2File") from None
+    if "tokenEnv" in given:
+        return ClientSecrets(_of_environment(given, "tokenEnv"))
+    if "tokenFile" in given:
+        return ClientSecrets(TokenFile(given["tokenFile"], _of_file(given, "tokenFile")))
+    if token := given.get("token"):
+        return ClientSecrets(token)
+    return secrets_of_environment()
+
+
+_PASSWORDS = ("password", "passwordEnv", "passwordFile")
+
+
+def _user_and_password(given: Mapping[str, Any]) -> tuple[str, str]:
+    named = [name for name in _PASSWORDS if name in given]
+    if "user" not in given or len(named) != 1:
+        raise BadOptionError("option user and one of password, passwordEnv and passwordFile belong together", option="user")
+    if ":" in given["user"]:
+        raise BadOptionError("option user: a user name has no colon", option="user")
+    read = {"passwordEnv": _of_environment, "passwordFile": _of_file}.get(named[0])
+    return given["user"], given["password"] if read is None else read(given, named[0])
+
+
+def _of_environment(given: Mapping[str, Any], option: str) -> str:
+    variable = given[option]
+    if variable not in os.environ:
+        raise BadOptionError(f"option {option}: the driver's environment has no variable {variable}", option=option)
+    return os.environ[variable]
+
+
+def _of_file(given: Mapping[str, Any], option: str) -> str:
+    try:
+        return Path(given[option]).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadOptionError(f"option {option}: cannot read {given[option]}: {error}", option=option) from None
 
 
 def _storage_access(given: Mapping[str, Any]) -> StorageAccess:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from cepheid_decode import BadOptionError
+from cepheid_security.client_environment import NO_SECRETS, ClientSecrets
 from cepheid_spark.option_values import OptionTable, Parse, address, duration, one_of, parse_bool, parse_text, refuse, whole_number
-from cepheid_spark.options import OPTIONS, OTHER_NAMES, read_token
+from cepheid_spark.options import OPTIONS, OTHER_NAMES, read_secrets
 from cepheid_wire import InvalidTopicNameError, TopicName
 
 SINK_MEMORY_S = 7 * 86400.0
@@ -30,6 +31,12 @@ SINK_OPTIONS: Mapping[str, Parse[Any]] = {
     "token": parse_text,
     "tokenEnv": parse_text,
     "tokenFile": parse_text,
+    "oauth2File": parse_text,
+    "oauth2Audience": parse_text,
+    "user": parse_text,
+    "password": parse_text,
+    "passwordEnv": parse_text,
+    "passwordFile": parse_text,
     "tlsTrustCerts": parse_text,
     "tlsCertFile": parse_text,
     "tlsKeyFile": parse_text,
@@ -63,9 +70,9 @@ _OF_SPARK = frozenset({"checkpointlocation", "queryname", "path"})
 
 @dataclass(frozen=True, slots=True)
 class SinkSecurity:
-    """How the client of a task connects. No repr shows the token."""
+    """How the client of a task connects. No repr shows secrets."""
 
-    token: str | None = field(default=None, repr=False)
+    secrets: ClientSecrets = NO_SECRETS
     ca_file: str | None = None
     certificate_file: str | None = None
     key_file: str | None = None
@@ -115,7 +122,7 @@ def parse_sink_options(options: Mapping[str, str], *, streaming: bool) -> SinkOp
     return SinkOptions(
         service_url=given["serviceUrl"],
         security=SinkSecurity(
-            token=read_token(given),
+            secrets=read_secrets(given),
             ca_file=given.get("tlsTrustCerts"),
             certificate_file=given.get("tlsCertFile"),
             key_file=given.get("tlsKeyFile"),

@@ -255,7 +255,8 @@ def connect(options: SinkOptions) -> cepheid.Client:
     security = options.security
     return cepheid.connect(
         options.service_url,
-        token=security.token,
+        token=security.secrets.token,
+        password=security.secrets.password,
         tls_ca_file=security.ca_file,
         tls_certificate_file=security.certificate_file,
         tls_key_file=security.key_file,

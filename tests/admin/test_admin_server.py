@@ -18,10 +18,10 @@ import pytest
 
 from cepheid_broker.admin import AdminContext, AdminServer
 from cepheid_broker.admin.admin_protocol import MAX_HEAD_BYTES
-from cepheid_broker.admin.connection_limits import RESERVE, RESERVE_PER_ADDRESS, AdminServerStatistics, ConnectionLimits
 from cepheid_broker.protocol import PortInUseError
 from cepheid_broker.settings import AdminSettings
 from cepheid_dev.free_ports import is_taken
+from cepheid_security.connection_limits import RESERVE, RESERVE_PER_ADDRESS, ConnectionLimits, PortStatistics
 from tests.admin.admin_world import AdminWorld, running_admin
 from tests.support import wait_until
 
@@ -249,7 +249,7 @@ def test_a_client_that_reads_no_answer_is_disconnected(admin: AdminWorld) -> Non
         async with serving(admin, transfer_timeout_s=0.2) as server:
             reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1)
             writer.write(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 100)
-            await wait_until(lambda: server.statistics() == AdminServerStatistics(connections=0, limited=0, timed_out=1))
+            await wait_until(lambda: server.statistics() == PortStatistics(connections=0, limited=0, timed_out=1))
             writer.close()
             assert not reader.at_eof()
 

@@ -13,12 +13,17 @@ from cepheid_bookie import health_server
 from cepheid_bookie.errors import PortInUseError
 from cepheid_bookie.health_server import HealthServer, Page
 from cepheid_dev.free_ports import is_taken
+from cepheid_security import connection_limits
 from tests.support import cancel_once_listening, free_port, wait_until
 
 
 @asynccontextmanager
 async def serving() -> AsyncIterator[HealthServer]:
-    pages = {"/health": lambda: Page("fine\n"), "/ready": lambda: Page("not yet\n", HTTPStatus.SERVICE_UNAVAILABLE)}
+    pages = {
+        "/health": lambda: Page("fine\n"),
+        "/ready": lambda: Page("not yet\n", HTTPStatus.SERVICE_UNAVAILABLE),
+        "/metrics": lambda: Page("figures\n"),
+    }
     server = HealthServer("127.0.0.1", 0, pages)
     await server.start()
     try:
@@ -46,7 +51,7 @@ async def ask(server: HealthServer, request: bytes) -> tuple[int, str]:
         ("GET /health HTTP/1.1", 200, "fine\n"),
         ("GET /ready?verbose=1 HTTP/1.1", 503, "not yet\n"),
         ("HEAD /health HTTP/1.1", 200, ""),
-        ("GET / HTTP/1.1", 404, "there are /health, /ready\n"),
+        ("GET / HTTP/1.1", 404, "there are /health, /ready, /metrics\n"),
         ("POST /health HTTP/1.1", 405, "only GET and HEAD\n"),
         ("nonsense", 405, "only GET and HEAD\n"),
     ],
@@ -69,17 +74,32 @@ async def test_who_says_nothing_is_dropped(monkeypatch: pytest.MonkeyPatch) -> N
         assert await ask(server, b"") == (0, "")
 
 
-async def test_too_many_at_once_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_probes_are_answered_when_all_places_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health_server, "MAX_CONNECTIONS", 1)
     async with serving() as server:
         _, silent = await asyncio.open_connection("127.0.0.1", server.port)
-        await wait_until(lambda: len(server._tasks) == 1, what="the first connection")
-        assert await ask(server, b"GET /health HTTP/1.1\r\n\r\n") == (0, "")
-        assert server.refused == 1
+        await wait_until(lambda: server.statistics().connections == 1, what="the first connection")
+        assert await ask(server, b"GET /health HTTP/1.1\r\n\r\n") == (200, "fine\n")
+        assert await ask(server, b"GET /metrics HTTP/1.1\r\n\r\n") == (
+            503, "1 connections to the health port are open: close unused ones\n",
+        )  # fmt: skip
         silent.close()
         await silent.wait_closed()
-        await wait_until(lambda: len(server._tasks) == 0, what="its end")
+        await wait_until(lambda: server.statistics().connections == 0, what="its end")
+        assert await ask(server, b"GET /metrics HTTP/1.1\r\n\r\n") == (200, "figures\n")
+
+
+async def test_a_flood_drops_its_own_connections_and_never_a_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health_server, "MAX_CONNECTIONS", 1)
+    monkeypatch.setattr(connection_limits, "RESERVE", 2)
+    async with serving() as server:
+        flood = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(4)]
+        async with asyncio.timeout(10):
+            assert await flood[1][0].read() == b"", "the oldest one in the reserve"
         assert await ask(server, b"GET /health HTTP/1.1\r\n\r\n") == (200, "fine\n")
+        assert server.statistics().connections <= 3
+        for _, writer in flood:
+            writer.close()
 
 
 async def test_a_port_in_use_is_named() -> None:

@@ -315,6 +315,15 @@ async def test_those_without_a_token_have_a_bound_of_their_own(monkeypatch: pyte
             assert len(told(await asked(server, request), 0)[0]) == 5, "its place is free"
 
 
+@pytest.mark.parametrize("bound", ["_STRANGERS_PER_ADDRESS", "_SHARE_OF_ADDRESS"])
+async def test_one_address_has_few_places(monkeypatch: pytest.MonkeyPatch, bound: str) -> None:
+    monkeypatch.setattr("cepheid_security.connection_limits.is_loopback", lambda _address: False)
+    monkeypatch.setattr(scan_server, bound, 1 if bound == "_STRANGERS_PER_ADDRESS" else scan_server._CONNECTIONS)
+    async with Machine(settings=BIG).bookie() as bookie, serving(bookie) as server:
+        async with reader_of(server), reader_of(server) as second:
+            assert await second.is_turned_away()
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="abstract sockets are Linux's")
 async def test_those_of_other_machines_do_not_take_places_away_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(scan_server, "_STRANGERS", 2)

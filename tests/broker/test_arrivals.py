@@ -12,14 +12,16 @@ from unittest.mock import Mock
 
 import pytest
 
-from cepheid_broker.protocol import Arrivals, Listener, Place, PortInUseError, TlsAcceptor, listening_socket
+from cepheid_broker.protocol import Listener, PortInUseError, listening_socket
 from cepheid_broker.protocol.services import Services
 from cepheid_broker.settings import BrokerSettings
 from cepheid_dev.free_ports import is_taken
 from cepheid_ports import RefusalLog
 from cepheid_security import ServerTls
+from cepheid_security.connection_limits import Arrivals, Place
 from cepheid_security.failed_attempts import MAX_DELAY_S, FailedAttempts
 from cepheid_security.settings import TlsSettings
+from cepheid_security.tls_acceptor import TlsAcceptor
 from tests.broker.broker_world import BrokerWorld
 from tests.support import cancel_once_listening, free_port
 
@@ -75,6 +77,18 @@ def test_whoever_has_a_network_of_ipv6_addresses_does_not_fail_as_many_clients()
     attempts = FailedAttempts()
     assert [attempts.note(f"2001:db8::{number:x}", 0.0) for number in range(12)][-2:] == [0.25, 0.5]
     assert attempts.note("2001:db8:0:1::1", 0.0) == 0.0
+
+
+def test_addresses_of_ipv4_are_separate_on_a_port_for_both_kinds() -> None:
+    attempts = FailedAttempts()
+    assert [attempts.note(f"::ffff:192.0.2.{number}", 0.0) for number in range(12)] == [0.0] * 12
+
+
+def test_connections_of_one_network_of_ipv6_count_together() -> None:
+    arrivals = Arrivals(max_arriving=9, max_arriving_per_address=9, max_per_address=1)
+    admitted(arrivals, "2001:db8::1")
+    assert arrivals.admit("2001:db8::2") == "2001:db8::/64 has 1 connections open (max_connections_per_address)"
+    admitted(arrivals, "2001:db8:0:1::1")
 
 
 def listener_on(port: int, tls: ServerTls | None = None) -> Listener:

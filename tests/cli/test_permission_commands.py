@@ -58,6 +58,22 @@ def test_grants_are_made_shown_explained_and_revoked(cepheid: Commands) -> None:
     assert shown["subscriptions"] == {"s": ["bob"]}
 
 
+def test_subscriptions_of_a_namespace_must_begin_with_the_role_while_that_is_on(cepheid: Commands) -> None:
+    topic = "persistent://b/n/mine"
+    cepheid("permissions", "grant", "carl", "b/n", "consume", role="b-admin")
+
+    def may(subscription: str) -> bool:
+        words = ("permissions", "why", "carl", topic, "consume", "--subscription", subscription)
+        return cepheid.run("b-admin", *words).exit_code == 0
+
+    cepheid("permissions", "subscription-prefix", "b/n", "on", role="b-admin")
+    assert "subscriptions must begin with the role" in cepheid("permissions", "list", "b/n", role="b-admin")
+    assert (may("carl-x"), may("x")) == (True, False)
+    cepheid("permissions", "subscription-prefix", "b/n", "off", role="b-admin")
+    assert "must begin" not in cepheid("permissions", "list", "b/n", role="b-admin")
+    assert may("x")
+
+
 def test_administrators_of_a_tenant_are_added_and_removed(cepheid: Commands) -> None:
     cepheid("tenants", "create", "c", "--admin-role", "ann", role="root")
     assert cepheid("tenants", "admins", "c", "--add", "bob", "--remove", "ann", role="root") == "bob\n"
@@ -72,6 +88,8 @@ def test_administrators_of_a_tenant_are_added_and_removed(cepheid: Commands) -> 
         ("grant", "ann", "persistent://a/n/mine", "--subscription", "s"),
         ("grant", "ann", "a/n", "consume", "--subscription", "s"),
         ("revoke", "ann", "orders", "--subscription", "s"),
+        ("subscription-prefix", "orders", "on"),
+        ("subscription-prefix", "a/n", "sometimes"),
     ],
 )
 def test_a_command_that_makes_no_sense_is_not_sent(cepheid: Commands, words: tuple[str, ...]) -> None:

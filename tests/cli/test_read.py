@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow.parquet as pq
 import pytest
@@ -245,8 +246,20 @@ def test_parquet_is_not_for_terminals(server: ProcessCluster, monkeypatch: pytes
         run(server, "orders", "--format", "parquet")
 
 
-@pytest.mark.parametrize(("words", "environment"), [(["--token", "hush"], {}), ([], {"CEPHEID_TOKEN": "hush"})])
-def test_a_token_is_shown_to_brokers(words: list[str], environment: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("before", "words", "environment", "header"),
+    [
+        ([], ["--token", "hush"], {}, "Bearer hush"),
+        ([], [], {"CEPHEID_TOKEN": "hush"}, "Bearer hush"),
+        (["--token-file", "{}/secret"], [], {"CEPHEID_USER": "bob", "CEPHEID_PASSWORD": "x"}, "Bearer hush"),
+        (["--user", "ann", "--password-file", "{}/secret"], [], {"CEPHEID_TOKEN": "other"}, "Basic YW5uOmh1c2g="),
+    ],
+)
+def test_secrets_are_shown_to_brokers(
+    tmp_path: Path, before: list[str], words: list[str], environment: dict[str, str], header: str
+) -> None:
+    (tmp_path / "secret").write_text("hush\n")
+    before = [word.format(tmp_path) for word in before]
     shown: list[str | None] = []
 
     class Refusing(BaseHTTPRequestHandler):
@@ -262,11 +275,12 @@ def test_a_token_is_shown_to_brokers(words: list[str], environment: dict[str, st
         serving.start()
         try:
             url = f"http://127.0.0.1:{broker.server_port}"
-            result = CliRunner().invoke(app, ["read", "orders", "--admin-url", url, *words], env=environment)
+            with patch.dict(os.environ):
+                result = CliRunner().invoke(app, [*before, "read", "orders", "--admin-url", url, *words], env=environment)
         finally:
             broker.shutdown()
             serving.join()
-    assert shown == ["Bearer hush"]
+    assert shown == [header]
     assert isinstance(result.exception, CepheidError)
     assert "hush" not in str(result.exception) + result.output
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -100,3 +102,16 @@ def test_a_directory_of_an_earlier_release_is_updated_first(tmp_path: Path) -> N
     path.write_text(path.read_text().partition("[authorization]")[0])
     with pytest.raises(StageNotPossibleError, match=r"broker.toml in .* lack settings .* --update` first"):
         run_enable(tmp_path, None, None, "")
+
+
+def test_the_status_shows_what_each_process_says(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = {
+        "brokers": {"b": {**PRIVATE.model_dump(), "zookeeper_tls": True}, "older": PRIVATE.model_dump(), "silent": None},
+        "bookies": {},
+        "problems": ["something"],
+    }
+    monkeypatch.setattr(secure_enable, "connect_admin", lambda _url: SimpleNamespace(call=lambda *_: answer))
+    secure_enable.run_status("")
+    head, *rows = (re.split("  +", line.strip()) for line in capsys.readouterr().out.splitlines())
+    assert head[-2:] == ["ZK PRIVATE", "ZK TLS"]
+    assert [row[-2:] for row in rows] == [["yes", "yes"], ["yes", "?"], ["?", "?"], ["problem: something"]]

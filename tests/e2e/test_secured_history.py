@@ -20,6 +20,7 @@ from cepheid_scan.entry_source import EntrySource
 from cepheid_scan.open_planner import open_planner
 from cepheid_scan.splits import fragments_of
 from cepheid_security import ClientTls
+from cepheid_security.client_environment import ClientSecrets
 from cepheid_security.read_tickets import role_of_ticket
 from cepheid_testkit import StandaloneCluster
 from tests.e2e.test_security import secured, tls_url, token_of
@@ -54,12 +55,12 @@ async def publish(cluster: StandaloneCluster, made: Path, topic: str, payloads: 
 
 def source_of(cluster: StandaloneCluster, made: Path) -> PlanSource:
     port = cluster.standalone._serving.tls_admin_port
-    return PlanSource(admin_url=f"https://127.0.0.1:{port}", token=token_of(made), retry_s=60.0)
+    return PlanSource(admin_url=f"https://127.0.0.1:{port}", secrets=ClientSecrets(token_of(made)), retry_s=60.0)
 
 
 def plan_text(source: PlanSource, topic: str) -> str:
     request = urllib.request.Request(
-        f"{source.admin_url}/cepheid/v1/plan?topic={topic}", headers={"Authorization": f"Bearer {source.token}"}
+        f"{source.admin_url}/cepheid/v1/plan?topic={topic}", headers={"Authorization": f"Bearer {source.secrets.token}"}
     )
     with urllib.request.urlopen(request, context=ClientTls.from_environment().context(), timeout=60) as answer:
         return str(answer.read().decode())
@@ -85,7 +86,7 @@ async def test_a_reader_reads_its_topic_and_a_ticket_reads_no_other(made: Path) 
         source = source_of(cluster, made)
 
         def read() -> list[bytes]:
-            arguments = {"admin_url": source.admin_url, "token": source.token}
+            arguments = {"admin_url": source.admin_url, "token": source.secrets.token}
             with scan("orders", columns=["value"], **arguments) as reader:
                 return [value for batch in reader for value in batch.column("value").to_pylist()]
 

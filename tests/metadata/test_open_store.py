@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from cepheid_metadata import StoreInUseError, Versioned
+from cepheid_metadata import MemoryStore, MemoryTree, StoreInUseError, Versioned, patient_open
 from cepheid_metadata.open_store import AUTH_VARIABLE, StoreUrlError, open_store, parse_zookeeper
+from cepheid_metadata.store import StoreSecurity
 from cepheid_ports import Ports
+from cepheid_security import ClientTls
 from tests.support import run_async
 from tests.zookeeper_support import new_zookeeper_url
 
@@ -89,3 +91,30 @@ async def test_a_zookeeper_store_by_url_with_credentials_of_the_environment(monk
         assert await again.get("/a") == Versioned(b"x", 0)
     finally:
         await again.aclose()
+
+
+@pytest.mark.parametrize(
+    ("auth", "tls", "encrypted", "warned"),
+    [
+        ("digest:u:p", None, False, True),
+        ("", ClientTls("ca.pem"), False, True),
+        ("digest:u:p", None, True, False),
+        ("", None, False, False),
+    ],
+)
+async def test_a_secured_process_without_tls_to_zookeeper_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    auth: str,
+    tls: ClientTls | None,
+    encrypted: bool,
+    warned: bool,
+) -> None:
+    async def open_memory(_url: str, _ports: Ports, **_: object) -> MemoryStore:
+        store = MemoryStore(MemoryTree())
+        store.security = StoreSecurity(user=bool(auth), private=True, encrypted=encrypted)  # type: ignore[attr-defined]
+        return store
+
+    monkeypatch.setattr(patient_open, "open_store", open_memory)
+    await patient_open.open_patiently("zk://a", Ports(), session_timeout_s=4.0, wait_s=0.0, auth=auth, tls=tls)
+    assert [record.message for record in caplog.records] == ["metadata.not_encrypted"] * warned

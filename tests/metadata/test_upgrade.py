@@ -104,6 +104,12 @@ async def test_an_upgrade_ends_only_when_no_broker_of_an_older_release_runs(
     assert (await upgrade_state(store)).older == older
 
 
+def test_a_report_of_a_process_without_tls_to_zookeeper_can_be_read_by_older_releases() -> None:
+    assert ProcessReport(process="1", storage_format=1).format == 1
+    assert b"zookeeper_tls" not in ProcessReport(process="1", storage_format=1).encode()
+    assert ProcessReport(process="1", storage_format=1, zookeeper_tls=True).format == 2
+
+
 async def test_a_release_that_does_not_know_the_format_is_refused() -> None:
     store = MemoryStore(MemoryTree())
     await storage_format_record(store).create(None, StorageFormat(storage_format=NEWEST_STORAGE_FORMAT + 1))

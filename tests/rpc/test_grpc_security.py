@@ -15,12 +15,15 @@ from typing import Any
 import pytest
 
 from cepheid_bookie import Bookie, BookieIdentity, RealDisk, StorageSettings, grpc_server
-from cepheid_bookie.access import ticket_check
+from cepheid_bookie.access import FENCE, OPERATION_NEEDS, SCAN, BookieAccess, Need, ticket_check
+from cepheid_bookie.bookie_role import BookieRole
+from cepheid_bookie.bookie_role_settings import BookieRoleSettings
 from cepheid_bookie.denials import Denials
 from cepheid_bookie.grpc_server import BookieServer
 from cepheid_bookie.memory_index import MemoryBlockIndex
 from cepheid_bookie.scan_server import ScanServer
 from cepheid_bookie.secured_ports import access_of, secured_ports
+from cepheid_ledger import LedgerSettings
 from cepheid_ledger.grpc_connection import GrpcConnection
 from cepheid_ports import Ports
 from cepheid_rpc import (
@@ -41,6 +44,7 @@ from cepheid_security.peer_settings import BookieAccessSettings, BookieTlsSettin
 from cepheid_security.read_tickets import LAST_ENTRY, ReadTicket, TicketKey, check_ticket, sign_ticket
 from tests.bookie.bookie_support import KEY as MASTER_KEY
 from tests.bookie.bookie_support import added
+from tests.rpc.memory_bookie import MemoryBookie
 from tests.support import wait_until
 
 LEDGER = 7
@@ -221,6 +225,32 @@ async def test_a_role_may_do_what_the_table_says(made: Path, tmp_path: Path, rol
         await connection.aclose()
 
 
+async def test_each_operation_that_a_bookie_serves_has_a_row_and_no_row_is_left_over(tmp_path: Path) -> None:
+    calls = BookieServer(MemoryBookie(), "127.0.0.1", 0)._methods()
+    role = BookieRole(BookieRoleSettings(metadata="zk://a", data_dir=tmp_path, bookie_id="b"), Ports())
+    pages = {*role._health._pages, *role._health._queried}
+    kinds_of_requests = {FENCE, SCAN}
+    assert {*calls, *pages, *kinds_of_requests} == set(OPERATION_NEEDS)
+
+
+@pytest.mark.parametrize("needed", Need)
+def test_a_need_is_met_by_the_roles_that_have_it(needed: Need) -> None:
+    access = BookieAccess(cluster_roles=frozenset({"broker"}), reader_roles=frozenset({"admin"}))
+    operation = next(name for name, need in OPERATION_NEEDS.items() if need is needed)
+
+    def allowed(role: str, *, has_ticket: bool = False) -> bool:
+        return access.refusal(operation, role, is_encrypted=True, has_ticket=has_ticket) is None
+
+    everybody = needed in (Need.NOTHING, Need.CERTIFICATE, Need.TICKET)  # the port and the storage check the last two
+    assert [allowed(role) for role in ("broker", "admin", "app")] == [True, needed is not Need.CLUSTER, everybody]
+    assert allowed("app", has_ticket=True) == (everybody or needed is Need.READER_OR_TICKET)
+
+
+def test_an_operation_without_a_row_is_refused() -> None:
+    access = BookieAccess(cluster_roles=frozenset({"broker"}))
+    assert "'Format' has no row" in str(access.refusal("Format", "broker", is_encrypted=True))
+
+
 async def test_a_denial_says_why_and_is_logged(made: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with secured_bookie(made, tmp_path) as server:
         connection = GrpcConnection("b", f"{TLS_MARK}127.0.0.1:{server.port}", tls=tls_of(made, "app"))
@@ -308,6 +338,45 @@ async def test_brokers_and_a_bookie_get_the_stages_of_a_new_ca_in_any_order(made
                 connection = GrpcConnection("b", f"{TLS_MARK}127.0.0.1:{server.port}", tls=tls_of(broker_files, "broker"))
                 assert await outcome_of(CALLS["lac"], connection) == "OK", (stage, receiver.name)
                 await connection.aclose()
+
+
+async def test_calls_and_streams_end_when_the_certificate_of_their_connection_expires(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc_server, "_EXPIRY_LOOKS_S", 0.02)
+    denials = Denials()
+    async with secured_bookie(made, tmp_path, denials=denials) as server:
+        connection = GrpcConnection("b", f"{TLS_MARK}127.0.0.1:{server.port}", tls=tls_of(made, "broker"))
+        source = OneAdd(10)
+        stream = connection.open_add_stream(source)  # type: ignore[arg-type]
+        stream.wake()
+        await wait_until(lambda: source.outcome is Status.OK)
+        server._wall_ms = lambda: 1 << 60
+        await wait_until(lambda: isinstance(source.outcome, BaseException))
+        assert "the certificate of this connection has expired" in str(source.outcome)
+        for call in ("lac", "read", "write lac", "scan with ticket"):
+            assert "has expired" in await outcome_of(CALLS[call], connection), call
+        assert denials.roles == 5
+        await stream.aclose()
+        await connection.aclose()
+
+
+async def test_a_stream_moves_to_a_connection_with_the_new_certificate_between_two_adds(made: Path, tmp_path: Path) -> None:
+    """Else the bookie would end it when the old certificate expires, with adds on their way."""
+    own = tmp_path / "own"
+    shutil.copytree(made, own)
+    async with secured_bookie(made, tmp_path) as server:
+        settings = LedgerSettings(add_timeout_s=0.05)
+        connection = GrpcConnection("b", f"{TLS_MARK}127.0.0.1:{server.port}", settings, tls=tls_of(own, "broker"))
+        source = OneAdd(10)
+        stream = connection.open_add_stream(source)  # type: ignore[arg-type]
+        stream.wake()
+        await wait_until(lambda: source.outcome is Status.OK)
+        Authority(own, datetime.datetime.now(datetime.UTC)).issue("broker", hosts=["127.0.0.1"], for_servers=True)
+        await wait_until(lambda: isinstance(source.outcome, BaseException))
+        assert "the certificate of this process was exchanged" in str(source.outcome)
+        await stream.aclose()
+        await connection.aclose()
 
 
 async def test_an_exchanged_certificate_is_used_without_a_restart(made: Path, tmp_path: Path) -> None:

@@ -113,6 +113,25 @@ async def test_adds_are_stored_and_answered_in_order() -> None:
         assert not source.broken
 
 
+async def test_strangers_are_cut_off_and_have_a_bound() -> None:
+    server = BookieServer(MemoryBookie(), "127.0.0.1", 0, BookieServerSettings(handshake_timeout_s=0.3, max_connections=2))
+    await server.start()
+    try:
+        silent = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(3)]
+        async with asyncio.timeout(10):
+            await silent[2][0].read()  # returns: there are two already
+            for reader, _ in silent:
+                while await reader.read(100):  # gRPC's settings, before its time limit
+                    pass
+        for _, writer in silent:
+            writer.close()
+        connection = GrpcConnection("b", f"127.0.0.1:{server.port}")
+        assert await read_status_in_the_end(connection) is not None
+        await connection.aclose()
+    finally:
+        await server.aclose()
+
+
 async def test_what_waits_travels_together() -> None:
     bookie, source = MemoryBookie(), QueueSource()
     async with served(bookie) as (_, connection):

@@ -14,6 +14,8 @@ import pytest
 
 from cepheid_decode import AdminRefusedError, BadOptionError, PlanSource, PlanUnavailableError
 from cepheid_scan.admin_http import AdminHttp, origins_of
+from cepheid_security.client_environment import ClientSecrets
+from cepheid_security.oauth2 import TokenRefusedError, TokenRequestError
 from tests.support import free_port
 
 TOKEN = "very-secret-token"
@@ -85,7 +87,7 @@ def test_a_service_url_is_enough(sites: list[Site]) -> None:
     owner = new_site(sites)
     admin = new_site(sites, (307, f"http://{owner.address}/x?a=b"))
     protocol = new_site(sites, (307, f"http://{admin.address}/x?a=b"), kind="HTTP/1.0")
-    with closing(AdminHttp(PlanSource(service_url=f"pulsar://{protocol.address}", token=TOKEN))) as http:
+    with closing(AdminHttp(PlanSource(service_url=f"pulsar://{protocol.address}", secrets=ClientSecrets(TOKEN)))) as http:
         for _ in range(3):
             assert http.get("/x", {"a": "b", "left_out": None}) == {"ok": 1}
     assert [len(site.asked) for site in (protocol, admin, owner)] == [1, 3, 3]
@@ -132,7 +134,9 @@ def test_giving_up_names_every_address_and_what_it_said(sites: list[Site]) -> No
     site = new_site(sites, (503, '{"reason": "loading"}'))
     port = free_port()
     began = time.monotonic()
-    with closing(AdminHttp(PlanSource(admin_url=f"http://127.0.0.1:{port},{site.address}", token=TOKEN, retry_s=0.3))) as http:
+    with closing(
+        AdminHttp(PlanSource(admin_url=f"http://127.0.0.1:{port},{site.address}", secrets=ClientSecrets(TOKEN), retry_s=0.3))
+    ) as http:
         with pytest.raises(PlanUnavailableError) as failed:
             http.get("/x")
     assert 0.1 < time.monotonic() - began < 30
@@ -155,7 +159,7 @@ def test_giving_up_names_every_address_and_what_it_said(sites: list[Site]) -> No
 )
 def test_a_refusal_is_an_answer(sites: list[Site], status: int, body: str, reason: str) -> None:
     site = new_site(sites, (status, body))
-    with closing(AdminHttp(PlanSource(admin_url=f"http://{site.address}", token=TOKEN, retry_s=30))) as http:
+    with closing(AdminHttp(PlanSource(admin_url=f"http://{site.address}", secrets=ClientSecrets(TOKEN), retry_s=30))) as http:
         with pytest.raises(AdminRefusedError) as refused:
             http.get("/x?secret=1")
     assert (refused.value.status, refused.value.reason) == (status, reason)
@@ -261,7 +265,7 @@ def test_what_is_no_address(url: str) -> None:
 
 def test_a_token_is_sent_without_what_a_file_or_a_variable_ends_with(sites: list[Site]) -> None:
     site = new_site(sites)
-    with closing(AdminHttp(PlanSource(admin_url=f"http://{site.address}", token=f" {TOKEN}\n"))) as http:
+    with closing(AdminHttp(PlanSource(admin_url=f"http://{site.address}", secrets=ClientSecrets(f" {TOKEN}\n")))) as http:
         http.get("/x")
     assert site.asked[0][2] == f"Bearer {TOKEN}"
 
@@ -270,5 +274,41 @@ def test_a_token_is_sent_without_what_a_file_or_a_variable_ends_with(sites: list
 def test_a_token_that_cannot_be_sent_is_refused_at_once_and_not_shown(token: str) -> None:
     """http.client would quote it."""
     with pytest.raises(BadOptionError, match="its text is not shown") as refused:
-        AdminHttp(PlanSource(admin_url="http://127.0.0.1:1", token=token, retry_s=60))
+        AdminHttp(PlanSource(admin_url="http://127.0.0.1:1", secrets=ClientSecrets(token), retry_s=60))
     assert "secret" not in str(refused.value)
+
+
+def test_a_token_that_expires_is_renewed_for_the_next_request(sites: list[Site]) -> None:
+    """A long read asks for new tickets again and again."""
+    site, tokens = new_site(sites), iter(["first", "second"])
+    with closing(AdminHttp(PlanSource(admin_url=f"http://{site.address}", secrets=ClientSecrets(lambda: next(tokens))))) as http:
+        http.get("/x")
+        http.get("/x")
+    assert [asked[2] for asked in site.asked] == ["Bearer first", "Bearer second"]
+
+
+def test_a_user_with_a_password_is_shown_as_basic(sites: list[Site]) -> None:
+    site = new_site(sites)
+    secrets = ClientSecrets(password=("ann", "secret"))
+    with closing(AdminHttp(PlanSource(admin_url=f"http://{site.address}", secrets=secrets))) as http:
+        http.get("/x")
+    assert site.asked[0][2] == "Basic YW5uOnNlY3JldA=="
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"), [(TokenRefusedError("invalid_client"), BadOptionError), (TokenRequestError("away"), PlanUnavailableError)]
+)
+def test_an_issuer_that_is_away_is_asked_again_and_one_that_refuses_is_not(
+    sites: list[Site], error: Exception, raised: type[Exception]
+) -> None:
+    site, asked = new_site(sites), []
+
+    def token() -> str:
+        asked.append(1)
+        raise error
+
+    source = PlanSource(admin_url=f"http://{site.address}", secrets=ClientSecrets(token), retry_s=0.2)
+    with closing(AdminHttp(source)) as http, pytest.raises(raised):
+        http.get("/x")
+    assert (len(asked) > 1) == (raised is PlanUnavailableError)
+    assert not site.asked

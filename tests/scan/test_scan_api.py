@@ -204,7 +204,7 @@ def test_entries_and_typed_rows(server: ProcessCluster) -> None:
         ({"start": {"orders": "1:2", f"{FULL}orders": "3:4"}}, BadOptionError, f"name {FULL}orders twice"),
         ({"service_url": 5}, BadOptionError, "service_url must be text, got 5"),
         ({"admin_url": b"http://h:1"}, BadOptionError, "admin_url must be text, got b'http://h:1'"),
-        ({"token": b"x"}, BadOptionError, "token must be text, and is of type bytes"),
+        ({"token": b"x"}, BadOptionError, "token must be text, the Path of its file.* and is of type bytes"),
         ({"fail_on_data_loss": "false"}, BadOptionError, "fail_on_data_loss is 'false', and must be True or False"),
         ({"settings": {}}, BadOptionError, "settings are ReadSettings, and {} are none"),
         ({"settings": ReadSettings(verify_checksum="no")}, BadOptionError, "settings.verify_checksum is 'no'"),  # type: ignore[arg-type]

@@ -1,8 +1,15 @@
-"""The decision about permissions, by tables."""
+"""The decision about permissions, by tables, and settings with which no process starts."""
+
+from pathlib import Path
 
 import pytest
 
-from cepheid_security import NO_GRANTS, Grants, Need, Principal, Roles, decide, usable_topics
+from cepheid_bookie.secured_ports import access_of
+from cepheid_security import NO_GRANTS, Grants, Need, Principal, Roles, SecurityConfigurationError, decide, usable_topics
+from cepheid_security.peer_settings import BookieAccessSettings, BookieTlsSettings
+from cepheid_security.settings import AuthenticationSettings, AuthorizationSettings
+from cepheid_security.token_keys import TokenKey
+from cepheid_security.tokens import create_token
 from cepheid_wire import TopicName
 
 ROLES = Roles(frozenset({"root"}), frozenset({"proxy", "proxy2"}), frozenset({"broker"}))
@@ -138,3 +145,44 @@ def test_the_rule_is_a_sentence_that_names_no_other_role() -> None:
     assert decision.rule == "subscription 'reserved' is reserved for other roles than 'one'"
     denied = decide(ROLES, GRANTS, Principal("writer", "token"), Need.CONSUME, topic=ORDERS)
     assert denied.rule == "role 'writer' has consume neither on the topic nor on its namespace"
+
+
+# Settings with which a process must not start
+
+
+def test_a_broker_without_a_super_user_is_refused() -> None:
+    AuthorizationSettings().check()
+    AuthorizationSettings(enabled=True, super_user_roles=("root",)).check()
+    with pytest.raises(SecurityConfigurationError, match=r"needs authorization.super_user_roles.*name the role of your admin"):
+        AuthorizationSettings(enabled=True).check()
+
+
+@pytest.mark.parametrize(
+    ("role", "peers", "reason"),
+    [
+        ("broker", ("broker",), None),
+        ("root", (), None),  # a super-user may make the calls of peers, too
+        ("broker", (), "authorization.peer_roles is empty.*own_token_file there, which has the role 'broker'"),
+        (None, (), "authorization.peer_roles is empty.*own_token_file there, which is not set"),
+        ("", (), "own_token_file names .*, which has no token"),
+    ],
+)
+def test_a_broker_whose_calls_others_would_refuse_does_not_start(
+    tmp_path: Path, role: str | None, peers: tuple[str, ...], reason: str | None
+) -> None:
+    path = tmp_path / "own.token"
+    path.write_text(create_token(TokenKey(None, ("HS256",), b"k" * 32), role, 0) if role else "")
+    authentication = AuthenticationSettings(own_token_file=None if role is None else str(path))
+    settings = AuthorizationSettings(enabled=True, super_user_roles=("root",), peer_roles=peers)
+    if reason is None:
+        settings.check_peers(authentication)
+    else:
+        with pytest.raises(SecurityConfigurationError, match=reason):
+            settings.check_peers(authentication)
+
+
+def test_a_bookie_without_roles_of_brokers_is_refused() -> None:
+    tls = BookieTlsSettings(certificate_file="c", key_file="k", client_ca_file="a")
+    assert access_of(tls, BookieAccessSettings()).cluster_roles == {"broker", "bookie"}
+    with pytest.raises(SecurityConfigurationError, match=r"access.cluster_roles is empty: no broker could write"):
+        access_of(tls, BookieAccessSettings(cluster_roles=()))

@@ -155,3 +155,12 @@ async def _with_body(world: BadInputWorld, path: str, method: str, token: str) -
     text = '{"allowedClusters": ["standalone"]}'
     headers = f"Content-Type: application/json\r\nContent-Length: {len(text)}\r\n"
     return await call(world, path, token, method=method, headers=headers, body=text)
+
+
+def test_a_certificate_that_has_expired_since_the_handshake(world: BadInputWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cepheid_broker.admin.authentication.certificate_expires_at_ms", lambda _certificate: 0)
+    told, line = world.refused(partial(call, path=CLUSTERS, port="https", tls=world.files.client("app")))
+    assert told.startswith("401: ")
+    assert "the client's certificate has expired" in told
+    assert line["result"] == "denied"
+    assert "the client's certificate has expired" in line["reason"]

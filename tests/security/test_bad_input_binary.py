@@ -6,10 +6,12 @@ import asyncio
 import re
 import ssl
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 import pytest
 
+from cepheid_wire import encode_body
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.security.bad_input_world import (
     BAD_TOKENS,
@@ -196,3 +198,23 @@ def test_a_name_with_an_encoded_slash_stays_in_its_namespace(world: BadInputWorl
     )
     assert told.startswith("AUTHORIZATION_ERROR: "), told
     assert (line["result"], line["object"]) == ("denied", "persistent://b/n/..%2F..%2Fa%2Fn%2Forders")
+
+
+def test_a_connection_ends_when_its_certificate_expires(world: BadInputWorld) -> None:
+    """As it does with a token: the handshake looked at the certificate once."""
+
+    async def scenario() -> None:
+        reader, writer = await connected(world, "pulsar+ssl", world.files.client("app"))
+        writer.write(encode_body(pb.CommandConnect(client_version="x", protocol_version=20, auth_method_name="tls")))
+        await reader.read(1 << 16)
+        (connection,) = [each for each in world.admin.standalone.broker._listener.connections if each.over_tls]
+        assert connection.principal is not None
+        expires_at_ms = connection.principal.expires_at_ms
+        assert expires_at_ms is not None
+        assert expires_at_ms > connection._services.ports.wall_ms()
+        connection.principal = replace(connection.principal, expires_at_ms=0)
+        connection._on_timer()
+        assert await reader.read(1 << 16) == b""
+        writer.close()
+
+    world.run(scenario())

@@ -135,6 +135,30 @@ async def test_calls_on_the_grpc_port(files: Path, tmp_path: Path) -> None:
         await broker.aclose()
 
 
+async def test_old_versions_of_tls_and_weak_ciphers_on_the_grpc_port(files: Path, tmp_path: Path) -> None:
+    """gRPC has a TLS library of its own, with no setting for either."""
+    weak = Files(files).client("app")
+    weak.maximum_version = ssl.TLSVersion.TLSv1_2
+    weak.set_ciphers("AES128-SHA:AES128-GCM-SHA256:ECDHE-RSA-AES128-SHA:ECDHE-ECDSA-AES128-SHA:@SECLEVEL=0")
+    good = Files(files).client("app")
+    good.maximum_version = ssl.TLSVersion.TLSv1_2
+    for context in (weak, good, Files(files).client("app"), Files(files).old()):
+        context.set_alpn_protocols(["h2"])
+    async with secured(files, tmp_path) as bookie:
+
+        async def shaken(context: ssl.SSLContext) -> str | None:
+            _, writer = await asyncio.open_connection("127.0.0.1", bookie.server.port, ssl=context, server_hostname="localhost")
+            writer.close()
+            version: str | None = writer.get_extra_info("ssl_object").version()
+            return version
+
+        for context in (Files(files).old(), weak):
+            with pytest.raises((ssl.SSLError, ConnectionError)):
+                await shaken(context)
+        assert await shaken(good) == "TLSv1.2"
+        assert await shaken(Files(files).client("app")) == "TLSv1.3"
+
+
 async def _scan(bookie: Secured, context: ssl.SSLContext | None, ticket: bytes = TICKET) -> str:
     """Scan the ledger through the scan port; return the status, or why there is none."""
     name = None if context is None else "localhost"
@@ -200,6 +224,14 @@ async def test_the_rule_of_certificates_holds_on_the_scan_port(files: Path, tmp_
         assert await _scan(bookie, Files(files).client("app"), b"") == "UNAUTHORIZED"
         (line,) = await bookie.lines()
         assert line.get("role", "") == "", "its common name is no role by this rule"
+
+
+async def test_a_scan_ends_when_the_certificate_of_its_reader_expires(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cepheid_bookie.scan_streams.certificate_expires_at_ms", lambda _certificate: 0)
+    async with secured(files, tmp_path) as bookie:
+        assert (await _scan(bookie, Files(files).client("app"))).startswith("closed")
 
 
 async def test_a_handshake_with_the_scan_port_that_does_not_end(

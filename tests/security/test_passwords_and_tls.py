@@ -20,6 +20,7 @@ from cepheid_security import (
     Principal,
     SecurityConfigurationError,
     ServerTls,
+    certificate_expires_at_ms,
     certificate_names,
     client_context,
 )
@@ -166,6 +167,22 @@ def test_private_keys_are_readable_by_their_owner_alone(authority: Path) -> None
 )
 def test_the_common_name_alone_is_the_role(subject: tuple[object, ...], names: tuple[str, ...]) -> None:
     assert certificate_names({"subject": subject, "subjectAltName": (("DNS", "admin"),)}) == names
+
+
+async def test_a_role_holds_as_long_as_its_certificate() -> None:
+    now_ms = 1_000
+
+    async def not_blocking(work: Callable[[], Principal]) -> Principal:
+        return work()
+
+    authenticator = Authenticator(AuthenticationSettings(methods=("tls",)), lambda: now_ms, not_blocking)
+    shown = Credentials("tls", certificate_names=("app",), certificate_expires_at_ms=2_000)
+    assert await authenticator.authenticate(shown) == Principal("app", "tls", expires_at_ms=2_000)
+    now_ms = 2_000
+    with pytest.raises(AuthenticationError, match="the client's certificate has expired"):
+        await authenticator.authenticate(shown)
+    assert certificate_expires_at_ms({"notAfter": "Jan  5 09:34:43 2018 GMT"}) == 1_515_144_883_000
+    assert certificate_expires_at_ms({}) is None
 
 
 async def test_wrong_passwords_of_one_address_leave_room_for_others(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from cepheid_decode import EntriesUnreadableError, ScanSpec, ScanTask
 from cepheid_decode.history import Fragment, Piece
 from cepheid_decode.scan_request import PlanSource, ReadMode
+from cepheid_security.client_environment import ClientSecrets
 from cepheid_spark.options import parse_options
 from cepheid_spark.partitions import TaskPartition, read_partition
 from cepheid_spark.spark_schema import choose_columns, rows_schema
@@ -103,7 +104,7 @@ def test_bookies_that_do_not_answer_are_named_with_the_entries() -> None:
 
 def test_a_partition_shows_its_range_and_no_secret() -> None:
     piece = Piece("persistent://public/default/t", -1, 12, 3, 45, 1, 1, (Fragment(0, ("b",)),))
-    spec = ScanSpec(ReadMode.MESSAGES, ("value",), plan_source=PlanSource(admin_url="http://b:1", token="hush"))
+    spec = ScanSpec(ReadMode.MESSAGES, ("value",), plan_source=PlanSource(admin_url="http://b:1", secrets=ClientSecrets("hush")))
     shown = repr(TaskPartition(ScanTask((piece,) * 5, (("b", "b:1"),), b"hush"), spec))
     assert shown.startswith("TaskPartition(persistent://public/default/t 12:3..45, ")
     assert shown.endswith(" and 2 ranges more)")

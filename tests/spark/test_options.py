@@ -11,6 +11,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from cepheid_decode import EARLIEST, LATEST, BadOptionError, Edge, MessagePosition, OnBadRecord, ReadMode, ScanTask, StorageAccess
 from cepheid_security import ClientTls
+from cepheid_security.oauth2 import ClientCredentials
 from cepheid_spark.options import OPTIONS, SECRETS, SourceOptions, parse_options
 from cepheid_spark.partitions import TaskPartition
 from cepheid_spark.table_options import keep
@@ -288,12 +289,33 @@ def test_a_token_comes_from_the_environment_or_a_file_and_shows_nowhere(tmp_path
     monkeypatch.setitem(os.environ, "CEPHEID_TEST_TOKEN", "hush-1")
     (tmp_path / "token").write_text("hush-2\n")
     by_environment, by_file = parse(tokenEnv="CEPHEID_TEST_TOKEN"), parse(tokenFile=str(tmp_path / "token"))
-    assert (by_environment.source.token, by_file.source.token) == ("hush-1", "hush-2")
+    shown = [each.source.secrets.authorization() for each in (by_environment, by_file)]
+    assert shown == ["Bearer hush-1", "Bearer hush-2"]
     assert "hush" not in repr(by_environment) + repr(by_file.reading(("value",)))
     assert "exclude each other" in refusal({**NEEDED, "token": "hush-3", "tokenFile": "x"})
     assert "hush" not in refusal({**NEEDED, "token": "hush-3", "tokenFile": "x"})
     assert "no variable" in refusal({**NEEDED, "tokenEnv": "CEPHEID_NO_SUCH"})
     assert "cannot read" in refusal({**NEEDED, "tokenFile": str(tmp_path / "none")})
+
+
+def test_a_user_with_a_password_and_a_client_of_an_issuer_come_from_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(os.environ, "CEPHEID_TEST_PASSWORD", "hush-1")
+    (tmp_path / "password").write_text("hush-2\n")
+    (tmp_path / "key").write_text('{"issuer_url": "https://a", "client_id": "c", "client_secret": "hush-3"}')
+    ways = ({"password": "hush-0"}, {"passwordEnv": "CEPHEID_TEST_PASSWORD"}, {"passwordFile": str(tmp_path / "password")})
+    read = [parse(user="ann", **way) for way in ways]
+    assert [options.source.secrets.password for options in read] == [("ann", f"hush-{number}") for number in range(3)]
+    issuer = parse(oauth2File=str(tmp_path / "key"), oauth2Audience="cluster")
+    assert isinstance(issuer.source.secrets.token, ClientCredentials)
+    assert issuer.source.secrets.token.audience == "cluster"
+    assert "hush" not in "".join(repr(options) for options in [*read, issuer])
+    for half in ({"user": "ann"}, {"password": "hush"}, {"user": "ann", "password": "hush", "passwordEnv": "X"}):
+        assert "belong together" in refusal({**NEEDED, **half})
+    assert "exclude each other" in refusal({**NEEDED, "user": "ann", "password": "hush", "token": "hush"})
+    assert "is for the tokens of oauth2File" in refusal({**NEEDED, "oauth2Audience": "x"})
+    assert "oauth2File" in refusal({**NEEDED, "oauth2File": "/no/such"})
 
 
 def test_credentials_of_the_object_store_show_nowhere() -> None:
@@ -325,10 +347,11 @@ def test_files_of_tls_and_the_token_come_from_options_or_from_the_environment(mo
     monkeypatch.setenv("CEPHEID_TOKEN", "of-the-environment")
     secured = {"service.url": "pulsar+ssl://a:6651", "topic": "t"}
     plain = parse_options(secured, streaming=False)
-    assert (plain.source.token, plain.source.tls, plain.spec.settings.tls) == ("of-the-environment", None, None)
+    assert plain.source.secrets.token == "of-the-environment"
+    assert (plain.source.tls, plain.spec.settings.tls) == (None, None)
     files = {"tlsTrustCerts": "/ca.pem", "tlsCertFile": "/c.pem", "tlsKeyFile": "/k.pem"}
     given = parse_options({**secured, **files, "token": "own"}, streaming=False)
-    assert given.source.token == "own"
+    assert given.source.secrets.token == "own"
     assert given.source.tls == given.spec.settings.tls == ClientTls("/ca.pem", "/c.pem", "/k.pem")
     assert "belong together" in refusal({**secured, "tlsCertFile": "/c.pem"})
     monkeypatch.setenv("CEPHEID_TOKEN_FILE", "/no/such/file")

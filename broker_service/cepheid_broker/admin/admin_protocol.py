@@ -19,10 +19,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from cepheid_broker.admin.authentication import CERTIFICATE
-from cepheid_broker.admin.connection_limits import ConnectionLimits
 from cepheid_broker.admin.cross_site import PROBES, send_reason
 from cepheid_broker.settings import AdminSettings
 from cepheid_ports import host_port
+from cepheid_security.connection_limits import ConnectionLimits
 from cepheid_security.handshakes import TLS_HELLO
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from cepheid_broker.admin.access_table import audited_path
 from cepheid_broker.admin.cross_site import PROBES
 from cepheid_ports import RefusalLog, without_details
-from cepheid_security import AuthenticationError, Credentials, certificate_names
+from cepheid_security import AuthenticationError, Credentials, certificate_expires_at_ms, certificate_names
 from cepheid_security.failed_attempts import FailedAttempts
 
 if TYPE_CHECKING:
@@ -85,7 +85,8 @@ class AdminAuthentication:
         if shown.method == "none" and self._authenticator.accepts_certificates:
             names = certificate_names(scope.get(CERTIFICATE), self._certificate_role)
             if names:
-                return Credentials("tls", certificate_names=names)
+                expires_at_ms = certificate_expires_at_ms(scope.get(CERTIFICATE))
+                return Credentials("tls", certificate_names=names, certificate_expires_at_ms=expires_at_ms)
         return shown
 
     async def _note(self, scope: Scope, error: AuthenticationError) -> None:

@@ -12,12 +12,12 @@ from cepheid_broker.topics import PersistentTopic
 from cepheid_ports.prometheus import Family, Sample, counter, gauge
 
 if TYPE_CHECKING:
-    from cepheid_broker.admin.connection_limits import AdminServerStatistics
     from cepheid_broker.broker import Broker
     from cepheid_broker.broker_segments import SegmentStatistics
     from cepheid_ledger import BookieStates, ChannelStatistics, EnsembleChangeStatistics
     from cepheid_managed_ledger import TailCacheStatistics, UnderReplicatedFigures
     from cepheid_security.audit import AuditFigures
+    from cepheid_security.connection_limits import PortStatistics
 
 
 def broker_families(broker: Broker) -> Iterator[Family]:
@@ -134,7 +134,7 @@ def ownership_families(broker: Broker) -> Iterator[Family]:
         )
 
 
-def admin_server_families(server: AdminServerStatistics) -> Iterator[Family]:
+def admin_server_families(server: PortStatistics) -> Iterator[Family]:
     yield gauge("cepheid_broker_admin_connections", "Open connections to the admin port.", server.connections)
     yield counter(
         "cepheid_broker_admin_connections_limited_total",

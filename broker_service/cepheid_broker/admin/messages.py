@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter
 from fastapi.responses import Response
 
-from cepheid_broker.admin.connection_limits import is_loopback
 from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.errors import NotFoundError, PreconditionError, UnprocessableError
 from cepheid_broker.admin.message_ids import MessageIdIn, message_id
@@ -24,6 +23,7 @@ from cepheid_broker.admin.topic_access import open_plain, subscription_of
 from cepheid_broker.errors import ServiceNotReadyError
 from cepheid_broker.topics import Topic, position_at_time
 from cepheid_metadata import EARLIEST, LATEST, Position
+from cepheid_security.connection_limits import is_loopback
 from cepheid_wire import BadTailError
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from fastapi import APIRouter
 
 from cepheid_broker.admin.context import AdminContext
 from cepheid_metadata.process_reports import ProcessReport, running_bookies, running_brokers
+from cepheid_metadata.store import security_of
 
 
 def security(context: AdminContext) -> APIRouter:
@@ -18,15 +19,19 @@ def security(context: AdminContext) -> APIRouter:
     async def show() -> dict[str, Any]:
         """How each broker and bookie that runs is secured, by its own report; null: it has made none, as of an older release. And
         what is wrong where this broker looks"""
-        problem = None if context.tickets is None else context.tickets.problem
+        keys = None if context.tickets is None else context.tickets.problem
+        plain = security_of(context.store).plain_problem if context.broker.settings.tls.enabled else None
         return {
             "brokers": _shown(await running_brokers(context.store)),
             "bookies": _shown(await running_bookies(context.store)),
-            "problems": [] if problem is None else [problem],
+            "problems": [problem for problem in (keys, plain) if problem is not None],
         }
 
     return router
 
 
 def _shown(reports: Mapping[str, ProcessReport | None]) -> dict[str, dict[str, bool] | None]:
-    return {name: None if report is None else report.security.model_dump() for name, report in reports.items()}
+    return {
+        name: None if said is None else {**said.security.model_dump(), "zookeeper_tls": bool(said.zookeeper_tls)}
+        for name, said in reports.items()
+    }

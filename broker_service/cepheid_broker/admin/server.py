@@ -18,13 +18,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cepheid_broker.admin.connection_limits import AdminServerStatistics, ConnectionLimits
 from cepheid_broker.admin.context import AdminContext
-from cepheid_broker.protocol import Arrivals, Place, PortInUseError, TlsAcceptor, listening_socket
+from cepheid_broker.protocol import PortInUseError, listening_socket
 from cepheid_ports import RefusalLog, TaskOwner
 from cepheid_security import ServerTls
 from cepheid_security.audit import TLS_HANDSHAKE
 from cepheid_security.authenticator import Authenticator
+from cepheid_security.connection_limits import Arrivals, ConnectionLimits, Place, PortStatistics
+from cepheid_security.tls_acceptor import TlsAcceptor
 
 if TYPE_CHECKING:
     from uvicorn import Server
@@ -100,7 +101,7 @@ class AdminServer:
     def __repr__(self) -> str:
         return f"<AdminServer {self._host}:{self.port or self.tls_port}{'' if self._server is None else ', serving'}>"
 
-    def statistics(self) -> AdminServerStatistics:
+    def statistics(self) -> PortStatistics:
         return self._limits.statistics()
 
     def listen(self) -> None:

@@ -30,7 +30,6 @@ from google.protobuf.message import Message
 from cepheid_broker.errors import ProtocolViolationError
 from cepheid_broker.peer import Buffer
 from cepheid_broker.protocol.access import COMMAND_NEEDS, Access
-from cepheid_broker.protocol.arrivals import Place
 from cepheid_broker.protocol.connection_consumer import ConsumerCommands
 from cepheid_broker.protocol.connection_lookup import LookupCommands
 from cepheid_broker.protocol.connection_producer import ProducerCommands
@@ -42,9 +41,10 @@ from cepheid_broker.protocol.requests import Requests
 from cepheid_broker.protocol.services import Services
 from cepheid_broker.publish_window import PublishWindow
 from cepheid_ports import CepheidError, without_details
-from cepheid_security import AuthenticationError, Credentials, Principal, certificate_names
+from cepheid_security import AuthenticationError, Credentials, Principal, certificate_expires_at_ms, certificate_names
 from cepheid_security.audit import TLS_HANDSHAKE
 from cepheid_security.authorization import original_role_problem
+from cepheid_security.connection_limits import Place
 from cepheid_security.handshakes import TLS_HELLO
 from cepheid_wire import (
     BODY_FIELDS,
@@ -136,6 +136,7 @@ class Connection(asyncio.Protocol):
         self.principal: Principal | None = None
         self.over_tls = False
         self._certificate_names: tuple[str, ...] = ()
+        self._certificate_expires_at_ms: int | None = None
         self._is_first = True  # whatever comes next; later pieces may begin anywhere within a frame
         self._left_to_http = False
         self._heard = False
@@ -173,7 +174,9 @@ class Connection(asyncio.Protocol):
         tls = self._transport.get_extra_info("ssl_object")
         self.over_tls = tls is not None
         if tls is not None:
-            self._certificate_names = certificate_names(tls.getpeercert(), self._services.settings.authentication.certificate_role)
+            certificate = tls.getpeercert()
+            self._certificate_names = certificate_names(certificate, self._services.settings.authentication.certificate_role)
+            self._certificate_expires_at_ms = certificate_expires_at_ms(certificate)
         self._timer = self._loop.call_later(self._settings.handshake_timeout_s, self._on_timer)
         self._on_made(self)
 
@@ -304,8 +307,11 @@ class Connection(asyncio.Protocol):
             return
         self._authenticating = True
         self._may_refresh = connect.feature_flags.supports_auth_refresh
-        credentials = Credentials(connect.auth_method_name, connect.auth_data, self._certificate_names, self.host)
+        credentials = self._credentials(connect.auth_method_name, connect.auth_data)
         self._services.tasks.start(self._admit(credentials, connect.original_principal), name="authenticate")
+
+    def _credentials(self, method: str, data: bytes) -> Credentials:
+        return Credentials(method, data, self._certificate_names, self._certificate_expires_at_ms, self.host)
 
     async def _admit(self, credentials: Credentials, original_principal: str) -> None:
         authenticator, authorizer = self._services.authenticator, self._services.authorizer
@@ -380,7 +386,7 @@ class Connection(asyncio.Protocol):
         if not self._challenged or self._authenticating:
             raise ProtocolViolationError("AUTH_RESPONSE without a challenge")
         self._authenticating = True
-        credentials = Credentials(answer.response.auth_method_name, answer.response.auth_data, self._certificate_names, self.host)
+        credentials = self._credentials(answer.response.auth_method_name, answer.response.auth_data)
         self._services.tasks.start(self._renew(credentials), name="authenticate")
 
     async def _renew(self, credentials: Credentials) -> None:
@@ -424,10 +430,11 @@ class Connection(asyncio.Protocol):
         expires_at_ms = None if self.principal is None else self.principal.expires_at_ms
         if expires_at_ms is None or self._services.ports.wall_ms() < expires_at_ms:
             return True
-        if self._challenged or not self._may_refresh:
-            self.close("its credentials have expired")
-            return False
         assert self.principal is not None
+        if self._challenged or not self._may_refresh or self.principal.method == "tls":
+            # A connection keeps its certificate: the client shows another one when it connects again.
+            self.close("its certificate has expired" if self.principal.method == "tls" else "its credentials have expired")
+            return False
         self._challenged = True
         challenge = pb.CommandAuthChallenge(server_version=SERVER_VERSION, protocol_version=PROTOCOL_VERSION)
         challenge.challenge.auth_method_name = self.principal.wire_method

@@ -8,12 +8,12 @@ import logging
 import socket
 from functools import partial
 
-from cepheid_broker.protocol.arrivals import Arrivals, Place
 from cepheid_broker.protocol.connection import Connection
 from cepheid_broker.protocol.services import Services
 from cepheid_ports import CepheidError
 from cepheid_security import ServerTls
 from cepheid_security.audit import TLS_HANDSHAKE
+from cepheid_security.connection_limits import Arrivals, Place
 from cepheid_security.tls_acceptor import TlsAcceptor
 
 log = logging.getLogger(__name__)

@@ -29,6 +29,11 @@ class Asked(StrEnum):
     ADMIN = "admin"
 
 
+class Prefix(StrEnum):
+    ON = "on"
+    OFF = "off"
+
+
 Role = Annotated[str, typer.Argument(help="Role: the name of a client, as its token or certificate has it.")]
 Target = Annotated[str, typer.Argument(help="Namespace, as public/default, or topic, short (orders) or full.")]
 OfSubscription = Annotated[
@@ -77,6 +82,19 @@ def revoke(role: Role, target: Target, subscription: OfSubscription = "", admin_
     else:
         admin.permissions.revoke_on_topic(target, role)
     done(f"{role} has no grants on {f'subscription {subscription} of {target}' if subscription else target} any more")
+
+
+@app.command("subscription-prefix")
+def subscription_prefix(
+    namespace: Annotated[str, typer.Argument(help="Namespace, as public/default.")],
+    mode: Annotated[Prefix, typer.Argument(help="on: names of subscriptions begin with the role; off: any name.")],
+    admin_url: AdminUrl = DEFAULT_URL,
+) -> None:
+    """Say whether roles may use only subscriptions whose names begin with the role, besides what they are granted."""
+    if not _is_namespace(namespace):
+        raise typer.BadParameter("the mode is that of a namespace, such as public/default")
+    connect_admin(admin_url).permissions.set_subscription_auth_mode(namespace, "Prefix" if mode is Prefix.ON else "None")
+    done(f"subscriptions of {namespace} {'must begin with the role' if mode is Prefix.ON else 'may have any name'}")
 
 
 @app.command("list")
