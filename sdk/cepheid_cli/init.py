@@ -56,7 +56,7 @@ class Founding:
 
 
 def run_init(founding: Founding, wait_s: float) -> None:
-    """Raises ClusterNameError, OtherClusterError, ClusterLostError, and what opening the store raises."""
+    """Raises ClusterNameError, OtherClusterError, ClusterLostError, NewerStorageFormatError, and what opening the store raises."""
     if not NAME_PATTERN.fullmatch(founding.cluster):
         raise ClusterNameError(f"{founding.cluster[:100]!r} cannot be the name of a cluster")
     start_logging(logging.WARNING)  # it may wait for the metadata store for long, and says so
@@ -89,6 +89,7 @@ async def _found_once(founding: Founding, wait_s: float) -> str:
     from cepheid_broker.first_objects import create_first_objects
     from cepheid_metadata import cluster_identity, found_cluster, keys, require_cluster
     from cepheid_metadata.patient_open import open_patiently
+    from cepheid_metadata.upgrade import read_storage_format
 
     ports = Ports()
     store = await open_patiently(founding.metadata, ports, session_timeout_s=4.0, wait_s=wait_s, auth=founding.auth)
@@ -104,6 +105,7 @@ async def _found_once(founding: Founding, wait_s: float) -> str:
         if founding.join:
             await require_cluster(store)
         identity = await found_cluster(store, founding.cluster, ports)
+        await read_storage_format(store)  # an older release could not start on a cluster whose upgrade was finished
         await create_first_objects(
             store,
             founding.cluster,

@@ -13,6 +13,9 @@ from cepheid_bookie.cookie import Cookie, save_cookie
 from cepheid_bookie.disk import RealDisk
 from cepheid_cli import init
 from cepheid_metadata import ClusterNotFoundedError, MetadataError, SessionLostError, StoreUnavailableError
+from cepheid_metadata.open_store import open_store
+from cepheid_metadata.upgrade import NewerStorageFormatError, StorageFormat, storage_format_record
+from cepheid_ports import Ports
 
 
 @pytest.mark.virtual_time
@@ -68,6 +71,19 @@ async def test_bookies_of_another_cluster_are_named_before_they_start(tmp_path: 
     save_cookie(RealDisk(data), Cookie("bookie-0", "lost", "incarnation"))
     with pytest.raises(init.ClusterLostError, match=rf"has data of cluster lost, and .* holds cluster {found}"):
         await init._found(founding, 5.0)
+
+
+async def test_a_cluster_whose_upgrade_was_finished_by_a_newer_release_is_refused(tmp_path: Path) -> None:
+    """`helm rollback` asks this before it changes anything."""
+    metadata = f"rocksdb:{tmp_path / 'metadata'}"
+    await init._found(init.Founding(metadata, "east"), 5.0)
+    store = await open_store(metadata, Ports())
+    found = await storage_format_record(store).get(None)
+    assert found is not None
+    await storage_format_record(store).replace(None, StorageFormat(storage_format=99), found.version)
+    await store.aclose()
+    with pytest.raises(NewerStorageFormatError, match="storage format 99"):
+        await init._found(init.Founding(metadata, "east", join=True), 5.0)
 
 
 @pytest.mark.virtual_time

@@ -36,6 +36,7 @@ class Release:
         self.namespace = f"test-{name}"
         self.secure = secure
         self._ca = ca
+        self.url = ""  # another one than that of the service, for clients outside
         self.values = [*IMAGE_VALUES, *values, f"--set=secure={str(secure).lower()}"]
 
     # ---- the life of the release
@@ -176,10 +177,15 @@ class Release:
         (folder / "ca.pem").write_text(self.secret(secret)[file])
         return ["--ca", str(folder / "ca.pem"), "--token", self.secret("-client")["admin.token"].strip()]
 
+    def images(self) -> set[str]:
+        """Return the images that the pods of StatefulSets run."""
+        pods = [pod for pod in self.objects("pods") if pod["metadata"]["name"] in self.pods()]
+        return {status["image"] for pod in pods for status in pod["status"]["containerStatuses"]}
+
     def _start_load(self, *options: str) -> subprocess.Popen[str]:
         REPORTS.mkdir(parents=True, exist_ok=True)
         host = self.service_host()
-        url = f"pulsar+ssl://{host}:6651" if self.secure else f"pulsar://{host}:6650"
+        url = self.url or (f"pulsar+ssl://{host}:6651" if self.secure else f"pulsar://{host}:6650")
         credentials = self.credentials() if self.secure else []
         command = self.node.command(sys.executable, "-m", "tests.kubernetes.load", "--url", url, *credentials, *options)
         pipe = subprocess.PIPE
