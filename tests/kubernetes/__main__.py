@@ -1,6 +1,7 @@
 """The test node by hand, and the whole proof.
 
 python -m tests.kubernetes build            the programs of Kubernetes, into the cache (once; minutes)
+python -m tests.kubernetes helm             Helm alone, into the cache: tests/charts renders the chart with it
 python -m tests.kubernetes up               start a node; prints what to put into the shell for kubectl and helm
 python -m tests.kubernetes image ARCHIVE    give the node an image (python -m container makes one); kept for later nodes
 python -m tests.kubernetes next             make the image of a later release from cepheid.tar, and give it to the node
@@ -33,13 +34,16 @@ from tests.kubernetes.places import (
     require_root,
     running_node,
 )
-from tests.kubernetes.programs import build_programs, check_tools, missing_programs
+from tests.kubernetes.programs import build_helm, build_programs, check_tools, missing_programs
 
 
 def main(arguments: Sequence[str]) -> int:
     match arguments:
         case ["build"]:
             build_programs()
+        case ["helm"]:
+            if not (BIN / "helm").exists():
+                build_helm()
         case ["up"]:
             node_control.start()
             print(f"export KUBECONFIG={shlex.quote(str(KUBECONFIG))} PATH={shlex.quote(str(BIN))}:$PATH")
