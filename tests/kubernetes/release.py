@@ -133,11 +133,15 @@ class Release:
     # ---- what clients see
 
     def service_host(self) -> str:
-        """Return the name of the service for clients: the only one with the port of the protocol and an address of its own."""
+        """Return the name of the service for clients: the only one with the port of the protocol and an address of its own, besides
+        those of single brokers for clients outside.
+        """
         names = [
             item["metadata"]["name"]
             for item in self.objects("services")
-            if item["spec"].get("clusterIP") != "None" and any(port["port"] in (6650, 6651) for port in item["spec"]["ports"])
+            if item["spec"].get("clusterIP") != "None"
+            and any(port["port"] in (6650, 6651) for port in item["spec"]["ports"])
+            and not item["metadata"]["name"].endswith("-outside")
         ]
         assert len(names) == 1, f"services for clients: {names}"
         return f"{names[0]}.{self.namespace}.svc.cluster.local"
