@@ -52,12 +52,17 @@ JAVA = $(BIN)/python -m cepheid_spark || { apt-get update -qq; \
 	for package in openjdk-17 openjdk-21 default; do apt-get install -qq --no-install-recommends $$package-jre-headless && break; done; } \
 	|| echo "Java was not installed: what needs Spark will be skipped."
 
+# Helm renders the chart in tests. Where there is none it is built from its Go module, once, in a minute or two.
+HELM_HERE = command -v helm >/dev/null || $(BIN)/python -m tests.kubernetes helm \
+	|| echo "Helm is not here and was not built: tests that render the chart will be skipped."
+
 test: $(STAMP)
 	@$(JAVA)
 	$(SUITE) fast
 
 test-all: $(STAMP)
 	@$(JAVA)
+	@$(HELM_HERE)
 	$(SUITE) all
 
 test-kubernetes: $(STAMP)

@@ -6,6 +6,7 @@
     anything unstamped, changed, or of another incarnation              present               → refuse: its data is gone
     stamped, with data                                                  none                  → refuse: other cluster, or removed
     not whole, and empty everywhere, with the operator's word           present               → rebirth, into limbo
+    stamped, or stamped and emptied in part               none, and this incarnation was decommissioned → a new bookie: empty, stamp
     after a restore of metadata from a backup:
     all stamped alike                                                   none                  → adopted: newer than the backup
     all stamped alike                                                   another incarnation   → adopted, into limbo
@@ -19,6 +20,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Protocol
 
 from cepheid_bookie.disk import Disk
@@ -32,8 +34,12 @@ _WITHOUT_DIRECTORY = (
     "denied), or under a new bookie id"
 )
 _AFTER_DECOMMISSION = (
-    "if the bookie was decommissioned and comes back, other bookies have its copies: give it empty directories (on Kubernetes, "
-    "delete its volume claims)"
+    "if the bookie was decommissioned by an older release and comes back, other bookies have its copies: give it empty directories "
+    "(on Kubernetes, delete its volume claims)"
+)
+_ANOTHER_CLUSTER = (
+    "check the metadata address and the data directory; if both are right, the metadata store lost its contents and a new cluster "
+    "was founded in it: stop all brokers and bookies, and restore a backup with `cepheid metadata restore`"
 )
 _WITHOUT_INDEX = "bring back the directory; if it is lost for good, make it again with `cepheid bookie-shell rebuild-index`"
 
@@ -89,6 +95,12 @@ class CookieRecords(Protocol):
     async def replace(self, recorded: Cookie, cookie: Cookie) -> None:
         """Compare-and-set: raises when the record is not of `recorded`'s incarnation any more."""
 
+    async def decommissioned(self, bookie_id: str) -> str | None:
+        """Return the incarnation that was emptied and forgotten, if no other one has started since."""
+
+    async def is_named(self, bookie_id: str) -> bool:
+        """Return whether a ledger names this bookie, deleted ones that can be brought back included. Raises when it cannot tell."""
+
     async def is_restored(self) -> bool:
         """Metadata was restored from a backup, which may be older than these disks, and no operator has confirmed that yet."""
 
@@ -128,6 +140,12 @@ def load_cookie(disk: Disk, where: str) -> Cookie | None:
         return decode_cookie(file.pread(4096, 0).decode("utf-8", "replace"), where)
     finally:
         file.close()
+
+
+def stamped_cluster(directory: Path) -> str | None:
+    """Return the id of the cluster that a bookie's directory belongs to, None if it is not stamped. Raises CookieError."""
+    path = directory / _FILE
+    return decode_cookie(path.read_text("utf-8", "replace"), str(directory)).cluster_id if path.exists() else None
 
 
 def is_stamped(disk: Disk) -> bool:
@@ -228,6 +246,19 @@ def adoptable(mine: Cookie, places: Mapping[str, Found], recorded: Cookie | None
     return first if recorded is None or recorded.incarnation != first.incarnation else None
 
 
+def is_left_over(mine: Cookie, places: Mapping[str, Found], decommissioned: str) -> bool:
+    """Return whether all data in these directories is of the incarnation that was decommissioned.
+
+    A start that was interrupted while it emptied them leaves places without data, which may be stamped already, or not any more.
+    Raises CookieError when they are of another bookie or cluster.
+    """
+    for where, found in places.items():
+        if found.cookie is not None:
+            _check_owner(mine, found.cookie, where)
+    stamped = [found.cookie is not None and found.cookie.incarnation == decommissioned for found in places.values()]
+    return any(stamped) and all(old or not found.has_data for old, found in zip(stamped, places.values(), strict=True))
+
+
 def _check_owner(mine: Cookie, found: Cookie, where: str) -> None:
     if found.bookie_id != mine.bookie_id:
         raise _refuse(
@@ -236,7 +267,7 @@ def _check_owner(mine: Cookie, found: Cookie, where: str) -> None:
     if found.cluster_id != mine.cluster_id:
         raise _refuse(
             f"{where} belongs to cluster {found.cluster_id!r}, this is cluster {mine.cluster_id!r}",
-            "check the metadata address and the data directory",
+            _ANOTHER_CLUSTER,
         )
 
 

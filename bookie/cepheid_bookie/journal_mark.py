@@ -23,6 +23,7 @@ from cepheid_bookie.journal_writer import JournalPosition
 _MAGIC = b"CPM1"
 _BODY = struct.Struct("<QQQQ")
 _BYTES = 8 + _BODY.size
+FILES = ("mark.0", "mark.1")
 START = JournalPosition(sequence=1, segment_id=0, offset=0)
 """The position of a journal that does not exist yet."""
 
@@ -42,7 +43,7 @@ class MarkFile:
 
     def load(self) -> None:
         """Reads both generations. Raises MarkCorruptError when files are there and none is intact."""
-        names = [name for name in ("mark.0", "mark.1") if self._disk.exists(name)]
+        names = [name for name in FILES if self._disk.exists(name)]
         found = sorted(mark for name in names if (mark := self._read(name)) is not None)
         if names and not found:
             raise MarkCorruptError(f"no intact log mark in {', '.join(names)}", files=names)

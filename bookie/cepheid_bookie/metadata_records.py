@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Collection, Mapping, Sequence
 from itertools import zip_longest
 
@@ -32,8 +33,12 @@ from cepheid_metadata import (
     ShortReason,
     bookie_cookies,
     bookie_lives,
+    decommissioned_bookies,
+    deleted_ledger_records,
     keys,
     ledger_records,
+    list_deleted_ledgers,
+    list_ledgers,
     repair_marks,
     report_ledgers,
     restored_record,
@@ -45,7 +50,7 @@ from cepheid_ports import Ports, SteadyClock
 log = logging.getLogger(__name__)
 
 _SIZED_JOURNAL_SINCE = 2  # storage format of the cluster
-_READ_AT_ONCE = 64  # records of ledgers that are about to be deleted here
+_READ_AT_ONCE = 64  # records of ledgers
 
 
 class MetadataCookies:
@@ -59,6 +64,7 @@ class MetadataCookies:
         self._store = store
         self._records = bookie_cookies(store)
         self._lives = bookie_lives(store)
+        self._decommissioned = decommissioned_bookies(store)
         self._ids: Records[None, LedgerIdCounter] = Records(store, lambda _: keys.LEDGER_IDS_KEY, LedgerIdCounter)
         self._directories = directories
 
@@ -76,7 +82,35 @@ class MetadataCookies:
         return Cookie(record.bookie_id, record.cluster_id, record.incarnation, record.layout_version, limbo_below)
 
     async def create(self, cookie: Cookie) -> None:
-        await self._records.create(cookie.bookie_id, self._record(cookie))
+        create = self._records.create_op(cookie.bookie_id, self._record(cookie))
+        found = await self._decommissioned.get(cookie.bookie_id)
+        forget = [] if found is None else [self._decommissioned.delete_op(cookie.bookie_id, found.version)]
+        await self._store.multi([create, *forget])
+
+    async def decommissioned(self, bookie_id: str) -> str | None:
+        found = await self._decommissioned.get(bookie_id)
+        return None if found is None else found.record.incarnation
+
+    async def is_named(self, bookie_id: str) -> bool:
+        living, deleted = ledger_records(self._store), deleted_ledger_records(self._store)
+
+        async def names(ledger_id: int) -> bool:
+            # A ledger that is deleted or brought back meanwhile is in one of the trees at each look.
+            for _ in range(2):
+                if (found := await living.get(ledger_id)) is not None:
+                    return _names(found.record, bookie_id)
+                if (kept := await deleted.get(ledger_id)) is not None:
+                    return _names(kept.record.ledger, bookie_id)
+            return False
+
+        await self._store.sync(keys.LEDGERS_KEY)
+        await self._store.sync(keys.DELETED_LEDGERS_KEY)
+        for listing in (list_ledgers, list_deleted_ledgers):
+            ledger_ids = [ledger_id async for ledger_id in listing(self._store)]
+            for start in range(0, len(ledger_ids), _READ_AT_ONCE):
+                if any(await asyncio.gather(*map(names, ledger_ids[start : start + _READ_AT_ONCE]))):
+                    return True
+        return False
 
     async def replace(self, recorded: Cookie, cookie: Cookie) -> None:
         found = await self._records.get(cookie.bookie_id)
@@ -123,6 +157,12 @@ class MetadataCookies:
             directories=self._directories,
             limbo_below=cookie.limbo_below or None,
         )
+
+
+def _names(ledger: LedgerMetadata, bookie_id: str) -> bool:
+    # The last fragment of a closed ledger may be empty: repair leaves it as it is.
+    end = math.inf if ledger.last_entry_id is None else ledger.last_entry_id
+    return any(bookie_id in fragment.ensemble for fragment in ledger.fragments if fragment.first_entry_id <= end)
 
 
 class MetadataLedgers:

@@ -29,6 +29,7 @@ from cepheid_bookie.cookie import (
     Found,
     adoptable,
     decide,
+    is_left_over,
     is_reborn,
     load_cookie,
     save_cookie,
@@ -38,6 +39,7 @@ from cepheid_bookie.entry_log import EntryLogWriter, dead_logs, list_logs, log_p
 from cepheid_bookie.entry_log_scan import LogBlock, scan_log
 from cepheid_bookie.errors import CookieError, DiskFullError, JournalCorruptError
 from cepheid_bookie.journal_format import ALIGNMENT, NONCE_BYTES, EntriesRecord, SegmentHeader, parse_segment_name
+from cepheid_bookie.journal_mark import FILES as MARK_FILES
 from cepheid_bookie.journal_mark import MarkFile
 from cepheid_bookie.journal_replay import JournalReplay, ReplayReport, TailDamage
 from cepheid_bookie.journal_writer import JournalPosition, create_segment
@@ -49,6 +51,7 @@ from cepheid_ports import Ports, Worker
 
 log = logging.getLogger(__name__)
 
+_DELETED_AT_ONCE = 1000  # ledgers of a decommissioned bookie
 _LOOKED_AT = 16
 """Blocks of the newest log that are looked up in the index; those of deleted ledgers are not in it."""
 
@@ -225,6 +228,9 @@ async def check_identity(
     recorded = await records.load(identity.bookie_id) if records is not None else None
     if records is not None and (known := adoptable(mine, places, recorded)) is not None and await records.is_restored():
         return await _adopt(directories, known, recorded, records, worker)
+    gone = await records.decommissioned(identity.bookie_id) if records is not None and recorded is None else None
+    if records is not None and gone is not None and is_left_over(mine, places, gone):
+        return await _start_over(directories, mine, gone, records, worker)
     if accept_empty_disk and records is not None and recorded is not None and is_reborn(mine, places, recorded):
         return await _give_birth_again(directories, mine, recorded, records, worker)
     cookie, stamp = decide(mine, places, recorded, asked=records is not None)
@@ -254,6 +260,51 @@ async def _give_birth_again(
     hint = "its data is gone: ledgers that name it are short of a copy and need repair"
     log.warning("bookie.reborn", extra={**facts, "limbo_below": cookie.limbo_below, "hint": hint})
     return cookie
+
+
+async def _start_over(
+    directories: Directories, mine: Cookie, decommissioned: str, records: IdentityRecords, worker: Worker
+) -> Cookie:
+    """Delete what a decommissioned bookie left, and stamp the directories as those of a new one.
+
+    Metadata is asked again whether anything depends on it: a bookie that only lost its session, and was forgotten meanwhile, may
+    have been given ledgers after it was found empty.
+    """
+    if await records.is_named(mine.bookie_id):
+        raise CookieError(
+            f"bookie {mine.bookie_id} (incarnation {decommissioned}) was decommissioned, but ledgers name it, so its data is kept; "
+            f"find them with `cepheid ledgers list --bookie {mine.bookie_id}`, and with --deleted those that can be brought back: "
+            "without any it starts again, empty"
+        )
+
+    def start_over() -> None:
+        _delete_data(directories)
+        _stamp(directories, mine)
+
+    await worker.run(start_over)
+    await records.create(mine)
+    facts = {"bookie": mine.bookie_id, "incarnation": mine.incarnation, "decommissioned": decommissioned}
+    log.warning("bookie.started_over", extra={**facts, "hint": "it was decommissioned, and no ledger needs its old data"})
+    return mine
+
+
+def _delete_data(directories: Directories) -> None:
+    """Delete all entries. Stamps stay: a start that is interrupted begins again with what is left."""
+    index, above = directories.index, -1
+    while ledgers := index.ledger_ids(above, _DELETED_AT_ONCE):
+        index.delete_ledgers({ledger_id: None for ledger_id, _ in ledgers})
+        above = ledgers[-1][0]
+    data, journal = directories.data, directories.journal
+    for log_id in list_logs(data):
+        data.unlink(log_path(log_id))
+    data.sync_dir("entrylog")
+    for name in MARK_FILES:
+        if data.exists(name):
+            data.unlink(name)
+    data.sync_dir("")
+    for name in journal.listdir("journal"):
+        journal.unlink(f"journal/{name}")
+    journal.sync_dir("journal")
 
 
 async def _adopt(
@@ -337,7 +388,7 @@ def _find_cookies(directories: Directories, mine: Cookie) -> dict[str, Found]:
     stamp = index.stamp()
     in_index = None if stamp is None else Cookie(mine.bookie_id, mine.cluster_id, stamp.decode("utf-8", "replace"))
     has_segments = any(parse_segment_name(name) is not None for name in journal.listdir("journal"))
-    has_logs = bool(list_logs(data)) or data.exists("mark.0") or data.exists("mark.1")
+    has_logs = bool(list_logs(data)) or any(map(data.exists, MARK_FILES))
     return {
         data_name: Found(in_data, has_logs),
         journal_name: Found(in_journal, has_segments),

@@ -34,6 +34,7 @@ from cepheid_metadata import (
     BadVersionError,
     BookieHoldings,
     CorruptRecordError,
+    DecommissionedBookie,
     Election,
     Found,
     KeyExistsError,
@@ -42,6 +43,7 @@ from cepheid_metadata import (
     MetadataStore,
     NewerFormatError,
     NoSuchKeyError,
+    Op,
     RepairMark,
     SessionState,
     ShortFigures,
@@ -50,6 +52,7 @@ from cepheid_metadata import (
     auditor_record,
     bookie_cookies,
     bookie_lives,
+    decommissioned_bookies,
     draining_bookies,
     keys,
     ledger_records,
@@ -683,12 +686,17 @@ class Auditor:
         cookie = await self._cookies.get(bookie)
         lives = bookie_lives(self._store)
         life = await lives.get(bookie)
-        ops = [self._draining.delete_op(bookie, version)]
+        ops: list[Op] = [self._draining.delete_op(bookie, version)]
         ops += [] if cookie is None else [self._cookies.delete_op(bookie, cookie.version)]
         ops += [] if life is None else [lives.delete_op(bookie, life.version)]
+        if cookie is not None:
+            gone = decommissioned_bookies(self._store)
+            record = DecommissionedBookie(bookie_id=bookie, incarnation=cookie.record.incarnation, at_ms=self._ports.wall_ms())
+            before = await gone.get(bookie)
+            ops.append(gone.create_op(bookie, record) if before is None else gone.replace_op(bookie, record, before.version))
         try:
             await self._store.multi(ops)
-        except (BadVersionError, NoSuchKeyError):
+        except (BadVersionError, KeyExistsError, NoSuchKeyError):
             return
         self._lost_since.pop(bookie, None)
         log.info("bookie.decommissioned", extra={"bookie": bookie})

@@ -134,6 +134,16 @@ class ClientTls:
         names = ("CEPHEID_TLS_CA_FILE", "CEPHEID_TLS_CERTIFICATE_FILE", "CEPHEID_TLS_KEY_FILE")
         return cls(*(os.environ.get(name) or None for name in names))
 
+    @classmethod
+    def of_metadata(cls) -> ClientTls | None:
+        """Return what CEPHEID_METADATA_TLS_CA_FILE, _CERTIFICATE_FILE and _KEY_FILE name, None if they are not set.
+
+        They are for ZooKeeper alone, which may have a CA of its own, and count more than the files for other connections.
+        """
+        names = ("CEPHEID_METADATA_TLS_CA_FILE", "CEPHEID_METADATA_TLS_CERTIFICATE_FILE", "CEPHEID_METADATA_TLS_KEY_FILE")
+        files = [os.environ.get(name) or None for name in names]
+        return cls(*files) if any(files) else None
+
     def context(self) -> ssl.SSLContext:
         """Return a new context of these files. Raises SecurityConfigurationError."""
         if (self.certificate_file is None) != (self.key_file is None):

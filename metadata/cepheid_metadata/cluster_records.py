@@ -111,6 +111,16 @@ class BookieLife(Record):
     life: PositiveInt
 
 
+class DecommissionedBookie(Record):
+    """A bookie that was emptied and has ended, until one of the same name starts: no ledger needs its directories."""
+
+    NAME: ClassVar[str] = "decommissioned bookie"
+
+    bookie_id: str = Field(min_length=1)
+    incarnation: str = Field(min_length=1, description="That of its cookie: other directories of this bookie may be needed.")
+    at_ms: NonNegativeInt
+
+
 class BookieRegistration(GrownRecord):
     """Ephemeral: the bookie runs. Its key says whether it takes writes."""
 

@@ -19,7 +19,10 @@ from cepheid_ports import Ports
 class ClusterNotFoundedError(MetadataError):
     """The metadata store holds no cluster: a role that started on it might be at the wrong address."""
 
-    hint: ClassVar[str] = "check the address and its chroot; a new cluster is made by `cepheid init --metadata URL`"
+    hint: ClassVar[str] = (
+        "check the address and its chroot; a new cluster is made by `cepheid init --metadata URL`; if there was one, the store "
+        "lost its contents: restore a backup with `cepheid metadata restore`"
+    )
 
 
 class OtherClusterError(MetadataError):

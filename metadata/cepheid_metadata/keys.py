@@ -16,6 +16,7 @@
     /purged-ledgers/n                          which of 8,192 ledgers were deleted for good; n: id divided by 8,192
     /bookies/cookies/ID                        whose data directories
     /bookies/lives/ID                          counter that shows whether the disks are an old copy (bookie_life.py)
+    /bookies/decommissioned/ID                 whose data directories are not needed any more
     /bookies/available/ID                      registration (ephemeral)
     /bookies/readonly/ID                       registration of a bookie that takes no writes (ephemeral)
     /brokers/ID                                registration (ephemeral)
@@ -79,6 +80,7 @@ HIGH_DELETED_LEDGERS_KEY = "/deleted-ledgers/high"
 PURGED_LEDGERS_KEY = "/purged-ledgers"
 BOOKIE_COOKIES_KEY = "/bookies/cookies"
 BOOKIE_LIVES_KEY = "/bookies/lives"
+DECOMMISSIONED_BOOKIES_KEY = "/bookies/decommissioned"
 AVAILABLE_BOOKIES_KEY = "/bookies/available"
 READONLY_BOOKIES_KEY = "/bookies/readonly"
 BROKERS_KEY = "/brokers"
@@ -312,6 +314,10 @@ def bookie_cookie_key(bookie_id: str) -> str:
 
 def bookie_life_key(bookie_id: str) -> str:
     return f"{BOOKIE_LIVES_KEY}/{encode_name(bookie_id)}"
+
+
+def decommissioned_bookie_key(bookie_id: str) -> str:
+    return f"{DECOMMISSIONED_BOOKIES_KEY}/{encode_name(bookie_id)}"
 
 
 def available_bookie_key(bookie_id: str) -> str:

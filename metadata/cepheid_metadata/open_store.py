@@ -5,7 +5,8 @@
     rocksdb:///absolute/path                this machine alone (rocksdb:relative/path is taken from the current directory)
 
 Credentials are not part of the URL, which ends up in logs and process lists: CEPHEID_METADATA_AUTH=digest:user:password,
-CEPHEID_METADATA_AUTH_FILE names a file with that text, or `auth`.
+CEPHEID_METADATA_AUTH_FILE names a file with that text, or `auth`. CEPHEID_METADATA_TLS_CA_FILE names the CA of a ZooKeeper that has
+one of its own (docs/security.md).
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ async def open_store(
     tls: ClientTls | None = None,
 ) -> MetadataStore:
     """`auth`: "digest:user:password", else from the environment. `private`: what is created is for that user alone. `tls`: for
-    zks://, else from the environment.
+    zks://, else from the environment, whose files for ZooKeeper alone count more (`ClientTls.of_metadata`).
 
     Raises StoreUrlError; StoreOpenError, which names the place; SecurityConfigurationError.
     """
@@ -60,7 +61,7 @@ async def open_store(
         addresses, root = parse_zookeeper(rest)
         digest = _digest(auth_from_environment() if auth is None else auth, private)
         if scheme == "zks":
-            tls = tls or ClientTls.from_environment()
+            tls = ClientTls.of_metadata() or tls or ClientTls.from_environment()
             tls.context()  # names a file that cannot be used; kazoo would only try again for ever
         from cepheid_metadata.zookeeper_store import ZooKeeperStore
 

@@ -19,6 +19,7 @@ from cepheid_metadata.cluster_records import (
     BrokerRegistration,
     ClusterIdentity,
     ClusterRecord,
+    DecommissionedBookie,
     NamespaceRecord,
     TenantRecord,
 )
@@ -163,6 +164,11 @@ def bookie_cookies(store: MetadataStore) -> Records[str, BookieCookie]:
 
 def bookie_lives(store: MetadataStore) -> Records[str, BookieLife]:
     return Records(store, keys.bookie_life_key, BookieLife)
+
+
+def decommissioned_bookies(store: MetadataStore) -> Records[str, DecommissionedBookie]:
+    """By bookie id."""
+    return Records(store, keys.decommissioned_bookie_key, DecommissionedBookie)
 
 
 def available_bookies(store: MetadataStore) -> Records[str, BookieRegistration]:

@@ -49,7 +49,7 @@ def set_cluster_acls(url: str, *, auth: str | None = None, tls: ClientTls | None
     credentials = (auth or auth_from_environment()).removeprefix("digest:")
     if ":" not in credentials:
         raise StoreUrlError("nodes are given to a user: name its credentials, as digest:user:password")
-    secured = (tls or ClientTls.from_environment()) if scheme == "zks" else None
+    secured = (ClientTls.of_metadata() or tls or ClientTls.from_environment()) if scheme == "zks" else None
     client: Any = KazooClient(
         hosts=",".join(addresses),
         timeout=_TIMEOUT_S,

@@ -36,12 +36,16 @@ def init(
     secure: Annotated[
         Path | None, typer.Option(help="Directory of `cepheid secure init`: what is created is for its ZooKeeper user alone.")
     ] = None,
+    join: Annotated[bool, typer.Option("--join", help="Wait, as long as for the store, until another process founds it.")] = False,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Data directory of a bookie. If it has data of a cluster, no other one is founded.")
+    ] = None,
 ) -> None:
     """Found a cluster in a metadata store: its identity, first tenants and namespaces. Safe to repeat."""
-    from cepheid_cli.init import run_init
+    from cepheid_cli.init import Founding, run_init
     from cepheid_cli.secured_cluster import metadata_auth
 
-    run_init(metadata, cluster, service_url, admin_url, wait, metadata_auth(secure))
+    run_init(Founding(metadata, cluster, service_url, admin_url, metadata_auth(secure), join, data_dir), wait)
 
 
 NOT_SETTINGS = ("config", "secure", "accept_empty_disk", "as_process")

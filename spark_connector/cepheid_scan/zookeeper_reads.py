@@ -45,7 +45,8 @@ class ZooKeeperReads:
         self._addresses, self._root = _parsed(source.metadata or "")
         self._retry_s = source.retry_s
         auth = _credentials()
-        secured = (source.tls or ClientTls.from_environment()) if (source.metadata or "").startswith("zks:") else None
+        files = ClientTls.of_metadata() or source.tls or ClientTls.from_environment()
+        secured = files if (source.metadata or "").startswith("zks:") else None
         self._client: Any = KazooClient(
             hosts=",".join(self._addresses),
             timeout=_SESSION_TIMEOUT_S,

@@ -7,11 +7,24 @@ import random
 import pytest
 
 from cepheid_bookie import Bookie, BookieIdentity, Cookie, MetadataCookies
-from cepheid_bookie.cookie import Found, decide, load_cookie, save_cookie
+from cepheid_bookie.cookie import Found, decide, is_left_over, load_cookie, save_cookie
 from cepheid_bookie.disk import DirectoryInUseError
 from cepheid_bookie.errors import BookieError, CookieError, FormatVersionError
 from cepheid_bookie.memory_index import MemoryBlockIndex
-from cepheid_metadata import MemoryStore, MemoryTree
+from cepheid_metadata import (
+    DecommissionedBookie,
+    DeletedLedger,
+    Fragment,
+    LedgerMetadata,
+    LedgerState,
+    MemoryStore,
+    MemoryTree,
+    bookie_cookies,
+    bookie_lives,
+    decommissioned_bookies,
+    deleted_ledger_records,
+    ledger_records,
+)
 from tests.bookie.bookie_support import IDENTITY, Machine, added, group_of, read_all
 from tests.simulation.world.sim_disk import SimDisk
 
@@ -67,7 +80,7 @@ def test_only_a_stamped_bookie_that_metadata_forgot_is_told_what_to_do_after_a_d
             decide(MINE, {"data": data, "journal": journal}, None, asked=True)
         return str(caught.value)
 
-    way_out = "if the bookie was decommissioned and comes back, other bookies have its copies: give it empty directories"
+    way_out = "if the bookie was decommissioned by an older release and comes back, other bookies have its copies: give it empty"
     assert way_out in refusal(FULL, FULL)
     assert way_out not in refusal(DATA, EMPTY)
 
@@ -145,3 +158,103 @@ def test_every_refusal_of_a_start_says_what_to_do() -> None:
     for error_type in BookieError.__subclasses__():
         if error_type is not CookieError:  # whose messages end with it
             assert error_type.hint, error_type
+
+
+async def decommissioned(store: MemoryStore, incarnation: str) -> None:
+    """Do what the auditor does with a bookie that was emptied and has ended."""
+    await bookie_cookies(store).delete("bookie-1", None)
+    await bookie_lives(store).delete("bookie-1", None)
+    record = DecommissionedBookie(bookie_id="bookie-1", incarnation=incarnation, at_ms=1)
+    await decommissioned_bookies(store).create("bookie-1", record)
+
+
+async def open_known(machine: Machine, store: MemoryStore) -> Bookie:
+    cookies = MetadataCookies(store, {"data": ("/d",)})
+    return await Bookie.open(IDENTITY, machine.settings, machine.disk, machine.index, machine.ports(), cookies=cookies)
+
+
+async def full_machine(store: MemoryStore) -> tuple[Machine, str]:
+    """Return a machine whose bookie has entries in its journal, entry log and index, and the incarnation of the bookie."""
+    machine = Machine()
+    bookie = await open_known(machine, store)
+    await added(bookie, group_of(7, 0, 500, size=100))
+    incarnation = bookie.cookie.incarnation
+    await bookie.aclose()
+    return machine, incarnation
+
+
+async def test_a_decommissioned_bookie_starts_empty_on_its_old_directories() -> None:
+    store = MemoryStore(MemoryTree())
+    machine, incarnation = await full_machine(store)
+    await decommissioned(store, incarnation)
+    bookie = await open_known(machine, store)
+    assert bookie.cookie.incarnation != incarnation
+    assert list(machine.index.records()) == []
+    await added(bookie, group_of(7, 1))  # a ledger that it had before
+    entries, _ = await read_all(bookie, 7, 0, 1)
+    assert list(entries) == [1]
+    await bookie.aclose()
+    assert await decommissioned_bookies(store).get("bookie-1") is None
+    await (await open_known(machine, store)).aclose()  # and is a bookie like others
+    await store.aclose()
+
+
+@pytest.mark.parametrize("operation", range(40))
+async def test_a_start_that_is_cut_while_it_empties_old_directories_can_be_repeated(operation: int) -> None:
+    store = MemoryStore(MemoryTree())
+    machine, incarnation = await full_machine(store)
+    await decommissioned(store, incarnation)
+    machine.crash_at(operation)
+    machine.open = lambda *_, **__: open_known(machine, store)  # type: ignore[method-assign,assignment]
+    await machine.run_until_crash(lambda bookie: added(bookie, group_of(8, 0)))
+    machine.restart()
+    bookie = await open_known(machine, store)
+    assert bookie.cookie.incarnation != incarnation
+    assert [ledger_id for ledger_id, _ in machine.index.records() if ledger_id == 7] == []
+    await bookie.aclose()
+    await store.aclose()
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+async def test_directories_of_a_decommissioned_bookie_stay_while_a_ledger_names_it(deleted: bool) -> None:
+    """It was forgotten while it had only lost its session, went on, and was given a ledger. Deleted ones can be brought back."""
+    store = MemoryStore(MemoryTree())
+    machine, incarnation = await full_machine(store)
+    await decommissioned(store, incarnation)
+    ledger = LedgerMetadata(
+        ledger_id=7, ensemble_size=1, write_quorum=1, ack_quorum=1, state=LedgerState.OPEN, creation_token=1, created_at_ms=1,
+        fragments=(Fragment(first_entry_id=0, ensemble=("bookie-1",)),),
+    )  # fmt: skip
+    if deleted:
+        await deleted_ledger_records(store).create(7, DeletedLedger(ledger=ledger, deleted_at_ms=1, purge_after_ms=2))
+    else:
+        await ledger_records(store).create(7, ledger)
+    with pytest.raises(CookieError, match="was decommissioned, but ledgers name it"):
+        await open_known(machine, store)
+    machine.index.closed = False
+    assert [ledger_id for ledger_id, _ in machine.index.records()] == [7]
+    await store.aclose()
+
+
+OTHER = Found(Cookie("bookie-1", "test", "other"), True)
+
+
+@pytest.mark.parametrize(
+    ("data", "journal", "index", "left_over"),
+    [
+        (FULL, FULL, FULL, True),
+        (STAMPED, STAMPED, STAMPED, True),
+        (STAMPED, FULL, EMPTY, True),
+        (Found(MINE, False), STAMPED, STAMPED, True),  # emptied, and stamped in part
+        (Found(MINE, False), Found(MINE, False), Found(MINE, False), False),  # all of it: a new bookie
+        (FULL, OTHER, FULL, False),
+        (FULL, DATA, FULL, False),
+        (FULL, FULL, OTHER, False),
+        (EMPTY, EMPTY, EMPTY, False),
+        (OTHER, OTHER, OTHER, False),
+    ],
+)
+def test_only_data_of_the_decommissioned_incarnation_may_be_deleted(
+    data: Found, journal: Found, index: Found, left_over: bool
+) -> None:
+    assert is_left_over(MINE, {"data": data, "journal": journal, "index": index}, "old") is left_over

@@ -13,7 +13,7 @@ import yaml
 from tests.charts.chart_pages import CHART
 
 CACHE = Path(os.environ.get("CEPHEID_KUBERNETES_CACHE", Path.home() / ".cache" / "cepheid-kubernetes"))
-MISSING = "helm is not here: install it, or build it with `make test-kubernetes`"
+MISSING = "helm is not here: install it, or build it with `python -m tests.kubernetes helm`, which takes Go"
 
 
 def find_helm() -> str | None:

@@ -27,6 +27,7 @@ pytestmark = pytest.mark.skipif(find_helm() is None, reason=MISSING)
 RENDER_LIMIT_S = 20.0
 OPEN, SECURE = "secure=false", "secure=true"
 ZOOKEEPER = "zookeeper.externalUrl=zk://zk.example.org:2181/cepheid"
+ZOOKEEPER_TLS = ("zookeeper.externalUrl=zks://zk.example.org:2281", "zookeeper.tls.existingSecret=zk-tls")
 MONITORING = ("monitoring.podMonitor.enabled=true", "monitoring.rules.enabled=true", "monitoring.dashboards.enabled=true")
 EXTERNAL = ("external.type=LoadBalancer", "external.hosts={a.example.org,b.example.org,c.example.org}")
 COMBINATIONS = [
@@ -36,6 +37,10 @@ COMBINATIONS = [
     ["external.type=NodePort", SECURE, "security.hosts={10.0.0.1,broker.example.org}"],
     ["rackAwareness.enabled=true"],
     [ZOOKEEPER],
+    [*ZOOKEEPER_TLS, "zookeeper.tls.clientCertificate=true", "rackAwareness.enabled=true"],
+    [*ZOOKEEPER_TLS, OPEN, "bookie.replicas=5"],
+    ["serviceAccount.create=true", "serviceAccount.annotations.role=arn", "rackAwareness.enabled=true"],
+    ["serviceAccount.name=mine", "rackAwareness.enabled=true", "global.imagePullSecrets[0].name=regcred"],
     [ZOOKEEPER, OPEN],
     ["bookie.journal.size=10Gi", "bookie.storage.storageClass=fast", "bookie.journal.storageClass=-"],
     ["bookie.replicas=1", "broker.replicas=1"],
@@ -304,6 +309,7 @@ def test_bookies_stop_after_brokers_and_both_after_zookeeper_has_come_back() -> 
             "broker.config.dispatch.maxPermits=3",
             "broker.config.dispatch.maxPermits is not a value of this chart: did you mean max_permits?",
         ),
+        ("imagePullSecrets[0].name=regcred", "did you mean image.pullSecrets?"),
         ("tls.issuer=pub-ca", "tls.issuer is not a value of this chart: there are certManager"),
         ("broker.config.port=7000", "broker.config.port is decided by the chart"),
         ("profile=large", "profile"),
@@ -324,6 +330,10 @@ def test_what_is_not_a_value_is_refused_by_name(wrong: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("combination", "said"),
     [
+        (["zookeeper.externalUrl=zks://zk:2281"], "needs zookeeper.tls.existingSecret"),
+        ([ZOOKEEPER, "zookeeper.tls.existingSecret=zk-tls"], "zookeeper.tls.existingSecret is for zookeeper.externalUrl=zks://"),
+        (["zookeeper.tls.clientCertificate=true"], "zookeeper.tls.clientCertificate needs zookeeper.tls.existingSecret"),
+        (["serviceAccount.annotations.role=arn"], "serviceAccount.annotations needs serviceAccount.create=true"),
         (["external.type=LoadBalancer"], "external.hosts needs the address of each of the 2 brokers, got 0"),
         ([OPEN, "tls.certManager.issuerRef.name=pub-ca"], "needs secure=true"),
         ([OPEN, "security.caRotation=trust"], "security.caRotation replaces the chart's own CA"),
@@ -386,6 +396,96 @@ def test_extra_environment_reaches_the_process() -> None:
     pod = pod_of(named(render(f"--set-json=broker.extraEnv={values}"), "StatefulSet", "broker"))
     assert pod is not None
     assert {"name": "AWS_REGION", "value": "eu-1"} in containers_of(pod)[-1]["env"]
+
+
+def test_only_the_first_bookie_founds_the_cluster_and_not_beside_data_of_another_one(tmp_path: Path) -> None:
+    manifests = render()
+    (founder,) = [one for one in init_containers(manifests, "bookie") if one["name"] == "found-cluster"]
+    (joiner,) = [one for one in init_containers(manifests, "broker") if one["name"] == "found-cluster"]
+    assert joiner["command"] == ["cepheid", "init", "--join"]
+    assert "--data-dir=/data/bookie" in founder["args"]
+    assert "/data" in [mount["mountPath"] for mount in founder["volumeMounts"]]
+    cepheid = tmp_path / "cepheid"
+    cepheid.write_text('#!/bin/sh\necho "$@"\n')
+    cepheid.chmod(0o755)
+    said = {}
+    for pod in ("my-cepheid-bookie-0", "my-cepheid-bookie-1", "my-cepheid-bookie-10"):
+        environment = {"POD_NAME": pod, "PATH": f"{tmp_path}:/usr/bin:/bin"}
+        command = [*founder["command"], *founder["args"]]
+        said[pod] = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout.split()
+    assert {pod: "--join" in words for pod, words in said.items()} == dict(zip(said, (False, True, True), strict=True))
+    assert said["my-cepheid-bookie-0"] == ["init", *founder["args"]]
+
+
+def test_whatever_asks_an_external_zookeeper_has_its_ca() -> None:
+    manifests = render(*sets([*ZOOKEEPER_TLS, "zookeeper.tls.clientCertificate=true"]), "--is-upgrade")
+    asking = {
+        container["name"]: {variable["name"]: variable["value"] for variable in container.get("env", ()) if "value" in variable}
+        for one in manifests
+        if (pod := pod_of(one)) is not None
+        for container in containers_of(pod)
+        if one["metadata"]["name"].endswith(("-bookie", "-broker", "-scale-in"))
+    }
+    assert set(asking) == {"found-cluster", "bookie", "broker", "scale-in"}
+    for name, environment in asking.items():
+        files = [environment.get(f"CEPHEID_METADATA_TLS_{kind}_FILE") for kind in ("CA", "CERTIFICATE", "KEY")]
+        assert files == [f"/etc/cepheid/zookeeper/{file}" for file in ("ca.crt", "tls.crt", "tls.key")], name
+    volumes = [
+        volume["secret"]["items"]
+        for one in manifests
+        for volume in (pod_of(one) or {}).get("volumes", ())
+        if volume["name"] == "zookeeper-tls"
+    ]
+    assert [[item["key"] for item in items] for items in volumes] == [["ca.crt", "tls.crt", "tls.key"]] * 3
+
+
+@pytest.mark.parametrize(
+    ("values", "account", "created"),
+    [
+        ([], None, []),
+        (["serviceAccount.create=true"], "my-cepheid", ["my-cepheid"]),
+        (["serviceAccount.create=true", "serviceAccount.name=mine"], "mine", ["mine"]),
+        (["serviceAccount.name=mine", "rackAwareness.enabled=true"], "mine", []),
+        (["rackAwareness.enabled=true"], "my-cepheid-node-reader", ["my-cepheid-node-reader"]),
+    ],
+)
+def test_pods_have_the_account_of_the_values_and_that_one_may_read_nodes(
+    values: list[str], account: str | None, created: list[str]
+) -> None:
+    manifests = render(*sets([*values, OPEN]))
+    pods = {one["metadata"]["name"]: pod for one in manifests if one["kind"] == "StatefulSet" and (pod := pod_of(one)) is not None}
+    assert {pod.get("serviceAccountName") for pod in pods.values()} == {account}
+    assert [one["metadata"]["name"] for one in manifests if one["kind"] == "ServiceAccount"] == created
+    assert [one["subjects"][0]["name"] for one in manifests if one["kind"] == "ClusterRoleBinding"] == (
+        [account] if "rackAwareness.enabled=true" in values else []
+    )
+
+
+def test_pull_secrets_are_names_or_objects_and_those_of_a_parent_chart_are_added() -> None:
+    manifests = render("--set=image.pullSecrets[0]=a,image.pullSecrets[1].name=b,global.imagePullSecrets[0].name=c", "--is-upgrade")
+    found = [pod["imagePullSecrets"] for one in manifests if (pod := pod_of(one)) is not None]
+    assert found == [[{"name": name} for name in "abc"]] * len(found)
+    assert len(found) > 4
+
+
+@pytest.mark.parametrize(
+    ("profile", "component"), [("one", "standalone"), *(("small", part) for part in ("zookeeper", "bookie", "broker"))]
+)
+def test_further_volumes_are_mounted_in_the_main_container(profile: str, component: str) -> None:
+    volume, mount = {"name": "extra", "configMap": {"name": "extra"}}, {"name": "extra", "mountPath": "/extra", "readOnly": True}
+    values = [
+        f"--set-json={component}.extraVolumes={json.dumps([volume])}",
+        f"--set-json={component}.extraVolumeMounts={json.dumps([mount])}",
+    ]
+    pod = pod_of(named(render(f"--set=profile={profile}", *values), "StatefulSet", component))
+    assert pod is not None
+    assert volume in pod["volumes"]
+    assert mount in pod["containers"][0]["volumeMounts"]
+
+
+def init_containers(manifests: list[dict[str, Any]], component: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = named(manifests, "StatefulSet", component)["spec"]["template"]["spec"]["initContainers"]
+    return found
 
 
 def named(manifests: list[dict[str, Any]], kind: str, component: str) -> dict[str, Any]:

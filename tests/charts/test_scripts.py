@@ -283,6 +283,22 @@ def test_a_bookie_that_was_to_leave_and_is_wanted_again_stays() -> None:
     assert script("scale_in").plan(found, "my-bookie-", 2) == (["my-bookie-2"], ["my-bookie-1"])
 
 
+def test_a_release_that_cannot_run_the_cluster_ends_an_upgrade_or_rollback_before_anything_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called = tmp_path / "called"
+    command = tmp_path / "cepheid"
+    command.write_text(f'#!/bin/sh\necho "$1" >> {called}\necho "the cluster has storage format 4" >&2\nexit 1\n')
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(
+        "sys.argv", ["scale_in.py", "--metadata", "zk://z", "--cluster", "my", "--prefix", "my-bookie-", "--replicas", "1"]
+    )
+    with pytest.raises(SystemExit, match="no pod was changed: the cluster has storage format 4"):
+        script("scale_in").main()
+    assert called.read_text().split() == ["init"]
+
+
 TOML = 'host = "0.0.0.0"\nrack = "old"\n\n[tls]\nport = 6651\n'
 
 

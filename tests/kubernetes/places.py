@@ -25,6 +25,8 @@ NODE_IP, API_PORT = "10.245.0.1", 6443
 POD_NET, SERVICE_NET = "10.244.0.0/16", "10.96.0.0/16"
 SERVICE_IP, DNS_IP = "10.96.0.1", "10.96.0.10"
 IMAGE, SPARK_IMAGE = "localhost/cepheid:dev", "localhost/cepheid:spark"
+NEXT_IMAGE = "localhost/cepheid:next"
+"""A release after that of IMAGE: it knows one storage format more."""
 PAUSE_IMAGE, COREDNS_IMAGE, CERT_MANAGER_IMAGE = "localhost/pause:1", "localhost/coredns:1", "localhost/cert-manager:1"
 
 

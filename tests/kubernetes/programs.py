@@ -28,16 +28,39 @@ TOOLS = ("containerd", "containerd-shim-runc-v2", "runc", "ctr", "iptables", "co
 PACKAGES = "containerd runc containernetworking-plugins iptables conntrack iproute2 openssl mmdebstrap"
 
 
+def build_helm() -> None:
+    """Build Helm alone, which renders the chart without a cluster."""
+    environment, flags = _go_settings()
+    BIN.mkdir(parents=True, exist_ok=True)
+    command = ["go", "build", "-o", str(BIN / "helm"), "-ldflags", flags, "helm.sh/helm/v3/cmd/helm"]
+    subprocess.run(command, cwd=MODULE, env=environment, check=True)
+
+
 def build_programs() -> None:
+    environment, flags = _go_settings()
+    BIN.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["go", "build", "-o", f"{BIN}/", "-ldflags", flags, "tool", "./..."], cwd=MODULE, env=environment, check=True)
+    (BIN / "server").replace(BIN / "etcd")  # etcd's main package is called "server"
+    command = ["go", "build", "-o", f"{BIN}/", "-ldflags=-s -w", "./..."]
+    subprocess.run(["go", "mod", "download", "github.com/cert-manager/cert-manager"], cwd=CERT_MANAGER, env=environment, check=True)
+    subprocess.run(command, cwd=CERT_MANAGER, env=environment, check=True)
+    (BIN / "cepheid-kubernetes").replace(BIN / "cert-manager")  # named after its module
+    crds = sorted(
+        Path(_about(environment, "github.com/cert-manager/cert-manager", "Dir", CERT_MANAGER), "deploy/crds").glob("*.yaml")
+    )
+    CERT_MANAGER_CRDS.write_text("---\n".join(path.read_text() for path in crds))
+    write_program_image(CERT_MANAGER_IMAGE, "cert-manager", user="65532:65532")
+    write_program_image(PAUSE_IMAGE, "pause", user="")
+    write_program_image(COREDNS_IMAGE, "coredns", user="65532:65532")
+
+
+def _go_settings() -> tuple[dict[str, str], str]:
+    """Return the environment of Go, and the linker's flags with the versions of Kubernetes and Helm."""
     if shutil.which("go") is None:
-        sys.exit("go is missing: Kubernetes is built from its Go modules, which takes Go 1.25 or newer")
+        sys.exit("go is missing: Kubernetes and Helm are built from their Go modules, which takes Go 1.25 or newer")
     environment = {**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly -buildvcs=false -trimpath"}
 
-    def about(module: str, field: str = "Version", folder: Path = MODULE) -> str:
-        command = ["go", "list", "-m", "-f", f"{{{{.{field}}}}}", module]
-        return subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True, text=True).stdout.strip()
-
-    kubernetes = about("k8s.io/kubernetes")
+    kubernetes = _about(environment, "k8s.io/kubernetes")
     major, minor, _ = kubernetes.removeprefix("v").split(".")
     # Without these, the programs call themselves v0.0.0, and kubelet, kubectl and Helm's kubeVersion compare versions.
     base, helm = "k8s.io/component-base/version", "helm.sh/helm/v3"
@@ -47,22 +70,15 @@ def build_programs() -> None:
         f"{base}.gitMinor": minor,
         f"{base}.gitTreeState": "clean",
     }
-    values[f"{helm}/internal/version.version"] = about(helm)
+    values[f"{helm}/internal/version.version"] = _about(environment, helm)
     for package in ("chartutil", "lint/rules"):
         values |= {f"{helm}/pkg/{package}.k8sVersionMajor": major, f"{helm}/pkg/{package}.k8sVersionMinor": minor}
-    flags = " ".join(["-s", "-w", *(f"-X {name}={value}" for name, value in values.items())])
-    BIN.mkdir(parents=True, exist_ok=True)
-    subprocess.run(["go", "build", "-o", f"{BIN}/", "-ldflags", flags, "tool", "./..."], cwd=MODULE, env=environment, check=True)
-    (BIN / "server").replace(BIN / "etcd")  # etcd's main package is called "server"
-    command = ["go", "build", "-o", f"{BIN}/", "-ldflags=-s -w", "./..."]
-    subprocess.run(["go", "mod", "download", "github.com/cert-manager/cert-manager"], cwd=CERT_MANAGER, env=environment, check=True)
-    subprocess.run(command, cwd=CERT_MANAGER, env=environment, check=True)
-    (BIN / "cepheid-kubernetes").replace(BIN / "cert-manager")  # named after its module
-    crds = sorted(Path(about("github.com/cert-manager/cert-manager", "Dir", CERT_MANAGER), "deploy/crds").glob("*.yaml"))
-    CERT_MANAGER_CRDS.write_text("---\n".join(path.read_text() for path in crds))
-    write_program_image(CERT_MANAGER_IMAGE, "cert-manager", user="65532:65532")
-    write_program_image(PAUSE_IMAGE, "pause", user="")
-    write_program_image(COREDNS_IMAGE, "coredns", user="65532:65532")
+    return environment, " ".join(["-s", "-w", *(f"-X {name}={value}" for name, value in values.items())])
+
+
+def _about(environment: dict[str, str], module: str, field: str = "Version", folder: Path = MODULE) -> str:
+    command = ["go", "list", "-m", "-f", f"{{{{.{field}}}}}", module]
+    return subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def write_program_image(name: str, program: str, *, user: str) -> None:

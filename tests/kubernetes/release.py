@@ -36,6 +36,7 @@ class Release:
         self.namespace = f"test-{name}"
         self.secure = secure
         self._ca = ca
+        self.url = ""  # another one than that of the service, for clients outside
         self.values = [*IMAGE_VALUES, *values, f"--set=secure={str(secure).lower()}"]
 
     # ---- the life of the release
@@ -132,11 +133,15 @@ class Release:
     # ---- what clients see
 
     def service_host(self) -> str:
-        """Return the name of the service for clients: the only one with the port of the protocol and an address of its own."""
+        """Return the name of the service for clients: the only one with the port of the protocol and an address of its own, besides
+        those of single brokers for clients outside.
+        """
         names = [
             item["metadata"]["name"]
             for item in self.objects("services")
-            if item["spec"].get("clusterIP") != "None" and any(port["port"] in (6650, 6651) for port in item["spec"]["ports"])
+            if item["spec"].get("clusterIP") != "None"
+            and any(port["port"] in (6650, 6651) for port in item["spec"]["ports"])
+            and not item["metadata"]["name"].endswith("-outside")
         ]
         assert len(names) == 1, f"services for clients: {names}"
         return f"{names[0]}.{self.namespace}.svc.cluster.local"
@@ -176,10 +181,15 @@ class Release:
         (folder / "ca.pem").write_text(self.secret(secret)[file])
         return ["--ca", str(folder / "ca.pem"), "--token", self.secret("-client")["admin.token"].strip()]
 
+    def images(self) -> set[str]:
+        """Return the images that the pods of StatefulSets run."""
+        pods = [pod for pod in self.objects("pods") if pod["metadata"]["name"] in self.pods()]
+        return {status["image"] for pod in pods for status in pod["status"]["containerStatuses"]}
+
     def _start_load(self, *options: str) -> subprocess.Popen[str]:
         REPORTS.mkdir(parents=True, exist_ok=True)
         host = self.service_host()
-        url = f"pulsar+ssl://{host}:6651" if self.secure else f"pulsar://{host}:6650"
+        url = self.url or (f"pulsar+ssl://{host}:6651" if self.secure else f"pulsar://{host}:6650")
         credentials = self.credentials() if self.secure else []
         command = self.node.command(sys.executable, "-m", "tests.kubernetes.load", "--url", url, *credentials, *options)
         pipe = subprocess.PIPE

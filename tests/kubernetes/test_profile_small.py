@@ -7,11 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.kubernetes.places import RunningNode
+from tests.kubernetes.places import IMAGE, NEXT_IMAGE, RunningNode
 from tests.kubernetes.release import Release, load_factor, wait_until
 
 TOPIC = "persistent://public/default/orders"
 FIRST_MESSAGE_LIMIT_S = 120.0
+NEXT = "--set=image.tag=next"
 MEMORY_LIMIT_BYTES = 1.2e9
 
 
@@ -47,15 +48,16 @@ def test_the_memory_of_all_pods_stays_below_1200_mb(small: Release, figures: dic
     assert sum(memory.values()) < MEMORY_LIMIT_BYTES
 
 
-def test_an_upgrade_of_all_pods_is_not_noticed(small: Release, figures: dict[str, object]) -> None:
+def test_an_upgrade_of_all_pods_to_another_image_is_not_noticed(small: Release, figures: dict[str, object]) -> None:
     before = {pod: small.uid(pod) for pod in small.pods()}
     with small.load(TOPIC + "-upgrade") as report:
         began = time.monotonic()
-        small.upgrade(*annotated("upgrade"))
+        small.upgrade(NEXT)
         figures["small: upgrade of all pods, s"] = round(time.monotonic() - began, 1)
     figures["small: upgrade, longest gap s"] = report["longest_message_gap_s"]
     figures["small: upgrade, messages"] = report["received"]
     assert {pod for pod in small.pods() if small.uid(pod) == before.get(pod)} == set(), "pods that were not replaced"
+    assert small.images() == {NEXT_IMAGE}
     assert (report["lost"], report["error_count"]) == (0, 0), report
 
 
@@ -63,6 +65,7 @@ def test_a_rollback_is_not_noticed(small: Release, figures: dict[str, object]) -
     with small.load(TOPIC + "-rollback") as report:
         small.helm("rollback", small.name, "--wait", "--timeout=1200s")
         small.wait_rolled_out()
+    assert small.images() == {IMAGE}
     figures["small: rollback, longest gap s"] = report["longest_message_gap_s"]
     assert (report["lost"], report["error_count"]) == (0, 0), report
 
@@ -135,9 +138,18 @@ def test_a_release_installed_again_finds_its_volumes(small: Release) -> None:
     assert (report["received"], report["error_count"]) == (100, 0), report
 
 
-def annotated(value: str) -> list[str]:
-    """Return values that change the template of every pod, as a new image does."""
-    return [f"--set={part}.podAnnotations.test={value}" for part in ("zookeeper", "bookie", "broker")]
+def test_after_the_end_of_an_upgrade_a_rollback_is_refused_and_changes_nothing(small: Release) -> None:
+    small.upgrade(NEXT)
+    before = {pod: small.uid(pod) for pod in small.pods()}
+    said = small.kubectl("exec", small.pods("broker")[0], "--", "cepheid", "cluster", "finish-upgrade", "--yes")
+    assert "the storage format is" in said
+    with pytest.raises(AssertionError, match="scale-in"):
+        small.helm("rollback", small.name, "--wait", "--timeout=300s")
+    assert "start a newer release" in small.kubectl("logs", f"job/{small.name}-cepheid-scale-in")
+    assert {pod: small.uid(pod) for pod in small.pods()} == before
+    small.upgrade(NEXT)
+    report = small.publish(TOPIC + "-finished", 100)
+    assert (report["received"], report["error_count"]) == (100, 0), report
 
 
 def accept_empty_volume(small: Release, pod: str, old_uid: str) -> None:

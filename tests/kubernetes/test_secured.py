@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
 
-from tests.kubernetes.places import RunningNode
+from tests.kubernetes.places import NEXT_IMAGE, RunningNode
 from tests.kubernetes.release import Release, run
 
 TOPIC = "persistent://public/default/orders"
@@ -76,6 +77,17 @@ def test_the_ca_is_replaced_while_a_client_publishes(secured: Release, figures: 
     assert old not in new
     assert "ca-next-key.pem" not in secured.secret("-ca")
     secured.helm("test", secured.name, "--timeout=600s")
+
+
+@pytest.mark.parametrize("secured", ["small"], indirect=True)
+def test_an_upgrade_of_all_pods_to_another_image_is_not_noticed(secured: Release, figures: dict[str, object]) -> None:
+    with secured.load(TOPIC + "-upgrade") as report:
+        began = time.monotonic()
+        secured.upgrade("--set=image.tag=next")
+        figures["small, secured: upgrade of all pods, s"] = round(time.monotonic() - began, 1)
+    assert secured.images() == {NEXT_IMAGE}
+    figures["small, secured: upgrade, longest gap s"] = report["longest_message_gap_s"]
+    assert (report["lost"], report["error_count"]) == (0, 0), report
 
 
 def test_no_secret_is_printed(secured: Release) -> None:

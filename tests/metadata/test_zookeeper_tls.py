@@ -81,6 +81,27 @@ async def test_keys_go_through_tls_and_belong_to_the_user(server: TlsZooKeeper, 
 
 
 @pytest.mark.slow
+async def test_files_for_zookeeper_alone_count_more_than_those_for_other_connections(
+    server: TlsZooKeeper, certificates: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = Authority(tmp_path, datetime.datetime.now(datetime.UTC))
+    authority.issue("broker", for_servers=False)
+    of_zookeeper = tls_of(certificates)
+    for name, file in (
+        ("CA", of_zookeeper.ca_file),
+        ("CERTIFICATE", of_zookeeper.certificate_file),
+        ("KEY", of_zookeeper.key_file),
+    ):
+        assert file is not None
+        monkeypatch.setenv(f"CEPHEID_METADATA_TLS_{name}_FILE", file)
+    url = f"zks://127.0.0.1:{server.tls_port}/alone"
+    store = await open_store(url, Ports(), auth=AUTH, tls=tls_of(tmp_path))
+    await store.create("/a", b"")
+    await store.aclose()
+    assert set_cluster_acls(url, auth=AUTH, tls=tls_of(tmp_path)).nodes == 2
+
+
+@pytest.mark.slow
 async def test_a_server_of_another_ca_is_refused(server: TlsZooKeeper, certificates: Path, tmp_path: Path) -> None:
     authority = Authority(tmp_path, datetime.datetime.now(datetime.UTC))
     authority.issue("broker", for_servers=False)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cepheid_metadata import LedgerState, ShortReason
+from cepheid_metadata import LedgerState, ShortReason, decommissioned_bookies
 from cepheid_rpc import ReadAnswer, ReadRequest, Status
 from tests.ledger.ledger_world import append
 from tests.ledger.memory_bookie import MemoryBookie
@@ -131,9 +131,13 @@ async def test_decommissioning_moves_everything_and_then_says_that_the_bookie_is
         assert (found.record.ledgers_at_start, found.record.drained_at_ms is not None) == (3, True)
         world.kill("b")
         await asyncio.sleep(QUICK.grace_s - 5)
-        assert await world.processes[0].auditor._cookies.get("b") is not None  # it may only restart
+        cookie = await world.processes[0].auditor._cookies.get("b")
+        assert cookie is not None  # it may only restart
         await asyncio.sleep(15)
         assert await draining.get("b") is None  # it is forgotten, with its cookie
+        gone = await decommissioned_bookies(world.store).get("b")
+        assert gone is not None
+        assert gone.record.incarnation == cookie.record.incarnation
         assert await world.processes[0].auditor._cookies.get("b") is None
 
 

@@ -77,6 +77,17 @@ zk://{{ include "cepheid.fullname" . }}-zookeeper-client.{{ .Release.Namespace }
 {{ printf (ternary "https://%s:8443" "http://%s:8080" .Values.secure) (include "cepheid.serviceHost" .) }}
 {{- end -}}
 
+{{/* The service account of the pods of components, empty for the namespace's default one. */}}
+{{- define "cepheid.serviceAccount" -}}
+{{- if .Values.serviceAccount.name -}}
+{{ .Values.serviceAccount.name }}
+{{- else if .Values.serviceAccount.create -}}
+{{ include "cepheid.fullname" . }}
+{{- else if and .Values.rackAwareness.enabled (ne .Values.profile "one") -}}
+{{ include "cepheid.fullname" . }}-node-reader
+{{- end -}}
+{{- end -}}
+
 {{- define "cepheid.serverSecret" -}}
 {{ default (printf "%s-server" (include "cepheid.fullname" .)) .Values.security.existingSecrets.server }}
 {{- end -}}
@@ -186,7 +197,7 @@ was given. Arguments: given, always (of files/known-values.json), path. */}}
 {{- range $key, $value := .given }}
 {{- $known := get $names $key }}
 {{- if not (hasKey $names $key) }}
-{{ $path }}{{ $key }} is not a value of this chart: {{ include "cepheid.meant" (dict "given" $key "names" $settable) }}
+{{ $path }}{{ $key }} is not a value of this chart: {{ if eq (printf "%s%s" $path $key) "imagePullSecrets" }}did you mean image.pullSecrets?{{ else }}{{ include "cepheid.meant" (dict "given" $key "names" $settable) }}{{ end }}
 {{- else if and (kindIs "bool" $known) (not $known) }}
 {{ $path }}{{ $key }} is decided by the chart, and cannot be set
 {{- else if and (kindIs "map" $known) (kindIs "map" $value) }}

@@ -11,10 +11,15 @@ securityContext:
   fsGroup: 10001
   fsGroupChangePolicy: OnRootMismatch
   seccompProfile: {type: RuntimeDefault}
-{{- with $root.Values.image.pullSecrets }}
+{{- with concat $root.Values.image.pullSecrets (dig "imagePullSecrets" list (default dict $root.Values.global)) }}
 imagePullSecrets:
 {{- range . }}
-  - name: {{ . }}
+  - name: {{ kindIs "map" . | ternary (get (kindIs "map" . | ternary . dict) "name") . }}
+{{- end }}
+{{- end }}
+{{- if has .component (list "zookeeper" "bookie" "broker" "standalone") }}
+{{- with include "cepheid.serviceAccount" $root }}
+serviceAccountName: {{ . }}
 {{- end }}
 {{- end }}
 {{- /* Hooks and tests have nothing to hand over. */}}
@@ -108,25 +113,81 @@ the key of tokens can make them. Arguments: root. */}}
 {{- end }}
 {{- end -}}
 
-{{/* The init container that founds the cluster. It waits for ZooKeeper; when the cluster is there it does nothing. Arguments: root. */}}
+{{/* The init container that founds the cluster. It waits for ZooKeeper; when the cluster is there it does nothing. The first bookie founds
+it, and only if the data on its volume, if any, is not of another one: a ZooKeeper that lost its volumes looks like a new one. All others
+wait. Arguments: root, component. */}}
 {{- define "cepheid.foundCluster" -}}
+{{- $bookie := eq .component "bookie" -}}
 - name: found-cluster
   {{- include "cepheid.container" (dict "root" .root "resources" .root.Values.jobs.resources) | nindent 2 }}
-  command: [cepheid, init]
+  {{- if $bookie }}
+  command: [bash, -c, 'case "$POD_NAME" in *-0) ;; *) set -- "$@" --join ;; esac; exec cepheid init "$@"', found-cluster]
+  {{- else }}
+  command: [cepheid, init, --join]
+  {{- end }}
   args:
     - --metadata={{ include "cepheid.metadataUrl" .root }}
     - --cluster={{ include "cepheid.clusterName" .root }}
     - --service-url={{ include "cepheid.serviceUrl" .root }}
     - --admin-url={{ include "cepheid.adminUrl" .root }}
     - --wait=3600
+    {{- if $bookie }}
+    - --data-dir=/data/bookie
+    {{- end }}
     {{- if .root.Values.secure }}
     - --secure=/etc/cepheid/secure
     {{- end }}
+  {{- if or $bookie .root.Values.zookeeper.tls.existingSecret }}
+  env:
+    {{- if $bookie }}
+    - name: POD_NAME
+      valueFrom: {fieldRef: {fieldPath: metadata.name}}
+    {{- end }}
+    {{- with include "cepheid.zookeeperEnv" .root | trim }}{{ . | nindent 4 }}{{ end }}
+  {{- end }}
   volumeMounts:
     - {name: tmp, mountPath: /tmp}
+    {{- if $bookie }}
+    - {name: data, mountPath: /data, readOnly: true}
+    {{- end }}
     {{- if .root.Values.secure }}
     - {name: secure, mountPath: /etc/cepheid/secure, readOnly: true}
     {{- end }}
+    {{- with include "cepheid.zookeeperMount" .root | trim }}{{ . | nindent 4 }}{{ end }}
+{{- end -}}
+
+{{/* What a process needs for an external ZooKeeper with TLS: variables, mount and volume. The context is the root. */}}
+{{- define "cepheid.zookeeperEnv" -}}
+{{- if .Values.zookeeper.tls.existingSecret }}
+- {name: CEPHEID_METADATA_TLS_CA_FILE, value: /etc/cepheid/zookeeper/ca.crt}
+{{- if .Values.zookeeper.tls.clientCertificate }}
+- {name: CEPHEID_METADATA_TLS_CERTIFICATE_FILE, value: /etc/cepheid/zookeeper/tls.crt}
+- {name: CEPHEID_METADATA_TLS_KEY_FILE, value: /etc/cepheid/zookeeper/tls.key}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "cepheid.zookeeperMount" -}}
+{{- if .Values.zookeeper.tls.existingSecret }}
+- {name: zookeeper-tls, mountPath: /etc/cepheid/zookeeper, readOnly: true}
+{{- end }}
+{{- end -}}
+
+{{- define "cepheid.zookeeperVolume" -}}
+{{- with .Values.zookeeper.tls }}
+{{- if .existingSecret }}
+- name: zookeeper-tls
+  secret:
+    secretName: {{ .existingSecret }}
+    defaultMode: 0440
+    items:
+      - {key: ca.crt, path: ca.crt}
+      {{- if .clientCertificate }}
+      - {key: tls.crt, path: tls.crt}
+      - {key: tls.key, path: tls.key}
+      {{- end }}
+{{- end }}
+{{- end }}
 {{- end -}}
 
 {{/* The init container that adds to a TOML file what depends on the pod: its rack and its outer address. Arguments: root, role. */}}

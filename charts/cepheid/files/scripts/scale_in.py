@@ -1,9 +1,10 @@
 """Before an upgrade to fewer bookies: empty those that leave, highest number first, or fail so that nothing is changed.
 
-    scale_in.py --metadata zk://… --prefix my-cepheid-bookie- --replicas 3
+    scale_in.py --metadata zk://… --cluster my-cepheid --prefix my-cepheid-bookie- --replicas 3
 
-Bookies are found in metadata by their names, which are those of their pods. A bookie that is to stay may still be leaving, if an
-earlier attempt was given up. This is cancelled. Needs CEPHEID_ADMIN_URL. Safe to repeat: what was moved stays moved.
+It runs in the image of the upgrade or rollback: one that does not know the storage format of the cluster is refused before any pod
+is replaced. Bookies are found in metadata by their names, which are those of their pods. A bookie that is to stay may still be
+leaving, if an earlier attempt was given up. This is cancelled. Needs CEPHEID_ADMIN_URL. Safe to repeat: what was moved stays moved.
 """
 
 from __future__ import annotations
@@ -15,19 +16,22 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+AWAY = "if ZooKeeper is away, repair it, or upgrade with --set scaleIn.enabled=false if the number of bookies does not fall"
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--metadata", required=True, help="address of the metadata store")
     parser.add_argument("--prefix", required=True, help="beginning of the names of this release's bookies")
     parser.add_argument("--replicas", type=int, required=True, help="number of bookies after the upgrade")
+    parser.add_argument("--cluster", required=True, help="name of the cluster")
     options = parser.parse_args()
+    known = cepheid("init", "--join", f"--metadata={options.metadata}", f"--cluster={options.cluster}", "--wait=30")
+    if known.returncode != 0:
+        sys.exit(f"this release cannot run the cluster, so no pod was changed: {known.stderr.strip()}; {AWAY}")
     listed = cepheid("bookies", "list", "--json", f"--metadata={options.metadata}")
     if listed.returncode != 0:
-        sys.exit(
-            f"cannot tell which bookies leave: {listed.stderr.strip()}; repair ZooKeeper, or upgrade with "
-            "--set scaleIn.enabled=false if the number of bookies does not fall"
-        )
+        sys.exit(f"cannot tell which bookies leave: {listed.stderr.strip()}; {AWAY}")
     leaving, staying = plan(json.loads(listed.stdout), options.prefix, options.replicas)
     for bookie in staying:
         print(f"{bookie} stays", flush=True)
