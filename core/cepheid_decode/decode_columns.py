@@ -68,6 +68,14 @@ class DecodedMessages:
         encrypted = np.isin(self._rows.entry_rows(), list(self._rows.contexts))
         return pc.if_else(pa.array(encrypted), pa.scalar(None, pa.binary()), values)
 
+    def value_places(self) -> tuple[Ints, Ints]:
+        """Where the bytes of each value begin and end in the buffer of the entries that were decoded together.
+
+        Values that had to be unpacked, joined or repaired lie behind these entries; null ones for which there are bytes, at -1."""
+        starts, ends, present = self._rows.payloads()
+        hidden = ~present & (ends != starts)
+        return np.where(hidden, -1, starts), np.where(hidden, -1, ends)
+
     def errors(self) -> pa.StringArray | None:
         """Of each row what is wrong with it, null where nothing is; None: nothing is with any. As far as columns were made."""
         if not self.broken and not self._rows.reasons:

@@ -2,7 +2,7 @@
 
     footer, once per process ──► RowGroup: entries first..last, ranges of times and keys, whether columns say all
                                     ├─► `columns`: some columns of one row group, a batch at a time
-                                    └─► `entry_groups`: entry_id and raw_entry alone, verified, as bookies would give them
+                                    └─► `entry_groups`: from the columns that hold their bytes, verified, as bookies would give them
 
 Rule 1: a row group never splits an entry, and the groups are in the order of the ledger.
 Rule 2: a row without a message has no sequence id, and `_error` says what is not in the columns of a row. A group with such a row
@@ -30,7 +30,7 @@ from cepheid_rpc import DigestMismatchError, EntryGroup, MalformedGroupError
 from cepheid_scan.object_files import ObjectFile, SegmentUnusableError, open_object
 from cepheid_tiered.segment import DamagedSegmentError, SegmentError
 from cepheid_tiered.segment_format import GUARD_BYTES, SegmentMetadata, file_names
-from cepheid_tiered.segment_reader import TAIL_BYTES, footer_bytes, parse_footer
+from cepheid_tiered.segment_reader import TAIL_BYTES, footer_bytes, parse_footer, raw_columns, stored_entries
 
 _MOST_FOOTERS = 128  # remembered by a process; one of a ledger of 1 GB takes about 100 KB
 _BATCH_BYTES = 4 << 20  # of columns made at once
@@ -120,36 +120,27 @@ class Segment:
 
     def entry_groups(self, first: int, last: int) -> Iterator[EntryGroup]:
         """Exactly these entries, in order, verified."""
-        expected = first
         for group in self.within(first, last):
-            for batch in self._read(group, self.schema.names[:2], _MOST_ROWS):  # entry_id, raw_entry
-                rows = batch.filter(batch.column(1).is_valid())
-                ids = rows.column(0).to_numpy()
-                inside = (ids >= first) & (ids <= last)
-                if not inside.all():
-                    rows, ids = rows.filter(pa.array(inside)), ids[inside]
-                if not len(ids):
-                    continue
-                if ids[0] != expected or ids[-1] != expected + len(ids) - 1 or (len(ids) > 1 and (np.diff(ids) != 1).any()):
-                    raise SegmentUnusableError(f"its entries do not follow each other near {expected}", is_damaged=True)
-                expected = int(ids[-1]) + 1
-                yield from self._verified(rows.column(1), int(ids[0]))
-        if expected != last + 1:
-            raise SegmentUnusableError(f"it ends before entry {expected}", is_damaged=True)
+            metadata = self._parquet.metadata
+            names = [self.schema.names[index] for index in raw_columns(self.metadata, metadata.row_group(group.index))]
+            try:
+                ids, bounds, data = stored_entries(pa.Table.from_batches(list(self._read(group, names, max(1, group.rows)))))
+            except ValueError as error:
+                raise SegmentUnusableError(str(error), is_damaged=True) from None
+            if not len(ids) or (ids[0], ids[-1]) != (group.first_entry_id, group.last_entry_id):
+                reason = f"its entries {group.first_entry_id} to {group.last_entry_id} are not where they are expected"
+                raise SegmentUnusableError(reason, is_damaged=True)
+            begin, end = max(first, group.first_entry_id) - ids[0], min(last, group.last_entry_id) - ids[0] + 1
+            yield from self._verified(int(ids[begin]), bounds[begin : end + 1], data)
 
-    def _verified(self, entries: pa.BinaryArray, first_entry_id: int) -> Iterator[EntryGroup]:
-        """Groups over the memory of the column."""
-        wide = pa.types.is_large_binary(entries.type)
-        buffers = entries.buffers()
-        offsets = np.frombuffer(buffers[1], np.int64 if wide else np.int32)[entries.offset : entries.offset + len(entries) + 1]
-        offsets = offsets.astype(np.int64)
-        data = memoryview(buffers[2]) if buffers[2] is not None else memoryview(b"")
-        start = 0
-        while start < len(entries):
-            end = int(np.searchsorted(offsets, offsets[start] + _GROUP_BYTES, side="right")) - 1
-            end = min(max(end, start + 1), len(entries))
-            ends = array("I", (offsets[start + 1 : end + 1] - offsets[start]).astype(np.uint32).tobytes())
-            group = EntryGroup(self.ledger_id, first_entry_id + start, ends, data[offsets[start] : offsets[end]])
+    def _verified(self, first_entry_id: int, bounds: np.ndarray[Any, Any], data: memoryview) -> Iterator[EntryGroup]:
+        """Groups over the memory of the entries."""
+        start, count = 0, len(bounds) - 1
+        while start < count:
+            end = int(np.searchsorted(bounds, bounds[start] + _GROUP_BYTES, side="right")) - 1
+            end = min(max(end, start + 1), count)
+            ends = array("I", (bounds[start + 1 : end + 1] - bounds[start]).astype(np.uint32).tobytes())
+            group = EntryGroup(self.ledger_id, first_entry_id + start, ends, data[bounds[start] : bounds[end]])
             try:
                 group.verify()
             except (DigestMismatchError, MalformedGroupError) as error:

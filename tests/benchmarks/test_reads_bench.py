@@ -1,4 +1,4 @@
-"""The benchmarks of reads, large entries, restarts and the index's size on little data: their figures are those that have bars."""
+"""The benchmarks of reads, large entries, restarts, tiered storage and the index's size on little data: their figures are those that have bars."""
 
 from __future__ import annotations
 
@@ -23,6 +23,10 @@ SIZES = {
     "publish_beside_burner": ("--rounds", "1", "--seconds", "1"),
     "publish_large": ("--seconds", "1"),
     "restart": ("--gigabytes", "0.02", "--journal-gigabytes", "0.01", "--ledgers", "100"),
+    "tiered_write": ("--mb", "2", "--flights", "2000", "--rounds", "1"),
+    "tiered_offload": ("--gigabytes", "0.01", "--beside-gigabytes", "0.01", "--seconds", "1"),
+    "tiered_read": ("--gigabytes", "0.01", "--pairs", "1", "--seeks", "5"),
+    "tiered_memory": ("--megabytes", "5", "--offloaded-megabytes", "10", "--topics", "2"),
     "index_size": ("--entries", "100000", "--many-topics", "1000"),
 }
 

@@ -107,8 +107,8 @@ async def test_a_file_of_a_later_format_is_refused_as_that() -> None:
     objects = MemoryObjects()
     async with segments_over(objects) as segments:
         url, _ = await write(segments, GROUPS)
-        objects.objects[url] = with_metadata(objects.objects[url], format="2")
-        with pytest.raises(NewerSegmentError, match="has format 2; this release reads up to 1"):
+        objects.objects[url] = with_metadata(objects.objects[url], format="3")
+        with pytest.raises(NewerSegmentError, match="has format 3; this release reads up to 2"):
             await segments.open(url, LEDGER_ID, ENTRIES)
 
 

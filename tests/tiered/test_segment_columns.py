@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime
 import io
+import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,7 @@ def table_of(data: bytes) -> pa.Table:
     return pq.read_table(pa.BufferReader(data))
 
 
-async def test_columns_are_those_of_the_scan_and_every_entry_is_on_its_first_row() -> None:
+async def test_columns_are_those_of_the_scan_and_rows_hold_the_bytes_of_their_entries() -> None:
     table = table_of(await parquet_of(TAILS))
     assert table.schema.names == list(COLUMNS)
     assert [field.type for field in table.schema] == list(COLUMNS.values())
@@ -43,7 +45,9 @@ async def test_columns_are_those_of_the_scan_and_every_entry_is_on_its_first_row
     ]  # fmt: skip
     (group,) = groups_of(TAILS)
     entries = [bytes(group.entry(entry_id)) for entry_id in range(4)]
-    assert [row["raw_entry"] for row in rows] == [entries[0], None, *entries[1:]]
+    assert [row["value_follows"] for row in rows] == [False, False, False, True, True]
+    held = [(row["raw_entry"] or b"") + ((row["value"] or b"") if row["value_follows"] else b"") for row in rows]
+    assert [held[0] + held[1], *held[2:]] == entries
     messages = [row for row in rows if row["sequence_id"] is not None]
     expected = [row for row in reference_rows(TAILS) if row["entry_id"] != 1]
     for shown, wanted in zip(messages, expected, strict=True):
@@ -63,8 +67,48 @@ async def test_an_entry_without_a_readable_message_is_one_row_with_its_bytes(nam
     assert odd.pop("raw_entry") == bytes(group.entry(1))
     is_message_missing = name not in ("marker", "first chunk", "compacted out")
     assert (odd.pop("_error") is not None) == is_message_missing
-    constants = {"entry_id": 1, "topic": "persistent://public/default/t-partition-3", "partition": 3, "ledger_id": 12}
+    constants = {
+        "entry_id": 1,
+        "value_follows": False,
+        "topic": "persistent://public/default/t-partition-3",
+        "partition": 3,
+        "ledger_id": 12,
+    }
     assert {column: value for column, value in odd.items() if value is not None} == constants
+
+
+COMPRESSED = batched([message(b"a" * 50), message(b"b" * 50)], compression=pb.ZSTD)
+HIDDEN = single(b"bytes of a tombstone", null_value=True)
+PLAIN = batched([message(b"a"), message(b"", null_value=True), message(b"")])
+
+
+@pytest.mark.parametrize(
+    ("tail", "shared"),
+    [(PLAIN, True), (single(b"a"), True), (COMPRESSED, False), (HIDDEN, False)],
+    ids=["batch", "alone", "compressed", "tombstone with bytes"],
+)
+async def test_a_value_that_an_entry_holds_as_it_is_is_stored_once(tail: bytes, shared: bool) -> None:
+    rows = table_of(await parquet_of([single(b"x"), tail])).to_pylist()[1:]
+    assert {row["value_follows"] for row in rows} == {shared}
+    (group,) = groups_of([single(b"x"), tail])
+    assert (rows[0]["raw_entry"] == bytes(group.entry(1))) != shared
+    assert all(row["raw_entry"] is None for row in rows[1:]) or shared
+
+
+async def test_numbers_of_the_schema_are_encoded_as_takes_the_fewest_bytes() -> None:
+    schema = avro(("grows", "long"), ("repeats", "long"))
+
+    def value(number: int) -> bytes:
+        out = io.BytesIO()
+        record = {"grows": number, "repeats": (7 << 40, 1 << 50)[random.Random(number).randrange(2)]}
+        fastavro.schemaless_writer(out, json.loads(schema.definition), record)
+        return out.getvalue()
+
+    tails = [single(value(number), schema_version=schema.version) for number in range(3000)]
+    metadata = pq.read_metadata(pa.BufferReader(await parquet_of(tails, [schema]))).row_group(0)
+    columns = {metadata.column(index).path_in_schema: metadata.column(index) for index in range(metadata.num_columns)}
+    assert "DELTA_BINARY_PACKED" in columns["grows"].encodings
+    assert "RLE_DICTIONARY" in columns["repeats"].encodings
 
 
 async def test_a_chunked_message_is_shown_at_its_last_chunk() -> None:
@@ -97,8 +141,7 @@ async def test_statistics_prune_by_entry_and_time_and_are_not_kept_of_values() -
     assert (columns["key"].statistics.min, columns["key"].statistics.max) == ("AP8=", "k2")
     assert columns["value"].statistics is None
     assert columns["raw_entry"].statistics is None
-    start = columns["entry_id"].data_page_offset
-    assert 0 < columns["raw_entry"].data_page_offset - start == columns["entry_id"].total_compressed_size
+    assert list(columns)[:4] == ["entry_id", "raw_entry", "value_follows", "value"], "one range of the object has whole entries"
 
 
 async def test_duckdb_and_polars_read_the_file(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -18,9 +19,10 @@ from cepheid_tiered.object_store import StoreUnavailableError
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.decode.decode_reference import batched, message, single
 from tests.support import run_async
-from tests.tiered.segment_samples import LEDGER_ID, ODD_ENTRIES, TOPIC, chunks, groups_of, segments_over, stored, write
+from tests.tiered.segment_samples import LEDGER_ID, ODD_ENTRIES, STORE, TOPIC, chunks, groups_of, segments_over, stored, write
 from tests.wire.official_clients.recorded import CLIENTS, CODECS, SHAPES, recorded_entries
 
+FORMAT_1 = Path(__file__).with_name("format_1.parquet")
 CODEC_NUMBERS = (pb.NONE, pb.LZ4, pb.ZLIB, pb.ZSTD, pb.SNAPPY)
 
 
@@ -93,6 +95,20 @@ async def test_large_and_many_entries_come_back(tails: str) -> None:
 async def test_entries_of_official_clients_come_back(client: str) -> None:
     tails = [entry for codec in CODECS for shape in SHAPES for entry in recorded_entries(client, codec, shape)]
     await _round_trip(groups_of(tails))
+
+
+async def test_objects_of_format_1_are_read() -> None:
+    """Written by the release before `value_follows`: whole entries in the first row of each."""
+    plain = batched([message(b"a"), message(b"b")])
+    compressed = batched([message(b"a" * 50), message(b"b" * 50)], compression=pb.ZSTD)
+    groups = groups_of([plain, ODD_ENTRIES["marker"], compressed, single(b"c")])
+    objects = MemoryObjects()
+    url = f"{STORE}/format-1.parquet"
+    objects.objects[url] = FORMAT_1.read_bytes()
+    async with segments_over(objects) as segments:
+        assert (await segments.verify(url, LEDGER_ID)).entries == 4
+        reader = await segments.open(url, LEDGER_ID, 4)
+        assert stored(await reader.read(0, 3, max_bytes=1 << 20)) == stored(groups)
 
 
 async def test_two_copies_of_a_ledger_have_the_same_checksum_and_different_urls() -> None:

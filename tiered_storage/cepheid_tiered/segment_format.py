@@ -1,14 +1,17 @@
 """What a segment's Parquet file looks like: names, order and types of its columns, and its own metadata.
 
-    entry_id  raw_entry     batch_index  key   value  properties  …  _error  typed columns of the schema …
-    40        │header│…│    0            k1    v1     {}
-    40        null          1            k2    v2     {}
-    41        │header│…│    null         null  null   null           null             ◄ raw only: a marker, a chunk, encrypted, …
+    entry_id  raw_entry                    value_follows  value  batch_index  key   properties  …  _error  typed columns …
+    40        │header│metadata│size│m0│    true           v0     0            k0    {}
+    40        │size│m1│                    true           v1     1            k1    {}
+    41        │header│metadata│payload│    false          v2     null         k2    {}            ◄ compressed by its publisher
+    42        │header│…│                   false          null   null         null  null   null   ◄ raw only: a marker, a chunk, …
 
-Rule 1: rows are in the order of the topic. Every entry has at least one row, and its first row alone has `raw_entry`.
+Rule 1: rows are in the order of the topic, and every entry has at least one. The bytes of an entry are, row by row, `raw_entry` and
+then, where `value_follows`, `value`. So a value that an entry holds as it is, is stored once. Entries that were compressed,
+encrypted or chunked have all their bytes in their first row, and null in the others.
 Rule 2: rows of messages have a `sequence_id`; rows that only carry an entry have none, and nothing but `entry_id`, `raw_entry`, the
 constant columns (topic, partition, ledger_id) and `_error`, which says why there is no message where there should be one.
-Rule 3: `entry_id` and `raw_entry` are the first two columns, whatever their names. A field of the schema keeps its name; a column
+Rule 3: the four columns that entries are made of come first, whatever their names. A field of the schema keeps its name; a column
 above that has the same name (in any case) is then called `__name`, as in typed rows of the scan.
 Rule 4: `key_bytes` is null where `key` shows the same bytes.
 Rule 5: a row group holds whole entries. Entries of one row group, and row groups, are without gaps.
@@ -17,6 +20,8 @@ Rule 6: a guard with the footer's checksum stands before the footer, where reade
     │PAR1│row group 0│row group 1│ … │cepheid│crc32c│footer│length│PAR1│
 
 It is checked before the footer is parsed, because libraries of Parquet may end the process over a footer that was changed.
+
+Format 1, which is still read, had whole entries in the first row of each, and no `value_follows`.
 """
 
 from __future__ import annotations
@@ -39,7 +44,9 @@ from cepheid_rpc import Buffer
 from cepheid_tiered.object_store import NewerSegmentError
 from cepheid_tiered.segment import DamagedSegmentError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+SHARED_VALUES_SINCE = 2
+"""The first format whose entries continue in `value`."""
 ROW_GROUP_ENTRY_BYTES = 8 << 20
 ROW_GROUP_UNPACKED_BYTES = 32 << 20
 ERROR = "_error"
@@ -53,12 +60,13 @@ COLUMNS: Mapping[str, pa.DataType] = MappingProxyType(
     {
         "entry_id": pa.int64(),
         "raw_entry": pa.binary(),
+        "value_follows": pa.bool_(),
         **{
             name: _TIME if name.endswith("_time") else MESSAGE_COLUMNS[name]
             for name in (
+                "value",
                 "batch_index",
                 "key",
-                "value",
                 "properties",
                 "publish_time",
                 "event_time",
@@ -77,11 +85,26 @@ COLUMNS: Mapping[str, pa.DataType] = MappingProxyType(
     }
 )
 CONSTANT = ("topic", "partition", "ledger_id")
-FROM_DECODER = tuple(name for name in COLUMNS if name not in ("entry_id", "raw_entry", ERROR, *CONSTANT))
+FROM_DECODER = tuple(name for name in COLUMNS if name not in ("entry_id", "raw_entry", "value_follows", ERROR, *CONSTANT))
+RAW_COLUMNS = 4
+"""How many columns entries are made of: they come first."""
 
 _WITHOUT_STATISTICS = ("raw_entry", "value", "properties", "ordering_key", "key_bytes", ERROR)
 _IN_DELTAS = ("entry_id", "batch_index", "sequence_id")
-_PLAIN = ("raw_entry", "value")
+_PLAIN = ("raw_entry", "value_follows", "value")
+_SAMPLE_ROWS = 1 << 16
+_ZSTD_LEVEL = 3
+_DICTIONARY = ""
+_ALL_ENCODINGS = ("PLAIN", "DELTA_BINARY_PACKED", "BYTE_STREAM_SPLIT")
+_ENCODINGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "INT32": ("PLAIN", "DELTA_BINARY_PACKED"),
+        "INT64": ("PLAIN", "DELTA_BINARY_PACKED"),
+        "FLOAT": ("PLAIN", "BYTE_STREAM_SPLIT"),
+        "DOUBLE": ("PLAIN", "BYTE_STREAM_SPLIT"),
+    }
+)
+"""By the physical type of a typed column, what is tried beside a dictionary."""
 
 
 def guard_of(footer: Buffer) -> bytes:
@@ -107,25 +130,63 @@ def file_schema(typed: Sequence[pa.Field]) -> pa.Schema:
     return pa.schema([*own, *(field.remove_metadata() for field in typed)])
 
 
-def writer_options(schema: pa.Schema, typed: Sequence[pa.Field]) -> dict[str, Any]:
-    """Options of pyarrow's ParquetWriter. Raises pa.ArrowException where Parquet has no type for a typed column."""
+def writer_options(schema: pa.Schema, typed: Sequence[pa.Field], sample: pa.Table | None = None) -> dict[str, Any]:
+    """Options of pyarrow's ParquetWriter. Raises pa.ArrowException where Parquet has no type for a typed column.
+
+    `sample`: rows of the file, from which the smallest encoding of each typed column of numbers or times is found. What is best
+    depends on the values: ids that grow take the fewest bytes as deltas, few values that repeat as a dictionary.
+    """
     names = file_names(typed)
+    kinds = _leaves(schema)
+    own = {names[name]: name for name in COLUMNS}
+    name_of = {path: own.get(path.split(".", 1)[0]) for path in kinds}  # None: a typed column
+    encodings = {path: "DELTA_BINARY_PACKED" for path in kinds if name_of[path] in _IN_DELTAS}
+    numbers = {path: kind for path, kind in kinds.items() if name_of[path] is None and kind in _ENCODINGS}
+    if sample is not None and len(sample) and numbers:
+        encodings |= _smallest_encodings(sample.slice(0, _SAMPLE_ROWS), numbers)
+    return {
+        "compression": "zstd",
+        "compression_level": _ZSTD_LEVEL,
+        "use_dictionary": [path for path in kinds if name_of[path] not in _PLAIN and path not in encodings],
+        "column_encoding": encodings,
+        "write_statistics": [path for path in kinds if name_of[path] not in _WITHOUT_STATISTICS],
+        "write_page_checksum": True,
+        "version": "2.6",
+    }
+
+
+def _leaves(schema: pa.Schema) -> dict[str, str]:
+    """The physical type of each column of the file, by its path."""
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(sink, schema):
         pass
     leaves = pq.ParquetFile(pa.BufferReader(sink.getvalue())).schema
-    paths = [leaves.column(index).path for index in range(len(leaves.names))]
-    own = {names[name]: name for name in COLUMNS}
-    name_of = {path: own.get(path.split(".", 1)[0]) for path in paths}  # None: a typed column
-    return {
-        "compression": "zstd",
-        "compression_level": 1,
-        "use_dictionary": [path for path in paths if name_of[path] not in (*_IN_DELTAS, *_PLAIN)],
-        "column_encoding": {path: "DELTA_BINARY_PACKED" for path in paths if name_of[path] in _IN_DELTAS},
-        "write_statistics": [path for path in paths if name_of[path] not in _WITHOUT_STATISTICS],
-        "write_page_checksum": True,
-        "version": "2.6",
-    }
+    return {leaves.column(index).path: leaves.column(index).physical_type for index in range(len(leaves.names))}
+
+
+def _smallest_encodings(sample: pa.Table, kinds: Mapping[str, str]) -> dict[str, str]:
+    """The encoding of each of these columns that takes fewer bytes than a dictionary."""
+    sample = sample.select([name for name in sample.column_names if name in {path.split(".", 1)[0] for path in kinds}])
+    least: dict[str, tuple[int, str]] = {}
+    for encoding in (_DICTIONARY, *_ALL_ENCODINGS):
+        tried = {path: encoding for path, kind in kinds.items() if encoding in _ENCODINGS[kind]}
+        sink = pa.BufferOutputStream()
+        with pq.ParquetWriter(
+            sink,
+            sample.schema,
+            compression="zstd",
+            compression_level=_ZSTD_LEVEL,
+            use_dictionary=[path for path in kinds if path not in tried],
+            column_encoding=tried,
+        ) as writer:
+            writer.write_table(sample)
+        row_group = pq.read_metadata(pa.BufferReader(sink.getvalue())).row_group(0)
+        columns = [row_group.column(index) for index in range(row_group.num_columns)]
+        for column in columns:
+            path = column.path_in_schema
+            if path in tried or (encoding == _DICTIONARY and path in kinds):
+                least[path] = min(least.get(path, (1 << 62, "")), (column.total_compressed_size, encoding))
+    return {path: encoding for path, (_, encoding) in least.items() if encoding != _DICTIONARY}
 
 
 @dataclass(frozen=True, slots=True)

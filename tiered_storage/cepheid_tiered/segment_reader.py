@@ -1,7 +1,7 @@
 """Entries out of a segment: which bytes of the object are needed, and what they hold. Fetching them is for segments.py.
 
-object   │row group 0: entry_id raw_entry batch_index …│row group 1: …│ … │footer│
-                        └─ one range, for one row group ─► one EntryGroup, its digests verified
+object   │row group 0: entry_id raw_entry value_follows value batch_index …│row group 1: …│ … │footer│
+              └──── one range, for one row group ────┘ ─► one EntryGroup, its digests verified
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from crc32c import crc32c
 
 from cepheid_rpc import HEADER_BYTES, Buffer, DigestMismatchError, EntryGroup, MalformedGroupError
 from cepheid_tiered.segment import DamagedSegmentError, SegmentError
-from cepheid_tiered.segment_format import GUARD_BYTES, SegmentMetadata, guard_of
+from cepheid_tiered.segment_format import GUARD_BYTES, RAW_COLUMNS, SHARED_VALUES_SINCE, SegmentMetadata, guard_of
 
 TAIL_BYTES = 64 << 10
 """What is read first, from the end of the object: the whole footer of all but large segments."""
@@ -52,9 +54,15 @@ class Footer:
         after = self.first_entries[row_group + 1] if row_group + 1 < self.row_groups else self.metadata.entries
         return after - 1
 
+    def raw_columns(self, row_group: int) -> range:
+        """The columns that entries of a row group are made of."""
+        return raw_columns(self.metadata, self.parquet.row_group(row_group))
+
     def raw_range(self, row_group: int) -> tuple[int, int]:
-        """Where the column `raw_entry` of a row group lies."""
-        return _range(self.parquet.row_group(row_group).column(1))
+        """Where the columns that entries are made of lie."""
+        group = self.parquet.row_group(row_group)
+        ranges = [_range(group.column(index)) for index in self.raw_columns(row_group)]
+        return min(start for start, _ in ranges), max(end for _, end in ranges)
 
     def whole_range(self, row_group: int) -> tuple[int, int]:
         group = self.parquet.row_group(row_group)
@@ -105,9 +113,8 @@ def parse_footer(url: str, ledger_id: int, tail: Buffer, object_bytes: int) -> F
 
 def decode_row_group(url: str, footer: Footer, row_group: int, start: int, data: Buffer) -> EntryGroup:
     """The entries of a row group from the bytes of the object that begin at `start`, verified. Raises DamagedSegmentError."""
-    name = footer.parquet.schema.column(1).path
-    raw = _read(url, footer, row_group, start, data, [name]).column(0)
-    return _entries(url, footer, row_group, raw)
+    names = [footer.parquet.schema.column(index).path for index in footer.raw_columns(row_group)]
+    return _entries(url, footer, row_group, _read(url, footer, row_group, start, data, names))
 
 
 def check_row_group(url: str, footer: Footer, row_group: int, start: int, data: Buffer, crc: int) -> tuple[int, int]:
@@ -136,24 +143,60 @@ def _read(url: str, footer: Footer, row_group: int, start: int, data: Buffer, co
         raise DamagedSegmentError(f"row group {row_group} of {url} cannot be read: {error}", url=url) from error
 
 
-def _entries(url: str, footer: Footer, row_group: int, raw: pa.ChunkedArray) -> EntryGroup:
+def _entries(url: str, footer: Footer, row_group: int, table: pa.Table) -> EntryGroup:
     first, last = footer.first_entries[row_group], footer.last_entry(row_group)
-    column = raw.chunk(0) if raw.num_chunks == 1 else pa.concat_arrays(raw.chunks)
-    _, offsets_buffer, values = column.buffers()
-    bounds = np.frombuffer(offsets_buffer, np.int32)[column.offset : column.offset + len(column) + 1]
-    ends = bounds[1:] if not column.null_count else bounds[1:][column.is_valid().to_numpy(zero_copy_only=False)]
-    begin = int(bounds[0])
-    if len(ends) != last - first + 1:
+    try:
+        entry_ids, bounds, data = stored_entries(table)
+    except ValueError as error:
+        raise DamagedSegmentError(f"row group {row_group} of {url}: {error}", url=url) from error
+    if not len(entry_ids) or (entry_ids[0], entry_ids[-1]) != (first, last):
         raise DamagedSegmentError(
-            f"row group {row_group} of {url} has {len(ends)} entries, where {first} to {last} are expected", url=url
+            f"row group {row_group} of {url} has {len(entry_ids)} entries, where {first} to {last} are expected", url=url
         )
-    relative = array("I", (ends - begin).astype(np.uint32).tobytes())
-    group = EntryGroup(footer.metadata.ledger_id, first, relative, memoryview(values).cast("B")[begin : int(ends[-1])])
+    begin = int(bounds[0])
+    relative = array("I", (bounds[1:] - begin).astype(np.uint32).tobytes())
+    group = EntryGroup(footer.metadata.ledger_id, first, relative, data[begin : int(bounds[-1])])
     try:
         group.verify()
     except (DigestMismatchError, MalformedGroupError) as error:
         raise DamagedSegmentError(f"row group {row_group} of {url}: {error.args[0]}", url=url) from error
     return group
+
+
+def raw_columns(metadata: SegmentMetadata, row_group: Any) -> range:
+    """The columns that entries of a row group are made of: without `value` where no entry goes on in it."""
+    if metadata.version < SHARED_VALUES_SINCE:
+        return range(2)
+    follows = row_group.column(2).statistics
+    none = follows is not None and follows.has_min_max and follows.max is False
+    return range(2) if none else range(RAW_COLUMNS)
+
+
+def stored_entries(table: pa.Table) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], memoryview]:
+    """The entries in rows of the columns that `raw_columns` names: their ids, without gaps, and where they begin and end in the
+    bytes that are returned, one after the other. Raises ValueError."""
+    columns = [_one_chunk(column) for column in table.columns]
+    row_ids = columns[0].to_numpy(zero_copy_only=False)
+    if not len(row_ids):
+        return np.empty(0, np.int64), np.zeros(1, np.int64), memoryview(b"")
+    steps = np.diff(row_ids)
+    if ((steps != 0) & (steps != 1)).any():
+        raise ValueError("its entries are not in order")
+    raw = columns[1]
+    if len(columns) == RAW_COLUMNS:
+        follows, value = columns[2:]
+        if follows.false_count or follows.null_count:
+            value = pc.if_else(follows, value, b"")
+        raw = pc.binary_join_element_wise(raw, value, b"", null_handling="replace", null_replacement=b"")
+    _, offsets, values = raw.buffers()
+    bounds = np.frombuffer(offsets, np.int32)[raw.offset : raw.offset + len(raw) + 1].astype(np.int64)
+    starts = np.flatnonzero(np.concatenate(([True], steps != 0)))
+    data = memoryview(b"") if values is None else memoryview(values).cast("B")
+    return row_ids[starts], np.append(bounds[starts], bounds[-1]), data
+
+
+def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
 def _range(column: Any) -> tuple[int, int]:

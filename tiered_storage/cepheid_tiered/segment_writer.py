@@ -1,8 +1,8 @@
 """Entries in, the bytes of a Parquet file out, without I/O and in bounded memory.
 
-groups ──► one buffer of ≤ 8 MiB, whole entries ──► decoder ──► rows ─┐
-                    │                                                 ├─► row group ──► bytes
-                    └──────────── raw_entry, zero copy ───────────────┘
+groups ──► one buffer of ≤ 8 MiB, whole entries ──► decoder ──► rows ────────────────┐
+                    │                                                                ├─► row group ──► bytes
+                    └──── raw_entry: what of the entries is not in `value` ──────────┘
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from crc32c import crc32c
 
 from cepheid_decode import OnBadRecord, Piece, ReadMode, ScanCounters, ScanSpec, SchemaVersion
 from cepheid_decode.decode_columns import DecodedMessages
+from cepheid_decode.decode_gather import gather
 from cepheid_decode.decode_payloads import joined
 from cepheid_decode.message_decoder import MessageDecoder
 from cepheid_decode.typed import TypedColumns
@@ -46,9 +47,7 @@ class SegmentWriter:
             self._typed = TypedColumns(schemas, None, OnBadRecord.NULL, ScanCounters())
         self._schema = layout.file_schema(self._typed_fields)
         self._sink = _Sink()
-        self._file = pq.ParquetWriter(
-            pa.PythonFile(self._sink, mode="w"), self._schema, **layout.writer_options(self._schema, self._typed_fields)
-        )
+        self._file: pq.ParquetWriter | None = None
         self._decoder = MessageDecoder(_spec(), ScanCounters(), lambda _piece, _count: iter(()))
         self._piece = Piece(str(topic), topic.partition_index, ledger_id, 0, (1 << 62), 1, 1, ())
         self._row_group_crcs: list[int] = []
@@ -84,9 +83,10 @@ class SegmentWriter:
             errors=self._errors,
             row_group_crc32c=tuple(self._row_group_crcs),
         )
-        self._file.add_key_value_metadata(metadata.to_pairs())
+        file = self._opened(self._schema.empty_table())
+        file.add_key_value_metadata(metadata.to_pairs())
         parts = self._sink.take()
-        self._file.close()
+        file.close()
         footer = b"".join(self._sink.take())
         guard = layout.guard_of(footer)
         object_bytes = self._sink.size_bytes + len(guard)
@@ -129,7 +129,7 @@ class SegmentWriter:
                 self._write(batches)
                 batches, size_bytes = [], 0
             columns = self._columns(messages)
-            batches.append(rows.batch(messages.column("entry_id").to_numpy(), columns, self._schema))
+            batches.append(rows.batch(messages.column("entry_id").to_numpy(), messages.value_places(), columns, self._schema))
             size_bytes += columns["value"].nbytes
             self._messages += len(messages)
         if (rest := rows.rest(self._schema)) is not None:
@@ -149,9 +149,17 @@ class SegmentWriter:
 
     def _write(self, batches: list[pa.RecordBatch]) -> None:
         table = pa.Table.from_batches(batches, self._schema)
+        file = self._opened(table)
         before = self._sink.mark()
-        self._file.write_table(table, row_group_size=max(len(table), 1))
+        file.write_table(table, row_group_size=max(len(table), 1))
         self._row_group_crcs.append(self._sink.crc_since(before))
+
+    def _opened(self, sample: pa.Table) -> pq.ParquetWriter:
+        """The file, which is opened with the first rows: they say how columns are encoded."""
+        if self._file is None:
+            options = layout.writer_options(self._schema, self._typed_fields, sample)
+            self._file = pq.ParquetWriter(pa.PythonFile(self._sink, mode="w"), self._schema, **options)
+        return self._file
 
     def _columns(self, messages: DecodedMessages) -> dict[str, pa.Array]:
         """Columns of messages by name: those of the layout that come from messages, and the typed ones."""
@@ -193,21 +201,24 @@ class SegmentWriter:
 
 
 class _Rows:
-    """Rows of one buffer of entries, made in order: each entry gets its bytes in its first row, and a row if it has no message."""
+    """Rows of one buffer of entries, made in order: they hold all its bytes, also of entries that have no message."""
 
     def __init__(self, group: EntryGroup, topic: TopicName, columns_of_nothing: Callable[[int], dict[str, pa.Array]]) -> None:
         self._first_id = group.first_entry_id
         self._group_last = group.last_entry_id
         self._bounds = np.concatenate(([0], np.asarray(group.ends, np.int64)))
-        self._data = pa.py_buffer(group.data)
+        self._data = np.frombuffer(group.data, np.uint8)
         self._constants = {"topic": str(topic), "partition": topic.partition_index, "ledger_id": group.ledger_id}
         self._columns_of_nothing = columns_of_nothing
         self.last_entry = self._first_id - 1  # the last one that has a row
         self.reasons: dict[int, str] = {}  # by entry id: why it has no message, where it should have one
         self.raw_only = 0
 
-    def batch(self, entry_ids: Ints, columns: dict[str, pa.Array], schema: pa.Schema) -> pa.RecordBatch:
+    def batch(
+        self, entry_ids: Ints, value_places: tuple[Ints, Ints], columns: dict[str, pa.Array], schema: pa.Schema
+    ) -> pa.RecordBatch:
         """Rows of messages, whose entries are `entry_ids`, and of entries without a message before the last of them."""
+        starts, ends = value_places
         between = np.ones(max(int(entry_ids[-1]) - self.last_entry, 0), bool)
         between[entry_ids[entry_ids > self.last_entry] - self.last_entry - 1] = False
         missing = np.flatnonzero(between) + self.last_entry + 1
@@ -219,12 +230,15 @@ class _Rows:
                 for name, column in columns.items()
             }
             entry_ids = np.concatenate((entry_ids, missing))[order]
-        return self._assemble(entry_ids, columns, schema)
+            nowhere = np.full(len(missing), -1)
+            starts, ends = (np.concatenate((places, nowhere))[order] for places in (starts, ends))
+        return self._assemble(entry_ids, starts, ends, columns, schema)
 
     def rest(self, schema: pa.Schema) -> pa.RecordBatch | None:
         """Rows of the entries after the last one that has a row."""
         missing = np.arange(self.last_entry + 1, self._group_last + 1)
-        return self._assemble(missing, self._without_message(missing), schema) if len(missing) else None
+        nowhere = np.full(len(missing), -1)
+        return self._assemble(missing, nowhere, nowhere, self._without_message(missing), schema) if len(missing) else None
 
     def _without_message(self, entry_ids: Ints) -> dict[str, pa.Array]:
         self.raw_only += len(entry_ids)
@@ -233,23 +247,36 @@ class _Rows:
             columns[layout.ERROR] = pa.array([self.reasons.get(entry) for entry in entry_ids.tolist()], pa.string())
         return columns
 
-    def _assemble(self, entry_ids: Ints, columns: dict[str, pa.Array], schema: pa.Schema) -> pa.RecordBatch:
+    def _assemble(
+        self, entry_ids: Ints, starts: Ints, ends: Ints, columns: dict[str, pa.Array], schema: pa.Schema
+    ) -> pa.RecordBatch:
         count = len(entry_ids)
-        is_first = np.empty(count, bool)
-        is_first[0] = entry_ids[0] != self.last_entry
-        is_first[1:] = entry_ids[1:] != entry_ids[:-1]
-        places = entry_ids - self._first_id
-        offsets = np.empty(count + 1, np.int32)
-        offsets[0] = self._bounds[places[0] + 1 - int(is_first[0])]
-        offsets[1:] = self._bounds[places + 1]
-        validity = None if is_first.all() else pa.py_buffer(np.packbits(is_first, bitorder="little"))
-        raw = pa.Array.from_buffers(pa.binary(), count, [validity, pa.py_buffer(offsets), self._data])
-        own = {"entry_id": pa.array(entry_ids, pa.int64()), "raw_entry": raw, **columns}
+        raw, follows = self._raw(entry_ids, starts, ends)
+        own = {"entry_id": pa.array(entry_ids, pa.int64()), "raw_entry": raw, "value_follows": pa.array(follows), **columns}
         for name, value in self._constants.items():
             own[name] = pa.repeat(pa.scalar(value, layout.COLUMNS[name]), count)
         typed = [name for name in columns if name not in layout.COLUMNS]
         self.last_entry = int(entry_ids[-1])
         return pa.RecordBatch.from_arrays([own[name] for name in (*layout.COLUMNS, *typed)], schema=schema)
+
+    def _raw(self, entry_ids: Ints, starts: Ints, ends: Ints) -> tuple[pa.BinaryArray, npt.NDArray[np.bool_]]:
+        """The columns `raw_entry` and `value_follows` of rows whose values lie at `starts` to `ends`, -1 where there is none."""
+        is_first = np.empty(len(entry_ids), bool)
+        is_first[0] = entry_ids[0] != self.last_entry
+        is_first[1:] = entry_ids[1:] != entry_ids[:-1]
+        is_last = np.ones(len(entry_ids), bool)
+        is_last[:-1] = entry_ids[1:] != entry_ids[:-1]
+        places = entry_ids - self._first_id
+        entry_starts, entry_ends = self._bounds[places], self._bounds[places + 1]
+        # An entry ends with the value of its last row, and its values follow each other; otherwise it is kept as a whole.
+        begins = entry_starts.copy()
+        begins[1:][~is_first[1:]] = ends[:-1][~is_first[1:]]
+        fits = (begins <= starts) & (starts <= ends) & (ends <= entry_ends) & (~is_last | (ends == entry_ends))
+        fits[0] &= is_first[0]  # the first rows of the entry are in the batch before
+        heads = np.flatnonzero(is_first | (np.arange(len(entry_ids)) == 0))
+        follows = np.repeat(np.logical_and.reduceat(fits, heads), np.diff(np.append(heads, len(entry_ids))))
+        stops = np.where(follows, starts, entry_ends)
+        return gather(self._data, np.where(follows, begins, entry_starts), stops, follows | is_first), follows
 
 
 class _Sink:

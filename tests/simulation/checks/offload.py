@@ -109,10 +109,15 @@ def payloads_of(data: bytes | None) -> list[bytes] | None:
     import pyarrow.parquet as pq
 
     try:
-        table = pq.read_table(io.BytesIO(data), columns=["raw_entry"], use_threads=False)
+        columns = ["entry_id", "raw_entry", "value_follows", "value"]
+        rows = pq.read_table(io.BytesIO(data), columns=columns, use_threads=False).to_pylist()
     except (pa.ArrowInvalid, OSError):
         return None
-    return [entry[HEADER_BYTES:] for entry in table.column("raw_entry").to_pylist() if entry is not None]
+    entries: dict[int, bytes] = {}
+    for row in rows:
+        value = row["value"] if row["value_follows"] else None
+        entries[row["entry_id"]] = entries.get(row["entry_id"], b"") + (row["raw_entry"] or b"") + (value or b"")
+    return [entry[HEADER_BYTES:] for entry in entries.values()]
 
 
 def _count(stored: list[bytes] | None) -> str:
