@@ -1,4 +1,4 @@
-"""The benchmarks of reads, large entries, restarts, tiered storage and the index's size on little data: their figures are those that have bars."""
+"""The benchmarks whose data may be small, on little data: their figures are those that have bars."""
 
 from __future__ import annotations
 
