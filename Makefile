@@ -12,7 +12,7 @@ BENCH  ?= all
 # Without compiled modules on disk every process that a test starts compiles the product again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install demo demo-spark demo-tiered run test test-all test-kubernetes pulsar test-pulsar check bench simulate image clean
+.PHONY: help install demo demo-spark demo-tiered run test test-all test-kubernetes pulsar test-pulsar check bench bench-peers simulate image clean
 help:
 	@echo "make demo              the main job on real input: publish, crash, consume, check (about 2 minutes; EVENTS=20000: a part)"
 	@echo "make demo-spark        the same flights as DataFrames while a driver and a bookie are killed (needs Java 17; EVENTS=20000: a part)"
@@ -26,6 +26,7 @@ help:
 	@echo "make test-pulsar       the Python client against Apache Pulsar, fetched once with Maven (250 MB; needs Java 17)"
 	@echo "make image             the container image (IMAGE=name:tag BUILDER=buildah|podman|docker|archive EXTRAS=...)"
 	@echo "make bench BENCH=a,b   benchmarks (CHECK=1: pairs with the server of an earlier commit, fails if slower)"
+	@echo "make bench-peers       the same loads at Cepheid and at Apache Pulsar, in turn (BENCH=a,b; about half an hour)"
 	@echo "make simulate SEEDS=n  n seeds of the simulator (CORES=k: in k processes; FRESH=1: seeds nobody has seen; BRANCHES=1: of the cores)"
 
 $(STAMP): pyproject.toml
@@ -88,6 +89,9 @@ check: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m $(if $(CHECK),benchmarks.guard,benchmarks) $(BENCH)
+
+bench-peers: pulsar
+	$(BIN)/python -m benchmarks.peers $(BENCH)
 
 simulate: $(STAMP)
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --cores $(CORES) $(if $(FRESH),--fresh) $(if $(BRANCHES),--branches)

@@ -48,7 +48,7 @@ async def _open(connection: Connection, todo: Iterator[tuple[int, str]], *, publ
 
 def in_standalone(arguments: argparse.Namespace) -> dict[str, float]:
     given = argparse.Namespace(
-        url=None, admin_url=None, bookies=1, data=arguments.data, keep=arguments.keep, server_python=sys.executable
+        url=None, admin_url=None, bookies=1, data=arguments.data, keep=arguments.keep, server_python=sys.executable, server_pid=None
     )
     with Server(given) as server:
         topics = [server.topic(f"open-{number:05d}") for number in range(arguments.topics)]

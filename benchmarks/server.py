@@ -30,6 +30,9 @@ class ServerFailedError(Exception):
 def add_arguments(parser: argparse.ArgumentParser, *, bookies: int = 1) -> None:
     parser.add_argument("--url", help="a running server (pulsar://host:port); default: start one of our own")
     parser.add_argument("--admin-url", help="http://host:port of that server, for its metrics")
+    parser.add_argument(
+        "--server-pid", type=int, help="the process of that server, where it runs here: its processor time is measured"
+    )
     parser.add_argument("--bookies", type=int, default=bookies, help="bookies of our own server")
     parser.add_argument("--data", help="parent directory of our own server's data (default: the system's temporary one)")
     parser.add_argument("--server-python", default=sys.executable, help="the interpreter that runs our own server")
@@ -44,6 +47,7 @@ class Server:
         self.external = arguments.url is not None
         self._keep = arguments.keep
         self._python: str = arguments.server_python
+        self._external_pid: int | None = arguments.server_pid
         self._process: subprocess.Popen[bytes] | None = None
         self.bookies = arguments.bookies
         if self.external:
@@ -129,11 +133,16 @@ class Server:
         return "\n".join((self.root / "log").read_text(errors="replace").splitlines()[-20:])
 
     def cpu_s(self) -> float:
-        """Processor time the server has used so far; 0 for an external one."""
-        if self._process is None:
+        """Processor time the server has used so far; 0 for an external one whose process is not known."""
+        pid = self.pid
+        if pid is None:
             return 0.0
-        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    @property
+    def pid(self) -> int | None:
+        return self._external_pid if self._process is None else self._process.pid
 
     def rss_mb(self) -> float:
         """Resident memory of our own server now (MB = 10^6 bytes)."""

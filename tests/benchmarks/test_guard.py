@@ -1,12 +1,14 @@
-"""The comparison with a baseline: when it fails, and that every guarded benchmark has the figure which is compared."""
+"""The comparisons with a baseline and with a peer: when it fails, and that every guarded benchmark has the figure which is compared."""
 
 from __future__ import annotations
 
+import json
 import sys
+from pathlib import Path
 
 import pytest
 
-from benchmarks import guard
+from benchmarks import guard, peers
 from benchmarks.guard import GUARDED, Guarded, judge
 
 
@@ -46,3 +48,18 @@ def test_a_guarded_benchmark_has_its_figure(name: str, monkeypatch: pytest.Monke
     guarded = Guarded(GUARDED[name].figure, arguments, GUARDED[name].higher_is_better)
     monkeypatch.setitem(guard.GUARDED, name, guarded)
     assert guard.run(name, sys.executable) > 0
+
+
+def test_a_figure_of_a_peer_is_ours_over_theirs(capsys: pytest.CaptureFixture[str]) -> None:
+    peers.print_figure("publish_single", "entries_per_s", [2.0] * 5, [1.0] * 5, higher_is_better=True)
+    line = json.loads(capsys.readouterr().out)
+    assert (line["ratio"], line["cepheid"], line["pulsar"]) == (2.0, 2.0, 1.0)
+
+
+def test_without_an_apache_pulsar_nothing_is_compared_and_it_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CEPHEID_PULSAR_HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["peers"])
+    assert peers.main() == 0
+    assert "CEPHEID_PULSAR_HOME must name the folder" in capsys.readouterr().err
