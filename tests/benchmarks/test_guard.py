@@ -1,4 +1,4 @@
-"""The comparisons with a baseline and with a peer: when it fails, and that every guarded benchmark has the figure which is compared."""
+"""Comparisons with a baseline and with a peer: when one fails, and that every guarded benchmark has the figure that is compared."""
 
 from __future__ import annotations
 
