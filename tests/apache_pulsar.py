@@ -4,7 +4,8 @@
     with ApachePulsar(installed_home()) as pulsar:   # free ports, an empty data folder, removed at the end
         cepheid.connect(pulsar.url)
 
-CEPHEID_PULSAR_HOME in the environment names the folder of a Pulsar that was unpacked elsewhere.
+CEPHEID_PULSAR_HOME in the environment names the folder of a Pulsar that was unpacked elsewhere. CEPHEID_PULSAR_CACHE names another
+cache folder than ~/.cache/cepheid-pulsar.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Consume flights with the official client, and tell whether each came once, in order, and unchanged."""
+"""Consume flights with the official client or with Cepheid's, and tell whether each came once, in order, and unchanged."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 import pulsar
 from pulsar.schema import AvroSchema
 
+import cepheid
+import cepheid.sync
 from examples.flight_data import FlightEvent
 from examples.flights_spark.flight_schema import SCHEMA, record_of
 
@@ -60,6 +62,28 @@ def consume(
     if last is not None:
         consumer.acknowledge_cumulative(last)
     consumer.close()
+    return seen
+
+
+def consume_with_cepheid(service_url: str, topic: str, subscription: str, events: Sequence[FlightEvent], count: int) -> Seen:
+    """Read all events with Cepheid's client, by the schema that is stored with the topic. Return as `consume` does."""
+    seen = Seen()
+    with (
+        cepheid.sync.connect(service_url) as client,
+        client.consumer(topic, subscription, schema=cepheid.AutoSchema(), start="earliest", receiver_queue=2_000) as consumer,
+    ):
+        last: cepheid.Message[Any] | None = None
+        while True:
+            try:
+                messages = consumer.receive_many(500, timeout=(STALL_MS if len(seen.ids) < count else SILENCE_MS) / 1000)
+            except cepheid.TimedOutError:
+                break
+            for last in messages:
+                event_id = last.value["event_id"]
+                seen.ids.append(event_id)
+                seen.changed += _differs(last.value, events[event_id])
+        if last is not None:
+            consumer.ack_cumulative(last)
     return seen
 
 

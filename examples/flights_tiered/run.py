@@ -33,7 +33,7 @@ from examples.flights_spark.expected import Expected, expect
 from examples.flights_spark.publisher import FlightPublisher
 from examples.flights_tiered import checks
 from examples.flights_tiered.bucket_server import BUCKET, REGION, BucketServer
-from examples.flights_tiered.consuming import Seen, consume
+from examples.flights_tiered.consuming import Seen, consume, consume_with_cepheid
 from examples.progress import wait_while_moving
 from examples.pulsar_connection import connect
 from examples.report import Check, print_report
@@ -184,7 +184,7 @@ class _Demo:
 
     def _consume_again(self) -> None:
         started = time.monotonic()
-        seen = self._consume(self._cluster, "again", len(self._events), to_end=True)
+        seen = consume_with_cepheid(self._cluster.service_url, TOPIC, "again", self._events, len(self._events))
         self._figures.append(("consumed again", f"{len(seen.ids) / (time.monotonic() - started):,.0f} events/s"))
         promise = "bucket and bookies give every event once, in order, unchanged"
         self._checks.append(checks.check_seen(promise, seen, range(len(self._events))))
