@@ -77,6 +77,7 @@ OPERATION_NEEDS: Mapping[str, Need] = {
     "/health": Need.NOTHING,
     "/ready": Need.NOTHING,
     "/metrics": Need.NOTHING,
+    "/caught-up": Need.NOTHING,  # of a process that repairs as well: tools that restart bookies ask for it
     "/ledgers": Need.READER,
 }
 """All that a bookie's ports serve. A test compares it with what they do."""

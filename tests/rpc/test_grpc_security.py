@@ -16,8 +16,6 @@ import pytest
 
 from cepheid_bookie import Bookie, BookieIdentity, RealDisk, StorageSettings, grpc_server
 from cepheid_bookie.access import FENCE, OPERATION_NEEDS, SCAN, BookieAccess, Need, ticket_check
-from cepheid_bookie.bookie_role import BookieRole
-from cepheid_bookie.bookie_role_settings import BookieRoleSettings
 from cepheid_bookie.denials import Denials
 from cepheid_bookie.grpc_server import BookieServer
 from cepheid_bookie.memory_index import MemoryBlockIndex
@@ -26,6 +24,7 @@ from cepheid_bookie.secured_ports import access_of, secured_ports
 from cepheid_ledger import LedgerSettings
 from cepheid_ledger.grpc_connection import GrpcConnection
 from cepheid_ports import Ports
+from cepheid_recovery.roles import BookieNode, BookieNodeSettings
 from cepheid_rpc import (
     TLS_MARK,
     AddAnswer,
@@ -227,7 +226,7 @@ async def test_a_role_may_do_what_the_table_says(made: Path, tmp_path: Path, rol
 
 async def test_each_operation_that_a_bookie_serves_has_a_row_and_no_row_is_left_over(tmp_path: Path) -> None:
     calls = BookieServer(MemoryBookie(), "127.0.0.1", 0)._methods()
-    role = BookieRole(BookieRoleSettings(metadata="zk://a", data_dir=tmp_path, bookie_id="b"), Ports())
+    role = BookieNode(BookieNodeSettings(metadata="zk://a", data_dir=tmp_path, bookie_id="b"), Ports())
     pages = {*role._health._pages, *role._health._queried}
     kinds_of_requests = {FENCE, SCAN}
     assert {*calls, *pages, *kinds_of_requests} == set(OPERATION_NEEDS)

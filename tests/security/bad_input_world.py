@@ -69,7 +69,7 @@ HUGE = made(x="x" * 1_000_000)
 
 @dataclass(frozen=True)
 class Files:
-    """Certificates of the server's CA, of another CA, and one that has expired."""
+    """Certificates of the server's CA, of another CA, one that has expired, and one of the future."""
 
     directory: Path
 
@@ -82,6 +82,7 @@ class Files:
         for name in ("app", "broker"):
             authority.issue(name, for_servers=False)
         Authority(directory, now - datetime.timedelta(days=500)).issue("expired", for_servers=False)
+        Authority(directory, now + datetime.timedelta(days=2)).issue("future", for_servers=False)
         (directory / "other").mkdir()
         Authority(directory / "other", now).issue("app", for_servers=False)
         (directory / "other" / "app.pem").rename(directory / "impostor.pem")

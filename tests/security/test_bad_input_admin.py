@@ -57,6 +57,9 @@ STRANGERS: dict[str, tuple[Callable[[BadInputWorld], Awaitable[str]], str, str, 
     "a certificate that has expired": (
         lambda w: call(w, CLUSTERS, port="https", tls=w.files.client("expired")), "closed|no TLS", "tls.handshake", "certificate",
     ),
+    "a certificate that is not valid yet": (
+        lambda w: call(w, CLUSTERS, port="https", tls=w.files.client("future")), "closed|no TLS", "tls.handshake", "certificate",
+    ),
     "TLS 1.1": (
         lambda w: call(w, CLUSTERS, made(), port="https", tls=w.files.old()), "no TLS", "tls.handshake", "protocol",
     ),

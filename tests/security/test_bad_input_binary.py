@@ -96,6 +96,9 @@ STRANGERS: dict[str, tuple[Attempt, str, str, str]] = {
     "a certificate that has expired": (
         lambda w: say(w, "pulsar+ssl", connect(), tls=w.files.client("expired")), "closed|no TLS", "tls.handshake", "certificate",
     ),
+    "a certificate that is not valid yet": (
+        lambda w: say(w, "pulsar+ssl", connect(), tls=w.files.client("future")), "closed|no TLS", "tls.handshake", "certificate",
+    ),
     "TLS 1.1": (lambda w: say(w, "pulsar+ssl", connect(), tls=w.files.old()), "no TLS", "tls.handshake", "protocol"),
     "plain text on the port with TLS": (_plain_text, "", "tls.handshake", r"does not speak TLS.*port \d+ is without TLS"),
     "TLS on the port without": (

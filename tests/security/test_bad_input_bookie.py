@@ -33,6 +33,7 @@ from cepheid_rpc import (
     decode_read_answer,
     encode_read_request,
 )
+from cepheid_security import ClientTls
 from cepheid_security.audit import AuditLog
 from cepheid_security.peer_settings import BookieAccessSettings
 from cepheid_security.read_tickets import LAST_ENTRY, ReadTicket, TicketKey, sign_ticket
@@ -159,6 +160,20 @@ async def test_old_versions_of_tls_and_weak_ciphers_on_the_grpc_port(files: Path
         assert await shaken(Files(files).client("app")) == "TLSv1.3"
 
 
+@pytest.mark.parametrize("case", ["no certificate", "impostor", "expired", "future", "plain text"])
+async def test_a_stranger_to_the_grpc_port(files: Path, tmp_path: Path, case: str) -> None:
+    """It is refused, and nothing happens. gRPC tells nobody, so there is no line."""
+    pair = (str(files / f"{case}.pem"), str(files / f"{case}-key.pem")) if case in ("impostor", "expired", "future") else ()
+    async with secured(files, tmp_path) as bookie:
+        mark = "" if case == "plain text" else TLS_MARK
+        stranger = GrpcConnection("b", f"{mark}127.0.0.1:{bookie.server.port}", tls=ClientTls(str(files / "ca.pem"), *pair))
+        assert await outcome_of(CALLS["fence"], stranger) == "UNAVAILABLE"
+        await stranger.aclose()
+        broker = GrpcConnection("b", f"{TLS_MARK}127.0.0.1:{bookie.server.port}", tls=tls_of(files, "broker"))
+        assert await outcome_of(CALLS["add"], broker) == "OK", "nothing was fenced"
+        await broker.aclose()
+
+
 async def _scan(bookie: Secured, context: ssl.SSLContext | None, ticket: bytes = TICKET) -> str:
     """Scan the ledger through the scan port; return the status, or why there is none."""
     name = None if context is None else "localhost"
@@ -201,6 +216,9 @@ SCANS: dict[str, tuple[Callable[[Secured, Files], Awaitable[str]], str, str, str
     ),
     "a certificate that has expired": (
         lambda b, f: _scan(b, f.client("expired")), "closed|no TLS", "tls.handshake", "certificate",
+    ),
+    "a certificate that is not valid yet": (
+        lambda b, f: _scan(b, f.client("future")), "closed|no TLS", "tls.handshake", "certificate",
     ),
     "TLS 1.1": (lambda b, f: _scan(b, f.old()), "no TLS", "tls.handshake", "protocol"),
     "plain text": (lambda b, f: _scan(b, None), "closed", "tls.handshake", "does not speak TLS"),
@@ -280,6 +298,7 @@ async def _get(port: int, context: ssl.SSLContext | None, path: str = "/metrics"
 HEALTH: dict[str, tuple[Callable[[int, Files], Awaitable[str]], str]] = {
     "a certificate of another CA": (lambda port, f: _get(port, f.client("impostor")), "certificate"),
     "a certificate that has expired": (lambda port, f: _get(port, f.client("expired")), "certificate"),
+    "a certificate that is not valid yet": (lambda port, f: _get(port, f.client("future")), "certificate"),
     "TLS 1.1": (lambda port, f: _get(port, f.old()), "protocol"),
     "plain text": (lambda port, f: _get(port, None), "does not speak TLS, and this port has nothing else; ask for https://"),
 }

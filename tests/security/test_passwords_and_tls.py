@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 import itertools
 import os
@@ -125,6 +126,38 @@ async def test_old_versions_of_tls_are_refused(authority: Path) -> None:
     files = (str(authority / "server.pem"), str(authority / "server-key.pem"))
     with pytest.raises((ssl.SSLError, ConnectionError)):
         await handshake(ServerTls(*files, minimum_version="1.3").context, client)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="Python's own TLS cannot ask for a renegotiation")
+async def test_a_renegotiation_is_refused(authority: Path) -> None:
+    ended = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"hello\n")
+        with contextlib.suppress(OSError):
+            while await reader.read(100):
+                pass
+        writer.close()
+        ended.set()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=server_tls(authority).context)
+    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    pipe = asyncio.subprocess.PIPE
+    client = await asyncio.create_subprocess_exec(
+        "openssl", "s_client", "-tls1_2", "-connect", address, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.STDOUT
+    )
+    assert client.stdin is not None
+    assert client.stdout is not None
+    await client.stdout.readuntil(b"hello\n")
+    client.stdin.write(b"R\n")  # what s_client takes for a wish to renegotiate
+    await client.stdin.drain()
+    said = await client.stdout.read()
+    assert b"RENEGOTIATING" in said
+    assert b"no renegotiation" in said
+    await client.wait()
+    await ended.wait()
+    server.close()
+    await server.wait_closed()
 
 
 async def test_new_files_are_used_for_new_connections_and_unusable_ones_are_not(authority: Path, tmp_path: Path) -> None:
