@@ -1,7 +1,7 @@
 """Memory that entries read from storage may take, over all topics: a reader of old data must not crowd out publishing.
 
-Who has to wait takes back what was read ahead for readers that paused. Otherwise a consumer that seeks often waits for seconds: each
-seek leaves behind what was read ahead of the place before.
+Who has to wait takes back what was read ahead for readers that paused. Otherwise a consumer that seeks often would wait for
+seconds: each seek leaves behind what was read ahead of the place before.
 """
 
 from __future__ import annotations

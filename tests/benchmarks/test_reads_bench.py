@@ -1,4 +1,4 @@
-"""The benchmarks of reads, large entries, restarts, tiered storage and the index's size on little data: their figures are those that have bars."""
+"""Benchmarks of reads, restarts, tiered storage, large entries and indexes on little data: their figures are those with bars."""
 
 from __future__ import annotations
 
