@@ -8,7 +8,6 @@ publishing does not share an interpreter lock with it; reading for consumers is 
 from __future__ import annotations
 
 import importlib
-import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -131,7 +130,6 @@ class BrokerSegments:
             from cepheid_tiered.offload_process import OffloadProcessSettings, ProcessSegments
             from cepheid_tiered.segments import Segments, SegmentSettings
 
-            os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # before pyarrow is imported: its own keeps what it freed
             worker = self._worker = self._ports.new_worker("segments", _THREADS)
             settings = SegmentSettings(cache_bytes=self._settings.read_cache_bytes, cluster=self._cluster)
             files = self._files = self._ports.new_worker("segment-files", _FILE_THREADS)
