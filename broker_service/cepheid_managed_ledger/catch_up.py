@@ -8,8 +8,8 @@ Rules:
 1. The chain's recorded end bounds every ended ledger, the last confirmed entry the one being written.
 2. Equal reads at the same time are one read.
 3. Bytes read and not handed over yet are bounded over all topics (`CatchUpBudget`); nobody reads ahead when they run short.
-4. What was read ahead and nobody fetched is dropped after a while. A failure ends reading ahead: whoever asks next reads, and
-   hears of it, for itself.
+4. What was read ahead and nobody fetched is dropped after a while, a shorter one when others wait for memory. A failure ends
+   reading ahead: whoever asks next reads, and hears of it, for itself.
 5. When a ledger leaves the chain, readers in the middle of it go on with the next one. What was read ahead for them was of the
    ledger that left, and is dropped.
 """
@@ -78,18 +78,21 @@ class CatchUpReads:
         """The ledger has ended, or goes: what is known of it is asked anew."""
         self._copies.forget(ledger_id)
 
-    def drop_idle(self) -> None:
-        """Rule 4. Called now and then."""
+    def drop_idle(self, idle_s: float = _STREAM_IDLE_S) -> None:
+        """Rule 4. Called now and then, and when memory runs short."""
         if self._streams:
-            oldest_allowed = asyncio.get_running_loop().time() - _STREAM_IDLE_S
+            oldest_allowed = asyncio.get_running_loop().time() - idle_s
             for position in [position for position, stream in self._streams.items() if stream.used_at < oldest_allowed]:
                 self._drop(self._streams.pop(position))
+        if not self._streams:
+            self._budget.holders.pop(self, None)
 
     async def aclose(self) -> None:
         await self._flights.aclose()
         await self._tasks.aclose()
         while self._streams:
             self._drop(self._streams.popitem()[1])
+        self._budget.holders.pop(self, None)
         self._copies.clear()
 
     async def _read(self, key: ReadKey) -> list[EntryGroup]:
@@ -145,6 +148,7 @@ class CatchUpReads:
             self._drop(stream)
             return
         self._streams[next_position] = stream
+        self._budget.holders[self] = None
         if len(self._streams) > _MAX_STREAMS:
             self._drop(self._streams.popitem(last=False)[1])
 

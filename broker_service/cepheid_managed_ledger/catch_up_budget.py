@@ -1,9 +1,22 @@
-"""Memory that entries read from storage may take, over all topics: a reader of old data must not crowd out publishing."""
+"""Memory that entries read from storage may take, over all topics: a reader of old data must not crowd out publishing.
+
+Who has to wait takes back what was read ahead for readers that paused. Otherwise a consumer that seeks often would wait for
+seconds: each seek leaves behind what was read ahead of the place before.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from typing import Protocol
+
+_PAUSED_S = 0.5
+"""Time after which a reader counts as paused when memory runs short. One of many that share a slow store comes back sooner."""
+
+
+class Holder(Protocol):
+    def drop_idle(self, idle_s: float) -> None:
+        """Give back what was read ahead for readers that paused so long."""
 
 
 class CatchUpBudget:
@@ -12,6 +25,8 @@ class CatchUpBudget:
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
+        self.holders: dict[Holder, None] = {}
+        """Those who may have something to give back."""
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     def __repr__(self) -> str:
@@ -24,10 +39,13 @@ class CatchUpBudget:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((size_bytes, turn))
         try:
-            await turn
+            while not turn.done():
+                for holder in list(self.holders):
+                    holder.drop_idle(_PAUSED_S)
+                await asyncio.wait([turn], timeout=_PAUSED_S)
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # taken, and cancelled before it could be used
-                self.give_back(size_bytes)
+            taken = not turn.cancel()  # and cancelled before it could be used
+            self.give_back(size_bytes if taken else 0)  # the next one's turn may have come
             raise
 
     def take_nowait(self, size_bytes: int) -> bool:

@@ -11,6 +11,7 @@ from cepheid_ledger import EntryUnavailableError, LedgerLostError
 from cepheid_managed_ledger import ManagedLedger, ManagedLedgerFailedError, ManagedLedgerSettings
 from cepheid_managed_ledger.catch_up_budget import CatchUpBudget
 from cepheid_metadata import ChainLedger, Check, MemoryTree, Op, OpResult, Position, Put, chain_records, keys
+from cepheid_wire import TopicName
 from tests.managed_ledger.topic_world import (
     SETTINGS,
     TOPIC,
@@ -27,6 +28,7 @@ from tests.support import wait_until
 pytestmark = pytest.mark.virtual_time
 
 KIB = 1 << 10
+OTHER = TopicName.parse("persistent://public/default/other")
 
 
 def small_steps(**changes: int) -> ManagedLedgerSettings:
@@ -93,6 +95,26 @@ async def test_what_was_read_ahead_for_nobody_is_dropped(fails: bool) -> None:
             return
         groups = await ledger.read(position, max_entries=3, max_bytes=1 << 20)
         assert payloads_of(groups)[0].startswith(b"6.")
+
+
+async def test_who_waits_for_memory_gets_what_was_read_ahead_for_those_who_paused() -> None:
+    """Without waiting until the topic that holds it looks for idle readers by itself."""
+    async with topic_world(settings=small_steps(catch_up_bytes=1200 * KIB)) as world:
+        broker = world.broker()
+        ledger, other = await broker.open(), await broker.open(topic=OTHER)
+        position = await filled(ledger, 1000)
+        await filled(other, 10)
+        for _ in range(2):
+            groups = await ledger.read(position, max_entries=3, max_bytes=100 * KIB)
+            position = ledger.next_position(Position(groups[-1].ledger_id, groups[-1].last_entry_id))
+        budget = broker.ledgers.catch_up
+        await wait_until(lambda: budget.used_bytes > 300 * KIB)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        groups = await other.read(Position(other.last_confirmed.ledger_id, 0), max_entries=1, max_bytes=1 << 20)
+        assert len(payloads_of(groups)) == 1
+        assert loop.time() - began < 2.0
+        assert budget.used_bytes == 0
 
 
 async def test_closing_while_reading_gives_everything_back() -> None:

@@ -83,6 +83,8 @@ async def test_several_calls_at_a_time(tmp_path: Path) -> None:
 
 async def test_a_child_killed_during_a_write_fails_it_and_the_next_write_has_a_new_one(tmp_path: Path) -> None:
     async with process_segments() as segments:
+        first, _ = await write(segments, GROUPS[:1], f"file://{tmp_path}")  # makes the folder
+        await segments.delete(first)
 
         async def killing() -> AsyncIterator[Sequence[EntryGroup]]:
             yield GROUPS[:10]

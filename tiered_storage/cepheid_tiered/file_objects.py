@@ -105,6 +105,7 @@ class _Upload:
         while len(view):
             view = view[os.write(self._fd, view) :]
         self.size_bytes += memoryview(data).nbytes
+        os.fdatasync(self._fd)  # part by part: at the end all at once would hold up the journal of a bookie on the same disk
 
     def finish(self) -> None:
         os.fsync(self._fd)

@@ -11,6 +11,7 @@ Rule 3: the worker does all that takes processor time; the loop waits.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import secrets
 from collections import OrderedDict
@@ -36,6 +37,8 @@ Schemas = Callable[[TopicName], Awaitable["Sequence[SchemaVersion]"]]
 """Returns the schema versions of a topic, oldest first; none if it has no schema."""
 
 PART_BYTES = 8 << 20
+_PREFETCH_SHARE_BYTES = 32 << 20  # of the cache, for each prefetch at a time: what is fetched must not push out what is being read
+_LOADS_AT_ONCE = 4  # row groups: each takes about three times its size until it is decoded
 _MAX_FOOTER_BYTES = 64 << 20
 
 
@@ -81,7 +84,9 @@ class Segments:
         self._opening: SingleFlight[tuple[str, int], Footer] = SingleFlight("segment-footers", _closed)
         self._loading: SingleFlight[tuple[str, int, int], EntryGroup] = SingleFlight("segment-row-groups", _closed)
         self._prefetches = TaskOwner("segment-prefetch")
+        self._room = asyncio.Semaphore(_LOADS_AT_ONCE)
         self._prefetching: set[tuple[str, int]] = set()
+        self._prefetches_at_once = max(1, self._settings.cache_bytes // _PREFETCH_SHARE_BYTES)
 
     @property
     def cached_bytes(self) -> int:
@@ -200,15 +205,16 @@ class Segments:
         url, ledger_id, index = key
         footer = await self.footer(url, ledger_id)
         start, end = footer.raw_range(index)
-        data = await self._objects.get_range(url, start, end)
-        group = await self._worker.run(lambda: decode_row_group(url, footer, index, start, data))
+        async with self._room:
+            data = await self._objects.get_range(url, start, end)
+            group = await self._worker.run(lambda: decode_row_group(url, footer, index, start, data))
         self._groups.put((url, index), group, group.size_bytes + 4 * len(group))
         return group
 
     def prefetch(self, url: str, ledger_id: int, index: int) -> None:
         """Load a row group that will be asked for soon. A failure is left to whoever asks."""
         key = (url, index)
-        if key in self._prefetching or key in self._groups:
+        if len(self._prefetching) >= self._prefetches_at_once or key in self._prefetching or key in self._groups:
             return
 
         async def load() -> None:
