@@ -57,7 +57,11 @@ class Release:
         self.helm("uninstall", self.name, "--wait", "--timeout=400s")
 
     def delete_namespace(self) -> None:
-        run("kubectl", "delete", "namespace", self.namespace, "--ignore-not-found", "--timeout=400s")
+        """Delete the release with all it has. Its pods are killed: how they stop is tried by upgrades and `uninstall`."""
+        run("kubectl", "delete", "namespace", self.namespace, "--ignore-not-found", "--wait=false")
+        self.kubectl("delete", "pods", "--all", "--force", "--grace-period=0", check=False)
+        run("kubectl", "wait", "--for=delete", f"namespace/{self.namespace}", "--timeout=400s", check=False)
+        assert run("kubectl", "get", "namespace", self.namespace, "--ignore-not-found", "--output=name") == ""
 
     def helm(self, *words: str) -> str:
         return run("helm", f"--namespace={self.namespace}", *words)
