@@ -45,6 +45,8 @@ from cepheid_ledger.verification import Copy
 from cepheid_metadata import (
     BadVersionError,
     Check,
+    Create,
+    Delete,
     EntryRun,
     Found,
     KeyExistsError,
@@ -283,7 +285,17 @@ class ReplicationWorker:
                 await self._unlock(ledger_id)
                 return True
             if ledger is None:  # it was deleted meanwhile
-                await self._store.multi([self._marks.delete_op(ledger_id, mark.version), self._locks.delete_op(ledger_id, 0)])
+                key = self._ledgers.key_of(ledger_id)
+                still_away: list[Op] = [
+                    Create(key, b""),
+                    Delete(key, 0),
+                ]  # it may be brought back, and its mark with it is what it lacks
+                try:
+                    await self._store.multi(
+                        [*still_away, self._marks.delete_op(ledger_id, mark.version), self._locks.delete_op(ledger_id, 0)]
+                    )
+                except KeyExistsError:
+                    continue
                 return True
             if any(why is ShortReason.DRAINING and name not in self._state.draining for name, why in mark.record.bookies.items()):
                 await self._state.refresh()  # the mark may be newer than what this process knows

@@ -13,14 +13,25 @@ Other bad days of repair, and their tests:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
+from unittest import mock
 from unittest.mock import AsyncMock
 
 import pytest
 
-from cepheid_metadata import MemoryStore, StoreUnavailableError, draining_bookies, ledger_records
+from cepheid_metadata import (
+    Check,
+    Delete,
+    DeletedLedgers,
+    MemoryStore,
+    Op,
+    StoreUnavailableError,
+    draining_bookies,
+    keys,
+    ledger_records,
+)
 from cepheid_recovery import AutoRecovery
 from cepheid_rpc import AddRequest, Status
 from tests.ledger.ledger_world import append
@@ -254,3 +265,35 @@ async def test_a_ledger_that_is_deleted_while_it_is_copied_does_not_come_back() 
         assert await ledger_records(world.store).get(ledger_id) is None
         assert await world.marks() == {}
         assert process.worker.statistics.ledgers == 0
+
+
+async def test_the_mark_of_a_deleted_ledger_stays_when_the_ledger_is_brought_back_at_that_moment() -> None:
+    """Otherwise nobody would know what it lacks until the next walk."""
+    async with repair_world(*"abcd") as world:
+        ledger_id = await world.closed_ledger("abc")
+        process, deleted = await world.start(), DeletedLedgers(world.store)
+
+        async def delete() -> None:
+            found = await ledger_records(world.store).get(ledger_id)
+            assert found is not None
+            await deleted.delete(found, now_ms=0, grace_ms=1000)
+
+        seen, multi = before_write(process, delete), process.worker._store.multi
+        marked_after = list[int]()
+
+        async def multi_after_undelete(ops: Sequence[Op]) -> None:
+            takes_mark = any(isinstance(op, Delete) and op.key == keys.repair_mark_key(ledger_id) for op in ops)
+            if not takes_mark or any(isinstance(op, Check) for op in ops):  # of the record that is to be replaced
+                return await multi(ops)
+            assert await deleted.undelete(ledger_id, now_ms=0) is not None
+            try:
+                await multi(ops)
+            finally:
+                marked_after.extend(await world.marks())
+
+        world.kill("b")
+        with mock.patch.object(process.worker._store, "multi", multi_after_undelete):
+            await asyncio.sleep(QUICK.grace_s + 20)
+        assert (seen, marked_after) == ([ledger_id], [ledger_id])
+        assert await world.is_whole(ledger_id)
+        assert await world.marks() == {}
