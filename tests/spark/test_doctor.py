@@ -104,7 +104,8 @@ def test_a_bookie_that_turns_this_process_away_is_read_by_grpc(tmp_path: Path, m
     monkeypatch.setattr("cepheid_bookie.scan_server._may_read_logs", lambda _: False)
     with ScanBookies(tmp_path, ["a"]) as bookies:
         assert _by_grpc(bookies.addresses) == {}
-        monkeypatch.setattr("cepheid_bookie.scan_server._STRANGERS", 0)
+    monkeypatch.setattr("cepheid_bookie.scan_server._STRANGERS", 0)
+    with ScanBookies(tmp_path / "full", ["a"]) as bookies:
         assert "turns this process away" in _by_grpc(bookies.addresses)["a"]
         monkeypatch.setattr(doctor_source, "_connect_error", lambda host, port: "refused")
         assert "refused" in _by_grpc(bookies.addresses)["a"]
