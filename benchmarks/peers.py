@@ -31,6 +31,8 @@ from tests.apache_pulsar import VERSION, ApachePulsar, NotInstalledError, instal
 
 ROOT = Path(__file__).parent.parent
 MEMORY = "-Xms2g -Xmx2g -XX:MaxDirectMemorySize=2g"
+SETTINGS = {"diskUsageThreshold": 0.99, "diskUsageWarnThreshold": 0.99, "diskUsageLwmThreshold": 0.99}
+"""It would stop writing at 0.95, of a disk that others fill as well."""
 WARM_UP = ("publish_batched", "--seconds", "15"), ("publish_single", "--seconds", "10")
 PERF_S = 20
 _PERF_RATE = re.compile(r"Aggregated throughput stats --- \d+ records sent --- ([\d.]+) msg/s")
@@ -137,7 +139,7 @@ def ours(arguments: argparse.Namespace) -> Iterator[tuple[Peer, float]]:
 def theirs(home: Path) -> Iterator[tuple[Peer, float]]:
     """An Apache Pulsar, and the seconds until it served its first namespace."""
     began = time.perf_counter()
-    with ApachePulsar(home, memory=MEMORY) as pulsar:
+    with ApachePulsar(home, memory=MEMORY, settings=dict(SETTINGS)) as pulsar:
         started_s = time.perf_counter() - began
         assert pulsar.process is not None
         yield Peer(pulsar.url, pulsar.admin_url, pulsar.process.pid), started_s
