@@ -8,6 +8,7 @@ Blocking, and safe to use from several threads. The settings are those of Pulsar
 from __future__ import annotations
 
 import json
+import os
 import ssl
 import threading
 from collections.abc import Callable
@@ -61,6 +62,7 @@ class ClientCredentials:
     _token: str = field(default="", init=False, repr=False)
     _replace_at_ms: int = field(default=0, init=False, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
+    _process_id: int = field(default_factory=os.getpid, init=False, repr=False)  # where `_lock` is used
 
     def __post_init__(self) -> None:
         """Raises SecurityConfigurationError."""
@@ -101,6 +103,8 @@ class ClientCredentials:
 
     def __call__(self, *, renew: bool = False) -> str:
         """Return a token; with `renew` one that was not returned before. Raises TokenRequestError, SecurityConfigurationError."""
+        if self._process_id != os.getpid():  # forked: a thread of the parent may have held the lock, and is not here to release it
+            self._lock, self._process_id = threading.Lock(), os.getpid()
         with self._lock:
             if renew or not self._token or self.wall_ms() >= self._replace_at_ms:
                 self._request()

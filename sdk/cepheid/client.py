@@ -44,6 +44,7 @@ from cepheid.topic_producer import TopicProducer
 from cepheid.topic_watcher import TopicWatcher
 from cepheid_ports import TaskOwner
 from cepheid_wire import InvalidTopicNameError, TopicName
+from cepheid_wire import pulsar_api_pb2 as pb
 
 log = logging.getLogger(__name__)
 
@@ -532,10 +533,17 @@ class Client:
         """Return the topics that a consumer of a pattern has now. Raises UsageError, and as a lookup does."""
         return _matching(pattern, plan, await self._lookup.topics(_namespace_of(pattern)))
 
-    async def _open_raw_producer(self, consumer: ConsumerPlan, topic: str, subscription: str | None) -> Producer[bytes]:
-        """Open a producer for payloads that this consumer received. It is not intercepted: what is published again keeps its
-        properties, and the trace in them."""
-        schema = consumer.options.schema
+    async def _open_raw_producer(
+        self, consumer: ConsumerPlan, topic: str, subscription: str | None, written_with: TopicSchema | None
+    ) -> Producer[bytes]:
+        """Open a producer for payloads that this consumer received. It registers the schema that they were written with, as Java's
+        client does; without one that of the consumer, if payloads can be read with it alone. It is not intercepted: what is
+        published again keeps its properties, and the trace in them."""
+        own = consumer.options.schema
+        if written_with is not None:
+            described: pb.Schema | None = written_with.describe()
+        else:
+            described = None if own.needs_writer_schema else own.describe()
 
         async def open_with(encoded: Schema[bytes]) -> Producer[bytes]:
             plan = plan_producer(
@@ -547,7 +555,7 @@ class Client:
             return await self._open_producer(full_name(topic), plan, is_intercepted=False)
 
         try:
-            return await open_with(BYTES if schema.needs_writer_schema else EncodedSchema(schema))
+            return await open_with(EncodedSchema(described))
         except SchemaError:  # the topic has another schema: without one, payloads of any kind are taken
             return await open_with(BYTES)
 

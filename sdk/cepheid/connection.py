@@ -23,7 +23,7 @@ from google.protobuf.message import DecodeError
 
 from cepheid.credentials import Security
 from cepheid.errors import ClosedError, ConnectError, Error, TimedOutError, UntrustedBrokerError, refused
-from cepheid.forks import sever_in_children
+from cepheid.forks import close_inherited, keep_inherited, sever_in_children
 from cepheid.service_url import Address
 from cepheid_wire import (
     BODY_FIELDS,
@@ -184,9 +184,14 @@ class Connection(asyncio.Protocol):
             self._transport.writelines(parts)
 
     def sever(self) -> None:
-        """In a forked child: never touch the socket again. It is the parent's."""
+        """In a forked child: close its copy of the socket, so that nothing is sent. The connection is the parent's."""
         self.is_open = False
-        self._transport = None
+        transport, self._transport = self._transport, None
+        for users in (self.producers, self.consumers, self.watchers):  # they are the parent's too, and never attach again here
+            users.clear()
+        if transport is not None and not transport.is_closing():
+            keep_inherited(transport)
+            close_inherited(transport.get_extra_info("socket").fileno())
         self._reason = f"the connection to {self.address} belongs to the process that this one was forked from"
 
     def abort(self, reason: str) -> None:

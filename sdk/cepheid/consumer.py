@@ -18,6 +18,7 @@ from cepheid.errors import ClosedError, Error, NotFoundError, TimedOutError, Unr
 from cepheid.message import Message
 from cepheid.message_id import EARLIEST, LATEST, MessageId
 from cepheid.producer import Producer, to_ms
+from cepheid.schemas import TopicSchema
 from cepheid.topic_consumer import TopicConsumer
 from cepheid_ports import TaskOwner
 
@@ -52,8 +53,8 @@ class DeadLetters:
             raise UsageError(f"DeadLetters.after must be 1 or more redeliveries, got {self.after}")
 
 
-OpenRawProducer = Callable[[str, str | None], Awaitable[Producer[bytes]]]
-"""Opens a producer of bytes: topic, subscription to create."""
+OpenRawProducer = Callable[[str, str | None, TopicSchema | None], Awaitable[Producer[bytes]]]
+"""Opens a producer of payloads: topic, subscription to create, the schema that they were written with."""
 
 
 class Consumer(Generic[T]):
@@ -81,7 +82,7 @@ class Consumer(Generic[T]):
         self._ending = Ending(self._close)
         self._dead_letters = dead_letters
         self._open_producer = open_producer
-        self._producers: dict[str, asyncio.Task[Producer[bytes]]] = {}
+        self._producers: dict[tuple[str, TopicSchema | None], asyncio.Task[Producer[bytes]]] = {}
         self._survives_lost_topics = survives_lost_topics  # and does not create them again
         self._on_closed = on_closed
         self._tasks = TaskOwner(f"cepheid/consumer {subscription}")
@@ -423,12 +424,16 @@ class Consumer(Generic[T]):
             **message.properties,
             **more,
         }
-        task = self._producers.get(topic)
+        schema = await self._source_of(message).written_with(message)
+        if self._closed:
+            raise ClosedError(f"the consumer of {self.subscription} is closed")
+        task = self._producers.get((topic, schema))
         if task is not None and task.done() and not task.cancelled() and not task.exception() and task.result().has_failed:
             self._tasks.start(_close_failed(task.result()), name=f"failed producer {topic}")
             task = None
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
-            task = self._producers[topic] = self._tasks.start(self._raw_producer(topic, subscription), name=f"producer {topic}")
+            opening = self._raw_producer(topic, subscription, schema)
+            task = self._producers[topic, schema] = self._tasks.start(opening, name=f"producer {topic}")
         key: str | bytes | None = message.key
         if message.has_base64_key:
             with suppress(UnreadableMessageError):  # as text, where it is not base64
@@ -441,7 +446,7 @@ class Consumer(Generic[T]):
                 raise ClosedError(f"the consumer of {self.subscription} was closed before the message could be published") from None
             raise
         await producer.send(
-            message._data,  # also where its schema cannot be had: `data` would raise
+            None if message.is_null else message._data,  # also where its schema cannot be had: `data` would raise
             key=key,
             ordering_key=message.ordering_key,
             properties=properties,
@@ -449,8 +454,8 @@ class Consumer(Generic[T]):
             deliver_at=deliver_at_ms,
         )
 
-    async def _raw_producer(self, topic: str, subscription: str | None) -> Producer[bytes]:
-        return await self._open_producer(topic, subscription)
+    async def _raw_producer(self, topic: str, subscription: str | None, schema: TopicSchema | None) -> Producer[bytes]:
+        return await self._open_producer(topic, subscription, schema)
 
     def _source_of(self, message: Message[T] | MessageId) -> TopicConsumer:
         """Return the link of a message. Raises UsageError."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from contextlib import suppress
 from typing import Protocol
 
 
@@ -15,12 +16,13 @@ class _Forks:
     def __init__(self) -> None:
         self.generation = 0
         self.severable: weakref.WeakSet[Severable] = weakref.WeakSet()
+        self.kept: list[object] = []
 
     def on_child(self) -> None:
         self.generation += 1
-        for each in list(self.severable):
+        inherited, self.severable = list(self.severable), weakref.WeakSet()
+        for each in inherited:
             each.sever()
-        self.severable.clear()
 
 
 _forks = _Forks()
@@ -34,5 +36,24 @@ def generation() -> int:
 
 
 def sever_in_children(severable: Severable) -> None:
-    """Call `sever` in every child that is forked from now on."""
+    """Call `sever` in the next child that is forked from this process. `sever` may ask for it again, for children of that child."""
     _forks.severable.add(severable)
+
+
+def close_inherited(descriptor: int) -> None:
+    """In a forked child: let go of a file that its parent uses, without a shutdown, which would end the connection for both.
+
+    The number stays taken, by the null device, until the object closes it that had it: a close by that object, or a call for an
+    event queue that is shared with the parent, then touches nothing of the parent.
+    """
+    with suppress(OSError):
+        null = os.open(os.devnull, os.O_RDWR)
+        try:
+            os.dup2(null, descriptor, inheritable=False)
+        finally:
+            os.close(null)
+
+
+def keep_inherited(*inherited: object) -> None:
+    """In a forked child: never finalize these. Event loops and tasks of the parent would clean up what the parent still uses."""
+    _forks.kept.extend(inherited)

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import os
+import sys
 import threading
+import time
+import weakref
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from contextlib import suppress
+from typing import Any, ClassVar, TypeVar
 
 from cepheid.errors import ClosedError, UsageError
-from cepheid.forks import generation
+from cepheid.forks import close_inherited, generation, keep_inherited, sever_in_children
 
 R = TypeVar("R")
 STOP_LIMIT_S = 5.0
 """How long calls may take to end after they were cancelled."""
+PARK_LIMIT_S = 1.0
+"""How long a fork waits for a loop to pause. It is longer only where the loop waits for what the forking thread holds."""
 
 
 class LoopThread:
@@ -26,6 +33,8 @@ class LoopThread:
         self._is_stopping = False
         self._generation = generation()
         self._thread.start()
+        sever_in_children(self)
+        _pauses.threads.add(self)
 
     def __repr__(self) -> str:
         return f"<LoopThread {self._thread.name}, {'running' if self._thread.is_alive() else 'stopped'}>"
@@ -35,6 +44,30 @@ class LoopThread:
         """Whether this process was forked since. Threads are not forked: nothing runs the loop here."""
         return self._generation != generation()
 
+    def sever(self) -> None:
+        """In a forked child: leave the loop alone. Its event queue (epoll) is shared with the parent: what is removed from it here
+        would be removed for the parent as well, such as the pipe that wakes the loop."""
+        keep_inherited(self._loop)
+        queue = getattr(getattr(self._loop, "_selector", None), "fileno", None)  # not uvloop, nor select
+        if queue is not None:
+            with suppress(ValueError):  # the loop is closed
+                close_inherited(queue())
+
+    def park(self, parked: threading.Event, go_on: threading.Event) -> None:
+        """Set `parked` once the loop is between two callbacks, and wait there for `go_on`."""
+
+        def wait() -> None:
+            parked.set()
+            go_on.wait(2 * PARK_LIMIT_S)
+
+        if self.is_of_parent or not self._thread.is_alive() or threading.current_thread() is self._thread:
+            parked.set()
+            return
+        try:
+            self._loop.call_soon_threadsafe(wait)
+        except RuntimeError:  # closed since
+            parked.set()
+
     def run(self, work: Coroutine[Any, Any, R]) -> R:
         """Return what `work` returns. When the caller is interrupted (Ctrl-C), the work is cancelled first."""
         if self.is_of_parent:
@@ -43,7 +76,7 @@ class LoopThread:
         if threading.current_thread() is self._thread:
             work.close()
             raise UsageError("a blocking call inside the client's own thread would wait for itself")
-        if not self._thread.is_alive():
+        if not self._thread.is_alive() or sys.is_finalizing():  # daemon threads do not run while the interpreter ends
             work.close()
             raise ClosedError("the client is closed")
         with self._lock:
@@ -93,3 +126,31 @@ class LoopThread:
                 await asyncio.wait(running, timeout=STOP_LIMIT_S)
         finally:
             self._loop.stop()
+
+
+class _Pauses(threading.local):
+    """Pauses the loops while this thread forks: what a callback holds, such as the lock of a module that it imports, would stay
+    locked in the child for ever."""
+
+    threads: ClassVar[weakref.WeakSet[LoopThread]] = weakref.WeakSet()  # of all threads that fork
+    go_on: threading.Event | None = None
+
+    def before_fork(self) -> None:
+        go_on = self.go_on = threading.Event()
+        threads = list(self.threads)
+        parked = [threading.Event() for _ in threads]
+        for thread, event in zip(threads, parked, strict=True):
+            thread.park(event, go_on)
+        deadline = time.monotonic() + PARK_LIMIT_S
+        for event in parked:
+            event.wait(max(0.0, deadline - time.monotonic()))
+
+    def after_fork(self) -> None:
+        if self.go_on is not None:
+            self.go_on.set()
+            self.go_on = None
+
+
+_pauses = _Pauses()
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(before=_pauses.before_fork, after_in_parent=_pauses.after_fork)

@@ -124,10 +124,10 @@ class BytesSchema(Schema[bytes]):
 
 
 class EncodedSchema(BytesSchema):
-    """Payloads that were encoded with another schema already."""
+    """Payloads that were encoded with another schema already, which the broker is told."""
 
-    def __init__(self, schema: Schema[Any]) -> None:
-        self._described = schema.describe()
+    def __init__(self, described: pb.Schema | None) -> None:
+        self._described = described
 
     def describe(self) -> pb.Schema | None:
         return self._described

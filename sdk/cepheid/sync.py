@@ -5,17 +5,27 @@ with cepheid.sync.connect("pulsar://localhost:6650") as client:
         producer.send(b"hello")
 
 Arguments, results and errors are those of the calls of the same name in `cepheid`. Every object may be used by several threads.
+
+    _Opened ──► its LoopThread and async object ◄── opened again by the first call in a forked child
+       └──► Client ──► its LoopThread and async client ◄── made again, likewise
+
+Rules for forks
+ 1. The child has its own thread, connections, producers and consumers. Nothing that it does reaches the parent's.
+ 2. Locks are replaced in the child: a thread that held one is not there to release it.
+ 3. A message that was received before the fork is the parent's to acknowledge.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Self, TypedDict, TypeVar, Unpack, overload
 
@@ -24,14 +34,17 @@ from cepheid.arguments import ConsumerArguments, ProducerArguments
 from cepheid.client import Topics
 from cepheid.consumer import SeekTarget
 from cepheid.encryption import KeyReader
-from cepheid.errors import ClosedError
+from cepheid.errors import BusyError, ClosedError, UsageError
+from cepheid.forks import keep_inherited, sever_in_children
 from cepheid.interceptors import Interceptor
 from cepheid.loop_thread import LoopThread
 from cepheid.message import Message
-from cepheid.message_id import MessageId
+from cepheid.message_id import EARLIEST, LATEST, MessageId
 from cepheid.schemas import Schema, TopicSchema
 
 T = TypeVar("T")
+R = TypeVar("R")
+O = TypeVar("O")  # noqa: E741 - the async object
 SEND_ALL_MESSAGES = 1000
 
 
@@ -58,20 +71,95 @@ class _Blocking(ABC):
         self.close()
 
 
-class Producer(_Blocking, Generic[T]):
-    """See `cepheid.Producer`."""
+class _Opened(_Blocking, Generic[O]):
+    """What a client opened. In a forked child the first call opens it again, with the same arguments."""
 
-    def __init__(self, thread: LoopThread, producer: cepheid.Producer[T]) -> None:
-        self._thread = thread
-        self._producer = producer
-        self.topic = producer.topic
-        self.name = producer.name
+    _not_again = ""
+    """Why it is not opened again in a forked child, if it is not."""
+
+    def __init__(self, client: Client, open_it: Callable[[cepheid.Client], Coroutine[Any, Any, O]]) -> None:
+        self._client = client
+        self._open = open_it
+        self._is_closed = False
+        self._thread, made = client._here()
+        self._opened = self._thread.run(open_it(made))
+        self.sever()
 
     def __repr__(self) -> str:
-        return repr(self._producer)
+        return repr(self._opened)
+
+    def sever(self) -> None:
+        self._lock = threading.Lock()
+        sever_in_children(self)
+
+    def close(self) -> None:
+        self._is_closed = True
+        if self._thread.is_of_parent:
+            return  # what is open is the parent's to close
+        try:
+            self._thread.run(self._opened.close())  # type: ignore[attr-defined]  # all that clients open have it
+        except ClosedError:
+            pass  # with its client
+
+    def _here(self) -> tuple[LoopThread, O]:
+        """Return the thread and the object of this process. Raises as opening does."""
+        if self._thread.is_of_parent:
+            with self._lock:
+                if self._thread.is_of_parent:
+                    self._reopen()
+        return self._thread, self._opened
+
+    def _reopen(self) -> None:
+        if self._is_closed:
+            raise ClosedError(f"{self!r} was closed before this process was forked")
+        if self._not_again:
+            raise UsageError(self._not_again)
+        thread, client = self._client._here()
+        try:
+            opened = thread.run(self._open_again(client))
+        except BusyError as error:
+            why = "the process that this one was forked from has it: in the child, open one under another name, or of a shared type"
+            raise BusyError(f"{error.args[0]} ({why})", code=error.code) from None
+        keep_inherited(self._opened)
+        self._opened = opened
+        self._thread = thread  # last: other threads look at it without the lock
+
+    async def _open_again(self, client: cepheid.Client) -> O:
+        return await self._open(client)
+
+    def _run(self, work: Callable[[O], Coroutine[Any, Any, R]]) -> R:
+        """Return what a coroutine function returns for the object of this process."""
+        thread, opened = self._here()
+        return thread.run(work(opened))
+
+    def _call(self, work: Callable[[O], R]) -> R:
+        """Return what a function returns that must run on the loop."""
+        thread, opened = self._here()
+        return thread.call(lambda: work(opened))
+
+
+class Producer(_Opened[cepheid.Producer[T]], Generic[T]):
+    """See `cepheid.Producer`."""
+
+    def __init__(
+        self, client: Client, open_it: Callable[[cepheid.Client], Coroutine[Any, Any, cepheid.Producer[T]]], access: str
+    ) -> None:
+        super().__init__(client, open_it)
+        self.topic = self._opened.topic
+        self.name = self._opened.name
+        if access in ("wait_for_exclusive", "exclusive_with_fencing"):  # it would wait for its parent, or take its place
+            self._not_again = (
+                f"the producer of {self.topic} was opened with access={access!r} before this process was forked, so it is not "
+                "opened again by itself: call client.producer in the child"
+            )
+
+    async def _open_again(self, client: cepheid.Client) -> cepheid.Producer[T]:
+        producer = await super()._open_again(client)
+        self.name = producer.name
+        return producer
 
     def send(self, value: T | None, **arguments: Unpack[SendArguments]) -> MessageId:
-        return self._thread.run(self._producer.send(value, **arguments))
+        return self._run(lambda producer: producer.send(value, **arguments))
 
     def send_all(self, values: Iterable[T]) -> int:
         """Publish many messages in batches, and return how many when all are stored. Raises SendFailedError."""
@@ -80,47 +168,49 @@ class Producer(_Blocking, Generic[T]):
             group.append(value)
             count += 1
             if len(group) >= SEND_ALL_MESSAGES:
-                self._thread.run(self._take(group))
+                self._take(group)
                 group = []
-        self._thread.run(self._take(group))
+        self._take(group)
         self.flush()
         return count
 
     def flush(self) -> None:
-        self._thread.run(self._producer.flush())
+        self._run(lambda producer: producer.flush())
 
-    def close(self) -> None:
-        _close(self._thread, self._producer)
+    def _take(self, values: list[T]) -> None:
+        async def take(producer: cepheid.Producer[T]) -> None:
+            for value in values:
+                try:
+                    producer.send_nowait(value)
+                except cepheid.WindowFullError:
+                    await producer.drain()
+                    producer.send_nowait(value)
 
-    async def _take(self, values: list[T]) -> None:
-        for value in values:
-            try:
-                self._producer.send_nowait(value)
-            except cepheid.WindowFullError:
-                await self._producer.drain()
-                self._producer.send_nowait(value)
+        self._run(take)
 
 
-class Consumer(_Blocking, Generic[T]):
+class Consumer(_Opened[cepheid.Consumer[T]], Generic[T]):
     """See `cepheid.Consumer`."""
 
-    def __init__(self, thread: LoopThread, consumer: cepheid.Consumer[T]) -> None:
-        self._thread = thread
-        self._consumer = consumer
-        self.subscription = consumer.subscription
+    def __init__(self, client: Client, open_it: Callable[[cepheid.Client], Coroutine[Any, Any, cepheid.Consumer[T]]]) -> None:
+        super().__init__(client, open_it)
+        self.subscription = self._opened.subscription
 
-    def __repr__(self) -> str:
-        return repr(self._consumer)
+    async def _open_again(self, client: cepheid.Client) -> cepheid.Consumer[T]:
+        consumer = await super()._open_again(client)
+        if self._opened.is_paused:
+            consumer.pause()
+        return consumer
 
     @property
     def topics(self) -> list[str]:
-        return self._consumer.topics
+        return self._opened.topics
 
     def receive(self, timeout: float | None = None) -> Message[T]:
-        return self._thread.run(self._consumer.receive(timeout))
+        return self._run(lambda consumer: consumer.receive(timeout))
 
     def receive_many(self, max_messages: int = 100, timeout: float | None = None) -> list[Message[T]]:
-        return self._thread.run(self._consumer.receive_many(max_messages, timeout))
+        return self._run(lambda consumer: consumer.receive_many(max_messages, timeout))
 
     def __iter__(self) -> Iterator[Message[T]]:
         try:
@@ -141,71 +231,90 @@ class Consumer(_Blocking, Generic[T]):
                 loop, context = asyncio.get_running_loop(), contextvars.copy_context()
                 await loop.run_in_executor(threads, context.run, handler, message)
 
-            self._thread.run(self._consumer.run(handle, concurrency=concurrency, drain_timeout_s=drain_timeout_s))
+            self._run(lambda consumer: consumer.run(handle, concurrency=concurrency, drain_timeout_s=drain_timeout_s))
 
     def pause(self) -> None:
-        self._thread.call(self._consumer.pause)
+        self._call(lambda consumer: consumer.pause())
 
     def resume(self) -> None:
-        self._thread.call(self._consumer.resume)
+        self._call(lambda consumer: consumer.resume())
 
     def ack(self, message: Message[T] | MessageId) -> None:
-        self._thread.run(self._consumer.ack(message))
+        _check_received_here(message)
+        self._run(lambda consumer: consumer.ack(message))
 
     def ack_nowait(self, message: Message[T] | MessageId) -> None:
-        self._thread.call(lambda: self._consumer.ack_nowait(message))
+        _check_received_here(message)
+        self._call(lambda consumer: consumer.ack_nowait(message))
 
     def ack_cumulative(self, message: Message[T] | MessageId) -> None:
-        self._thread.run(self._consumer.ack_cumulative(message))
+        _check_received_here(message)
+        self._run(lambda consumer: consumer.ack_cumulative(message))
 
     def nack(self, message: Message[T], delay: timedelta | float | None = None) -> None:
-        self._thread.call(lambda: self._consumer.nack(message, delay))
+        _check_received_here(message)
+        self._call(lambda consumer: consumer.nack(message, delay))
 
     def retry_later(self, message: Message[T], delay: timedelta | float) -> None:
-        self._thread.run(self._consumer.retry_later(message, delay))
+        _check_received_here(message)
+        self._run(lambda consumer: consumer.retry_later(message, delay))
 
     @contextmanager
     def processing(self, message: Message[T]) -> Iterator[Message[T]]:
         """Acknowledge the message if the block ends; give it back if it raises: with back-off, or at once if it is interrupted."""
+        _check_received_here(message)
         try:
             with message._source.intercepted(message):
                 yield message
         except BaseException as error:
-            if isinstance(error, Exception):
+            if message._source.is_of_parent:
+                pass  # forked in the block: its parent finishes the message
+            elif isinstance(error, Exception):
                 self.nack(message)
             else:
-                self._thread.call(lambda: message._source.give_back(message))
+                self._call(lambda _: message._source.give_back(message))
             raise
         self.ack_nowait(message)
 
     def seek(self, to: SeekTarget, *, inclusive: bool = False) -> None:
-        self._thread.run(self._consumer.seek(to, inclusive=inclusive))
+        self._run(lambda consumer: consumer.seek(to, inclusive=inclusive))
 
     def unsubscribe(self) -> None:
-        self._thread.run(self._consumer.unsubscribe())
-
-    def close(self) -> None:
-        _close(self._thread, self._consumer)
+        self._run(lambda consumer: consumer.unsubscribe())
 
 
-class Reader(_Blocking, Generic[T]):
-    """See `cepheid.Reader`."""
+class Reader(_Opened[cepheid.Reader[T]], Generic[T]):
+    """See `cepheid.Reader`. In a forked child it goes on after the last message that was read before the fork."""
 
-    def __init__(self, thread: LoopThread, reader: cepheid.Reader[T]) -> None:
-        self._thread = thread
-        self._reader = reader
+    def __init__(self, client: Client, open_it: Callable[[cepheid.Client], Coroutine[Any, Any, cepheid.Reader[T]]]) -> None:
+        self._moves: dict[int, tuple[SeekTarget, bool]] = {}  # by partition; -1: all, and topics without partitions
+        super().__init__(client, open_it)
 
-    def __repr__(self) -> str:
-        return repr(self._reader)
+    async def _open_again(self, client: cepheid.Client) -> cepheid.Reader[T]:
+        reader = await super()._open_again(client)
+        try:
+            for to, inclusive in list(self._moves.values()):
+                await reader.seek(to, inclusive=inclusive)
+        except BaseException:
+            await reader.close()
+            raise
+        return reader
 
     def read(self, timeout: float | None = None) -> Message[T]:
-        return self._thread.run(self._reader.read(timeout))
+        message = self._run(lambda reader: reader.read(timeout))
+        message_id = message.message_id
+        self._moves[message_id.partition] = message_id, False
+        return message
 
     def has_message_available(self) -> bool:
-        return self._thread.run(self._reader.has_message_available())
+        return self._run(lambda reader: reader.has_message_available())
 
     def seek(self, to: SeekTarget, *, inclusive: bool = False) -> None:
-        self._thread.run(self._reader.seek(to, inclusive=inclusive))
+        self._run(lambda reader: reader.seek(to, inclusive=inclusive))
+        if isinstance(to, MessageId) and to not in (EARLIEST, LATEST):
+            self._moves[to.partition] = to, inclusive
+        else:
+            self._moves = {-1: (to, inclusive)}
 
     def __iter__(self) -> Iterator[Message[T]]:
         try:
@@ -214,78 +323,92 @@ class Reader(_Blocking, Generic[T]):
         except ClosedError:
             return
 
-    def close(self) -> None:
-        _close(self._thread, self._reader)
 
-
-class TableView(_Blocking, Generic[T]):
+class TableView(_Opened[cepheid.TableView[T]], Generic[T]):
     """See `cepheid.TableView`. It follows its topic by itself."""
 
-    def __init__(self, thread: LoopThread, view: cepheid.TableView[T]) -> None:
-        self._thread = thread
-        self._view = view
-        self.topic = view.topic
-
-    def __repr__(self) -> str:
-        return repr(self._view)
+    def __init__(self, client: Client, open_it: Callable[[cepheid.Client], Coroutine[Any, Any, cepheid.TableView[T]]]) -> None:
+        super().__init__(client, open_it)
+        self.topic = self._opened.topic
 
     def __getitem__(self, key: str) -> T:
-        return self._thread.call(lambda: self._view[key])
+        return self._call(lambda view: view[key])
 
     def __contains__(self, key: object) -> bool:
-        return self._thread.call(lambda: key in self._view)
+        return self._call(lambda view: key in view)
 
     def __len__(self) -> int:
-        return self._thread.call(lambda: len(self._view))
+        return self._call(lambda view: len(view))
 
     def __iter__(self) -> Iterator[str]:
-        return self._thread.call(lambda: iter(self._view))
+        return self._call(lambda view: iter(view))
 
     def get(self, key: str, default: T | None = None) -> T | None:
-        return self._thread.call(lambda: self._view.get(key, default))
+        return self._call(lambda view: view.get(key, default))
 
     def keys(self) -> list[str]:
         return list(self)
 
     def items(self) -> list[tuple[str, T]]:
         """Return keys and values of one moment."""
-        return self._thread.call(lambda: list(self._view.items()))
+        return self._call(lambda view: list(view.items()))
 
     def message(self, key: str) -> Message[T] | None:
-        return self._thread.call(lambda: self._view.message(key))
+        return self._call(lambda view: view.message(key))
 
     def watch(self) -> Iterator[cepheid.Change[T]]:
         """Yield the keys that change from the first `next` on, without end; see `cepheid.TableView.watch`."""
-        changes = self._view.watch()
+        thread, view = self._here()
+        changes = view.watch()
         try:
             while True:
+                if thread.is_of_parent:
+                    raise UsageError(f"this watch of {self.topic} began before the process was forked: call watch in the child")
                 try:
-                    yield self._thread.run(_next(changes))
+                    yield thread.run(_next(changes))
                 except ClosedError:
                     return
         finally:
             try:
-                if not self._thread.is_of_parent:
-                    self._thread.run(_end(changes))
+                if thread.is_of_parent:
+                    keep_inherited(changes)
+                else:
+                    thread.run(_end(changes))
             except ClosedError:
                 pass  # with its client
 
     def refresh(self) -> None:
-        self._thread.run(self._view.refresh())
-
-    def close(self) -> None:
-        _close(self._thread, self._view)
+        self._run(lambda view: view.refresh())
 
 
 class Client(_Blocking):
     """See `cepheid.Client`. What is opened is open when the call returns."""
 
-    def __init__(self, client: cepheid.Client) -> None:
+    def __init__(self, new_client: Callable[[], cepheid.Client]) -> None:
+        self._new_client = new_client
+        self._client = new_client()
         self._thread = LoopThread("cepheid-client")
-        self._client = client
+        self._is_closed = False
+        self.sever()
 
     def __repr__(self) -> str:
         return repr(self._client)
+
+    def sever(self) -> None:
+        self._lock = threading.Lock()
+        sever_in_children(self)
+
+    def _here(self) -> tuple[LoopThread, cepheid.Client]:
+        """Return the thread and the client of this process. The first call in a forked child makes them. Raises ClosedError."""
+        if self._thread.is_of_parent:
+            with self._lock:
+                if self._thread.is_of_parent:
+                    if self._is_closed:
+                        raise ClosedError("the client is closed")
+                    keep_inherited(self._client, self._thread)
+                    self._client = self._new_client()
+                    self._thread = LoopThread("cepheid-client")  # last: other threads look at it without the lock
+        return self._thread, self._client
 
     @overload
     def producer(self, topic: str, *, schema: type[T] | Schema[T], **options: Unpack[ProducerArguments]) -> Producer[T]: ...
@@ -294,10 +417,10 @@ class Client(_Blocking):
     def producer(self, topic: str, **options: Unpack[ProducerArguments]) -> Producer[bytes]: ...
 
     def producer(self, topic: str, *, schema: Any = bytes, **options: Unpack[ProducerArguments]) -> Producer[Any]:
-        async def open_it() -> cepheid.Producer[Any]:
-            return await self._client.producer(topic, schema=schema, **options)
+        async def open_it(client: cepheid.Client) -> cepheid.Producer[Any]:
+            return await client.producer(topic, schema=schema, **options)
 
-        return Producer(self._thread, self._thread.run(open_it()))
+        return Producer(self, open_it, options.get("access", "shared"))
 
     @overload
     def consumer(
@@ -310,10 +433,10 @@ class Client(_Blocking):
     def consumer(
         self, topics: Topics, subscription: str, *, schema: Any = bytes, **options: Unpack[ConsumerArguments]
     ) -> Consumer[Any]:
-        async def open_it() -> cepheid.Consumer[Any]:
-            return await self._client.consumer(topics, subscription, schema=schema, **options)
+        async def open_it(client: cepheid.Client) -> cepheid.Consumer[Any]:
+            return await client.consumer(topics, subscription, schema=schema, **options)
 
-        return Consumer(self._thread, self._thread.run(open_it()))
+        return Consumer(self, open_it)
 
     @overload
     def reader(
@@ -348,12 +471,12 @@ class Client(_Blocking):
         receiver_queue: int = 1000,
         key_reader: KeyReader | None = None,
     ) -> Reader[Any]:
-        async def open_it() -> cepheid.Reader[Any]:
-            return await self._client.reader(
+        async def open_it(client: cepheid.Client) -> cepheid.Reader[Any]:
+            return await client.reader(
                 topic, schema=schema, start=start, inclusive=inclusive, receiver_queue=receiver_queue, key_reader=key_reader
             )
 
-        return Reader(self._thread, self._thread.run(open_it()))
+        return Reader(self, open_it)
 
     @overload
     def table_view(self, topic: str, *, schema: type[T] | Schema[T], key_reader: KeyReader | None = ...) -> TableView[T]: ...
@@ -362,19 +485,23 @@ class Client(_Blocking):
     def table_view(self, topic: str, *, key_reader: KeyReader | None = ...) -> TableView[bytes]: ...
 
     def table_view(self, topic: str, *, schema: Any = bytes, key_reader: KeyReader | None = None) -> TableView[Any]:
-        async def open_it() -> cepheid.TableView[Any]:
-            return await self._client.table_view(topic, schema=schema, key_reader=key_reader)
+        async def open_it(client: cepheid.Client) -> cepheid.TableView[Any]:
+            return await client.table_view(topic, schema=schema, key_reader=key_reader)
 
-        return TableView(self._thread, self._thread.run(open_it()))
+        return TableView(self, open_it)
 
     def partitions(self, topic: str) -> int:
-        return self._thread.run(self._client.partitions(topic))
+        thread, client = self._here()
+        return thread.run(client.partitions(topic))
 
     def topic_schema(self, topic: str) -> TopicSchema | None:
-        return self._thread.run(self._client.topic_schema(topic))
+        thread, client = self._here()
+        return thread.run(client.topic_schema(topic))
 
     def close(self) -> None:
-        """Close everything that was opened, and end the thread. A second call does nothing, nor does one in a forked child."""
+        """Close everything that this process opened, and end the thread. A second call does nothing. What the parent of a forked
+        child opened stays open."""
+        self._is_closed = True
         if self._thread.is_of_parent:
             return
         try:
@@ -401,7 +528,8 @@ def connect(
     interceptors: Sequence[Interceptor] = (),
 ) -> Client:
     """As `cepheid.connect`. Starts the thread of the client."""
-    client = cepheid.connect(
+    new_client = partial(
+        cepheid.connect,
         url,
         request_timeout_s=request_timeout_s,
         connect_timeout_s=connect_timeout_s,
@@ -415,7 +543,7 @@ def connect(
         tls_check_hostname=tls_check_hostname,
         interceptors=interceptors,
     )
-    return Client(client)
+    return Client(new_client)
 
 
 async def _next(changes: AsyncIterator[T]) -> T:
@@ -429,10 +557,10 @@ async def _end(changes: Any) -> None:
     await changes.aclose()
 
 
-def _close(thread: LoopThread, opened: Any) -> None:
-    if thread.is_of_parent:
-        return  # what is open is the parent's to close
-    try:
-        thread.run(opened.close())
-    except ClosedError:
-        pass  # with its client
+def _check_received_here(message: Message[Any] | MessageId) -> None:
+    """Raises UsageError for a message that this process has from its parent."""
+    if isinstance(message, Message) and message._source.is_of_parent:
+        raise UsageError(
+            f"message {message.message_id} of {message.topic} was received before this process was forked: acknowledge it, or give "
+            "it back, in the process that received it"
+        )

@@ -471,18 +471,31 @@ class TopicConsumer(TopicLink):
             if not self._lacks_writer(held[0]):
                 self._owner.on_messages(held.pop(0))
                 continue
-            version = held[0][0]._facts.metadata.schema_version
             try:
-                schema = await self._lookup.schema(str(TopicName.parse(self.topic).base), version)
-                self._writers[version] = None if schema is None else topic_schema_of(schema)
+                await self._writer_of(held[0][0]._facts.metadata.schema_version)
             except Error as error:
-                if not error.retriable:
-                    self._writers[version] = error
-                    continue
                 lost = held.pop(0)  # the next message asks again
                 lost[0]._facts.problem = self._without_schema(error)
                 self._owner.on_messages(lost)
         self._held = None
+
+    async def _writer_of(self, version: bytes) -> TopicSchema | Error | None:
+        """Return the schema of a version of the topic, or why it cannot be had; None if there is none. Raises Error."""
+        if version not in self._writers:
+            try:
+                schema = await self._lookup.schema(str(TopicName.parse(self.topic).base), version)
+                self._writers[version] = None if schema is None else topic_schema_of(schema)
+            except Error as error:
+                if error.retriable:
+                    raise
+                self._writers[version] = error
+        return self._writers[version]
+
+    async def written_with(self, message: Message[Any]) -> TopicSchema | None:
+        """Return the schema that a message was written with; None: none, or an unknown one. Raises Error, which may pass."""
+        version = message._facts.metadata.schema_version
+        writer = await self._writer_of(version) if version else None
+        return None if isinstance(writer, Error) else writer
 
     # Permits
 

@@ -76,9 +76,14 @@ class TopicLink(ABC):
             raise ClosedError(f"{self.what} is closed")
         self.check_process()
 
+    @property
+    def is_of_parent(self) -> bool:
+        """Whether it was opened by a process that this one was forked from."""
+        return self._generation != generation()
+
     def check_process(self) -> None:
         """Raises UsageError in a forked child, in another thread and in another event loop: there nothing would wake a waiter."""
-        if self._generation != generation():
+        if self.is_of_parent:
             raise UsageError(f"{self.what} was opened before this process was forked: call cepheid.connect in each process")
         try:
             loop = asyncio.get_running_loop()

@@ -18,6 +18,7 @@ from tests.client import (
     test_bad_days,
     test_consumer,
     test_encryption,
+    test_forks,
     test_interceptors,
     test_official_client,
     test_producer,
@@ -33,6 +34,7 @@ MODULES = (
     test_bad_days,
     test_consumer,
     test_encryption,
+    test_forks,
     test_interceptors,
     test_official_client,
     test_producer,
@@ -46,7 +48,6 @@ NOT_HERE = {
     "test_a_schema_that_does_not_fit_names_the_field": "the text is the broker's",
     "test_a_topic_that_takes_smaller_messages_than_the_broker_fails_those_alone": "its policies hold a moment after the call",
     "test_after_the_first_failure_of_a_repeatable_producer_nothing_is_stored": "Apache Pulsar stores what was sent after it",
-    "test_dead_letters_have_the_schema_of_their_consumer": "a topic with producers that have no schema takes none",
     "test_a_pattern_that_the_broker_refuses_is_followed_too": "the limit is patched; those of other tests here are over its own",
     "test_patterns_are_followed_also_where_brokers_have_no_watchers": "the broker is patched",
 }

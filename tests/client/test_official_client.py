@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import uuid
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import pulsar
 import pytest
-from pulsar.schema import AvroSchema, Double, Integer, JsonSchema, Record, String, StringSchema
+from pulsar.schema import AvroSchema, Double, Integer, JsonSchema, ProtobufNativeSchema, Record, String, StringSchema
 
 import cepheid
+from cepheid_wire import pulsar_api_pb2 as pb
 from tests.client.conftest import ClusterThread
 
 R = TypeVar("R")
@@ -122,6 +124,19 @@ class OrderV2:
 OrderV2.__name__ = "Order"
 
 
+@dataclasses.dataclass
+class OrderFirst:
+    """A version whose Avro cannot be read without its own definition: it has a field before the others."""
+
+    note: str | None = None
+    name: str | None = None
+    count: cepheid.Int32 | None = None
+    price: float | None = None
+
+
+OrderFirst.__name__ = "Order"
+
+
 async def test_avro_is_read_with_the_schema_that_it_was_written_with(cluster: ClusterThread, topic: str) -> None:
     async with cepheid.connect(cluster.url) as client:
         async with client.producer(topic, schema=cepheid.AvroSchema(Order)) as old:
@@ -132,6 +147,45 @@ async def test_avro_is_read_with_the_schema_that_it_was_written_with(cluster: Cl
             assert [(await reader.read(RECEIVE_S)).value for _ in range(2)] == [OrderV2("tea", 3, 2.5), OrderV2(note="new")]
         async with client.reader(topic, schema=cepheid.AvroSchema(Order)) as reader:
             assert [(await reader.read(RECEIVE_S)).value for _ in range(2)] == [ORDER, Order()]
+
+
+@pytest.mark.parametrize("read_as", ["type", "auto", "bytes"])
+@pytest.mark.parametrize("kind", ["AVRO", "JSON", "PROTOBUF_NATIVE"])
+async def test_dead_letters_and_retries_have_the_schemas_of_their_messages(cluster: ClusterThread, kind: str, read_as: str) -> None:
+    topic = f"written-{kind}-{read_as}-{uuid.uuid4().hex[:8]}"
+    ours: Any
+    if kind == "PROTOBUF_NATIVE":
+        ours, theirs = pb.MessageIdData, ProtobufNativeSchema(pb.MessageIdData)
+        written = [(ours, pb.MessageIdData(ledgerId=1, entryId=2)), (ours, pb.MessageIdData(ledgerId=3, entryId=4))]
+    else:
+        ours, theirs_of = (cepheid.AvroSchema, AvroSchema) if kind == "AVRO" else (cepheid.JsonSchema, JsonSchema)
+        theirs = theirs_of(OfficialOrder)
+        written = [(ours(Order), ORDER), (ours(OrderFirst), OrderFirst("an earlier field", "coffee", 1, 0.5))]
+    schema = {"type": written[0][0], "auto": cepheid.AutoSchema(), "bytes": bytes}[read_as]
+    dead = cepheid.DeadLetters(after=1, subscription="look")
+    async with cepheid.connect(cluster.url) as client:
+        async with client.consumer(topic, "s", type="shared", schema=schema, retry=True, dead_letters=dead) as consumer:
+            for each, value in written:
+                async with client.producer(topic, schema=each) as producer:
+                    await producer.send(value)
+            for _ in range(2 * len(written)):  # to the retry topic, then to the other one
+                await consumer.retry_later(await consumer.receive(RECEIVE_S), 0)
+
+    def read(client: pulsar.Client) -> list[Any]:
+        letters = client.subscribe(f"{topic}-s-DLQ", "look", schema=theirs)
+        values = [letters.receive(30_000).value() for _ in written]
+        return values if kind == "PROTOBUF_NATIVE" else [Order(value.name, value.count, value.price) for value in values]
+
+    found = await official(cluster, read)
+    if kind == "PROTOBUF_NATIVE":
+        assert sorted(value.ledgerId for value in found) == [1, 3]
+    else:
+        assert sorted(found, key=str) == [Order("coffee", 1, 0.5), ORDER]
+    async with cepheid.connect(cluster.url) as client:
+        for name in (f"{topic}-s-RETRY", f"{topic}-s-DLQ"):
+            registered = await client.topic_schema(name)
+            assert registered is not None
+            assert registered.kind == kind
 
 
 async def test_text_both_ways(cluster: ClusterThread, topic: str) -> None:

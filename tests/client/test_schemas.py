@@ -183,7 +183,7 @@ async def test_lookup_over_http(cluster: ClusterThread, topic: str) -> None:
 
 
 @pytest.mark.parametrize(("schema", "kind"), [(Point, "JSON"), (cepheid.AvroSchema(Point), "AVRO")])
-async def test_dead_letters_have_the_schema_of_their_consumer(cluster: ClusterThread, schema: Any, kind: str) -> None:
+async def test_dead_letters_have_the_schema_of_their_topic(cluster: ClusterThread, schema: Any, kind: str) -> None:
     topic = f"dead-{uuid.uuid4()}"
     async with cepheid.connect(cluster.url) as client, client.producer(topic, schema=schema) as producer:
         policy = cepheid.DeadLetters(after=1, subscription="look")
@@ -195,7 +195,7 @@ async def test_dead_letters_have_the_schema_of_their_consumer(cluster: ClusterTh
                 assert (await dead.receive(RECEIVE_S)).value == Point(1)
         found = await client.topic_schema(f"{topic}-s-DLQ")
         assert found is not None
-        assert found.kind == kind  # AVRO from the consumer above
+        assert found.kind == kind
 
 
 async def test_dead_letters_go_to_a_topic_with_another_schema(cluster: ClusterThread, topic: str) -> None:
@@ -220,3 +220,16 @@ async def test_a_key_of_bytes_stays_one_in_dead_letters(cluster: ClusterThread, 
             async with client.consumer(f"{topic}-s-DLQ", "look") as dead:
                 message = await dead.receive(RECEIVE_S)
         assert (message.key, message.key_bytes) == ("/w==", b"\xff")
+
+
+async def test_a_message_without_a_value_stays_one_in_dead_letters(cluster: ClusterThread, topic: str) -> None:
+    schema = cepheid.AvroSchema(Point)
+    async with cepheid.connect(cluster.url) as client, client.producer(topic, schema=schema) as producer:
+        policy = cepheid.DeadLetters(after=1, subscription="look")
+        async with client.consumer(topic, "s", type="shared", schema=schema, dead_letters=policy) as consumer:
+            await producer.send(None, key="k")
+            for _ in range(2):
+                consumer.nack(await consumer.receive(RECEIVE_S), delay=0)
+            async with client.consumer(f"{topic}-s-DLQ", "look", schema=schema) as dead:
+                message = await dead.receive(RECEIVE_S)
+        assert (message.is_null, message.value, message.key) == (True, None, "k")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -95,29 +94,6 @@ def test_a_program_that_closes_nothing_ends(cluster: ClusterThread, topic: str) 
     code = f"import cepheid.sync; cepheid.sync.connect({cluster.url!r}).producer({topic!r}).send(b'hello'); print('end')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "end\n"), done.stderr
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_a_blocking_client_in_a_forked_child_names_the_fork(cluster: ClusterThread, topic: str) -> None:
-    code = f"""
-import os, cepheid, cepheid.sync
-client = cepheid.sync.connect({cluster.url!r})
-producer = client.producer({topic!r})
-if child := os.fork():
-    os.waitpid(child, 0)
-    producer.send(b"")
-    print("parent done")
-else:
-    try:
-        producer.send(b"")
-    except cepheid.UsageError as error:
-        print(error, flush=True)
-    client.close()  # leaves what is the parent's alone
-    os._exit(0)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    assert "before this process was forked: call cepheid.sync.connect in each process" in done.stdout, done.stderr
-    assert done.stdout.endswith("parent done\n"), done.stderr
 
 
 async def test_a_cluster_for_tests() -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import datetime
 import json
+import os
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 import time
 import tomllib
@@ -112,6 +115,30 @@ async def test_our_client_authenticates_over_tls(made: Path) -> None:
             async with cepheid.connect(tls_url(cluster), tls_ca_file=str(made / "ca.pem"), **credentials(made)) as client:
                 async with client.producer("orders") as producer:
                     await producer.send(b"1")
+
+
+FORKED = """
+import os, cepheid.sync
+client = cepheid.sync.connect({url!r}, tls_ca_file={ca!r}, token={token!r})
+producer, reader = client.producer("forked"), client.reader("forked")
+producer.send(b"parent")
+if (child := os.fork()) == 0:
+    producer.send(b"child")
+    client.close()
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+producer.send(b"parent again")
+print([reader.read(30).data.decode() for _ in range(3)])
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+async def test_a_forked_child_leaves_the_tls_connection_of_its_parent_alone(made: Path) -> None:
+    async with secured(made) as cluster:
+        code = FORKED.format(url=tls_url(cluster), ca=str(made / "ca.pem"), token=token_of(made))
+        command = [sys.executable, "-c", code]
+        done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.stdout, done.stderr) == ("['parent', 'child', 'parent again']\n", "")
 
 
 REFUSED: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
