@@ -5,8 +5,8 @@
     Apache Pulsar, standalone ─┘
 
 Both run all the time, started anew for each load, and wait for fsync before they acknowledge (`journalSyncData=true` with Pulsar,
-whose shipped settings do not). Pulsar is warmed up first: a JVM is slow for its first ten seconds. What is idle at a moment takes some
-processor time from the other, a JVM more than we do. Memory is PSS: Pulsar's collector maps its heap several times.
+whose shipped settings do not). Pulsar is warmed up first: a JVM is slow for its first ten seconds. What is idle at a moment takes
+some processor time from the other, a JVM more than we do. Memory is PSS: Pulsar's collector maps its heap several times.
 
 The rows with `perf` load both by pulsar-perf, the load generator of Pulsar, which uses more than a core itself.
 """
