@@ -66,7 +66,7 @@ from cepheid_wire import NamespaceName, TopicName
 
 log = logging.getLogger(__name__)
 
-_DRAIN_POLL_S = 0.2
+_DRAIN_POLL_S, _LONGEST_DRAIN_PAUSE_S = 0.2, 5.0
 _ATTEMPTS = 5  # of a lookup that meets others who acquire and release at the same time
 
 
@@ -122,6 +122,7 @@ class BundleOwnership:
         self._waiting = self._waited = 0  # lookups: now, and so far
         self.draining = False
         self._must_drain = False  # also when there is no other broker
+        self._drain_task: asyncio.Task[None] | None = None
         self._tenures.find_heir, self._tenures.on_heir_failed = self._find_heir, self._on_heir_failed
         self._unsubscribe = store.subscribe(self.on_session)
 
@@ -220,8 +221,9 @@ class BundleOwnership:
         if not self.draining:
             self.draining = True
             self._registration.update(self._record.replace(draining=True))
-            self._tasks.start(self._drain(), name="drain")
             log.info("broker.draining", extra={"broker": self.broker_id, "bundles": len(list(self.states.owned()))})
+        if self._drain_task is None or self._drain_task.done():
+            self._drain_task = self._tasks.start(self._drain(), name="drain")
 
     def undrain(self) -> None:
         if self.draining:
@@ -232,14 +234,20 @@ class BundleOwnership:
 
     async def _drain(self) -> None:
         """As long as it is to be drained: others may not know of it yet, and send clients here. While no other broker takes bundles
-        it keeps what it has, unless it was forced."""
+        it keeps what it has, unless it was forced. Bundles that cannot be released are tried again, after growing pauses."""
 
         def pauses() -> bool:
             return not self.draining or self._stopping or not (self._must_drain or self._takers())
 
+        pause_s = _DRAIN_POLL_S
         while self.draining and not self._stopping:
-            await self._tenures.give_away("the broker is drained", until=pauses)
-            await asyncio.sleep(_DRAIN_POLL_S)
+            try:
+                released = await self._tenures.give_away("the broker is drained", until=pauses)
+            except Exception as error:
+                log.exception("broker.drain_defect", extra={"broker": self.broker_id, "error": repr(error)})
+                released = False
+            pause_s = _DRAIN_POLL_S if released else min(2 * pause_s, _LONGEST_DRAIN_PAUSE_S)
+            await asyncio.sleep(pause_s)
 
     def _takers(self) -> dict[str, BrokerRegistration]:
         """Other brokers that are given bundles."""

@@ -266,24 +266,30 @@ class BundleTenures:
         await asyncio.gather(*self._acquiring.values(), return_exceptions=True)
         await self.give_away("the broker stops")
 
-    async def give_away(self, reason: str, until: Callable[[], bool] = lambda: False) -> None:
-        """Release what is owned now, in turn, while not `until`."""
+    async def give_away(self, reason: str, until: Callable[[], bool] = lambda: False) -> bool:
+        """Release what is owned now, in turn, while not `until`. Return whether all of these releases succeeded."""
         turns = asyncio.Semaphore(_RELEASED_AT_ONCE)
 
-        async def release(bundle: Bundle) -> None:
+        async def release(bundle: Bundle) -> bool:
             async with turns:
-                if not until():
-                    await self._release_quietly(bundle, reason)
+                return until() or await self._release_quietly(bundle, reason)
 
         for tenure in self._states.owned():
             await self._wait_split(tenure.bundle)
-        await asyncio.gather(*(release(tenure.bundle) for tenure in list(self._states.owned())))
+        return all(await asyncio.gather(*(release(tenure.bundle) for tenure in list(self._states.owned()))))
 
-    async def _release_quietly(self, bundle: Bundle, reason: str) -> None:
+    async def _release_quietly(self, bundle: Bundle, reason: str) -> bool:
+        """Release the bundle and return whether that succeeded. A defect must not keep other bundles from being released; the task
+        that it ended has logged it."""
         try:
             await self.release(bundle, to="", reason=reason)
         except CepheidError as error:
             log.warning("bundle.not_released", extra={"bundle": str(bundle), "error": str(error)})
+        except Exception as error:
+            log.error("bundle.not_released", extra={"bundle": str(bundle), "error": repr(error)})
+        else:
+            return True
+        return False
 
     async def _release_outcome(self, tenure: Tenure, to: str, reason: str) -> ServiceNotReadyError | None:
         """An error is a result here: it is no failed task."""
@@ -339,7 +345,11 @@ class BundleTenures:
             self.hand_overs_failed += 1
             facts = {"bundle": str(tenure.bundle), "heir": heir.there.broker_id, "topics_moved": len(heir.moved)}
             log.warning("bundle.hand_over_failed", extra={**facts, "error": str(error) or "it did not answer in time"})
-            return False
+        except Exception as error:
+            self.hand_overs_failed += 1
+            facts = {"bundle": str(tenure.bundle), "heir": heir.there.broker_id, "topics_moved": len(heir.moved)}
+            log.exception("bundle.hand_over_defect", extra={**facts, "error": repr(error)})
+        return False
 
     async def _ask_to_take(self, heir: Heir) -> None:
         try:
@@ -347,3 +357,5 @@ class BundleTenures:
         except (CepheidError, TimeoutError) as error:  # it takes the bundle when a client asks for one of its topics
             self.on_heir_failed(heir, error)
             log.info("bundle.not_taken_yet", extra={"heir": heir.there.broker_id, "error": str(error) or "timeout"})
+        except Exception as error:
+            log.exception("bundle.hand_over_defect", extra={"heir": heir.there.broker_id, "error": repr(error)})
