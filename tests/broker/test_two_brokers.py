@@ -11,8 +11,11 @@ from cepheid_broker.errors import ServiceNotReadyError
 from cepheid_broker.ownership.broker_liveness import BrokerLiveness
 from cepheid_broker.ownership.bundle_ownership import BundleOwnership
 from cepheid_broker.ownership.bundles import Bundle, bundle_of
-from cepheid_broker.ownership.ownership import Here, NotOwnerError, There
+from cepheid_broker.ownership.isolation import IsolationRules
+from cepheid_broker.ownership.ownership import DestinationRefusedError, Here, NotOwnerError, There
 from cepheid_metadata import (
+    IsolationPolicies,
+    IsolationPolicy,
     MemoryStore,
     NamespaceRecord,
     RegistrationTakenError,
@@ -300,6 +303,23 @@ async def test_unloading_a_bundle_moves_it_on_and_a_destination_is_kept() -> Non
         async with await third.client() as client:
             await client.subscribe(topic, "s", permits=10)
             await client.expect_messages(3)
+
+
+@pytest.mark.parametrize("why", ["does not run", "is being drained", "an isolation policy"])
+async def test_a_destination_that_cannot_have_the_bundle_is_refused(why: str) -> None:
+    async with BrokersWorld(3) as world:
+        owner, other, third = world.brokers
+        name = TopicName.parse(full(await world.topic_on(owner)))
+        to = "nowhere" if why == "does not run" else other.id
+        if why == "is being drained":
+            other.ownership.drain()
+            await wait_until(lambda: other.id in owner.ownership.leaving)
+        elif why == "an isolation policy":
+            policy = IsolationPolicy(namespaces=("public/default",), primary=(owner.id, third.id))
+            owner.ownership.placement.isolation = IsolationRules(IsolationPolicies(policies={"p": policy}))
+        with pytest.raises(DestinationRefusedError, match=why):
+            await owner.ownership.release(await owner.ownership.bundle_of(name), to=to)
+        assert owner.ownership.owns(name)
 
 
 async def test_the_only_broker_that_unloads_a_bundle_takes_it_again() -> None:

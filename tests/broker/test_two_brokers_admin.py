@@ -218,6 +218,10 @@ def test_unloading_a_namespace_and_a_bundle() -> None:
         assert "broker-1, broker-2" in nowhere.text
         owned = await first("GET", f"/admin/v2/brokers/standalone/{urlsplit(target.admin_url).netloc}/ownedNamespaces")
         assert len([name for name in owned.json() if name.startswith("public/default/")]) == 4
+        world.brokers[0].ownership.drain()
+        await wait_until(lambda: world.brokers[0].id in target.ownership.leaving)
+        drained = await second("PUT", f"{NAMESPACE}/{bundles[0]}_{bundles[1]}/unload?destinationBroker={world.brokers[0].id}")
+        assert (drained.status_code, "broker-1 is being drained" in drained.text) == (412, True)
         assert (await first("PUT", f"{NAMESPACE}/0x0_0x1/unload")).status_code == 412
 
     two_brokers(test)

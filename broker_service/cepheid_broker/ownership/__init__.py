@@ -20,6 +20,7 @@ from cepheid_broker.ownership.owner_reach import OwnerReach
 from cepheid_broker.ownership.ownership import (
     KEEPS_CONNECTION,
     BundleSplitError,
+    DestinationRefusedError,
     Here,
     NotOwnerError,
     Ownership,
@@ -52,6 +53,7 @@ __all__ = [
     "Bundle",
     "BundleOwnership",
     "BundleSplitError",
+    "DestinationRefusedError",
     "Division",
     "HandOverCall",
     "Heir",

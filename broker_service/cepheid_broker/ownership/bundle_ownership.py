@@ -38,6 +38,7 @@ from cepheid_broker.ownership.ownership import (
     KEEPS_CONNECTION,
     BundleSplitError,
     BundleUser,
+    DestinationRefusedError,
     Here,
     Location,
     NotOwnerError,
@@ -397,7 +398,19 @@ class BundleOwnership:
         return Here() if self.states.is_own(owner) else There(owner.broker_id, owner.addresses)
 
     async def release(self, bundle: Bundle, *, to: str = "", reason: str = "its bundle is unloaded") -> None:
+        if to:
+            self._check_destination(bundle, to)
         await self._tenures.release(bundle, to=to, reason=reason)
+
+    def _check_destination(self, bundle: Bundle, to: str) -> None:
+        """Raises DestinationRefusedError when lookups would not lead to that broker, so that the bundle would go to another one."""
+        brokers = self.directory.brokers
+        if to not in brokers:
+            raise DestinationRefusedError(f"broker {to[:200]!r} does not run: choose one of {', '.join(brokers)}")
+        if self.draining if to == self.broker_id else brokers[to].draining:
+            raise DestinationRefusedError(f"broker {to} is being drained, and takes no bundles")
+        if not self.placement.allows(bundle, to, self.brokers, now_s=asyncio.get_running_loop().time()):
+            raise DestinationRefusedError(f"an isolation policy does not allow broker {to} to serve namespace {bundle.namespace}")
 
     # Hand-over (hand_over.py)
 

@@ -97,6 +97,12 @@ class SplitRefusedError(BrokerError):
     hint = "`GET /admin/v2/namespaces/T/N/bundles` shows the bundles"
 
 
+class DestinationRefusedError(BrokerError):
+    """The broker that a bundle was to be handed to cannot have it. The bundle stays where it is."""
+
+    hint = "`cepheid brokers list` shows which brokers run and which are being drained"
+
+
 def bundle_not_ready(bundle: Bundle, why: str) -> ServiceNotReadyError:
     return ServiceNotReadyError(f"bundle {bundle}: {why} ({KEEPS_CONNECTION})", bundle=str(bundle))
 
@@ -170,7 +176,7 @@ class Ownership(Protocol):
 
     async def release(self, bundle: Bundle, *, to: str = "", reason: str = "its bundle is unloaded") -> None:
         """Its topics are closed in good order, and it goes to the broker `to`; without one to another, if there is. It goes on when
-        the caller gives up. Raises ServiceNotReadyError: it is served on here."""
+        the caller gives up. Raises ServiceNotReadyError, DestinationRefusedError: it is served on here."""
 
     async def split(self, bundle: Bundle, starts: Sequence[int], *, reason: str = "an operator split it") -> list[Bundle]:
         """Cut a bundle of this broker at the hashes `starts`, while its topics stay open; return the parts. Raises

@@ -1100,7 +1100,8 @@ class Namespaces:
         await self._calls.call("PUT", f"/admin/v2/namespaces/{namespace_path(namespace)}/unload")
 
     async def unload_bundle(self, namespace: str, bundle: str, *, destination_broker: str = "") -> None:
-        """Every open topic of the bundle, which goes to `destinationBroker`, or to another one if there is. `PUT
+        """Every open topic of the bundle, which goes to `destinationBroker`, or to another one if there is. 412, and
+        nothing moves, when that broker does not run, is being drained, or is not allowed by an isolation policy. `PUT
         /admin/v2/namespaces/{namespace}/{bundle}/unload`.
         """
         await self._calls.call(
