@@ -106,7 +106,7 @@ class BundleOwnership:
         self._tenures = BundleTenures(store, self.states, self._choose_heir, self._tasks, liveness)
         self._registration: Registration[BrokerRegistration] | None = None
         self._divisions = BundleDivisions(store, self._tasks, self._tenures.on_divided)
-        self._tenures.divisions = self._divisions
+        self._tenures.divisions, self._tenures.directory = self._divisions, self.directory
         self._splits = BundleSplits(store, self._tenures, self.states, self._divisions)
         self.placement = placement or Placement()
         self._watched = WatchedRecords(store, self._tasks)

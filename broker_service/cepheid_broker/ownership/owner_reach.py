@@ -39,9 +39,9 @@ Probe = Callable[[str], Awaitable[bool]]
 class OwnerReach:
     """`patience_s`: the longest wait of a lookup, below what clients wait for its answer (30 s)."""
 
-    def __init__(self, patience_s: float, probe: Probe | None = None, *, sign_of: Callable[[str], Sign] | None = None) -> None:
-        """`sign_of`: what is known of a broker anyway, by its id."""
-        self._sign_of = sign_of or (lambda _: Sign.UNKNOWN)
+    def __init__(self, patience_s: float, probe: Probe | None = None, *, sign_at: Callable[[There], Sign] | None = None) -> None:
+        """`sign_at` returns what other connections say of the process that a record names, by its id and its addresses."""
+        self._sign_at = sign_at or (lambda _: Sign.UNKNOWN)
         self._patience_s = patience_s
         self._probe = probe or takes_connections
         self._answered_at: dict[str, float] = {}  # by address: as many as there are brokers
@@ -93,7 +93,7 @@ class OwnerReach:
         return location
 
     async def _answers(self, there: There) -> bool:
-        if (sign := self._sign_of(there.broker_id)) is not Sign.UNKNOWN:
+        if (sign := self._sign_at(there)) is not Sign.UNKNOWN:
             return sign is Sign.HEARD
         address, now = there.client_address, asyncio.get_running_loop().time()
         if now - self._answered_at.get(address, float("-inf")) < BELIEVED_S or now < self._not_waited_for.get(address, 0.0):
