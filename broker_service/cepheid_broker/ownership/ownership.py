@@ -8,7 +8,7 @@ Ownership is for order and speed. That nothing is lost or doubled when two broke
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -145,6 +145,10 @@ class Ownership(Protocol):
         """All that are registered: addresses by id. Empty where there is no registration."""
 
     @property
+    def leaving(self) -> Collection[str]:
+        """Ids of the registered brokers that take no bundles: they are being drained."""
+
+    @property
     def broker_id(self) -> str:
         """Of this broker; empty where there is no registration."""
 
@@ -216,6 +220,7 @@ class SoleOwnership:
     is_shared = False
     broker_id = ""
     brokers: Mapping[str, Mapping[str, str]] = MappingProxyType({})
+    leaving: Collection[str] = ()
     user: BundleUser
     peers: Any = None
     draining = False
