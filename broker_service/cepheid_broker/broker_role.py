@@ -122,7 +122,7 @@ class BrokerRole(Role):
         )
         liveness = BrokerLiveness(store, links.hold)
         longest_wait_s = min(2 * settings.metadata_session_timeout_s + 4.0, MOST_LOOKUP_WAIT_S)
-        reach = OwnerReach(longest_wait_s, sign_of=liveness.sign_of)
+        reach = OwnerReach(longest_wait_s, sign_at=liveness.sign_at)
         self._ownership = ownership = BundleOwnership(
             store,
             ports,

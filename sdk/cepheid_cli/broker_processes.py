@@ -10,6 +10,8 @@ Rules
    the port, so requests wait while no process runs, and a second supervisor is refused.
 2. A process whose supervisor is gone stops in good order. Otherwise its ports and its id would be taken for the next supervisor.
 3. A process that ends before all of them have served once ends the supervisor: wrong settings do not get right by repetition.
+4. After that no failure of one process stops the others. A start that the system refuses, for want of memory or of process or file
+   limits, is tried again after the same pauses.
 """
 
 from __future__ import annotations
@@ -171,17 +173,21 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         while not self._stopping:
             began = loop.time()
-            code = await self._run_one(index)
+            try:
+                code: int | None = await self._run_one(index)
+                event, outcome = "broker_process.ended", f"ended with {code}"
+            except OSError as error:  # rule 4
+                event, outcome, code = "broker_process.not_started", f"could not be started: {error}", None
             if self._stopping:
                 return
             if not self._all_ready.is_set():
-                raise BrokerProcessError(f"broker process {index} ended with {code} before all {self._count} processes served")
+                raise BrokerProcessError(f"broker process {index} {outcome} before all {self._count} processes served")
             pause_s = pauses.after(loop.time() - began)
-            log.warning("broker_process.ended", extra={"index": index, "code": code, "starts_again_s": pause_s})
+            log.warning(event, extra={"index": index, "code": code, "outcome": outcome, "starts_again_s": pause_s})
             await asyncio.sleep(pause_s)
 
     async def _run_one(self, index: int) -> int:
-        """Start it, and return its exit code; negative: the signal that ended it."""
+        """Start it, and return its exit code; negative: the signal that ended it. Raises OSError when it could not be started."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         try:
@@ -195,8 +201,9 @@ class Supervisor:
             )
             theirs.close()
             self._running[index] = process
-            if await asyncio.get_running_loop().sock_recv(ours, 1):
-                self._on_ready(index)
+            with suppress(ConnectionError):  # it ended before it served
+                if await asyncio.get_running_loop().sock_recv(ours, 1):
+                    self._on_ready(index)
             return await process.wait()
         finally:
             self._running.pop(index, None)

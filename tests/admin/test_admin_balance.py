@@ -130,6 +130,7 @@ def test_isolation_policies_come_and_go(admin: AdminWorld) -> None:
         {"namespaces": ["a/b"], "primary": []},
         {"namespaces": ["a/b"], "primary": ["a"], "auto_failover_policy": {"parameters": {"min_limit": "many"}}},
         {"namespaces": ["a/b"], "primary": ["a"], "autoFailoverPolicy": {}},
+        {"namespaces": ["a/b"], "primary": ["a"], "unload_scope": "everything"},
         None,
     ],
 )

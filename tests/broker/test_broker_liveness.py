@@ -17,6 +17,7 @@ from cepheid_broker.ownership.broker_liveness import (
     PeerSigns,
     Sign,
 )
+from cepheid_broker.ownership.ownership import There
 from cepheid_broker.ownership.peer_link import LinkRefusedError
 from cepheid_metadata import BrokerRegistration, MemoryStore, MemoryTree, Registration, broker_records
 from cepheid_ports import TaskOwner
@@ -188,6 +189,8 @@ async def test_a_killed_broker_is_gone_within_a_second() -> None:
     other = await world.add("a")
     await world.start()
     assert (world.liveness.sign_of("a"), world.liveness.heard) == (Sign.HEARD, 1)
+    signs = [world.liveness.sign_at(There("a", {"pulsar": address})) for address in ("a", "where a process with its id was before")]
+    assert signs == [Sign.HEARD, Sign.UNKNOWN]
     await other.kill()
     await asyncio.sleep(0.01)
     assert (world.liveness.sign_of("a"), world.liveness.heard) == (Sign.SUSPECT, 0)

@@ -144,6 +144,7 @@ FAILURES: dict[str, Callable[[], BaseException]] = {
     "unreachable": lambda: PeerUnreachableError("planted"),
     "refuses": lambda: ServiceNotReadyError("planted"),
     "silent": TimeoutError,
+    "defect": lambda: KeyError("planted"),
 }
 
 
@@ -175,6 +176,14 @@ async def test_a_hand_over_that_fails_in_any_step_ends_as_a_plain_unload(
             await late.publish(1, first_sequence_id=3)
             await late.subscribe(topic, "s", permits=10)
             assert len(await late.expect_messages(4)) == 4
+
+
+@pytest.mark.parametrize("answer", [None, {}, {"opened": None}, []])
+async def test_an_answer_without_a_list_of_opened_topics_is_refused(answer: Any) -> None:
+    heir = Heir(There("b", {"pulsar": "b:1"}), BUNDLE, "a", 1, AsyncMock(call=AsyncMock(return_value=answer)))
+    with pytest.raises(ServiceNotReadyError, match=r"broker b answered .* without a list of opened topics"):
+        await heir.open([TOPIC])
+    assert not heir.moved
 
 
 async def test_a_topic_that_moved_is_found_at_its_new_broker_while_the_rest_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,6 +241,38 @@ async def test_a_drained_broker_gives_everything_away_and_takes_nothing_until_it
         await wait_until(lambda: not any(other.ownership.directory.brokers[owner.id].draining for other in others))
         await release(await world.owner_of(topics[0]), topics[0], owner.id)
         assert owner.ownership.owns(TopicName.parse(full(topics[0])))
+
+
+async def test_a_drain_continues_after_an_unexpected_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with BrokersWorld() as world:
+        owner = world.brokers[0]
+        for number in range(3):
+            await world.topic_on(owner, f"topic-{number}")
+        unload = owner.ownership.user.unload_bundle
+        errors: list[Exception] = [KeyError("planted")]
+
+        async def unload_bundle(bundle: Bundle, reason: str) -> None:
+            if errors:
+                raise errors.pop()
+            await unload(bundle, reason)
+
+        monkeypatch.setattr(owner.ownership.user, "unload_bundle", unload_bundle)
+        owner.ownership.drain()
+        await wait_until(lambda: not owner.ownership.bundles_held)
+        assert not errors
+
+
+async def test_a_repeated_drain_starts_one_that_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with BrokersWorld() as world:
+        owner = world.brokers[0]
+        await world.topic_on(owner)
+        with monkeypatch.context() as patch:
+            patch.setattr(owner.ownership, "_takers", lambda: {"other": None})
+            patch.setattr(owner.ownership._tenures, "give_away", AsyncMock(side_effect=asyncio.CancelledError))
+            owner.ownership.drain()
+            await asyncio.sleep(0.01)
+        owner.ownership.drain()
+        await wait_until(lambda: not owner.ownership.bundles_held)
 
 
 async def test_a_heir_that_is_drained_before_it_has_the_bundle_hands_on_what_it_has_opened(

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from cepheid_broker.ownership import owner_reach
 from cepheid_broker.ownership.bundles import Bundle
 from cepheid_broker.ownership.owner_reach import BELIEVED_S, POLL_S, OwnerReach, takes_connections
 from cepheid_broker.ownership.ownership import Here, Location, There
@@ -79,6 +80,28 @@ async def test_an_owner_that_cannot_be_reached_from_here_alone_costs_one_wait() 
     assert asyncio.get_running_loop().time() - began < 2 * 0.3 + POLL_S
     world.found = ALIVE
     assert await world.locate() == ALIVE
+    await world.reach.aclose()
+
+
+@pytest.mark.virtual_time
+async def test_an_owner_that_stays_out_of_reach_is_waited_for_less_and_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(owner_reach, "FIRST_REST_S", 0.5)
+    monkeypatch.setattr(owner_reach, "LONGEST_REST_S", 2.0)
+    world, began_s = World(patience_s=0.2), asyncio.get_running_loop().time()
+
+    async def waits_until(time_s: float) -> int:
+        before = world.reach.waited
+        while asyncio.get_running_loop().time() < began_s + time_s:
+            await world.locate()
+            await asyncio.sleep(0.05)
+        return world.reach.waited - before
+
+    assert await waits_until(4.0) == 3, "at once, and after pauses of 0.5 s and 1 s"
+    assert await waits_until(10.0) == 3, "after each further pause of 2 s"
+    world.answering.add("127.0.0.1:1")
+    await waits_until(13.0)
+    world.answering.clear()
+    assert await waits_until(14.5) == 2, "it was in reach meanwhile"
     await world.reach.aclose()
 
 

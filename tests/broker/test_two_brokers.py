@@ -11,8 +11,11 @@ from cepheid_broker.errors import ServiceNotReadyError
 from cepheid_broker.ownership.broker_liveness import BrokerLiveness
 from cepheid_broker.ownership.bundle_ownership import BundleOwnership
 from cepheid_broker.ownership.bundles import Bundle, bundle_of
-from cepheid_broker.ownership.ownership import Here, NotOwnerError, There
+from cepheid_broker.ownership.isolation import IsolationRules
+from cepheid_broker.ownership.ownership import DestinationRefusedError, Here, NotOwnerError, There
 from cepheid_metadata import (
+    IsolationPolicies,
+    IsolationPolicy,
     MemoryStore,
     NamespaceRecord,
     RegistrationTakenError,
@@ -302,6 +305,23 @@ async def test_unloading_a_bundle_moves_it_on_and_a_destination_is_kept() -> Non
             await client.expect_messages(3)
 
 
+@pytest.mark.parametrize("why", ["does not run", "is being drained", "an isolation policy"])
+async def test_a_destination_that_cannot_have_the_bundle_is_refused(why: str) -> None:
+    async with BrokersWorld(3) as world:
+        owner, other, third = world.brokers
+        name = TopicName.parse(full(await world.topic_on(owner)))
+        to = "nowhere" if why == "does not run" else other.id
+        if why == "is being drained":
+            other.ownership.drain()
+            await wait_until(lambda: other.id in owner.ownership.leaving)
+        elif why == "an isolation policy":
+            policy = IsolationPolicy(namespaces=("public/default",), primary=(owner.id, third.id))
+            owner.ownership.placement.isolation = IsolationRules(IsolationPolicies(policies={"p": policy}))
+        with pytest.raises(DestinationRefusedError, match=why):
+            await owner.ownership.release(await owner.ownership.bundle_of(name), to=to)
+        assert owner.ownership.owns(name)
+
+
 async def test_the_only_broker_that_unloads_a_bundle_takes_it_again() -> None:
     async with BrokersWorld(1) as world:
         (owner,) = world.brokers
@@ -389,6 +409,38 @@ async def test_a_broker_that_is_started_anew_at_its_address_does_not_wait_for_it
         await again.aclose()
         await store.aclose()
         dead.renew()
+
+
+async def test_a_broker_that_is_started_again_at_a_new_address_is_not_looked_for_at_the_old_one() -> None:
+    """As a pod whose address changes: another broker's challenge has removed the registration, and the old session lives on."""
+    async with BrokersWorld() as world:
+        owner, other = world.brokers
+        name = TopicName.parse(full(await world.topic_on(owner)))
+        assert owner.ownership._registration is not None
+        await owner.ownership._registration._tasks.aclose()  # the process is dead
+        await broker_records(world.store).delete(owner.id, None)
+        store = MemoryStore(world.tree)
+        again = BundleOwnership(store, Ports())
+        again.user = Nobody()
+        addresses = {"pulsar": "10.9.9.9:6650"}
+        await again.start(owner.id, addresses)
+        await wait_until(lambda: other.ownership.brokers.get(owner.id) == addresses)
+        assert await again.locate(name) == Here()
+        assert await other.ownership.locate(name) == There(owner.id, addresses)
+        await wait_until(lambda: not owner.ownership.owns(name), what="the record is not the old process's any more")
+        await again.aclose()
+        await store.aclose()
+
+
+async def test_an_owner_with_a_newer_address_than_the_known_registration_keeps_its_bundle() -> None:
+    async with BrokersWorld() as world:
+        owner, other = world.brokers
+        name = TopicName.parse(full(await world.topic_on(owner)))
+        directory = other.ownership.directory
+        known = directory.brokers[owner.id]
+        directory._brokers[owner.id] = known.replace(addresses={"pulsar": "10.9.9.9:6650"})  # read before the last change
+        assert await other.ownership.locate(name) == There(owner.id, known.addresses)
+        assert owner.ownership.owns(name)
 
 
 async def test_a_watcher_hears_of_topics_that_another_broker_made_grew_and_deleted() -> None:

@@ -218,7 +218,40 @@ def test_unloading_a_namespace_and_a_bundle() -> None:
         assert "broker-1, broker-2" in nowhere.text
         owned = await first("GET", f"/admin/v2/brokers/standalone/{urlsplit(target.admin_url).netloc}/ownedNamespaces")
         assert len([name for name in owned.json() if name.startswith("public/default/")]) == 4
+        world.brokers[0].ownership.drain()
+        await wait_until(lambda: world.brokers[0].id in target.ownership.leaving)
+        drained = await second("PUT", f"{NAMESPACE}/{bundles[0]}_{bundles[1]}/unload?destinationBroker={world.brokers[0].id}")
+        assert (drained.status_code, "broker-1 is being drained" in drained.text) == (412, True)
         assert (await first("PUT", f"{NAMESPACE}/0x0_0x1/unload")).status_code == 412
+
+    two_brokers(test)
+
+
+def test_a_new_isolation_policy_unloads_what_its_scope_says() -> None:
+    async def test(world: BrokersWorld, first: Admin, second: Admin) -> None:
+        one, other = world.brokers
+        path = "/admin/v2/clusters/standalone/namespaceIsolationPolicies/p"
+
+        async def set_policy(broker: OneBroker, scope: str) -> None:
+            body = {"namespaces": ["public/default"], "primary": [broker.id], "unload_scope": scope}
+            answer = await first("POST", path, json=body)
+            assert answer.status_code == 204, answer.text
+
+        def unloads() -> int:
+            return sum(broker.ownership.statistics().bundles_released for broker in world.brokers)
+
+        parts = await partitioned(world, first)
+        await set_policy(one, "none")
+        assert unloads() == 0
+        await set_policy(other, "changed")
+        assert not any(one.ownership.owns(part) for part in parts)
+        assert all([await other.ownership.locate(part) == Here() for part in parts])
+        moved = unloads()
+        await set_policy(other, "changed")
+        assert unloads() == moved, "the same policy changes no namespace"
+        await set_policy(other, "all_matching")
+        assert unloads() > moved
+        assert all([await other.ownership.locate(part) == Here() for part in parts])
 
     two_brokers(test)
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import pytest
 from pydantic import ValidationError
@@ -95,6 +97,40 @@ async def test_a_process_that_ends_is_started_again(tmp_path: Path) -> None:
 
     await world.run(is_back)
     assert len(world.pids(0)) == 1
+
+
+async def test_a_failed_start_leaves_the_other_processes_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(tmp_path)
+    failures: list[OSError] = []
+    spawn = asyncio.create_subprocess_exec
+
+    async def fail_once(*arguments: Any, **options: Any) -> Any:
+        if world.ready and not failures:
+            failures.append(BlockingIOError(errno.EAGAIN, "planted"))
+            raise failures[0]
+        return await spawn(*arguments, **options)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", fail_once)
+    killed = False
+
+    def is_back() -> bool:
+        nonlocal killed
+        if not killed:
+            killed = True
+            os.kill(world.pids(1)[0], signal.SIGKILL)
+        return len(world.pids(1)) == 2
+
+    await world.run(is_back)
+    assert failures
+    assert len(world.pids(0)) == 1
+
+
+async def test_a_first_start_that_fails_ends_the_supervisor_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", AsyncMock(side_effect=OSError(errno.ENOMEM, "planted")))
+    with pytest.raises(BrokerProcessError, match=r"broker process \d could not be started: .*planted"):
+        await World(tmp_path).supervisor.run(lambda: None)
 
 
 async def test_a_process_that_cannot_start_ends_the_others_too(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from unittest import mock
 
 import pytest
 
+from cepheid_broker.admin import AdminContext
 from cepheid_broker.ownership import HandOverCall, There
 from cepheid_broker.ownership.hand_over import Heir
 from cepheid_broker.publishing.producer import Producer, ProducerState
@@ -99,11 +100,15 @@ async def consumed(stage: Served) -> list[tuple[int, int]]:
 
 
 def hand_over(
-    disturb: Callable[[Served, HandOverCall, SimBroker, SimBroker], None] = lambda *_: None, *, may_repeat: bool = False
+    disturb: Callable[[Served, HandOverCall, SimBroker, SimBroker], None] = lambda *_: None,
+    *,
+    may_repeat: bool = False,
+    drains: bool = False,
 ) -> Publisher:
     """One, in the middle of publishing. `disturb` is called before each call of the giver: stage, call, giver, heir.
 
-    `may_repeat`: what a broker had stored and not answered when it crashed is sent, and stored, again."""
+    `may_repeat`: what a broker had stored and not answered when it crashed is sent, and stored, again. `drains`: the giver is
+    drained, and must have given everything away in the end unless it was restarted."""
     publishers: list[Publisher] = []
 
     async def script(stage: Served) -> None:
@@ -120,6 +125,7 @@ def hand_over(
         await reader.subscribe(str(TOPIC), "readers")
         await reader.close()
         assert giver.peers is not None
+        giver.peers.breaks = False  # the test says which calls fail
         call = giver.peers.call
 
         async def disturbed(there: There, method: str, target: str, body: bytes = b"") -> Any:
@@ -132,9 +138,15 @@ def hand_over(
         while len(publisher.answered) < COUNT // 4:  # noqa: ASYNC110 - virtual time
             await asyncio.sleep(0.005)
         with mock.patch.object(giver.peers, "call", disturbed), contextlib.suppress(Exception):
-            await stage.operator.unload_bundle(TOPIC, to=heir.name, at=giver)
+            if drains:
+                await stage.operator.call(drain, at=giver)
+                await drained(giver)
+            else:
+                await stage.operator.unload_bundle(TOPIC, to=heir.name, at=giver)
         async with asyncio.timeout(60):
             await publishing
+        if drains:
+            assert await drained(giver), "it goes on after the trouble, or ends with the process"
         answered, found = [publisher.answered[number] for number in range(COUNT)], await consumed(stage)
         assert answered == sorted(answered), "in order"
         assert set(answered) <= set(found), "nothing is lost"
@@ -173,9 +185,27 @@ def sleep(stage: Served, giver: SimBroker, heir: SimBroker) -> None:
     stage.later(6.0, heir.node.resume)
 
 
+async def drain(context: AdminContext) -> None:
+    context.broker.ownership.drain()
+
+
+async def drained(broker: SimBroker) -> bool:
+    """Wait until a broker that is being drained has no bundles. False: it has not become that far in time."""
+    for _ in range(400):
+        if broker.ready:
+            ownership = broker.broker.ownership
+            if not ownership.draining or not ownership.bundles_held:
+                return True
+        await asyncio.sleep(0.1)
+    return False
+
+
+@pytest.mark.parametrize("drains", [False, True], ids=["unload", "drain"])
 @pytest.mark.parametrize("step", ["prepare", "open", "take"])
 @pytest.mark.parametrize("trouble", [crash_heir, crash_giver, cut, cut_answers, sleep])
-def test_a_hand_over_that_fails_in_any_step_costs_no_entry_and_doubles_none(step: str, trouble: Callable[..., None]) -> None:
+def test_a_hand_over_that_fails_in_any_step_costs_no_entry_and_doubles_none(
+    step: str, trouble: Callable[..., None], drains: bool
+) -> None:
     began: list[str] = []
 
     def disturb(stage: Served, call: HandOverCall, giver: SimBroker, heir: SimBroker) -> None:
@@ -183,7 +213,7 @@ def test_a_hand_over_that_fails_in_any_step_costs_no_entry_and_doubles_none(step
             began.append(step)
             trouble(stage, giver, heir)
 
-    hand_over(disturb, may_repeat=trouble is crash_giver)
+    hand_over(disturb, may_repeat=trouble is crash_giver, drains=drains)
     assert began == [step]
 
 

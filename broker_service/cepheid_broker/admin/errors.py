@@ -35,7 +35,14 @@ from cepheid_broker.errors import (
     TopicHeldError,
     TopicNotFoundError,
 )
-from cepheid_broker.ownership import BundleSplitError, NotOwnerError, PeerUnreachableError, RemoteRefusedError, SplitRefusedError
+from cepheid_broker.ownership import (
+    BundleSplitError,
+    DestinationRefusedError,
+    NotOwnerError,
+    PeerUnreachableError,
+    RemoteRefusedError,
+    SplitRefusedError,
+)
 from cepheid_managed_ledger import NoObjectStoreError, OffloadOffError, OffloadRunningError
 from cepheid_metadata import (
     BadVersionError,
@@ -123,6 +130,7 @@ HTTP_STATUSES: dict[type[CepheidError], HTTPStatus] = {
     UpgradeNotPossibleError: HTTPStatus.CONFLICT,
     OrderRefusedError: HTTPStatus.CONFLICT,
     SplitRefusedError: HTTPStatus.PRECONDITION_FAILED,
+    DestinationRefusedError: HTTPStatus.PRECONDITION_FAILED,
     BrokerError: HTTPStatus.INTERNAL_SERVER_ERROR,
     TopicNotFoundError: HTTPStatus.NOT_FOUND,
     NamespaceNotFoundError: HTTPStatus.NOT_FOUND,

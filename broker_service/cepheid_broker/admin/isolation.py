@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Annotated, Any, Literal
+from urllib.parse import quote
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from cepheid_broker.admin.brokers import brokers_of
+from cepheid_broker.admin.bundle_calls import bundle_path
 from cepheid_broker.admin.context import AdminContext
-from cepheid_broker.admin.errors import BadRequestError, ConflictError, NotFoundError, PreconditionError
+from cepheid_broker.admin.errors import BadRequestError, ConflictError, NotFoundError, PreconditionError, http_status_of
 from cepheid_broker.admin.json_body import json_body
+from cepheid_broker.admin.part_calls import AT_ONCE, tolerated
 from cepheid_broker.admin.path_names import ClusterPath
 from cepheid_broker.admin.policy_change import TRIES
 from cepheid_broker.admin.raw_path import decode_once
-from cepheid_broker.errors import NotAllowedError
-from cepheid_broker.ownership import IsolationRules, compile_policy, names_of
+from cepheid_broker.errors import BrokerError, NotAllowedError
+from cepheid_broker.ownership import (
+    Bundle,
+    IsolationRules,
+    There,
+    bundles_of,
+    compile_policy,
+    division_of,
+    names_of,
+    preference,
+)
 from cepheid_metadata import (
     BadVersionError,
     IsolationPolicies,
@@ -24,10 +38,15 @@ from cepheid_metadata import (
     KeyExistsError,
     NoSuchKeyError,
     isolation_policies,
+    list_namespaces,
+    list_tenants,
 )
+from cepheid_wire import NamespaceName
 
 NO_CONTENT = 204
 MAX_POLICIES = 100
+_UNLOAD_TRIES, _UNLOAD_RETRY_S = 50, 0.1
+"""Brokers learn of a new policy within a moment. Until then they refuse the destinations that it allows."""
 
 Policies = dict[str, IsolationPolicy]
 
@@ -50,7 +69,8 @@ class IsolationBody(BaseModel):
     primary: list[str]
     secondary: list[str] = Field(default_factory=list)
     auto_failover_policy: FailoverPolicy = Field(default_factory=FailoverPolicy)
-    unload_scope: str | None = None
+    unload_scope: Literal["all_matching", "changed", "none"] | None = None
+    """Which namespaces are unloaded at once. It belongs to the call, and is not stored."""
 
 
 def isolation(context: AdminContext) -> APIRouter:
@@ -89,14 +109,18 @@ def isolation(context: AdminContext) -> APIRouter:
 
     @router.post("/{policyName}", status_code=NO_CONTENT)
     async def set_policy(cluster: ClusterPath, policyName: str, body: Annotated[IsolationBody, json_body(IsolationBody)]) -> None:
-        """Creates or replaces it. Bundles that it does not allow where they are move within some rounds of load balancing"""
+        """Creates or replaces it. `unload_scope`: `all_matching` unloads all bundles of the namespaces that it matches, `changed`
+        those of matching namespaces whose brokers it changes, before it answers. With `none` or without it, bundles that it does
+        not allow where they are move within some rounds of load balancing"""
         await _require_own(context, cluster)
         name, policy = decode_once(policyName), _policy(body)
         try:
             compile_policy(name, policy)
         except NotAllowedError as error:
             raise BadRequestError(str(error)) from None
-        await _change(context, lambda policies: {**policies, name: policy})
+        before, after = await _change(context, lambda policies: {**policies, name: policy})
+        if body.unload_scope in ("all_matching", "changed"):
+            await _unload(context, name, before, after, only_changed=body.unload_scope == "changed")
 
     @router.delete("/{policyName}", status_code=NO_CONTENT)
     async def delete_policy(cluster: ClusterPath, policyName: str) -> None:
@@ -120,12 +144,13 @@ async def _policies(context: AdminContext, cluster: str) -> Policies:
     return {} if found is None else dict(found.record.policies)
 
 
-async def _change(context: AdminContext, change: Callable[[Policies], Policies]) -> None:
-    """Raises ConflictError, BadRequestError."""
+async def _change(context: AdminContext, change: Callable[[Policies], Policies]) -> tuple[Policies, Policies]:
+    """Return the policies before and after. Raises ConflictError, BadRequestError."""
     records = isolation_policies(context.store)
     for _ in range(TRIES):
         found = await records.get(None)
-        policies = change({} if found is None else dict(found.record.policies))
+        before = {} if found is None else dict(found.record.policies)
+        policies = change(before)
         if len(policies) > MAX_POLICIES:
             raise BadRequestError(f"{len(policies)} isolation policies: {MAX_POLICIES} are possible")
         try:
@@ -133,10 +158,60 @@ async def _change(context: AdminContext, change: Callable[[Policies], Policies])
                 await records.create(None, IsolationPolicies(policies=policies))
             else:
                 await records.replace(None, IsolationPolicies(policies=policies), found.version)
-            return
+            return before, policies
         except (BadVersionError, KeyExistsError, NoSuchKeyError):
             continue
     raise ConflictError("Isolation policies are being changed by many callers at the same time: try again")
+
+
+async def _unload(context: AdminContext, name: str, before: Policies, after: Policies, *, only_changed: bool) -> None:
+    """Unload the namespaces that the policy matches, or matched. Raises what the unloads raise; the policy is set all the same."""
+    brokers = context.broker.ownership.brokers
+    rules_before, rules = (IsolationRules(IsolationPolicies(policies=policies)) for policies in (before, after))
+    matching = [
+        IsolationRules(IsolationPolicies(policies={name: policies[name]}))
+        for policies in ((before, after) if only_changed else (after,))
+        if name in policies
+    ]
+    bundles: list[Bundle] = []
+    for tenant in await list_tenants(context.store):
+        for local_name in await list_namespaces(context.store, tenant):
+            namespace = f"{tenant}/{local_name}"
+            if all(each.policy_of(namespace) is None for each in matching):
+                continue
+            if only_changed and rules_before.allowed(namespace, brokers, {}) == rules.allowed(namespace, brokers, {}):
+                continue
+            if (found := await context.namespaces.get((tenant, local_name))) is not None:
+                bundles += bundles_of(NamespaceName(tenant, local_name), division_of(found.record))
+    turns = asyncio.Semaphore(AT_ONCE)
+
+    async def unload(bundle: Bundle) -> None:
+        async with turns:
+            await _unload_bundle(context, bundle, rules)
+
+    tolerated(bundles, await asyncio.gather(*map(unload, bundles), return_exceptions=True), ())
+
+
+async def _unload_bundle(context: AdminContext, bundle: Bundle, rules: IsolationRules) -> None:
+    """Have its owner, if there is one, unload it to a broker that the rules allow: the owner may not know them yet."""
+    ownership = context.broker.ownership
+    for tries_left in reversed(range(_UNLOAD_TRIES)):
+        owner = await ownership.owner_of(bundle)
+        if owner is None:
+            return
+        allowed = rules.allowed(str(bundle.namespace), ownership.brokers, {})
+        to = next(iter(preference(bundle, (name for name in allowed if name not in ownership.leaving))), "")
+        try:
+            if isinstance(owner, There):
+                query = f"?destinationBroker={quote(to, safe='')}" if to else ""
+                await context.broker.peers.call(owner, "PUT", f"{bundle_path(bundle)}/unload{query}")
+            else:
+                await ownership.release(bundle, to=to)
+            return
+        except BrokerError as error:
+            if not tries_left or http_status_of(error) != HTTPStatus.PRECONDITION_FAILED:
+                raise
+            await asyncio.sleep(_UNLOAD_RETRY_S)
 
 
 def _policy(body: IsolationBody) -> IsolationPolicy:

@@ -26,7 +26,8 @@ def namespace_topics(context: AdminContext) -> APIRouter:
 
     @router.put("/{bundle}/unload", status_code=NO_CONTENT)
     async def unload_bundle(namespace: NamespacePath, bundle: BundlePath, request: Request, destinationBroker: str = "") -> None:
-        """Every open topic of the bundle, which goes to `destinationBroker`, or to another one if there is"""
+        """Every open topic of the bundle, which goes to `destinationBroker`, or to another one if there is. 412, and nothing moves,
+        when that broker does not run, is being drained, or is not allowed by an isolation policy"""
         found = await require_bundle(context, namespace, bundle)
         to = id_of_broker(context, request, destinationBroker) if destinationBroker else ""
         await require_owner(context, found)

@@ -12,7 +12,6 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -53,10 +52,6 @@ class PlacedOwnership(Ownership, Protocol):
     """Ownership among several brokers."""
 
     placement: Placement
-
-    @property
-    def leaving(self) -> Collection[str]:
-        """Ids of the brokers that take no bundles: they are being drained."""
 
 
 @dataclass(slots=True)

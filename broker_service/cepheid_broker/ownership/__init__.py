@@ -11,6 +11,7 @@ from cepheid_broker.ownership.bundles import (
     bundle_of,
     bundles_of,
     division_of,
+    preference,
     topic_hash,
 )
 from cepheid_broker.ownership.hand_over import OPEN_LIMIT_S, HandOverCall, Heir
@@ -20,6 +21,7 @@ from cepheid_broker.ownership.owner_reach import OwnerReach
 from cepheid_broker.ownership.ownership import (
     KEEPS_CONNECTION,
     BundleSplitError,
+    DestinationRefusedError,
     Here,
     NotOwnerError,
     Ownership,
@@ -52,6 +54,7 @@ __all__ = [
     "Bundle",
     "BundleOwnership",
     "BundleSplitError",
+    "DestinationRefusedError",
     "Division",
     "HandOverCall",
     "Heir",
@@ -79,6 +82,7 @@ __all__ = [
     "division_of",
     "health_topic",
     "names_of",
+    "preference",
     "token_from",
     "topic_hash",
     "topic_path",

@@ -30,6 +30,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 from cepheid_broker.ownership.broker_directory import BrokerDirectory
+from cepheid_broker.ownership.ownership import There
 from cepheid_broker.ownership.peer_link import LinkRefusedError
 from cepheid_metadata import (
     BadVersionError,
@@ -165,6 +166,13 @@ class BrokerLiveness:
             return Sign.SUSPECT
         peer = self._peers.get(broker_id)
         return Sign.UNKNOWN if peer is None else peer.signs.sign
+
+    def sign_at(self, there: There) -> Sign:
+        """Return what is known of the broker at these addresses: nothing by a process with its id at other addresses."""
+        peer = self._peers.get(there.broker_id)
+        if peer is not None and peer.registration.addresses != there.addresses:
+            return Sign.UNKNOWN
+        return self.sign_of(there.broker_id)
 
     def is_gone(self, broker_id: str) -> bool:
         """Return whether the broker left its last challenge unanswered. Call `has_come_back` before acting on it."""

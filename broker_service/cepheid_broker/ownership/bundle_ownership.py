@@ -38,6 +38,7 @@ from cepheid_broker.ownership.ownership import (
     KEEPS_CONNECTION,
     BundleSplitError,
     BundleUser,
+    DestinationRefusedError,
     Here,
     Location,
     NotOwnerError,
@@ -66,7 +67,7 @@ from cepheid_wire import NamespaceName, TopicName
 
 log = logging.getLogger(__name__)
 
-_DRAIN_POLL_S = 0.2
+_DRAIN_POLL_S, _LONGEST_DRAIN_PAUSE_S = 0.2, 5.0
 _ATTEMPTS = 5  # of a lookup that meets others who acquire and release at the same time
 
 
@@ -105,7 +106,7 @@ class BundleOwnership:
         self._tenures = BundleTenures(store, self.states, self._choose_heir, self._tasks, liveness)
         self._registration: Registration[BrokerRegistration] | None = None
         self._divisions = BundleDivisions(store, self._tasks, self._tenures.on_divided)
-        self._tenures.divisions = self._divisions
+        self._tenures.divisions, self._tenures.directory = self._divisions, self.directory
         self._splits = BundleSplits(store, self._tenures, self.states, self._divisions)
         self.placement = placement or Placement()
         self._watched = WatchedRecords(store, self._tasks)
@@ -122,6 +123,7 @@ class BundleOwnership:
         self._waiting = self._waited = 0  # lookups: now, and so far
         self.draining = False
         self._must_drain = False  # also when there is no other broker
+        self._drain_task: asyncio.Task[None] | None = None
         self._tenures.find_heir, self._tenures.on_heir_failed = self._find_heir, self._on_heir_failed
         self._unsubscribe = store.subscribe(self.on_session)
 
@@ -220,8 +222,9 @@ class BundleOwnership:
         if not self.draining:
             self.draining = True
             self._registration.update(self._record.replace(draining=True))
-            self._tasks.start(self._drain(), name="drain")
             log.info("broker.draining", extra={"broker": self.broker_id, "bundles": len(list(self.states.owned()))})
+        if self._drain_task is None or self._drain_task.done():
+            self._drain_task = self._tasks.start(self._drain(), name="drain")
 
     def undrain(self) -> None:
         if self.draining:
@@ -232,14 +235,20 @@ class BundleOwnership:
 
     async def _drain(self) -> None:
         """As long as it is to be drained: others may not know of it yet, and send clients here. While no other broker takes bundles
-        it keeps what it has, unless it was forced."""
+        it keeps what it has, unless it was forced. Bundles that cannot be released are tried again, after growing pauses."""
 
         def pauses() -> bool:
             return not self.draining or self._stopping or not (self._must_drain or self._takers())
 
+        pause_s = _DRAIN_POLL_S
         while self.draining and not self._stopping:
-            await self._tenures.give_away("the broker is drained", until=pauses)
-            await asyncio.sleep(_DRAIN_POLL_S)
+            try:
+                released = await self._tenures.give_away("the broker is drained", until=pauses)
+            except Exception as error:
+                log.exception("broker.drain_defect", extra={"broker": self.broker_id, "error": repr(error)})
+                released = False
+            pause_s = _DRAIN_POLL_S if released else min(2 * pause_s, _LONGEST_DRAIN_PAUSE_S)
+            await asyncio.sleep(pause_s)
 
     def _takers(self) -> dict[str, BrokerRegistration]:
         """Other brokers that are given bundles."""
@@ -389,7 +398,19 @@ class BundleOwnership:
         return Here() if self.states.is_own(owner) else There(owner.broker_id, owner.addresses)
 
     async def release(self, bundle: Bundle, *, to: str = "", reason: str = "its bundle is unloaded") -> None:
+        if to:
+            self._check_destination(bundle, to)
         await self._tenures.release(bundle, to=to, reason=reason)
+
+    def _check_destination(self, bundle: Bundle, to: str) -> None:
+        """Raises DestinationRefusedError when lookups would not lead to that broker, so that the bundle would go to another one."""
+        brokers = self.directory.brokers
+        if to not in brokers:
+            raise DestinationRefusedError(f"broker {to[:200]!r} does not run: choose one of {', '.join(brokers)}")
+        if self.draining if to == self.broker_id else brokers[to].draining:
+            raise DestinationRefusedError(f"broker {to} is being drained, and takes no bundles")
+        if not self.placement.allows(bundle, to, self.brokers, now_s=asyncio.get_running_loop().time()):
+            raise DestinationRefusedError(f"an isolation policy does not allow broker {to} to serve namespace {bundle.namespace}")
 
     # Hand-over (hand_over.py)
 

@@ -15,7 +15,10 @@ Rules
 4. A record with our addresses and another incarnation is that of a process before us: two cannot listen at one address. It is
    replaced, so that a broker that was restarted does not wait for the end of its old session.
 5. The record of a broker that is gone is replaced before its session ends (broker_liveness.py), unless it is registered again.
-6. A bundle whose history says that it was split is not acquired, unless the namespace has it all the same: it was deleted and
+6. The record of a broker whose id is registered at other addresses is that of an earlier process, and is replaced as well: a
+   process registers under an id only when no other one is, and acquires bundles only after that. The registration is read after the
+   record, so that the record of the newer process is never replaced.
+7. A bundle whose history says that it was split is not acquired, unless the namespace has it all the same: it was deleted and
    created again since.
 """
 
@@ -28,7 +31,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from cepheid_broker.errors import ServiceNotReadyError
-from cepheid_broker.ownership.broker_directory import RETRY_S
+from cepheid_broker.ownership.broker_directory import RETRY_S, BrokerDirectory
 from cepheid_broker.ownership.broker_liveness import BrokerLiveness
 from cepheid_broker.ownership.bundle_divisions import BundleDivisions
 from cepheid_broker.ownership.bundle_states import BundleStates, Phase, Tenure
@@ -37,6 +40,7 @@ from cepheid_broker.ownership.hand_over import Heir
 from cepheid_broker.ownership.ownership import BundleUser, bundle_not_ready
 from cepheid_metadata import (
     BadVersionError,
+    BrokerRegistration,
     BundleHistory,
     BundleOwner,
     Found,
@@ -46,6 +50,7 @@ from cepheid_metadata import (
     NoSuchKeyError,
     Op,
     StoreClosedError,
+    broker_records,
     bundle_histories,
     bundle_owners,
 )
@@ -63,6 +68,7 @@ class BundleTenures:
     addresses: Mapping[str, str] = {}
     """Both known once the broker starts."""
     divisions: BundleDivisions
+    directory: BrokerDirectory
 
     find_heir: Callable[[Tenure, str], Heir | None] = staticmethod(lambda tenure, broker_id: None)
     """The broker with this id, if it can be asked to open topics; else bundles are given up without a word to it."""
@@ -85,6 +91,7 @@ class BundleTenures:
         self._liveness = liveness
         self._owners = bundle_owners(store)
         self._histories = bundle_histories(store)
+        self._registrations = broker_records(store)
         self._acquiring: dict[Bundle, asyncio.Task[None]] = {}
         self._releasing: dict[Bundle, asyncio.Task[ServiceNotReadyError | None]] = {}
         self._connected = asyncio.Event()
@@ -106,8 +113,18 @@ class BundleTenures:
         return "" if history is None else history.record.preferred
 
     def may_take(self, owner: BundleOwner) -> bool:
-        """Rules 3, 4 and 5; of the last one `_take` makes sure."""
-        return self._states.is_own(owner) or owner.addresses == self.addresses or self._is_gone(owner)
+        """Rules 3 to 6; of the last two `_take` makes sure."""
+        return (
+            self._states.is_own(owner)
+            or owner.addresses == self.addresses
+            or self._is_gone(owner)
+            or self._is_succeeded(self.directory.brokers.get(owner.broker_id), owner)
+        )
+
+    @staticmethod
+    def _is_succeeded(registered: BrokerRegistration | None, owner: BundleOwner) -> bool:
+        """Rule 6."""
+        return registered is not None and registered.addresses != owner.addresses
 
     def _is_gone(self, owner: BundleOwner) -> bool:
         return self._liveness is not None and self._liveness.is_gone(owner.broker_id)
@@ -148,7 +165,7 @@ class BundleTenures:
             self._states.on_not_acquired(tenure)
             return
         if history is not None and history.record.split_at is not None and not await self._is_current(bundle):
-            self._states.on_not_acquired(tenure)  # rule 6
+            self._states.on_not_acquired(tenure)  # rule 7
             return
         epoch = 1 if history is None else history.record.epoch + 1
         record = BundleOwner(broker_id=self.broker_id, incarnation=incarnation, epoch=epoch, addresses=dict(self.addresses))
@@ -164,12 +181,19 @@ class BundleTenures:
         return is_in(bundle, await self.divisions.refresh(bundle.namespace))
 
     async def _is_free(self, owner: BundleOwner) -> bool:
-        """Whether the record may be replaced: a gone broker may have come back since it was found gone. Raises MetadataError."""
+        """Whether the record may be replaced, by the owner's registration as it is now: a gone broker may have come back since.
+        Raises MetadataError."""
         if not self.may_take(owner):
             return False
         if self._states.is_own(owner) or owner.addresses == self.addresses:
             return True
-        return self._liveness is not None and not await self._liveness.has_come_back(owner.broker_id)
+        registered = await self._registrations.get(owner.broker_id)
+        if registered is not None:
+            if self._is_succeeded(registered.record, owner):
+                return True
+            if self._is_succeeded(self.directory.brokers.get(owner.broker_id), owner):
+                await self.directory.refresh()  # it was read before the owner registered, and the next look needs it
+        return self._liveness is not None and self._is_gone(owner) and not await self._liveness.has_come_back(owner.broker_id)
 
     def _history_op(self, bundle: Bundle, found: Found[BundleHistory] | None, epoch: int) -> Op:
         record = BundleHistory(epoch=epoch)  # nobody is preferred any more: this is where the bundle was to go
@@ -266,24 +290,30 @@ class BundleTenures:
         await asyncio.gather(*self._acquiring.values(), return_exceptions=True)
         await self.give_away("the broker stops")
 
-    async def give_away(self, reason: str, until: Callable[[], bool] = lambda: False) -> None:
-        """Release what is owned now, in turn, while not `until`."""
+    async def give_away(self, reason: str, until: Callable[[], bool] = lambda: False) -> bool:
+        """Release what is owned now, in turn, while not `until`. Return whether all of these releases succeeded."""
         turns = asyncio.Semaphore(_RELEASED_AT_ONCE)
 
-        async def release(bundle: Bundle) -> None:
+        async def release(bundle: Bundle) -> bool:
             async with turns:
-                if not until():
-                    await self._release_quietly(bundle, reason)
+                return until() or await self._release_quietly(bundle, reason)
 
         for tenure in self._states.owned():
             await self._wait_split(tenure.bundle)
-        await asyncio.gather(*(release(tenure.bundle) for tenure in list(self._states.owned())))
+        return all(await asyncio.gather(*(release(tenure.bundle) for tenure in list(self._states.owned()))))
 
-    async def _release_quietly(self, bundle: Bundle, reason: str) -> None:
+    async def _release_quietly(self, bundle: Bundle, reason: str) -> bool:
+        """Release the bundle and return whether that succeeded. A defect must not keep other bundles from being released; the task
+        that it ended has logged it."""
         try:
             await self.release(bundle, to="", reason=reason)
         except CepheidError as error:
             log.warning("bundle.not_released", extra={"bundle": str(bundle), "error": str(error)})
+        except Exception as error:
+            log.error("bundle.not_released", extra={"bundle": str(bundle), "error": repr(error)})
+        else:
+            return True
+        return False
 
     async def _release_outcome(self, tenure: Tenure, to: str, reason: str) -> ServiceNotReadyError | None:
         """An error is a result here: it is no failed task."""
@@ -339,7 +369,11 @@ class BundleTenures:
             self.hand_overs_failed += 1
             facts = {"bundle": str(tenure.bundle), "heir": heir.there.broker_id, "topics_moved": len(heir.moved)}
             log.warning("bundle.hand_over_failed", extra={**facts, "error": str(error) or "it did not answer in time"})
-            return False
+        except Exception as error:
+            self.hand_overs_failed += 1
+            facts = {"bundle": str(tenure.bundle), "heir": heir.there.broker_id, "topics_moved": len(heir.moved)}
+            log.exception("bundle.hand_over_defect", extra={**facts, "error": repr(error)})
+        return False
 
     async def _ask_to_take(self, heir: Heir) -> None:
         try:
@@ -347,3 +381,5 @@ class BundleTenures:
         except (CepheidError, TimeoutError) as error:  # it takes the bundle when a client asks for one of its topics
             self.on_heir_failed(heir, error)
             log.info("bundle.not_taken_yet", extra={"heir": heir.there.broker_id, "error": str(error) or "timeout"})
+        except Exception as error:
+            log.exception("bundle.hand_over_defect", extra={"heir": heir.there.broker_id, "error": repr(error)})

@@ -102,8 +102,14 @@ class Heir:
     async def open(self, topics: Sequence[TopicName]) -> list[TopicName]:
         """Those of the topics, closed here, that are open there when this returns. Raises BrokerError, TimeoutError."""
         answer = await self._call("open", topics, OPEN_LIMIT_S)
-        opened = set(answer["opened"]) if isinstance(answer, dict) else set()
-        found = [topic for topic in topics if str(topic) in opened]
+        opened = answer.get("opened") if isinstance(answer, dict) else None
+        if not isinstance(opened, list):
+            message = (
+                f"broker {self.there.broker_id} answered the hand-over of bundle {self._bundle} without a list of opened topics"
+            )
+            raise ServiceNotReadyError(message, bundle=str(self._bundle))
+        names = {name for name in opened if isinstance(name, str)}
+        found = [topic for topic in topics if str(topic) in names]
         self.moved.update(dict.fromkeys(found))
         return found
 

@@ -8,7 +8,8 @@ A broker that was killed owns its bundles until it is found gone, or its session
 refused, and waits twice as long before each further attempt: with a session of 6 s, producers were seen to come back after 12 to
 30 s. A lookup that waits is answered as soon as there is somebody to go to.
 
-An owner whose session outlives the wait runs, and it is we who cannot reach it: clients may. Lookups do not wait for it again.
+An owner whose session outlives the wait runs, and it is we who cannot reach it: clients may. Lookups do not wait for it again for a
+while, which grows with each wait in vain.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from cepheid_broker.errors import ServiceNotReadyError
 from cepheid_broker.ownership.broker_liveness import Sign
@@ -28,24 +30,30 @@ log = logging.getLogger(__name__)
 POLL_S = 0.1
 BELIEVED_S = 0.15
 """So long an owner that took a connection is believed to take more: when it is killed, its clients ask for the next one at once."""
-OUT_OF_REACH_S = 300.0
-"""So long an owner that only we cannot reach is not waited for again."""
+FIRST_REST_S, LONGEST_REST_S = 300.0, 6 * 3600.0
+"""So long an owner that only we cannot reach is not waited for again: doubled each time, until it is reached."""
 CONNECT_LIMIT_S = 1.0
 
 Probe = Callable[[str], Awaitable[bool]]
 """Whether somebody takes connections at host:port."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Rest:
+    length_s: float
+    until_s: float
+
+
 class OwnerReach:
     """`patience_s`: the longest wait of a lookup, below what clients wait for its answer (30 s)."""
 
-    def __init__(self, patience_s: float, probe: Probe | None = None, *, sign_of: Callable[[str], Sign] | None = None) -> None:
-        """`sign_of`: what is known of a broker anyway, by its id."""
-        self._sign_of = sign_of or (lambda _: Sign.UNKNOWN)
+    def __init__(self, patience_s: float, probe: Probe | None = None, *, sign_at: Callable[[There], Sign] | None = None) -> None:
+        """`sign_at` returns what other connections say of the process that a record names, by its id and its addresses."""
+        self._sign_at = sign_at or (lambda _: Sign.UNKNOWN)
         self._patience_s = patience_s
         self._probe = probe or takes_connections
         self._answered_at: dict[str, float] = {}  # by address: as many as there are brokers
-        self._not_waited_for: dict[str, float] = {}  # by address: until then
+        self._rests: dict[str, _Rest] = {}  # by address
         self._probes: SingleFlight[str, bool] = SingleFlight("owner-probes", _closed)
         self._waits: SingleFlight[Bundle, Location] = SingleFlight("owner-waits", _closed)
         self.waiting = 0
@@ -86,21 +94,33 @@ class OwnerReach:
             if not isinstance(location, There) or location.broker_id != there.broker_id or await self._answers(location):
                 break
         else:
-            self._not_waited_for[there.client_address] = loop.time() + OUT_OF_REACH_S
+            rest_s = self._begin_rest(there.client_address, loop.time())
             hint = "it is registered, but this broker cannot connect to it: look at its advertised address, and at networks between"
-            log.warning("owner.out_of_reach", extra={**facts, "hint": hint})
+            log.warning("owner.out_of_reach", extra={**facts, "not_waited_for_s": rest_s, "hint": hint})
         log.info("owner.waited_for", extra={**facts, "duration_ms": round(1000 * (loop.time() - began))})
         return location
 
+    def _begin_rest(self, address: str, now_s: float) -> float:
+        """Return how long the owner at the address is not waited for. Waits for several of its bundles begin one rest together."""
+        rest = self._rests.get(address)
+        if rest is None or now_s >= rest.until_s:
+            length_s = FIRST_REST_S if rest is None else min(2 * rest.length_s, LONGEST_REST_S)
+            rest = self._rests[address] = _Rest(length_s, now_s + length_s)
+        return rest.length_s
+
     async def _answers(self, there: There) -> bool:
-        if (sign := self._sign_of(there.broker_id)) is not Sign.UNKNOWN:
-            return sign is Sign.HEARD
         address, now = there.client_address, asyncio.get_running_loop().time()
-        if now - self._answered_at.get(address, float("-inf")) < BELIEVED_S or now < self._not_waited_for.get(address, 0.0):
+        if (sign := self._sign_at(there)) is not Sign.UNKNOWN:
+            if sign is Sign.HEARD:
+                self._rests.pop(address, None)
+            return sign is Sign.HEARD
+        rest = self._rests.get(address)
+        if now - self._answered_at.get(address, float("-inf")) < BELIEVED_S or (rest is not None and now < rest.until_s):
             return True
         answers = await self._probes.run(address, self._probe)
         if answers:
             self._answered_at[address] = asyncio.get_running_loop().time()
+            self._rests.pop(address, None)
         return answers
 
 

@@ -8,7 +8,7 @@ Ownership is for order and speed. That nothing is lost or doubled when two broke
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -97,6 +97,12 @@ class SplitRefusedError(BrokerError):
     hint = "`GET /admin/v2/namespaces/T/N/bundles` shows the bundles"
 
 
+class DestinationRefusedError(BrokerError):
+    """The broker that a bundle was to be handed to cannot have it. The bundle stays where it is."""
+
+    hint = "`cepheid brokers list` shows which brokers run and which are being drained"
+
+
 def bundle_not_ready(bundle: Bundle, why: str) -> ServiceNotReadyError:
     return ServiceNotReadyError(f"bundle {bundle}: {why} ({KEEPS_CONNECTION})", bundle=str(bundle))
 
@@ -139,6 +145,10 @@ class Ownership(Protocol):
         """All that are registered: addresses by id. Empty where there is no registration."""
 
     @property
+    def leaving(self) -> Collection[str]:
+        """Ids of the registered brokers that take no bundles: they are being drained."""
+
+    @property
     def broker_id(self) -> str:
         """Of this broker; empty where there is no registration."""
 
@@ -170,7 +180,7 @@ class Ownership(Protocol):
 
     async def release(self, bundle: Bundle, *, to: str = "", reason: str = "its bundle is unloaded") -> None:
         """Its topics are closed in good order, and it goes to the broker `to`; without one to another, if there is. It goes on when
-        the caller gives up. Raises ServiceNotReadyError: it is served on here."""
+        the caller gives up. Raises ServiceNotReadyError, DestinationRefusedError: it is served on here."""
 
     async def split(self, bundle: Bundle, starts: Sequence[int], *, reason: str = "an operator split it") -> list[Bundle]:
         """Cut a bundle of this broker at the hashes `starts`, while its topics stay open; return the parts. Raises
@@ -210,6 +220,7 @@ class SoleOwnership:
     is_shared = False
     broker_id = ""
     brokers: Mapping[str, Mapping[str, str]] = MappingProxyType({})
+    leaving: Collection[str] = ()
     user: BundleUser
     peers: Any = None
     draining = False

@@ -45,6 +45,10 @@ class Placement:
         """Return the loads by id; empty: they are not known."""
         return self._loads if now_s < self._loads_until_s else {}
 
+    def allows(self, bundle: Bundle, broker_id: str, brokers: Addresses, *, now_s: float) -> bool:
+        """Return whether isolation policies let the broker serve the bundle, given all registered brokers."""
+        return broker_id in self.isolation.allowed(str(bundle.namespace), brokers, self.loads(now_s))
+
     def order(self, bundle: Bundle, brokers: Addresses, preferred: str = "", *, now_s: float) -> list[str]:
         """Return ids of brokers, best first. Empty: no broker may have it."""
         loads = self.loads(now_s)

@@ -355,8 +355,10 @@ class Clusters:
         self._calls.call("POST", f"/admin/v2/clusters/{segment(cluster)}", body=value)
 
     def set_policy(self, cluster: str, policy_name: str, value: IsolationBody) -> None:
-        """Creates or replaces it. Bundles that it does not allow where they are move within some rounds of load
-        balancing. `POST /admin/v2/clusters/{cluster}/namespaceIsolationPolicies/{policy_name}`.
+        """Creates or replaces it. `unload_scope`: `all_matching` unloads all bundles of the namespaces that it matches,
+        `changed` those of matching namespaces whose brokers it changes, before it answers. With `none` or without it,
+        bundles that it does not allow where they are move within some rounds of load balancing. `POST
+        /admin/v2/clusters/{cluster}/namespaceIsolationPolicies/{policy_name}`.
         """
         self._calls.call(
             "POST", f"/admin/v2/clusters/{segment(cluster)}/namespaceIsolationPolicies/{segment(policy_name)}", body=value
@@ -1076,7 +1078,8 @@ class Namespaces:
         self._calls.call("PUT", f"/admin/v2/namespaces/{namespace_path(namespace)}/unload")
 
     def unload_bundle(self, namespace: str, bundle: str, *, destination_broker: str = "") -> None:
-        """Every open topic of the bundle, which goes to `destinationBroker`, or to another one if there is. `PUT
+        """Every open topic of the bundle, which goes to `destinationBroker`, or to another one if there is. 412, and
+        nothing moves, when that broker does not run, is being drained, or is not allowed by an isolation policy. `PUT
         /admin/v2/namespaces/{namespace}/{bundle}/unload`.
         """
         self._calls.call(

@@ -84,7 +84,7 @@ class IsolationBody(TypedDict, total=False):
     primary: Required[list[str]]
     secondary: list[str]
     auto_failover_policy: FailoverPolicy
-    unload_scope: str | None
+    unload_scope: Literal["all_matching", "changed", "none"] | None
 
 
 class LeaderRecord(TypedDict, total=False):

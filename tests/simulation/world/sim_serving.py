@@ -117,7 +117,7 @@ class SimServing:
                 patience_s=10.0,
                 on_failed=on_failed,
                 timeout_s=5.0,
-                reach=OwnerReach(6.0, sign_of=liveness.sign_of),
+                reach=OwnerReach(6.0, sign_at=liveness.sign_at),
                 liveness=liveness,
             )
         self._ownership = ownership
