@@ -238,9 +238,9 @@ def test_nothing_moves_to_a_broker_that_starts_again_and_again_until_it_has_run_
 
     def state_after(age_s: float) -> BrokerState:
         started_at_ms = 10**12  # its clock may have been set back at each start
-        (state,) = memory.states(
-            now_s, [BrokerReport("a", started_at_ms=started_at_ms, reported_at_ms=started_at_ms + int(1000 * age_s))]
-        )
+        report = BrokerReport("a", started_at_ms=started_at_ms, reported_at_ms=started_at_ms + int(1000 * age_s))
+        memory.on_report(now_s, report)
+        (state,) = memory.states(now_s, [report])
         return state
 
     for start in range(1, FLAPPING_STARTS + 1):

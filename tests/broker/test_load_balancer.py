@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 
-from cepheid_broker.balancing import BrokerReport, BundleOrders, LoadBalancer, MoveOrder, OrderRefusedError, SplitOrder
+from cepheid_broker.balancing import (
+    BrokerReport,
+    BundleOrders,
+    LoadBalancer,
+    MoveOrder,
+    OrderRefusedError,
+    SplitOrder,
+    balance_memory,
+)
 from cepheid_broker.balancing.balance_memory import STARTING_S
 from cepheid_broker.balancing.load_balancer import changed
 from cepheid_broker.balancing.loads import MESSAGES_PER_S
@@ -195,6 +203,23 @@ async def test_a_broker_that_does_not_answer_gets_nothing() -> None:
         await wait_until(lambda: leader._rounds > 10)
         assert leader.moves == leader.refused == 0
         assert (await leader.view()).missing == [second.id]
+
+
+async def test_missing_reports_are_not_taken_for_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report is used for some rounds. `_SAME_START_S` is shorter than a round here, as it is with the defaults."""
+    monkeypatch.setattr(balance_memory, "_SAME_START_S", 0.1)
+    slow = FAST.model_copy(update={"interval_s": 0.2})
+    async with balanced(bundles=16) as found:
+        first, second = found.world.brokers
+        leader = found.add(first, slow)
+        found.add(second, slow)
+        await wait_until(lambda: second.id in leader._heard)
+        for _ in range(2):
+            found.unreachable.append(second.id)
+            await wait_until(lambda: leader._rounds - leader._heard[second.id].round == 2)
+            found.unreachable.clear()
+            await wait_until(lambda: leader._rounds == leader._heard[second.id].round)
+        assert [state.note for state in (await leader.view()).brokers] == ["", ""]
 
 
 @pytest.mark.parametrize("what", ["not the leader", "not here", "no such target", "not allowed"])

@@ -41,8 +41,8 @@ FLAPPING_STARTS = 3
 """A broker that has started as often within `FLAPPING_S` is not steady, until it has run for `STEADY_S`."""
 FLAPPING_S = 900.0
 STEADY_S = 180.0
-_SAME_START_S = 2.0
-"""By how much the beginning of a process may seem to differ from report to report."""
+_SAME_START_S = 4.0
+"""By how much the start of a process may seem to differ from report to report: a report may take `REPORT_LIMIT_S` to arrive."""
 _NEW_PART = 0.5
 """Weight of the newest report in smoothed loads."""
 _MOST_SCALE = 10.0
@@ -69,18 +69,25 @@ class BalanceMemory:
     def __repr__(self) -> str:
         return f"<BalanceMemory of {len(self._loads)} bundles, uneven for {self._uneven_rounds} rounds>"
 
+    def on_report(self, now_s: float, report: BrokerReport) -> None:
+        """Note when its broker started. Call it once, when the report arrives: the age in it holds for this moment."""
+        starts, started_s = self._starts.setdefault(report.broker_id, []), now_s - report.age_s
+        if not starts or started_s - starts[-1] > _SAME_START_S:
+            starts.append(started_s)
+            del starts[:-FLAPPING_STARTS]
+
     def states(
         self, now_s: float, reports: Sequence[BrokerReport], leaving: Collection[str] = (), *, may_split: bool = True
     ) -> list[BrokerState]:
         """Take the reports of a round, one of each broker; return the brokers as the balance should see them.
 
-        `leaving` are brokers that take nothing.
+        A report may be that of an earlier round. `leaving` are brokers that take nothing.
         """
         self._forget(now_s, reports)
         on_the_way = self._on_the_way(now_s, reports)
         states = []
         for report in reports:
-            unsteady = self._why_unsteady(now_s, report)
+            unsteady = self._why_unsteady(report)
             state = self._state(now_s, report, report.broker_id not in leaving and not unsteady, may_split)
             coming = tuple(on_the_way.get(report.broker_id, ()))
             states.append(BrokerState(state.broker_id, (*state.bundles, *coming), state.own_load, state.takes, unsteady))
@@ -105,12 +112,9 @@ class BalanceMemory:
     def on_refused(self, now_s: float, bundle: str) -> None:
         self._rest_until[bundle] = now_s + REFUSED_REST_S
 
-    def _why_unsteady(self, now_s: float, report: BrokerReport) -> str:
+    def _why_unsteady(self, report: BrokerReport) -> str:
         """Rule 6, as a sentence; empty: it is steady."""
-        starts, started_s = self._starts.setdefault(report.broker_id, []), now_s - report.age_s
-        if not starts or started_s - starts[-1] > _SAME_START_S:
-            starts.append(started_s)
-            del starts[:-FLAPPING_STARTS]
+        starts = self._starts.get(report.broker_id, [])
         if len(starts) < FLAPPING_STARTS or starts[-1] - starts[0] > FLAPPING_S or report.age_s >= STEADY_S:
             return ""
         within_s = starts[-1] - starts[0]

@@ -230,8 +230,12 @@ class LoadBalancer:
         self.learn_loads({name: heard.report.load for name, heard in self._heard.items()})
 
     async def _report_of(self, broker_id: str, loads: Mapping[str, float]) -> BrokerReport | None:
-        if broker_id == self._ownership.broker_id:
-            return await self._own_load.report()
+        report = await self._own_load.report() if broker_id == self._ownership.broker_id else await self._asked(broker_id, loads)
+        if report is not None:
+            self._memory.on_report(asyncio.get_running_loop().time(), report)
+        return report
+
+    async def _asked(self, broker_id: str, loads: Mapping[str, float]) -> BrokerReport | None:
         try:
             report = await self._peers.report(broker_id, loads)
         except BrokerError as error:
