@@ -41,6 +41,9 @@ def carried_out(brokers: Sequence[BrokerState], plan: Plan) -> list[BrokerState]
         ([broker("a", 0.02, 0.02), broker("b")], []),  # an idle cluster stays as it is
         ([broker("a", 0.3, 0.3), broker("b", takes=False)], []),  # a broker that is drained gets nothing
         ([broker("a", 0.4, 0.2), broker("b", 0.1), broker("c", takes=False)], [("a", "b")]),
+        ([broker("a", *[0.2] * 4, takes=False), broker("b", 0.1), broker("c", 0.1)], [("a", "b"), ("a", "c")]),  # it only gives
+        ([broker("a", takes=False), broker("b", 0.3), broker("c", 0.3)], []),  # that it has nothing makes nothing uneven
+        ([broker("a", 0.3, 0.3, takes=False)], []),
         ([broker("a", 0.3, 0.3)], []),
         ([], []),
     ],

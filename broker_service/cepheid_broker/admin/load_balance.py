@@ -22,7 +22,9 @@ from cepheid_broker.balancing import (
     Outcome,
     Split,
     SplitOrder,
+    compared,
     local_broker_data,
+    mean_load,
 )
 from cepheid_broker.errors import ServiceNotReadyError
 from cepheid_broker.ownership import There
@@ -117,20 +119,26 @@ def _shown(context: AdminContext, view: BalanceView) -> dict[str, Any]:
     states = {state.broker_id: state for state in view.brokers}
     rows = []
     for name, addresses in context.broker.ownership.brokers.items():
-        state = "missing" if name in view.missing else "draining" if name in view.leaving else "serving"
         address = addresses.get("http") or addresses.get("https") or ""
-        rows.append(_row(name, address, state, view.reports.get(name), states.get(name)))
-    loads = [state.load for state in view.brokers if state.takes]
+        rows.append(_row(name, address, _state(name, view, states.get(name)), view.reports.get(name), states.get(name)))
     return {
         "leader": view.leader.broker_id,
         "leader_since_ms": view.leader.since_ms,
         "settings": view.settings.model_dump(),
-        "mean_load": sum(loads) / len(loads) if loads else 0.0,
+        "mean_load": mean_load(compared(view.brokers)),
         "brokers": rows,
         "plan": [*map(_action, view.plan.splits), *map(_action, view.plan.moves)],
         "notes": list(view.plan.notes),
         "recent": [_outcome(outcome) for outcome in view.recent],
     }
+
+
+def _state(name: str, view: BalanceView, known: BrokerState | None) -> str:
+    if name in view.missing:
+        return "missing"
+    if name in view.leaving:
+        return "draining"
+    return "serving" if known is None or known.takes else "unsteady"
 
 
 def _alone(context: AdminContext, request: Request, report: BrokerReport) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Load balancing: reports, the leader, and what it has moved and split. README.md has the rules."""
 
-from cepheid_broker.balancing.balance import BalanceRules, BrokerState, BundleState, Move, Plan, Split, balance
+from cepheid_broker.balancing.balance import BalanceRules, BrokerState, BundleState, Move, Plan, Split, balance, compared, mean_load
 from cepheid_broker.balancing.load_balancer import PREFIX, BalanceView, LoadBalancer, Outcome, changed
 from cepheid_broker.balancing.loads import BrokerReport, BundleLoad, local_broker_data, report_from
 from cepheid_broker.balancing.orders import BundleOrders, MoveOrder, OrderRefusedError, SplitOrder
@@ -32,7 +32,9 @@ __all__ = [
     "by_load",
     "by_topics",
     "changed",
+    "compared",
     "local_broker_data",
+    "mean_load",
     "middle",
     "report_from",
 ]

@@ -8,7 +8,8 @@ Rules
 1. A move makes the pair of brokers more even: the load that moves is at most three quarters of their difference.
 2. What is out of tolerance is brought to half of the tolerance, so that small changes of the load do not start it again.
 3. Loads that differ by less than `MIN_GAP` are equal, whatever their ratio: an idle cluster stays as it is.
-4. A broker that takes nothing (it is drained or not steady, or no policy allows it) is never a target.
+4. A broker that takes nothing (it is drained or not steady, or no policy allows it) is never a target. It still gives away what it
+   has too much of, and is left out of the mean only when it has less than the others.
 5. A bundle with one topic cannot be split: a note says so.
 """
 
@@ -102,13 +103,26 @@ MayServe = Callable[[str, str], bool]
 """Whether policies allow that a bundle (by name) is served by a broker (by id)."""
 
 
+def compared(brokers: Sequence[BrokerState]) -> list[BrokerState]:
+    """Return the brokers whose loads should be alike: those that take bundles, and those that only can give some away (rule 4)."""
+    takers = [broker for broker in brokers if broker.takes]
+    mean = mean_load(takers)
+    return [broker for broker in brokers if broker.takes or (takers and broker.load > mean)]
+
+
+def mean_load(brokers: Sequence[BrokerState]) -> float:
+    """Return the mean load of these brokers, 0 for none."""
+    return sum(broker.load for broker in brokers) / max(1, len(brokers))
+
+
 def is_uneven(brokers: Sequence[BrokerState], tolerance: float) -> bool:
     """Return whether a broker is further from the mean than `tolerance`, a share of it (rule 3 excepted)."""
-    loads = [broker.load for broker in brokers if broker.takes]
-    if len(loads) < 2 or max(loads) - min(loads) <= MIN_GAP:
+    sources = compared(brokers)
+    targets = [broker.load for broker in brokers if broker.takes]
+    if len(sources) < 2 or not targets:
         return False
-    mean = sum(loads) / len(loads)
-    return max(loads) > mean * (1 + tolerance) or min(loads) < mean * (1 - tolerance)
+    highest, lowest, mean = max(broker.load for broker in sources), min(targets), mean_load(sources)
+    return highest - lowest > MIN_GAP and (highest > mean * (1 + tolerance) or lowest < mean * (1 - tolerance))
 
 
 def balance(
@@ -149,7 +163,7 @@ class _Draft:
             for broker in sorted(brokers, key=lambda broker: broker.broker_id)
         ]
         self._targets = [place for place in self._places if place.takes]
-        self._mean = sum(place.load for place in self._targets) / max(1, len(self._targets))
+        self._mean = mean_load(compared(brokers))
         self.moves: list[Move] = []
         self.splits: list[Split] = []
         self.notes: list[str] = [broker.note for broker in brokers if broker.note]
@@ -192,7 +206,7 @@ class _Draft:
 
     def _best_move(self, enough: float) -> tuple[_Place, _Place, BundleState] | None:
         """Return the move that evens out the most uneven pair of brokers for which there is one."""
-        for source in sorted(self._targets, key=lambda place: (-place.load, place.broker_id)):
+        for source in sorted(self._places, key=lambda place: (-place.load, place.broker_id)):
             for target in sorted(self._targets, key=lambda place: (place.load, place.broker_id)):
                 gap = source.load - target.load
                 if gap <= enough:
@@ -210,9 +224,9 @@ class _Draft:
 
     def _split_hottest(self, enough: float) -> None:
         """Split for the hottest broker, where it is still too hot because no bundle of it fits."""
-        if self.moves or len(self._targets) < 2:
+        if self.moves or not self._targets:
             return  # moves come first: what is left is seen in the next round
-        source = max(self._targets, key=lambda place: (place.load, place.broker_id))
+        source = max(self._places, key=lambda place: (place.load, place.broker_id))
         target = min(self._targets, key=lambda place: (place.load, place.broker_id))
         movable = [bundle for bundle in source.bundles.values() if bundle.may_move and bundle.load > MIN_LOAD]
         if source.load - target.load <= enough or not movable:
