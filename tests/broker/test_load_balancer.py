@@ -261,6 +261,25 @@ async def test_a_policy_moves_bundles_to_the_brokers_that_it_allows() -> None:
         assert ours == []
 
 
+async def test_bundles_move_to_secondary_brokers_while_the_primary_ones_are_full() -> None:
+    async with balanced(bundles=16) as found:
+        first, second = found.world.brokers
+        await found.load(first, 6, 0.9)
+        policy = IsolationPolicy(
+            namespaces=("public/default",), primary=(first.id,), secondary=(second.id,), min_limit=1, usage_threshold=60
+        )
+        await isolation_policies(found.world.store).create(None, IsolationPolicies(policies={"p": policy}))
+        await wait_until(lambda: not first.ownership.placement.isolation.is_empty)
+        leader = found.add(first)
+        found.add(second)
+        await wait_until(lambda: len(leader._recent) > 0)
+        assert [outcome.error for outcome in leader._recent] == [""] * len(leader._recent)
+        await wait_until(lambda: len(second.ownership.owned_bundles()) == leader.moves)
+        rounds = leader._rounds
+        await wait_until(lambda: leader._rounds > rounds + 5)
+        assert len(second.ownership.owned_bundles()) == leader.moves  # they stay while they rest, although the first is free again
+
+
 async def test_settings_are_changed_for_all_brokers_while_they_run() -> None:
     async with balanced(bundles=16) as found:
         first, second = found.world.brokers

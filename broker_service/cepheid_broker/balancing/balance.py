@@ -10,7 +10,7 @@ Rules
 3. Loads that differ by less than `MIN_GAP` are equal, whatever their ratio: an idle cluster stays as it is.
 4. A broker that takes nothing (it is drained or not steady, or no policy allows it) is never a target. It still gives away what it
    has too much of, and is left out of the mean only when it has less than the others.
-5. A bundle with one topic cannot be split: a note says so.
+5. A bundle with one topic cannot be split, nor one whose split was refused, for a while: a note says so. It may still move.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ class BundleState:
     may_move: bool = True
     """Whether it did not move a short while ago."""
     may_split: bool = True
+    split_refused: str = ""
+    """Why it could not be split a short while ago."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,15 +132,18 @@ def balance(
     rules: BalanceRules,
     *,
     may_serve: MayServe = lambda _bundle, _broker: True,
+    may_stay: MayServe = lambda _bundle, _broker: False,
     start_above: float | None = None,
 ) -> Plan:
     """Return what should be done now.
 
+    A bundle that rests is left at a broker that may not serve it where `may_stay` allows that: policies depend on loads, and those
+    on where bundles are.
     Loads are evened out where a broker is further from the mean than `start_above`, a share of it; None: than `rules.tolerance`.
     """
     draft = _Draft(brokers, rules, may_serve)
     draft.split_large()
-    draft.move_misplaced()
+    draft.move_misplaced(may_stay)
     if is_uneven(brokers, rules.tolerance if start_above is None else start_above):
         draft.even_out()
     return Plan(tuple(draft.moves), tuple(draft.splits), tuple(draft.notes))
@@ -173,20 +178,25 @@ class _Draft:
         limit = self._rules.split_topics
         for place in self._places:
             for bundle in list(place.bundles.values()):
+                is_crowded = 0 < limit < bundle.topics
+                if bundle.split_refused and (is_crowded or bundle.load > SPLIT_LOAD):
+                    self._note_refused(place, bundle)
                 if len(self.splits) >= _SPLITS_AT_ONCE or not _is_splittable(bundle):
                     continue
-                if limit and bundle.topics > limit:
+                if is_crowded:
                     self._split(place, bundle, "topics", f"it has {bundle.topics:,} open topics, more than {limit:,}")
                 elif bundle.load > SPLIT_LOAD:
                     self._split(place, bundle, "load", f"its load is {bundle.load:.2f}, more than {SPLIT_LOAD}")
 
-    def move_misplaced(self) -> None:
-        """Move what a policy does not allow where it is. That does not wait until the bundle has rested."""
+    def move_misplaced(self, may_stay: MayServe) -> None:
+        """Move what a policy does not allow where it is."""
         for place in self._places:
             for bundle in list(place.bundles.values()):
                 if len(self.moves) >= self._rules.moves_at_once:
                     return
                 if self._may_serve(bundle.name, place.broker_id):
+                    continue
+                if not bundle.may_move and may_stay(bundle.name, place.broker_id):
                     continue
                 allowed = [target for target in self._targets if self._may_serve(bundle.name, target.broker_id)]
                 if allowed:
@@ -236,11 +246,18 @@ class _Draft:
             numbers = f"loads: {source.broker_id} {source.load:.2f}, {target.broker_id} {target.load:.2f}"
             if bundle.name not in {split.bundle for split in self.splits} and len(self.splits) < _SPLITS_AT_ONCE:
                 self._split(source, bundle, "load", f"{numbers}, bundle {bundle.load:.3f} is too much for a move")
+        elif hottest[0].split_refused:
+            self._note_refused(source, hottest[0])
         elif hottest[0].topics == 1:
             self.notes.append(
                 f"broker {source.broker_id} has load {source.load:.2f}, the mean is {self._mean:.2f}: {hottest[0].load:.2f} of it "
                 f"is one topic in bundle {hottest[0].name}, which cannot be split: make it a partitioned topic"
             )
+
+    def _note_refused(self, place: _Place, bundle: BundleState) -> None:
+        note = f"bundle {bundle.name} has too much load or too many topics for {place.broker_id} and cannot be split: "
+        if (note := f"{note}{bundle.split_refused}") not in self.notes:
+            self.notes.append(note)
 
     def _split(self, place: _Place, bundle: BundleState, by: Literal["load", "topics"], why: str) -> None:
         self.splits.append(Split(bundle.name, place.broker_id, by, why))
@@ -254,4 +271,4 @@ class _Draft:
 
 
 def _is_splittable(bundle: BundleState) -> bool:
-    return bundle.may_split and bundle.topics >= 2
+    return bundle.may_split and not bundle.split_refused and bundle.topics >= 2

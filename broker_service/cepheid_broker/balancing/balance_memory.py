@@ -4,7 +4,8 @@
 
 Rules
 1. Only what has been uneven for `CONFIRM_ROUNDS` rounds is evened out. That goes on in each round until nothing is left to do.
-2. A bundle that moved rests for `REST_S`. A bundle that could not be moved rests for `REFUSED_REST_S`.
+2. A bundle that moved rests for `REST_S`. A bundle that could not be moved rests for `REFUSED_REST_S`; one that could not be split
+   is not split for as long, and may move.
 3. After a move the bundle counts at its new broker with the load that it had before, for `SETTLE_S`: there are no rates yet. The
    share of the processor that counts for the bundles of both brokers is not measured again meanwhile: it still has the bundle at
    the old owner.
@@ -26,6 +27,7 @@ from cepheid_broker.balancing.balance import (
     MayServe,
     Move,
     Plan,
+    Split,
     balance,
     is_uneven,
 )
@@ -62,6 +64,7 @@ class BalanceMemory:
         self._involved: dict[str, float] = {}  # when a broker last gave or took a bundle
         self._moved: dict[str, _Moved] = {}
         self._rest_until: dict[str, float] = {}
+        self._unsplit: dict[str, tuple[float, str]] = {}  # until when a bundle is not split, and why
         self._starts: dict[str, list[float]] = {}  # of each broker, newest last
         self._uneven_rounds = 0
         self._active = False
@@ -93,12 +96,19 @@ class BalanceMemory:
             states.append(BrokerState(state.broker_id, (*state.bundles, *coming), state.own_load, state.takes, unsteady))
         return states
 
-    def plan(self, brokers: Sequence[BrokerState], rules: BalanceRules, may_serve: MayServe) -> Plan:
+    def plan(
+        self,
+        brokers: Sequence[BrokerState],
+        rules: BalanceRules,
+        may_serve: MayServe,
+        may_stay: MayServe = lambda _bundle, _broker: False,
+    ) -> Plan:
         """Return what should be done in this round (rule 1). Call it once for each round."""
         tolerance = rules.tolerance / 2 if self._active else rules.tolerance
         self._uneven_rounds = self._uneven_rounds + 1 if is_uneven(brokers, tolerance) else 0
         confirmed = self._active or self._uneven_rounds >= CONFIRM_ROUNDS
-        plan = balance(brokers, rules, may_serve=may_serve, start_above=tolerance if confirmed else float("inf"))
+        start_above = tolerance if confirmed else float("inf")
+        plan = balance(brokers, rules, may_serve=may_serve, may_stay=may_stay, start_above=start_above)
         self._active = confirmed and self._uneven_rounds > 0 and not plan.is_empty
         if confirmed and not self._active:
             self._uneven_rounds = 0
@@ -109,8 +119,11 @@ class BalanceMemory:
         self._rest_until[move.bundle] = now_s + REST_S
         self._involved[move.source] = self._involved[move.target] = now_s
 
-    def on_refused(self, now_s: float, bundle: str) -> None:
-        self._rest_until[bundle] = now_s + REFUSED_REST_S
+    def on_refused(self, now_s: float, action: Move | Split, why: str) -> None:
+        if isinstance(action, Move):
+            self._rest_until[action.bundle] = now_s + REFUSED_REST_S
+        else:
+            self._unsplit[action.bundle] = now_s + REFUSED_REST_S, why
 
     def _why_unsteady(self, report: BrokerReport) -> str:
         """Rule 6, as a sentence; empty: it is steady."""
@@ -144,7 +157,8 @@ class BalanceMemory:
             if moved is not None and now_s - moved.at_s < SETTLE_S:
                 load = moved.load  # rule 3
             rests = now_s < self._rest_until.get(bundle.bundle, 0.0)
-            bundles.append(BundleState(bundle.bundle, load, bundle.topics, may_move=not rests, may_split=may_split))
+            _, refused = self._unsplit.get(bundle.bundle, (0.0, ""))
+            bundles.append(BundleState(bundle.bundle, load, bundle.topics, not rests, may_split, refused))
         own_load = (
             0.0 if report.age_s < STARTING_S else max(0.0, report.cpu - _MOST_SCALE * estimate)
         )  # not the work of its bundles
@@ -168,4 +182,5 @@ class BalanceMemory:
         self._involved = {name: at_s for name, at_s in self._involved.items() if now_s - at_s < SETTLE_S}
         self._moved = {name: moved for name, moved in self._moved.items() if now_s - moved.at_s < SETTLE_S}
         self._rest_until = {name: until_s for name, until_s in self._rest_until.items() if now_s < until_s}
+        self._unsplit = {name: found for name, found in self._unsplit.items() if now_s < found[0]}
         self._starts = {name: starts for name, starts in self._starts.items() if now_s - starts[-1] < FLAPPING_S or name in brokers}

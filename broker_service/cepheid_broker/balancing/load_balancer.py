@@ -130,7 +130,7 @@ class LoadBalancer:
         candidacy, settings = self._require_led(), await self.settings()
         await self._hear()
         states = await self._states()
-        plan = balance(states, _rules(settings), may_serve=self._may_serve)
+        plan = balance(states, _rules(settings), may_serve=self._may_serve, may_stay=self._may_stay)
         return BalanceView(
             candidacy,
             settings,
@@ -202,7 +202,7 @@ class LoadBalancer:
         async with self._acting:
             self._rounds += 1
             await self._hear()
-            plan = self._memory.plan(await self._states(), _rules(settings), self._may_serve)
+            plan = self._memory.plan(await self._states(), _rules(settings), self._may_serve, self._may_stay)
             self._log_notes(plan)
             if settings.enabled:
                 await self._perform(plan)
@@ -264,8 +264,12 @@ class LoadBalancer:
         if isolation.is_empty:
             return True
         loads = {name: heard.report.load for name, heard in self._heard.items()}
-        tenant, namespace, _ = bundle.split("/", 2)
-        return broker_id in isolation.allowed(f"{tenant}/{namespace}", self._ownership.brokers, loads)
+        return broker_id in isolation.allowed(_namespace_of(bundle), self._ownership.brokers, loads)
+
+    def _may_stay(self, bundle: str, broker_id: str) -> bool:
+        """Return whether policies allow that for some loads: it is a secondary broker."""
+        brokers = self._ownership.brokers
+        return broker_id in self._ownership.placement.isolation.allowed_at_most(_namespace_of(bundle), brokers)
 
     # Acting
 
@@ -285,7 +289,7 @@ class LoadBalancer:
             await self._order(action)
         except CepheidError as error:
             self.refused += 1
-            self._memory.on_refused(loop.time(), action.bundle)
+            self._memory.on_refused(loop.time(), action, str(error))
             log.warning("balance.refused", extra={**facts, "error": str(error)})
             return Outcome(self._ports.wall_ms(), action, str(error))
         duration_ms = round(1000 * (loop.time() - began_s))
@@ -319,6 +323,11 @@ class LoadBalancer:
             for note in plan.notes:
                 log.warning("balance.stuck", extra={"why": note})
             self._notes = plan.notes
+
+
+def _namespace_of(bundle: str) -> str:
+    tenant, namespace, _ = bundle.split("/", 2)
+    return f"{tenant}/{namespace}"
 
 
 def _rules(settings: BalanceSettings) -> BalanceRules:
