@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from cepheid_broker.admin import load_balance
 from cepheid_broker.admin.load_balance import _shown
 from cepheid_broker.balancing import BrokerReport, BundleOrders, HttpPeers, LoadBalancer
 from cepheid_broker.balancing.balance import BalanceRules, BrokerState, balance
@@ -219,6 +220,18 @@ def test_any_broker_shows_what_would_move_and_does_it() -> None:
         assert len(world.brokers[0].ownership.owned_bundles()) == 2
         leader = (await second("GET", "/admin/v2/brokers/leaderBroker")).json()["brokerId"]
         assert f"http://{leader}" == world.brokers[0].admin_url
+
+    balanced(test, enabled=False)
+
+
+@pytest.mark.slow
+def test_a_leader_that_does_not_answer_keeps_no_caller_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load_balance, "_SHOWN_WITHIN_S", 0.1)
+
+    async def test(world: BrokersWorld, first: Admin, second: Admin, started: list[LoadBalancer]) -> None:
+        monkeypatch.setattr(started[0], "view", asyncio.Event().wait)
+        answer = await second("GET", "/cepheid/v1/balance")
+        assert (answer.status_code, "does not answer within 0.1 s" in answer.json()["reason"]) == (503, True)
 
     balanced(test, enabled=False)
 

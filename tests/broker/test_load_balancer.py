@@ -17,6 +17,7 @@ from cepheid_broker.balancing import (
     OrderRefusedError,
     SplitOrder,
     balance_memory,
+    load_balancer,
 )
 from cepheid_broker.balancing.balance_memory import STARTING_S
 from cepheid_broker.balancing.load_balancer import changed
@@ -45,6 +46,8 @@ class Balanced:
         self.rates: dict[str, float] = {}
         self.balancers: dict[str, LoadBalancer] = {}
         self.unreachable: list[str] = []
+        self.silent: list[str] = []
+        """These never answer."""
 
     def add(self, broker: OneBroker, settings: BalanceSettings = FAST) -> LoadBalancer:
         own_load = broker.broker.own_load
@@ -68,6 +71,8 @@ class Balanced:
 
     async def report(self, broker_id: str, loads: Mapping[str, float]) -> BrokerReport:
         self._check(broker_id)
+        if broker_id in self.silent:
+            await asyncio.Event().wait()
         self.balancers[broker_id].learn_loads(loads)
         return await self.balancers[broker_id].orders.own_load.report()
 
@@ -203,6 +208,19 @@ async def test_a_broker_that_does_not_answer_gets_nothing() -> None:
         await wait_until(lambda: leader._rounds > 10)
         assert leader.moves == leader.refused == 0
         assert (await leader.view()).missing == [second.id]
+
+
+async def test_a_broker_that_never_answers_holds_up_neither_rounds_nor_views(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load_balancer, "REPORT_LIMIT_S", 0.05)
+    async with balanced(count=3, bundles=16) as found:
+        first, second, third = found.world.brokers
+        found.silent.append(third.id)
+        await found.load(first, 4, 0.4)
+        leader = found.add(first)
+        found.add(second)
+        found.add(third)
+        await wait_until(lambda: leader.moves == 2)
+        assert (await leader.view()).missing == [third.id]
 
 
 async def test_missing_reports_are_not_taken_for_starts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@ by which the leader asks other brokers (balancing/README.md)."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
@@ -13,6 +14,7 @@ from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.errors import NotAllowedHereError
 from cepheid_broker.admin.json_body import json_body
 from cepheid_broker.balancing import (
+    REPORT_LIMIT_S,
     BalanceView,
     BrokerReport,
     BrokerState,
@@ -31,6 +33,8 @@ from cepheid_broker.ownership import There
 
 NO_CONTENT = 204
 _PATH = "/cepheid/v1/balance"
+_SHOWN_WITHIN_S = 3 + REPORT_LIMIT_S
+"""The leader asks all brokers for their load before it answers."""
 
 
 class LoadsBody(BaseModel):
@@ -67,8 +71,7 @@ def load_balance(context: AdminContext) -> APIRouter:
         if balancer is None:
             return _alone(context, request, await context.broker.own_load.report())
         if not balancer.is_leader:
-            found: dict[str, Any] = await context.broker.peers.call(await _leader(context, balancer), "GET", _PATH)
-            return found
+            return await _shown_by(context, await _leader(context, balancer))
         return _shown(context, await balancer.view())
 
     @router.post(_PATH)
@@ -113,6 +116,16 @@ async def _leader(context: AdminContext, balancer: LoadBalancer) -> There:
     if record is None or record.broker_id == ownership.broker_id or record.broker_id not in ownership.brokers:
         raise ServiceNotReadyError("no broker is the leader at the moment: ask again in some seconds")
     return There(record.broker_id, ownership.brokers[record.broker_id])
+
+
+async def _shown_by(context: AdminContext, leader: There) -> dict[str, Any]:
+    try:
+        async with asyncio.timeout(_SHOWN_WITHIN_S):
+            found: dict[str, Any] = await context.broker.peers.call(leader, "GET", _PATH)
+            return found
+    except TimeoutError:
+        message = f"the leader, {leader.broker_id}, does not answer within {_SHOWN_WITHIN_S:g} s: ask again in some seconds"
+        raise ServiceNotReadyError(message) from None
 
 
 def _shown(context: AdminContext, view: BalanceView) -> dict[str, Any]:

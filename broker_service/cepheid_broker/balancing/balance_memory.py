@@ -44,7 +44,7 @@ FLAPPING_STARTS = 3
 FLAPPING_S = 900.0
 STEADY_S = 180.0
 _SAME_START_S = 4.0
-"""By how much the start of a process may seem to differ from report to report: a report may take `REPORT_LIMIT_S` to arrive."""
+"""By how much the start of a process may seem to differ from report to report: reports take some time to arrive."""
 _NEW_PART = 0.5
 """Weight of the newest report in smoothed loads."""
 _MOST_SCALE = 10.0

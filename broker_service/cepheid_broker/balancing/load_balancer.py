@@ -5,7 +5,8 @@
 
 Rules
 1. A leader keeps nothing in metadata but its election. The next one begins with the next reports.
-2. A broker whose report is missing is left out: nothing is moved to it, and nothing from it. A report is used for three rounds.
+2. A broker whose report is missing after `REPORT_LIMIT_S` is left out: nothing is moved to it, and nothing from it. A report
+   is used for three rounds.
 3. What was moved, split or refused is one line in the log of the leader, and is shown by `view` until there are 100 newer ones.
 4. While it is switched off the leader still gets reports and tells loads: placement uses them, and `view` shows what it would do.
 """
@@ -37,6 +38,8 @@ log = logging.getLogger(__name__)
 
 PREFIX = "balance."
 """Prefix of the names of settings that can be changed while brokers run."""
+REPORT_LIMIT_S = 2.0
+"""How long a round waits for a report. A broker that does not answer must not hold up what the others need."""
 _ROUNDS_USED = 3
 _REMEMBERED = 100
 
@@ -237,11 +240,13 @@ class LoadBalancer:
 
     async def _asked(self, broker_id: str, loads: Mapping[str, float]) -> BrokerReport | None:
         try:
-            report = await self._peers.report(broker_id, loads)
-        except BrokerError as error:
+            async with asyncio.timeout(REPORT_LIMIT_S):
+                report = await self._peers.report(broker_id, loads)
+        except (BrokerError, TimeoutError) as error:
             if broker_id not in self._silent:
                 self._silent[broker_id] = None
-                log.warning("balance.no_report", extra={"broker": broker_id, "error": str(error)})
+                text = str(error) or f"no answer within {REPORT_LIMIT_S:g} s"
+                log.warning("balance.no_report", extra={"broker": broker_id, "error": text})
             return None
         self._silent.pop(broker_id, None)
         return report

@@ -123,6 +123,9 @@ class PeerCalls:
                 head.append("Content-Type: application/json")
             writer.write("\r\n".join([*head, "", ""]).encode("ascii") + body)
             return await _read_answer(reader)
+        except BaseException:
+            writer.transport.abort()  # a connection with TLS would wait for the other side to close it
+            raise
         finally:
             writer.close()
             try:
