@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -69,11 +69,11 @@ class Balanced:
         if broker_id in self.unreachable or broker_id not in self.balancers:
             raise PeerUnreachableError(f"planted: {broker_id} does not answer")
 
-    async def report(self, broker_id: str, loads: Mapping[str, float]) -> BrokerReport:
+    async def report(self, broker_id: str, loads: Mapping[str, float], unsteady: Sequence[str]) -> BrokerReport:
         self._check(broker_id)
         if broker_id in self.silent:
             await asyncio.Event().wait()
-        self.balancers[broker_id].learn_loads(loads)
+        self.balancers[broker_id].learn_loads(loads, unsteady)
         return await self.balancers[broker_id].orders.own_load.report()
 
     async def move(self, broker_id: str, order: MoveOrder) -> None:

@@ -38,9 +38,10 @@ _SHOWN_WITHIN_S = 3 + REPORT_LIMIT_S
 
 
 class LoadsBody(BaseModel):
-    """Loads of brokers by id, as the leader knows them."""
+    """Loads of brokers by id, and the ids of those that are not steady, as the leader knows them."""
 
     loads: dict[str, float] = {}
+    unsteady: list[str] = []
 
 
 def load_balance(context: AdminContext) -> APIRouter:
@@ -87,7 +88,7 @@ def load_balance(context: AdminContext) -> APIRouter:
     async def report(body: Annotated[LoadsBody, json_body(LoadsBody)]) -> dict[str, Any]:
         """For the leader: takes the loads of all brokers, answers the load report of this one"""
         if context.broker.balancer is not None:
-            context.broker.balancer.learn_loads(body.loads)
+            context.broker.balancer.learn_loads(body.loads, body.unsteady)
         return local_broker_data(await context.broker.own_load.report())
 
     @router.post(f"{_PATH}/move", status_code=NO_CONTENT)

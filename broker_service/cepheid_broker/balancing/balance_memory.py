@@ -125,6 +125,10 @@ class BalanceMemory:
         else:
             self._unsplit[action.bundle] = now_s + REFUSED_REST_S, why
 
+    def unsteady(self, reports: Sequence[BrokerReport]) -> list[str]:
+        """Return the ids of those brokers that are not steady."""
+        return [report.broker_id for report in reports if self._why_unsteady(report)]
+
     def _why_unsteady(self, report: BrokerReport) -> str:
         """Rule 6, as a sentence; empty: it is steady."""
         starts = self._starts.get(report.broker_id, [])

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -119,9 +119,10 @@ class LoadBalancer:
         found = await leader_record(self._store).get(None)
         return None if found is None else found.record
 
-    def learn_loads(self, loads: Mapping[str, float]) -> None:
-        """Take the loads of all brokers, as the leader tells them."""
-        self._ownership.placement.set_loads(loads, asyncio.get_running_loop().time())
+    def learn_loads(self, loads: Mapping[str, float], unsteady: Collection[str] = ()) -> None:
+        """Take the loads of all brokers, and the ids of those that are not steady, as the leader tells them."""
+        ownership, now_s = self._ownership, asyncio.get_running_loop().time()
+        ownership.placement.set_loads(loads, now_s, registered=ownership.brokers, unsteady=unsteady)
 
     async def settings(self) -> BalanceSettings:
         """Return the settings in force: those of this process, and what was changed while brokers run. Raises MetadataError."""
@@ -219,9 +220,9 @@ class LoadBalancer:
 
     async def _hear(self) -> None:
         """Ask every broker for its load report (rule 2)."""
-        loads = {name: heard.report.load for name, heard in self._heard.items()}
+        told = self._told()
         brokers = list(self._ownership.brokers)
-        found = await asyncio.gather(*(self._report_of(name, loads) for name in brokers))
+        found = await asyncio.gather(*(self._report_of(name, *told) for name in brokers))
         for name, report in zip(brokers, found, strict=True):
             if report is not None:
                 self._heard[name] = _Heard(report, self._rounds)
@@ -230,18 +231,26 @@ class LoadBalancer:
             for name, heard in self._heard.items()
             if name in self._ownership.brokers and self._rounds - heard.round < _ROUNDS_USED
         }
-        self.learn_loads({name: heard.report.load for name, heard in self._heard.items()})
+        self.learn_loads(*self._told())
 
-    async def _report_of(self, broker_id: str, loads: Mapping[str, float]) -> BrokerReport | None:
-        report = await self._own_load.report() if broker_id == self._ownership.broker_id else await self._asked(broker_id, loads)
+    def _told(self) -> tuple[Mapping[str, float], list[str]]:
+        """Return what other brokers learn: loads by id, and who is not steady."""
+        loads = {name: heard.report.load for name, heard in self._heard.items()}
+        return loads, self._memory.unsteady([heard.report for heard in self._heard.values()])
+
+    async def _report_of(self, broker_id: str, loads: Mapping[str, float], unsteady: list[str]) -> BrokerReport | None:
+        if broker_id == self._ownership.broker_id:
+            report: BrokerReport | None = await self._own_load.report()
+        else:
+            report = await self._asked(broker_id, loads, unsteady)
         if report is not None:
             self._memory.on_report(asyncio.get_running_loop().time(), report)
         return report
 
-    async def _asked(self, broker_id: str, loads: Mapping[str, float]) -> BrokerReport | None:
+    async def _asked(self, broker_id: str, loads: Mapping[str, float], unsteady: list[str]) -> BrokerReport | None:
         try:
             async with asyncio.timeout(REPORT_LIMIT_S):
-                report = await self._peers.report(broker_id, loads)
+                report = await self._peers.report(broker_id, loads, unsteady)
         except (BrokerError, TimeoutError) as error:
             if broker_id not in self._silent:
                 self._silent[broker_id] = None
