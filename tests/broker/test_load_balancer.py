@@ -13,6 +13,7 @@ from cepheid_broker.balancing import (
     BrokerReport,
     BundleOrders,
     LoadBalancer,
+    Move,
     MoveOrder,
     OrderRefusedError,
     SplitOrder,
@@ -23,7 +24,7 @@ from cepheid_broker.balancing.balance_memory import STARTING_S
 from cepheid_broker.balancing.load_balancer import changed
 from cepheid_broker.balancing.loads import MESSAGES_PER_S
 from cepheid_broker.balancing.own_load import OwnLoad
-from cepheid_broker.ownership import Division, PeerUnreachableError, SoleOwnership
+from cepheid_broker.ownership import Division, PeerUnreachableError, RemoteRefusedError, SoleOwnership
 from cepheid_broker.ownership.bundles import Bundle, bundles_of
 from cepheid_broker.settings import BalanceSettings
 from cepheid_metadata import DynamicSettings, IsolationPolicies, IsolationPolicy, LeaderRecord, dynamic_settings, isolation_policies
@@ -66,8 +67,10 @@ class Balanced:
         return topics
 
     def _check(self, broker_id: str) -> None:
-        if broker_id in self.unreachable or broker_id not in self.balancers:
+        if broker_id in self.unreachable:
             raise PeerUnreachableError(f"planted: {broker_id} does not answer")
+        if broker_id not in self.balancers:
+            raise RemoteRefusedError(f"planted: {broker_id} is of a release without load balancing", status=404)
 
     async def report(self, broker_id: str, loads: Mapping[str, float], unsteady: Sequence[str]) -> BrokerReport:
         self._check(broker_id)
@@ -153,6 +156,29 @@ async def test_one_broker_leads_and_the_next_one_when_its_session_ends() -> None
         assert not found.balancers[first.id].is_leader
 
 
+async def test_a_leader_that_no_other_broker_answers_gives_way() -> None:
+    async with balanced(count=3) as found:
+        first, second, third = found.world.brokers
+        leader = found.add(first)
+        await found.leader()
+        found.unreachable += [second.id, third.id]  # each of them reaches the first
+        found.add(second)
+        found.add(third)
+        await wait_until(lambda: found.balancers[second.id].is_leader or found.balancers[third.id].is_leader)
+        assert not leader.is_leader
+
+
+async def test_a_leader_that_is_drained_gives_way() -> None:
+    async with balanced() as found:
+        first, second = found.world.brokers
+        leader = found.add(first)
+        await found.leader()
+        found.add(second)
+        first.ownership.drain()
+        await wait_until(lambda: found.balancers[second.id].is_leader)
+        assert not leader.is_leader
+
+
 async def test_a_broker_that_is_added_gets_its_share_and_then_nothing_moves() -> None:
     async with balanced(bundles=16) as found:
         first, second = found.world.brokers
@@ -199,15 +225,17 @@ async def test_a_bundle_with_all_the_load_is_split_and_a_part_of_it_moves() -> N
 
 
 async def test_a_broker_that_does_not_answer_gets_nothing() -> None:
-    async with balanced(bundles=16) as found:
-        first, second = found.world.brokers
+    async with balanced(count=3, bundles=16) as found:
+        first, second, third = found.world.brokers
         await found.load(first, 4, 0.4)
         found.unreachable.append(second.id)
         leader = found.add(first)
         found.add(second)
-        await wait_until(lambda: leader._rounds > 10)
-        assert leader.moves == leader.refused == 0
-        assert (await leader.view()).missing == [second.id]
+        found.add(third)
+        await wait_until(lambda: leader.moves == 2)
+        view = await leader.view()
+        assert {outcome.action.target for outcome in view.recent if isinstance(outcome.action, Move)} == {third.id}
+        assert view.missing == [second.id]
 
 
 async def test_a_broker_that_never_answers_holds_up_neither_rounds_nor_views(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,9 @@ Rules
 2. A broker whose report is missing after `REPORT_LIMIT_S` is left out: nothing is moved to it, and nothing from it. A report
    is used for three rounds.
 3. What was moved, split or refused is one line in the log of the leader, and is shown by `view` until there are 100 newer ones.
-4. While it is switched off the leader still gets reports and tells loads: placement uses them, and `view` shows what it would do.
+4. A leader that no other broker answers for `_ALONE_ROUNDS` rounds gives way, and does not stand again for `_OUT_ROUNDS`: it may be
+   the one that is cut off. A leader that is drained gives way, too.
+5. While it is switched off the leader still gets reports and tells loads: placement uses them, and `view` shows what it would do.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from cepheid_broker.balancing.orders import BundleOrders, MoveOrder, OrderRefuse
 from cepheid_broker.balancing.own_load import OwnLoad
 from cepheid_broker.balancing.peers import BalancePeers
 from cepheid_broker.errors import BrokerError
-from cepheid_broker.ownership import SplitRefusedError, check_may_split
+from cepheid_broker.ownership import RemoteRefusedError, SplitRefusedError, check_may_split
 from cepheid_broker.settings import BalanceSettings
 from cepheid_metadata import Election, LeaderRecord, MetadataError, SessionState, dynamic_settings, leader_record
 from cepheid_ports import CepheidError, TaskOwner
@@ -41,6 +43,8 @@ PREFIX = "balance."
 REPORT_LIMIT_S = 2.0
 """How long a round waits for a report. A broker that does not answer must not hold up what the others need."""
 _ROUNDS_USED = 3
+_ALONE_ROUNDS = 3
+_OUT_ROUNDS = 12
 _REMEMBERED = 100
 
 
@@ -93,6 +97,7 @@ class LoadBalancer:
         self._unsubscribe = self._store.subscribe(self._on_session)
         self._recent: deque[Outcome] = deque(maxlen=_REMEMBERED)
         self._acting = asyncio.Lock()
+        self._out_until_s = float("-inf")
         self.is_leader = False
         self.moves = 0
         self.splits = 0
@@ -182,8 +187,12 @@ class LoadBalancer:
             await asyncio.sleep(self._settings.interval_s)
 
     def _may_stand(self) -> bool:
-        own = self._ownership.broker_id
-        return own in self._ownership.brokers and own not in self._ownership.leaving
+        return self._ownership.broker_id in self._ownership.brokers and not self._is_out()
+
+    def _is_out(self) -> bool:
+        """Rule 4."""
+        is_drained = self._ownership.broker_id in self._ownership.leaving
+        return is_drained or asyncio.get_running_loop().time() < self._out_until_s
 
     async def _lead(self) -> None:
         """Raises MetadataError."""
@@ -196,11 +205,17 @@ class LoadBalancer:
             if not await self._election.holds():
                 return
             await self._round(settings)
+            if self._rounds - self._answered_round >= _ALONE_ROUNDS:
+                self._out_until_s = asyncio.get_running_loop().time() + _OUT_ROUNDS * settings.interval_s
+                log.warning("balance.gave_way", extra={"broker": self._ownership.broker_id, "unanswered": list(self._silent)})
+                break
             try:
                 async with asyncio.timeout(settings.interval_s):
                     await self._deposed.wait()
             except TimeoutError:
                 pass
+        if not self._deposed.is_set() and self._is_out():
+            await self._election.resign()
 
     async def _round(self, settings: BalanceSettings) -> None:
         async with self._acting:
@@ -217,12 +232,16 @@ class LoadBalancer:
         self._silent: dict[str, None] = {}
         self._notes: tuple[str, ...] = ()
         self._rounds = 0
+        self._answered_round = 0
+        """The last one in which another broker answered, whatever it said, or there was no other."""
 
     async def _hear(self) -> None:
         """Ask every broker for its load report (rule 2)."""
         told = self._told()
         brokers = list(self._ownership.brokers)
         found = await asyncio.gather(*(self._report_of(name, *told) for name in brokers))
+        if all(name == self._ownership.broker_id for name in brokers):
+            self._answered_round = self._rounds
         for name, report in zip(brokers, found, strict=True):
             if report is not None:
                 self._heard[name] = _Heard(report, self._rounds)
@@ -252,11 +271,14 @@ class LoadBalancer:
             async with asyncio.timeout(REPORT_LIMIT_S):
                 report = await self._peers.report(broker_id, loads, unsteady)
         except (BrokerError, TimeoutError) as error:
+            if isinstance(error, RemoteRefusedError):
+                self._answered_round = self._rounds
             if broker_id not in self._silent:
                 self._silent[broker_id] = None
                 text = str(error) or f"no answer within {REPORT_LIMIT_S:g} s"
                 log.warning("balance.no_report", extra={"broker": broker_id, "error": text})
             return None
+        self._answered_round = self._rounds
         self._silent.pop(broker_id, None)
         return report
 
