@@ -342,6 +342,20 @@ async def test_settings_are_changed_for_all_brokers_while_they_run() -> None:
 def test_a_changed_setting_that_does_not_fit_is_left_out() -> None:
     assert changed(FAST, {"balance.tolerance": "0.5", "other.thing": "1", "balance.new": "2"}).tolerance == 0.5
     assert changed(FAST, {"balance.tolerance": "-1"}) == FAST
+    assert changed(FAST, {"balance.interval_s": "5000", "balance.enabled": "false"}).enabled is False
+
+
+async def test_a_sleeping_leader_notices_a_shorter_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load_balancer, "_LOOK_S", 0.02)
+    async with balanced(bundles=16) as found:
+        first, second = found.world.brokers
+        settings = dynamic_settings(found.world.store)
+        await settings.create(None, DynamicSettings(values={"balance.interval_s": "300"}))
+        leader = found.add(first)
+        found.add(second)
+        await wait_until(lambda: leader._rounds == 1)
+        await settings.replace(None, DynamicSettings(values={}), 0)
+        await wait_until(lambda: leader._rounds > 1)
 
 
 @pytest.mark.virtual_time

@@ -43,6 +43,7 @@ PREFIX = "balance."
 REPORT_LIMIT_S = 2.0
 """How long a round waits for a report. A broker that does not answer must not hold up what the others need."""
 _ROUNDS_USED = 3
+_LOOK_S = 1.0
 _ALONE_ROUNDS = 3
 _OUT_ROUNDS = 12
 _REMEMBERED = 100
@@ -89,7 +90,8 @@ class LoadBalancer:
         self._own_load: OwnLoad = orders.own_load
         self._ports = orders.own_load.ports
         self._peers = peers
-        self._settings = settings
+        self._settings = self._in_force = settings
+        self._values: Mapping[str, str] = {}  # what was changed while brokers run
         self._election = Election(leader_record(self._store), self._new_candidacy)
         self._dynamic = dynamic_settings(self._store)
         self._tasks = TaskOwner("balancing")
@@ -132,7 +134,10 @@ class LoadBalancer:
     async def settings(self) -> BalanceSettings:
         """Return the settings in force: those of this process, and what was changed while brokers run. Raises MetadataError."""
         found = await self._dynamic.get(None)
-        return self._settings if found is None else changed(self._settings, found.record.values)
+        values: Mapping[str, str] = {} if found is None else found.record.values
+        if values != self._values:  # what does not fit is logged once
+            self._values, self._in_force = values, changed(self._settings, values)
+        return self._in_force
 
     async def view(self) -> BalanceView:
         """Return what the leader knows, from reports of now. Only at the leader. Raises MetadataError, BrokerError."""
@@ -209,13 +214,26 @@ class LoadBalancer:
                 self._out_until_s = asyncio.get_running_loop().time() + _OUT_ROUNDS * settings.interval_s
                 log.warning("balance.gave_way", extra={"broker": self._ownership.broker_id, "unanswered": list(self._silent)})
                 break
+            await self._rest()
+        if not self._deposed.is_set() and self._is_out():
+            await self._election.resign()
+
+    async def _rest(self) -> None:
+        """Wait for the next round, or until this broker is deposed. A shorter interval holds within `_LOOK_S`."""
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        while not self._deposed.is_set():
             try:
-                async with asyncio.timeout(settings.interval_s):
+                settings = await self.settings()
+            except MetadataError:  # the next round finds out whether that lasts
+                settings = self._in_force
+            if (left_s := settings.interval_s - (loop.time() - began_s)) <= 0:
+                return
+            try:
+                async with asyncio.timeout(min(left_s, _LOOK_S)):
                     await self._deposed.wait()
             except TimeoutError:
                 pass
-        if not self._deposed.is_set() and self._is_out():
-            await self._election.resign()
 
     async def _round(self, settings: BalanceSettings) -> None:
         async with self._acting:
@@ -371,11 +389,13 @@ def _rules(settings: BalanceSettings) -> BalanceRules:
 
 
 def changed(settings: BalanceSettings, values: Mapping[str, str]) -> BalanceSettings:
-    """Return the settings with what was changed while brokers run. A value that does not fit any more is logged and left out."""
+    """Return the settings with what was changed while brokers run. A value that does not fit any more is logged and left out: the
+    others hold."""
     fields = {name.removeprefix(PREFIX): value for name, value in values.items() if name.startswith(PREFIX)}
     known = {name: value for name, value in fields.items() if name in BalanceSettings.model_fields}
     try:
         return BalanceSettings.model_validate({**dict(settings), **known})
     except ValidationError as error:
         log.warning("balance.bad_setting", extra={"error": str(error)})
-        return settings
+        bad = {f"{PREFIX}{problem['loc'][0]}" for problem in error.errors()}
+        return changed(settings, {name: value for name, value in values.items() if name not in bad})
