@@ -228,6 +228,14 @@ def test_a_move_that_was_refused_is_not_tried_again_at_once() -> None:
     assert move.bundle not in [each.bundle for each in cluster.memory.plan(states, RULES, lambda bundle, broker_id: True).moves]
 
 
+def test_a_report_of_before_a_move_does_not_count_the_bundle_at_its_old_broker() -> None:
+    memory = BalanceMemory()
+    old = [BrokerReport("a", (BundleLoad("t/n/x", MESSAGES_PER_S * 0.2, topics=0),)), BrokerReport("b")]
+    memory.on_moved(1000.0, Move("t/n/x", "a", "b", "", 0.2))
+    assert [state.load for state in memory.states(1001.0, old)] == [0.0, 0.2]
+    assert [state.load for state in memory.states(1001.0, old[:1])] == [0.2]  # the new broker is gone
+
+
 @pytest.mark.parametrize(("other", "moves"), [(0.0, 0), (0.2, 1)])
 def test_a_bundle_whose_split_is_refused_moves_if_that_helps_and_a_note_says_why(other: float, moves: int) -> None:
     memory, now_s, splits, plan = BalanceMemory(), 1000.0, 0, Plan()

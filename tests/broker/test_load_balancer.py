@@ -24,7 +24,7 @@ from cepheid_broker.balancing.balance_memory import STARTING_S
 from cepheid_broker.balancing.load_balancer import changed
 from cepheid_broker.balancing.loads import MESSAGES_PER_S
 from cepheid_broker.balancing.own_load import OwnLoad
-from cepheid_broker.ownership import Division, PeerUnreachableError, RemoteRefusedError, SoleOwnership
+from cepheid_broker.ownership import Division, PeerSilentError, PeerUnreachableError, RemoteRefusedError, SoleOwnership
 from cepheid_broker.ownership.bundles import Bundle, bundles_of
 from cepheid_broker.settings import BalanceSettings
 from cepheid_metadata import DynamicSettings, IsolationPolicies, IsolationPolicy, LeaderRecord, dynamic_settings, isolation_policies
@@ -266,6 +266,27 @@ async def test_missing_reports_are_not_taken_for_starts(monkeypatch: pytest.Monk
             found.unreachable.clear()
             await wait_until(lambda: leader._rounds == leader._heard[second.id].round)
         assert [state.note for state in (await leader.view()).brokers] == ["", ""]
+
+
+async def test_a_move_that_outlasts_its_call_counts_as_moved() -> None:
+    async with balanced(bundles=16) as found:
+        first, second = found.world.brokers
+        await found.load(second, 4, 0.4)
+        leader = found.add(first)
+        found.add(second)
+        moving: list[asyncio.Future[None]] = []
+        move_all = found.move
+
+        async def move(broker_id: str, order: MoveOrder) -> None:
+            moving.append(asyncio.ensure_future(move_all(broker_id, order)))
+            raise PeerSilentError("planted: timeout")
+
+        found.move = move  # type: ignore[method-assign]
+        await wait_until(lambda: len(first.ownership.owned_bundles()) == 2)
+        rounds = leader._rounds
+        await wait_until(lambda: leader._rounds > rounds + 5)
+        assert (len(moving), leader.refused) == (2, 0)
+        assert [outcome.unanswered for outcome in leader._recent] == [True, True]
 
 
 @pytest.mark.parametrize("what", ["not the leader", "not here", "no such target", "not allowed"])

@@ -192,4 +192,4 @@ def _action(action: Move | Split) -> dict[str, Any]:
 
 
 def _outcome(outcome: Outcome) -> dict[str, Any]:
-    return {"at_ms": outcome.at_ms, **_action(outcome.action), "error": outcome.error or None}
+    return {"at_ms": outcome.at_ms, **_action(outcome.action), "error": outcome.error or None, "unanswered": outcome.unanswered}

@@ -6,9 +6,9 @@ Rules
 1. Only what has been uneven for `CONFIRM_ROUNDS` rounds is evened out. That goes on in each round until nothing is left to do.
 2. A bundle that moved rests for `REST_S`. A bundle that could not be moved rests for `REFUSED_REST_S`; one that could not be split
    is not split for as long, and may move.
-3. After a move the bundle counts at its new broker with the load that it had before, for `SETTLE_S`: there are no rates yet. The
-   share of the processor that counts for the bundles of both brokers is not measured again meanwhile: it still has the bundle at
-   the old owner.
+3. After a move, or an order for one that was not answered, the bundle counts at its new broker with the load that it had before,
+   for `SETTLE_S`: there are no rates yet. The share of the processor that counts for the bundles of both brokers is not measured
+   again meanwhile: it still has the bundle at the old owner.
 4. The processor of a broker that has just started counts for nothing: importing and opening are no load that moves.
 5. Two halves of a bundle that was split have their loads from their topics, and may move at once.
 6. A broker that has started again and again takes nothing until it has run for a while: each of its ends stops the clients of what
@@ -88,12 +88,17 @@ class BalanceMemory:
         """
         self._forget(now_s, reports)
         on_the_way = self._on_the_way(now_s, reports)
+        reporting = {report.broker_id: None for report in reports}
+        gone_from_here = {  # the report is of before the move
+            bundle.name: None for target, bundles in on_the_way.items() if target in reporting for bundle in bundles
+        }
         states = []
         for report in reports:
             unsteady = self._why_unsteady(report)
             state = self._state(now_s, report, report.broker_id not in leaving and not unsteady, may_split)
             coming = tuple(on_the_way.get(report.broker_id, ()))
-            states.append(BrokerState(state.broker_id, (*state.bundles, *coming), state.own_load, state.takes, unsteady))
+            held = (bundle for bundle in state.bundles if bundle.name not in gone_from_here)
+            states.append(BrokerState(state.broker_id, (*held, *coming), state.own_load, state.takes, unsteady))
         return states
 
     def plan(
@@ -139,11 +144,11 @@ class BalanceMemory:
         return f"{what}. No bundle moves to it until it has run for {STEADY_S:.0f} s"
 
     def _on_the_way(self, now_s: float, reports: Sequence[BrokerReport]) -> dict[str, list[BundleState]]:
-        """Return the bundles that moved and are in no report yet, by their new brokers: they are taken when a client asks."""
-        reported = {bundle.bundle: None for report in reports for bundle in report.bundles}
+        """Return the bundles that moved and are in no report of their new brokers yet, by these: clients have to ask first."""
+        reported = {(bundle.bundle, report.broker_id): None for report in reports for bundle in report.bundles}
         found: dict[str, list[BundleState]] = {}
         for name, moved in self._moved.items():
-            if name not in reported and now_s - moved.at_s < SETTLE_S:
+            if (name, moved.target) not in reported and now_s - moved.at_s < SETTLE_S:
                 coming = BundleState(name, moved.load, 0, may_move=False, may_split=False)
                 found.setdefault(moved.target, []).append(coming)
         return found

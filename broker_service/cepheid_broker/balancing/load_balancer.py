@@ -7,7 +7,7 @@ Rules
 1. A leader keeps nothing in metadata but its election. The next one begins with the next reports.
 2. A broker whose report is missing after `REPORT_LIMIT_S` is left out: nothing is moved to it, and nothing from it. A report
    is used for three rounds.
-3. What was moved, split or refused is one line in the log of the leader, and is shown by `view` until there are 100 newer ones.
+3. What was moved, split, refused or not answered is one line in the log of the leader. `view` shows the last 100.
 4. A leader that no other broker answers for `_ALONE_ROUNDS` rounds gives way, and does not stand again for `_OUT_ROUNDS`: it may be
    the one that is cut off. A leader that is drained gives way, too.
 5. While it is switched off the leader still gets reports and tells loads: placement uses them, and `view` shows what it would do.
@@ -31,7 +31,7 @@ from cepheid_broker.balancing.orders import BundleOrders, MoveOrder, OrderRefuse
 from cepheid_broker.balancing.own_load import OwnLoad
 from cepheid_broker.balancing.peers import BalancePeers
 from cepheid_broker.errors import BrokerError
-from cepheid_broker.ownership import RemoteRefusedError, SplitRefusedError, check_may_split
+from cepheid_broker.ownership import PeerSilentError, RemoteRefusedError, SplitRefusedError, check_may_split
 from cepheid_broker.settings import BalanceSettings
 from cepheid_metadata import Election, LeaderRecord, MetadataError, SessionState, dynamic_settings, leader_record
 from cepheid_ports import CepheidError, TaskOwner
@@ -56,6 +56,8 @@ class Outcome:
     at_ms: int
     action: Move | Split
     error: str = ""
+    unanswered: bool = False
+    """Whether its owner may still do it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,6 +343,13 @@ class LoadBalancer:
         facts |= {"from": action.source, "to": action.target} if isinstance(action, Move) else {"broker": action.broker}
         try:
             await self._order(action)
+        except PeerSilentError as error:
+            log.warning("balance.unanswered", extra={**facts, "error": str(error)})
+            if isinstance(action, Move):
+                self._memory.on_moved(loop.time(), action)  # its owner carries it out (orders.py, rule 4), or another has it soon
+            else:
+                self._memory.on_refused(loop.time(), action, str(error))
+            return Outcome(self._ports.wall_ms(), action, str(error), unanswered=True)
         except CepheidError as error:
             self.refused += 1
             self._memory.on_refused(loop.time(), action, str(error))

@@ -14,7 +14,7 @@ PATH = "/cepheid/v1/balance"
 
 
 class BalancePeers(Protocol):
-    """All other brokers, by id. Every call raises PeerUnreachableError, or RemoteRefusedError."""
+    """All other brokers, by id. Every call raises PeerUnreachableError, PeerSilentError, or RemoteRefusedError."""
 
     async def report(self, broker_id: str, loads: Mapping[str, float], unsteady: Sequence[str]) -> BrokerReport:
         """Return its report; it learns the loads of all brokers, and which of them are not steady."""
