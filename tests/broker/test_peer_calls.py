@@ -54,7 +54,12 @@ async def test_an_answer_that_is_no_json_names_the_broker() -> None:
 
 async def test_a_call_without_an_answer_says_that_it_may_be_carried_out() -> None:
     silence = asyncio.Event()
-    server = await asyncio.start_server(lambda reader, writer: silence.wait(), "127.0.0.1", 0)
+
+    async def stay_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await silence.wait()
+        writer.close()
+
+    server = await asyncio.start_server(stay_silent, "127.0.0.1", 0)
     host, port = server.sockets[0].getsockname()
     try:
         with pytest.raises(PeerSilentError, match="does not answer GET /x: timeout"):
@@ -62,6 +67,7 @@ async def test_a_call_without_an_answer_says_that_it_may_be_carried_out() -> Non
     finally:
         silence.set()
         server.close()
+        await asyncio.sleep(0.01)  # the connection is closed by then
 
 
 async def test_a_place_that_is_no_address_names_the_broker() -> None:
