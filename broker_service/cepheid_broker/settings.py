@@ -246,8 +246,10 @@ class BalanceSettings(BaseModel, frozen=True, extra="forbid"):
     enabled: bool = Field(
         True, description="Whether bundles are moved and split by themselves. `cepheid cluster balance` does it once."
     )
-    interval_s: PositiveFloat = Field(
+    interval_s: float = Field(
         5.0,
+        gt=0,
+        le=300,
         description="Time between two rounds in which the leader asks all brokers for their load. Longer: a new broker gets its "
         "share later.",
     )

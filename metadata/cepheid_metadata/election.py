@@ -52,6 +52,13 @@ class Election(Generic[R]):
             return self._candidacy is not None
         return True
 
+    async def resign(self) -> None:
+        """Let another process be elected. Raises MetadataError."""
+        found = await self._records.get(None)
+        if found is not None and found.record == self._candidacy:
+            await self._records.delete(None, found.version)
+        self._candidacy = None
+
     async def holds(self) -> bool:
         """Return whether this process is still elected, by the record. Raises MetadataError."""
         found = await self._records.get(None)

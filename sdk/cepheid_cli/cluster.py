@@ -102,5 +102,6 @@ def balance_lines(found: Mapping[str, Any]) -> Iterator[str]:
 
 def _action(action: Mapping[str, Any]) -> str:
     places = f"from {action['from']} to {action['to']}" if action["action"] == "move" else f"at {action['from']}"
-    failed = f"; NOT DONE: {action['error']}" if action.get("error") else ""
+    state = "NOT ANSWERED YET" if action.get("unanswered") else "NOT DONE"
+    failed = f"; {state}: {action['error']}" if action.get("error") else ""
     return f"{action['action']} {action['bundle']} {places} ({action['why']}){failed}"

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from cepheid_broker.admin import load_balance
 from cepheid_broker.admin.load_balance import _shown
 from cepheid_broker.balancing import BrokerReport, BundleOrders, HttpPeers, LoadBalancer
-from cepheid_broker.balancing.balance import BalanceRules, balance
+from cepheid_broker.balancing.balance import BalanceRules, BrokerState, balance
 from cepheid_broker.balancing.balance_memory import BalanceMemory
 from cepheid_broker.balancing.load_balancer import BalanceView
 from cepheid_broker.balancing.loads import MESSAGES_PER_S, BundleLoad
@@ -225,6 +226,18 @@ def test_any_broker_shows_what_would_move_and_does_it() -> None:
 
 
 @pytest.mark.slow
+def test_a_leader_that_does_not_answer_keeps_no_caller_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load_balance, "_SHOWN_WITHIN_S", 0.1)
+
+    async def test(world: BrokersWorld, first: Admin, second: Admin, started: list[LoadBalancer]) -> None:
+        monkeypatch.setattr(started[0], "view", asyncio.Event().wait)
+        answer = await second("GET", "/cepheid/v1/balance")
+        assert (answer.status_code, "does not answer within 0.1 s" in answer.json()["reason"]) == (503, True)
+
+    balanced(test, enabled=False)
+
+
+@pytest.mark.slow
 def test_the_command_line_shows_moves_and_switches_balancing() -> None:
     async def test(world: BrokersWorld, first: Admin, second: Admin, started: list[LoadBalancer]) -> None:
         async def invoke(*words: str) -> list[str]:
@@ -279,6 +292,11 @@ def test_the_page_shows_what_the_commands_print(monkeypatch: pytest.MonkeyPatch,
         assert line in page.splitlines(), line
 
 
+def test_a_broker_that_is_not_steady_is_listed_as_such() -> None:
+    states = [BrokerState("broker-1", ()), BrokerState("broker-2", (), takes=False, note="it starts again and again")]
+    assert [broker["state"] for broker in shown(states)["brokers"]] == ["serving", "unsteady"]
+
+
 def shown_balance() -> dict[str, Any]:
     """What the leader of three brokers shows after the third was added."""
     names = iter(bundles_of(NamespaceName("public", "default"), 8))
@@ -291,8 +309,12 @@ def shown_balance() -> dict[str, Any]:
 
     reports = {broker: report(broker) for broker in loads}
     states = BalanceMemory().states(0.0, list(reports.values()))
+    return shown(states, reports)
+
+
+def shown(states: Sequence[BrokerState], reports: Mapping[str, BrokerReport] = MappingProxyType({})) -> dict[str, Any]:
     leader = LeaderRecord(broker_id="broker-1", since_ms=0)
     view = BalanceView(leader, BalanceSettings(), states, reports, (), (), balance(states, BalanceRules()))
-    addresses = {broker: {"http": f"10.0.0.{number}:8080"} for number, broker in enumerate(loads, 1)}
+    addresses = {state.broker_id: {"http": f"10.0.0.{number}:8080"} for number, state in enumerate(states, 1)}
     context: Any = SimpleNamespace(broker=SimpleNamespace(ownership=SimpleNamespace(brokers=addresses)))
     return _shown(context, view)

@@ -41,6 +41,9 @@ def carried_out(brokers: Sequence[BrokerState], plan: Plan) -> list[BrokerState]
         ([broker("a", 0.02, 0.02), broker("b")], []),  # an idle cluster stays as it is
         ([broker("a", 0.3, 0.3), broker("b", takes=False)], []),  # a broker that is drained gets nothing
         ([broker("a", 0.4, 0.2), broker("b", 0.1), broker("c", takes=False)], [("a", "b")]),
+        ([broker("a", *[0.2] * 4, takes=False), broker("b", 0.1), broker("c", 0.1)], [("a", "b"), ("a", "c")]),  # it only gives
+        ([broker("a", takes=False), broker("b", 0.3), broker("c", 0.3)], []),  # that it has nothing makes nothing uneven
+        ([broker("a", 0.3, 0.3, takes=False)], []),
         ([broker("a", 0.3, 0.3)], []),
         ([], []),
     ],
@@ -93,6 +96,15 @@ def test_what_a_policy_does_not_allow_moves_and_nothing_moves_there() -> None:
     ]
     nowhere = balance([broker("a", 0.1)], RULES, may_serve=lambda bundle, broker_id: False)
     assert nowhere.is_empty
+
+
+@pytest.mark.parametrize(("rests", "may_stay", "moves"), [(True, True, 0), (True, False, 1), (False, True, 1)])
+def test_a_bundle_that_rests_stays_at_a_secondary_broker(rests: bool, may_stay: bool, moves: int) -> None:
+    brokers = [broker("a"), BrokerState("b", (BundleState("t/n/x", 0.01, 10, may_move=not rests),))]
+    plan = balance(
+        brokers, RULES, may_serve=lambda bundle, broker_id: broker_id == "a", may_stay=lambda bundle, broker_id: may_stay
+    )
+    assert len(plan.moves) == moves
 
 
 LOADS = st.lists(st.lists(st.floats(0.0, 0.3), max_size=12), min_size=2, max_size=6)
@@ -211,9 +223,32 @@ def test_a_move_that_was_refused_is_not_tried_again_at_once() -> None:
         cluster.round()
     states = cluster.memory.states(cluster.now_s, [cluster.report(name) for name in cluster.brokers])
     (move,) = cluster.memory.plan(states, RULES, lambda bundle, broker_id: True).moves
-    cluster.memory.on_refused(cluster.now_s, move.bundle)
+    cluster.memory.on_refused(cluster.now_s, move, "")
     states = cluster.memory.states(cluster.now_s, [cluster.report(name) for name in cluster.brokers])
     assert move.bundle not in [each.bundle for each in cluster.memory.plan(states, RULES, lambda bundle, broker_id: True).moves]
+
+
+def test_a_report_of_before_a_move_does_not_count_the_bundle_at_its_old_broker() -> None:
+    memory = BalanceMemory()
+    old = [BrokerReport("a", (BundleLoad("t/n/x", MESSAGES_PER_S * 0.2, topics=0),)), BrokerReport("b")]
+    memory.on_moved(1000.0, Move("t/n/x", "a", "b", "", 0.2))
+    assert [state.load for state in memory.states(1001.0, old)] == [0.0, 0.2]
+    assert [state.load for state in memory.states(1001.0, old[:1])] == [0.2]  # the new broker is gone
+
+
+@pytest.mark.parametrize(("other", "moves"), [(0.0, 0), (0.2, 1)])
+def test_a_bundle_whose_split_is_refused_moves_if_that_helps_and_a_note_says_why(other: float, moves: int) -> None:
+    memory, now_s, splits, plan = BalanceMemory(), 1000.0, 0, Plan()
+    held = tuple(BundleLoad(f"t/n/{load}", MESSAGES_PER_S * load, topics=4) for load in (0.6, other))
+    for _ in range(CONFIRM_ROUNDS + 1):
+        now_s += 5.0
+        plan = memory.plan(memory.states(now_s, [BrokerReport("a", held), BrokerReport("b")]), RULES, lambda *_: True)
+        for split in plan.splits:
+            splits += split.bundle == "t/n/0.6"
+            memory.on_refused(now_s, split, "a namespace has at most 128 bundles")
+    assert splits == 1  # not again in each round
+    assert [move.bundle for move in plan.moves] == ["t/n/0.6"] * moves
+    assert "a namespace has at most 128 bundles" in plan.notes[0]
 
 
 def test_a_report_comes_back_from_its_wire_form() -> None:
@@ -238,9 +273,9 @@ def test_nothing_moves_to_a_broker_that_starts_again_and_again_until_it_has_run_
 
     def state_after(age_s: float) -> BrokerState:
         started_at_ms = 10**12  # its clock may have been set back at each start
-        (state,) = memory.states(
-            now_s, [BrokerReport("a", started_at_ms=started_at_ms, reported_at_ms=started_at_ms + int(1000 * age_s))]
-        )
+        report = BrokerReport("a", started_at_ms=started_at_ms, reported_at_ms=started_at_ms + int(1000 * age_s))
+        memory.on_report(now_s, report)
+        (state,) = memory.states(now_s, [report])
         return state
 
     for start in range(1, FLAPPING_STARTS + 1):

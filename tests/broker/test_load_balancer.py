@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
-from cepheid_broker.balancing import BrokerReport, BundleOrders, LoadBalancer, MoveOrder, OrderRefusedError, SplitOrder
+from cepheid_broker.balancing import (
+    BrokerReport,
+    BundleOrders,
+    LoadBalancer,
+    Move,
+    MoveOrder,
+    OrderRefusedError,
+    SplitOrder,
+    balance_memory,
+    load_balancer,
+)
 from cepheid_broker.balancing.balance_memory import STARTING_S
 from cepheid_broker.balancing.load_balancer import changed
 from cepheid_broker.balancing.loads import MESSAGES_PER_S
 from cepheid_broker.balancing.own_load import OwnLoad
-from cepheid_broker.ownership import Division, PeerUnreachableError, SoleOwnership
+from cepheid_broker.ownership import Division, PeerSilentError, PeerUnreachableError, RemoteRefusedError, SoleOwnership
 from cepheid_broker.ownership.bundles import Bundle, bundles_of
 from cepheid_broker.settings import BalanceSettings
 from cepheid_metadata import DynamicSettings, IsolationPolicies, IsolationPolicy, LeaderRecord, dynamic_settings, isolation_policies
@@ -37,6 +47,8 @@ class Balanced:
         self.rates: dict[str, float] = {}
         self.balancers: dict[str, LoadBalancer] = {}
         self.unreachable: list[str] = []
+        self.silent: list[str] = []
+        """These never answer."""
 
     def add(self, broker: OneBroker, settings: BalanceSettings = FAST) -> LoadBalancer:
         own_load = broker.broker.own_load
@@ -55,12 +67,16 @@ class Balanced:
         return topics
 
     def _check(self, broker_id: str) -> None:
-        if broker_id in self.unreachable or broker_id not in self.balancers:
+        if broker_id in self.unreachable:
             raise PeerUnreachableError(f"planted: {broker_id} does not answer")
+        if broker_id not in self.balancers:
+            raise RemoteRefusedError(f"planted: {broker_id} is of a release without load balancing", status=404)
 
-    async def report(self, broker_id: str, loads: Mapping[str, float]) -> BrokerReport:
+    async def report(self, broker_id: str, loads: Mapping[str, float], unsteady: Sequence[str]) -> BrokerReport:
         self._check(broker_id)
-        self.balancers[broker_id].learn_loads(loads)
+        if broker_id in self.silent:
+            await asyncio.Event().wait()
+        self.balancers[broker_id].learn_loads(loads, unsteady)
         return await self.balancers[broker_id].orders.own_load.report()
 
     async def move(self, broker_id: str, order: MoveOrder) -> None:
@@ -140,6 +156,29 @@ async def test_one_broker_leads_and_the_next_one_when_its_session_ends() -> None
         assert not found.balancers[first.id].is_leader
 
 
+async def test_a_leader_that_no_other_broker_answers_gives_way() -> None:
+    async with balanced(count=3) as found:
+        first, second, third = found.world.brokers
+        leader = found.add(first)
+        await found.leader()
+        found.unreachable += [second.id, third.id]  # each of them reaches the first
+        found.add(second)
+        found.add(third)
+        await wait_until(lambda: found.balancers[second.id].is_leader or found.balancers[third.id].is_leader)
+        assert not leader.is_leader
+
+
+async def test_a_leader_that_is_drained_gives_way() -> None:
+    async with balanced() as found:
+        first, second = found.world.brokers
+        leader = found.add(first)
+        await found.leader()
+        found.add(second)
+        first.ownership.drain()
+        await wait_until(lambda: found.balancers[second.id].is_leader)
+        assert not leader.is_leader
+
+
 async def test_a_broker_that_is_added_gets_its_share_and_then_nothing_moves() -> None:
     async with balanced(bundles=16) as found:
         first, second = found.world.brokers
@@ -186,15 +225,68 @@ async def test_a_bundle_with_all_the_load_is_split_and_a_part_of_it_moves() -> N
 
 
 async def test_a_broker_that_does_not_answer_gets_nothing() -> None:
-    async with balanced(bundles=16) as found:
-        first, second = found.world.brokers
+    async with balanced(count=3, bundles=16) as found:
+        first, second, third = found.world.brokers
         await found.load(first, 4, 0.4)
         found.unreachable.append(second.id)
         leader = found.add(first)
         found.add(second)
-        await wait_until(lambda: leader._rounds > 10)
-        assert leader.moves == leader.refused == 0
-        assert (await leader.view()).missing == [second.id]
+        found.add(third)
+        await wait_until(lambda: leader.moves == 2)
+        view = await leader.view()
+        assert {outcome.action.target for outcome in view.recent if isinstance(outcome.action, Move)} == {third.id}
+        assert view.missing == [second.id]
+
+
+async def test_a_broker_that_never_answers_holds_up_neither_rounds_nor_views(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load_balancer, "REPORT_LIMIT_S", 0.05)
+    async with balanced(count=3, bundles=16) as found:
+        first, second, third = found.world.brokers
+        found.silent.append(third.id)
+        await found.load(first, 4, 0.4)
+        leader = found.add(first)
+        found.add(second)
+        found.add(third)
+        await wait_until(lambda: leader.moves == 2)
+        assert (await leader.view()).missing == [third.id]
+
+
+async def test_missing_reports_are_not_taken_for_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report is used for some rounds. `_SAME_START_S` is shorter than a round here, as it is with the defaults."""
+    monkeypatch.setattr(balance_memory, "_SAME_START_S", 0.1)
+    slow = FAST.model_copy(update={"interval_s": 0.2})
+    async with balanced(bundles=16) as found:
+        first, second = found.world.brokers
+        leader = found.add(first, slow)
+        found.add(second, slow)
+        await wait_until(lambda: second.id in leader._heard)
+        for _ in range(2):
+            found.unreachable.append(second.id)
+            await wait_until(lambda: leader._rounds - leader._heard[second.id].round == 2)
+            found.unreachable.clear()
+            await wait_until(lambda: leader._rounds == leader._heard[second.id].round)
+        assert [state.note for state in (await leader.view()).brokers] == ["", ""]
+
+
+async def test_a_move_that_outlasts_its_call_counts_as_moved() -> None:
+    async with balanced(bundles=16) as found:
+        first, second = found.world.brokers
+        await found.load(second, 4, 0.4)
+        leader = found.add(first)
+        found.add(second)
+        moving: list[asyncio.Future[None]] = []
+        move_all = found.move
+
+        async def move(broker_id: str, order: MoveOrder) -> None:
+            moving.append(asyncio.ensure_future(move_all(broker_id, order)))
+            raise PeerSilentError("planted: timeout")
+
+        found.move = move  # type: ignore[method-assign]
+        await wait_until(lambda: len(first.ownership.owned_bundles()) == 2)
+        rounds = leader._rounds
+        await wait_until(lambda: leader._rounds > rounds + 5)
+        assert (len(moving), leader.refused) == (2, 0)
+        assert [outcome.unanswered for outcome in leader._recent] == [True, True]
 
 
 @pytest.mark.parametrize("what", ["not the leader", "not here", "no such target", "not allowed"])
@@ -236,6 +328,25 @@ async def test_a_policy_moves_bundles_to_the_brokers_that_it_allows() -> None:
         assert ours == []
 
 
+async def test_bundles_move_to_secondary_brokers_while_the_primary_ones_are_full() -> None:
+    async with balanced(bundles=16) as found:
+        first, second = found.world.brokers
+        await found.load(first, 6, 0.9)
+        policy = IsolationPolicy(
+            namespaces=("public/default",), primary=(first.id,), secondary=(second.id,), min_limit=1, usage_threshold=60
+        )
+        await isolation_policies(found.world.store).create(None, IsolationPolicies(policies={"p": policy}))
+        await wait_until(lambda: not first.ownership.placement.isolation.is_empty)
+        leader = found.add(first)
+        found.add(second)
+        await wait_until(lambda: len(leader._recent) > 0)
+        assert [outcome.error for outcome in leader._recent] == [""] * len(leader._recent)
+        await wait_until(lambda: len(second.ownership.owned_bundles()) == leader.moves)
+        rounds = leader._rounds
+        await wait_until(lambda: leader._rounds > rounds + 5)
+        assert len(second.ownership.owned_bundles()) == leader.moves  # they stay while they rest, although the first is free again
+
+
 async def test_settings_are_changed_for_all_brokers_while_they_run() -> None:
     async with balanced(bundles=16) as found:
         first, second = found.world.brokers
@@ -252,6 +363,20 @@ async def test_settings_are_changed_for_all_brokers_while_they_run() -> None:
 def test_a_changed_setting_that_does_not_fit_is_left_out() -> None:
     assert changed(FAST, {"balance.tolerance": "0.5", "other.thing": "1", "balance.new": "2"}).tolerance == 0.5
     assert changed(FAST, {"balance.tolerance": "-1"}) == FAST
+    assert changed(FAST, {"balance.interval_s": "5000", "balance.enabled": "false"}).enabled is False
+
+
+async def test_a_sleeping_leader_notices_a_shorter_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load_balancer, "_LOOK_S", 0.02)
+    async with balanced(bundles=16) as found:
+        first, second = found.world.brokers
+        settings = dynamic_settings(found.world.store)
+        await settings.create(None, DynamicSettings(values={"balance.interval_s": "300"}))
+        leader = found.add(first)
+        found.add(second)
+        await wait_until(lambda: leader._rounds == 1)
+        await settings.replace(None, DynamicSettings(values={}), 0)
+        await wait_until(lambda: leader._rounds > 1)
 
 
 @pytest.mark.virtual_time

@@ -10,7 +10,7 @@ import pytest
 
 from cepheid_broker.admin.errors import http_status_of
 from cepheid_broker.ownership.ownership import There
-from cepheid_broker.ownership.peer_calls import PeerCalls, PeerUnreachableError, RemoteRefusedError
+from cepheid_broker.ownership.peer_calls import PeerCalls, PeerSilentError, PeerUnreachableError, RemoteRefusedError
 
 
 @asynccontextmanager
@@ -50,6 +50,24 @@ async def test_an_answer_that_is_no_json_names_the_broker() -> None:
     async with answering("HTTP/1.1 200 OK\n\n<html>a proxy</html>") as there:
         with pytest.raises(PeerUnreachableError, match=r"broker other .*GET /x"):
             await PeerCalls(5.0).call(there, "GET", "/x")
+
+
+async def test_a_call_without_an_answer_says_that_it_may_be_carried_out() -> None:
+    silence = asyncio.Event()
+
+    async def stay_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await silence.wait()
+        writer.close()
+
+    server = await asyncio.start_server(stay_silent, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    try:
+        with pytest.raises(PeerSilentError, match="does not answer GET /x: timeout"):
+            await PeerCalls(0.05).call(There("other", {"http": f"{host}:{port}"}), "GET", "/x")
+    finally:
+        silence.set()
+        server.close()
+        await asyncio.sleep(0.01)  # the connection is closed by then
 
 
 async def test_a_place_that_is_no_address_names_the_broker() -> None:

@@ -9,7 +9,7 @@ import pytest
 from cepheid_broker.errors import NotAllowedError
 from cepheid_broker.ownership.bundles import bundles_of, preference
 from cepheid_broker.ownership.isolation import IsolationRules, compile_policy, names_of
-from cepheid_broker.ownership.placement import LOADS_VALID_S, Placement, by_room
+from cepheid_broker.ownership.placement import LOADS_VALID_S, NEW_S, Placement, by_room
 from cepheid_metadata import IsolationPolicies, IsolationPolicy
 from cepheid_wire import NamespaceName
 
@@ -30,9 +30,32 @@ def test_without_loads_or_with_equal_ones_all_brokers_choose_alike() -> None:
 
 
 def test_the_least_loaded_broker_gets_most_and_not_everything() -> None:
-    found = chosen({"a": 0.5, "b": 0.5})  # c has just started
+    found = chosen({"a": 0.5, "b": 0.5, "c": 0.0})
     assert found["c"] > 64
     assert min(found["a"], found["b"]) > 4
+
+
+@pytest.mark.parametrize(("known_before", "age_s", "alike"), [("", 0.0, True), ("ab", NEW_S - 1, False), ("ab", NEW_S + 1, True)])
+def test_a_broker_without_a_load_counts_as_the_mean_unless_it_is_new(known_before: str, age_s: float, alike: bool) -> None:
+    placement = Placement()
+    if known_before:
+        placement.set_loads({"a": 0.4, "b": 0.6}, 0.0, registered=known_before)
+    placement.set_loads({"a": 0.4, "b": 0.6}, 5.0, registered=BROKERS)
+    found = Counter(placement.order(bundle, BROKERS, now_s=5.0 + age_s)[0] for bundle in BUNDLES)
+    assert (found == chosen({"a": 0.4, "b": 0.6, "c": 0.5})) == alike
+    assert (found == chosen({"a": 0.4, "b": 0.6, "c": 0.0})) != alike
+
+
+def test_a_broker_that_registered_after_the_loads_were_told_is_new() -> None:
+    placement = Placement()
+    placement.set_loads({"a": 0.5, "b": 0.5}, 0.0, registered="ab")
+    assert Counter(placement.order(bundle, BROKERS, now_s=20.0)[0] for bundle in BUNDLES) == chosen({"a": 0.5, "b": 0.5, "c": 0.0})
+
+
+def test_a_broker_that_is_not_steady_comes_last() -> None:
+    placement = Placement()
+    placement.set_loads({"a": 0.5, "b": 0.5, "c": 0.0}, 0.0, registered=BROKERS, unsteady=["c"])
+    assert {placement.order(bundle, BROKERS, now_s=0.0)[-1] for bundle in BUNDLES} == {"c"}
 
 
 def test_a_small_difference_changes_few_choices() -> None:
@@ -43,7 +66,7 @@ def test_a_small_difference_changes_few_choices() -> None:
 
 def test_old_loads_are_forgotten() -> None:
     placement = Placement()
-    placement.set_loads({"a": 1.0, "b": 1.0}, 10.0)
+    placement.set_loads({"a": 1.0, "b": 1.0}, 10.0, registered=BROKERS)
     assert placement.loads(10.0 + LOADS_VALID_S - 1) == {"a": 1.0, "b": 1.0}
     assert placement.order(BUNDLES[0], BROKERS, now_s=10.0 + LOADS_VALID_S) == preference(BUNDLES[0], BROKERS)
 

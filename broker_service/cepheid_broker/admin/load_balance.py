@@ -3,6 +3,7 @@ by which the leader asks other brokers (balancing/README.md)."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
@@ -13,6 +14,7 @@ from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.errors import NotAllowedHereError
 from cepheid_broker.admin.json_body import json_body
 from cepheid_broker.balancing import (
+    REPORT_LIMIT_S,
     BalanceView,
     BrokerReport,
     BrokerState,
@@ -22,19 +24,24 @@ from cepheid_broker.balancing import (
     Outcome,
     Split,
     SplitOrder,
+    compared,
     local_broker_data,
+    mean_load,
 )
 from cepheid_broker.errors import ServiceNotReadyError
 from cepheid_broker.ownership import There
 
 NO_CONTENT = 204
 _PATH = "/cepheid/v1/balance"
+_SHOWN_WITHIN_S = 3 + REPORT_LIMIT_S
+"""The leader asks all brokers for their load before it answers."""
 
 
 class LoadsBody(BaseModel):
-    """Loads of brokers by id, as the leader knows them."""
+    """Loads of brokers by id, and the ids of those that are not steady, as the leader knows them."""
 
     loads: dict[str, float] = {}
+    unsteady: list[str] = []
 
 
 def load_balance(context: AdminContext) -> APIRouter:
@@ -65,8 +72,7 @@ def load_balance(context: AdminContext) -> APIRouter:
         if balancer is None:
             return _alone(context, request, await context.broker.own_load.report())
         if not balancer.is_leader:
-            found: dict[str, Any] = await context.broker.peers.call(await _leader(context, balancer), "GET", _PATH)
-            return found
+            return await _shown_by(context, await _leader(context, balancer))
         return _shown(context, await balancer.view())
 
     @router.post(_PATH)
@@ -82,7 +88,7 @@ def load_balance(context: AdminContext) -> APIRouter:
     async def report(body: Annotated[LoadsBody, json_body(LoadsBody)]) -> dict[str, Any]:
         """For the leader: takes the loads of all brokers, answers the load report of this one"""
         if context.broker.balancer is not None:
-            context.broker.balancer.learn_loads(body.loads)
+            context.broker.balancer.learn_loads(body.loads, body.unsteady)
         return local_broker_data(await context.broker.own_load.report())
 
     @router.post(f"{_PATH}/move", status_code=NO_CONTENT)
@@ -113,24 +119,40 @@ async def _leader(context: AdminContext, balancer: LoadBalancer) -> There:
     return There(record.broker_id, ownership.brokers[record.broker_id])
 
 
+async def _shown_by(context: AdminContext, leader: There) -> dict[str, Any]:
+    try:
+        async with asyncio.timeout(_SHOWN_WITHIN_S):
+            found: dict[str, Any] = await context.broker.peers.call(leader, "GET", _PATH)
+            return found
+    except TimeoutError:
+        message = f"the leader, {leader.broker_id}, does not answer within {_SHOWN_WITHIN_S:g} s: ask again in some seconds"
+        raise ServiceNotReadyError(message) from None
+
+
 def _shown(context: AdminContext, view: BalanceView) -> dict[str, Any]:
     states = {state.broker_id: state for state in view.brokers}
     rows = []
     for name, addresses in context.broker.ownership.brokers.items():
-        state = "missing" if name in view.missing else "draining" if name in view.leaving else "serving"
         address = addresses.get("http") or addresses.get("https") or ""
-        rows.append(_row(name, address, state, view.reports.get(name), states.get(name)))
-    loads = [state.load for state in view.brokers if state.takes]
+        rows.append(_row(name, address, _state(name, view, states.get(name)), view.reports.get(name), states.get(name)))
     return {
         "leader": view.leader.broker_id,
         "leader_since_ms": view.leader.since_ms,
         "settings": view.settings.model_dump(),
-        "mean_load": sum(loads) / len(loads) if loads else 0.0,
+        "mean_load": mean_load(compared(view.brokers)),
         "brokers": rows,
         "plan": [*map(_action, view.plan.splits), *map(_action, view.plan.moves)],
         "notes": list(view.plan.notes),
         "recent": [_outcome(outcome) for outcome in view.recent],
     }
+
+
+def _state(name: str, view: BalanceView, known: BrokerState | None) -> str:
+    if name in view.missing:
+        return "missing"
+    if name in view.leaving:
+        return "draining"
+    return "serving" if known is None or known.takes else "unsteady"
 
 
 def _alone(context: AdminContext, request: Request, report: BrokerReport) -> dict[str, Any]:
@@ -170,4 +192,4 @@ def _action(action: Move | Split) -> dict[str, Any]:
 
 
 def _outcome(outcome: Outcome) -> dict[str, Any]:
-    return {"at_ms": outcome.at_ms, **_action(outcome.action), "error": outcome.error or None}
+    return {"at_ms": outcome.at_ms, **_action(outcome.action), "error": outcome.error or None, "unanswered": outcome.unanswered}

@@ -8,8 +8,9 @@ Rules
 1. A move makes the pair of brokers more even: the load that moves is at most three quarters of their difference.
 2. What is out of tolerance is brought to half of the tolerance, so that small changes of the load do not start it again.
 3. Loads that differ by less than `MIN_GAP` are equal, whatever their ratio: an idle cluster stays as it is.
-4. A broker that takes nothing (it is drained or not steady, or no policy allows it) is never a target.
-5. A bundle with one topic cannot be split: a note says so.
+4. A broker that takes nothing (it is drained or not steady, or no policy allows it) is never a target. It still gives away what it
+   has too much of, and is left out of the mean only when it has less than the others.
+5. A bundle with one topic cannot be split, nor one whose split was refused, for a while: a note says so. It may still move.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ class BundleState:
     may_move: bool = True
     """Whether it did not move a short while ago."""
     may_split: bool = True
+    split_refused: str = ""
+    """Why it could not be split a short while ago."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +105,26 @@ MayServe = Callable[[str, str], bool]
 """Whether policies allow that a bundle (by name) is served by a broker (by id)."""
 
 
+def compared(brokers: Sequence[BrokerState]) -> list[BrokerState]:
+    """Return the brokers whose loads should be alike: those that take bundles, and those that only can give some away (rule 4)."""
+    takers = [broker for broker in brokers if broker.takes]
+    mean = mean_load(takers)
+    return [broker for broker in brokers if broker.takes or (takers and broker.load > mean)]
+
+
+def mean_load(brokers: Sequence[BrokerState]) -> float:
+    """Return the mean load of these brokers, 0 for none."""
+    return sum(broker.load for broker in brokers) / max(1, len(brokers))
+
+
 def is_uneven(brokers: Sequence[BrokerState], tolerance: float) -> bool:
     """Return whether a broker is further from the mean than `tolerance`, a share of it (rule 3 excepted)."""
-    loads = [broker.load for broker in brokers if broker.takes]
-    if len(loads) < 2 or max(loads) - min(loads) <= MIN_GAP:
+    sources = compared(brokers)
+    targets = [broker.load for broker in brokers if broker.takes]
+    if len(sources) < 2 or not targets:
         return False
-    mean = sum(loads) / len(loads)
-    return max(loads) > mean * (1 + tolerance) or min(loads) < mean * (1 - tolerance)
+    highest, lowest, mean = max(broker.load for broker in sources), min(targets), mean_load(sources)
+    return highest - lowest > MIN_GAP and (highest > mean * (1 + tolerance) or lowest < mean * (1 - tolerance))
 
 
 def balance(
@@ -116,15 +132,18 @@ def balance(
     rules: BalanceRules,
     *,
     may_serve: MayServe = lambda _bundle, _broker: True,
+    may_stay: MayServe = lambda _bundle, _broker: False,
     start_above: float | None = None,
 ) -> Plan:
     """Return what should be done now.
 
+    A bundle that rests is left at a broker that may not serve it where `may_stay` allows that: policies depend on loads, and those
+    on where bundles are.
     Loads are evened out where a broker is further from the mean than `start_above`, a share of it; None: than `rules.tolerance`.
     """
     draft = _Draft(brokers, rules, may_serve)
     draft.split_large()
-    draft.move_misplaced()
+    draft.move_misplaced(may_stay)
     if is_uneven(brokers, rules.tolerance if start_above is None else start_above):
         draft.even_out()
     return Plan(tuple(draft.moves), tuple(draft.splits), tuple(draft.notes))
@@ -149,7 +168,7 @@ class _Draft:
             for broker in sorted(brokers, key=lambda broker: broker.broker_id)
         ]
         self._targets = [place for place in self._places if place.takes]
-        self._mean = sum(place.load for place in self._targets) / max(1, len(self._targets))
+        self._mean = mean_load(compared(brokers))
         self.moves: list[Move] = []
         self.splits: list[Split] = []
         self.notes: list[str] = [broker.note for broker in brokers if broker.note]
@@ -159,20 +178,25 @@ class _Draft:
         limit = self._rules.split_topics
         for place in self._places:
             for bundle in list(place.bundles.values()):
+                is_crowded = 0 < limit < bundle.topics
+                if bundle.split_refused and (is_crowded or bundle.load > SPLIT_LOAD):
+                    self._note_refused(place, bundle)
                 if len(self.splits) >= _SPLITS_AT_ONCE or not _is_splittable(bundle):
                     continue
-                if limit and bundle.topics > limit:
+                if is_crowded:
                     self._split(place, bundle, "topics", f"it has {bundle.topics:,} open topics, more than {limit:,}")
                 elif bundle.load > SPLIT_LOAD:
                     self._split(place, bundle, "load", f"its load is {bundle.load:.2f}, more than {SPLIT_LOAD}")
 
-    def move_misplaced(self) -> None:
-        """Move what a policy does not allow where it is. That does not wait until the bundle has rested."""
+    def move_misplaced(self, may_stay: MayServe) -> None:
+        """Move what a policy does not allow where it is."""
         for place in self._places:
             for bundle in list(place.bundles.values()):
                 if len(self.moves) >= self._rules.moves_at_once:
                     return
                 if self._may_serve(bundle.name, place.broker_id):
+                    continue
+                if not bundle.may_move and may_stay(bundle.name, place.broker_id):
                     continue
                 allowed = [target for target in self._targets if self._may_serve(bundle.name, target.broker_id)]
                 if allowed:
@@ -192,7 +216,7 @@ class _Draft:
 
     def _best_move(self, enough: float) -> tuple[_Place, _Place, BundleState] | None:
         """Return the move that evens out the most uneven pair of brokers for which there is one."""
-        for source in sorted(self._targets, key=lambda place: (-place.load, place.broker_id)):
+        for source in sorted(self._places, key=lambda place: (-place.load, place.broker_id)):
             for target in sorted(self._targets, key=lambda place: (place.load, place.broker_id)):
                 gap = source.load - target.load
                 if gap <= enough:
@@ -210,9 +234,9 @@ class _Draft:
 
     def _split_hottest(self, enough: float) -> None:
         """Split for the hottest broker, where it is still too hot because no bundle of it fits."""
-        if self.moves or len(self._targets) < 2:
+        if self.moves or not self._targets:
             return  # moves come first: what is left is seen in the next round
-        source = max(self._targets, key=lambda place: (place.load, place.broker_id))
+        source = max(self._places, key=lambda place: (place.load, place.broker_id))
         target = min(self._targets, key=lambda place: (place.load, place.broker_id))
         movable = [bundle for bundle in source.bundles.values() if bundle.may_move and bundle.load > MIN_LOAD]
         if source.load - target.load <= enough or not movable:
@@ -222,11 +246,18 @@ class _Draft:
             numbers = f"loads: {source.broker_id} {source.load:.2f}, {target.broker_id} {target.load:.2f}"
             if bundle.name not in {split.bundle for split in self.splits} and len(self.splits) < _SPLITS_AT_ONCE:
                 self._split(source, bundle, "load", f"{numbers}, bundle {bundle.load:.3f} is too much for a move")
+        elif hottest[0].split_refused:
+            self._note_refused(source, hottest[0])
         elif hottest[0].topics == 1:
             self.notes.append(
                 f"broker {source.broker_id} has load {source.load:.2f}, the mean is {self._mean:.2f}: {hottest[0].load:.2f} of it "
                 f"is one topic in bundle {hottest[0].name}, which cannot be split: make it a partitioned topic"
             )
+
+    def _note_refused(self, place: _Place, bundle: BundleState) -> None:
+        note = f"bundle {bundle.name} has too much load or too many topics for {place.broker_id} and cannot be split: "
+        if (note := f"{note}{bundle.split_refused}") not in self.notes:
+            self.notes.append(note)
 
     def _split(self, place: _Place, bundle: BundleState, by: Literal["load", "topics"], why: str) -> None:
         self.splits.append(Split(bundle.name, place.broker_id, by, why))
@@ -240,4 +271,4 @@ class _Draft:
 
 
 def _is_splittable(bundle: BundleState) -> bool:
-    return bundle.may_split and bundle.topics >= 2
+    return bundle.may_split and not bundle.split_refused and bundle.topics >= 2

@@ -5,9 +5,12 @@
 
 Rules
 1. A leader keeps nothing in metadata but its election. The next one begins with the next reports.
-2. A broker whose report is missing is left out: nothing is moved to it, and nothing from it. A report is used for three rounds.
-3. What was moved, split or refused is one line in the log of the leader, and is shown by `view` until there are 100 newer ones.
-4. While it is switched off the leader still gets reports and tells loads: placement uses them, and `view` shows what it would do.
+2. A broker whose report is missing after `REPORT_LIMIT_S` is left out: nothing is moved to it, and nothing from it. A report
+   is used for three rounds.
+3. What was moved, split, refused or not answered is one line in the log of the leader. `view` shows the last 100.
+4. A leader that no other broker answers for `_ALONE_ROUNDS` rounds gives way, and does not stand again for `_OUT_ROUNDS`: it may be
+   the one that is cut off. A leader that is drained gives way, too.
+5. While it is switched off the leader still gets reports and tells loads: placement uses them, and `view` shows what it would do.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +31,7 @@ from cepheid_broker.balancing.orders import BundleOrders, MoveOrder, OrderRefuse
 from cepheid_broker.balancing.own_load import OwnLoad
 from cepheid_broker.balancing.peers import BalancePeers
 from cepheid_broker.errors import BrokerError
-from cepheid_broker.ownership import SplitRefusedError, check_may_split
+from cepheid_broker.ownership import PeerSilentError, RemoteRefusedError, SplitRefusedError, check_may_split
 from cepheid_broker.settings import BalanceSettings
 from cepheid_metadata import Election, LeaderRecord, MetadataError, SessionState, dynamic_settings, leader_record
 from cepheid_ports import CepheidError, TaskOwner
@@ -37,7 +40,12 @@ log = logging.getLogger(__name__)
 
 PREFIX = "balance."
 """Prefix of the names of settings that can be changed while brokers run."""
+REPORT_LIMIT_S = 2.0
+"""How long a round waits for a report. A broker that does not answer must not hold up what the others need."""
 _ROUNDS_USED = 3
+_LOOK_S = 1.0
+_ALONE_ROUNDS = 3
+_OUT_ROUNDS = 12
 _REMEMBERED = 100
 
 
@@ -48,6 +56,8 @@ class Outcome:
     at_ms: int
     action: Move | Split
     error: str = ""
+    unanswered: bool = False
+    """Whether its owner may still do it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +92,8 @@ class LoadBalancer:
         self._own_load: OwnLoad = orders.own_load
         self._ports = orders.own_load.ports
         self._peers = peers
-        self._settings = settings
+        self._settings = self._in_force = settings
+        self._values: Mapping[str, str] = {}  # what was changed while brokers run
         self._election = Election(leader_record(self._store), self._new_candidacy)
         self._dynamic = dynamic_settings(self._store)
         self._tasks = TaskOwner("balancing")
@@ -90,6 +101,7 @@ class LoadBalancer:
         self._unsubscribe = self._store.subscribe(self._on_session)
         self._recent: deque[Outcome] = deque(maxlen=_REMEMBERED)
         self._acting = asyncio.Lock()
+        self._out_until_s = float("-inf")
         self.is_leader = False
         self.moves = 0
         self.splits = 0
@@ -116,21 +128,25 @@ class LoadBalancer:
         found = await leader_record(self._store).get(None)
         return None if found is None else found.record
 
-    def learn_loads(self, loads: Mapping[str, float]) -> None:
-        """Take the loads of all brokers, as the leader tells them."""
-        self._ownership.placement.set_loads(loads, asyncio.get_running_loop().time())
+    def learn_loads(self, loads: Mapping[str, float], unsteady: Collection[str] = ()) -> None:
+        """Take the loads of all brokers, and the ids of those that are not steady, as the leader tells them."""
+        ownership, now_s = self._ownership, asyncio.get_running_loop().time()
+        ownership.placement.set_loads(loads, now_s, registered=ownership.brokers, unsteady=unsteady)
 
     async def settings(self) -> BalanceSettings:
         """Return the settings in force: those of this process, and what was changed while brokers run. Raises MetadataError."""
         found = await self._dynamic.get(None)
-        return self._settings if found is None else changed(self._settings, found.record.values)
+        values: Mapping[str, str] = {} if found is None else found.record.values
+        if values != self._values:  # what does not fit is logged once
+            self._values, self._in_force = values, changed(self._settings, values)
+        return self._in_force
 
     async def view(self) -> BalanceView:
         """Return what the leader knows, from reports of now. Only at the leader. Raises MetadataError, BrokerError."""
         candidacy, settings = self._require_led(), await self.settings()
         await self._hear()
         states = await self._states()
-        plan = balance(states, _rules(settings), may_serve=self._may_serve)
+        plan = balance(states, _rules(settings), may_serve=self._may_serve, may_stay=self._may_stay)
         return BalanceView(
             candidacy,
             settings,
@@ -178,8 +194,12 @@ class LoadBalancer:
             await asyncio.sleep(self._settings.interval_s)
 
     def _may_stand(self) -> bool:
-        own = self._ownership.broker_id
-        return own in self._ownership.brokers and own not in self._ownership.leaving
+        return self._ownership.broker_id in self._ownership.brokers and not self._is_out()
+
+    def _is_out(self) -> bool:
+        """Rule 4."""
+        is_drained = self._ownership.broker_id in self._ownership.leaving
+        return is_drained or asyncio.get_running_loop().time() < self._out_until_s
 
     async def _lead(self) -> None:
         """Raises MetadataError."""
@@ -192,8 +212,27 @@ class LoadBalancer:
             if not await self._election.holds():
                 return
             await self._round(settings)
+            if self._rounds - self._answered_round >= _ALONE_ROUNDS:
+                self._out_until_s = asyncio.get_running_loop().time() + _OUT_ROUNDS * settings.interval_s
+                log.warning("balance.gave_way", extra={"broker": self._ownership.broker_id, "unanswered": list(self._silent)})
+                break
+            await self._rest()
+        if not self._deposed.is_set() and self._is_out():
+            await self._election.resign()
+
+    async def _rest(self) -> None:
+        """Wait for the next round, or until this broker is deposed. A shorter interval holds within `_LOOK_S`."""
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        while not self._deposed.is_set():
             try:
-                async with asyncio.timeout(settings.interval_s):
+                settings = await self.settings()
+            except MetadataError:  # the next round finds out whether that lasts
+                settings = self._in_force
+            if (left_s := settings.interval_s - (loop.time() - began_s)) <= 0:
+                return
+            try:
+                async with asyncio.timeout(min(left_s, _LOOK_S)):
                     await self._deposed.wait()
             except TimeoutError:
                 pass
@@ -202,7 +241,7 @@ class LoadBalancer:
         async with self._acting:
             self._rounds += 1
             await self._hear()
-            plan = self._memory.plan(await self._states(), _rules(settings), self._may_serve)
+            plan = self._memory.plan(await self._states(), _rules(settings), self._may_serve, self._may_stay)
             self._log_notes(plan)
             if settings.enabled:
                 await self._perform(plan)
@@ -213,12 +252,16 @@ class LoadBalancer:
         self._silent: dict[str, None] = {}
         self._notes: tuple[str, ...] = ()
         self._rounds = 0
+        self._answered_round = 0
+        """The last one in which another broker answered, whatever it said, or there was no other."""
 
     async def _hear(self) -> None:
         """Ask every broker for its load report (rule 2)."""
-        loads = {name: heard.report.load for name, heard in self._heard.items()}
+        told = self._told()
         brokers = list(self._ownership.brokers)
-        found = await asyncio.gather(*(self._report_of(name, loads) for name in brokers))
+        found = await asyncio.gather(*(self._report_of(name, *told) for name in brokers))
+        if all(name == self._ownership.broker_id for name in brokers):
+            self._answered_round = self._rounds
         for name, report in zip(brokers, found, strict=True):
             if report is not None:
                 self._heard[name] = _Heard(report, self._rounds)
@@ -227,18 +270,35 @@ class LoadBalancer:
             for name, heard in self._heard.items()
             if name in self._ownership.brokers and self._rounds - heard.round < _ROUNDS_USED
         }
-        self.learn_loads({name: heard.report.load for name, heard in self._heard.items()})
+        self.learn_loads(*self._told())
 
-    async def _report_of(self, broker_id: str, loads: Mapping[str, float]) -> BrokerReport | None:
+    def _told(self) -> tuple[Mapping[str, float], list[str]]:
+        """Return what other brokers learn: loads by id, and who is not steady."""
+        loads = {name: heard.report.load for name, heard in self._heard.items()}
+        return loads, self._memory.unsteady([heard.report for heard in self._heard.values()])
+
+    async def _report_of(self, broker_id: str, loads: Mapping[str, float], unsteady: list[str]) -> BrokerReport | None:
         if broker_id == self._ownership.broker_id:
-            return await self._own_load.report()
+            report: BrokerReport | None = await self._own_load.report()
+        else:
+            report = await self._asked(broker_id, loads, unsteady)
+        if report is not None:
+            self._memory.on_report(asyncio.get_running_loop().time(), report)
+        return report
+
+    async def _asked(self, broker_id: str, loads: Mapping[str, float], unsteady: list[str]) -> BrokerReport | None:
         try:
-            report = await self._peers.report(broker_id, loads)
-        except BrokerError as error:
+            async with asyncio.timeout(REPORT_LIMIT_S):
+                report = await self._peers.report(broker_id, loads, unsteady)
+        except (BrokerError, TimeoutError) as error:
+            if isinstance(error, RemoteRefusedError):
+                self._answered_round = self._rounds
             if broker_id not in self._silent:
                 self._silent[broker_id] = None
-                log.warning("balance.no_report", extra={"broker": broker_id, "error": str(error)})
+                text = str(error) or f"no answer within {REPORT_LIMIT_S:g} s"
+                log.warning("balance.no_report", extra={"broker": broker_id, "error": text})
             return None
+        self._answered_round = self._rounds
         self._silent.pop(broker_id, None)
         return report
 
@@ -260,8 +320,12 @@ class LoadBalancer:
         if isolation.is_empty:
             return True
         loads = {name: heard.report.load for name, heard in self._heard.items()}
-        tenant, namespace, _ = bundle.split("/", 2)
-        return broker_id in isolation.allowed(f"{tenant}/{namespace}", self._ownership.brokers, loads)
+        return broker_id in isolation.allowed(_namespace_of(bundle), self._ownership.brokers, loads)
+
+    def _may_stay(self, bundle: str, broker_id: str) -> bool:
+        """Return whether policies allow that for some loads: it is a secondary broker."""
+        brokers = self._ownership.brokers
+        return broker_id in self._ownership.placement.isolation.allowed_at_most(_namespace_of(bundle), brokers)
 
     # Acting
 
@@ -279,9 +343,16 @@ class LoadBalancer:
         facts |= {"from": action.source, "to": action.target} if isinstance(action, Move) else {"broker": action.broker}
         try:
             await self._order(action)
+        except PeerSilentError as error:
+            log.warning("balance.unanswered", extra={**facts, "error": str(error)})
+            if isinstance(action, Move):
+                self._memory.on_moved(loop.time(), action)  # its owner carries it out (orders.py, rule 4), or another has it soon
+            else:
+                self._memory.on_refused(loop.time(), action, str(error))
+            return Outcome(self._ports.wall_ms(), action, str(error), unanswered=True)
         except CepheidError as error:
             self.refused += 1
-            self._memory.on_refused(loop.time(), action.bundle)
+            self._memory.on_refused(loop.time(), action, str(error))
             log.warning("balance.refused", extra={**facts, "error": str(error)})
             return Outcome(self._ports.wall_ms(), action, str(error))
         duration_ms = round(1000 * (loop.time() - began_s))
@@ -317,16 +388,23 @@ class LoadBalancer:
             self._notes = plan.notes
 
 
+def _namespace_of(bundle: str) -> str:
+    tenant, namespace, _ = bundle.split("/", 2)
+    return f"{tenant}/{namespace}"
+
+
 def _rules(settings: BalanceSettings) -> BalanceRules:
     return BalanceRules(settings.tolerance, settings.moves_at_once, settings.split_topics)
 
 
 def changed(settings: BalanceSettings, values: Mapping[str, str]) -> BalanceSettings:
-    """Return the settings with what was changed while brokers run. A value that does not fit any more is logged and left out."""
+    """Return the settings with what was changed while brokers run. A value that does not fit any more is logged and left out: the
+    others hold."""
     fields = {name.removeprefix(PREFIX): value for name, value in values.items() if name.startswith(PREFIX)}
     known = {name: value for name, value in fields.items() if name in BalanceSettings.model_fields}
     try:
         return BalanceSettings.model_validate({**dict(settings), **known})
     except ValidationError as error:
         log.warning("balance.bad_setting", extra={"error": str(error)})
-        return settings
+        bad = {f"{PREFIX}{problem['loc'][0]}" for problem in error.errors()}
+        return changed(settings, {name: value for name, value in values.items() if name not in bad})

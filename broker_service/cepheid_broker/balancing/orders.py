@@ -6,7 +6,8 @@ Rules
 1. An order of a broker that is not the leader by the record is refused. A leader that slept beyond its session, or two that believe
    to be elected for a moment, move nothing twice.
 2. An order is carried out by the owner it was sent to or not at all: the bundle is never passed on from the next owner.
-3. A broker that is being drained, that is gone, or that no isolation policy allows gets nothing.
+3. A broker that is drained, that is gone, or that no isolation policy allows gets nothing. Whether the load of primary brokers
+   lets secondary ones serve too is for the leader to say: it knows the loads of now.
 4. Once begun an order is carried out to its end, whether or not the leader lives.
 """
 
@@ -69,7 +70,7 @@ class BundleOrders:
         if order.target not in brokers or order.target in self.ownership.leaving:
             raise OrderRefusedError(f"broker {order.target} takes no bundles: it does not run, or is being drained")
         namespace = str(bundle.namespace)
-        if order.target not in self.ownership.placement.isolation.allowed(namespace, brokers, {}):
+        if order.target not in self.ownership.placement.isolation.allowed_at_most(namespace, brokers):
             raise OrderRefusedError(f"an isolation policy does not allow that {order.target} serves {namespace}")
         await self.ownership.release(bundle, to=order.target, reason=f"load balancing: {order.why}")
 

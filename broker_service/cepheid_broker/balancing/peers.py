@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from cepheid_broker.balancing.loads import BrokerReport, report_from
@@ -14,10 +14,10 @@ PATH = "/cepheid/v1/balance"
 
 
 class BalancePeers(Protocol):
-    """All other brokers, by id. Every call raises PeerUnreachableError, or RemoteRefusedError."""
+    """All other brokers, by id. Every call raises PeerUnreachableError, PeerSilentError, or RemoteRefusedError."""
 
-    async def report(self, broker_id: str, loads: Mapping[str, float]) -> BrokerReport:
-        """Return its report; it learns the loads of all brokers."""
+    async def report(self, broker_id: str, loads: Mapping[str, float], unsteady: Sequence[str]) -> BrokerReport:
+        """Return its report; it learns the loads of all brokers, and which of them are not steady."""
 
     async def move(self, broker_id: str, order: MoveOrder) -> None: ...
 
@@ -34,8 +34,8 @@ class HttpPeers:
     def __repr__(self) -> str:
         return f"<HttpPeers by {self._calls!r}>"
 
-    async def report(self, broker_id: str, loads: Mapping[str, float]) -> BrokerReport:
-        body = json.dumps({"loads": dict(loads)}).encode()
+    async def report(self, broker_id: str, loads: Mapping[str, float], unsteady: Sequence[str]) -> BrokerReport:
+        body = json.dumps({"loads": dict(loads), "unsteady": list(unsteady)}).encode()
         answer = await self._calls.call(self._place(broker_id), "POST", f"{PATH}/report", body)
         try:
             return report_from(answer)

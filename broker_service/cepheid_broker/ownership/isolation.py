@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from cepheid_broker.errors import NotAllowedError
@@ -86,6 +87,10 @@ class IsolationRules:
             broker_id for broker_id in brokers if _matches(policy.secondary, names[broker_id]) and broker_id not in primary
         ]
         return [*primary, *secondary] or list(brokers)
+
+    def allowed_at_most(self, namespace: str, brokers: Addresses) -> list[str]:
+        """Return the ids of those that may serve the namespace for some loads: secondary brokers too, if load decides on them."""
+        return self.allowed(namespace, brokers, dict.fromkeys(brokers, inf))
 
 
 NO_ISOLATION = IsolationRules()

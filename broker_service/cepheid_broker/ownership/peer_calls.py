@@ -52,6 +52,10 @@ class PeerUnreachableError(ServiceNotReadyError):
     hint = "the broker that serves the topic does not answer; if it is gone another takes over when its session ends: ask again"
 
 
+class PeerSilentError(PeerUnreachableError):
+    """The call was made and not answered: whether the other broker does what it asks for is not known."""
+
+
 class PeerCalls:
     """The calls that one broker makes.
 
@@ -72,7 +76,7 @@ class PeerCalls:
         return f"<PeerCalls {self.made} made, {self.failed} failed>"
 
     async def call(self, there: There, method: str, target: str, body: bytes = b"") -> Any:
-        """The answer's JSON, None when it has none. Raises RemoteRefusedError, PeerUnreachableError."""
+        """The answer's JSON, None when it has none. Raises RemoteRefusedError, PeerUnreachableError, PeerSilentError."""
         address = there.admin_url(over_tls=self._tls is not None) or ""
         self.made += 1
         try:
@@ -82,8 +86,9 @@ class PeerCalls:
                 return json.loads(content) if content else None
         except (OSError, TimeoutError, EOFError, ValueError) as error:
             self.failed += 1
-            message = f"broker {there.broker_id} at {address} does not answer {method} {target}: {error or 'timeout'}"
-            raise PeerUnreachableError(message, broker=there.broker_id) from error
+            message = f"broker {there.broker_id} at {address} does not answer {method} {target}: {str(error) or 'timeout'}"
+            kind = PeerSilentError if isinstance(error, (TimeoutError, EOFError)) else PeerUnreachableError
+            raise kind(message, broker=there.broker_id) from error
         self.failed += 1
         message = f"broker {there.broker_id} answers {method} {target} with {status}: {_reason(content)}"
         raise RemoteRefusedError(message, status=status, broker=there.broker_id)
@@ -123,6 +128,9 @@ class PeerCalls:
                 head.append("Content-Type: application/json")
             writer.write("\r\n".join([*head, "", ""]).encode("ascii") + body)
             return await _read_answer(reader)
+        except BaseException:
+            writer.transport.abort()  # a connection with TLS would wait for the other side to close it
+            raise
         finally:
             writer.close()
             try:

@@ -6,14 +6,16 @@ Rules
 1. Without loads, or with old ones, the order depends on the bundle and the ids of brokers alone: all brokers choose alike.
 2. With loads a broker is chosen in proportion to the room that it has. So the bundles of a broker that died are spread at once over
    all others, the least loaded of them get most, and small differences of the loads change few choices.
-3. A broker of which no load is known has just started: it counts as having none.
-4. The choice is advice: the owner's record decides. Two brokers that choose differently cost a redirect.
+3. A broker of which no load is known counts with the mean of the known ones: it is of an earlier release, or does not answer. One
+   that registered less than `NEW_S` ago counts as having none, or after the loads were told.
+4. A broker that is not steady comes last: each of its ends stops the clients of what it has.
+5. The choice is advice: the owner's record decides. Two brokers that choose differently cost a redirect.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from hashlib import blake2b
 
 from cepheid_broker.ownership.bundles import Bundle, preference
@@ -21,6 +23,8 @@ from cepheid_broker.ownership.isolation import NO_ISOLATION, Addresses, Isolatio
 
 LOADS_VALID_S = 30.0
 """The leader tells loads every few seconds. When it is gone they soon say nothing."""
+NEW_S = 15.0
+"""After that the leader had time for three rounds."""
 _IDLE_LOAD = 0.1
 """Below it differences do not matter."""
 _ROOM_ABOVE_HIGHEST = 1.25
@@ -32,14 +36,21 @@ class Placement:
     def __init__(self) -> None:
         self.isolation: IsolationRules = NO_ISOLATION
         self._loads: Mapping[str, float] = {}
+        self._unsteady: Collection[str] = ()
+        self._registered: Mapping[str, float] | None = None  # since when, by id, as far as it was told
         self._loads_until_s = float("-inf")
 
     def __repr__(self) -> str:
         return f"<Placement by {len(self._loads)} loads, {self.isolation!r}>"
 
-    def set_loads(self, loads: Mapping[str, float], now_s: float) -> None:
-        """Take the loads of brokers by id, as the leader tells them."""
-        self._loads, self._loads_until_s = dict(loads), now_s + LOADS_VALID_S
+    def set_loads(
+        self, loads: Mapping[str, float], now_s: float, *, registered: Iterable[str], unsteady: Collection[str] = ()
+    ) -> None:
+        """Take the loads of brokers by id, and which are not steady, as the leader tells them; `registered` are those that run."""
+        self._loads, self._unsteady, self._loads_until_s = dict(loads), tuple(unsteady), now_s + LOADS_VALID_S
+        first_s = float("-inf") if self._registered is None else now_s  # those of the first call may have run for long
+        before = self._registered or {}
+        self._registered = {name: before.get(name, first_s) for name in registered}
 
     def loads(self, now_s: float) -> Mapping[str, float]:
         """Return the loads by id; empty: they are not known."""
@@ -55,17 +66,23 @@ class Placement:
         allowed = self.isolation.allowed(str(bundle.namespace), brokers, loads)
         if not loads:
             return preference(bundle, allowed, preferred)
-        return by_room(bundle, allowed, loads, preferred)
+        registered = self._registered or {}
+        new = {name: 0.0 for name in brokers if now_s < registered.get(name, now_s) + NEW_S}
+        return by_room(bundle, allowed, {**new, **loads}, preferred, unsteady=self._unsteady)
 
 
-def by_room(bundle: Bundle, brokers: Iterable[str], loads: Mapping[str, float], preferred: str = "") -> list[str]:
+def by_room(
+    bundle: Bundle, brokers: Iterable[str], loads: Mapping[str, float], preferred: str = "", *, unsteady: Collection[str] = ()
+) -> list[str]:
     """Return ids of brokers, best first: weighted rendezvous hashing, the weight of a broker is the room that it has (rule 2)."""
-    ids = list(dict.fromkeys(brokers))
-    full = _ROOM_ABOVE_HIGHEST * max([_IDLE_LOAD, *(loads.get(broker_id, 0.0) for broker_id in ids)])
+    unknown = sum(loads.values()) / max(1, len(loads))  # rule 3
+    known = {broker_id: loads.get(broker_id, unknown) for broker_id in brokers}
+    full = _ROOM_ABOVE_HIGHEST * max([_IDLE_LOAD, *known.values()])
 
-    def rank(broker_id: str) -> tuple[bool, float]:
+    def rank(broker_id: str) -> tuple[bool, bool, float]:
         digest = blake2b(f"{bundle} {broker_id}".encode(), digest_size=8).digest()
         chance = 1.0 - (int.from_bytes(digest) + 1) / (2**64 + 2)  # in (0, 1); of equal loads the order is that of `preference`
-        return broker_id != preferred, -math.log(chance) / (full - loads.get(broker_id, 0.0))
+        room = full - known[broker_id]
+        return broker_id != preferred, broker_id in unsteady, -math.log(chance) / room
 
-    return sorted(ids, key=rank)
+    return sorted(known, key=rank)

@@ -96,9 +96,10 @@ class LeaderRecord(TypedDict, total=False):
 
 
 class LoadsBody(TypedDict, total=False):
-    """Loads of brokers by id, as the leader knows them."""
+    """Loads of brokers by id, and the ids of those that are not steady, as the leader knows them."""
 
     loads: dict[str, float]
+    unsteady: list[str]
 
 
 class MessageIdBody(TypedDict, total=False):

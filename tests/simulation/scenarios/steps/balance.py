@@ -56,7 +56,7 @@ class Peers:
     def __init__(self, course: BalanceCourse) -> None:
         self._course = course
 
-    async def report(self, broker_id: str, loads: Mapping[str, float]) -> BrokerReport:
+    async def report(self, broker_id: str, loads: Mapping[str, float], unsteady: Sequence[str]) -> BrokerReport:
         return await ask(self._broker(broker_id), lambda _: self._course.balancers[broker_id].orders.own_load.report())
 
     async def move(self, broker_id: str, order: MoveOrder) -> None:
