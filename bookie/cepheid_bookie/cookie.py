@@ -24,7 +24,10 @@ from pathlib import Path
 from typing import Protocol
 
 from cepheid_bookie.disk import Disk
+from cepheid_bookie.entry_log import list_logs
 from cepheid_bookie.errors import CookieError, FormatVersionError
+from cepheid_bookie.journal_format import parse_segment_name
+from cepheid_bookie.journal_mark import FILES as MARK_FILES
 
 FORMAT_VERSION = 1
 LIMBO_FORMAT_VERSION = 2  # with `limbo_below`: a release that does not know it must not start, it would deny what was lost
@@ -149,6 +152,32 @@ def stamped_cluster(directory: Path) -> str | None:
 def is_stamped(disk: Disk) -> bool:
     """A bookie has started on it before."""
     return disk.exists(_FILE)
+
+
+def has_data_files(disk: Disk) -> bool:
+    """Return whether there are entry logs or a log mark on this disk: it is that of a data directory."""
+    return any(map(disk.exists, MARK_FILES)) or (disk.exists("entrylog") and bool(list_logs(disk)))
+
+
+def has_journal_files(disk: Disk) -> bool:
+    """Return whether there are journal segments on this disk."""
+    return disk.exists("journal") and any(parse_segment_name(name) is not None for name in disk.listdir("journal"))
+
+
+def check_not_swapped(data: Disk, journal: Disk) -> None:
+    """Refuse a data directory that is the journal directory of a bookie, and the other way round. Raises CookieError.
+
+    Both have the same cookie. Without this check the bookie seems to have lost its index, or to be on empty disks.
+    """
+    if data is journal or not (is_stamped(data) and is_stamped(journal)):
+        return
+    is_journal, is_data = has_journal_files(data), has_data_files(journal)
+    if (is_journal or is_data) and not has_data_files(data) and not has_journal_files(journal):
+        found = [
+            *(["the data directory holds a journal and no entry logs"] if is_journal else []),
+            *(["the journal directory holds entry logs and no journal"] if is_data else []),
+        ]
+        raise _refuse(f"the two directories are swapped: {' and '.join(found)}", "exchange --data-dir and --journal-dir")
 
 
 def save_cookie(disk: Disk, cookie: Cookie) -> None:
