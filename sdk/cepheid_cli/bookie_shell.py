@@ -394,13 +394,17 @@ def rebuild_index(
             async with bookie_records(metadata, data, journal) as (store, records):
                 await rebuild.begin_limbo(records, LedgerIds(store).take)
 
-        report = rebuild.build(asyncio.run(before()), accept_searched=search)
-        if not as_json:
-            print_lines(_rebuild_lines(report, search))
-        if not yes and not typer.confirm("Use this index?"):
+        keys = asyncio.run(before())
+        try:
+            report = rebuild.build(keys, accept_searched=search)
+            if not as_json:
+                print_lines(_rebuild_lines(report, search))
+            if not yes and not typer.confirm("Use this index?"):
+                raise typer.Abort
+            asyncio.run(after())
+        except BaseException:  # also Ctrl-C and Ctrl-D
             rebuild.discard()
-            raise typer.Abort
-        asyncio.run(after())
+            raise
         rebuild.swap()
     if as_json:
         print_json(asdict(report))

@@ -348,8 +348,9 @@ def test_a_lost_index_is_made_again_and_the_bookie_starts_with_all_its_entries(t
     shutil.rmtree(shell.data / "index")
     assert "there is no block index in" in shell.refusal("ledgers")
     assert "cepheid bookie-shell rebuild-index" in shell.refusal("entry", "1", "0")
-    declined = CliRunner().invoke(app, ["rebuild-index", "--data", str(shell.data), "--metadata", shell.metadata], input="n\n")
-    assert (declined.exit_code, sorted(path.name for path in shell.data.glob("index*"))) == (1, [])
+    for answer in ("n\n", ""):  # no, and Ctrl-D
+        declined = CliRunner().invoke(app, ["rebuild-index", "--data", str(shell.data), "--metadata", shell.metadata], input=answer)
+        assert (declined.exit_code, sorted(path.name for path in shell.data.glob("index*"))) == (1, [])
     result = shell("rebuild-index", "--yes", "--metadata", shell.metadata)
     assert result.exit_code == 0, result.output
     assert "ledgers below 1001 are in limbo" in result.stderr
