@@ -198,7 +198,9 @@ def entry(
     from cepheid_bookie.directory_report import find_entry
 
     with _stopped(data, journal) as bookie:
-        places = find_entry(bookie, ledger, entry_id)
+        places, problems = find_entry(bookie, ledger, entry_id)
+    for problem in problems:
+        done(f"cepheid: {problem}")
     sound = next((place.entry for place in places if place.entry is not None), None)
     if as_json:
         print_json([_place_view(place) for place in places])
