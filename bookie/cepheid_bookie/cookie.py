@@ -24,15 +24,16 @@ from pathlib import Path
 from typing import Protocol
 
 from cepheid_bookie.disk import Disk
+from cepheid_bookie.entry_log import list_logs
 from cepheid_bookie.errors import CookieError, FormatVersionError
+from cepheid_bookie.journal_format import parse_segment_name
+from cepheid_bookie.journal_mark import FILES as MARK_FILES
 
 FORMAT_VERSION = 1
 LIMBO_FORMAT_VERSION = 2  # with `limbo_below`: a release that does not know it must not start, it would deny what was lost
 _FILE = "VERSION"
-_WITHOUT_DIRECTORY = (
-    "bring back the directory; if it is lost for good, start with --accept-empty-disk (what was lost is answered as unknown, never "
-    "denied), or under a new bookie id"
-)
+_LOST_FOR_GOOD = "bring back the directory; if it is lost for good,"
+_ACCEPT = "start with --accept-empty-disk (what was lost is answered as unknown, never denied)"
 _AFTER_DECOMMISSION = (
     "if the bookie was decommissioned by an older release and comes back, other bookies have its copies: give it empty directories "
     "(on Kubernetes, delete its volume claims)"
@@ -153,6 +154,32 @@ def is_stamped(disk: Disk) -> bool:
     return disk.exists(_FILE)
 
 
+def has_data_files(disk: Disk) -> bool:
+    """Return whether there are entry logs or a log mark on this disk: it is that of a data directory."""
+    return any(map(disk.exists, MARK_FILES)) or (disk.exists("entrylog") and bool(list_logs(disk)))
+
+
+def has_journal_files(disk: Disk) -> bool:
+    """Return whether there are journal segments on this disk."""
+    return disk.exists("journal") and any(parse_segment_name(name) is not None for name in disk.listdir("journal"))
+
+
+def check_not_swapped(data: Disk, journal: Disk) -> None:
+    """Refuse a data directory that is the journal directory of a bookie, and the other way round. Raises CookieError.
+
+    Both have the same cookie. Without this check the bookie seems to have lost its index, or to be on empty disks.
+    """
+    if data is journal or not (is_stamped(data) and is_stamped(journal)):
+        return
+    is_journal, is_data = has_journal_files(data), has_data_files(journal)
+    if (is_journal or is_data) and not has_data_files(data) and not has_journal_files(journal):
+        found = [
+            *(["the data directory holds a journal and no entry logs"] if is_journal else []),
+            *(["the journal directory holds entry logs and no journal"] if is_data else []),
+        ]
+        raise _refuse(f"the two directories are swapped: {' and '.join(found)}", "exchange --data-dir and --journal-dir")
+
+
 def save_cookie(disk: Disk, cookie: Cookie) -> None:
     file = disk.open(_FILE + ".new", create=True)
     try:
@@ -179,13 +206,14 @@ def decide(mine: Cookie, places: Mapping[str, Found], recorded: Cookie | None, *
         listing = ", ".join(f"{where}: {cookie.incarnation}" for where, cookie in stamped.items())
         raise _refuse(f"the directories are of different incarnations ({listing})", "put back the directories that belong together")
     known = next(iter(stamped.values()), None)
+    with_data = [where for where, found in places.items() if found.has_data]
     if recorded is not None:
         _check_owner(mine, recorded, "metadata")
         if bare:
             raise _refuse(
                 f"metadata knows bookie {mine.bookie_id} (incarnation {recorded.incarnation}), "
                 f"but {', '.join(bare)} is not stamped: its data is gone",
-                _WITHOUT_INDEX if all(map(_is_index, bare)) else _WITHOUT_DIRECTORY,
+                _WITHOUT_INDEX if all(map(_is_index, bare)) else _without_directory(with_data),
             )
         assert known is not None
         known = replace(known, limbo_below=max(known.limbo_below, recorded.limbo_below))
@@ -193,10 +221,9 @@ def decide(mine: Cookie, places: Mapping[str, Found], recorded: Cookie | None, *
             raise _refuse(
                 f"metadata knows incarnation {recorded.incarnation} of bookie {mine.bookie_id}, "
                 f"the directories are of {known.incarnation}",
-                "bring back the right directories, or start this machine under a new bookie id",
+                "bring back the right directories, or start on empty ones under a new bookie id",
             )
         return known, False
-    with_data = [where for where, found in places.items() if found.has_data]
     if known is not None and not bare and not (asked and with_data):
         return known, asked
     if with_data:
@@ -208,6 +235,18 @@ def decide(mine: Cookie, places: Mapping[str, Found], recorded: Cookie | None, *
         way_out = "check that this is the right cluster and that no directory was lost; never delete a cookie to make it start"
         raise _refuse(reason, f"{_AFTER_DECOMMISSION}; otherwise {way_out}" if asked and not bare else way_out)
     return (known or mine), True
+
+
+def _without_directory(with_data: list[str]) -> str:
+    """Return what to do when a directory is lost, and these places have data all the same."""
+    if not with_data:
+        return f"{_LOST_FOR_GOOD} {_ACCEPT}, or under a new bookie id"
+    return f"{_LOST_FOR_GOOD} move the contents of {_directories(with_data)} away as well and {_ACCEPT}"
+
+
+def _directories(places: list[str]) -> str:
+    """Return the names of these places. The index lies in the data directory, which stands for both if both are there."""
+    return " and ".join([where for where in places if not _is_index(where)] or places)
 
 
 def _is_index(where: str) -> bool:
@@ -226,7 +265,7 @@ def is_reborn(mine: Cookie, places: Mapping[str, Found], recorded: Cookie) -> bo
     if with_data := [where for where, found in places.items() if found.has_data]:
         raise _refuse(
             f"bookie {mine.bookie_id} is not whole, but there is data in {', '.join(with_data)}",
-            "bring back the missing directory, or move what is left out of the way to start empty",
+            f"{_LOST_FOR_GOOD} move the contents of {_directories(with_data)} away and start again with --accept-empty-disk",
         )
     return True
 

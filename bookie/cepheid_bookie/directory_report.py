@@ -21,7 +21,7 @@ from cepheid_bookie.journal_format import ALIGNMENT, EntriesRecord, LedgerStateR
 from cepheid_bookie.journal_mark import MarkFile
 from cepheid_bookie.journal_scan import FoundRecord, JournalDamage, SegmentScan
 from cepheid_bookie.settings import StorageSettings
-from cepheid_bookie.stopped_bookie import INDEX, StoppedBookie, parse_segment
+from cepheid_bookie.stopped_bookie import INDEX, NoJournalHereError, StoppedBookie, parse_segment
 from cepheid_rpc import DigestMismatchError, EntryGroup, MalformedGroupError
 
 _ROOT_NAMES = ("VERSION", "LIFE", "SCRUB", "LOCK", "mark", "journal", "entrylog", INDEX)
@@ -216,18 +216,28 @@ def report_kept_logs(bookie: StoppedBookie, log_id: int | None = None) -> list[K
     ]
 
 
-def find_entry(bookie: StoppedBookie, ledger_id: int, entry_id: int) -> list[EntryPlace]:
-    """Return every copy of an entry: those that the index knows, then those in the journal.
+def find_entry(bookie: StoppedBookie, ledger_id: int, entry_id: int) -> tuple[list[EntryPlace], list[str]]:
+    """Return every copy of an entry, those that the index knows before those in the journal, and what could not be searched.
 
-    Raises IndexCorruptError, NoJournalHereError; NoSuchEntryHereError.
+    Raises IndexCorruptError, NoJournalHereError if no copy was found and one may be where it could not be searched;
+    NoSuchEntryHereError.
     """
     places: list[EntryPlace] = []
+    problems: list[BookieError] = []
     knows_ledger = False
-    for block in bookie.blocks():
-        knows_ledger = knows_ledger or block.ledger_id == ledger_id
-        if block.ledger_id == ledger_id and block.first_entry_id <= entry_id <= block.last_entry_id:
-            places.append(_place_in_log(bookie, block, entry_id))
-    for segment_id in bookie.segments():
+    try:
+        for block in bookie.blocks():
+            knows_ledger = knows_ledger or block.ledger_id == ledger_id
+            if block.ledger_id == ledger_id and block.first_entry_id <= entry_id <= block.last_entry_id:
+                places.append(_place_in_log(bookie, block, entry_id))
+    except IndexCorruptError as error:
+        problems.append(error)
+    try:
+        segments = bookie.segments()
+    except NoJournalHereError as error:
+        segments = []
+        problems.append(error)
+    for segment_id in segments:
         for item in _scan(bookie, segment_id):
             if isinstance(item, FoundRecord) and isinstance(item.record, EntriesRecord):
                 group = item.record.group
@@ -235,7 +245,9 @@ def find_entry(bookie: StoppedBookie, ledger_id: int, entry_id: int) -> list[Ent
                 if group.ledger_id == ledger_id and group.first_entry_id <= entry_id <= group.last_entry_id:
                     places.append(_place(segment_path(segment_id), item.offset, item.length, group, entry_id))
     if places:
-        return places
+        return places, [str(error) for error in problems]
+    if problems:
+        raise problems[0]
     record = dict(bookie.records()).get(ledger_id)
     if record is not None and record.deleted:
         raise NoSuchEntryHereError(f"ledger {ledger_id} was deleted on this bookie", ledger_id=ledger_id)

@@ -2,8 +2,8 @@
 
     writable ──free below the minimum, or a write found the disk full──► full ──free at the minimum plus a margin──► writable
 
-Free space is looked at while adds come in: at intervals, and sooner when much was admitted since the last look. While a disk is
-full a timer looks, so that a bookie without traffic becomes writable again too.
+Free space is checked at intervals, with or without traffic, since others may fill the disk or make room on it, and sooner when
+much was admitted since the last check.
 
 Rule 1: the way back has a higher mark than the way down. What frees a little space, such as a journal file that is deleted and the
 next one that is allocated, does not switch the bookie to and fro.
@@ -147,7 +147,7 @@ class DiskSpace:
     def look_now(self) -> None:
         """Look at the disks at once, blocking."""
         self._take(self._look())
-        self._look_again_while_full()
+        self._look_again_later()
 
     def touch(self, admitted_bytes: int = 0) -> None:
         """Look again if the last look is too old, or much was admitted since. Cheap. `admitted_bytes` counts from the start."""
@@ -196,15 +196,15 @@ class DiskSpace:
                 self._take(free)
             else:
                 log.warning("disk.space_unknown", extra={"error": repr(error)})
-            self._look_again_while_full()
+            self._look_again_later()
 
         self._worker.submit(self._look, on_done)
 
-    def _look_again_while_full(self) -> None:
+    def _look_again_later(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self.full and not self._closed:
+        if not self._closed:
             self._timer = asyncio.get_running_loop().call_later(self._settings.disk_check_interval_s, self._check)
 
     def _look(self) -> tuple[int, int]:

@@ -6,6 +6,11 @@ import errno
 
 from cepheid_ports import CepheidError
 
+_START_EMPTY = (
+    "if there is none, and the other replicas are well, move the contents of all directories of this bookie away and start it with "
+    "--accept-empty-disk: what was lost is answered as unknown, never denied"
+)
+
 
 class BookieError(CepheidError):
     """Root of what a bookie raises."""
@@ -20,22 +25,19 @@ class FormatVersionError(BookieError):
 class JournalCorruptError(BookieError):
     """Damage inside what the journal had synced: entries, fences or keys that were acknowledged may be lost."""
 
-    hint = (
-        "restore the file from a copy; if there is none, and the other replicas are well, move the directories of this bookie away "
-        "and start it with --accept-empty-disk: what was lost is answered as unknown, never denied"
-    )
+    hint = f"restore the file from a copy; {_START_EMPTY}"
 
 
 class JournalMissingError(BookieError):
     """A journal segment that the log mark still needs is not there."""
 
-    hint = "put the journal directory back as it was, or declare this bookie damaged and start it under a new bookie id"
+    hint = f"put the journal back from a copy; {_START_EMPTY}"
 
 
 class MarkCorruptError(BookieError):
     """No readable log mark, although one was written."""
 
-    hint = "restore the `mark` files from a copy, or declare this bookie damaged and start it under a new bookie id"
+    hint = f"restore the `mark` files from a copy; {_START_EMPTY}"
 
 
 class BlockCorruptError(BookieError):

@@ -28,7 +28,10 @@ from cepheid_bookie.cookie import (
     CookieRecords,
     Found,
     adoptable,
+    check_not_swapped,
     decide,
+    has_data_files,
+    has_journal_files,
     is_left_over,
     is_reborn,
     load_cookie,
@@ -38,7 +41,7 @@ from cepheid_bookie.disk import Disk
 from cepheid_bookie.entry_log import EntryLogWriter, dead_logs, list_logs, log_path
 from cepheid_bookie.entry_log_scan import LogBlock, scan_log
 from cepheid_bookie.errors import CookieError, DiskFullError, JournalCorruptError
-from cepheid_bookie.journal_format import ALIGNMENT, NONCE_BYTES, EntriesRecord, SegmentHeader, parse_segment_name
+from cepheid_bookie.journal_format import ALIGNMENT, NONCE_BYTES, EntriesRecord, SegmentHeader
 from cepheid_bookie.journal_mark import FILES as MARK_FILES
 from cepheid_bookie.journal_mark import MarkFile
 from cepheid_bookie.journal_replay import JournalReplay, ReplayReport, TailDamage
@@ -184,6 +187,7 @@ async def open_storage(
     workers = Workers.start(identity.bookie_id, settings, ports)
     run = workers.flush.run
     try:
+        await run(lambda: check_not_swapped(directories.data, directories.journal))
         await run(directories.prepare)
         cookie = await check_identity(directories, identity, cookies, ports, workers.flush, accept_empty_disk=accept_empty_disk)
         life = None
@@ -387,11 +391,9 @@ def _find_cookies(directories: Directories, mine: Cookie) -> dict[str, Found]:
     in_data, in_journal = load_cookie(data, data_name), load_cookie(journal, journal_name)
     stamp = index.stamp()
     in_index = None if stamp is None else Cookie(mine.bookie_id, mine.cluster_id, stamp.decode("utf-8", "replace"))
-    has_segments = any(parse_segment_name(name) is not None for name in journal.listdir("journal"))
-    has_logs = bool(list_logs(data)) or any(map(data.exists, MARK_FILES))
     return {
-        data_name: Found(in_data, has_logs),
-        journal_name: Found(in_journal, has_segments),
+        data_name: Found(in_data, has_data_files(data)),
+        journal_name: Found(in_journal, has_journal_files(journal)),
         f"the block index of {mine.bookie_id}": Found(in_index, next(index.records(), None) is not None),
     }
 

@@ -207,7 +207,7 @@ class StorageSettings(BaseModel, frozen=True, extra="forbid"):
     disk_check_interval_s: float = Field(
         2.0,
         gt=0,
-        description="Interval between checks of free space while adds arrive, and between writes that probe a slow disk.",
+        description="Interval between checks of free space, and between writes that probe a slow disk.",
     )
 
     gc_interval_s: float = Field(

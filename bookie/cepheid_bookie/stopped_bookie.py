@@ -17,7 +17,7 @@ from typing import ClassVar
 
 from cepheid_bookie.block_index import BlockRef
 from cepheid_bookie.bookie_life import load_life
-from cepheid_bookie.cookie import Cookie, load_cookie
+from cepheid_bookie.cookie import Cookie, check_not_swapped, load_cookie
 from cepheid_bookie.disk import Disk, DiskFile, ReadOnlyDisk, RealDisk
 from cepheid_bookie.entry_log import log_path
 from cepheid_bookie.errors import BookieError, IndexCorruptError, MarkCorruptError
@@ -53,7 +53,9 @@ class NoSuchFileHereError(BookieError):
 
 
 class StoppedBookie:
-    """A context manager: the directories are locked inside. Raises NotABookieDirectoryError, DirectoryInUseError.
+    """A context manager: the directories are locked inside.
+
+    Raises NotABookieDirectoryError, NoJournalHereError, DirectoryInUseError; CookieError when the two directories are swapped.
 
     `to_change`: `writable_disks` may be used, and the lock files are made where they are missing.
     """
@@ -174,6 +176,7 @@ class StoppedBookie:
         if not any(self.data.exists(sign) for sign in _SIGNS):
             message = f"{self.data_dir} is not the data directory of a bookie: it has no file VERSION, no index and no entry logs"
             raise NotABookieDirectoryError(message, path=str(self.data_dir))
+        check_not_swapped(self.data, self.journal)
         if self.journal_dir is not None and not (self.journal_dir / "journal").is_dir():
             raise NoJournalHereError(f"there is no journal in {self.journal_dir}", path=str(self.journal_dir))
 

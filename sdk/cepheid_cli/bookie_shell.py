@@ -198,7 +198,9 @@ def entry(
     from cepheid_bookie.directory_report import find_entry
 
     with _stopped(data, journal) as bookie:
-        places = find_entry(bookie, ledger, entry_id)
+        places, problems = find_entry(bookie, ledger, entry_id)
+    for problem in problems:
+        done(f"cepheid: {problem}")
     sound = next((place.entry for place in places if place.entry is not None), None)
     if as_json:
         print_json([_place_view(place) for place in places])
@@ -394,13 +396,17 @@ def rebuild_index(
             async with bookie_records(metadata, data, journal) as (store, records):
                 await rebuild.begin_limbo(records, LedgerIds(store).take)
 
-        report = rebuild.build(asyncio.run(before()), accept_searched=search)
-        if not as_json:
-            print_lines(_rebuild_lines(report, search))
-        if not yes and not typer.confirm("Use this index?"):
+        keys = asyncio.run(before())
+        try:
+            report = rebuild.build(keys, accept_searched=search)
+            if not as_json:
+                print_lines(_rebuild_lines(report, search))
+            if not yes and not typer.confirm("Use this index?"):
+                raise typer.Abort
+            asyncio.run(after())
+        except BaseException:  # also Ctrl-C and Ctrl-D
             rebuild.discard()
-            raise typer.Abort
-        asyncio.run(after())
+            raise
         rebuild.swap()
     if as_json:
         print_json(asdict(report))

@@ -74,6 +74,35 @@ def test_refuses_with_the_exact_reason(data: Found, journal: Found, recorded: Co
     assert ";" in str(caught.value), "and what to do"
 
 
+async def test_with_one_directory_lost_the_bookie_starts_after_the_steps_that_the_refusal_names() -> None:
+    store = MemoryStore(MemoryTree())
+    cookies = MetadataCookies(store, {"data": ("/d",)})
+    machine, journal = Machine(), SimDisk(random.Random(2))
+
+    async def start(data: SimDisk, journal: SimDisk, index: MemoryBlockIndex, *, accept: bool) -> Bookie:
+        index.closed = False
+        return await Bookie.open(
+            IDENTITY,
+            machine.settings,
+            data,
+            index,
+            machine.ports(),
+            journal_disk=journal,
+            cookies=cookies,
+            accept_empty_disk=accept,
+        )
+
+    bookie = await start(machine.disk, journal, machine.index, accept=False)
+    await added(bookie, group_of(7, 0))
+    await bookie.aclose()
+    way_out = "move the contents of the data directory of bookie-1 away .*start.* with --accept-empty-disk"
+    for accept in (False, True):
+        with pytest.raises(CookieError, match=way_out):
+            await start(machine.disk, journal.wiped(), machine.index, accept=accept)
+    await (await start(machine.disk.wiped(), journal.wiped(), MemoryBlockIndex(), accept=True)).aclose()
+    await store.aclose()
+
+
 def test_only_a_stamped_bookie_that_metadata_forgot_is_told_what_to_do_after_a_decommission() -> None:
     def refusal(data: Found, journal: Found) -> str:
         with pytest.raises(CookieError) as caught:

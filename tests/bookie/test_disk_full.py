@@ -91,6 +91,15 @@ async def test_a_low_disk_is_warned_of_before_it_is_full() -> None:
         assert bookie.writable
 
 
+async def test_a_disk_that_others_fill_is_noticed_without_any_traffic() -> None:
+    machine = Machine(settings=small_settings(min_free_data_bytes=512 * KiB))
+    async with machine.bookie() as bookie:
+        assert bookie.writable
+        machine.disk.capacity_bytes = machine.disk.used_bytes() + 400 * KiB
+        await wait_until(lambda: not bookie.writable)
+        assert bookie.statistics().free_data_bytes <= 400 * KiB
+
+
 async def test_a_full_journal_disk_gets_its_space_back_without_any_traffic() -> None:
     """Two marks are saved, and files are kept from the older one on: no add comes that would move both."""
     settings = {"min_free_journal_bytes": 100 * KiB, "space_margin_bytes": 64 * KiB, "write_cache_bytes": MiB}

@@ -180,3 +180,25 @@ async def test_a_bookie_with_a_journal_of_its_own_needs_it_for_the_rebuild(tmp_p
     bookie = await open_bookie(data, store, journal=journal)
     assert sorted((await read_all(bookie, 1, 0, 9))[0]) == list(range(10))
     await bookie.aclose()
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+async def test_swapped_directories_are_refused_and_serve_when_they_are_exchanged(tmp_path: Path, flushed: bool) -> None:
+    store, data, journal, running = MemoryStore(MemoryTree()), tmp_path / "data", tmp_path / "journal", tmp_path / "running"
+    await LedgerIds(store).take()
+    bookie = await open_bookie(running / "data", store, journal=running / "journal")
+    await added(bookie, group_of(1, 0, 10))
+    if flushed:
+        await bookie.checkpoint()
+    for directory in (data, journal):
+        shutil.copytree(running / directory.name, directory)
+    await bookie.aclose()
+    for directory in (data, journal):
+        shutil.copy(running / directory.name / "LIFE", directory)
+    with pytest.raises(CookieError, match=r"directories are swapped: the data directory holds a journal.*exchange --data-dir"):
+        await open_bookie(journal, store, journal=data)
+    with pytest.raises(CookieError, match="directories are swapped"), StoppedBookie(journal, data, to_change=True):
+        pass
+    bookie = await open_bookie(data, store, journal=journal)
+    assert sorted((await read_all(bookie, 1, 0, 9))[0]) == list(range(10))
+    await bookie.aclose()

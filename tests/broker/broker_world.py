@@ -151,7 +151,7 @@ class BrokerWorld:
         self.store = OutageStore(self.tree)
         await tenant_records(self.store).create("public", TenantRecord())
         await namespace_records(self.store).create(("public", "default"), NamespaceRecord())
-        identity, settings = BookieIdentity("bookie-1", "test"), StorageSettings(disk_check_interval_s=0.001)
+        identity, settings = BookieIdentity("bookie-1", "test"), StorageSettings(disk_check_interval_s=0.01)
         self.disk = _FillableDisk(directory)
         bookie = self._bookie = await Bookie.open(identity, settings, self.disk, MemoryBlockIndex(), ports)
         opened.push_async_callback(bookie.aclose)

@@ -342,14 +342,32 @@ def test_garbage_in_a_file_gives_a_named_error_or_a_part_and_never_a_wrong_entry
             assert place["entry"] is None or bytes.fromhex(place["entry"])[36:] == payload_of(ledger_id, entry_id, SIZE)
 
 
+def test_without_an_index_an_entry_is_found_as_long_as_the_journal_has_it(shell: Shell) -> None:
+    shutil.rmtree(shell.data / "index")
+    result = shell("entry", "5", "5", "--bytes")
+    assert result.exit_code == 0
+    assert "journal/0000000000000003.journal" in result.stdout
+    assert "there is no block index in" in result.stderr
+    assert "cepheid bookie-shell rebuild-index" in shell.refusal("entry", "5", "999")
+
+
+def test_without_its_journal_an_entry_is_found_that_an_entry_log_has(shell: Shell) -> None:
+    shutil.rmtree(shell.data / "journal")
+    result = shell("entry", "1", "5")
+    assert result.exit_code == 0
+    assert "entrylog/00000001.log" in result.stdout
+    assert "there is no journal in" in result.stderr
+    assert "name its directory: --journal" in shell.refusal("entry", "5", "5")
+
+
 def test_a_lost_index_is_made_again_and_the_bookie_starts_with_all_its_entries(tmp_path: Path) -> None:
     shell = run_async(_write(tmp_path))
     shutil.copy(shell.data.parent / "running" / "LIFE", shell.data)
     shutil.rmtree(shell.data / "index")
     assert "there is no block index in" in shell.refusal("ledgers")
-    assert "cepheid bookie-shell rebuild-index" in shell.refusal("entry", "1", "0")
-    declined = CliRunner().invoke(app, ["rebuild-index", "--data", str(shell.data), "--metadata", shell.metadata], input="n\n")
-    assert (declined.exit_code, sorted(path.name for path in shell.data.glob("index*"))) == (1, [])
+    for answer in ("n\n", ""):  # no, and Ctrl-D
+        declined = CliRunner().invoke(app, ["rebuild-index", "--data", str(shell.data), "--metadata", shell.metadata], input=answer)
+        assert (declined.exit_code, sorted(path.name for path in shell.data.glob("index*"))) == (1, [])
     result = shell("rebuild-index", "--yes", "--metadata", shell.metadata)
     assert result.exit_code == 0, result.output
     assert "ledgers below 1001 are in limbo" in result.stderr
