@@ -12,6 +12,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from cepheid_cli.app import app
+from cepheid_cli.ledger_source import AdminSource, BookiesReplacedError, NoSuchLedgerHereError
 from cepheid_cli.repair import age_of_list, decommission_lines, status_lines
 from cepheid_metadata.repair_views import report_missing
 from cepheid_metadata.rocks_store import RocksStore
@@ -98,6 +99,19 @@ def test_a_bad_copy_is_made_again(admin: AdminWorld) -> None:
     assert repaired.exit_code == 0
     assert "0 bad or missing" in repaired.stdout
     assert admin.get("/cepheid/v1/repair/short").json() == {"ledgers": [], "next": None}
+
+
+def test_a_repair_that_a_change_of_the_ledger_prevents_is_told_from_other_refusals(admin: AdminWorld) -> None:
+    source = AdminSource(admin.standalone.admin_url)
+    ledger_id = closed_ledger(admin, "changes")
+
+    def repair(ledger_id: int, *bookies: str) -> None:
+        admin.in_thread(lambda: asyncio.run(source.repair(ledger_id, list(bookies))))
+
+    with pytest.raises(NoSuchLedgerHereError, match="ledger 999999 does not exist"):
+        repair(999_999, "bookie-1")
+    with pytest.raises(BookiesReplacedError, match=f"ledger {ledger_id} has no entries on bookie-9"):
+        repair(ledger_id, "bookie-9")
 
 
 def audit(**changes: Any) -> dict[str, Any]:
