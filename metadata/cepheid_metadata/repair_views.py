@@ -29,6 +29,7 @@ from cepheid_metadata.repair_records import (
 from cepheid_metadata.repositories import (
     audit_record,
     auditor_record,
+    decommissioned_bookies,
     draining_bookies,
     ledger_records,
     missing_ledgers,
@@ -111,7 +112,8 @@ async def switch_on(store: MetadataStore) -> None:
 
 
 async def decommission(store: MetadataStore, bookie: str, now_ms: int, ensemble_size: int) -> View:
-    """Begin to move all copies away from a bookie, or return how far that is. `ensemble_size`: of new ledgers.
+    """Begin to move all copies away from a bookie, or return how far that is; also after it has ended. `ensemble_size`: of new
+    ledgers.
 
     Raises UnknownBookieError, and RepairRefusedError when too few bookies would be left for an ensemble.
     """
@@ -121,6 +123,8 @@ async def decommission(store: MetadataStore, bookie: str, now_ms: int, ensemble_
         known, _ = await _bookies(store)
         writable = set(await list_names(store, keys.AVAILABLE_BOOKIES_KEY))
         if bookie not in known:
+            if await decommissioned_bookies(store).exists(bookie):
+                return await decommission_status(store, bookie)
             raise UnknownBookieError(f"there is no bookie {bookie}; known are {', '.join(sorted(known)) or 'none'}", bookie=bookie)
         audit = await audit_record(store).get(None)
         needed = max(ensemble_size, 1 if audit is None else audit.record.largest_ensemble)

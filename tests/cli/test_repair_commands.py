@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from cepheid_cli.app import app
 from cepheid_cli.ledger_source import AdminSource, BookiesReplacedError, NoSuchLedgerHereError
 from cepheid_cli.repair import age_of_list, decommission_lines, status_lines
+from cepheid_metadata import DecommissionedBookie, decommissioned_bookies
 from cepheid_metadata.repair_views import report_missing
 from cepheid_metadata.rocks_store import RocksStore
 from cepheid_ports import Ports
@@ -68,6 +69,14 @@ def test_a_bookie_is_decommissioned_while_it_runs(admin: AdminWorld) -> None:
     assert "ledgers need 3 writable bookies, and 2 would be left" in str(refused.exception)
     assert cepheid(admin, "bookies", "decommission", leaving, "--cancel").exit_code == 0
     assert "drained" not in cepheid(admin, "bookies", "list").stdout
+
+
+def test_a_decommissioning_repeated_after_the_bookie_was_forgotten_says_that_it_is_done(admin: AdminWorld) -> None:
+    record = DecommissionedBookie(bookie_id="bookie-8", incarnation="i", at_ms=0)
+    admin.run(decommissioned_bookies(admin.standalone.broker.store).create("bookie-8", record))
+    said = cepheid(admin, "bookies", "decommission", "bookie-8", "--wait")
+    assert "bookie-8 is decommissioned: nothing names it any more" in said.stdout
+    assert said.exit_code == 0
 
 
 @pytest.mark.parametrize(
