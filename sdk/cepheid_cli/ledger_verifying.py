@@ -84,7 +84,10 @@ async def _repaired(
                 deleted.append(report.ledger_id)
             except BookiesReplacedError:
                 replaced.append(report.ledger_id)
-    if asked:
+    if asked and await source.repair_is_off():
+        done(f"automatic repair is off: {_counted(len(asked), 'ledger is', 'ledgers are')} copied again after `cepheid repair on`")
+        asked = []  # nothing changes until then
+    elif asked:
         done(f"{_counted(len(asked), 'ledger is', 'ledgers are')} copied again from valid replicas")
     deadline = time.monotonic() + wait_s
     waiting = asked

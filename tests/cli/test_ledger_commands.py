@@ -192,6 +192,9 @@ class ChangingSource:
         if self._refused is not None:
             raise self._refused
 
+    async def repair_is_off(self) -> bool:
+        return True
+
     async def one(self, ledger_id: int) -> dict[str, Any]:
         record = self._records.pop(0) if len(self._records) > 1 else self._records[0]
         if record is None:
@@ -296,6 +299,13 @@ def test_a_ledger_that_changed_between_look_and_repair_stops_no_repair(
     source = ChangingSource(before, before, before, after, refused=refused)
     assert verified(monkeypatch, source, bookies_holding("ab", "ac"), before, repair_for_s=0.0) is Verdict.SOUND
     assert capsys.readouterr().out.splitlines()[-1].endswith(last_words)
+
+
+def test_no_repair_is_waited_for_while_repair_is_off(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    ledger, bookies = ledger_on((0, "ab")), bookies_holding("ab", "ab")
+    del bookies["b"].entries[5][5]
+    assert verified(monkeypatch, ChangingSource(ledger), bookies, ledger, repair_for_s=300.0) is Verdict.BAD
+    assert capsys.readouterr().err == "automatic repair is off: 1 ledger is copied again after `cepheid repair on`\n"
 
 
 def test_copies_of_a_bookie_that_did_not_answer_are_neither_bad_nor_lost(
