@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from cepheid_cli.app import app
 from cepheid_cli.ledger_source import AdminSource, BookiesReplacedError, NoSuchLedgerHereError
 from cepheid_cli.repair import age_of_list, decommission_lines, status_lines
-from cepheid_metadata import DecommissionedBookie, decommissioned_bookies
+from cepheid_metadata import BookieCookie, DecommissionedBookie, bookie_cookies, decommissioned_bookies
 from cepheid_metadata.repair_views import report_missing
 from cepheid_metadata.rocks_store import RocksStore
 from cepheid_ports import Ports
@@ -77,6 +77,16 @@ def test_a_decommissioning_repeated_after_the_bookie_was_forgotten_says_that_it_
     said = cepheid(admin, "bookies", "decommission", "bookie-8", "--wait")
     assert "bookie-8 is decommissioned: nothing names it any more" in said.stdout
     assert said.exit_code == 0
+
+
+def test_a_recovery_that_is_asked_for_while_repair_is_off_says_when_it_begins(admin: AdminWorld) -> None:
+    directories: dict[str, tuple[str, ...]] = {"data": ("/data",)}
+    cookie = BookieCookie(layout_version=1, bookie_id="bookie-7", incarnation="i", cluster_id="c", directories=directories)
+    admin.run(bookie_cookies(admin.standalone.broker.store).create("bookie-7", cookie))
+    cepheid(admin, "repair", "off")
+    said = cepheid(admin, "bookies", "recover", "bookie-7").output
+    cepheid(admin, "repair", "on")
+    assert "repair is off: the ledgers of bookie-7 are copied from their other replicas after `cepheid repair on`" in said
 
 
 @pytest.mark.parametrize(
