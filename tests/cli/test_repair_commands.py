@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from cepheid_cli.app import app
 from cepheid_cli.ledger_source import AdminSource, BookiesReplacedError, NoSuchLedgerHereError
 from cepheid_cli.repair import age_of_list, decommission_lines, status_lines
+from cepheid_ledger import LedgerSettings
 from cepheid_metadata import BookieCookie, DecommissionedBookie, bookie_cookies, decommissioned_bookies
 from cepheid_metadata.repair_views import report_missing
 from cepheid_metadata.rocks_store import RocksStore
@@ -87,6 +88,12 @@ def test_a_recovery_that_is_asked_for_while_repair_is_off_says_when_it_begins(ad
     said = cepheid(admin, "bookies", "recover", "bookie-7").output
     cepheid(admin, "repair", "on")
     assert "repair is off: the ledgers of bookie-7 are copied from their other replicas after `cepheid repair on`" in said
+
+
+def test_a_decommissioning_is_refused_when_strict_racks_could_not_be_kept(tmp_path: Path) -> None:
+    with running_admin(tmp_path / "data", bookies=4, ledger=LedgerSettings(strict_racks=True)) as strict:
+        refused = cepheid(strict, "bookies", "decommission", "bookie-1")
+    assert "different racks (ledger.strict_racks), and writable bookies would be left in: no rack" in str(refused.exception)
 
 
 @pytest.mark.parametrize(
