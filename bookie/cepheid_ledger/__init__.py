@@ -34,7 +34,7 @@ from cepheid_ledger.ledger_writer import ClosedLedger, LedgerWriter, WriterPhase
 from cepheid_ledger.master_key import master_key_of
 from cepheid_ledger.metadata_edits import assert_legal_change, bookies_replaced, entries_of, is_finished
 from cepheid_ledger.placement import Placement, RackAwarePlacement
-from cepheid_ledger.rack_spread import PlacementMove, Vacancy, placement_shortfall, repeated_racks
+from cepheid_ledger.rack_spread import PlacementMove, Vacancy, can_separate, placement_shortfall, repeated_racks
 from cepheid_ledger.recovery import FoundEnd
 from cepheid_ledger.settings import LedgerSettings
 from cepheid_ledger.unconfirmed import GroupDone
@@ -83,6 +83,7 @@ __all__ = [
     "assert_legal_change",
     "bookies_of",
     "bookies_replaced",
+    "can_separate",
     "check_end",
     "entries_of",
     "is_entry_gone",

@@ -79,7 +79,10 @@ def plan_repair(
                 elif target is not None:
                     part.moves[position] = target
                 else:
-                    plan.left[bookie] = "no other bookie can take its copies: start more bookies, or free space on their disks"
+                    plan.left[bookie] = (
+                        "no other bookie can take its copies: start more bookies (with ledger.strict_racks in racks without a "
+                        "copy of the same entries), or free space on their disks"
+                    )
         if part.moves or part.checks:
             plan.fragments.append(part)
     return plan

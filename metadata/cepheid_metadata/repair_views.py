@@ -9,8 +9,10 @@ short    {"ledgers": [marks], "next"}
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from cepheid_metadata import keys
@@ -29,6 +31,8 @@ from cepheid_metadata.repair_records import (
 from cepheid_metadata.repositories import (
     audit_record,
     auditor_record,
+    available_bookies,
+    decommissioned_bookies,
     draining_bookies,
     ledger_records,
     missing_ledgers,
@@ -110,10 +114,21 @@ async def switch_on(store: MetadataStore) -> None:
         pass
 
 
-async def decommission(store: MetadataStore, bookie: str, now_ms: int, ensemble_size: int) -> View:
-    """Begin to move all copies away from a bookie, or return how far that is. `ensemble_size`: of new ledgers.
+@dataclass(frozen=True, slots=True)
+class StrictRacks:
+    """What new ledgers need where placement is strict. `suffice`: whether bookies in these racks, one item each, are enough."""
 
-    Raises UnknownBookieError, and RepairRefusedError when too few bookies would be left for an ensemble.
+    write_quorum: int
+    suffice: Callable[[Sequence[str]], bool]
+
+
+async def decommission(
+    store: MetadataStore, bookie: str, now_ms: int, ensemble_size: int, strict_racks: StrictRacks | None = None
+) -> View:
+    """Begin to move all copies away from a bookie, or return how far that is; also after it has ended. `ensemble_size`: of new
+    ledgers. `strict_racks`: None where two copies of an entry may share a rack.
+
+    Raises UnknownBookieError, and RepairRefusedError when too few bookies, or racks, would be left for an ensemble.
     """
     records = draining_bookies(store)
     draining = set(await list_names(store, keys.DRAINING_BOOKIES_KEY))
@@ -121,15 +136,14 @@ async def decommission(store: MetadataStore, bookie: str, now_ms: int, ensemble_
         known, _ = await _bookies(store)
         writable = set(await list_names(store, keys.AVAILABLE_BOOKIES_KEY))
         if bookie not in known:
+            if await decommissioned_bookies(store).exists(bookie):
+                return await decommission_status(store, bookie)
             raise UnknownBookieError(f"there is no bookie {bookie}; known are {', '.join(sorted(known)) or 'none'}", bookie=bookie)
         audit = await audit_record(store).get(None)
         needed = max(ensemble_size, 1 if audit is None else audit.record.largest_ensemble)
         left = sorted(writable - draining - {bookie})
-        if len(left) < needed:
-            message = (
-                f"bookie {bookie} cannot be decommissioned: ledgers need {needed} writable bookies, and {len(left)} would be left "
-                f"({', '.join(left) or 'none'}); start {needed - len(left)} more first"
-            )
+        if lacking := await _lacking(store, left, needed, strict_racks):
+            message = f"bookie {bookie} cannot be decommissioned: {lacking}"
             raise RepairRefusedError(message, bookie=bookie, needed=needed, left=len(left))
         try:
             await records.create(bookie, DrainingBookie(bookie_id=bookie, since_ms=now_ms))
@@ -137,12 +151,34 @@ async def decommission(store: MetadataStore, bookie: str, now_ms: int, ensemble_
             pass  # another operator was quicker
         else:
             others = set(await list_names(store, keys.DRAINING_BOOKIES_KEY))
-            if others - draining != {bookie} and len(writable - others) < needed:  # another bookie was decommissioned meanwhile
-                await records.delete(bookie, None)
-                names = ", ".join(sorted(others - {bookie}))
-                message = f"bookie {bookie} cannot be decommissioned: {names} is, and ledgers need {needed} writable bookies"
-                raise RepairRefusedError(message, bookie=bookie, needed=needed)
+            if others - draining != {bookie}:  # another bookie was decommissioned meanwhile
+                left = sorted(writable - others)
+                if lacking := await _lacking(store, left, needed, strict_racks):
+                    await records.delete(bookie, None)
+                    names = ", ".join(sorted(others - {bookie}))
+                    message = f"bookie {bookie} cannot be decommissioned: {names} is, and {lacking}"
+                    raise RepairRefusedError(message, bookie=bookie, needed=needed, left=len(left))
     return await decommission_status(store, bookie)
+
+
+async def _lacking(store: MetadataStore, left: Sequence[str], needed: int, strict: StrictRacks | None) -> str:
+    """Return what ledgers would lack with only these writable bookies, and what to start; nothing if they are enough."""
+    if len(left) < needed:
+        return (
+            f"ledgers need {needed} writable bookies, and {len(left)} would be left ({', '.join(left) or 'none'}); "
+            f"start {needed - len(left)} more first"
+        )
+    if strict is None:
+        return ""
+    found = await asyncio.gather(*map(available_bookies(store).get, left))
+    racks = [one.record.rack for one in found if one is not None and one.record.rack]
+    if strict.suffice(racks):
+        return ""
+    counts = ", ".join(f"{rack} ({count})" for rack, count in sorted(Counter(racks).items()))
+    return (
+        f"ledgers need the {strict.write_quorum} copies of each entry in different racks (ledger.strict_racks), and writable "
+        f"bookies would be left in: {counts or 'no rack'}; start one in another rack first"
+    )
 
 
 async def cancel_decommission(store: MetadataStore, bookie: str) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import ClassVar
 
 from cepheid_metadata.backup_format import BackupEntry, BackupSummary, backup_entries, check_backup
 from cepheid_ports import CepheidError
-
-_MODE = 0o600  # it holds the passwords of ledgers
 
 
 class BackupFileError(CepheidError):
@@ -24,9 +23,10 @@ async def save_backup(path: Path, pieces: AsyncIterator[bytes]) -> BackupSummary
 
     Raises BackupFileError, BackupDamagedError when the pieces end early, and what `pieces` raises. Leaves no other file behind.
     """
-    partial = path.with_name(f"{path.name}.part")
     try:
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _MODE)
+        # A unique name, because another backup to this path may be running. mkstemp gives mode 0600: it holds passwords of ledgers.
+        descriptor, name = tempfile.mkstemp(prefix=f"{path.name}.", suffix=".part", dir=path.parent)
+        partial = path.with_name(os.path.basename(name))
         try:
             with os.fdopen(descriptor, "wb") as file:
                 async for piece in pieces:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from cepheid.errors import NotFoundError, RefusedError
+from cepheid.errors import NotFoundError, PreconditionError, RefusedError
 from cepheid_cli.client_security import connect_admin
 from cepheid_ports import CepheidError
 
@@ -21,6 +21,10 @@ _PAGE = 1000
 
 class NoSuchLedgerHereError(CepheidError):
     """There is no such ledger, living or deleted."""
+
+
+class BookiesReplacedError(CepheidError):
+    """The ledger has no entries on a bookie whose copies should be repaired: it was replaced since they were verified."""
 
 
 class LedgerSource(Protocol):
@@ -40,7 +44,9 @@ class LedgerSource(Protocol):
     async def bookies(self) -> list[dict[str, Any]]: ...
 
     async def repair(self, ledger_id: int, bookies: list[str]) -> None:
-        """Have the copies on these bookies checked, and made again where they are bad."""
+        """Have the copies on these bookies checked, and made again where they are bad.
+
+        Raises NoSuchLedgerHereError, also for a deleted ledger that can be brought back, and BookiesReplacedError."""
 
     async def is_marked(self, ledger_id: int) -> bool:
         """Return whether the ledger waits for repair."""
@@ -73,8 +79,11 @@ class AdminSource:
         return found
 
     async def repair(self, ledger_id: int, bookies: list[str]) -> None:
-        with _asked_for_a_ledger():
-            self._admin.repair.check_ledger(ledger_id, bookie=bookies)
+        try:
+            with _asked_for_a_ledger():
+                self._admin.repair.check_ledger(ledger_id, bookie=bookies)
+        except PreconditionError as error:
+            raise BookiesReplacedError(str(error.args[0])) from None
 
     async def is_marked(self, ledger_id: int) -> bool:
         page = self._admin.repair.short(above=ledger_id - 1, limit=1)
@@ -132,10 +141,15 @@ class StoreSource:
         return await bookie_views(self._store)
 
     async def repair(self, ledger_id: int, bookies: list[str]) -> None:
-        from cepheid_metadata.repair_views import mark_damaged
+        from cepheid_metadata.repair_views import RepairRefusedError, UnknownLedgerError, mark_damaged
         from cepheid_ports import Ports
 
-        await mark_damaged(self._store, ledger_id, bookies, Ports().wall_ms())
+        try:
+            await mark_damaged(self._store, ledger_id, bookies, Ports().wall_ms())
+        except UnknownLedgerError as error:
+            raise NoSuchLedgerHereError(str(error)) from None
+        except RepairRefusedError as error:
+            raise BookiesReplacedError(str(error)) from None
 
     async def is_marked(self, ledger_id: int) -> bool:
         from cepheid_metadata import repair_marks

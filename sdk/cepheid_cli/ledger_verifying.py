@@ -13,7 +13,7 @@ from typing import Any
 
 from cepheid_cli.admin.common import done, print_json
 from cepheid_cli.ledger_access import BookieReach, bookie_reach, reader_of, record_of
-from cepheid_cli.ledger_source import LedgerSource, NoSuchLedgerHereError
+from cepheid_cli.ledger_source import BookiesReplacedError, LedgerSource, NoSuchLedgerHereError
 from cepheid_ledger.verification import Copy, Finding, LedgerReport, verify_ledger
 
 _REPAIR_POLL_S = 0.5
@@ -41,6 +41,7 @@ async def verify_ledgers(
     `repair_for_s`: have bad copies made again from valid replicas, wait for that at most so long, and verify these ledgers again.
     """
     reports: list[LedgerReport] = []
+    not_repaired = ""
     async with bookie_reach(source) as reach:
         for view in views:
             try:
@@ -51,7 +52,7 @@ async def verify_ledgers(
             if not as_json:
                 _print(report)
         if repair_for_s is not None:
-            reports = await _repaired(source, reports, reach, repair_for_s, as_json=as_json)
+            reports, not_repaired = await _repaired(source, reports, reach, repair_for_s, as_json=as_json)
     if as_json:
         print_json([*map(_plain, reports), *({"damaged": record} for record in damaged)])
     else:
@@ -59,21 +60,34 @@ async def verify_ledgers(
             print(f"ledger {record['ledger_id']}: its record in metadata is damaged, its copies cannot be looked for:")
             print(f"      {record['error']}")
         tail = f"; {_counted(len(damaged), 'record', 'records')} of ledgers damaged" if damaged else ""
-        print(summary(reports) + tail)
+        print(summary(reports) + not_repaired + tail)
     return Verdict.BAD if damaged else verdict_on(reports)
 
 
 async def _repaired(
     source: LedgerSource, reports: Sequence[LedgerReport], reach: BookieReach, wait_s: float, *, as_json: bool
-) -> list[LedgerReport]:
-    """Return the reports after a repair: those of ledgers with bad copies are new."""
+) -> tuple[list[LedgerReport], str]:
+    """Return the reports after a repair, and for the summary which ledgers changed too much to be repaired.
+
+    Reports of ledgers with bad copies are new; those of ledgers that were deleted for good meanwhile are left out.
+    """
     asked: list[int] = []
+    deleted: list[int] = []
+    replaced: list[int] = []
     for report in reports:
         bookies = {finding.bookie for finding in report.findings if finding.ailment is not Copy.UNREADABLE or finding.valid}
         if bookies:
-            await source.repair(report.ledger_id, sorted(bookies))
-            asked.append(report.ledger_id)
-    if asked:
+            try:
+                await source.repair(report.ledger_id, sorted(bookies))
+                asked.append(report.ledger_id)
+            except NoSuchLedgerHereError:
+                deleted.append(report.ledger_id)
+            except BookiesReplacedError:
+                replaced.append(report.ledger_id)
+    if asked and await source.repair_is_off():
+        done(f"automatic repair is off: {_counted(len(asked), 'ledger is', 'ledgers are')} copied again after `cepheid repair on`")
+        asked = []  # nothing changes until then
+    elif asked:
         done(f"{_counted(len(asked), 'ledger is', 'ledgers are')} copied again from valid replicas")
     deadline = time.monotonic() + wait_s
     waiting = asked
@@ -82,13 +96,23 @@ async def _repaired(
         waiting = [ledger_id for ledger_id in waiting if await source.is_marked(ledger_id)]
     if waiting:
         done(f"{_counted(len(waiting), 'ledger is', 'ledgers are')} not repaired yet: cepheid ledgers short says why")
-    after = list(reports)
-    for index, report in enumerate(reports):
-        if report.ledger_id in asked:
-            after[index] = await _verified(source, await source.one(report.ledger_id), reach)
+    again = {*asked, *deleted, *replaced}
+    after: list[LedgerReport] = []
+    for report in reports:
+        if report.ledger_id in again:
+            try:
+                report = await _verified(source, await source.one(report.ledger_id), reach)
+            except NoSuchLedgerHereError:
+                if report.ledger_id not in deleted:
+                    deleted.append(report.ledger_id)
+                continue
             if not as_json:
-                _print(after[index])
-    return after
+                _print(report)
+        after.append(report)
+    text = f"; {_counted(len(deleted), 'ledger', 'ledgers')} deleted meanwhile" if deleted else ""
+    if replaced := [ledger_id for ledger_id in replaced if ledger_id not in deleted]:
+        text += f"; {_counted(len(replaced), 'ledger', 'ledgers')} moved to other bookies meanwhile, and not repaired"
+    return after, text
 
 
 def verdict_on(reports: Sequence[LedgerReport]) -> Verdict:

@@ -158,7 +158,11 @@ def _short_row(mark: dict[str, Any]) -> tuple[str, ...]:
 @bookies_app.command()
 def recover(bookie: Bookie, admin_url: AdminUrl = DEFAULT_URL) -> None:
     """Copy what a bookie that is down held to other bookies now, without waiting for its grace period."""
-    connect_admin(admin_url).bookies.recover(bookie)
+    admin = connect_admin(admin_url)
+    admin.bookies.recover(bookie)
+    if admin.repair.status()["off"] is not None:
+        done(f"automatic repair is off: the ledgers of {bookie} are copied from their other replicas after `cepheid repair on`")
+        return
     done(f"the ledgers of {bookie} are copied from their other replicas now: cepheid repair status")
 
 

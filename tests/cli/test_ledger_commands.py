@@ -15,7 +15,7 @@ import cepheid_cli
 from cepheid_cli import ledger_verifying
 from cepheid_cli.app import app
 from cepheid_cli.ledger_reading import lines_of
-from cepheid_cli.ledger_source import LedgerSource, NoSuchLedgerHereError
+from cepheid_cli.ledger_source import BookiesReplacedError, LedgerSource, NoSuchLedgerHereError
 from cepheid_cli.ledger_verifying import Verdict, cure, summary, verdict_on
 from cepheid_ledger.verification import Copy, Finding, LedgerReport
 from cepheid_metadata import ClusterNotFoundedError, Fragment, LedgerMetadata, LedgerState
@@ -182,10 +182,18 @@ def test_bytes_that_are_no_message_are_shown_as_that() -> None:
 
 
 class ChangingSource:
-    """Answers `one` with the next of its records; None: it is gone."""
+    """Answers `one` with the next of its records; None: it is gone. `refused`: what a repair raises."""
 
-    def __init__(self, *records: LedgerMetadata | None) -> None:
+    def __init__(self, *records: LedgerMetadata | None, refused: CepheidError | None = None) -> None:
         self._records = list(records)
+        self._refused = refused
+
+    async def repair(self, ledger_id: int, bookies: list[str]) -> None:
+        if self._refused is not None:
+            raise self._refused
+
+    async def repair_is_off(self) -> bool:
+        return True
 
     async def one(self, ledger_id: int) -> dict[str, Any]:
         record = self._records.pop(0) if len(self._records) > 1 else self._records[0]
@@ -210,7 +218,11 @@ def ledger_on(*fragments: tuple[int, str], last: int = 5) -> LedgerMetadata:
 
 
 def verified(
-    monkeypatch: pytest.MonkeyPatch, source: ChangingSource, bookies: dict[str, MemoryBookie], listed: LedgerMetadata
+    monkeypatch: pytest.MonkeyPatch,
+    source: ChangingSource,
+    bookies: dict[str, MemoryBookie],
+    listed: LedgerMetadata,
+    repair_for_s: float | None = None,
 ) -> Verdict:
     class Reach:
         def get(self, name: str) -> BookieConnection:
@@ -222,7 +234,8 @@ def verified(
 
     monkeypatch.setattr(ledger_verifying, "bookie_reach", reach_of)
     view = {"ledger": listed.model_dump(mode="json")}
-    return run_async(ledger_verifying.verify_ledgers(cast(LedgerSource, source), [view], [], as_json=False))
+    verify = ledger_verifying.verify_ledgers
+    return run_async(verify(cast(LedgerSource, source), [view], [], as_json=False, repair_for_s=repair_for_s))
 
 
 def bookies_holding(first: str, then: str) -> dict[str, MemoryBookie]:
@@ -261,6 +274,38 @@ def test_a_ledger_that_went_for_good_since_the_listing_is_no_loss(
         assert verified(monkeypatch, source, bookies, listed) is Verdict.SOUND, capsys.readouterr().out
     assert "0 ledgers" in capsys.readouterr().out
     assert verified(monkeypatch, ChangingSource(listed), bookies, listed) is Verdict.BAD  # one that is still there lost them
+
+
+@pytest.mark.parametrize(
+    ("after", "refused", "last_words"),
+    [
+        (None, NoSuchLedgerHereError("gone"), "0 entries without a valid copy; 1 ledger deleted meanwhile"),
+        (
+            ledger_on((0, "ab"), (3, "ac")),
+            BookiesReplacedError("no entries on b"),
+            "0 entries without a valid copy; 1 ledger moved to other bookies meanwhile, and not repaired",
+        ),
+    ],
+    ids=["deleted", "moved"],
+)
+def test_a_ledger_that_changed_between_look_and_repair_stops_no_repair(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    after: LedgerMetadata | None,
+    refused: CepheidError,
+    last_words: str,
+) -> None:
+    before = ledger_on((0, "ab"))
+    source = ChangingSource(before, before, before, after, refused=refused)
+    assert verified(monkeypatch, source, bookies_holding("ab", "ac"), before, repair_for_s=0.0) is Verdict.SOUND
+    assert capsys.readouterr().out.splitlines()[-1].endswith(last_words)
+
+
+def test_no_repair_is_waited_for_while_repair_is_off(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    ledger, bookies = ledger_on((0, "ab")), bookies_holding("ab", "ab")
+    del bookies["b"].entries[5][5]
+    assert verified(monkeypatch, ChangingSource(ledger), bookies, ledger, repair_for_s=300.0) is Verdict.BAD
+    assert capsys.readouterr().err == "automatic repair is off: 1 ledger is copied again after `cepheid repair on`\n"
 
 
 def test_copies_of_a_bookie_that_did_not_answer_are_neither_bad_nor_lost(

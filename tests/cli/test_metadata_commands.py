@@ -45,6 +45,18 @@ async def test_a_file_gets_its_name_when_it_is_complete_and_only_its_owner_reads
     assert file.read_bytes() == before, "the older backup stays"
 
 
+async def test_a_backup_that_begins_while_another_one_writes_disturbs_neither(tmp_path: Path) -> None:
+    file = tmp_path / "metadata.backup"
+
+    async def with_another_one_in_it() -> AsyncIterator[bytes]:
+        async for piece in pieces():
+            yield piece
+            await save_backup(file, pieces())
+
+    assert await save_backup(file, with_another_one_in_it()) == check_file(file)
+    assert os.listdir(tmp_path) == ["metadata.backup"]
+
+
 async def test_a_file_that_cannot_be_written_or_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(BackupFileError, match=r"cannot be written to .*nowhere/file: No such file"):
         await save_backup(tmp_path / "nowhere" / "file", pieces())

@@ -12,7 +12,10 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from cepheid_cli.app import app
+from cepheid_cli.ledger_source import AdminSource, BookiesReplacedError, NoSuchLedgerHereError
 from cepheid_cli.repair import age_of_list, decommission_lines, status_lines
+from cepheid_ledger import LedgerSettings
+from cepheid_metadata import BookieCookie, DecommissionedBookie, bookie_cookies, decommissioned_bookies
 from cepheid_metadata.repair_views import report_missing
 from cepheid_metadata.rocks_store import RocksStore
 from cepheid_ports import Ports
@@ -69,6 +72,30 @@ def test_a_bookie_is_decommissioned_while_it_runs(admin: AdminWorld) -> None:
     assert "drained" not in cepheid(admin, "bookies", "list").stdout
 
 
+def test_a_decommissioning_repeated_after_the_bookie_was_forgotten_says_that_it_is_done(admin: AdminWorld) -> None:
+    record = DecommissionedBookie(bookie_id="bookie-8", incarnation="i", at_ms=0)
+    admin.run(decommissioned_bookies(admin.standalone.broker.store).create("bookie-8", record))
+    said = cepheid(admin, "bookies", "decommission", "bookie-8", "--wait")
+    assert "bookie-8 is decommissioned: nothing names it any more" in said.stdout
+    assert said.exit_code == 0
+
+
+def test_a_recovery_that_is_asked_for_while_repair_is_off_says_when_it_begins(admin: AdminWorld) -> None:
+    directories: dict[str, tuple[str, ...]] = {"data": ("/data",)}
+    cookie = BookieCookie(layout_version=1, bookie_id="bookie-7", incarnation="i", cluster_id="c", directories=directories)
+    admin.run(bookie_cookies(admin.standalone.broker.store).create("bookie-7", cookie))
+    cepheid(admin, "repair", "off")
+    said = cepheid(admin, "bookies", "recover", "bookie-7").output
+    cepheid(admin, "repair", "on")
+    assert "repair is off: the ledgers of bookie-7 are copied from their other replicas after `cepheid repair on`" in said
+
+
+def test_a_decommissioning_is_refused_when_strict_racks_could_not_be_kept(tmp_path: Path) -> None:
+    with running_admin(tmp_path / "data", bookies=4, ledger=LedgerSettings(strict_racks=True)) as strict:
+        refused = cepheid(strict, "bookies", "decommission", "bookie-1")
+    assert "different racks (ledger.strict_racks), and writable bookies would be left in: no rack" in str(refused.exception)
+
+
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
@@ -79,7 +106,9 @@ def test_a_bookie_is_decommissioned_while_it_runs(admin: AdminWorld) -> None:
     ],
 )
 def test_what_cannot_be_done_is_refused_with_the_reason(admin: AdminWorld, words: tuple[str, ...], reason: str) -> None:
-    assert reason in str(cepheid(admin, *words).exception)
+    said = str(cepheid(admin, *words).exception)
+    assert reason in said
+    assert "topic" not in said
 
 
 def test_a_bad_copy_is_made_again(admin: AdminWorld) -> None:
@@ -98,6 +127,19 @@ def test_a_bad_copy_is_made_again(admin: AdminWorld) -> None:
     assert repaired.exit_code == 0
     assert "0 bad or missing" in repaired.stdout
     assert admin.get("/cepheid/v1/repair/short").json() == {"ledgers": [], "next": None}
+
+
+def test_a_repair_that_a_change_of_the_ledger_prevents_is_told_from_other_refusals(admin: AdminWorld) -> None:
+    source = AdminSource(admin.standalone.admin_url)
+    ledger_id = closed_ledger(admin, "changes")
+
+    def repair(ledger_id: int, *bookies: str) -> None:
+        admin.in_thread(lambda: asyncio.run(source.repair(ledger_id, list(bookies))))
+
+    with pytest.raises(NoSuchLedgerHereError, match="ledger 999999 does not exist"):
+        repair(999_999, "bookie-1")
+    with pytest.raises(BookiesReplacedError, match=f"ledger {ledger_id} has no entries on bookie-9"):
+        repair(ledger_id, "bookie-9")
 
 
 def audit(**changes: Any) -> dict[str, Any]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
 
+from cepheid_ledger import can_separate
 from cepheid_metadata import (
     BookieRegistration,
     EntryRun,
@@ -23,6 +25,7 @@ from cepheid_metadata import (
 )
 from cepheid_metadata.repair_views import (
     RepairRefusedError,
+    StrictRacks,
     cancel_decommission,
     damaged_entries,
     decommission,
@@ -549,6 +552,18 @@ async def test_bookies_that_take_no_copies_do_not_count_when_one_is_decommission
             await registrations.create(name, BookieRegistration(bookie_id=name, incarnation="i", addresses={}))
         with pytest.raises(RepairRefusedError, match=r"need 3 writable bookies, and 2 would be left \(b, c\); start 1 more"):
             await decommission(world.store, "d", 0, 3)
+
+
+async def test_a_decommissioning_that_leaves_too_few_racks_for_strict_placement_is_refused() -> None:
+    async with repair_world(*"abcd", settings=_IDLE) as world:
+        for name, rack in {"a": "1", "b": "2", "c": "3", "d": "3"}.items():
+            registration = BookieRegistration(bookie_id=name, incarnation="i", addresses={}, rack=rack)
+            await available_bookies(world.store).create(name, registration)
+        strict = StrictRacks(3, partial(can_separate, size=3, write_quorum=3))
+        with pytest.raises(RepairRefusedError, match=r"3 copies .* different racks .* would be left in: 2 \(1\), 3 \(2\); start"):
+            await decommission(world.store, "a", 0, 3, strict)
+        assert await draining_bookies(world.store).get("a") is None
+        assert (await decommission(world.store, "d", 0, 3, strict))["state"] == "draining"
 
 
 async def test_a_decommissioning_says_that_repair_is_off() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable
+from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Any, TypeVar
 
@@ -12,6 +13,7 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from cepheid_broker.admin.context import AdminContext
 from cepheid_broker.admin.errors import NotFoundError, PreconditionError
 from cepheid_broker.admin.raw_path import decode_once
+from cepheid_ledger import can_separate
 from cepheid_metadata import keys, repair_views
 
 log = logging.getLogger(__name__)
@@ -65,11 +67,16 @@ def repair(context: AdminContext) -> APIRouter:
 
     @router.put("/bookies/{bookie}/decommission")
     async def decommission(bookie: str, request: Request) -> dict[str, Any]:
-        """Moves all copies of this bookie to others; answers how far that is. 412 when too few bookies would be left"""
+        """Moves all copies of this bookie to others; answers how far that is. 412 when too few bookies or racks would be left"""
         name = decode_once(bookie)
         note("admin.decommission", request, bookie=name)
-        ensemble = context.broker.ledger_config.ensemble_size
-        return await _asked(repair_views.decommission(context.store, name, context.broker.ports.wall_ms(), ensemble))
+        config = context.broker.ledger_config
+        strict = None
+        if context.broker.settings.ledger.strict_racks:
+            suffice = partial(can_separate, size=config.ensemble_size, write_quorum=config.write_quorum)
+            strict = repair_views.StrictRacks(config.write_quorum, suffice)
+        now_ms = context.broker.ports.wall_ms()
+        return await _asked(repair_views.decommission(context.store, name, now_ms, config.ensemble_size, strict))
 
     @router.get("/bookies/{bookie}/decommission")
     async def decommission_status(bookie: str) -> dict[str, Any]:

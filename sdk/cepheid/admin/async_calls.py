@@ -60,8 +60,8 @@ class Bookies:
         await self._calls.call("DELETE", f"/cepheid/v1/bookies/{segment(bookie)}/decommission")
 
     async def decommission(self, bookie: str) -> dict[str, Any]:
-        """Moves all copies of this bookie to others; answers how far that is. 412 when too few bookies would be left.
-        `PUT /cepheid/v1/bookies/{bookie}/decommission`.
+        """Moves all copies of this bookie to others; answers how far that is. 412 when too few bookies or racks would be
+        left. `PUT /cepheid/v1/bookies/{bookie}/decommission`.
         """
         found: dict[str, Any] = await self._calls.call("PUT", f"/cepheid/v1/bookies/{segment(bookie)}/decommission")
         return found

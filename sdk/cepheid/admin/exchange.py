@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import quote, urlencode, urlsplit
 
 from cepheid.errors import ConflictError, ConnectError, NotAllowedError, NotFoundError, PreconditionError, RefusedError, UsageError
@@ -33,6 +33,21 @@ _BY_STATUS: dict[int, type[RefusedError]] = {
     HTTPStatus.PRECONDITION_FAILED: PreconditionError,
     HTTPStatus.NOT_IMPLEMENTED: NotAllowedError,
 }
+
+
+_TOPIC_PATHS = (
+    "/admin/v2/persistent/",
+    "/admin/v2/non-persistent/",
+    "/admin/v2/schemas/",
+    "/lookup/v2/topic/",
+    "/cepheid/v1/topics/",
+)
+
+
+class UnknownNameError(NotFoundError):
+    """What an admin call names does not exist: a bookie, a ledger, a namespace, anything but a topic. The message says which."""
+
+    hint: ClassVar[str] = "check the name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +158,8 @@ def check_status(ask: Ask, answer: Answer) -> None:
         phrase = "no reason given"
     reason = _reason(answer.content) or phrase
     kind = _BY_STATUS.get(answer.status, RefusedError)
+    if kind is NotFoundError and not ask.target.startswith(_TOPIC_PATHS):
+        kind = UnknownNameError
     raise kind(f"{reason} ({ask.method} {ask.target}: {answer.status})", status=answer.status)
 
 
