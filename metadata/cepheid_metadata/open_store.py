@@ -36,6 +36,12 @@ class StoreUrlError(MetadataError):
     hint: ClassVar[str] = "zk://host:port[,host:port…][/root] or rocksdb:///path; credentials go into " + AUTH_VARIABLE
 
 
+class NoSuchStoreError(MetadataError):
+    """There is no metadata store in the directory that a URL names."""
+
+    hint: ClassVar[str] = "check the path: a standalone server has its store in DATA_DIR/metadata"
+
+
 async def open_store(
     url: str,
     ports: Ports,
@@ -45,15 +51,19 @@ async def open_store(
     auth: str | None = None,
     private: bool = True,
     tls: ClientTls | None = None,
+    must_exist: bool = False,
 ) -> MetadataStore:
     """`auth`: "digest:user:password", else from the environment. `private`: what is created is for that user alone. `tls`: for
-    zks://, else from the environment, whose files for ZooKeeper alone count more (`ClientTls.of_metadata`).
+    zks://, else from the environment, whose files for ZooKeeper alone count more (`ClientTls.of_metadata`). `must_exist`: do not
+    create a RocksDB store where there is none.
 
-    Raises StoreUrlError; StoreOpenError, which names the place; SecurityConfigurationError.
+    Raises StoreUrlError; NoSuchStoreError; StoreOpenError, which names the place; SecurityConfigurationError.
     """
     scheme, _, rest = url.partition(":")
     if scheme == "rocksdb":
         directory = _rocksdb_directory(rest)
+        if must_exist and _holds_no_store(directory):
+            raise NoSuchStoreError(f"there is no metadata store in {directory}", directory=str(directory))
         from cepheid_metadata.rocks_store import RocksStore
 
         return await RocksStore.open(directory, ports)
@@ -129,6 +139,16 @@ def _rocksdb_directory(rest: str) -> Path:
     if not rest.strip("/"):
         raise StoreUrlError("a RocksDB URL names a directory")
     return Path(rest)
+
+
+def _holds_no_store(directory: Path) -> bool:
+    try:
+        (directory / "CURRENT").stat()  # every RocksDB has this file
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        pass  # it cannot be told; opening it names the reason
+    return False
 
 
 def _digest(auth: str, private: bool) -> Digest | None:

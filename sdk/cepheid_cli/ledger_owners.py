@@ -87,7 +87,7 @@ async def bookie_records(
     directories: dict[str, tuple[str, ...]] = {"data": (str(data_dir),)}
     if journal_dir is not None:
         directories["journal"] = (str(journal_dir),)
-    store = await open_store(metadata_url, Ports())
+    store = await open_store(metadata_url, Ports(), must_exist=True)
     try:
         await require_cluster(store)
         yield store, MetadataCookies(store, directories)

@@ -178,7 +178,7 @@ async def ledger_source(admin_url: str, metadata_url: str | None) -> AsyncIterat
     from cepheid_metadata.open_store import open_store
     from cepheid_ports import Ports
 
-    store = await open_store(metadata_url, Ports())
+    store = await open_store(metadata_url, Ports(), must_exist=True)
     try:
         await require_cluster(store)  # an empty listing would look as if all was gone
         yield StoreSource(store)

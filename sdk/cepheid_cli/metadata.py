@@ -83,7 +83,7 @@ def restore(
     summary = check_file(file)
 
     async def main() -> None:
-        async with opened(metadata) as store:
+        async with opened(metadata, must_exist=False) as store:
             await restore_metadata(store, summary, entries_of(file), Ports())
 
     asyncio.run(main())
@@ -199,11 +199,11 @@ async def _confirm(store: MetadataStore) -> None:
 
 
 @asynccontextmanager
-async def opened(url: str) -> AsyncIterator[MetadataStore]:
+async def opened(url: str, *, must_exist: bool = True) -> AsyncIterator[MetadataStore]:
     from cepheid_metadata.open_store import open_store
     from cepheid_ports import Ports
 
-    store = await open_store(url, Ports())
+    store = await open_store(url, Ports(), must_exist=must_exist)
     try:
         yield store
     finally:

@@ -356,7 +356,7 @@ async def _opened_store(url: str) -> AsyncIterator[MetadataStore]:
     from cepheid_metadata.open_store import open_store
     from cepheid_ports import Ports
 
-    store = await open_store(url, Ports())
+    store = await open_store(url, Ports(), must_exist=True)
     try:
         yield store
     finally:

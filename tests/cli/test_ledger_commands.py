@@ -19,7 +19,8 @@ from cepheid_cli.ledger_source import BookiesReplacedError, LedgerSource, NoSuch
 from cepheid_cli.ledger_verifying import Verdict, cure, summary, verdict_on
 from cepheid_ledger.verification import Copy, Finding, LedgerReport
 from cepheid_metadata import ClusterNotFoundedError, Fragment, LedgerMetadata, LedgerState
-from cepheid_ports import CepheidError
+from cepheid_metadata.rocks_store import RocksStore
+from cepheid_ports import CepheidError, Ports
 from cepheid_rpc import BookieConnection, encode_group
 from cepheid_testkit import ProcessCluster
 from cepheid_wire import encode_tail
@@ -360,8 +361,12 @@ def test_what_cannot_be_is_refused(cepheid: Commands, words: tuple[str, ...]) ->
 
 
 def test_a_store_without_a_cluster_shows_no_empty_list(tmp_path: Path) -> None:
+    async def create_empty() -> None:
+        await (await RocksStore.open(tmp_path / "empty", Ports())).aclose()
+
+    run_async(create_empty())
     for command in ("ledgers", "bookies"):
-        result = CliRunner().invoke(app, [command, "list", "--metadata", f"rocksdb://{tmp_path}/typo"])
+        result = CliRunner().invoke(app, [command, "list", "--metadata", f"rocksdb://{tmp_path}/empty"])
         assert isinstance(result.exception, ClusterNotFoundedError), result.output
 
 

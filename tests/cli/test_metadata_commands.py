@@ -64,6 +64,13 @@ async def test_a_file_that_cannot_be_written_or_read_is_named(tmp_path: Path) ->
         check_file(tmp_path / "file")
 
 
+def test_a_backup_of_a_store_that_does_not_exist_creates_none(tmp_path: Path) -> None:
+    words = ["metadata", "backup", str(tmp_path / "file"), "--metadata", f"rocksdb:{tmp_path / 'typo' / 'metadata'}"]
+    with pytest.raises(CepheidError, match=r"there is no metadata store in .*/typo/metadata"):
+        CliRunner().invoke(app, words, catch_exceptions=False)
+    assert os.listdir(tmp_path) == []
+
+
 def test_a_backup_is_restored_into_an_embedded_store_once(tmp_path: Path) -> None:
     file, url = tmp_path / "file", f"rocksdb:{tmp_path / 'metadata'}"
     asyncio.run(save_backup(file, pieces()))
