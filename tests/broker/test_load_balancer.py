@@ -282,7 +282,7 @@ async def test_a_move_that_outlasts_its_call_counts_as_moved() -> None:
             raise PeerSilentError("planted: timeout")
 
         found.move = move  # type: ignore[method-assign]
-        await wait_until(lambda: len(first.ownership.owned_bundles()) == 2)
+        await wait_until(lambda: len(moving) == 2)
         rounds = leader._rounds
         await wait_until(lambda: leader._rounds > rounds + 5)
         assert (len(moving), leader.refused) == (2, 0)

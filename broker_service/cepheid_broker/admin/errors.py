@@ -39,6 +39,7 @@ from cepheid_broker.ownership import (
     BundleSplitError,
     DestinationRefusedError,
     NotOwnerError,
+    PeerSilentError,
     PeerUnreachableError,
     RemoteRefusedError,
     SplitRefusedError,
@@ -142,6 +143,7 @@ HTTP_STATUSES: dict[type[CepheidError], HTTPStatus] = {
     NotOwnerError: HTTPStatus.SERVICE_UNAVAILABLE,  # where its owner has no admin address: else the caller is sent there (app.py)
     BundleSplitError: HTTPStatus.SERVICE_UNAVAILABLE,
     PeerUnreachableError: HTTPStatus.SERVICE_UNAVAILABLE,
+    PeerSilentError: HTTPStatus.SERVICE_UNAVAILABLE,
     RemoteRefusedError: HTTPStatus.BAD_GATEWAY,  # with a status that we do not know: else that
     ProducerBusyError: HTTPStatus.PRECONDITION_FAILED,
     TopicHeldError: HTTPStatus.PRECONDITION_FAILED,
