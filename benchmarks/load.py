@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from benchmarks.raw_client import Connection, Publisher, RefusedError
+from benchmarks.raw_client import Connection, Publisher, RefusedError, open_connection, open_publisher
 
 T = TypeVar("T")
 
@@ -195,3 +195,44 @@ async def run_paced(sender: PacedSender, arrivals: Arrivals, failed: asyncio.Fut
             raise sender.error
         if time.perf_counter() > deadline:
             raise RefusedError(f"{arrivals.count} of {sender.entries} entries arrived within {limit_s} s")
+
+
+class SteadyLoad:
+    """One producer that publishes at a steady rate while something else is done; then the latencies of any span of that time.
+
+    Times are those of `time.perf_counter`.
+    """
+
+    def __init__(self, connection: Connection, publisher: Publisher, rate_per_s: float) -> None:
+        self._connection = connection
+        self._rate_per_s = rate_per_s
+        self._sender = PacedSender(connection, publisher, rate_per_s, 24 * 3600)  # until it is stopped
+        self._arrivals = Arrivals()
+        self._latencies_s: list[float] = []
+        connection.on_receipts = self._arrivals.on_arrived
+
+    @classmethod
+    async def start(cls, url: str, topic: str, *, rate_per_s: float, entry_bytes: int) -> SteadyLoad:
+        connection = await open_connection(url, topic)
+        load = cls(connection, await open_publisher(connection, topic, bytes(entry_bytes)), rate_per_s)
+        load._sender.start()
+        return load
+
+    async def go_on(self, seconds: float) -> None:
+        """Raise RefusedError when the server ends the connection."""
+        await run_unless_failed(self._connection.failed, seconds)
+
+    async def finish(self, linger_s: float = 1.0) -> None:
+        """Stop after `linger_s`, and wait as long for the last answers. Raises RefusedError."""
+        await self.go_on(linger_s)
+        self._sender.stop()
+        await self.go_on(linger_s)
+        self._connection.close()
+        if self._sender.error is not None:
+            raise RefusedError(f"the load ended: {self._sender.error}")
+        self._latencies_s = self._arrivals.latencies_s(self._sender, skip=0)
+
+    def latencies_s(self, since: float, until: float) -> list[float]:
+        """Return those of the entries that were due between these times. Call `finish` first."""
+        first, last = (max(0, int((at - self._sender.started) * self._rate_per_s)) for at in (since, until))
+        return self._latencies_s[first:last]

@@ -14,9 +14,7 @@ import time
 from benchmarks import cluster as clusters
 from benchmarks import load
 from benchmarks.cluster import Cluster
-from benchmarks.raw_client import open_connection, open_publisher
 from benchmarks.report import latency_figures, print_line
-from benchmarks.server import ServerFailedError
 
 WARMUP_S = 2.0
 PERIOD_S = 0.01
@@ -38,13 +36,8 @@ def start_burner(share: float) -> subprocess.Popen[bytes]:
 
 async def publish(cluster: Cluster, topic: str, arguments: argparse.Namespace) -> tuple[list[float], list[float], float]:
     """Return the latencies alone and beside the burner, in seconds, and how many cores the cluster used alone."""
-    connection = await open_connection(cluster.url, topic)
-    publisher = await open_publisher(connection, topic, bytes(arguments.publish_bytes))
-    sender = load.PacedSender(connection, publisher, arguments.rate, 24 * 3600)  # until it is stopped
-    arrivals = load.Arrivals()
-    connection.on_receipts = arrivals.on_arrived
-    sender.start()
-    await load.run_unless_failed(connection.failed, WARMUP_S)
+    publishing = await load.SteadyLoad.start(cluster.url, topic, rate_per_s=arguments.rate, entry_bytes=arguments.publish_bytes)
+    await publishing.go_on(WARMUP_S)
 
     def used_s() -> float:
         return sum(map(cluster.cpu_of_s, cluster.processes.names()))
@@ -52,30 +45,22 @@ async def publish(cluster: Cluster, topic: str, arguments: argparse.Namespace) -
     spans: list[tuple[float, float]] = []
     used_alone_s = 0.0
     for _ in range(arguments.rounds):
-        used_before_s = used_s()
-        alone_at = time.perf_counter()
-        await load.run_unless_failed(connection.failed, arguments.seconds)
+        used_before_s, alone_at = used_s(), time.perf_counter()
+        await publishing.go_on(arguments.seconds)
         used_alone_s += used_s() - used_before_s
         burner = start_burner(arguments.share)
         try:
             beside_at = time.perf_counter()
-            await load.run_unless_failed(connection.failed, arguments.seconds)
+            await publishing.go_on(arguments.seconds)
         finally:
             burner.kill()
             burner.wait()
-        spans.append((alone_at - sender.started, beside_at - sender.started))
-    sender.stop()
-    await load.run_unless_failed(connection.failed, 1.0)
-    connection.close()
-    if sender.error is not None:
-        raise ServerFailedError(f"the load ended: {sender.error}")
-    latencies = arrivals.latencies_s(sender, skip=0)
-
-    def due_from(at_s: float) -> list[float]:
-        return latencies[int(at_s * arguments.rate) : int((at_s + arguments.seconds) * arguments.rate)]
-
-    alone = [latency for alone_at, _ in spans for latency in due_from(alone_at)]
-    beside = [latency for _, beside_at in spans for latency in due_from(beside_at)]
+        spans.append((alone_at, beside_at))
+    await publishing.finish()
+    alone, beside = (
+        [latency for span in spans for latency in publishing.latencies_s(span[side], span[side] + arguments.seconds)]
+        for side in (0, 1)
+    )
     return alone, beside, used_alone_s / (arguments.rounds * arguments.seconds)
 
 

@@ -15,7 +15,7 @@ import time
 
 from benchmarks import load
 from benchmarks.catch_up import fill
-from benchmarks.raw_client import open_connection, open_counter, open_publisher
+from benchmarks.raw_client import open_connection, open_counter
 from benchmarks.report import percentile, print_line
 from benchmarks.scheduling import enter_class
 from benchmarks.server import Server, ServerFailedError, add_arguments
@@ -26,29 +26,14 @@ PERMITS = 1000  # as the official clients' receiver queue
 async def publish_round(server: Server, old_topic: str, arguments: argparse.Namespace) -> tuple[float, float, float]:
     """Return the p99 without and beside the consumer in seconds, and the entries per second that the consumer got."""
     topic = server.topic("beside-catch-up")
-    connection = await open_connection(server.url, topic)
-    publisher = await open_publisher(connection, topic, bytes(arguments.publish_bytes))
-    sender = load.PacedSender(connection, publisher, arguments.rate, 24 * 3600)  # until it is stopped
-    arrivals = load.Arrivals()
-    connection.on_receipts = arrivals.on_arrived
-    sender.start()
-    await load.run_unless_failed(connection.failed, 1.0 + arguments.seconds)
+    publishing = await load.SteadyLoad.start(server.url, topic, rate_per_s=arguments.rate, entry_bytes=arguments.publish_bytes)
+    await publishing.go_on(1.0 + arguments.seconds)
     without_until = time.perf_counter()
     entries_per_s = await asyncio.get_running_loop().run_in_executor(None, run_consumer, server.url, old_topic, arguments)
     beside_until = time.perf_counter()
-    await load.run_unless_failed(connection.failed, 1.0)
-    sender.stop()
-    await load.run_unless_failed(connection.failed, 1.0)
-    connection.close()
-    if sender.error is not None:
-        raise ServerFailedError(f"the load ended: {sender.error}")
-    latencies_s = arrivals.latencies_s(sender, skip=0)
-
-    def p99_until(until: float) -> float:
-        first, last = (int((at - sender.started) * arguments.rate) for at in (until - arguments.seconds, until))
-        return percentile(latencies_s[first:last], 0.99)
-
-    return p99_until(without_until), p99_until(beside_until), entries_per_s
+    await publishing.finish()
+    without, beside = (publishing.latencies_s(until - arguments.seconds, until) for until in (without_until, beside_until))
+    return percentile(without, 0.99), percentile(beside, 0.99), entries_per_s
 
 
 def run_consumer(url: str, topic: str, arguments: argparse.Namespace) -> float:

@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from benchmarks import cluster as clusters
 from benchmarks import load
 from benchmarks.cluster import Cluster
-from benchmarks.raw_client import open_connection, open_publisher
 from benchmarks.repair_cluster import HERE, LedgerShape, load_average, shape_of, wait_idle, write_ledgers_on
 from benchmarks.report import percentile, print_line
 from benchmarks.scheduling import CLASSES
@@ -78,32 +77,15 @@ async def publish_round(
     cluster: Cluster, topic: str, ledger_ids: Sequence[int], arguments: argparse.Namespace
 ) -> tuple[list[float], list[float], float]:
     """Return the latencies without and beside readers, in seconds, and the rate of the drain in MB/s."""
-    loop = asyncio.get_running_loop()
-    connection = await open_connection(cluster.url, topic)
-    publisher = await open_publisher(connection, topic, bytes(arguments.publish_bytes))
-    sender = load.PacedSender(connection, publisher, arguments.rate, 24 * 3600)  # until it is stopped
-    arrivals = load.Arrivals()
-    connection.on_receipts = arrivals.on_arrived
-    sender.start()
-    await load.run_unless_failed(connection.failed, WARMUP_S + arguments.seconds)
+    publishing = await load.SteadyLoad.start(cluster.url, topic, rate_per_s=arguments.rate, entry_bytes=arguments.publish_bytes)
+    await publishing.go_on(WARMUP_S + arguments.seconds)
     began_at = time.perf_counter()
     drain = Drain(cluster, arguments, ledger_ids)
-    drained = await loop.run_in_executor(None, drain.wait, arguments.limit_s)
+    drained = await asyncio.get_running_loop().run_in_executor(None, drain.wait, arguments.limit_s)
     ended_at = time.perf_counter()
-    await load.run_unless_failed(connection.failed, 1.0)
-    sender.stop()
-    await load.run_unless_failed(connection.failed, 1.0)
-    connection.close()
-    if sender.error is not None:
-        raise ServerFailedError(f"the load ended: {sender.error}")
-    latencies = arrivals.latencies_s(sender, skip=0)
-
-    def due_between(first_s: float, last_s: float) -> list[float]:
-        first, last = (max(0, int((at_s - sender.started) * arguments.rate)) for at_s in (first_s, last_s))
-        return latencies[first:last]
-
-    without = due_between(began_at - arguments.seconds, began_at)
-    beside = due_between(ended_at - drained["seconds"], ended_at)  # without the start of the readers' process
+    await publishing.finish()
+    without = publishing.latencies_s(began_at - arguments.seconds, began_at)
+    beside = publishing.latencies_s(ended_at - drained["seconds"], ended_at)  # without the start of the readers' process
     return without, beside, drained["mb"] / drained["seconds"]
 
 

@@ -35,29 +35,15 @@ async def publish_during_repair(
 ) -> tuple[list[float], list[float], Repair]:
     """Return the latencies before the loss and during the repair, in seconds, and how the repair went."""
     loop = asyncio.get_running_loop()
-    connection = await open_connection(cluster.url, topic)
-    publisher = await open_publisher(connection, topic, bytes(arguments.publish_bytes))
-    sender = load.PacedSender(connection, publisher, arguments.rate, 24 * 3600)  # until it is stopped
-    arrivals = load.Arrivals()
-    connection.on_receipts = arrivals.on_arrived
-    sender.start()
-    await load.run_unless_failed(connection.failed, WARMUP_S + arguments.seconds)
+    publishing = await load.SteadyLoad.start(cluster.url, topic, rate_per_s=arguments.rate, entry_bytes=arguments.publish_bytes)
+    await publishing.go_on(WARMUP_S + arguments.seconds)
     began_at = time.perf_counter()
     await loop.run_in_executor(None, cluster.processes.kill, VICTIM)
     repair = await loop.run_in_executor(None, RepairMeter(cluster).watch, shape.ledgers, arguments.limit_s, began_at)
-    await load.run_unless_failed(connection.failed, 1.0)
-    sender.stop()
-    await load.run_unless_failed(connection.failed, 1.0)
-    connection.close()
-    if sender.error is not None:
-        raise ServerFailedError(f"the load ended: {sender.error}")
-    latencies = arrivals.latencies_s(sender, skip=0)
-
-    def due_between(first_s: float, last_s: float) -> list[float]:
-        first, last = (max(0, int((began_at + at_s - sender.started) * arguments.rate)) for at_s in (first_s, last_s))
-        return latencies[first:last]
-
-    return due_between(-arguments.seconds, 0.0), due_between(repair.first_copy_s, repair.last_copy_s), repair
+    await publishing.finish()
+    before = publishing.latencies_s(began_at - arguments.seconds, began_at)
+    during = publishing.latencies_s(began_at + repair.first_copy_s, began_at + repair.last_copy_s)
+    return before, during, repair
 
 
 def topic_without_victim(cluster: Cluster, name: str) -> str:

@@ -13,9 +13,8 @@ import time
 from typing import Any
 
 from benchmarks import load
-from benchmarks.raw_client import open_connection, open_publisher
 from benchmarks.report import percentile, print_line
-from benchmarks.server import ServerFailedError, add_arguments
+from benchmarks.server import add_arguments
 from benchmarks.tiered_server import TieredServer, fill
 
 SHAPES = {"1000x100b": (100, True), "1kb": (1000, False)}
@@ -46,35 +45,20 @@ def offload(server: TieredServer, topic: str) -> dict[str, float]:
 async def publish_beside(server: TieredServer, topics: list[str], arguments: argparse.Namespace) -> tuple[float, float, float]:
     """The p99 in ms without offloading, and while these topics are offloaded; and the MB/s of that."""
     topic = server.topic("tiered-beside")
-    connection = await open_connection(server.url, topic)
-    publisher = await open_publisher(connection, topic, bytes(PUBLISH_BYTES))
-    sender = load.PacedSender(connection, publisher, arguments.rate, 24 * 3600)  # until it is stopped
-    arrivals = load.Arrivals()
-    connection.on_receipts = arrivals.on_arrived
-    sender.start()
-    await load.run_unless_failed(connection.failed, 1.0 + arguments.seconds)
-    without_until = time.perf_counter()
+    publishing = await load.SteadyLoad.start(server.url, topic, rate_per_s=arguments.rate, entry_bytes=PUBLISH_BYTES)
+    await publishing.go_on(1.0 + arguments.seconds)
+    began_at = time.perf_counter()
     loop = asyncio.get_running_loop()
     mb = 0.0
     for each in topics:
         await loop.run_in_executor(None, lambda each=each: server.offload(each, keep_s=3600))
         places = await loop.run_in_executor(None, lambda each=each: server.wait_until_offloaded(each))
         mb += places["both"]["bytes"] / 1e6
-    offloaded_at = time.perf_counter()
-    await load.run_unless_failed(connection.failed, 0.5)
-    sender.stop()
-    await load.run_unless_failed(connection.failed, 0.5)
-    connection.close()
-    if sender.error is not None:
-        raise ServerFailedError(f"the load ended: {sender.error}")
-    latencies_s = arrivals.latencies_s(sender, skip=0)
-
-    def p99_ms(since: float, until: float) -> float:
-        first, last = (int((at - sender.started) * arguments.rate) for at in (since, until))
-        return 1000 * percentile(latencies_s[first:last], 0.99)
-
-    without = p99_ms(without_until - arguments.seconds, without_until)
-    return without, p99_ms(without_until, offloaded_at), mb / (offloaded_at - without_until)
+    ended_at = time.perf_counter()
+    await publishing.finish(0.5)
+    without = publishing.latencies_s(began_at - arguments.seconds, began_at)
+    beside = publishing.latencies_s(began_at, ended_at)
+    return 1000 * percentile(without, 0.99), 1000 * percentile(beside, 0.99), mb / (ended_at - began_at)
 
 
 def main() -> None:

@@ -45,7 +45,7 @@ class VariedPublisher(Publisher):
 
 
 class TieredServer(ConfiguredServer):
-    """Of our own, always: what is measured needs its process."""
+    """Always a server that the benchmark starts itself, because it measures that process."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         arguments.url = arguments.admin_url = None
@@ -54,7 +54,7 @@ class TieredServer(ConfiguredServer):
         self.archive = self.root / "archive"
 
     def process_ids(self) -> list[int]:
-        """Of the server and all that it has started."""
+        """Return the ids of the server's process and of all its descendants."""
         assert self._process is not None
         found = [self._process.pid]
         for process_id in found:
@@ -69,7 +69,7 @@ class TieredServer(ConfiguredServer):
         return sum(_cpu_s(each) for each in self.process_ids()) if self._process is not None else 0.0
 
     def memory_mb(self) -> float:
-        """Of all its processes; what they share counts once (MB = 10^6 bytes)."""
+        """Return the memory of all its processes; shared pages count once (MB = 10^6 bytes)."""
         return sum(_memory_bytes(each) for each in self.process_ids()) / 1e6
 
     def ask(self, method: str, path: str, body: object = None) -> Any:

@@ -29,7 +29,7 @@ class OnBadRecord(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PlanSource:
-    """Whom to ask where history lies; at least one of the three. Secrets are kept out of repr."""
+    """Where to ask for the plan of a scan: at least one of the three addresses. Secrets are kept out of repr."""
 
     service_url: str | None = None  # pulsar://host:port[,host:port], or http://…: brokers
     admin_url: str | None = None  # http://host:port[,host:port]

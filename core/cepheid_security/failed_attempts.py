@@ -18,7 +18,7 @@ _MAX_ADDRESSES = 10_000
 
 
 def network_of(address: str) -> str:
-    """Return what limits by address count together: the address, or of IPv6 the network /64, all of which one host may use.
+    """Return what per-address limits count: an IPv4 address, or the /64 network of an IPv6 one, which one host may have to itself.
 
     A port that takes both kinds shows IPv4 addresses as mapped ones of IPv6: these are separate addresses.
     """

@@ -66,6 +66,19 @@ class World:
             raise
         await running
 
+    async def run_through_a_kill(self, index: int) -> None:
+        """Kill this process once all are ready, and stop when another one has been started in its place."""
+        killed = False
+
+        def is_back() -> bool:
+            nonlocal killed
+            if not killed:
+                killed = True
+                os.kill(self.pids(index)[0], signal.SIGKILL)
+            return len(self.pids(index)) == 2
+
+        await self.run(is_back)
+
     def _on_ready(self) -> None:
         self.ready = True
 
@@ -86,16 +99,7 @@ async def test_a_signal_ends_all_processes(tmp_path: Path) -> None:
 
 async def test_a_process_that_ends_is_started_again(tmp_path: Path) -> None:
     world = World(tmp_path)
-    killed = False
-
-    def is_back() -> bool:
-        nonlocal killed
-        if not killed:
-            killed = True
-            os.kill(world.pids(1)[0], signal.SIGKILL)
-        return len(world.pids(1)) == 2
-
-    await world.run(is_back)
+    await world.run_through_a_kill(1)
     assert len(world.pids(0)) == 1
 
 
@@ -111,16 +115,7 @@ async def test_a_failed_start_leaves_the_other_processes_alone(tmp_path: Path, m
         return await spawn(*arguments, **options)
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", fail_once)
-    killed = False
-
-    def is_back() -> bool:
-        nonlocal killed
-        if not killed:
-            killed = True
-            os.kill(world.pids(1)[0], signal.SIGKILL)
-        return len(world.pids(1)) == 2
-
-    await world.run(is_back)
+    await world.run_through_a_kill(1)
     assert failures
     assert len(world.pids(0)) == 1
 

@@ -135,7 +135,7 @@ class BalanceMemory:
         return [report.broker_id for report in reports if self._why_unsteady(report)]
 
     def _why_unsteady(self, report: BrokerReport) -> str:
-        """Rule 6, as a sentence; empty: it is steady."""
+        """Return why nothing should move to this broker (rule 6), as a sentence; empty if it is steady."""
         starts = self._starts.get(report.broker_id, [])
         if len(starts) < FLAPPING_STARTS or starts[-1] - starts[0] > FLAPPING_S or report.age_s >= STEADY_S:
             return ""

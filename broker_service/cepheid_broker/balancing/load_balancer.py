@@ -197,7 +197,7 @@ class LoadBalancer:
         return self._ownership.broker_id in self._ownership.brokers and not self._is_out()
 
     def _is_out(self) -> bool:
-        """Rule 4."""
+        """Return whether this broker must not lead now: it is being drained, or gave way a short while ago (rule 4)."""
         is_drained = self._ownership.broker_id in self._ownership.leaving
         return is_drained or asyncio.get_running_loop().time() < self._out_until_s
 

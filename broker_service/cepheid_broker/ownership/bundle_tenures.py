@@ -123,7 +123,7 @@ class BundleTenures:
 
     @staticmethod
     def _is_succeeded(registered: BrokerRegistration | None, owner: BundleOwner) -> bool:
-        """Rule 6."""
+        """Return whether another process is registered under the id of this owner (rule 6)."""
         return registered is not None and registered.addresses != owner.addresses
 
     def _is_gone(self, owner: BundleOwner) -> bool:
