@@ -597,7 +597,7 @@ class Subscription:
             return (Why(Idle.NO_CONSUMER),)
         reasons = self._dispatcher.why()
         if self._ledger.is_terminated:
-            ended = f"somebody seeks, or for what was sent: on {COMES_AGAIN_ON}; the topic is terminated, nothing new comes"
+            ended = f"a consumer seeks, or sent entries are redelivered on {COMES_AGAIN_ON}; the topic is terminated"
             reasons = [replace(why, until=ended) if why.idle is Idle.AT_END else why for why in reasons]
         return tuple(reasons)
 
