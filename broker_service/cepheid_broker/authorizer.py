@@ -1,4 +1,4 @@
-"""What the clients of this broker may do: permissions as records have them, kept fresh by watches, asked by every port.
+"""Authorization of this broker's clients: permissions from records, kept up to date by watches, checked at every port.
 
     tenant record ───────┐ watched, read when a client first uses the namespace
     permissions record ──┴──► Grants ──► check: once per request, never per message
@@ -6,11 +6,11 @@
 
 Rules
 1. A check awaits metadata only for a namespace that is not known yet. That a namespace has no permissions is remembered for
-   ABSENT_S, of MAX_ABSENT namespaces at most, so that names which clients make up cost little memory and no read for each denial.
-2. Permissions that may be out of date (the metadata store is away, or a record cannot be read) are used for `stale_s`. After it,
-   whatever needs them is denied until they have been read again. Such a denial is temporary: clients try again.
-3. Changes are noticed by watches, so they are in force as soon as this broker receives them.
-4. Where permissions are not enforced yet, what they would deny is logged and allowed. `judge` says what they would do.
+   ABSENT_S, for at most MAX_ABSENT namespaces, so that names invented by clients cost little memory and not a read for each denial.
+2. Permissions that may be outdated (the metadata store is unavailable, or a record cannot be read) are used for `stale_s`. After
+   that, whatever needs them is denied until they have been read again. Such a denial is temporary: clients try again.
+3. Changes are noticed by watches, so they apply as soon as this broker receives them.
+4. Where permissions are not enforced yet, a denial is logged and the request allowed. `judge` returns the decision as if enforced.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from cepheid_wire import NamespaceName, TopicName
 log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
-"""How often permissions that are too old are looked at."""
+"""Interval of checks for permissions that are too old."""
 SHORTEST_S = 0.05
-"""Rounding must not lead to a deadline that is over at once, again and again."""
+"""Shortest wait, so that rounding cannot lead to a deadline that is over at once, again and again."""
 ABSENT_S = 1.0
 MAX_ABSENT = 100
 R = TypeVar("R", bound=Record)
 
 _NOT_ENFORCED = Decision(True, "permissions are not enforced (authorization.enforced)")
 _FROM_SETTINGS = (Need.NOBODY_IN_PARTICULAR, Need.AUTHENTICATED, Need.SUPER_USER, Need.CLUSTER_PEER)
-"""Needs for which the settings and the principal are enough."""
+"""Needs that settings and principal decide, without records."""
 
 
 @dataclass(slots=True)
@@ -66,14 +66,14 @@ class _Known:
 
     @property
     def stale_since(self) -> float | None:
-        """Time of the loop."""
+        """Since when, in loop time, it may be outdated."""
         since = self.tenant.stale_since
         own = None if self.permissions is None else self.permissions.stale_since
         return own if since is None or (own is not None and own < since) else since
 
 
 class Authorizer:
-    """Made inside the running loop. `aclose` before the store is closed."""
+    """Decides what clients may do. Created inside the running loop; `aclose` it before the store is closed."""
 
     def __init__(self, roles: Roles, stale_s: float, store: MetadataStore, tasks: TaskOwner, *, enforced: bool = True) -> None:
         self.enforced = enforced
@@ -89,9 +89,9 @@ class Authorizer:
         self._deadline: asyncio.TimerHandle | None = None
         self._too_old_records = 0
         self.denied = 0
-        """Requests of clients and of administrators that were denied."""
+        """Denied requests of clients and administrators."""
         self.on_changed: list[Callable[[str | None], None]] = []
-        """Called with the tenant in which permissions changed. None: any, since some became too old, or are not any more."""
+        """Called with the tenant in which permissions changed; None: any, as some became too old, or no longer are."""
         self._unsubscribe = store.subscribe(self._on_session)
 
     def __repr__(self) -> str:
@@ -103,7 +103,7 @@ class Authorizer:
 
     @property
     def out_of_date(self) -> int:
-        """Tenants and namespaces whose permissions could not be read for so long that they are not used any more."""
+        """Number of tenants and namespaces whose permissions are not used, as they could not be read for too long."""
         return sum(map(self._is_too_old, (*self._tenants.values(), *self._namespaces.values())))
 
     async def check(
@@ -120,8 +120,8 @@ class Authorizer:
         """Return whether `principal` may do what has this need, on a topic, a namespace or a tenant.
 
         Where permissions are not enforced it may, and what would be denied is logged.
-        `is_request`: a denial counts as one. False where the caller only asks, to leave something out of an answer. Raises
-        MetadataError where the permissions are not known and cannot be read.
+        `is_request`: count a denial. False where the caller only omits something from an answer. Raises MetadataError if the
+        permissions are not known and cannot be read.
         """
         facts: _Facts = {"topic": topic, "namespace": namespace, "tenant": tenant, "subscription": subscription}
         if not self.enforced:
@@ -142,7 +142,7 @@ class Authorizer:
         tenant: str | None = None,
         subscription: str | None = None,
     ) -> Decision:
-        """Return what permissions say, enforced or not. Raises MetadataError."""
+        """Return the decision of the permissions, enforced or not. Raises MetadataError."""
         facts: _Facts = {"topic": topic, "namespace": namespace, "tenant": tenant, "subscription": subscription}
         decision = self._judge_now(principal, need, **facts)
         if decision is None:
@@ -183,7 +183,7 @@ class Authorizer:
         tenant: str | None = None,
         subscription: str | None = None,
     ) -> Decision | None:
-        """As `check`, from what is known. None: it has to be read first."""
+        """Return the decision of `check` from memory; None if permissions have to be read first."""
         if not self.enforced:
             return _NOT_ENFORCED
         return self._judge_now(principal, need, topic=topic, namespace=namespace, tenant=tenant, subscription=subscription)
@@ -216,14 +216,14 @@ class Authorizer:
         return decide(self._roles, known.grants, principal, need, topic=name, subscription=subscription)
 
     def _without_permissions(self, principal: Principal | None, need: Need, tenant: str) -> Decision:
-        """The decision where no permissions are recorded: only administrators of the tenant may do anything."""
+        """Return the decision where no permissions are recorded: only administrators of the tenant may do anything."""
         above = self._tenants.get(tenant)
         if above is None:
             return decide(self._roles, NO_GRANTS, principal, need)
         return self._too_old(above) if self._is_too_old(above) else decide(self._roles, above.grants, principal, need)
 
     def visible(self, principal: Principal | None, topics: list[TopicName], namespace: NamespaceName) -> list[TopicName]:
-        """Return those of the namespace's topics that `principal` may use. None of them while its permissions are not known."""
+        """Return the topics of the namespace that `principal` may use; none while its permissions are not known."""
         everywhere = self.check_now(principal, Need.PRODUCE_OR_CONSUME, namespace=namespace)
         if everywhere is not None and everywhere.allowed:
             return topics
@@ -271,7 +271,7 @@ class Authorizer:
         self._namespaces[what].refresh()
 
     def _forget_if_absent(self, namespace: NamespaceName, permissions: WatchedRecord[NamespacePermissions], user: object) -> None:
-        """Forget that a namespace has no permissions, unless it has got some since."""
+        """Forget that a namespace has no permissions, unless some were granted since."""
         del self._absent[namespace]
         if permissions.record is None:
             del self._namespaces[namespace]
@@ -314,7 +314,7 @@ class Authorizer:
             self._deadline = asyncio.get_running_loop().call_later(self._stale_s, self._on_deadline)
 
     def _on_deadline(self) -> None:
-        """Look at what may have become too old, and as long as something is, every second whether that is over."""
+        """Check for permissions that became too old; while some are, check every second whether that is over."""
         self._deadline = None  # so that the next suspicion sets a timer again
         loop = asyncio.get_running_loop()
         too_old = self.out_of_date
@@ -332,7 +332,7 @@ class Authorizer:
 
 
 def _is_absent(watched: WatchedRecord[R]) -> bool:
-    """Whether there is no such record, as far as is known: it is not one that cannot be read."""
+    """Return whether there is certainly no such record, rather than one that cannot be read."""
     return watched.record is None and watched.stale_since is None
 
 

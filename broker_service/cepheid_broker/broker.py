@@ -1,9 +1,9 @@
-"""A broker: built here, started in order, stopped in reverse. It decides nothing itself.
+"""A broker: its parts are created here, started in order and stopped in reverse. It contains no logic of its own.
 
 start:  topics' clock ──► protocol port
-aclose: bundles given away ──► no new connections ──► topics unloaded (receipts out, clients told, cursors saved) ──► all closed
+aclose: bundles moved ──► no new connections ──► topics unloaded (receipts out, clients notified, cursors saved) ──► all closed
 
-Among other brokers it has an `ownership` that its assembly starts once the ports are open: only then it is given topics.
+Among other brokers it has an `ownership` that is started once the ports are open; only then does it get topics.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Broker:
         peers: PeerCalls | None = None,
         bucket: Bucket | None = None,
     ) -> None:
-        """`bucket`: object stores, for the manifests of offloaded topics; None: their libraries are not installed."""
+        """`bucket`: object stores for the manifests of offloaded topics; None: their libraries are not installed."""
         self.ownership: Ownership = ownership or SoleOwnership()
         self._authenticator = authenticator
         self.settings = settings
@@ -167,10 +167,10 @@ class Broker:
         )  # fmt: skip
         self.own_load = OwnLoad(self.ownership, self.topics.loaded, self._division_of, ports)
         self.balancer: LoadBalancer | None = None
-        """Where there are several brokers, set by whoever starts it."""
+        """Set by the assembly if there are several brokers."""
         self._tick: asyncio.TimerHandle | None = None
         self.admin_port: Callable[[], int] | None = None
-        """Of the admin API beside it, set by whoever opens that. 0: not open."""
+        """Port of the admin API of this process, set when it is opened. 0: not open."""
         self.admin_tls_port: Callable[[], int] | None = None
 
     def __repr__(self) -> str:
@@ -178,16 +178,16 @@ class Broker:
 
     @property
     def port(self) -> int:
-        """Of the binary protocol; known once started. 0: not open, only the one with TLS is."""
+        """Port of the binary protocol, known once started. 0: not open (only the one with TLS is)."""
         return self._listener.port
 
     @property
     def tls_port(self) -> int:
-        """0: not open."""
+        """Port of the binary protocol with TLS; 0: not open."""
         return self._listener.tls_port
 
     def _admin_url(self, reached_host: str, over_tls: bool) -> str:
-        """Return where a client of the binary protocol finds the admin API: over TLS if it uses TLS; "" when there is none."""
+        """Return the URL of the admin API for a client of the binary protocol: with TLS if it uses TLS; "" if there is none."""
         own = There(self.ownership.broker_id, self.ownership.brokers.get(self.ownership.broker_id, {}))
         if (registered := own.admin_url(over_tls=over_tls)) is not None:
             return registered
@@ -212,7 +212,7 @@ class Broker:
         return None
 
     async def start(self) -> None:
-        """Raises PortInUseError."""
+        """Open the ports and start background checks. Raises PortInUseError."""
         await self._listener.start()
         self._schedule_tick()
         self.backlog_checks.start()
@@ -220,8 +220,8 @@ class Broker:
         log.info("broker.started", extra={"host": self.settings.host, "port": self.port})
 
     async def aclose(self) -> None:
-        """Hand the topics over and close everything. Cancelled, or when a step fails: the other steps are taken all the same."""
-        async with AsyncExitStack() as steps:  # the last one comes first
+        """Hand the topics over and close everything; every step is taken, even after a cancellation or a failed step."""
+        async with AsyncExitStack() as steps:  # run in reverse order
             steps.callback(log.info, "broker.stopped")
             steps.push_async_callback(self._tasks.aclose)
             if self.authorizer is not None:
@@ -234,7 +234,7 @@ class Broker:
             steps.callback(self._end_ticks)
             steps.callback(self._listener.stop_accepting)
             steps.push_async_callback(self.ownership.release_all, self.settings.drain_timeout_s)
-            steps.push_async_callback(self.closed_topics.aclose)  # before bundles go: it would want the topics that it has open
+            steps.push_async_callback(self.closed_topics.aclose)  # first: it would need the topics that it has open
 
     def statistics(self) -> BrokerFigures:
         return BrokerFigures(
@@ -259,7 +259,7 @@ class Broker:
         )
 
     async def _division_of(self, namespace: NamespaceName) -> Division:
-        """Raises BrokerError."""
+        """Return the division of a namespace into bundles. Raises BrokerError."""
         if isinstance(self.ownership, BundleOwnership):
             return await self.ownership.division(namespace)
         found = await namespace_records(self.store).get((namespace.tenant, namespace.local_name))
@@ -275,7 +275,7 @@ class Broker:
             self._tick.cancel()
 
     def _on_tick(self) -> None:
-        self._schedule_tick()  # first: a defect in one topic's figures must not end rates, watches and upkeep of all
+        self._schedule_tick()  # first: a defect in one topic's figures must not stop rates, watches and maintenance of all
         self.topics.on_tick(self.settings.rate_window_s)
         self.own_load.on_tick()
         self.topic_watches.on_tick(self.settings.rate_window_s)

@@ -1,12 +1,12 @@
-"""A broker as a process: opened, served, registered, in this order; the other way round at the end.
+"""A broker as a process: opened, serving, registered, in this order, and closed in reverse.
 
-    metadata, cluster ─► bookie directory ─► protocol port ─► admin API ─► registration: bundles are given to it
+    metadata, cluster ─► bookie directory ─► protocol port ─► admin API ─► registration: it gets bundles
                                                                                  ready ▲
-    aclose: bundles given back (topics unloaded, cursors saved) ─► ports closed ─► ledger client ─► metadata
+    aclose: bundles released (topics unloaded, cursors saved) ─► ports closed ─► ledger client ─► metadata
 
 Rule 1: it is registered when it can serve, and no longer when it stops serving.
 Rule 2: an outage of metadata (SUSPENDED) stops nothing that is open. A lost session drops every topic: see `bundle_ownership`.
-Rule 3: what fails for good ends the process with its reason; whatever was acknowledged is with the bookies.
+Rule 3: a part that fails for good ends the process with its reason; all acknowledged entries are on the bookies.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MOST_LOOKUP_WAIT_S = 20.0
 
 
 class BrokerRole(Role):
-    """`start` once, `aclose` once. Made inside the running loop."""
+    """A broker process; `start` once, `aclose` once. Created inside the running loop."""
 
     def __init__(self, settings: BrokerRoleSettings, ports: Ports, shared_admin: SharedAdminPorts = NO_SHARED_PORTS) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class BrokerRole(Role):
 
     @property
     def addresses(self) -> dict[str, str]:
-        """Where clients and other brokers reach it, by scheme."""
+        """Addresses for clients and other brokers, by scheme."""
         settings, host = self.settings, self.settings.shown_host
         ports = {}
         if settings.has_plain_ports:
@@ -88,7 +88,7 @@ class BrokerRole(Role):
 
     @property
     def ready(self) -> bool:
-        """Serving and registered; an outage of metadata that has not cost the session changes nothing for clients."""
+        """Whether it is serving and registered; an outage of metadata that has not cost the session does not matter to clients."""
         return (
             self._phase == "serving"
             and self._store.session_state is not SessionState.LOST
@@ -112,7 +112,7 @@ class BrokerRole(Role):
         opened.push_async_callback(bookies.aclose)
         await bookies.start()
         self._tell_too_few_bookies()
-        # Longer than a dead broker's session, and below the 30 s after which clients give a lookup up.
+        # Longer than a dead broker's session, and below the 30 s after which clients give up a lookup.
         own_tls = settings.tls.own_tls
         links = PeerLinks(
             release=version("cepheid"),
@@ -162,10 +162,10 @@ class BrokerRole(Role):
         await self._report()
 
     async def _report(self) -> None:
-        """Say which formats this process knows, and how it is secured, for the commands that change a whole cluster."""
+        """Report the formats that this process knows, and how it is secured, for commands that change a whole cluster."""
         registered = await broker_records(self._store).get(self.broker_id)
         if registered is None:
-            return  # the session was lost in this moment: this broker counts as one that has not reported
+            return  # the session was just lost: this broker counts as one that has not reported
         own = ProcessReport(
             process=broker_process(registered.record),
             storage_format=NEWEST_STORAGE_FORMAT,
@@ -175,10 +175,10 @@ class BrokerRole(Role):
         await report(broker_reports(self._store), self.broker_id, own)
 
     def _tell_too_few_bookies(self) -> None:
-        """Not refused: bookies may come later than brokers, and old topics are read without new ledgers."""
+        """Warn about too few bookies. Not an error: they may start after brokers, and old topics are read without new ledgers."""
         writable, wanted = len(self._bookies.writable()), self.settings.ensemble_size
         if writable < wanted:
-            hint = "mend or start bookies, or start brokers with a smaller ensemble: --ensemble-size, --write-quorum, --ack-quorum"
+            hint = "start more bookies, or start brokers with a smaller ensemble: --ensemble-size, --write-quorum, --ack-quorum"
             facts = {"writable": writable, "ensemble_size": wanted, "error": "; ".join(self._bookies.problems())}
             log.warning("broker.too_few_bookies", extra={**facts, "hint": hint})
 

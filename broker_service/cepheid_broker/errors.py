@@ -1,4 +1,4 @@
-"""What the broker refuses, by type. protocol/wire_errors.py and admin/errors.py give each type its code and its status."""
+"""Errors with which the broker refuses, by type. protocol/wire_errors.py and admin/errors.py map them to codes and statuses."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from cepheid_ports import CepheidError
 
 
 class BrokerError(CepheidError):
-    """A request that the broker refuses; the connection lives."""
+    """A request that the broker refuses; the connection stays open."""
 
 
 class ProtocolViolationError(CepheidError):
-    """The peer broke a rule of the protocol in a way that leaves nothing to answer: the connection closes."""
+    """A protocol violation by the peer that leaves nothing to answer: the connection closes."""
 
-    hint = "the client or a proxy in between misbehaves; its version is in the connection.opened log line"
+    hint = "the client, or a proxy in between, is faulty; the client's version is in the connection.opened log line"
 
 
 class TopicNotFoundError(BrokerError):
@@ -26,14 +26,14 @@ class NamespaceNotFoundError(BrokerError):
 
 
 class ServiceNotReadyError(BrokerError):
-    """Loading, unloading, being reset: the same request succeeds soon."""
+    """A state that passes (loading, unloading, being reset): the same request succeeds soon."""
 
     retriable = True
     hint = "clients retry by themselves"
 
 
 class AuthorizationError(BrokerError):
-    """The client is known, and has no permission. The text says by which rule."""
+    """The client is authenticated, but lacks a permission. The text names the rule."""
 
     hint = "an administrator of the tenant can grant it; `cepheid permissions why` shows which rule decides"
 
@@ -49,7 +49,7 @@ class ProducerBusyError(BrokerError):
 
 
 class TopicHeldError(ProducerBusyError):
-    """By an exclusive producer."""
+    """The topic is held by an exclusive producer."""
 
     hint = "wait until the exclusive producer closes, ask with access mode WaitForExclusive, or use another topic"
 
@@ -63,13 +63,13 @@ class TooManyProducersError(ProducerBusyError):
 
 
 class BacklogQuotaHoldError(BrokerError):
-    """The policy is to let producers wait; those that were connected come back when there is room."""
+    """The backlog quota's policy is to let producers wait; reconnecting ones continue once there is room."""
 
     hint = "let consumers catch up, delete subscriptions that nobody reads, or raise the backlog quota"
 
 
 class BacklogQuotaExceededError(BrokerError):
-    """The policy is to refuse."""
+    """The backlog quota's policy is to refuse producers."""
 
     hint = "let consumers catch up, delete subscriptions that nobody reads, or raise the backlog quota"
 
@@ -87,44 +87,44 @@ class ConsumerNotFoundError(BrokerError):
 
 
 class TopicChangedError(BrokerError):
-    """Two changes of one topic at the same time: this one came second."""
+    """A concurrent change of the same topic came first."""
 
     hint = "look at the topic, and ask again if that is still wanted"
 
 
 class NotAllowedError(BrokerError):
-    """Not served, or against the rules; trying again does not help."""
+    """A request that is not served, or breaks a rule; trying again does not help."""
 
 
 class ConsumerAssignError(BrokerError):
-    """Key_Shared: the asked hash ranges, or the way of sharing, cannot be had."""
+    """Key_Shared: the requested hash ranges or key-shared mode are not available."""
 
-    hint = "choose ranges that nobody has, and the same key-shared mode for all consumers of the subscription"
+    hint = "choose ranges that no other consumer has, and the same key-shared mode for all consumers of the subscription"
 
 
 class TooManyError(BrokerError):
-    """A bound on producers, consumers or subscriptions is reached."""
+    """A limit of producers, consumers or subscriptions is reached."""
 
     hint = "close some, or raise the limit: a policy, or a setting of the broker (docs/settings.md)"
 
 
 class InvalidSchemaError(BrokerError):
-    """A schema whose definition is not what its type asks for."""
+    """A schema whose definition is not valid for its type."""
 
     hint = "correct the definition; docs/schemas.md says what each type takes"
 
 
 class IncompatibleSchemaError(BrokerError):
-    """A schema that does not go with the topic's, or none where there must be one."""
+    """A schema that is incompatible with the topic's, or none where one is required."""
 
-    hint = "change the schema so that it goes with the version named, or the policy schemaCompatibilityStrategy (docs/schemas.md)"
+    hint = "change the schema to fit the version named, or the policy schemaCompatibilityStrategy (docs/schemas.md)"
 
 
 class TooManySchemasError(IncompatibleSchemaError):
-    """The topic has as many versions, or bytes of them, as are possible."""
+    """The topic has reached the limit of schema versions, or of their bytes."""
 
-    hint = "clients that make up a schema each time are at fault; deleting the topic's schema by force makes room (docs/schemas.md)"
+    hint = "a client may generate a new schema each time; deleting the topic's schema by force makes room (docs/schemas.md)"
 
 
 class SchemaNotFoundError(BrokerError):
-    """No schema, or no such version."""
+    """The topic has no schema, or not that version."""

@@ -1,4 +1,4 @@
-"""What every cluster starts with: its own record, tenants `public` and `pulsar`, namespaces `public/default`, `pulsar/system`."""
+"""The first objects of every cluster: its record, tenants `public` and `pulsar`, namespaces `public/default`, `pulsar/system`."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ FIRST_NAMESPACES = (("public", "default"), ("pulsar", "system"))
 async def create_first_objects(
     store: MetadataStore, cluster: str, *, admin_urls: Sequence[str] = (), service_urls: Sequence[str] = ()
 ) -> None:
-    """Create what is missing; any number of callers may do so at once. The cluster's own addresses, with TLS and without, are
-    brought up to date where they are given. Nothing else that is there is changed."""
+    """Create what is missing; any number of callers may do so at once.
+
+    The cluster's own addresses, with TLS and without, are updated where they are given. Nothing else that exists is changed.
+    """
     addresses = {**_by_scheme("service_url", admin_urls), **_by_scheme("broker_service_url", service_urls)}
     await _address_cluster(cluster_records(store), cluster, addresses)
     tenants, namespaces = tenant_records(store), namespace_records(store)
@@ -37,7 +39,7 @@ async def create_first_objects(
 
 
 def _by_scheme(name: str, urls: Sequence[str]) -> dict[str, str]:
-    """Return the fields for these addresses: a scheme that is not among them is not served. {}: no address is given."""
+    """Return the fields for these addresses; a scheme without an address is not served. {}: no address is given."""
     if not urls:
         return {}
     secure = [url for url in urls if url.startswith(("https:", "pulsar+ssl:"))]
@@ -58,4 +60,4 @@ async def _address_cluster(clusters: Records[str, ClusterRecord], cluster: str, 
                 await clusters.replace(cluster, addressed, found.version)
             return
         except (KeyExistsError, BadVersionError):
-            continue  # another process does the same at this moment
+            continue  # another process does the same right now

@@ -1,8 +1,8 @@
-"""Regular expressions that clients and operators give, which cannot stall the broker.
+"""Regular expressions from clients and operators, matched so that they cannot stall the broker.
 
-Python's `re` backtracks: one hostile pattern, `(a+)+$`, would hold the loop for minutes, also from a thread, since it keeps the
-interpreter's lock, and nothing stops it. RE2 matches in time linear in the name, in bounded memory; newer Pulsar brokers use it for
-the same reason (RE2/J). Its price: no lookaround and no back-references, which are refused by name.
+Python's `re` backtracks: one hostile pattern, `(a+)+$`, would hold the loop for minutes, even from a thread, as it keeps the
+interpreter's lock and cannot be stopped. RE2 matches in time linear in the name and in bounded memory; newer Pulsar brokers use it
+for the same reason (RE2/J). It has no lookaround and no back-references; these are refused with an error that names them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MAX_COMPILED_BYTES = 1 << 20
 
 
 def compile_pattern(pattern: str, what: str) -> Any:
-    """Return an object with `fullmatch`. Raises NotAllowedError; `what` says in its text what the pattern is for."""
+    """Return an object with `fullmatch`. Raises NotAllowedError; its text says by `what` what the pattern is for."""
     import re2  # not needed by most brokers
 
     if len(pattern) > MAX_PATTERN_CHARS:
@@ -28,4 +28,4 @@ def compile_pattern(pattern: str, what: str) -> Any:
         return re2.compile(pattern, options)
     except re2.error as error:
         why = error.args[0].decode(errors="replace") if error.args and isinstance(error.args[0], bytes) else str(error)
-        raise NotAllowedError(f"{pattern[:200]!a} is no pattern of {what}: {why} (RE2 syntax)") from None
+        raise NotAllowedError(f"{pattern[:200]!a} is not a valid pattern of {what}: {why} (RE2 syntax)") from None

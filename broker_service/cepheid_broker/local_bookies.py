@@ -1,9 +1,9 @@
-"""The storage nodes of a standalone process: N bookies, each with its directory, reached in-process and served over gRPC.
+"""The storage nodes of a standalone process: N bookies, each with its own directory, used in-process and served over gRPC.
 
     data/bookie-1/{journal,logs,index}    data/bookie-2/…         cookies and registrations in metadata
 
-Rule 1: a bookie is registered after it serves in-process; its network address joins the registration when that port is open.
-Rule 2: when one fails for good the process ends: restarting replays what is really on disk.
+Rule 1: a bookie is registered once it serves in-process; its network address is added when that port is open.
+Rule 2: if one fails for good the process ends: a restart replays what is really on disk.
 Rule 3: tests stop and start single bookies (`stop`, `start`). Those of a server run as long as their process.
 """
 
@@ -55,7 +55,7 @@ _ID = "bookie-"
 
 
 class LocalBookies:
-    """Made by `open`; closes what it opened. Implements `BookieConnections` of the ledger client."""
+    """The bookies of this process, created by `open`. Implements `BookieConnections` of the ledger client."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class LocalBookies:
         self._collectors: dict[str, GarbageCollector] = {}
         self._servers: dict[str, BookieServer] = {}
         self._listening: dict[str, int] = {}
-        """The port of each bookie that was served; a bookie that is started again has the same."""
+        """Port of each bookie that was served; a bookie that is started again gets the same."""
         self._starts: dict[str, int] = {}
         self._new_server: Callable[[Bookie, int], BookieServer] | None = None
         self._scheme = "grpc"
@@ -87,7 +87,7 @@ class LocalBookies:
         self.on_gone: Callable[[str], None] = lambda bookie_id: None
         """Called with the id of a bookie that was stopped."""
         self.on_back: Callable[[str], None] = lambda bookie_id: None
-        """Called with the id of a bookie that takes entries again, because it was started or its disk has room."""
+        """Called with the id of a bookie that can take entries again, after a start or once its disk has room."""
 
     @classmethod
     async def open(
@@ -104,11 +104,11 @@ class LocalBookies:
         accept_empty_disk: bool = False,
         new_disk: Callable[[Path], RealDisk] = RealDisk,
     ) -> LocalBookies:
-        """Opens bookies 1..`count` below `data_dir` and registers them, all in one rack.
+        """Open bookies 1..`count` below `data_dir` and register them, all in one rack.
 
-        `accept_empty_disk` as in `Bookie.open`, for each of them: those that are whole, or new, start as ever. `new_disk` returns
-        the disk of a directory; tests give one that can be full.
-        Closes those that opened when one does not, and when it is cancelled.
+        `accept_empty_disk` as in `Bookie.open`, for each of them: those that are intact, or new, start as usual. `new_disk` returns
+        the disk of a directory; tests pass one that can be full.
+        If one does not open, or on cancellation, those already open are closed.
         """
 
         async def open_bookie(bookie_id: str) -> Bookie:
@@ -120,7 +120,7 @@ class LocalBookies:
         try:
             outcomes = await asyncio.gather(*opening, return_exceptions=True)
             failures += [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
-        except asyncio.CancelledError as error:  # all of them have ended, some perhaps before they were cancelled
+        except asyncio.CancelledError as error:  # all have ended, some perhaps before the cancellation
             failures.append(error)
         bookies = [each.result() for each in opening if not each.cancelled() and each.exception() is None]
         if failures:
@@ -160,7 +160,7 @@ class LocalBookies:
         await self._registrations.create(bookie.bookie_id, self._registration(bookie, {}), ephemeral=True)
 
     async def stop(self, bookie_id: str) -> None:
-        """Stop one bookie, which keeps its data, as if its process had ended. One that does not run is left alone."""
+        """Stop one bookie, which keeps its data, as if its process had ended. Does nothing if it does not run."""
         async with self._changing:
             if bookie_id not in self._bookies:
                 return
@@ -171,12 +171,12 @@ class LocalBookies:
             if server is not None:
                 await server.aclose()
             await collector.aclose()
-            await bookie.aclose()  # first: streams of the connection break, and their writers look elsewhere at once
+            await bookie.aclose()  # first: the connection's streams break, so that writers replace the bookie at once
             await connection.aclose()
             await self._registrations.delete(bookie_id, None)
 
     async def start(self, bookie_id: str) -> None:
-        """Start a bookie that was stopped, on its data and at its port. One that runs is left alone. Raises what opening raises."""
+        """Start a stopped bookie on its data and at its port. Does nothing if it runs. Raises the errors of opening."""
         async with self._changing:
             if bookie_id in self._bookies:
                 return
@@ -191,7 +191,7 @@ class LocalBookies:
         return f"<LocalBookies {list(self._bookies.values())}>"
 
     def get(self, bookie_id: str) -> BookieConnection:
-        """The in-process connection. An id that metadata names and nobody here has is a wrong data directory."""
+        """Return the in-process connection. An id of metadata that is not here means a wrong data directory."""
         connection = self._connections.get(bookie_id)
         if connection is None:
             from cepheid_rpc import BookieUnavailableError
@@ -208,7 +208,7 @@ class LocalBookies:
         return list(self._bookies)
 
     def expected(self) -> list[str]:
-        """Ids of the bookies that ever ran in this data directory, and whose data ledgers may need."""
+        """Return the ids of bookies that ever ran in this data directory, and whose data ledgers may need."""
         return self._expected
 
     def incarnation_of(self, bookie_id: str) -> str:
@@ -221,7 +221,7 @@ class LocalBookies:
         return sorted(self._draining)
 
     def set_draining(self, names: frozenset[str]) -> None:
-        """Take note of the bookies that are being decommissioned: they get no new ledgers."""
+        """Set the bookies that are being decommissioned: they get no new ledgers."""
         self._draining = names
 
     def racks(self) -> Mapping[str, str]:
@@ -229,20 +229,20 @@ class LocalBookies:
         return {} if self._rack is None else dict.fromkeys(self._bookies, self._rack)
 
     def free_bytes(self) -> Mapping[str, int]:
-        """Nothing: all share one disk."""
+        """Return nothing, as all share one disk."""
         return {}
 
     def process_of(self, bookie_id: str) -> str:
-        """Return a name of this run of the bookie within the process that asks."""
+        """Return a name of this run of the bookie within this process."""
         return str(self._starts.get(bookie_id, 0))
 
     def held_ledgers(self, bookie_id: str, above: int) -> dict[str, Any] | None:
-        """Return a page of the ids of ledgers that this bookie holds; None: it does not run in this process."""
+        """Return a page of the ids of ledgers that this bookie holds; None if it does not run in this process."""
         bookie = self._bookies.get(bookie_id)
         return None if bookie is None else held_ledgers(bookie, above)
 
     def problems(self) -> list[str]:
-        """A sentence for people about each bookie that takes no new ledgers."""
+        """Return a sentence for people about each bookie that takes no new ledgers."""
         left_out = [name for name in self._expected if name not in self._bookies]
         return [
             *(f"{name} is read-only: {reason}" for name, bookie in self._bookies.items() if (reason := bookie.read_only_reason)),
@@ -275,9 +275,9 @@ class LocalBookies:
         access: BookieAccess,
         denials: Denials,
     ) -> None:
-        """Opens a gRPC port for each bookie, `first_port` and the ones behind it (0: any), and registers the addresses.
+        """Open a gRPC port for each bookie, from `first_port` on (0: any free ports), and register the addresses.
 
-        `access`: what callers may do there. `denials` receives what was refused. Raises SecurityConfigurationError.
+        `access`: permissions of callers there. `denials` receives refused calls. Raises SecurityConfigurationError.
         """
         importer = ports.new_worker("grpc-import", 1)
         try:
@@ -323,7 +323,7 @@ class LocalBookies:
         await self._registrations.replace(name, self._registration(bookie, addresses), found.version)
 
     async def aclose(self) -> None:
-        """Stops serving, then syncs and closes every bookie; the first failure is raised after all were tried."""
+        """Stop serving, then sync and close every bookie; the first failure is raised after all were tried."""
         outcomes: list[Any] = []
         for group in (self._servers, self._collectors, self._connections, self._bookies):
             outcomes += await asyncio.gather(*(part.aclose() for part in group.values()), return_exceptions=True)
@@ -364,6 +364,6 @@ async def _open_bookie(
 
 
 def bookies_with_data(data_dir: Path) -> list[str]:
-    """Ids of the bookies whose directories below `data_dir` are not empty. Reads only."""
+    """Return the ids of bookies whose directories below `data_dir` are not empty, without writing."""
     found = (path.name for path in data_dir.glob(f"{_ID}[0-9]*") if path.is_dir() and any(path.iterdir()))
     return sorted(found)

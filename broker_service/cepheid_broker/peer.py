@@ -1,4 +1,4 @@
-"""What producers, consumers and command families see of a connection: enough to answer, and nothing of its socket."""
+"""The view that producers, consumers and command families have of a connection: enough to answer, without its socket."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Peer(Protocol):
-    """One client connection. Writing to one that is closed does nothing."""
+    """One client connection. Writing to a closed one does nothing."""
 
     @property
     def address(self) -> str: ...
@@ -25,11 +25,11 @@ class Peer(Protocol):
 
     @property
     def protocol_version(self) -> int:
-        """What the client speaks: some commands are for newer ones only (protocol.md §2)."""
+        """Protocol version of the client: some commands are for newer ones only (protocol.md §2)."""
 
     @property
     def principal(self) -> Principal | None:
-        """Who the client is; None where clients are not asked."""
+        """The client's identity; None where clients are not authenticated."""
 
     @property
     def connected_at_ms(self) -> int: ...
@@ -39,11 +39,11 @@ class Peer(Protocol):
 
     @property
     def ending(self) -> bool:
-        """It is closed, or broke and will be in a moment: nothing reaches the client any more."""
+        """Whether it is closed, or broken and about to be: nothing reaches the client any more."""
 
     @property
     def writable(self) -> bool:
-        """False: more than enough waits in its socket."""
+        """False while too much waits in its socket."""
 
     @property
     def window(self) -> PublishWindow: ...
@@ -53,22 +53,22 @@ class Peer(Protocol):
 
     @property
     def reached_host(self) -> str:
-        """The local address that the client connected to."""
+        """Local address that the client connected to."""
 
     def send(self, body: Message) -> None:
-        """One command."""
+        """Send one command."""
 
     def send_error(self, request_id: int, error: ServerError, message: str) -> None:
-        """The general error reply; lookups, schemas and transactions have their own (protocol.md §5)."""
+        """Send the general error reply; lookups, schemas and transactions have their own (protocol.md §5)."""
 
     def write(self, frames: bytes) -> None:
-        """Complete frames."""
+        """Write complete frames."""
 
     def write_buffers(self, buffers: Sequence[Buffer]) -> None:
-        """Complete frames, cut anywhere."""
+        """Write complete frames, split anywhere."""
 
     def close(self, reason: str) -> None:
-        """Ends the connection after what was written; everything it has is freed."""
+        """End the connection after what was written; everything it has is freed."""
 
     async def is_alive(self) -> bool:
-        """Asks with a PING. A peer that does not answer is closed."""
+        """Check the peer with a PING; one that does not answer is closed."""

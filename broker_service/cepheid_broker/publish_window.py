@@ -1,9 +1,9 @@
-"""Bytes that were published and not yet answered: what stops a fast producer before memory does.
+"""Bytes that were published and not yet answered: they stop a fast producer before memory runs out.
 
     SEND ──take──► window of its connection ──► budget of the process
     receipt ──give_back──┘                          └── full: every connection that publishes stops reading
 
-Both are soft by one frame, which is in memory already, and resume at half, so that nothing flaps.
+Both limits are soft by one frame, which is in memory already, and resume at half, to avoid flapping.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 
 class PublishBudget:
-    """Of the whole process. At its limit every window that takes bytes pauses; at half all of them resume."""
+    """Budget of the whole process. At its limit every window that takes bytes pauses; at half all of them resume."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
@@ -24,7 +24,7 @@ class PublishBudget:
         return f"<PublishBudget {self.used_bytes} of {self.limit_bytes} B, {len(self._paused)} connections paused>"
 
     def take(self, window: PublishWindow, size_bytes: int) -> bool:
-        """False: the window has to pause; the budget resumes it."""
+        """Take bytes. Return False if the window has to pause; the budget resumes it."""
         self.used_bytes += size_bytes
         if self.used_bytes < self.limit_bytes:
             return True
@@ -45,7 +45,7 @@ class PublishBudget:
 
 
 class PublishWindow:
-    """Of one connection."""
+    """Window of one connection."""
 
     def __init__(
         self, limit_bytes: int, budget: PublishBudget, pause_reading: Callable[[], None], resume_reading: Callable[[], None]
@@ -90,7 +90,7 @@ class PublishWindow:
         self._resume_if_free()
 
     def close(self) -> None:
-        """The connection is gone; what it has in flight is still given back when it completes."""
+        """Leave the budget after the connection was lost; its pending bytes are still given back when they complete."""
         self._budget.forget(self)
 
     def _resume_if_free(self) -> None:

@@ -1,9 +1,9 @@
-"""What serves topics, alike in a standalone process and in a broker's own: ledger client, managed ledgers, broker, admin API.
+"""Everything that serves topics, in a standalone process as in a broker's own: ledger client, managed ledgers, broker, admin API.
 
     __init__ (all parts) ─► listen: admin port taken ─► start: id counter checked, protocol port open ─► start_admin
     aclose: broker ─► admin API ─► managed ledgers ─► ledger client
 
-Rule: the protocol port opens before the web framework is imported: that takes longer than everything else.
+Rule: the protocol port opens before the web framework is imported, which takes longer than everything else.
 """
 
 from __future__ import annotations
@@ -41,11 +41,12 @@ log = logging.getLogger(__name__)
 
 
 class Bookies(BookieConnections, BookieStates, Protocol):
-    """Connections to bookies, and how they are."""
+    """Connections to bookies, and their states."""
 
 
 class Serving:
-    """Made inside the running loop, on a store and bookies that are there. `aclose` once, also after a start that failed."""
+    """Serves topics; created inside the running loop, on an open store and bookies. Call `aclose` once, even after a failed
+    start."""
 
     def __init__(
         self,
@@ -173,12 +174,12 @@ class Serving:
 
     @property
     def admin_port(self) -> int:
-        """Without TLS; 0: not open."""
+        """Admin port without TLS; 0: not open."""
         return self._admin.port
 
     @property
     def tls_admin_port(self) -> int:
-        """0: not open."""
+        """Admin port with TLS; 0: not open."""
         return self._admin.tls_port
 
     def _new_authenticator(self, ports: Ports) -> Authenticator | None:
@@ -241,7 +242,7 @@ class Serving:
                 named = str(error)
 
     def problems(self) -> list[str]:
-        """Sentences for people about what is wrong while clients are served."""
+        """Return sentences for people about what is wrong while clients are served."""
         state = self._store.session_state
         away = [] if state is SessionState.CONNECTED else [f"the session with the metadata store is {state.value}"]
         ledgers = _lack_of_copies(self.managed_ledgers.under_replicated().ledgers)
@@ -264,7 +265,7 @@ class Serving:
         )
 
     def listen(self) -> None:
-        """Takes the admin port; requests wait in its backlog. Raises PortInUseError."""
+        """Bind the admin port; requests wait in its backlog. Raises PortInUseError."""
         self._admin.listen()
 
     def _on_session(self, state: SessionState) -> None:
@@ -273,11 +274,11 @@ class Serving:
             self._ledger_ids.drop_block()
 
     def drop_ledger_ids(self) -> None:
-        """New ledgers have ids from now on that are new to every bookie."""
+        """Make all new ledgers use ids that no bookie knows."""
         self._ledger_ids.drop_block()
 
     async def start(self) -> None:
-        """Returns when clients are served. Raises PortInUseError, LedgerIdsRolledBackError, and what the store raises."""
+        """Start serving; return when clients are served. Raises PortInUseError, LedgerIdsRolledBackError and the store's errors."""
         await self._ledger_ids.check()
         if self._tls:
             reloads = [each.reload_if_changed for each in self._tls]
@@ -296,18 +297,18 @@ class Serving:
         self._audit.start()
 
     async def build_admin(self) -> None:
-        """Do ahead what takes long in `start_admin`."""
+        """Do the slow part of `start_admin` ahead."""
         await self._admin.build()
 
     async def start_admin(self) -> None:
-        """Returns when the admin API answers; large libraries are imported in a thread, and clients are served meanwhile."""
+        """Return when the admin API answers; large libraries are imported in a thread while clients are served."""
         await self._admin.start()
 
     async def aclose(self) -> None:
         await self._opened.aclose()
 
     def _families(self) -> Iterator[Family]:
-        """What is counted beside the broker."""
+        """Yield the metrics of parts other than the broker."""
         from cepheid_broker.admin.broker_metrics import (
             admin_server_families,
             audit_families,
@@ -349,7 +350,7 @@ def _server_tls(settings: BrokerSettings, client_certificates: Literal["none", "
 
 
 def distance_from(rack: str | None, bookies: BookieStates) -> Callable[[str], int] | None:
-    """Return a function that says how far a bookie is from this process; None where the process has no rack."""
+    """Return a function for the distance of a bookie from this process; None if the process has no rack."""
     if rack is None:
         return None
     return lambda bookie_id: rack_distance(rack, bookies.racks().get(bookie_id))

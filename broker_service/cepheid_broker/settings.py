@@ -1,7 +1,7 @@
-"""Settings of every process with a broker in it: bounds in the type, meaning in the description.
+"""Settings of every process that has a broker: bounds in the type, meaning in the description.
 
-`cepheid broker` reads `BrokerRoleSettings`, `cepheid standalone` reads `StandaloneSettings` (standalone.py). What they read is what
-the broker works with: its parts get the whole tree or the table that they use. docs/settings.md is generated from it.
+`cepheid broker` reads `BrokerRoleSettings`, `cepheid standalone` reads `StandaloneSettings` (standalone.py). The broker uses what
+they read: its parts get the whole tree or the table that they need. docs/settings.md is generated from it.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ KIB = 1 << 10
 MIB = 1 << 20
 
 FRAME_PADDING_BYTES = 10 * KIB
-"""What a frame may have beyond `max_message_bytes`: command and metadata (protocol.md §1.3; Go's client checks the same sum)."""
+"""Room in a frame beyond `max_message_bytes`, for command and metadata (protocol.md §1.3; Go's client checks the same sum)."""
 
 RENAMED: Mapping[str, str] = {"topic_creation": "topic_creation.allowed"}
-"""Settings that were renamed since the release before this one: the old names are accepted in this release, with a warning."""
+"""Settings renamed since the previous release: old names are still accepted in this release, with a warning."""
 
 HostOrDomain = Annotated[str, Field(pattern=r"^\.?[A-Za-z0-9_-][A-Za-z0-9._-]{0,253}$")]
 
@@ -338,7 +338,7 @@ class BrokerSettings(BaseModel, frozen=True, extra="forbid"):
         description="Client connections from one address at one time, except loopback. Beyond it new ones are closed at once. "
         "Raise it where very many clients come through one address, such as that of a proxy.",
     )
-    # An entry must fit into one message between brokers and bookies (16 MiB) beside a chunk of 8 MiB that is read together with it.
+    # An entry must fit into one message between brokers and bookies (16 MiB) beside a chunk of 8 MiB that is read with it.
     max_message_bytes: PositiveInt = Field(
         5 * MIB,
         ge=64 * KIB,
@@ -457,8 +457,8 @@ class BrokerRoleSettings(BrokerSettings):
     metadata: str = Field(
         min_length=1, description="Address of the cluster's metadata store: `zk://host:port[,host:port…][/root]`."
     )
-    # The C++ client tries to connect again about 3.1 s and 6.3 s after its broker died, then at 12.7 s: the session has to be over
-    # before 6.3 s. kazoo's own thread sends the heartbeats, so that a busy loop does not cost the session.
+    # The C++ client reconnects about 3.1 s and 6.3 s after its broker died, then at 12.7 s: the session has to expire before 6.3 s.
+    # kazoo's own thread sends the heartbeats, so that a busy loop does not cost the session.
     metadata_session_timeout_s: PositiveFloat = Field(
         4.0,
         le=3600,
@@ -581,7 +581,7 @@ class BrokerRoleSettings(BrokerSettings):
 
     @property
     def registration_patience_s(self) -> float:
-        """A process that is gone is in metadata for one session timeout at most."""
+        """Time to wait for an old registration: that of a dead process lasts at most one session timeout."""
         return 2 * self.metadata_session_timeout_s
 
     @property

@@ -3,9 +3,9 @@
     metadata ─► cluster identity, first objects ─► bookies ─► ledger client ─► broker (protocol port) ─► bookie ports, admin API
                                                                                   ready ▲
 
-Rule 0: metadata and the bookies' data belong together. Where bookies have data and metadata has no cluster, the start is refused
+Rule 0: metadata and the bookies' data belong together. If bookies have data and metadata has no cluster, the start is refused
 before anything is written: a new cluster beside the old data would make the mistake harder to undo.
-Rule 1: the protocol port opens before gRPC and the web framework are imported: those take longer than everything else.
+Rule 1: the protocol port opens before gRPC and the web framework are imported, which take longer than everything else.
 Rule 2: a part that fails for good ends the process with its reason; a start that fails closes what it had opened, in reverse.
 """
 
@@ -49,7 +49,7 @@ _METADATA = "metadata"
 
 
 class MetadataMissingError(CepheidError):
-    """The data directory holds what bookies stored, and not the metadata that says what it is."""
+    """The data directory holds data of bookies, but not the metadata that describes it."""
 
     hint: ClassVar[str] = (
         "nothing was written: put the metadata directory back, from a copy if need be; to start empty, use another data directory"
@@ -103,7 +103,7 @@ class StandaloneSettings(BrokerSettings):
 
     @property
     def ledger_config(self) -> ManagedLedgerConfig:
-        """Quorums by the number of bookies (design: 1/1/1, from three on 3/3/2)."""
+        """Quorums for the number of bookies (1/1/1; from three on 3/3/2)."""
         if self.bookies >= 3:
             return ManagedLedgerConfig(ensemble_size=3, write_quorum=3, ack_quorum=2)
         return ManagedLedgerConfig(ensemble_size=self.bookies, write_quorum=self.bookies, ack_quorum=self.bookies)
@@ -117,8 +117,11 @@ class BrokerPorts(NamedTuple):
 
 
 class Standalone(Role):
-    """`start` once, `aclose` once. `accept_empty_disk` is an operator's word for this one start, and no setting: bookies whose
-    disks are lost for good start on empty ones."""
+    """A standalone cluster; `start` once, `aclose` once.
+
+    `accept_empty_disk` is an operator's consent for this one start, not a setting: bookies whose disks are lost for good start on
+    empty ones.
+    """
 
     def __init__(
         self,
@@ -129,8 +132,11 @@ class Standalone(Role):
         new_disk: Callable[[Path], RealDisk] = RealDisk,
         more_brokers: Sequence[BrokerPorts] = (),
     ) -> None:
-        """`new_disk` as in `LocalBookies.open`. `more_brokers`, for tests of clients: brokers that share metadata and bookies with
-        the first, whose ports are in the settings. They divide the bundles among them, and none of them balances loads."""
+        """`new_disk` as in `LocalBookies.open`.
+
+        `more_brokers`, for tests of clients: brokers that share metadata and bookies with the first, whose ports are in the
+        settings. They divide the bundles among them, and none of them balances load.
+        """
         super().__init__()
         self.settings = settings
         self._more_brokers = more_brokers
@@ -152,7 +158,7 @@ class Standalone(Role):
 
     @property
     def broker(self) -> Broker:
-        """The first one."""
+        """The first broker."""
         return self._serving.broker
 
     @property
@@ -166,23 +172,23 @@ class Standalone(Role):
 
     @property
     def service_urls(self) -> list[str]:
-        """Service URLs of the first broker: without TLS, then with TLS, as far as these ports are open."""
+        """Service URLs of the first broker for its open ports: without TLS, then with TLS."""
         return self._service_urls(self.broker.port, self.broker.tls_port)
 
     @property
     def service_url(self) -> str:
-        """Without TLS, if that port is open."""
+        """The first service URL, without TLS if that port is open."""
         return self.service_urls[0]
 
     @property
     def admin_urls(self) -> list[str]:
-        """Admin URLs of the first broker: without TLS, then with TLS, as far as these ports are open."""
+        """Admin URLs of the first broker for its open ports: without TLS, then with TLS."""
         ports = {"http": self._serving.admin_port, "https": self._serving.tls_admin_port}
         return [f"{scheme}://{host_port(self._shown_host, port)}" for scheme, port in ports.items() if port]
 
     @property
     def admin_url(self) -> str:
-        """Without TLS, if that port is open."""
+        """The first admin URL, without TLS if that port is open."""
         return self.admin_urls[0]
 
     @property
@@ -198,11 +204,11 @@ class Standalone(Role):
         return list(service_urls(self.settings, port, tls_port, self._shown_host).values())
 
     async def _start(self) -> None:
-        """Returns when clients are served; the admin API follows within a second."""
+        """Start; return when clients are served. The admin API follows within a second."""
         settings, ports, opened = self.settings, self._ports, self._opened
         check_metadata_is_there(settings.data_dir)
         settings.data_dir.mkdir(0o750, parents=True, exist_ok=True)
-        make_private(settings.data_dir, ())  # metadata and each bookie do it for their own directories
+        make_private(settings.data_dir, ())  # metadata and bookies do so for their own directories
         store = await RocksStore.open(settings.data_dir / _METADATA, ports)
         opened.push_async_callback(store.aclose)
         if await cluster_identity(store).get(None) is None:
@@ -230,7 +236,7 @@ class Standalone(Role):
         bookies.on_gone, bookies.on_back = self._on_bookie_gone, self._on_bookie_back
         for serving in self._servings:
             serving.listen()
-        # Before the port opens: a client that finds no namespace gives up. And again, in case the system chose the port.
+        # Before the port opens, as a client that finds no namespace gives up; and again, in case the system chose the port.
         expected = self._service_urls(
             settings.port if settings.has_plain_ports else 0, settings.tls.port if settings.tls.enabled else 0
         )
@@ -276,7 +282,7 @@ class Standalone(Role):
         self._servings.append(serving)
 
     async def _close_brokers(self) -> None:
-        """Close all at once, and let none hand its topics over to another that closes as well."""
+        """Close all at once; none hands topics over to another that also closes."""
         for broker in self.brokers:
             broker.ownership.peers = None
         outcomes = await asyncio.gather(*(serving.aclose() for serving in self._servings), return_exceptions=True)
@@ -285,7 +291,7 @@ class Standalone(Role):
                 raise outcome
 
     async def _register(self, serving: Serving, ownership: BundleOwnership) -> None:
-        """Let the broker be given bundles. Its admin port is taken already; requests wait until it answers."""
+        """Register the broker so that it gets bundles. Its admin port is already bound; requests wait until it answers."""
         ports = {
             "pulsar": serving.broker.port,
             "pulsar+ssl": serving.broker.tls_port,
@@ -309,8 +315,8 @@ class Standalone(Role):
             serving.ledger_client.on_bookie_back(bookie_id)
 
     async def _start_network_services(self) -> None:
-        """The admin API, then the bookies' ports; large libraries are imported in threads, and clients are served meanwhile."""
-        for serving in self._servings:  # before any of them answers: FastAPI switches warnings off and on, for all threads at once
+        """Start the admin API, then the bookies' ports; large libraries are imported in threads while clients are served."""
+        for serving in self._servings:  # before any answers: FastAPI toggles warnings, for all threads at once
             await serving.build_admin()
         for serving in self._servings:
             await serving.start_admin()
@@ -338,13 +344,13 @@ class Standalone(Role):
 
 
 def check_metadata_is_there(data_dir: Path) -> None:
-    """Rule 0, without opening the database, which would create one. Raises MetadataMissingError."""
+    """Check rule 0 without opening the database, which would create one. Raises MetadataMissingError."""
     if not (data_dir / _METADATA / "CURRENT").exists():  # each RocksDB database has this file
         refuse_old_data(data_dir)
 
 
 def refuse_old_data(data_dir: Path) -> None:
-    """Raises MetadataMissingError where bookies have data."""
+    """Raise MetadataMissingError if bookies have data."""
     if found := bookies_with_data(data_dir):
         message = f"{data_dir / _METADATA} holds no cluster, but there is data of {', '.join(found)} in {data_dir}"
         raise MetadataMissingError(message, path=str(data_dir / _METADATA))

@@ -1,4 +1,4 @@
-"""What producers, consumers, subscriptions and topics count: traffic with its rates, and when each last did what.
+"""Counters of producers, consumers, subscriptions and topics: traffic with its rates, and times of last actions.
 
 Counters only grow. One tick of the broker advances the windows of all rates.
 """
@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Traffic:
-    """What went through a producer, consumer, subscription or topic: entries, the messages in them, their bytes.
+    """Traffic of a producer, consumer, subscription or topic: entries, the messages in them, their bytes.
 
-    `into`: a sum that counts all of it too, and outlives its parts.
+    `into`: a sum that counts all of it as well, and outlives its parts.
     """
 
     into: Traffic | None = None
@@ -43,12 +43,12 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class BrokerTraffic:
-    """Of all topics since the start, those that are closed or deleted included: what a counter needs that never falls."""
+    """Traffic of all topics since the start, including closed and deleted ones, for counters that never fall."""
 
     published: Traffic = field(default_factory=Traffic)
     delivered: Traffic = field(default_factory=Traffic)
     repeated: Traffic = field(default_factory=Traffic)
-    """Sent again by producers, and not stored again: deduplication."""
+    """Messages that producers sent again and deduplication did not store."""
 
     def on_tick(self, window_s: float) -> None:
         self.published.on_tick(window_s)
@@ -68,7 +68,7 @@ class TrafficFigures:
 
 @dataclass(slots=True)
 class Activity:
-    """Times of the last actions of a consumer or subscription: wall clock in ms, 0: never. For people; nothing is decided by it."""
+    """Times of the last actions of a consumer or subscription: wall clock in ms, 0: never. For people; no decision uses them."""
 
     first_flow_at_ms: int = 0
     last_flow_at_ms: int = 0
@@ -76,7 +76,7 @@ class Activity:
     last_sent_at_ms: int = 0
     last_acked_at_ms: int = 0
     last_expired_at_ms: int = 0
-    """Of a subscription, as the next."""
+    """Only of subscriptions, as is the next."""
     last_mark_delete_at_ms: int = 0
 
     def on_flow(self, now_ms: int) -> None:
@@ -88,7 +88,7 @@ class Activity:
         self.last_sent_at_ms = now_ms
 
     def include(self, other: Activity) -> None:
-        """What a consumer did, its subscription did."""
+        """Add the actions of a consumer to its subscription's."""
         self.first_flow_at_ms = _first(self.first_flow_at_ms, other.first_flow_at_ms)
         self.last_flow_at_ms = max(self.last_flow_at_ms, other.last_flow_at_ms)
         self.first_sent_at_ms = _first(self.first_sent_at_ms, other.first_sent_at_ms)

@@ -74,9 +74,9 @@ def test_what_is_incompatible_is_409_and_names_the_field(admin: AdminWorld) -> N
     ("body", "status", "says"),
     [
         (payload(record(field("x", "strng"))), 422, "field 'x': unknown type 'strng'"),
-        ({"type": "AVRO", "schema": "{"}, 422, "is no JSON"),
-        ({"type": "AVRO"}, 422, "is no JSON"),
-        ({"type": "FOO", "schema": ""}, 422, "'FOO' is no type"),
+        ({"type": "AVRO", "schema": "{"}, 422, "is not JSON"),
+        ({"type": "AVRO"}, 422, "is not JSON"),
+        ({"type": "FOO", "schema": ""}, 422, "'FOO' is not a type"),
         ({"type": "BYTES", "schema": ""}, 422, "BYTES is for topics without a schema"),
         ({"type": "KEY_VALUE", "schema": "[]"}, 422, '{"key": …, "value": …}'),
         ({"type": "INT32", "schema": "text"}, 422, "has no definition"),

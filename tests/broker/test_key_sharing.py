@@ -128,9 +128,9 @@ def test_what_is_asked_for_is_understood() -> None:
     [
         ([], "needs 1 to 1000 hash ranges, not 0"),
         ([(0, 1)] * 1001, "not 1001"),
-        ([(5, 4)], "5..4 is none"),
-        ([(-1, 4)], "-1..4 is none"),
-        ([(0, 65536)], "0..65536 is none"),
+        ([(5, 4)], "5..4 is invalid"),
+        ([(-1, 4)], "-1..4 is invalid"),
+        ([(0, 65536)], "0..65536 is invalid"),
         ([(0, 10), (10, 20)], "0..10 and 10..20 of one consumer overlap"),
     ],
 )

@@ -101,7 +101,7 @@ def test_policies_say_which_brokers_serve_a_namespace(
 
 def test_a_policy_with_a_bad_expression_is_refused_and_ignored() -> None:
     bad = POLICY.replace(namespaces=("(",))
-    with pytest.raises(NotAllowedError, match="is no pattern of namespaces"):
+    with pytest.raises(NotAllowedError, match="is not a valid pattern of namespaces"):
         compile_policy("p", bad)
     assert rules(p=bad).is_empty
     assert rules(p=bad).allowed("t/own", BROKERS, {}) == ["a", "b", "c"]

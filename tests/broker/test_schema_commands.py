@@ -126,7 +126,7 @@ async def test_producers_and_consumers_are_refused_with_the_field_and_the_versio
         assert "field 'id': the consumer's schema has string, version 0 has long" in answer.message
         assert "s" not in world.topic("t").subscriptions, "what is refused leaves no subscription behind"
         malformed = pb.Schema(name="", schema_data=b"{", type=pb.Schema.Json)
-        assert "is no JSON" in (await refused(client, producer("t", malformed))).message
+        assert "is not JSON" in (await refused(client, producer("t", malformed))).message
         await client.ping()
 
 

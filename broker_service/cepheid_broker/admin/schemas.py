@@ -38,7 +38,7 @@ class PostSchemaPayload(BaseModel):
         """Raises InvalidSchemaError."""
         kind = SchemaType.__members__.get(self.type)
         if kind is None:
-            raise InvalidSchemaError(f"{self.type[:100]!r} is no type of a schema: {', '.join(SchemaType.__members__)}")
+            raise InvalidSchemaError(f"{self.type[:100]!r} is not a type of a schema: {', '.join(SchemaType.__members__)}")
         data = (self.schema_ or "").encode(errors="replace")
         if kind is SchemaType.KEY_VALUE:
             data = key_value_data(data)

@@ -1,4 +1,4 @@
-"""Reading entries again that a core has to send again, or had to pass over: one span at a time."""
+"""Reads entries again that a core has to send again or passed over: one span at a time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class BackReader:
 
     @property
     def is_free(self) -> bool:
-        """A next span may be asked for."""
+        """Whether another span may be requested."""
         return not (self.reading or self.failed or self.pending)
 
     @property
@@ -27,7 +27,7 @@ class BackReader:
         return sum(pending.counted.size_bytes for pending in self.pending)
 
     def rewind(self) -> None:
-        """Forgets what was read, also what a read under way will bring."""
+        """Forget what was read and the answer of a pending read."""
         self.pending.clear()
         self.reading = self.failed = False
         self._ticket += 1
@@ -39,7 +39,8 @@ class BackReader:
         return ReadBack(ledger_id, first, last, self._ticket)
 
     def on_read(self, read: ReadBack, groups: Iterable[CountedGroup]) -> list[tuple[int, int]]:
-        """`groups` may start later than asked for, and end earlier. Returns what of the span will never come: it was trimmed."""
+        """Take the answer; `groups` may start later than requested and end earlier. Return the parts of the span that were
+        trimmed."""
         if read.ticket != self._ticket:
             return []
         self.reading = False
@@ -52,7 +53,7 @@ class BackReader:
                 missing.append((expected, counted.first - 1))
             self.pending.append(Pending(counted, max(read.first, counted.first)))
             expected = counted.last + 1
-        if expected == read.first:  # nothing of the span exists any more
+        if expected == read.first:  # nothing of the span is left
             missing.append((read.first, read.last))
         return missing
 

@@ -1,7 +1,7 @@
-"""Which consumer got the first chunks of a message whose last one is still to be sent: it must get the others, too.
+"""Which consumer got the first chunks of a message whose last one is not sent yet: it must get the others, too.
 
-Remembered from the first chunk on until the last one is sent; or until all that it got are acknowledged, or skipped: whoever did so
-is done with the message, and its producer may have died before the last chunk. Beyond the bound the oldest is forgotten.
+An owner is remembered from the first chunk until the last one is sent, or until all chunks that it got are acknowledged or skipped:
+the message is finished then, and its producer may have died before the last chunk. Above the bound the oldest is forgotten.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Chunked:
     uuid: str
     owner: Holder
     key_hash: int
-    given: dict[Position, None] = field(default_factory=dict)  # its chunks that are not acknowledged
+    given: dict[Position, None] = field(default_factory=dict)  # its unacknowledged chunks
 
 
 class ChunkOwners:
@@ -38,7 +38,7 @@ class ChunkOwners:
         return None if found is None else found.owner
 
     def give(self, uuid: str, owner: Holder, position: Position, key_hash: int = 0) -> Chunked | None:
-        """`owner`: of all its chunks, if this is the first. Returns what is forgotten for it."""
+        """Note that a chunk was sent; `owner` gets all its chunks if this is the first. Return the message forgotten for it."""
         chunked = self._messages.get(uuid)
         if chunked is None:
             chunked = self._messages[uuid] = Chunked(uuid, owner, key_hash)
@@ -54,7 +54,7 @@ class ChunkOwners:
         return found
 
     def on_acked(self, position: Position) -> Chunked | None:
-        """Returns what is forgotten."""
+        """Note an acknowledgement. Return the message forgotten for it."""
         chunked = self._at.pop(position, None)
         if chunked is None:
             return None

@@ -1,5 +1,8 @@
-"""A group of entries as dispatch sees it: how many messages each entry holds, which entries are chunks of a larger message, when
-their producers want them delivered, and the hashes of their keys."""
+"""A group of entries as dispatch sees it, with per-entry facts from the metadata.
+
+These are: the number of messages, which entries are chunks of a larger message, the delivery times set by producers, and key
+hashes.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +25,18 @@ Run = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One piece of a message that its producer cut up; all pieces have the same uuid (protocol.md §10.5)."""
+    """One chunk of a chunked message; all its chunks have the same uuid (protocol.md §10.5)."""
 
     uuid: str
     is_last: bool
 
 
 class CountedGroup:
-    """`counts[i]` messages in entry `first + i`; None: one in each. `chunks` by entry id; None: no chunk among them.
-    `deliver_at_ms` by entry id (wall clock); None: all at once. `hashes[i]` of the key of entry `first + i`; None: unknown."""
+    """A group of entries with what dispatch needs of their metadata.
+
+    `counts[i]`: messages in entry `first + i`; None: one in each. `chunks` by entry id; None: there is none. `deliver_at_ms` by
+    entry id (wall clock); None: all at once. `hashes[i]`: of the key of entry `first + i`; None: unknown.
+    """
 
     __slots__ = (
         "after",
@@ -67,7 +73,7 @@ class CountedGroup:
         self.after = Position(self.ledger_id, self.last + 1)
         self.messages = len(group.ends) if counts is None else sum(counts)
         self.size_bytes = group.size_bytes
-        self.shared: list[SharedMessage] | None = None  # delivery.py: frames that differ between consumers by an id alone
+        self.shared: list[SharedMessage] | None = None  # delivery.py: frames in which only the consumer's id differs
 
     def __repr__(self) -> str:
         return f"<CountedGroup {self.group!r}, {self.messages_in(self.group.first_entry_id, self.group.last_entry_id)} messages>"
@@ -85,7 +91,7 @@ class CountedGroup:
         return self.counts[first - base : last - base + 1]
 
     def slice(self, first: int, last: int) -> CountedGroup:
-        """The entries `first..last` (inclusive, inside the group) over the same memory."""
+        """Return the entries `first..last` (inclusive, inside the group) over the same memory."""
         if (first, last) == (self.first, self.last):
             return self
         base = self.first
@@ -98,9 +104,9 @@ class CountedGroup:
         )
 
     def take(self, runs: Sequence[Run], permits: int, max_entries: int) -> tuple[list[Run], int]:
-        """The front of `runs` that `permits` (> 0) pay for, and how many messages that is.
+        """Return the front of `runs` that `permits` (> 0) pay for, and its number of messages.
 
-        An entry is sent whole as soon as one permit is there, so the result may cost more than there is (protocol.md §13).
+        An entry is sent whole as soon as there is one permit, so the result may cost more than `permits` (protocol.md §13).
         """
         assert permits > 0
         taken: list[Run] = []
@@ -119,7 +125,7 @@ class CountedGroup:
         return taken, messages
 
     def _cut(self, first: int, permits: int) -> tuple[int, int]:
-        """The last entry from `first` on that `permits` reach, and the cost up to it."""
+        """Return the last entry, counted from `first`, that `permits` reach, and the cost up to it."""
         if self.counts is None:
             return first + permits - 1, permits
         cost, base = 0, self.group.first_entry_id
@@ -131,7 +137,7 @@ class CountedGroup:
 
 
 class _Derived(NamedTuple):
-    """Shared by all who read the same group from the tail: a thousand subscriptions parse an entry's metadata once."""
+    """Facts shared by all readers of a group in the tail cache: a thousand subscriptions parse an entry's metadata once."""
 
     counts: Sequence[int] | None
     chunks: dict[int, Chunk] | None
@@ -140,9 +146,9 @@ class _Derived(NamedTuple):
 
 
 def count_group(group: EntryGroup, *, with_hashes: bool = False) -> CountedGroup:
-    """Reads the metadata of every entry once.
+    """Read the metadata of every entry once.
 
-    An entry whose metadata cannot be read counts as one message: refused when published, it can only come from elsewhere.
+    An entry with unreadable metadata counts as one message: it is refused when published, so it can only come from elsewhere.
     """
     known = group.derived
     if not isinstance(known, _Derived) or (with_hashes and known.hashes is None):
@@ -180,7 +186,7 @@ def _derive(group: EntryGroup, *, with_hashes: bool) -> _Derived:
 
 
 def _count_of_odd(metadata: pb.MessageMetadata, payload: memoryview) -> int:
-    """An impossible count was stored by an earlier release, or elsewhere: it may not use up a consumer's permits."""
+    """Return a message count for a stored entry whose count is impossible, so that it does not use up a consumer's permits."""
     try:
         return messages_in(metadata, len(payload))
     except BadTailError:

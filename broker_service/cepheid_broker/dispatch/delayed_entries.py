@@ -1,5 +1,7 @@
-"""Entries that wait for the time their producer set (`deliver_at_time`), in a heap. Forgotten with the core: read again, they are
-held back again."""
+"""Entries that wait for the delivery time set by their producer (`deliver_at_time`), in a heap.
+
+They are forgotten with the core; read again, they are held back again.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from cepheid_broker.dispatch.counted_group import CountedGroup
 from cepheid_broker.dispatch.effects import AckView, Idle, Why
 from cepheid_metadata import Position
 
-NO_HASH = 0  # where nobody asks for it
+NO_HASH = 0  # where it is not needed
 
 
 class Due(NamedTuple):
@@ -21,7 +23,10 @@ class Due(NamedTuple):
 
 
 class DelayedEntries:
-    """Soft by one read: a core that finds it full reads no further. An entry acknowledged meanwhile is found out when it is due."""
+    """Delayed entries, with a limit that is soft by one read: a core that finds it full stops reading.
+
+    An entry acknowledged meanwhile is noticed when it is due.
+    """
 
     def __init__(self, max_entries: int) -> None:
         self.enabled = True
@@ -47,7 +52,7 @@ class DelayedEntries:
         return Position(*self._heap[0][1:3]) if self._heap else None
 
     def hold_back(self, counted: CountedGroup, acks: AckView, now_ms: int) -> list[CountedGroup]:
-        """Keeps those entries of a group whose time has not come, and returns the others."""
+        """Keep the entries of a group that are not due, and return the others."""
         if counted.deliver_at_ms is None or not self.enabled:
             return [counted]
         waiting = [(entry_id, due_ms) for entry_id, due_ms in counted.deliver_at_ms.items() if due_ms > now_ms]
@@ -70,7 +75,7 @@ class DelayedEntries:
         heappush(self._heap, (counted.deliver_at_ms[entry_id], counted.ledger_id, entry_id, key_hash))
 
     def take_due(self, now_ms: int) -> list[Due]:
-        """In the order in which they are due. All of them when nothing is held back any more."""
+        """Return due entries in order; all entries if delayed delivery is off."""
         due = []
         while self._heap and (not self.enabled or self._heap[0][0] <= now_ms):
             due.append(Due(*heappop(self._heap)[1:]))
@@ -94,7 +99,7 @@ class DelayedEntries:
 
 
 def _utc(wall_ms: int) -> str:
-    """Producers may have set anything: what is no date of this era is told as a number."""
+    """Format a time for people; producers may set any number, and one that is not a valid date is shown as it is."""
     try:
         return datetime.fromtimestamp(wall_ms / 1000, UTC).isoformat(timespec="milliseconds")
     except (OverflowError, ValueError, OSError):

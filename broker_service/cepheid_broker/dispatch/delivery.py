@@ -1,4 +1,4 @@
-"""Entries as MESSAGE frames: a header written in front of each, the stored bytes as they are."""
+"""Encodes entries as MESSAGE frames: a header before each, the stored bytes unchanged."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from cepheid_wire import SharedMessage, encode_message_header
 _WORD = (1 << 64) - 1
 
 SMALL_BYTES = 4096
-"""An entry up to this size is copied behind its header: one buffer less costs more than the copy."""
+"""An entry up to this size is copied after its header: one buffer less saves more than the copy costs."""
 
 FEW_ENTRIES = 4
-"""A group that is at most so large is likely to go whole to many subscriptions, as they keep up."""
+"""A group up to this size is likely to be sent whole to many subscriptions that keep up."""
 
 UnackedWords = Callable[[Position], Sequence[int] | None]
 
@@ -24,15 +24,15 @@ UnackedWords = Callable[[Position], Sequence[int] | None]
 def encode_send(
     consumer_id: int, send: Send, unacked_words: UnackedWords, *, partition: int, epoch: int | None = None
 ) -> tuple[list[Buffer], int, int]:
-    """Return buffers for one `writelines`, the number of entries in them, and their size in bytes as their producers sent them.
+    """Return buffers for one `writelines`, the number of entries in them, and their payload size in bytes.
 
     `partition` is the topic's index, -1 when it is not a partition; clients copy it into the message id (protocol.md §14).
-    `epoch`: of a consumer that gave one; its client drops messages with a smaller one (protocol.md §14)."""
+    `epoch`: set if the consumer gave one; its client drops messages with a smaller one (protocol.md §14)."""
     counted, counts = send.counted, send.redelivery_counts
     group = counted.group
     ledger_id, base, ends = group.ledger_id, group.first_entry_id, group.ends
     view = memoryview(group.data)
-    # No redelivery count, no batch of which a part is acknowledged.
+    # No redelivery counts, no partly acknowledged batch.
     plain = not counts and counted.counts is None and epoch is None
     if (
         plain

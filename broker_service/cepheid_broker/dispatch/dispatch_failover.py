@@ -5,17 +5,17 @@
             └──── rewind: another one is active, redelivery, seek ─────┘
 
 Rules
-1. Entries go out in position order and once, until a rewind starts over.
-2. What is acknowledged when its turn comes is not sent.
-3. An entry costs as many permits as it has messages; it is sent whole as soon as one permit is there.
-4. The active consumer is chosen among those with the lowest priority number, in order of name, then of arrival: the first one, and
+1. Entries are sent in position order and once, until a rewind starts again.
+2. An entry that is acknowledged when its turn comes is not sent.
+3. An entry costs as many permits as it has messages; it is sent whole as soon as there is one permit.
+4. The active consumer is chosen among those with the lowest priority number, ordered by name, then by arrival: the first one, and
    for partition p the one at index p modulo their number, so that the partitions of a topic spread over them (protocol.md §12.3).
-5. Everybody hears who is active when that changes, and a newcomer hears what it is; nothing of it delays delivery.
+5. A change of the active consumer is announced to all, and its role to a newcomer; announcements do not delay delivery.
 
 6. A consumer that chose hash ranges gets only entries whose key has a hash in them; the others are passed over, and stay
-   unacknowledged (protocol.md §12.3). Only readers choose ranges, and they are alone on their subscription.
+   unacknowledged (protocol.md §12.3). Only readers choose ranges, and each is alone on its subscription.
 
-An Exclusive subscription is one that lets a single consumer in: it needs no announcements.
+An Exclusive subscription admits a single consumer, so it needs no announcements.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class FailoverDispatch:
             self._choose()
 
     def _choose(self) -> bool:
-        """True: another one than before is active, and everybody will hear of it (rule 5)."""
+        """Choose the active consumer; return True if it changed, which is announced to all (rule 5)."""
         in_order = sorted(self._candidates.values(), key=lambda candidate: candidate.order)
         best = [candidate for candidate in in_order if candidate.priority == in_order[0].priority]
         chosen = best[self._partition_index % len(best)] if best else None
@@ -139,13 +139,13 @@ class FailoverDispatch:
         self._forward.on_retry()
 
     def on_acked(self, consumer: int | None, positions: Iterable[Position]) -> None:
-        """Nothing to free: rule 2 is applied when an entry's turn comes."""
+        """Do nothing: rule 2 applies when an entry's turn comes."""
 
     def on_cursor_moved(self) -> None:
         self._forward.skip_to(self._acks.first_unacknowledged())
 
     def on_redeliver(self, consumer: int, positions: Iterable[Position] | None) -> None:
-        """Whatever was named: everything unacknowledged is sent again; only the active consumer may ask (protocol.md §16)."""
+        """Send everything unacknowledged again, whatever was named; only the active consumer may ask (protocol.md §16)."""
         if self._active is not None and consumer == self._active.key:
             self.on_rewind()
 
@@ -153,10 +153,10 @@ class FailoverDispatch:
         self._forward.rewind(self._acks.first_unacknowledged())
 
     def on_policies(self, policies: DispatchPolicies) -> None:
-        """None of them concerns one consumer that gets everything in order (protocol.md §13; §27, trap 42)."""
+        """Do nothing: none of them concerns one consumer that gets everything in order (protocol.md §13; §27, trap 42)."""
 
     def on_clock(self, now_ms: int) -> None:
-        """As above."""
+        """Do nothing: entries are not delayed here."""
 
     # Decisions
 
@@ -204,8 +204,8 @@ class FailoverDispatch:
         first = self._acks.first_unacknowledged()
         if first >= self._forward.next_position:
             return Why(Idle.AT_END)
-        until = f"an entry is appended; what was sent comes again on {COMES_AGAIN_ON}"
-        details = "what it was sent from this entry on is not acknowledged"
+        until = f"an entry is appended; sent entries are redelivered on {COMES_AGAIN_ON}"
+        details = "entries sent to it from this one on are not acknowledged"
         if active.ranges:
             details += ", or the hash of its key is outside of the ranges that this reader chose"
         return Why(Idle.AT_END, consumer=active.name, position=first, until=until, details=details)
@@ -262,7 +262,7 @@ class FailoverDispatch:
 
 
 def _runs_within(ranges: Sequence[HashRange], counted: CountedGroup, runs: Sequence[Run]) -> list[Run]:
-    """The parts of `runs` whose keys have a hash in one of `ranges`, which are in order and do not overlap."""
+    """Return the parts of `runs` whose keys have a hash in one of `ranges`, which are sorted and do not overlap."""
     assert counted.hashes is not None, "the driver counts groups with hashes where a consumer chose ranges"
     starts = [first for first, _ in ranges]
     within: list[Run] = []

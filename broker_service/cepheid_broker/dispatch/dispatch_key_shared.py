@@ -7,15 +7,15 @@
 
 Rules
 1. An entry is outstanding at one consumer at most, and only the owner of its hash gets it (key_owners.py).
-2. No entry goes before an earlier one with the same hash that waits: it waits behind it. What is sent again goes in order, too.
+2. No entry is sent before a waiting earlier one with the same hash; it waits behind that. Redeliveries are in order, too.
 3. A hash that moved to another consumer waits while an earlier one holds entries of it, until those are acknowledged or that
-   consumer leaves. Not so when the subscription allows delivery out of order.
-4. Other keys go on meanwhile, past at most `max_waiting_entries` that wait. Nothing waits without an event that ends it: the
-   consumer can take messages, it acknowledges or leaves, one with the missing range comes.
-5. A hash with a message of which only some chunks were sent stays with its consumer until the last chunk is sent: it could not
-   acknowledge the first ones otherwise, and rule 3 would wait for ever. Where they are acknowledged all the same, it moves.
-6. A batch goes as its first key says. Entries whose producer set a time go when it comes: they asked for it, so later ones of their
-   key do not wait for them; from then on they are ordered like entries that are sent again.
+   consumer leaves, unless the subscription allows delivery out of order.
+4. Other keys continue meanwhile, past at most `max_waiting_entries` waiting entries. Every wait has an event that ends it: the
+   consumer can take messages, acknowledges or leaves, or one with the missing range connects.
+5. A hash with a partly sent chunked message stays with its consumer until the last chunk is sent: the consumer cannot acknowledge
+   the first chunks before that, so rule 3 would wait forever. If they are acknowledged anyway, it moves.
+6. A batch is routed by its first key. Entries with a delivery time set by their producer are sent when it is reached: as they asked
+   for it, later entries of their key do not wait for them; from then on they are ordered like redelivered entries.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ from cepheid_broker.dispatch.key_owners import KeyOwners
 from cepheid_broker.dispatch.key_places import KeyPlaces
 from cepheid_metadata import Position
 
-READ_BACK_FACTOR = 4  # more than one consumer can take is read back, as what waits for others beside it goes along
+READ_BACK_FACTOR = 4  # read back more than one consumer can take, as entries waiting for others lie between
 
 
 @dataclass(slots=True)
 class _Share:
-    """What one consumer gets of a group."""
+    """One consumer's part of a group."""
 
     runs: list[Run] = field(default_factory=list)
     messages: int = 0
@@ -76,7 +76,7 @@ class KeySharedDispatch:
         self._delayed = DelayedEntries(limits.max_delayed_entries)
         self._delayed.enabled = policies.delayed_delivery
         self._holders = Holders(policies)
-        self._able: dict[int, Holder] = {}  # who can take messages
+        self._able: dict[int, Holder] = {}  # consumers that can take messages
         self._places = KeyPlaces(owners, self._holders, in_order=in_order, max_chunked_messages=limits.max_chunked_messages)
         self._waiting = self._places.waiting
 
@@ -118,7 +118,7 @@ class KeySharedDispatch:
         self._delayed.enabled = policies.delayed_delivery
 
     def _note(self, holder: Holder) -> None:
-        """Something changed that may let it take messages, or no more."""
+        """Update whether the consumer can take messages."""
         if holder.can_take:
             self._able[holder.key] = holder
             self._waiting.open(holder.key)
@@ -156,7 +156,7 @@ class KeySharedDispatch:
     # Events: acknowledgements
 
     def on_acked(self, consumer: int | None, positions: Iterable[Position]) -> None:
-        """`consumer`: who says it; an entry outstanding elsewhere is acknowledged all the same (protocol.md §15)."""
+        """Release acknowledged entries, also those outstanding at consumers other than `consumer` (protocol.md §15)."""
         acking = self._holders.by_key.get(consumer) if consumer is not None else None
         elsewhere: dict[int, dict[int, None]] = {}
         for ledger_id, entry_id in positions:
@@ -180,7 +180,7 @@ class KeySharedDispatch:
             self._note(holder)
 
     def on_redeliver(self, consumer: int, positions: Iterable[Position] | None) -> None:
-        """None: everything outstanding at this consumer. What is not outstanding there is ignored (rule 1)."""
+        """Send entries again; None: all outstanding at this consumer. Entries not outstanding there are ignored (rule 1)."""
         holder = self._holders.by_key.get(consumer)
         if holder is None:
             return
@@ -193,7 +193,7 @@ class KeySharedDispatch:
         self._note(holder)
 
     def on_rewind(self) -> None:
-        """Everything unacknowledged is free again: after a seek, or when the last consumer left."""
+        """Free everything unacknowledged, after a seek or when the last consumer left."""
         assert not any(holder.outstanding for holder in self._holders), "rule 1: close the consumers first"
         self._places.clear()
         self._back.rewind()
@@ -201,7 +201,7 @@ class KeySharedDispatch:
         self._forward.rewind(self._acks.first_unacknowledged())
 
     def _settle(self, holder: Holder, ledger_id: int, entry_id: int) -> bool:
-        """The entry is outstanding at the consumer no more. False: it was not."""
+        """Release the entry from the consumer; return False if it was not outstanding there."""
         was_blocked = holder.blocked
         key_hash = self._holders.settle(holder, ledger_id, entry_id)
         if key_hash is None:
@@ -234,7 +234,7 @@ class KeySharedDispatch:
         return self._waiting.entries >= self._limits.max_waiting_entries
 
     def _has_work(self) -> bool:
-        """Whether something can be done for those who can take messages."""
+        """Return whether something can be done for the consumers that can take messages."""
         if self._back.pending:
             return True
         if self._back.is_free and self._waiting.first_ready() is not None:
@@ -245,7 +245,7 @@ class KeySharedDispatch:
         return self._can_pass(head.counted, head.next_entry_id)
 
     def _can_pass(self, counted: CountedGroup, entry_id: int) -> bool:
-        """The next entry can be sent, or there is room for it where it has to wait."""
+        """Return whether the next entry can be sent, or has room to wait."""
         if not self._acks.unacknowledged_runs(counted.ledger_id, entry_id, entry_id):
             return True
         if self._delayed.must_wait(counted, entry_id, self._holders.now_ms):
@@ -262,7 +262,7 @@ class KeySharedDispatch:
         while (consumer := self._waiting.first_ready()) is not None:
             positions, holder = self._waiting.at_door(consumer), self._able[consumer]
             assert positions is not None
-            takes = -(-holder.permits // holder.last_messages)  # entries, most likely
+            takes = -(-holder.permits // holder.last_messages)  # estimated entries
             wanted = min(self._limits.read_back_entries, READ_BACK_FACTOR * takes)
             span = positions.first_span(wanted, self._limits.read_back_gap)
             assert span is not None
@@ -284,7 +284,7 @@ class KeySharedDispatch:
                 assert key is not None
                 holder = None if key.door is None else self._able.get(key.door)
                 if holder is None or key.first != (counted.ledger_id, entry_id):
-                    continue  # it stays, and is read once more
+                    continue  # it keeps waiting and is read again
                 self._waiting.discard(counted.ledger_id, entry_id)
                 self._give(holder, counted, entry_id, key.key_hash, shares)
             if shares:
@@ -304,7 +304,7 @@ class KeySharedDispatch:
         return []
 
     def _share_out(self, counted: CountedGroup, start: int, shares: dict[int, _Share]) -> int:
-        """Gives entries to their consumers, and lets those wait that cannot go now. Returns the entry to go on with."""
+        """Give entries to their consumers, and make those wait that cannot be sent now. Return the entry to continue with."""
         ledger_id, able, waiting = counted.ledger_id, self._able, self._waiting
         for first, last in self._acks.unacknowledged_runs(ledger_id, start, counted.last):
             for entry_id in range(first, last + 1):
@@ -373,7 +373,7 @@ class KeySharedDispatch:
         return reasons if reasons and not forward.at_end else [*reasons, self._holders.why_at_end()]
 
     def _why_doors(self) -> list[Why]:
-        """Consumers for which entries wait and that cannot take them."""
+        """Return why consumers that entries wait for cannot take them."""
         reasons: list[Why] = []
         for consumer, positions in self._waiting.doors():
             if consumer not in self._able and len(reasons) < MAX_REASONS:

@@ -26,7 +26,7 @@ def new_core(
 
 
 def shares_entries(kind: int | None) -> bool:
-    """Entries are acknowledged one by one, by whoever got them: no cumulative acknowledgement (protocol.md §15)."""
+    """Return whether entries are acknowledged one by one by their receivers, never cumulatively (protocol.md §15)."""
     return kind in (SHARED, KEY_SHARED)
 
 

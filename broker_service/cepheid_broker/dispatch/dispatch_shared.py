@@ -6,14 +6,15 @@
        └──────────── redelivery asked for (count + 1), consumer left ──────────┘
 
 Rules
-1. An entry is outstanding at one consumer at most. It becomes free again when redelivery is asked for or its consumer leaves.
-2. What is to be sent again goes before what was never sent.
+1. An entry is outstanding at one consumer at most. It becomes free again when redelivery is requested or its consumer leaves.
+2. Redeliveries are sent before new entries.
 3. Consumers with the lowest priority number are served as long as one of them can take messages; equal ones in turn.
-4. Chunks of one message go to one consumer, in order; while that one cannot take them they are reserved for it, and others go on.
-5. A consumer that holds as many unacknowledged messages as it may gets no more until half of them are gone; its permits stay. The
-   same for all consumers together (holders.py).
-6. Redelivery counts are the cursor's: they live as long as the entry is unacknowledged; leaving does not raise them.
-7. Entries whose time has not come are held back (delayed_entries.py), and go before new ones when it has.
+4. Chunks of one message are sent to one consumer, in order; while it cannot take them they are reserved for it, and other entries
+   continue.
+5. A consumer at its limit of unacknowledged messages gets no more until half of them are settled; it keeps its permits. The same
+   applies to all consumers together (holders.py).
+6. Redelivery counts belong to the cursor: they last as long as the entry is unacknowledged. A leaving consumer does not raise them.
+7. Entries that are not due yet are held back (delayed_entries.py), and sent before new ones once they are.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class SharedDispatch:
         self._holders = Holders(policies or DispatchPolicies())
         self._turns = Turns()
         self._chunks = ChunkOwners(limits.max_chunked_messages)
-        self._reserving: dict[int, Holder] = {}  # who has reserved chunks, and perhaps some who had
+        self._reserving: dict[int, Holder] = {}  # consumers with reserved chunks, and perhaps some that had them
         self._delayed.enabled = policies is None or policies.delayed_delivery
 
     def __repr__(self) -> str:
@@ -136,7 +137,7 @@ class SharedDispatch:
     # Events: acknowledgements
 
     def on_acked(self, consumer: int | None, positions: Iterable[Position]) -> None:
-        """`consumer`: who says it; an entry outstanding elsewhere is acknowledged all the same (protocol.md §15)."""
+        """Release acknowledged entries, also those outstanding at consumers other than `consumer` (protocol.md §15)."""
         acking = self._holders.by_key.get(consumer) if consumer is not None else None
         elsewhere: dict[int, dict[int, None]] = {}
         for ledger_id, entry_id in positions:
@@ -163,7 +164,7 @@ class SharedDispatch:
             self._turns.queue(holder)
 
     def on_redeliver(self, consumer: int, positions: Iterable[Position] | None) -> None:
-        """None: everything outstanding at this consumer. What is not outstanding there is ignored (rule 1)."""
+        """Send entries again; None: all outstanding at this consumer. Entries not outstanding there are ignored (rule 1)."""
         holder = self._holders.by_key.get(consumer)
         if holder is None:
             return
@@ -173,7 +174,7 @@ class SharedDispatch:
                 self._replay.add(ledger_id, entry_id)
 
     def on_rewind(self) -> None:
-        """Everything unacknowledged is free again: after a seek, or when the last consumer left."""
+        """Free everything unacknowledged, after a seek or when the last consumer left."""
         assert not any(holder.outstanding for holder in self._holders), "rule 1: close the consumers first"
         self._replay.clear()
         self._back.rewind()
@@ -223,7 +224,7 @@ class SharedDispatch:
         return None if self._holders.blocked else self._turns.now()
 
     def _has_work(self) -> bool:
-        """Whether the consumer whose turn it is can make something happen now."""
+        """Return whether the consumer whose turn it is can cause an effect now."""
         if self._back.pending:
             return True
         if not self._back.reading and not self._back.failed and self._wanted_back() is not None:
@@ -234,7 +235,7 @@ class SharedDispatch:
         return not self._replay
 
     def _wanted_back(self) -> PositionSet | None:
-        """The positions to read again that somebody could take now."""
+        """Return positions to read again that some consumer could take now."""
         if self._replay:
             return self._replay
         for holder in list(self._reserving.values()):
@@ -251,7 +252,7 @@ class SharedDispatch:
             span = wanted.first_span(self._limits.read_back_entries, self._limits.read_back_gap)
             assert span is not None
             ledger_id, first, last = span
-            # What was acknowledged without anybody's saying so would be read back again and again.
+            # Entries acknowledged by no consumer would be read back again and again.
             if not wanted.keep_only(ledger_id, first, last, self._acks.unacknowledged_runs(ledger_id, first, last)):
                 return self._back.plan(ledger_id, first, last)
         return None
@@ -274,7 +275,7 @@ class SharedDispatch:
         return None
 
     def _members(self, counted: CountedGroup, first: int) -> list[Run]:
-        """What of a group read back is still wanted, by anybody or by the owner of its chunks."""
+        """Return the runs of a group read back that are still wanted, by any consumer or by the owner of their chunks."""
         runs = self._replay.runs(counted.ledger_id, first, counted.last)
         if counted.chunks is not None:
             for holder in self._holders:
@@ -283,7 +284,7 @@ class SharedDispatch:
         return runs
 
     def _send_new(self, turn: Holder) -> Send | None:
-        # Rule 2, at every step: chunks may be let go in between, and a later one must not be passed over then.
+        # Rule 2 is checked at every step: chunks may be freed in between, and a later one must not overtake them.
         while not self._replay and (head := self._forward.head()) is not None:
             counted = head.counted
             runs = list(self._acks.unacknowledged_runs(counted.ledger_id, head.next_entry_id, counted.last))
@@ -296,7 +297,7 @@ class SharedDispatch:
         return None
 
     def _send_from(self, counted: CountedGroup, runs: list[Run], turn: Holder) -> tuple[Send | None, int]:
-        """What of `runs` goes out next, and the entry to go on with."""
+        """Return the next Send from `runs`, and the entry to continue with."""
         if counted.chunks is not None:
             runs, chunk_entry_id = _before_first_chunk(runs, counted.chunks)
             if not runs and chunk_entry_id >= 0:
@@ -314,11 +315,11 @@ class SharedDispatch:
     def _send_chunk(self, counted: CountedGroup, entry_id: int, chunk: Chunk, turn: Holder) -> Send | None:
         first_again = self._replay.first()
         if first_again is not None and first_again < (counted.ledger_id, entry_id):
-            return None  # perhaps an earlier chunk, asked for again while this one was read: it stays, and is read once more
+            return None  # an earlier chunk may be redelivered since this was read: it stays, and is read again
         owner = self._chunks.owner(chunk.uuid) or turn
         if (oldest := self._chunks.give(chunk.uuid, owner, Position(counted.ledger_id, entry_id))) is not None:
             self._free_reserved(oldest.owner)
-        # An earlier chunk may still be reserved and on its way: this one must not overtake it.
+        # An earlier chunk may still be reserved and being read: this one must not overtake it.
         earlier = owner.reserved.first()
         if not owner.can_take or (earlier is not None and earlier < (counted.ledger_id, entry_id)):
             self._replay.discard(counted.ledger_id, entry_id)
@@ -331,7 +332,8 @@ class SharedDispatch:
         return self._send(owner, counted, [(entry_id, entry_id)], counted.messages_in(entry_id, entry_id))
 
     def _free_reserved(self, owner: Holder) -> None:
-        """One of its messages is forgotten. Chunks of the others are reserved again when they are read back."""
+        """Free the owner's reserved chunks after one of its messages was forgotten; the others are reserved again when read
+        back."""
         for position in owner.reserved:
             self._replay.add(*position)
         owner.reserved.clear()
@@ -343,7 +345,7 @@ class SharedDispatch:
         return Send(holder.key, counted, runs, messages, counts_of(self._acks, counted.ledger_id, runs))
 
     def _settle(self, holder: Holder, ledger_id: int, entry_id: int) -> bool:
-        """The entry is outstanding at the consumer no more. False: it was not."""
+        """Release the entry from the consumer; return False if it was not outstanding there."""
         if self._holders.settle(holder, ledger_id, entry_id) is None:
             return False
         if not holder.queued:
@@ -397,7 +399,7 @@ class SharedDispatch:
 
 
 def _before_first_chunk(runs: list[Run], chunks: Mapping[int, Chunk]) -> tuple[list[Run], int]:
-    """The runs in front of the first entry that is a chunk, and that entry (-1: none)."""
+    """Return the runs before the first entry that is a chunk, and that entry (-1: none)."""
     chunk_entry_id = min((e for e in chunks for first, last in runs if first <= e <= last), default=-1)
     if chunk_entry_id < 0:
         return runs, -1

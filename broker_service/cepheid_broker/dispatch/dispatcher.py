@@ -1,10 +1,10 @@
-"""Drives one dispatch core: wakes it once per loop turn, sends what it says, reads what it asks for.
+"""Drives one dispatch core: wakes it once per loop turn, performs its sends and reads.
 
     event ──wake──► call_soon(_pass), once ──► core.next_effect() ─┬► Send: headers and stored bytes to the consumer's socket
                                                                    └► Read: tail cache in the same turn, else one read task
     core.wake_at_ms ──► one timer ──► wake
-One forward read and one read back are under way at most, whatever the core is told meanwhile. A failed read is tried again after
-pauses that double. What is acknowledged need not be readable: a forward read that fails there goes on after it.
+At most one forward read and one read back are pending, whatever the core requests meanwhile. A failed read is repeated after pauses
+that double. Acknowledged entries need not be readable: a forward read that fails at one continues after it.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ ENTRY_COST_BYTES = 16384
 """Added to the size of each entry when a pass is bounded in bytes: a small entry takes as long to send as a large one."""
 SMALL_READ_BYTES = 64 << 10  # when the budget of the process is used up
 RETRY_MAX_S = 30.0
-READS_PER_PASS = 4  # answered from the tail cache; a reader of some keys may send nothing of what it reads
+READS_PER_PASS = 4  # from the tail cache; for a reader of some keys there may be nothing to send in them
 _AT_READS = (Idle.READING, Idle.READ_FAILED)
-MAX_SLEEP_S = 30.0  # until the clock is looked at again: it may be set meanwhile
+MAX_SLEEP_S = 30.0  # until the clock is read again: it may be set meanwhile
 
 
 class ReadAheadBudget:
-    """What all subscriptions together have read and not sent. A gauge: who finds it used up makes small reads."""
+    """Bytes read and not yet sent by all subscriptions. A gauge: a subscription that finds it used up makes small reads."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
@@ -56,7 +56,7 @@ class ReadAheadBudget:
 
 @dataclass(frozen=True, slots=True)
 class ReadFailure:
-    """Why the entry at `position` could not be read since `since_s` (loop time). `asked`: what was asked for, that or before it."""
+    """A failure to read the entry at `position` since `since_s` (loop time). `asked`: start of the read, there or before it."""
 
     asked: Position
     position: Position
@@ -65,7 +65,7 @@ class ReadFailure:
 
     @property
     def is_unreadable(self) -> bool:
-        """The entry has no valid copy, for certain."""
+        """Whether the entry certainly has no valid copy."""
         return is_entry_gone(self.error)
 
     def why(self, now_s: float) -> Why:
@@ -78,7 +78,7 @@ class ReadFailure:
 
 
 class Receiver(Protocol):
-    """What dispatch uses of a consumer."""
+    """The part of a consumer that dispatch uses."""
 
     @property
     def consumer_id(self) -> int: ...
@@ -119,7 +119,7 @@ class Dispatcher:
         on_failed: Callable[[BaseException], None],
     ) -> None:
         self.core = core
-        self._with_hashes = with_hashes  # of keys, of all that is read
+        self._with_hashes = with_hashes  # whether to compute key hashes of all that is read
         self._partition_index = partition_index
         self._log_fields = log_fields
         self._wall_ms = ledger.wall_ms
@@ -135,11 +135,11 @@ class Dispatcher:
         self._pass_due = False
         self._closed = False
         self._accounted_bytes = 0
-        self._now_ms = 0  # of the last pass
-        self._keeps_up = False  # reads from the tail cache, which therefore keeps what comes next
+        self._now_ms = 0  # at the last pass
+        self._keeps_up = False  # whether reads hit the tail cache, which then keeps what comes next
         self._running: dict[type, Read | ReadBack] = {}  # by kind: at most one each
-        self._next: dict[type, Read | ReadBack] = {}  # asked for while another of the kind runs
-        self._failures: dict[type, ReadFailure] = {}  # by kind of read, until one of that kind succeeds or is for another place
+        self._next: dict[type, Read | ReadBack] = {}  # requested while another of the kind runs
+        self._failures: dict[type, ReadFailure] = {}  # by kind of read, until one of that kind succeeds or is for another position
         self._retry_delay_s = settings.read_retry_s
         self._retry: asyncio.TimerHandle | None = None
         self._alarm: asyncio.TimerHandle | None = None
@@ -162,18 +162,18 @@ class Dispatcher:
 
     @property
     def read_failures(self) -> list[ReadFailure]:
-        """What could not be read, and is still waited for."""
+        """Failed reads whose entries are still needed."""
         return list(self._failures.values())
 
     def retry_reads(self) -> None:
-        """What failed is read again at once: something changed that may let it succeed."""
+        """Repeat failed reads at once, after a change that may let them succeed."""
         if self._retry is not None:
             self._retry.cancel()
             self._retry_delay_s = self._settings.read_retry_s
             self._try_again()
 
     def on_appended(self, tail: CountedGroup | None, now_ms: int) -> None:
-        """`tail`: what was appended, if it is one group."""
+        """Send appended entries at once if possible. `tail`: the new entries, if they form one group."""
         try:
             send = self.core.on_appended(tail)
             if send is None:
@@ -219,7 +219,7 @@ class Dispatcher:
             while (effect := self.core.next_effect()) is not None:
                 cost_bytes += self._perform(effect)
                 if cost_bytes >= self._settings.pass_bytes or self.cached_reads - reads_before >= READS_PER_PASS:
-                    self.wake()  # others first
+                    self.wake()  # let other tasks run
                     break
             self._set_alarm()
         except Exception as error:
@@ -231,7 +231,7 @@ class Dispatcher:
         self._accounted_bytes = pending_bytes
 
     def _perform(self, effect: Effect) -> int:
-        """Return what was sent, in bytes with those that an entry counts for."""
+        """Perform the effect; return its cost: bytes sent, plus a fixed cost for each entry."""
         match effect:
             case Send():
                 return self._send(effect)
@@ -276,7 +276,7 @@ class Dispatcher:
             self._keeps_up = True
             self._answer(read, self._count(groups))
         elif type(read) in self._running:
-            self._next[type(read)] = read  # what runs was asked for before a rewind; its answer will be ignored
+            self._next[type(read)] = read  # the running read was requested before a rewind; its answer will be ignored
         else:
             self._running[type(read)] = read
             self._tasks.start(self._read_storage(read), name="read")
@@ -285,7 +285,7 @@ class Dispatcher:
         try:
             await self._read_and_answer(read)
         except Exception as error:
-            if not self._closed:  # else the core would wait for this read for ever
+            if not self._closed:  # else the core would wait for this read forever
                 self._on_failed(error)
 
     async def _read_and_answer(self, read: Read | ReadBack) -> None:
@@ -345,7 +345,7 @@ class Dispatcher:
         if not failure.is_unreadable:
             log.warning("dispatch.read_failed", extra=extra)
         elif before is None or not before.is_unreadable:
-            hint = "it waits there: cepheid subscriptions skip TOPIC SUBSCRIPTION --unreadable gives up what has no valid copy"
+            hint = "delivery waits there: cepheid subscriptions skip TOPIC SUBSCRIPTION --unreadable skips such entries"
             log.error("dispatch.unreadable", extra={**extra, "hint": hint})
         if self._retry is None:
             self._retry = self._loop.call_later(self._retry_delay_s, self._try_again)

@@ -1,11 +1,11 @@
-"""What the dispatch cores share: effects, reasons, and the narrow view of a cursor that they decide by.
+"""What the dispatch cores share: effects, reasons, and the narrow view of a cursor on which they decide.
 
     events ──► core ──next_effect()──► Send │ SendAll │ Read │ ReadBack │ Announce │ None        one at a time, until None
-                 ├──why()──► what holds it up, whom, and which event ends it; nothing, while it has something to do
-                 └──wake_at_ms──► when it wants to hear of the clock, though nothing else happens
+                 ├──why()──► what blocks it, for which consumer, and the event that ends it; empty while it has work
+                 └──wake_at_ms──► when it needs `on_clock`, even without other events
 
-A core is told everything (permits, appended entries, acknowledgements, sockets that fill up, the time) and does nothing itself. Its
-driver, `Dispatcher`, performs the effects and wakes it once per loop turn after events.
+A core receives every event (permits, appended entries, acknowledgements, sockets that fill up, the time) and performs nothing
+itself. Its driver, `Dispatcher`, performs the effects and wakes it once per loop turn after events.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ HashRange = tuple[int, int]
 
 
 class AckView(Protocol):
-    """What a core asks of a cursor: memory only."""
+    """The part of a cursor that a core uses: memory only."""
 
     def first_unacknowledged(self) -> Position: ...
 
     def unacknowledged_runs(self, ledger_id: int, first: int, last: int) -> Sequence[Run]: ...
 
     def redelivery_counts_in(self, ledger_id: int) -> Mapping[int, int]:
-        """By entry id, only those above 0. They go when the entry is acknowledged."""
+        """Return counts by entry id, only those above 0. They last until the entry is acknowledged."""
 
     def count_redelivery(self, ledger_id: int, entry_id: int) -> None: ...
 
@@ -41,7 +41,8 @@ _NO_COUNTS: dict[int, int] = {}
 class Send(NamedTuple):
     """Send these runs of the group to a consumer, in order. `redelivery_counts` by entry id, only those above 0.
 
-    A tuple, because a hundred thousand are made a second: it takes a third of the time of a frozen dataclass."""
+    A tuple, as a hundred thousand are created per second: it takes a third of the time of a frozen dataclass.
+    """
 
     consumer: int
     counted: CountedGroup
@@ -51,7 +52,7 @@ class Send(NamedTuple):
 
 
 def counts_of(acks: AckView, ledger_id: int, runs: Sequence[Run]) -> Mapping[int, int]:
-    """The redelivery counts of these entries, as `Send` has them."""
+    """Return the redelivery counts of these entries, as `Send` has them."""
     counts = acks.redelivery_counts_in(ledger_id)
     if not counts:
         return _NO_COUNTS
@@ -60,18 +61,18 @@ def counts_of(acks: AckView, ledger_id: int, runs: Sequence[Run]) -> Mapping[int
 
 @dataclass(frozen=True, slots=True)
 class SendAll:
-    """Decided in one step, and sent in one: nothing may happen in between. One for each consumer at most."""
+    """Sends decided in one step and performed in one, with nothing in between; at most one for each consumer."""
 
     sends: Sequence[Send]
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Read what comes at `position` or after, and answer with `on_read` or `on_read_failed`."""
+    """Read entries at `position` or after it, and answer with `on_read` or `on_read_failed`."""
 
     position: Position
     ticket: int
-    appended_before: int  # how many appends the core had heard of: that this was the end counts only if there was none since
+    appended_before: int  # appends seen by the core; "this was the end" holds only if there was none since
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +120,10 @@ class Idle(enum.Enum):
         "that consumer acknowledges them or leaves",
     )
     RANGE_HOLE = ("no consumer has the range of this key's hash", "a consumer with that range subscribes")
-    TOO_MANY_WAITING = ("as many entries wait as may be looked past", "one of the consumers or keys that they wait for goes on")
-    DELAYED = ("entries wait for the time that their producer set", "that time comes")
-    TOO_MANY_DELAYED = ("as many delayed entries are held back as may be", "the first of them is due")
-    AT_END = ("there is nothing more to send", "an entry is appended, or redelivery is asked for")
+    TOO_MANY_WAITING = ("the limit of waiting entries is reached", "a consumer or key that they wait for can continue")
+    DELAYED = ("entries wait for the time that their producer set", "that time is reached")
+    TOO_MANY_DELAYED = ("the limit of delayed entries is reached", "the first of them is due")
+    AT_END = ("there is nothing more to send", "an entry is appended, or redelivery is requested")
     SEEKING = ("the subscription is being moved: its consumers were closed", "the seek ends, and a consumer subscribes again")
     PUBLISH_BLOCKED = (
         "nothing new can be published: the backlog of the topic is above its quota",
@@ -140,7 +141,7 @@ class Idle(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Why:
-    """One thing that holds a subscription up. `position`: the entry that waits, or the one that is waited for (`details` says)."""
+    """One reason that holds a subscription up. `position`: the entry that waits, or that is waited for (see `details`)."""
 
     idle: Idle
     consumer: str | None = None
@@ -167,17 +168,17 @@ class DispatchLimits:
     """Bounds of one core, fixed for its life."""
 
     read_ahead_bytes: int
-    round_robin_entries: int = 20  # how much one consumer gets before it is the next one's turn
+    round_robin_entries: int = 20  # entries that one consumer gets in its turn
     read_back_entries: int = 1000
     read_back_gap: int = 32
     max_chunked_messages: int = 10_000
-    max_waiting_entries: int = 20_000  # of Key_Shared: not sent, because their consumer or key cannot go on
+    max_waiting_entries: int = 20_000  # Key_Shared: not sent, as their consumer or key is blocked
     max_delayed_entries: int = 100_000
 
 
 @dataclass(frozen=True, slots=True)
 class DispatchPolicies:
-    """What may change while consumers are connected. 0: no limit. Only Shared and Key_Shared look at them."""
+    """Policies that may change while consumers are connected. 0: no limit. Used only by Shared and Key_Shared."""
 
     max_unacked_per_consumer: int = 50_000
     max_unacked_per_subscription: int = 200_000
@@ -185,53 +186,56 @@ class DispatchPolicies:
 
 
 class DispatchCore(Protocol):
-    """What a driver tells a core, and asks it."""
+    """The events and questions of a driver to a core."""
 
     def on_consumer_joined(
         self, consumer: int, *, name: str = "", priority: int = 0, hash_ranges: Sequence[HashRange] | None = None
     ) -> None:
-        """`hash_ranges`: of a consumer that chose them itself (Key_Shared, sticky; Exclusive). In order, without overlaps."""
+        """Add a consumer. `hash_ranges`: those it chose itself (Key_Shared, sticky; Exclusive), sorted and without overlaps."""
 
     def on_consumer_left(self, consumer: int) -> None: ...
 
     def on_permits(self, consumer: int, messages: int) -> bool:
-        """False: that alone gives it nothing to do."""
+        """Add permits. Return False if they alone give the core nothing to do."""
 
     def on_writable(self, consumer: int, writable: bool) -> None: ...
 
     def on_appended(self, tail: CountedGroup | None = None) -> Send | None:
-        """`tail`: what was appended, if it is one group. A core that stands right before it and can send all of it in order may
-        do so at once, without asking for it to be read: that is what a thousand subscriptions that keep up live on."""
+        """Note appended entries; `tail`: these, if they form one group.
+
+        A core positioned right before it that can send all of it in order may return it as a Send, without a read: this makes a
+        thousand subscriptions that keep up affordable.
+        """
 
     def on_read(self, read: Read | ReadBack, groups: Sequence[CountedGroup], *, to_end: bool) -> None:
-        """`to_end`: there is nothing beyond what was read, or nothing at all."""
+        """Take the answer to a read. `to_end`: nothing follows what was read, or there was nothing at all."""
 
     def on_read_failed(self, read: Read | ReadBack) -> bool:
-        """True: the driver shall call `on_retry` after a pause."""
+        """Note a failed read. Return True if the driver has to call `on_retry` after a pause."""
 
     def on_retry(self) -> None: ...
 
     def on_acked(self, consumer: int | None, positions: Iterable[Position]) -> None:
-        """They are acknowledged already where `AckView` looks."""
+        """Note acknowledged entries, which `AckView` already shows as acknowledged."""
 
     def on_cursor_moved(self) -> None:
-        """Entries were acknowledged that nobody named: skipped, expired, cleared, trimmed. Consumers stay."""
+        """Note entries acknowledged by no consumer: skipped, expired, cleared, trimmed. Consumers stay."""
 
     def on_redeliver(self, consumer: int, positions: Iterable[Position] | None) -> None:
-        """None: whatever it holds."""
+        """Send entries again; None: all that the consumer holds."""
 
     def on_rewind(self) -> None:
-        """The cursor was reset. Nothing is outstanding: consumers were closed."""
+        """Start over after the cursor was reset. Nothing is outstanding, as consumers were closed."""
 
     def on_policies(self, policies: DispatchPolicies) -> None: ...
 
     def on_clock(self, now_ms: int) -> None:
-        """Wall clock; before every round of effects, and when `wake_at_ms` has come."""
+        """Note the wall-clock time; called before every round of effects, and at `wake_at_ms`."""
 
     def next_effect(self) -> Effect | None: ...
 
     def why(self) -> list[Why]:
-        """Empty: there is something to do, or it is being done in this turn."""
+        """Return what holds delivery up; empty if there is something to do, or it is done in this turn."""
 
     @property
     def wake_at_ms(self) -> int | None: ...
@@ -239,27 +243,28 @@ class DispatchCore(Protocol):
     def permits(self, consumer: int) -> int: ...
 
     def unacked_messages(self, consumer: int) -> int | None:
-        """None: not counted per consumer; the backlog in front of the read position says it."""
+        """Return the number of unacknowledged messages; None: not counted per consumer (use the backlog before the read
+        position)."""
 
     def is_blocked(self, consumer: int) -> bool: ...
 
     def hash_ranges(self, consumer: int) -> tuple[HashRange, ...]:
-        """Of key hashes that it gets; none where keys do not matter."""
+        """Return the ranges of key hashes that it gets; none where keys do not matter."""
 
     def is_active(self, consumer: int) -> bool:
-        """It gets messages: where only one does, it is the one."""
+        """Return whether it receives messages: where only one does, whether it is that one."""
 
     @property
     def read_position(self) -> Position:
-        """The next entry that is sent for the first time."""
+        """The next entry to be sent for the first time."""
 
     @property
     def pending_bytes(self) -> int: ...
 
     @property
     def delayed_entries(self) -> int:
-        """Held back until their time comes."""
+        """Entries held back until they are due."""
 
     @property
     def replay_entries(self) -> int:
-        """Waiting to be sent again."""
+        """Entries waiting to be redelivered."""

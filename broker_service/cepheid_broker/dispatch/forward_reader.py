@@ -1,4 +1,4 @@
-"""Where a dispatch core stands in the topic, and what it has read ahead: what every core does alike."""
+"""A dispatch core's place in the topic, and what it has read ahead: shared by all cores."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from cepheid_metadata import Position
 
 @dataclass(slots=True)
 class Pending:
-    """A group that was read and is sent from `next_entry_id` on."""
+    """A group that was read; `next_entry_id` is the next to send."""
 
     counted: CountedGroup
     next_entry_id: int
 
 
 class ForwardReader:
-    """Soft by one read: it asks for more as long as fewer than `read_ahead_bytes` are pending."""
+    """Reads ahead, with a limit that is soft by one read: it reads on while fewer than `read_ahead_bytes` are pending."""
 
     def __init__(self, read_ahead_bytes: int, position: Position) -> None:
-        self.position = position  # of the next read
-        self.pending: list[Pending] = []  # the next one to send is the last
+        self.position = position  # position of the next read
+        self.pending: list[Pending] = []  # in reverse order: the next one to send is last
         self.pending_bytes = 0
         self.reading = False
         self.failed = False
@@ -33,7 +33,7 @@ class ForwardReader:
         self._appended = 0
 
     def rewind(self, position: Position) -> None:
-        """Forgets what was read, also what a read under way will bring."""
+        """Continue at `position`; forget what was read and the answer of a pending read."""
         self.position = position
         self.pending.clear()
         self.pending_bytes = 0
@@ -41,8 +41,10 @@ class ForwardReader:
         self._ticket += 1
 
     def skip_to(self, first: Position) -> None:
-        """Whatever is before `first` is acknowledged: it is not read for nothing. What was read beyond is not read twice: a core
-        may have put some of it elsewhere already."""
+        """Skip what is before `first`, as it is acknowledged, without reading it.
+
+        What was read after it is kept and not read twice: a core may have put some of it elsewhere already.
+        """
         if self.position < first:
             self.rewind(first)
         while (head := self.head()) is not None and (head.counted.ledger_id, head.next_entry_id) < first:
@@ -61,17 +63,17 @@ class ForwardReader:
         return Read(self.position, self._ticket, self._appended)
 
     def awaits(self, read: Read) -> bool:
-        """False: rewound meanwhile."""
+        """Return whether this read is still expected; False after a rewind."""
         return read.ticket == self._ticket
 
     def on_read(self, read: Read, groups: Sequence[CountedGroup], *, to_end: bool) -> None:
-        """`to_end`: there was nothing beyond, when this was read."""
+        """Take the answer to a read. `to_end`: nothing followed when this was read."""
         if self.awaits(read):
             position = Position(groups[-1].ledger_id, groups[-1].last + 1) if groups else self.position
             self.on_read_up_to(read, position, groups, to_end=to_end)
 
     def on_read_up_to(self, read: Read, position: Position, groups: Sequence[CountedGroup], *, to_end: bool) -> None:
-        """`groups` of what was read are to be sent: perhaps none."""
+        """Take the answer up to `position`, of which `groups`, perhaps none, are to be sent."""
         self.reading = False
         self.position = position
         self.at_end = to_end and read.appended_before == self._appended
@@ -92,11 +94,11 @@ class ForwardReader:
         self.at_end = False
 
     def stands_before(self, group: CountedGroup) -> bool:
-        """It is what comes next, and nothing is on its way."""
+        """Return whether the group is next and nothing is pending."""
         return self.position == (group.ledger_id, group.first) and not (self.pending or self.reading or self.failed)
 
     def pass_over(self, group: CountedGroup) -> None:
-        """The group that was just appended is sent without having been read."""
+        """Note that the group just appended is sent without having been read."""
         self._appended += 1
         self.position = group.after
         self.at_end = True
@@ -105,7 +107,7 @@ class ForwardReader:
         return self.pending[-1] if self.pending else None
 
     def advance(self, next_entry_id: int) -> None:
-        """The head was sent (or found acknowledged) up to `next_entry_id`."""
+        """Note that the head was sent, or found acknowledged, up to `next_entry_id`."""
         head = self.pending[-1]
         if next_entry_id > head.counted.last:
             self.pending.pop()
@@ -115,6 +117,6 @@ class ForwardReader:
 
     @property
     def next_position(self) -> Position:
-        """The next entry that is taken from here."""
+        """The next entry that this reader provides."""
         head = self.head()
         return Position(head.counted.ledger_id, head.next_entry_id) if head is not None else self.position

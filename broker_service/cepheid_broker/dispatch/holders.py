@@ -1,11 +1,11 @@
-"""Which consumer of a Shared or Key_Shared subscription holds which entries unacknowledged, and the limits of that.
+"""Which consumer of a Shared or Key_Shared subscription holds which entries unacknowledged, and the limits on these.
 
-    hold ──► outstanding at one consumer ──settle──► acknowledged, or free to be sent again
+    hold ──► outstanding at one consumer ──settle──► acknowledged, or free to be redelivered
 
 Rules
-1. A consumer that holds as many messages as it may gets no more until half of them are gone; so does the whole subscription.
-2. Limits may change at any time: a consumer is blocked, or let go, at once. 0: no limit.
-3. A chunked message counts once, with its last chunk: who is blocked in the middle of one could not acknowledge it, nor get on.
+1. A consumer at its limit of messages gets no more until half of them are settled; the same applies to the whole subscription.
+2. Limits may change at any time: a consumer is blocked or unblocked at once. 0: no limit.
+3. A chunked message counts once, with its last chunk: a consumer blocked inside one could neither acknowledge it nor continue.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cepheid_metadata import Position
 
 @dataclass(slots=True, eq=False)
 class Holder:
-    """What a core knows of one consumer."""
+    """A core's state of one consumer."""
 
     key: int
     name: str
@@ -32,9 +32,9 @@ class Holder:
     blocked_since_ms: int = 0
     left: bool = False
     queued: bool = False
-    last_messages: int = 1  # in the last entry that it was given: what the next ones will cost, most likely
+    last_messages: int = 1  # in the last entry given to it, as an estimate for the next ones
     unacked_messages: int = 0
-    outstanding: dict[int, dict[int, int]] = field(default_factory=dict)  # ledger → entry → messages, and the key's hash below
+    outstanding: dict[int, dict[int, int]] = field(default_factory=dict)  # ledger → entry → messages, and the key hash in low bits
     reserved: PositionSet = field(default_factory=PositionSet)  # chunks that only this consumer may get
 
     def __repr__(self) -> str:
@@ -43,18 +43,18 @@ class Holder:
 
     @property
     def can_take(self) -> bool:
-        """As far as it is concerned; the subscription's limit comes on top."""
+        """Whether the consumer itself can take messages; the subscription's limit applies as well."""
         return self.permits > 0 and self.writable and not self.blocked and not self.left
 
 
-MAX_REASONS = 20  # that one answer to `why` names
+MAX_REASONS = 20  # most reasons in one answer to `why`
 COMES_AGAIN_ON = "a negative acknowledgement, a timeout of the client, or when its consumer leaves"
 _HASH_BITS = 16
 _HASH_MASK = (1 << _HASH_BITS) - 1
 
 
 class Holders:
-    """Iterates over the consumers in the order in which they came."""
+    """The consumers, iterated in the order in which they joined."""
 
     def __init__(self, policies: DispatchPolicies) -> None:
         self.by_key: dict[int, Holder] = {}
@@ -74,7 +74,7 @@ class Holders:
         self.by_key[holder.key] = holder
 
     def remove(self, key: int) -> Holder | None:
-        """Everything that it holds is free: the caller reads `outstanding` once more and forgets it."""
+        """Remove the consumer; the caller frees its `outstanding` entries."""
         holder = self.by_key.pop(key, None)
         if holder is not None:
             holder.left = True
@@ -83,7 +83,7 @@ class Holders:
         return holder
 
     def hold(self, holder: Holder, counted: CountedGroup, runs: Sequence[Run], messages: int) -> None:
-        """`messages`: in the runs, each chunk taken for one."""
+        """Record that the consumer holds these runs. `messages`: in the runs, with each chunk counted as one."""
         outstanding = holder.outstanding.setdefault(counted.ledger_id, {})
         hashes, chunks, base = counted.hashes, counted.chunks, counted.first
         for first, last in runs:
@@ -105,7 +105,7 @@ class Holders:
             self.blocked, self.blocked_since_ms = True, self.now_ms
 
     def settle(self, holder: Holder, ledger_id: int, entry_id: int) -> int | None:
-        """The entry is outstanding there no more. The hash of its key; None: it was not outstanding there."""
+        """Release the entry from this consumer. Return the hash of its key; None if it was not outstanding there."""
         entries = holder.outstanding.get(ledger_id)
         if entries is None or (held := entries.pop(entry_id, None)) is None:
             return None
@@ -121,7 +121,8 @@ class Holders:
         return held & _HASH_MASK
 
     def holding(self, positions: Mapping[int, Mapping[int, object]]) -> list[tuple[Holder, int, int]]:
-        """Who holds which of these entries (by ledger). Costs no more than what is outstanding: a client may name anything."""
+        """Return which consumer holds which of these entries (by ledger). The cost is bounded by what is outstanding: clients
+        may name any entry."""
         found: list[tuple[Holder, int, int]] = []
         for holder in self.by_key.values():
             for ledger_id, asked in positions.items():
@@ -146,7 +147,7 @@ class Holders:
             self.blocked, self.blocked_since_ms = is_over, self.now_ms
 
     def settle_acknowledged(self, acks: AckView) -> list[int]:
-        """Whatever is acknowledged though no consumer said so is outstanding no more. The hashes of their keys."""
+        """Release entries acknowledged by no consumer. Return the hashes of their keys."""
         hashes: list[int] = []
         for holder in self.by_key.values():
             for ledger_id, entries in list(holder.outstanding.items()):
@@ -157,7 +158,7 @@ class Holders:
         return hashes
 
     def why_none_can_take(self) -> list[Why]:
-        """Of each consumer, those with permits first; at most a few."""
+        """Return why no consumer can take messages: for each, those with permits first, up to a limit."""
         if not self.by_key:
             return [Why(Idle.NO_CONSUMER)]
         if self.blocked:
@@ -178,7 +179,7 @@ class Holders:
         return [self.why_not(holder) for holder in ordered[:MAX_REASONS]]
 
     def why_not(self, holder: Holder) -> Why:
-        """Why this consumer cannot take anything."""
+        """Return why this consumer cannot take messages."""
         held = f"it holds {holder.unacked_messages} unacknowledged messages"
         if holder.permits <= 0:
             return Why(Idle.NO_PERMITS, consumer=holder.name, details=f"it has {holder.permits} permits; {held}")
@@ -195,7 +196,7 @@ class Holders:
         return Why(Idle.SOCKET_FULL, consumer=holder.name, details=f"it has {holder.permits} permits; {held}")
 
     def why_at_end(self) -> Why:
-        """Names who holds the oldest of what was sent and is not acknowledged: the rest of the backlog."""
+        """Return the reason at the end, naming the consumer with the oldest unacknowledged entry: the rest of the backlog."""
         oldest = min(
             ((position, holder) for holder in self.by_key.values() if (position := first_held(holder)) is not None),
             key=lambda held: held[0],
@@ -208,8 +209,8 @@ class Holders:
             Idle.AT_END,
             consumer=holder.name,
             position=position,
-            until=f"an entry is appended; what was sent comes again on {COMES_AGAIN_ON}",
-            details=f"{self.unacked_messages} messages were sent and are not acknowledged; this consumer holds the oldest, "
+            until=f"an entry is appended; sent entries are redelivered on {COMES_AGAIN_ON}",
+            details=f"{self.unacked_messages} sent messages are not acknowledged; this consumer holds the oldest, "
             f"this entry, and {holder.unacked_messages} in all",
         )
 
@@ -225,7 +226,7 @@ def first_held(holder: Holder) -> Position | None:
 
 
 def first_held_of(holder: Holder, key_hashes: Mapping[int, object]) -> dict[int, Position]:
-    """The earliest entry that it holds of each of these hashes."""
+    """Return the earliest entry that the consumer holds of each of these hashes."""
     first: dict[int, Position] = {}
     for ledger_id, entries in holder.outstanding.items():
         for entry_id, key_hash in hashes_held(entries):
@@ -240,6 +241,6 @@ def positions_of(holder: Holder) -> list[Position]:
 
 
 def hashes_held(entries: dict[int, int]) -> Iterator[tuple[int, int]]:
-    """Entry id and hash of what is outstanding in one ledger."""
+    """Yield the entry id and hash of what is outstanding in one ledger."""
     for entry_id, held in entries.items():
         yield entry_id, held & _HASH_MASK

@@ -1,8 +1,8 @@
-"""The hash by which Key_Shared gives keys to consumers: 0 to 65535, and the same that clients compute for sticky ranges.
+"""The hash by which Key_Shared assigns keys to consumers: 0 to 65535, as clients compute it for sticky ranges.
 
-key = ordering key, else partition key (decoded, when it travels as base64); hash = Murmur3 (32 bits, seed 0), sign bit cleared,
-modulo 65536 (protocol.md §12.3). Messages without a key promise no order, so they are spread: by producer and sequence id, which
-all chunks of one message have alike.
+key = ordering key, else partition key (decoded if sent as base64); hash = Murmur3 (32 bits, seed 0), sign bit cleared, modulo 65536
+(protocol.md §12.3). Messages without a key have no order, so they are spread: by producer and sequence id, which all chunks of one
+message share.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from cepheid_wire import pulsar_api_pb2 as pb
 
 HASHES = 65536
 MAX_TEXT_BYTES = 100
-REMEMBERED_BYTES = 256  # of one key: 65,536 of them are 16 MB
+REMEMBERED_BYTES = 256  # per key: 65,536 of them take 16 MB
 EXACT_BYTES = 4096
-"""Beyond, a key has another hash, of one call into C: Murmur3 of a key of 5 MB would stop everybody for two seconds, and no client
-computes the hash of such a key for its sticky ranges."""
+"""Longer keys get another hash, from one call into C: Murmur3 of a key of 5 MB would block the loop for two seconds, and no
+client computes the hash of such a key for its sticky ranges."""
 _MASK = 0xFFFFFFFF
 
 
@@ -36,7 +36,7 @@ def _hash_of_key(key: bytes) -> int:
 
 @lru_cache(maxsize=HASHES)
 def _hash_of_short_key(key: bytes) -> int:
-    """Remembered for as many keys as there are hashes: a call costs 0.1 µs then, and 2 to 4 for a key not seen lately."""
+    """Return the hash, cached for as many keys as there are hashes: 0.1 µs per call, against 2 to 4 µs for an uncached key."""
     return _hash_of_key(key)
 
 
@@ -45,7 +45,7 @@ def hash_of_metadata(metadata: pb.MessageMetadata) -> int:
         return hash_of_key(metadata.ordering_key)
     if metadata.HasField("partition_key"):
         return hash_of_key(_partition_key(metadata))
-    # crc32 is one call into C, and nobody compares this hash with another's.
+    # crc32 is one call into C, and this hash is never compared with a client's.
     return crc32(_raw(metadata.producer_name), metadata.sequence_id & _MASK) % HASHES
 
 
@@ -56,16 +56,16 @@ def _partition_key(metadata: pb.MessageMetadata) -> bytes:
     try:
         return base64.b64decode(key)
     except binascii.Error:
-        return key  # its producer says base64 and is wrong: still the same key for the same bytes
+        return key  # invalid base64 from its producer: still the same key for the same bytes
 
 
 def _raw(text: str | bytes) -> bytes:
-    """Protobuf hands out `bytes` for text that is not UTF-8."""
+    """Return bytes; protobuf returns `bytes` for text that is not UTF-8."""
     return text if isinstance(text, bytes) else text.encode()
 
 
 def key_text(tail: bytes | memoryview) -> str | None:
-    """The key of an entry for people to read, cut to a sensible length; None: it has none, or its metadata cannot be read."""
+    """Return the key of an entry as text for people, shortened; None if it has none or its metadata cannot be read."""
     try:
         metadata = parse_metadata(tail)
     except BadTailError:
@@ -75,7 +75,7 @@ def key_text(tail: bytes | memoryview) -> str | None:
 
 
 def murmur3_32(key: bytes, seed: int = 0) -> int:
-    """Austin Appleby's MurmurHash3_x86_32 (public domain), little-endian."""
+    """Return the hash of Austin Appleby's MurmurHash3_x86_32 (public domain), little-endian."""
     result = seed
     tail_bytes = len(key) & 3
     for at in range(0, len(key) - tail_bytes, 4):

@@ -1,10 +1,10 @@
 """Which consumer of a Key_Shared subscription owns which key hashes.
 
-    AutoSplit   8,192 slots of 8 hashes each; every consumer has as many as every other, give or take a few
+    AutoSplit   8,192 slots of 8 hashes each; all consumers have nearly the same number
                 join: each of the others gives some ──► the newcomer     leave: its slots ──► the others     nothing else moves
-    Sticky      the ranges that consumers asked for; a hash in nobody's range has no owner
+    Sticky      the ranges that consumers asked for; a hash outside of all ranges has no owner
 
-A consistent-hash ring would move as little, but leaves shares that differ by a factor; halving the largest range as well.
+A consistent-hash ring would also move little, but leaves shares that differ by a factor, as does halving the largest range.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class KeyOwners(Protocol):
     def leave(self, consumer: int) -> None: ...
 
     def ranges_of(self, consumer: int) -> tuple[HashRange, ...]:
-        """What it owns, in order; neighbours are one range."""
+        """Return the ranges that the consumer owns, sorted; neighbours are joined."""
 
 
 class AutoSplit:
@@ -49,14 +49,14 @@ class AutoSplit:
             self._give(consumer, list(range(SLOTS)))
             return
         share = SLOTS // (len(others) + 1)
-        keep = -(-(SLOTS - share) // len(others))  # at most so many stay with each of the others
+        keep = -(-(SLOTS - share) // len(others))  # at most this many stay with each of the others
         taken: list[int] = []
         for slots in others:
             surplus = len(slots) - keep
             if surplus > 0:
                 taken += slots[-surplus:]
                 del slots[-surplus:]
-        for slots in others:  # what rounding left behind
+        for slots in others:  # what rounding left
             if len(taken) < share and len(slots) == keep:
                 taken.append(slots.pop())
         self._give(consumer, taken)
@@ -91,7 +91,7 @@ class AutoSplit:
 
 class Sticky:
     def __init__(self) -> None:
-        self._ranges: list[tuple[int, int, int]] = []  # first, last, consumer; in order, none overlaps another
+        self._ranges: list[tuple[int, int, int]] = []  # first, last, consumer; sorted, without overlaps
 
     def __repr__(self) -> str:
         return f"<Sticky {self._ranges}>"
@@ -104,7 +104,7 @@ class Sticky:
         return consumer if key_hash <= last else None
 
     def join(self, consumer: int, ranges: Sequence[HashRange] | None) -> None:
-        assert ranges, "checked when it subscribed (key_sharing.py), as is that none overlaps another"
+        assert ranges, "ranges are checked at SUBSCRIBE (key_sharing.py), also for overlaps"
         self._ranges = sorted([*self._ranges, *((first, last, consumer) for first, last in ranges)])
 
     def leave(self, consumer: int) -> None:

@@ -1,10 +1,10 @@
-"""Where each key hash of a Key_Shared subscription belongs now: its owner, who still holds entries of it, what of it waits.
+"""Where each key hash of a Key_Shared subscription belongs now: its owner, the consumer that still holds entries, waiting entries.
 
-    owner (key_owners.py), or where a chunked message keeps it ─┐
-    held: another consumer has unacknowledged entries of it ────┴─► receiver: who may get the next entry, or nobody now
+    owner (key_owners.py), or where a chunked message pins it ─┐
+    held: another consumer has unacknowledged entries of it ────┴─► receiver: the consumer that may get the next entry, or none
                                                                         └──► the door where its entries wait (waiting_keys.py)
 
-Every change of these places what waits anew; rules 3 and 5 of dispatch_key_shared.py are kept here.
+Every change of these places waiting entries again; rules 3 and 5 of dispatch_key_shared.py are kept here.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class KeyPlaces:
         self.waiting = WaitingKeys()
         self._holders = holders
         self._in_order = in_order
-        self._held: dict[int, tuple[Holder, int]] = {}  # hash → who holds entries of it, and how many
+        self._held: dict[int, tuple[Holder, int]] = {}  # hash → the consumer that holds entries of it, and how many
         self._chunks = ChunkOwners(max_chunked_messages)
-        self._pins: dict[int, tuple[Holder, int]] = {}  # hash → where it stays, and for how many of these messages
+        self._pins: dict[int, tuple[Holder, int]] = {}  # hash → pinned consumer, and number of chunked messages that pin it
 
     def __repr__(self) -> str:
         return f"<KeyPlaces {self.owners!r}, {len(self._held)} hashes held, {self.waiting!r}>"
@@ -41,7 +41,7 @@ class KeyPlaces:
         self._place_all()
 
     def leave(self, holder: Holder) -> None:
-        """It is gone from `Holders`; what it held waits for others."""
+        """Place the entries of a consumer that was removed from `Holders`: they wait for others."""
         self.owners.leave(holder.key)
         self._held = {key_hash: held for key_hash, held in self._held.items() if held[0] is not holder}
         self._pins = {key_hash: pin for key_hash, pin in self._pins.items() if pin[0] is not holder}
@@ -52,7 +52,7 @@ class KeyPlaces:
         self._place_all()
 
     def clear(self) -> None:
-        """Nothing is outstanding, nothing waits."""
+        """Forget all state, when nothing is outstanding or waiting."""
         self.waiting.clear()
         self._held.clear()
         self._chunks.clear()
@@ -67,7 +67,7 @@ class KeyPlaces:
         return None if owner is None else self._holders.by_key[owner]
 
     def receiver(self, key_hash: int) -> Holder | None:
-        """Who may get the next entry of this hash; None: nobody now (rules 1 and 3)."""
+        """Return the consumer that may get the next entry of this hash; None if there is none now (rules 1 and 3)."""
         owner = self._owner(key_hash)
         held = self._held.get(key_hash)
         return owner if held is None or held[0] is owner else None
@@ -78,10 +78,10 @@ class KeyPlaces:
             self._held[key_hash] = (holder, 1 if held is None else held[1] + 1)
 
     def release(self, key_hash: int) -> None:
-        """One entry of it is outstanding no more."""
+        """Note that one entry of the hash is no longer outstanding."""
         held = self._held.get(key_hash)
         if held is None:
-            return  # not in order: nobody counts
+            return  # not counted without ordering
         if held[1] > 1:
             self._held[key_hash] = (held[0], held[1] - 1)
             return
@@ -109,7 +109,7 @@ class KeyPlaces:
             self._place(key)
 
     def note_chunk(self, chunk: Chunk, key_hash: int, holder: Holder, position: Position) -> None:
-        """It was sent (rule 5)."""
+        """Note that a chunk was sent (rule 5)."""
         if chunk.is_last:
             self._unpin(self._chunks.forget(chunk.uuid))
             return
@@ -141,9 +141,9 @@ class KeyPlaces:
     # Reasons
 
     def why(self) -> list[Why]:
-        """Keys that nobody may get now."""
+        """Return why keys have no receiver now."""
         keys = list(islice((key for key in self.waiting if key.door is None), MAX_REASONS))
-        drained: dict[int, tuple[Holder, dict[int, None]]] = {}  # each of those who hold some of them is looked through once
+        drained: dict[int, tuple[Holder, dict[int, None]]] = {}  # each consumer that holds some of them is searched once
         for key in keys:
             if (held := self._held.get(key.key_hash)) is not None:
                 drained.setdefault(held[0].key, (held[0], {}))[1][key.key_hash] = None

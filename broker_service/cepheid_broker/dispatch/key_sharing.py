@@ -1,6 +1,6 @@
-"""What a consumer asks for that gets only some keys: `keySharedMeta` of SUBSCRIBE, checked (protocol.md §12.3).
+"""Which keys a consumer asks for: `keySharedMeta` of SUBSCRIBE, checked (protocol.md §12.3).
 
-Consumers of a Key_Shared subscription share keys by it. A reader, which is alone on an Exclusive one, gets only keys in its ranges.
+Consumers of a Key_Shared subscription share keys by it. A reader alone on an Exclusive subscription gets only keys in its ranges.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_RANGES = 1000
 
 @dataclass(frozen=True, slots=True)
 class KeySharing:
-    """`ranges` are the consumer's own; everything else is the same for all consumers of the subscription."""
+    """A consumer's key sharing. `ranges` are its own; the rest is the same for all consumers of the subscription."""
 
     sticky: bool = False
     out_of_order: bool = False
@@ -29,7 +29,7 @@ class KeySharing:
         return f"{'sticky' if self.sticky else 'auto-split'}, {'out-of-order delivery' if self.out_of_order else 'in order'}"
 
     def conflict(self, other: KeySharing, holder: str) -> ConsumerAssignError | None:
-        """Why this cannot be had beside what the consumer called `holder` has."""
+        """Return the error if this is incompatible with `other`, of the consumer called `holder`."""
         if (self.sticky, self.out_of_order) != (other.sticky, other.out_of_order):
             return ConsumerAssignError(f"the key-shared mode is {self}; consumer {holder!r} of the subscription has {other}")
         if (overlap := _overlap(self.ranges, other.ranges)) is None:
@@ -43,7 +43,7 @@ class KeySharing:
 
 
 def _overlap(ours: tuple[HashRange, ...], theirs: tuple[HashRange, ...]) -> tuple[HashRange, HashRange] | None:
-    """Both are in order and without overlaps of their own."""
+    """Return a pair that overlaps; both arguments are sorted and without overlaps of their own."""
     i = j = 0
     while i < len(ours) and j < len(theirs):
         if ours[i][1] < theirs[j][0]:
@@ -56,8 +56,10 @@ def _overlap(ours: tuple[HashRange, ...], theirs: tuple[HashRange, ...]) -> tupl
 
 
 def key_sharing_of(ask: pb.CommandSubscribe) -> KeySharing:
-    """Raises ConsumerAssignError. Without the field, as old clients send it, and for types that do not look at keys: auto-split,
-    in order."""
+    """Return the key sharing asked for; auto-split in order without the field (old clients) and for types that ignore keys.
+
+    Raises ConsumerAssignError.
+    """
     if ask.subType not in (pb.CommandSubscribe.Key_Shared, pb.CommandSubscribe.Exclusive):
         return KeySharing()
     meta = ask.keySharedMeta
@@ -75,7 +77,7 @@ def _check(ranges: tuple[HashRange, ...]) -> None:
     for first, last in ranges:
         if not 0 <= first <= last < HASHES:
             raise ConsumerAssignError(
-                f"hash range {first}..{last} is none: ranges are within 0..{HASHES - 1}", first=first, last=last
+                f"hash range {first}..{last} is invalid: ranges are within 0..{HASHES - 1}", first=first, last=last
             )
     for (first, last), (following, its_last) in pairwise(ranges):
         if following <= last:

@@ -1,15 +1,15 @@
-"""Who gets an entry of a non-persistent topic: decided at its arrival, once, without I/O.
+"""Which consumer gets an entry of a non-persistent topic: decided once, when it arrives, without I/O.
 
-    plan(entries) ──► per consumer the entries that it gets now; what cannot be taken now is dropped and counted
+    plan(entries) ──► the entries that each consumer gets now; all others are dropped and counted
 
-Nothing waits here, so there is nothing to remember but permits: no cursor, no acknowledgements, no redelivery.
+Entries never wait, so only permits are kept: no cursor, no acknowledgements, no redelivery.
 
 Rules
-1. A consumer gets an entry only with a permit and a socket that takes it; permits pay for all messages of an entry, and may go
-   below 0 by a batch (protocol.md §13).
-2. What one consumer gets comes in the order of `plan`.
-3. The choice is that of stored topics: the active consumer of Exclusive and Failover, turns by priority in Shared, the key's hash
-   in Key_Shared. When the chosen one cannot take an entry, it is dropped; only in Shared it is the next one's.
+1. A consumer gets an entry only with a permit and a writable socket; permits pay for all messages of an entry, and may fall below 0
+   by a batch (protocol.md §13).
+2. A consumer gets its entries in the order of `plan`.
+3. Consumers are chosen as for stored topics: the active one of Exclusive and Failover, turns by priority in Shared, the key's hash
+   in Key_Shared. An entry that the chosen one cannot take is dropped; in Shared the next one gets it.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from cepheid_broker.dispatch.turns import Turns
 
 @dataclass(slots=True)
 class Plan:
-    """`taken`: consumer → indexes of the entries that it gets, in order."""
+    """What to send. `taken`: consumer → indexes of the entries that it gets, in order."""
 
     taken: dict[int, list[int]] = field(default_factory=dict)
     dropped_messages: int = 0
 
 
 class NonPersistentDispatch:
-    """Of one subscription, while consumers of one type are connected. This one is for Exclusive and Failover."""
+    """Dispatch of one subscription while consumers of one type are connected; this class is for Exclusive and Failover."""
 
     by_key: ClassVar[bool] = False
-    """`plan` needs the hashes of keys."""
+    """Whether `plan` needs the hashes of keys."""
 
     def __init__(self, partition_index: int = -1) -> None:
         self.consumers: dict[int, Holder] = {}
@@ -65,7 +65,8 @@ class NonPersistentDispatch:
         self._on_change(self.consumers[key])
 
     def plan(self, messages: Sequence[int], hashes: Sequence[int]) -> Plan:
-        """Entry `i` holds `messages[i]` messages, and its key has `hashes[i]` (empty where hashes do not matter)."""
+        """Assign entries to consumers. Entry `i` holds `messages[i]` messages, and its key has `hashes[i]` (empty if not
+        needed)."""
         plan = Plan()
         for index, cost in enumerate(messages):
             consumer = self._choose(hashes[index] if hashes else 0)
@@ -78,7 +79,7 @@ class NonPersistentDispatch:
         return plan
 
     def _choose_active(self) -> None:
-        """As dispatch_failover.py, rule 4."""
+        """Choose the active consumer, as in rule 4 of dispatch_failover.py."""
         best = min((consumer.priority for consumer in self.consumers.values()), default=0)
         candidates = [consumer for consumer in self.consumers.values() if consumer.priority == best]
         candidates.sort(key=lambda consumer: (consumer.name, consumer.key))
@@ -88,7 +89,7 @@ class NonPersistentDispatch:
         return self.active
 
     def _on_change(self, consumer: Holder) -> None:
-        """It may take entries again, or not any more."""
+        """Note that the consumer may take entries again, or no longer."""
 
     def _on_served(self, consumer: Holder) -> None: ...
 
@@ -110,7 +111,7 @@ class NonPersistentShared(NonPersistentDispatch):
         return self._turns.now()
 
     def _choose_active(self) -> None:
-        """All of them are."""
+        """Do nothing: all consumers are active."""
 
     def _on_change(self, consumer: Holder) -> None:
         self._turns.queue(consumer)
@@ -120,7 +121,7 @@ class NonPersistentShared(NonPersistentDispatch):
 
 
 class NonPersistentKeyShared(NonPersistentDispatch):
-    """A key may move at any moment: nothing of it is under way that the new owner could overtake in the broker."""
+    """Dispatch by key. A key may move at any moment: no earlier entry of it waits here that the new owner could overtake."""
 
     by_key: ClassVar[bool] = True
 
@@ -141,7 +142,7 @@ class NonPersistentKeyShared(NonPersistentDispatch):
         return None if owner is None else self.consumers[owner]
 
     def _choose_active(self) -> None:
-        """All of them are."""
+        """Do nothing: all consumers are active."""
 
 
 def new_dispatch(kind: int, partition_index: int, sharing: KeySharing) -> NonPersistentDispatch:

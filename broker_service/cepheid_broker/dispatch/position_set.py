@@ -1,4 +1,4 @@
-"""A set of positions, by ledger: what a subscription has to send again. Ordered, and small for dense runs."""
+"""A set of positions, by ledger: the entries a subscription has to send again. Ordered, and small for dense runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _END = 1 << 32
 
 
 class PositionSet:
-    """Positions with entry ids from 0 to 2^32 - 1 (one ledger holds far fewer)."""
+    """A set of positions with entry ids from 0 to 2^32 - 1 (one ledger holds far fewer)."""
 
     __slots__ = ("_ledgers",)
 
@@ -50,7 +50,7 @@ class PositionSet:
             del self._ledgers[ledger_id]
 
     def discard(self, ledger_id: int, entry_id: int) -> None:
-        """Whatever a client may name."""
+        """Remove the position; clients may name any."""
         entries = self._ledgers.get(ledger_id)
         if entries is not None and 0 <= entry_id < _END:
             entries.discard(entry_id)
@@ -65,7 +65,7 @@ class PositionSet:
                 del self._ledgers[ledger_id]
 
     def keep_only(self, ledger_id: int, first: int, last: int, runs: Iterable[tuple[int, int]]) -> bool:
-        """Discards what of `first..last` is in none of the runs. True: there was something."""
+        """Discard members in `first..last` outside of the runs. Return whether there were any."""
         entries = self._ledgers.get(ledger_id)
         if entries is None:
             return False
@@ -92,8 +92,10 @@ class PositionSet:
         return Position(ledger_id, self._ledgers[ledger_id].min())
 
     def first_span(self, max_entries: int, max_gap: int) -> tuple[int, int, int] | None:
-        """(ledger, first, last) from the first position on, as long as neighbours are at most `max_gap` apart: one read that
-        fetches little that nobody wants."""
+        """Return (ledger, first, last) from the first position on, while neighbours are at most `max_gap` apart.
+
+        One read of it fetches few unneeded entries.
+        """
         position = self.first()
         if position is None:
             return None
@@ -106,7 +108,7 @@ class PositionSet:
         return position.ledger_id, first, last
 
     def runs(self, ledger_id: int, first: int, last: int) -> list[tuple[int, int]]:
-        """The members in `first..last` (inclusive) of a ledger, as runs."""
+        """Return the members in `first..last` (inclusive) of a ledger, as runs."""
         entries = self._ledgers.get(ledger_id)
         if entries is None:
             return []
@@ -120,7 +122,7 @@ class PositionSet:
 
 
 def acknowledged_of(acks: AckView, ledger_id: int, entry_ids: Iterable[int]) -> list[int]:
-    """Which of these entries of a ledger are. Costs what they are, however far apart: between them may lie all the others."""
+    """Return which of these entries of a ledger are acknowledged, at a cost for their number, not for their distance."""
     found: list[int] = []
     for first, last in _runs(sorted(entry_ids)):
         start = first
@@ -132,7 +134,7 @@ def acknowledged_of(acks: AckView, ledger_id: int, entry_ids: Iterable[int]) -> 
 
 
 def _runs(members: Iterable[int]) -> list[tuple[int, int]]:
-    """`members`: in order."""
+    """Return the runs of sorted `members`."""
     runs: list[tuple[int, int]] = []
     run_first = previous = -2
     for member in members:

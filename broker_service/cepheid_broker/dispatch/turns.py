@@ -1,7 +1,7 @@
 """Whose turn it is among the consumers of a Shared subscription: by priority, equal ones in rotation.
 
-Only consumers that can take messages stand in the queues. One that no longer can is dropped when its turn comes, and queued again
-by the event that lets it take some: choosing costs the same for two consumers and for two thousand.
+Only consumers that can take messages are queued. One that no longer can is dropped when its turn comes, and queued again by the
+event that lets it: choosing costs the same for two consumers and for two thousand.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Turns:
             self._queues = dict(sorted([*self._queues.items(), (consumer.priority, deque())]))
 
     def leave(self, consumer: Holder) -> None:
-        """Nothing stays of it: clients choose priorities, and the queues of high numbers may never be looked at."""
+        """Remove the consumer with all its state: clients choose priorities, so an empty queue would leak."""
         if consumer.queued:
             self._queues[consumer.priority].remove(consumer)
             consumer.queued = False
@@ -35,7 +35,7 @@ class Turns:
             del self._queues[consumer.priority], self._consumers[consumer.priority]
 
     def queue(self, consumer: Holder) -> None:
-        """Something changed that may let it take messages."""
+        """Queue the consumer if it can take messages now."""
         if consumer.can_take and not consumer.queued:
             consumer.queued = True
             self._queues[consumer.priority].append(consumer)
@@ -49,17 +49,17 @@ class Turns:
         return None
 
     def is_alone(self, consumer: Holder) -> bool:
-        """Nobody of its priority waits besides it."""
+        """Return whether no other consumer of its priority is queued."""
         return len(self._queues[consumer.priority]) == 1
 
     def end(self, consumer: Holder) -> None:
-        """It was served: the next one of its priority comes, if it was its turn."""
+        """End the consumer's turn after it was served."""
         queue = self._queues[consumer.priority]
         if queue and queue[0] is consumer:
             queue.rotate(-1)
 
     def restart(self, consumers: Iterable[Holder]) -> None:
-        """Forgets who comes next."""
+        """Queue all consumers from the beginning."""
         for queue in self._queues.values():
             queue.clear()
         for consumer in consumers:

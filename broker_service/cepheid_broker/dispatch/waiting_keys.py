@@ -1,9 +1,9 @@
-"""Entries that a Key_Shared core could not send when their turn came, or has to send again: by the hash of their key, in order.
+"""Entries that a Key_Shared core could not send when their turn came, or must send again: by the hash of their key, in order.
 
     entry ──► hash ──► its door: the consumer that gets it as soon as it can take messages
                    └──► no door: the hash has no owner, or another consumer still holds earlier entries of it
 
-Only the first entry of a hash may go (rule 2 of dispatch_key_shared.py); reading back goes by doors.
+Only the first entry of a hash may be sent (rule 2 of dispatch_key_shared.py); entries are read back by doors.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from cepheid_metadata import Position
 @dataclass(slots=True, eq=False)
 class WaitingKey:
     key_hash: int
-    positions: list[Position] = field(default_factory=list)  # in order; most are added at the end and leave at the front
+    positions: list[Position] = field(default_factory=list)  # sorted; most are added at the end and removed at the front
     door: int | None = None
     since_ms: int = 0
-    example: str | None = None  # one of the keys with this hash, when an entry of it was looked at
+    example: str | None = None  # one of the keys with this hash, if an entry of it was parsed
 
     @property
     def first(self) -> Position:
@@ -36,9 +36,9 @@ class WaitingKeys:
         self.entries = 0
         self._keys: dict[int, WaitingKey] = {}  # by hash
         self._hash_at: dict[int, dict[int, int]] = {}  # ledger → entry → hash
-        self._doors: dict[int, PositionSet] = {}  # none of them empty
+        self._doors: dict[int, PositionSet] = {}  # never empty
         self._open: dict[int, None] = {}  # consumers that can take messages
-        self._ready: dict[int, PositionSet] = {}  # the doors of these: choosing costs nothing for those that cannot
+        self._ready: dict[int, PositionSet] = {}  # doors of open consumers, so that choosing skips all others
 
     def __repr__(self) -> str:
         return f"<WaitingKeys {self.entries} entries of {len(self._keys)} keys, {len(self._doors)} doors>"
@@ -53,7 +53,7 @@ class WaitingKeys:
         return self._keys.get(key_hash)
 
     def hashes_in(self, ledger_id: int) -> dict[int, int]:
-        """Entry → hash, of all that wait."""
+        """Return entry → hash for all waiting entries of the ledger."""
         return self._hash_at.get(ledger_id, {})
 
     def at_door(self, consumer: int) -> PositionSet | None:
@@ -96,7 +96,7 @@ class WaitingKeys:
             self.discard(ledger_id, entry_id)
 
     def keep_only(self, ledger_id: int, first: int, last: int, runs: Sequence[Run]) -> None:
-        """What waits in `first..last` and is in none of the runs (in order) is acknowledged: it waits no more."""
+        """Discard the waiting entries in `first..last` outside of the runs (sorted): they are acknowledged."""
         start = first
         for run_first, run_last in runs:
             if run_first > start:
@@ -139,27 +139,27 @@ class WaitingKeys:
         self._ready.clear()
 
     def doors(self) -> Iterator[tuple[int, PositionSet]]:
-        """Consumers for which something waits."""
+        """Return the consumers that entries wait for."""
         return iter(self._doors.items())
 
     def open(self, consumer: int) -> None:
-        """It can take messages."""
+        """Note that the consumer can take messages."""
         self._open[consumer] = None
         if (door := self._doors.get(consumer)) is not None:
             self._ready[consumer] = door
 
     def close(self, consumer: int) -> None:
-        """It cannot, or is gone."""
+        """Note that the consumer cannot take messages, or has left."""
         if consumer in self._open:
             del self._open[consumer]
             self._ready.pop(consumer, None)
 
     def first_ready(self) -> int | None:
-        """Of those who can take messages and for whom some wait, the one whose first entry is the earliest."""
+        """Return the consumer with the earliest waiting entry, of those that can take messages and have one."""
         first: tuple[Position, int] | None = None
         for consumer, positions in self._ready.items():
             position = positions.first()
-            assert position is not None, "doors are removed behind the last"
+            assert position is not None, "doors are removed with their last entry"
             if first is None or position < first[0]:
                 first = position, consumer
         return None if first is None else first[1]

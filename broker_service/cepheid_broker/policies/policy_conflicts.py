@@ -1,7 +1,7 @@
-"""Policies that contradict each other: told when they are set, since in force one of them would be void.
+"""Contradicting policies, refused when they are set, as one of them would have no effect.
 
-A backlog counts as too much only when it is larger than what retention keeps anyway; else acknowledged data alone could fill it
-(docs/reference/behaviours.md §7). Retention without limit, and none at all, go with every quota.
+A backlog is too large only if it is larger than what retention keeps anyway; otherwise acknowledged data alone could fill it
+(docs/reference/behaviours.md §7). Retention without limit, and no retention, are compatible with every quota.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 from cepheid_broker.policies.topic_policies import TopicPolicies
 
 CONCERNED = frozenset({"retention", "size_quota", "age_quota"})
-"""Fields of records whose change can bring a contradiction."""
+"""Record fields whose change can cause a contradiction."""
 
 
 def contradiction(policies: TopicPolicies) -> str | None:
-    """In words, with both numbers; None: they go together."""
+    """Return the contradiction in words, with both numbers; None if there is none."""
     kept_bytes, kept_s = policies.retention.size_bytes, policies.retention.time_ms // 1000
     size, age = policies.size_quota, policies.age_quota
     if size is not None and 0 < kept_bytes <= size.limit:

@@ -1,7 +1,7 @@
-"""Keeps the policies of open topics in step with the records, whoever changes them: this broker's admin API or another's.
+"""Updates the policies of open topics when records change, whether by this broker's admin API or another's.
 
     namespace record ─┐ change
-    topic record ─────┴──► resolve for each open topic concerned ──► Topic.on_policies, where the result differs
+    topic record ─────┴──► resolve for each affected open topic ──► Topic.on_policies, where the result differs
 
 A partition has the policies of its partitioned topic. There is one watch for each namespace with open topics and one for the
 record of each open topic (partitions share theirs).
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class Governed(Protocol):
-    """An open topic."""
+    """An open topic, whose policies are followed."""
 
     name: TopicName
     policies: TopicPolicies
@@ -38,18 +38,18 @@ class _Followed:
     own: WatchedRecord[TopicRecord] | None = None
     topic: Governed | None = None
     resolved: tuple[TopicRecord | None, NamespaceRecord, TopicPolicies] | None = None
-    """What the records were when the policies were resolved last."""
+    """The records from which the policies were last resolved."""
 
 
 class PolicyFollower:
-    """`follow` before a topic is opened, `attach` when it is open, `release` when it is closed."""
+    """Follows policies: `follow` before a topic is opened, `attach` when it is open, `release` when it is closed."""
 
     def __init__(self, store: MetadataStore, broker: TopicPolicies, tasks: TaskOwner) -> None:
         self._broker = broker
         self._records = WatchedRecords(store, tasks)
         self._followed: dict[TopicName, _Followed] = {}
         self._of_namespace: tuple[NamespaceRecord, TopicPolicies] | None = None
-        """The namespace that was resolved last, and the policies of its topics that have none of their own."""
+        """The namespace that was last resolved, and the policies of its topics without policies of their own."""
 
     def __repr__(self) -> str:
         return f"<PolicyFollower {len(self._followed)} topics, {self._records!r}>"
@@ -59,7 +59,7 @@ class PolicyFollower:
         return len(self._records)
 
     async def follow(self, topic: TopicName) -> TopicPolicies:
-        """What holds now; from here on no change is missed. Raises NamespaceNotFoundError, MetadataError."""
+        """Return the policies now, and miss no change from here on. Raises NamespaceNotFoundError, MetadataError."""
         assert topic not in self._followed, f"{topic} is opened twice"
         followed = self._followed[topic] = _Followed()
         try:
@@ -80,26 +80,27 @@ class PolicyFollower:
         owner = topic.base if topic.is_partition else topic
         own = followed.own = await records.use(keys.topic_key(owner), TopicRecord, topic, on_change)
         if topic.is_partition and (own.record is None or own.record.partitions <= topic.partition_index):
-            records.leave(own, topic)  # not one of its partitions: a plain topic of that odd name
+            records.leave(own, topic)  # not one of its partitions: a plain topic of that unusual name
             followed.own = await records.use(keys.topic_key(topic), TopicRecord, topic, on_change)
         return self._resolve(followed)
 
     def shows_topic(self, topic: TopicName) -> bool:
         """Return whether the record of a followed topic says that it can be opened.
 
-        Not for partitions: they share a record, which may have been read for others, earlier."""
+        Not for partitions: they share a record, which may have been read earlier for others.
+        """
         own = self._followed[topic].own
         record = None if own is None else own.record
         return record is not None and not record.partitions and not record.deleted
 
     def attach(self, topic: Governed) -> None:
-        """What was followed is open: it hears of changes, also of one since `follow`."""
+        """Report changes to the opened topic, including any since `follow`."""
         followed = self._followed[topic.name]
         followed.topic = topic
         self._tell(followed)
 
     def release(self, topic: TopicName) -> None:
-        """It is closed. Idempotent."""
+        """Stop following a closed topic. Idempotent."""
         followed = self._followed.pop(topic, None)
         if followed is not None and followed.namespace is not None:
             self._records.leave(followed.namespace, topic)
@@ -108,7 +109,7 @@ class PolicyFollower:
 
     def _resolve(self, followed: _Followed) -> TopicPolicies:
         assert followed.namespace is not None
-        assert followed.namespace.record is not None, "checked when the topic was opened, and never forgotten since"
+        assert followed.namespace.record is not None, "checked when the topic was opened, and kept since"
         own, namespace = None if followed.own is None else followed.own.record, followed.namespace.record
         known = followed.resolved
         if known is None or known[0] is not own or known[1] is not namespace:

@@ -1,7 +1,7 @@
-"""Who says what holds: the topic's record before its namespace's before the broker's settings, each policy by itself.
+"""Resolves policies: the topic's record over its namespace's over the broker's settings, each policy by itself.
 
-A policy is taken whole: a topic that sets retention sets both limits of it. Quotas of size and of age are two policies. Only the
-offload policy is taken field by field, as Pulsar does it: a topic can have an age of its own and the namespace's object store.
+A policy is taken whole: a topic that sets retention sets both of its limits. Quotas of size and of age are two policies. Only the
+offload policy is taken field by field, as in Pulsar: a topic can have its own age and the namespace's object store.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from cepheid_metadata import (
 
 
 def resolve(topic: TopicRecord | None, namespace: NamespaceRecord, broker: TopicPolicies) -> TopicPolicies:
-    """What holds for a topic; without `topic`: what holds in the namespace for topics that say nothing themselves."""
+    """Return a topic's policies; without `topic`, those of topics in the namespace that set none themselves."""
     changes: dict[str, Any] = {}
     for name in TOPIC_POLICIES:
         if name == "offload":
@@ -54,7 +54,7 @@ def resolve(topic: TopicRecord | None, namespace: NamespaceRecord, broker: Topic
 
 
 def broker_policies(settings: BrokerSettings, ledgers: ManagedLedgerConfig) -> TopicPolicies:
-    """What holds where neither topic nor namespace say anything."""
+    """Return the policies where neither topic nor namespace set any."""
     defaults = settings.policies
     action = QuotaAction(defaults.backlog_quota_action)
     inactive = None
@@ -156,4 +156,4 @@ _VALUES: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     "schema_compatibility": lambda name: {"schema_compatibility": SchemaCompatibility(name)},
     "inactive_topics": _inactive_topics_of,
 }
-"""Where the record's shape is not the plain value's."""
+"""For policies whose record differs in shape from the plain value."""

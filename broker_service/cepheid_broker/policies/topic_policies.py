@@ -1,10 +1,10 @@
-"""What holds for one topic: its own policies over its namespace's over the broker's settings, resolved into plain values.
+"""The policies of one topic: its own over its namespace's over the broker's settings, resolved into plain values.
 
     topic record ──┐  resolve
     namespace ─────┼──► TopicPolicies ──► Topic.policies, replaced as a whole when one of the records changes
     settings ──────┘  (policy_resolution.py)               (policy_follower.py)
 
-Who needs a policy reads `topic.policies` at the moment it matters and keeps no copy: so a change is in force at once.
+Code that needs a policy reads `topic.policies` at that moment and keeps no copy, so a change applies at once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cepheid_managed_ledger import OffloadConfig, Retention
 
 
 class QuotaAction(enum.Enum):
-    """What happens to a topic whose backlog is above its quota. Values: the names of the wire."""
+    """Action on a topic whose backlog is above its quota; values are the wire names."""
 
     HOLD = "producer_request_hold"
     """Producers wait; new ones are refused with ProducerBlockedQuotaExceededError."""
@@ -28,14 +28,14 @@ class QuotaAction(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class BacklogQuota:
-    """`limit`: bytes of backlog, or seconds of age of the oldest unacknowledged message."""
+    """A backlog quota. `limit`: bytes of backlog, or seconds of age of the oldest unacknowledged message."""
 
     limit: int
     action: QuotaAction
 
 
 class SchemaCompatibility(enum.Enum):
-    """Values: the names of the admin API."""
+    """Schema compatibility strategy; values are the names of the admin API."""
 
     UNDEFINED = "UNDEFINED"
     ALWAYS_INCOMPATIBLE = "ALWAYS_INCOMPATIBLE"
@@ -49,7 +49,7 @@ class SchemaCompatibility(enum.Enum):
 
 
 class InactiveDeletion(enum.Enum):
-    """Which topics count as inactive. Values: the names of the admin API."""
+    """Which topics count as inactive; values are the names of the admin API."""
 
     NO_SUBSCRIPTIONS = "delete_when_no_subscriptions"
     CAUGHT_UP = "delete_when_subscriptions_caught_up"
@@ -57,7 +57,7 @@ class InactiveDeletion(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class InactiveTopics:
-    """A topic without producers and consumers for so long is deleted."""
+    """Delete a topic that has had no producers and consumers for this long."""
 
     when: InactiveDeletion
     after_s: int
@@ -65,7 +65,7 @@ class InactiveTopics:
 
 @dataclass(frozen=True, slots=True)
 class TopicPolicies:
-    """0 of a maximum or a duration: no limit, off."""
+    """The policies in force for a topic. 0 of a maximum or a duration: no limit, off."""
 
     retention: Retention = field(default_factory=Retention)
     message_ttl_s: int = 0
@@ -84,12 +84,12 @@ class TopicPolicies:
     max_consumers_per_subscription: int = 0
     max_subscriptions: int = 0
     subscription_types: frozenset[str] = frozenset()
-    """Names of CommandSubscribe.SubType that are allowed; empty: all."""
+    """Allowed names of CommandSubscribe.SubType; empty: all."""
     auto_subscription_creation: bool = True
     delayed_delivery: bool = True
-    """Off: a time of delivery is ignored, the message goes out at once."""
+    """Off: delivery times are ignored, and messages are sent at once."""
     max_delay_ms: int = 0
-    """A message that asks to wait longer is refused."""
+    """Longest delay; messages that ask for a longer one are refused."""
     schema_compatibility: SchemaCompatibility = SchemaCompatibility.FULL
     schema_auto_update: bool = True
     """Off: producers cannot add versions, only the admin API can."""
@@ -99,4 +99,4 @@ class TopicPolicies:
     inactive_topics: InactiveTopics | None = None
     offload: OffloadConfig = field(default_factory=OffloadConfig)
     max_message_bytes: int = 0
-    """Of one topic; the broker's own bound holds besides."""
+    """Limit of the topic; the broker's own limit applies as well."""

@@ -1,7 +1,7 @@
-"""What each command needs, and the checks of one connection: asked once per request, and again when permissions change.
+"""What each command needs, and the checks of one connection: made once per request, and again when permissions change.
 
-A command without a row here is not served. What a row says is checked where the command's topic is known, in the module of its
-family; tests/broker/test_access.py sends each command with a role that has no permissions.
+A command without a row here is not served. A row is checked where the command's topic is known, in the module of its family;
+tests/broker/test_access.py sends each command with a role that has no permissions.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from cepheid_security.audit import AuditLog, Result
 from cepheid_wire import CommandType, InvalidTopicNameError, NamespaceName, TopicName
 
 _ON_WHAT_IS_OPEN = Need.AUTHENTICATED
-"""It concerns a producer, a consumer or a watcher of this connection. PRODUCER, SUBSCRIBE or WATCH_TOPIC_LIST was checked when that
-was opened, and it is closed when the permission goes."""
+"""For commands about a producer, consumer or watcher of this connection: PRODUCER, SUBSCRIBE or WATCH_TOPIC_LIST was checked
+when it was opened, and it is closed when the permission is revoked."""
 
 REFUSED_COMMANDS = (
     CommandType.TC_CLIENT_CONNECT_REQUEST,
@@ -34,7 +34,7 @@ REFUSED_COMMANDS = (
     CommandType.WATCH_TC_ASSIGNMENTS,
     CommandType.WATCH_TC_ASSIGNMENTS_CLOSE,
 )
-"""Commands that are not served yet (connection_unserved.py). One that is served from now on gets a row of its own instead."""
+"""Commands that are not served yet (connection_unserved.py). One that becomes served gets a row of its own instead."""
 
 COMMAND_NEEDS: Mapping[CommandType, Need] = {
     CommandType.CONNECT: Need.NOBODY_IN_PARTICULAR,
@@ -72,7 +72,7 @@ _DONE_BY: Mapping[Need, str] = {
 
 
 class Access:
-    """What the client of one connection may do. Without an authorizer it may do everything."""
+    """Permissions of one connection's client. Without an authorizer everything is allowed."""
 
     def __init__(self, peer: Peer, authorizer: Authorizer | None, audit: AuditLog) -> None:
         self._peer = peer
@@ -80,7 +80,7 @@ class Access:
         self._audit = audit
 
     def topic_named(self, command: CommandType, name: str) -> TopicName:
-        """Return the topic that a request names. Raises InvalidTopicNameError, which is recorded: nothing is looked up for it."""
+        """Return the topic that a request names. Raises InvalidTopicNameError and records it, as no decision will be."""
         try:
             return TopicName.parse(name)
         except InvalidTopicNameError as error:
@@ -105,7 +105,7 @@ class Access:
         self._audit.record(principal, self._peer.address, command.name, what, result, reason, original_role=original_role)
 
     async def require(self, command: CommandType, what: TopicName | NamespaceName, subscription: str | None = None) -> None:
-        """Raises AuthorizationError, PermissionsOutOfDateError, and MetadataError where permissions cannot be read."""
+        """Check a permission. Raises AuthorizationError, PermissionsOutOfDateError; MetadataError if permissions cannot be read."""
         if self._authorizer is None:
             return
         principal, need = self._peer.principal, COMMAND_NEEDS[command]
@@ -116,18 +116,20 @@ class Access:
         self._settle(command, what, decision)
 
     def require_still(self, command: CommandType, topic: TopicName, subscription: str | None = None) -> None:
-        """As `require`, from what is known, with nothing awaited: right before what was checked earlier takes effect."""
+        """Check a permission from memory, without awaiting, right before an earlier checked request takes effect. Raises as
+        `require`."""
         if (refused := self._refused_now(command, topic, subscription)) is not None:
             self._settle(command, topic, refused)
 
     def allows_now(self, command: CommandType, topic: TopicName) -> bool:
-        """False: `require` has to be asked."""
+        """Return whether the command is known to be allowed; if not, use `require`."""
         return self._refused_now(command, topic, None) is None
 
     def may_create(self, command: CommandType, topic: TopicName) -> bool:
         """Whether a missing topic may be created for the client, which has passed `require` for it.
 
-        A grant on `x` covers the partitions of `x`, which the topic's record makes. Names of partitions that `x` does not have are
+        A grant on `x` covers the partitions of `x` that the topic's record defines. There are two thousand million other names of
+        partitions: creating one of those as a plain topic needs a grant on the namespace.
         two thousand million: creating one of those as a plain topic needs a grant on the namespace.
         """
         if self._authorizer is None or not topic.is_partition:
@@ -136,16 +138,16 @@ class Access:
         return decision is not None and decision.allowed
 
     def why_not_any_more(self, command: CommandType, topic: TopicName, subscription: str | None = None) -> str | None:
-        """Return why what is open must be closed; None: it may stay open."""
+        """Return why an open producer or consumer must be closed; None if it may stay open."""
         refused = self._refused_now(command, topic, subscription)
         return None if refused is None else refused.rule
 
     def visible(self, topics: list[TopicName], namespace: NamespaceName) -> list[TopicName]:
-        """Return those that the client may know of."""
+        """Return the topics that the client may see."""
         return topics if self._authorizer is None else self._authorizer.visible(self._peer.principal, topics, namespace)
 
     def knows(self, namespace: NamespaceName) -> bool:
-        """Whether `visible` has an answer: False while the permissions there cannot be read."""
+        """Return whether `visible` has an answer: False while the permissions there cannot be read."""
         if self._authorizer is None:
             return True
         decision = self._authorizer.check_now(self._peer.principal, Need.NAMESPACE_READ, namespace=namespace)
@@ -156,7 +158,7 @@ class Access:
             return None
         need = COMMAND_NEEDS[command]
         decision = self._authorizer.check_now(self._peer.principal, need, topic=topic, subscription=subscription)
-        if decision is None:  # what allowed it is not there any more; the client is checked from the start when it comes back
+        if decision is None:  # the permission is gone; the client is checked again when it reconnects
             return Decision(False, "the permissions have changed", temporary=True)
         return None if decision.allowed else decision
 

@@ -1,4 +1,4 @@
-"""The address that clients are told: set by the operator, else the one listened on, else the one that they reached."""
+"""The advertised address: set by the operator, else the one listened on, else the one that the client reached."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ANY_ADDRESS = ("0.0.0.0", "::", "")
 
 
 def advertised_url(scheme: str, settings: BrokerSettings, port: int, reached_host: str) -> str:
-    """`reached_host` is the local address of the client's connection. `port` is the one that clients reach."""
+    """Return the URL for clients. `reached_host`: local address of the client's connection. `port`: the one that clients reach."""
     host = settings.advertised_host or (reached_host if settings.host in _ANY_ADDRESS else settings.host)
     return f"{scheme}://{host_port(host, port)}"
 
@@ -29,8 +29,10 @@ def service_urls(settings: BrokerSettings, port: int, tls_port: int, reached_hos
 
 
 def assign(close: pb.CommandCloseProducer | pb.CommandCloseConsumer, moved_to: Mapping[str, str] | None) -> None:
-    """Name the broker to which a client goes at once, without a lookup (protocol.md §19). Clients that do not know these fields
-    look the topic up. `moved_to`: addresses by scheme; a client takes the one of the kind of its own connection."""
+    """Set the broker to which a client connects at once, without a lookup (protocol.md §19).
+
+    Clients that do not know these fields look the topic up. `moved_to`: addresses by scheme; a client uses its own connection's.
+    """
     addresses = moved_to or {}
     if (plain := addresses.get("pulsar")) is not None:
         close.assignedBrokerServiceUrl = f"pulsar://{plain}"
@@ -39,6 +41,6 @@ def assign(close: pb.CommandCloseProducer | pb.CommandCloseConsumer, moved_to: M
 
 
 def check_listener(name: str) -> None:
-    """A client that names a listener needs the address of that one; any other may be out of its reach. Raises NotAllowedError."""
+    """Refuse a listener name: its client needs that listener's address, as others may be unreachable. Raises NotAllowedError."""
     if name:
         raise NotAllowedError(f"this broker has no listener {name[:100]!r}; use the client without one")

@@ -1,19 +1,20 @@
-"""One client connection: frames in, commands to the family that serves them, and the rules of the connection itself.
+"""One client connection: passes frames to the commands that serve them, and keeps the rules of the connection itself.
 
     data_received ──► FrameSplitter ──► SEND: gathered per producer ─┐ one append and one write of receipts per producer and turn
                                    └──► table: command → method      └──► before the next other command, and at the end
-    pause_writing ──► consumers of this connection get nothing until resume_writing; nobody else notices
+    pause_writing ──► consumers of this connection get nothing until resume_writing; no others are affected
 
 Rules
-1. CONNECT comes first, once, and in time; anything else before it closes the connection (protocol.md §2.1). Where the broker asks
-   who its clients are, CONNECT is answered when that is known. Credentials that expire are asked for anew (§3).
-2. Whatever a peer sends, the loop sees no exception: the connection closes with a reason, which is logged once.
-3. A silent peer gets a PING and is closed when it stays silent; so is one that we read no further because it does not read its
-   answers, and that goes on not reading them. One timer per connection, moved by nothing but itself.
-4. Reading stops while too much of it is unanswered (publish window), or when it does not read its answers.
-5. Who begins with HTTP is sent to the admin API (http_redirect.py): no frame begins like that, it would have a gigabyte.
-6. One connection has a bounded part of each turn of the loop: so many commands are served (COMMANDS_PER_TURN), and so many requests
-   that take time are at work (requests.py). Reading stops while what was received is not served.
+1. CONNECT comes first, once, and in time; any other command before it closes the connection (protocol.md §2.1). Where clients are
+   authenticated, CONNECT is answered after that. A client whose credentials expire is asked for new ones (§3).
+2. Whatever a peer sends, no exception reaches the loop: the connection closes with a reason, which is logged once.
+3. A silent peer gets a PING and is closed if it stays silent. A peer that is no longer read, as it does not read its answers, is
+   closed if it goes on so. Each connection has one timer, which only the timer itself moves.
+4. Reading stops while too many bytes are unanswered (publish window), or while the peer does not read its answers.
+5. A peer that begins with HTTP is redirected to the admin API (http_redirect.py): no frame begins like that, it would have a
+   gigabyte.
+6. One connection has a limited part of each loop turn: commands served (COMMANDS_PER_TURN) and pending slow requests (requests.py)
+   are bounded. Reading stops while received frames are not served.
 """
 
 from __future__ import annotations
@@ -65,30 +66,30 @@ log = logging.getLogger(__name__)
 PROTOCOL_VERSION = 21  # subscriptions may carry the schema type AUTO_CONSUME (protocol.md §2.2)
 FEATURES = pb.FeatureFlags(supports_topic_watchers=True, supports_get_partitioned_metadata_without_auto_creation=True)
 SERVER_VERSION = "Cepheid-0.1.0"
-CLOSE_LINGER_S = 5.0  # for a peer to read what was written before the close
-UNREAD_ANSWERS_FACTOR = 4  # of `write_high_bytes`: beyond, the peer must read before it is read again
+CLOSE_LINGER_S = 5.0  # for the peer to read what was written before the close
+UNREAD_ANSWERS_FACTOR = 4  # times `write_high_bytes`: above it, the peer is not read until it reads
 
 
 COMMANDS_PER_TURN = 64
-"""Commands of one connection, SEND apart, that are served in one turn of the loop: what came with them waits for its next turn, in
-which others are served as well. SENDs cost little, and are appended together."""
+"""Most commands of one connection, except SEND, in one turn of the loop: the rest waits for its next turn, so that other
+connections are served. SENDs cost little, and are appended together."""
 
-_SEND = int(CommandType.SEND)  # a lookup in an Enum takes as long as all else that is done here for an entry
+_SEND = int(CommandType.SEND)  # as an int: a lookup in an Enum takes as long as all other work here for an entry
 SMALL_BYTES = 4096
 GATHER_BYTES = 64 * 1024
-"""Beyond, what was gathered is written at once: the socket's own bound must notice."""
+"""Gathered buffers above this size are written at once, so that the socket's own limit applies."""
 
 
 MAX_CONNECT_BYTES = 64 * 1024
-"""Of frames before a client has shown who it is, where it is asked: strangers get little memory."""
+"""Limit of frames before a client is authenticated, where that is required: unknown clients get little memory."""
 NO_REQUEST = (1 << 64) - 1
-"""-1, as the reference writes it: an error that answers CONNECT (protocol.md §2.1)."""
+"""-1, as in the reference broker: the request id of an error that answers CONNECT (protocol.md §2.1)."""
 REFRESH_MARK = b"PulsarAuthRefresh"
-"""What the challenge for new credentials carries (protocol.md §3)."""
+"""Data of the challenge for new credentials (protocol.md §3)."""
 
 
 class _Hold(enum.IntFlag):
-    """Why reading is stopped."""
+    """Reasons to stop reading."""
 
     WINDOW = 1
     UNREAD_ANSWERS = 2
@@ -126,8 +127,8 @@ class Connection(asyncio.Protocol):
             **self._watches.table,
         }
         self._table = {kind: serve for kind, serve in table.items() if kind in COMMAND_NEEDS}
-        self._unserved: list[Frame] = []  # of what was received: a later turn of the loop serves them
-        self._broken: BadFrameError | None = None  # what came after them
+        self._unserved: list[Frame] = []  # received frames for a later turn of the loop
+        self._broken: BadFrameError | None = None  # an invalid frame after them
         self._gathered: list[Buffer] = []  # written at the end of this turn of the loop
         self._gathered_bytes = 0
         self._ready = False
@@ -137,12 +138,12 @@ class Connection(asyncio.Protocol):
         self.over_tls = False
         self._certificate_names: tuple[str, ...] = ()
         self._certificate_expires_at_ms: int | None = None
-        self._is_first = True  # whatever comes next; later pieces may begin anywhere within a frame
+        self._is_first = True  # only the first piece starts at a frame boundary
         self._left_to_http = False
         self._heard = False
         self._ping_unanswered = False
         self._holds = _Hold(0)
-        self._unread_bytes: int | None = None  # when the timer last looked, while the peer does not read its answers
+        self._unread_bytes: int | None = None  # at the timer's last check, while the peer does not read its answers
         self._unread_for_s = 0.0
         self._probe: asyncio.Future[None] | None = None
         self.closed = False
@@ -152,7 +153,7 @@ class Connection(asyncio.Protocol):
         self.address = self.reached_host = "?"
         self.host = ""
         self.place: Place | None = None
-        """What it occupies of the listener's limits; None before it is admitted."""
+        """Its share of the listener's limits; None before it is admitted."""
         self.connected_at_ms = services.ports.wall_ms()
 
     def __repr__(self) -> str:
@@ -181,7 +182,7 @@ class Connection(asyncio.Protocol):
         self._on_made(self)
 
     def abandon(self) -> None:
-        """End a connection that is not admitted, without a word: the listener has counted and logged it."""
+        """Abort a connection that is not admitted, without logging: the listener has counted and logged it."""
         self.closed = True
         self._timer.cancel()
         self._free()
@@ -210,7 +211,7 @@ class Connection(asyncio.Protocol):
         except BadFrameError as error:
             frames, self._broken = error.frames_before, error
         if self._unserved:
-            self._unserved += frames  # it was read before reading stopped
+            self._unserved += frames  # received before reading stopped
         else:
             self._serve_turn(frames)
 
@@ -241,7 +242,7 @@ class Connection(asyncio.Protocol):
             self._serve_turn(self._unserved)
 
     def _leave_to_http(self, data: bytes) -> None:
-        """It had nothing yet, and is over for everybody but the client."""
+        """Pass the socket to the redirect. The connection has opened nothing yet, and is closed for all others."""
         admin_url = self._services.admin_url(self.reached_host, self.over_tls)
         redirect = HttpRedirect(admin_url, self._settings.handshake_timeout_s, lambda: self._on_lost(self))
         self.closed = self._left_to_http = True
@@ -273,7 +274,7 @@ class Connection(asyncio.Protocol):
     # Commands
 
     def _serve(self, frames: Sequence[Frame]) -> list[Frame]:
-        """Serve what one turn may take, and return the rest."""
+        """Serve the frames of one turn, and return the rest."""
         served, coming = 0, iter(frames)
         for kind, command, tail in coming:
             if self.closed:
@@ -284,7 +285,7 @@ class Connection(asyncio.Protocol):
             if served == COMMANDS_PER_TURN:
                 return [Frame(kind, command, tail), *coming]
             served += 1
-            self._producers.flush()  # a later command must find the SENDs before it taken in order
+            self._producers.flush()  # the SENDs before a command must be taken before it
             if kind == CommandType.PING and self._ready:
                 self.write(PONG_FRAME)
                 continue
@@ -406,13 +407,14 @@ class Connection(asyncio.Protocol):
         self._authenticating = self._challenged = False
 
     def on_permissions_changed(self, tenant: str | None) -> None:
-        """Close what the client may not use any more. `tenant`: only there; None: anywhere. `update_watchers` has to follow."""
+        """Close producers and consumers that are no longer permitted, in this tenant or (None) in any; then call
+        `update_watchers`."""
         if self.principal is not None and not self.closed:
             self._producers.on_permissions_changed(tenant)
             self._consumers.on_permissions_changed(tenant)
 
     async def update_watchers(self, tenant: str | None) -> None:
-        """Notify watchers of topics that the client may use from now on, or not any more, with a pause after each watcher."""
+        """Notify watchers of topics that the client may now use or no longer use, with a pause after each watcher."""
         await self._watches.look_again(tenant)
 
     def end_if_revoked(self) -> None:
@@ -465,7 +467,7 @@ class Connection(asyncio.Protocol):
         log.info("connection.opened", extra=extra)
 
     def _on_pong(self, pong: pb.CommandPong) -> None:
-        """Counted as heard already."""
+        """Do nothing: receiving it counted already."""
 
     # Keepalive
 
@@ -481,7 +483,7 @@ class Connection(asyncio.Protocol):
             self.close(f"did not read its answers for {2 * self._settings.keepalive_s:g} s", unread_bytes=self._unread_bytes)
             return
         if self._holds:
-            # We do not read, so its PINGs wait. C++ takes any PONG as an answer, and would close otherwise (protocol.md §4).
+            # While reading is stopped its PINGs wait. C++ takes any PONG as an answer, and would close otherwise (protocol.md §4).
             self.write(PONG_FRAME)
             self._ping_unanswered = False
         elif self._heard:
@@ -495,7 +497,8 @@ class Connection(asyncio.Protocol):
         self._timer = self._loop.call_later(self._settings.keepalive_s, self._on_timer)
 
     def _unread_for_too_long(self) -> bool:
-        """TCP alone would wait for ever: it only asks whether the other side is there."""
+        """Return whether the peer has not read for too long. TCP alone would wait forever: it only checks that the host is
+        reachable."""
         if not self._holds & _Hold.UNREAD_ANSWERS:
             self._unread_bytes = None
             return False
@@ -516,7 +519,7 @@ class Connection(asyncio.Protocol):
                 await asyncio.shield(self._probe)
         except TimeoutError:
             waited_s = self._settings.liveness_probe_s
-            self.close(f"a new connection claims what this one holds, and it did not answer a PING for {waited_s:g} s")
+            self.close(f"a new connection takes over from this one, which did not answer a PING for {waited_s:g} s")
             return False
         return not self.closed
 
@@ -535,7 +538,7 @@ class Connection(asyncio.Protocol):
             self._transport.write(frames)
 
     def write_buffers(self, buffers: Sequence[Buffer]) -> None:
-        """What is written in one turn travels together: a thousand subscriptions may send one entry each."""
+        """Write buffers together with others of this turn: a thousand subscriptions may send one entry each."""
         if not self._gathered:
             self._loop.call_soon(self._write_gathered)
         self._gathered += buffers
@@ -567,7 +570,7 @@ class Connection(asyncio.Protocol):
         self._timer = self._loop.call_later(CLOSE_LINGER_S, self._transport.abort)
 
     def _free(self) -> None:
-        """At once, whatever the socket still does (protocol.md §26, rule 8). Called again it finds nothing left."""
+        """Free everything at once, whatever the socket still does (protocol.md §26, rule 8); repeatable."""
         self._unserved = []
         self._requests.cancel_all()
         self._producers.on_connection_lost()
@@ -581,7 +584,7 @@ class Connection(asyncio.Protocol):
         extra: dict[str, Any] = {"peer": self.address, "client_version": self.client_version, "reason": reason, "facts": facts}
         if self._ready or self._services.authenticator is None:
             log.info("connection.closed", extra=extra)
-        else:  # strangers can repeat it at will
+        else:  # unauthenticated clients can repeat it at will
             self._services.refusals.note("connection.closed", (self.host, without_details(reason)), **extra)
 
     def _hold(self, hold: _Hold) -> None:

@@ -1,6 +1,6 @@
-"""Consumers of one connection: SUBSCRIBE and everything that names a consumer id.
+"""Consumers of one connection: SUBSCRIBE and all commands with a consumer id.
 
-Commands for an id that is not open are ignored when they have no answer (FLOW, ACK, REDELIVER): they are in flight at every close
+Commands without an answer (FLOW, ACK, REDELIVER) are ignored if their id is not open: at every close some are in flight
 (protocol.md §26, rule 7).
 """
 
@@ -38,7 +38,7 @@ from cepheid_wire import pulsar_api_pb2 as pb
 
 MAX_FLOW = (1 << 31) - 1  # clients count permits in an int32; more is damage or an attack
 
-# Codes with which a first SUBSCRIBE of a C++ client fails at once; with every other it hangs until its timeout (protocol.md §12.4).
+# Codes that make a first SUBSCRIBE of a C++ client fail at once; with any other it hangs until its timeout (protocol.md §12.4).
 _FAIL_AT_ONCE = frozenset(
     {
         ServerError.AUTHENTICATION_ERROR,
@@ -97,7 +97,7 @@ class ConsumerCommands:
             )
 
     def _answer_again(self, ask: pb.CommandSubscribe, consumer: Consumer) -> None:
-        """Sent twice (protocol.md §26, rule 6)."""
+        """Answer a SUBSCRIBE that was sent twice (protocol.md §26, rule 6)."""
         subscription = consumer.subscription
         try:
             if (TopicName.parse(ask.topic), ask.subscription) != (subscription.topic, subscription.name):
@@ -116,11 +116,11 @@ class ConsumerCommands:
         try:
             async with asyncio.timeout(self._services.settings.request_timeout_s):
                 consumer = await self._create(ask)
-        except Exception as error:  # every request is answered, also when the fault is ours
+        except Exception as error:  # answer every request, even after an internal error
             self._refuse(ask, error)
         else:
-            # Known before SUCCESS is written, so that the FLOW which follows at once finds it; and no entry goes out before
-            # that FLOW (protocol.md §12.5).
+            # Registered before SUCCESS is written, so that the FLOW which follows at once finds it. No entry is sent before that
+            # FLOW (protocol.md §12.5).
             self._open[ask.consumer_id] = consumer
             self._peer.send(pb.CommandSuccess(request_id=ask.request_id))
             consumer.subscription.announce_end()
@@ -142,7 +142,7 @@ class ConsumerCommands:
         try:
             return await self._join(topic, subscription, ask, sharing)
         except BaseException:
-            subscription.end_if_unused()  # a reader's, which nobody would ever find again
+            subscription.end_if_unused()  # a reader's, which could never be found again
             raise
 
     async def _join(self, topic: Topic, subscription: Subscription, ask: pb.CommandSubscribe, sharing: KeySharing) -> Consumer:
@@ -150,7 +150,7 @@ class ConsumerCommands:
         topic.check_open()
         check_room(topic, subscription)
         self._access.require_still(CommandType.SUBSCRIBE, topic.name, subscription.name)
-        if self._peer.ending:  # whoever is active would be deposed for it, and begin anew
+        if self._peer.ending:  # joining would depose the active consumer and restart delivery
             raise ServiceNotReadyError(f"the connection of consumer {ask.consumer_id} is closed")
         consumer = Consumer(
             subscription,
@@ -193,7 +193,7 @@ class ConsumerCommands:
         )
         self._peer.send_error(ask.request_id, code, error_text(error))
         if code not in _FAIL_AT_ONCE:
-            # Without it a C++ client never tries again: it thinks that it is connected already (protocol.md §12.4).
+            # Without it a C++ client never tries again, as it considers itself connected (protocol.md §12.4).
             self._peer.send(pb.CommandCloseConsumer(consumer_id=ask.consumer_id, request_id=NO_REQUEST))
 
     # FLOW
@@ -220,12 +220,12 @@ class ConsumerCommands:
         else:
             try:
                 topic = self._topic_of(consumer)
-                consumer.subscription.begin_seek()  # at once: a SUBSCRIBE right behind must find it begun
+                consumer.subscription.begin_seek()  # at once: a SUBSCRIBE right after it must find the seek begun
             except BrokerError as error:
                 self._peer.send_error(ask.request_id, server_error_of(error), error_text(error))
                 return
-            # Not cancelled with the connection: it ends as begun, and whoever subscribes next finds it ended. One per
-            # subscription, so they are bounded.
+            # Not cancelled with the connection: it is completed, and the next SUBSCRIBE waits for its end. One per subscription, so
+            # they are bounded.
             work = self._answered(partial(self._seek, topic, consumer.subscription, ask), ask.request_id, "seek")
             self._services.tasks.start(work, name="seek")
 
@@ -247,9 +247,8 @@ class ConsumerCommands:
 
     async def _answer_last_message_id(self, ask: pb.CommandGetLastMessageId) -> None:
         if (opening := self._opening.get(ask.consumer_id)) is not None:
-            await asyncio.wait(
-                [opening]
-            )  # C++ asks right behind a repeated SUBSCRIBE, and tells the application of an error at once
+            # C++ asks right after a repeated SUBSCRIBE, and reports an error to the application at once.
+            await asyncio.wait([opening])
         if (consumer := self._open.get(ask.consumer_id)) is None:
             raise _not_open(ask.consumer_id)
         position, batch_index = await last_message(self._topic_of(consumer).ledger)
@@ -272,12 +271,12 @@ class ConsumerCommands:
 
     async def _unsubscribe(self, consumer: Consumer, ask: pb.CommandUnsubscribe) -> None:
         subscription, topic = consumer.subscription, self._topic_of(consumer)
-        others = sum(other is not consumer for other in subscription.consumers.values())  # it may have been closed meanwhile
+        others = sum(other is not consumer for other in subscription.consumers.values())  # others may have been closed meanwhile
         if others > 0 and not ask.force:
             message = f"subscription {subscription.name!r} has {others} more consumers; close them first"
             self._peer.send_error(ask.request_id, ServerError.METADATA_ERROR, message)
             return
-        self._open.pop(ask.consumer_id, None)  # it is gone with its subscription: no CLOSE_CONSUMER is expected (§19)
+        self._open.pop(ask.consumer_id, None)  # removed with its subscription: the client expects no CLOSE_CONSUMER (§19)
         consumer.detach()
         await topic.delete_subscription(subscription.name)
         self._peer.send(pb.CommandSuccess(request_id=ask.request_id))
@@ -311,7 +310,7 @@ class ConsumerCommands:
     async def _answered(self, work: Callable[[], Awaitable[None]], request_id: int, name: str) -> None:
         try:
             await work()
-        except Exception as error:  # every request is answered, also when the fault is ours
+        except Exception as error:  # answer every request, even after an internal error
             code = server_error_of(error)
             self._services.refusals.note(
                 "request.refused", (name, code), request=name, peer=self._peer.address, code=code.name, error=str(error)
@@ -364,7 +363,7 @@ class ConsumerCommands:
 
 
 def message_id(position: Position) -> pb.MessageIdData:
-    """-1 travels as 2^64 - 1 (protocol.md §0)."""
+    """Encode a position; -1 is sent as 2^64 - 1 (protocol.md §0)."""
     return pb.MessageIdData(ledgerId=position.ledger_id % (1 << 64), entryId=position.entry_id % (1 << 64))
 
 
@@ -373,13 +372,13 @@ def _not_open(consumer_id: int) -> ConsumerNotFoundError:
 
 
 def _epoch_of(ask: pb.CommandSubscribe) -> int | None:
-    """Java clients count their requests for redelivery, and say -1 for not yet (protocol.md §12.1)."""
+    """Return the epoch of a Java client's redelivery requests; None if it sent -1 (none yet) or nothing (protocol.md §12.1)."""
     epoch = signed64(ask.consumer_epoch) if ask.HasField("consumer_epoch") else -1
     return epoch if epoch >= 0 else None
 
 
 def _is_idle(topic: Topic) -> bool:
-    """Nobody uses it and nothing is in it: the first to come with a schema decides what will be."""
+    """Return whether the topic has no clients and no entries, so that the first schema may set its own."""
     if topic.producers or any(subscription.consumers for subscription in topic.subscriptions.values()):
         return False
     return not (topic.name.is_persistent and topic.ledger.ledgers.total_entries)

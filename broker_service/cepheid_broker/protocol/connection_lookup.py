@@ -1,6 +1,7 @@
 """Lookups: partitions of a topic, the broker that serves it, topics of a namespace.
 
-Errors travel in the reply of the same kind: C++ clients ignore a general ERROR here and wait until their timeout (protocol.md §5).
+Errors are sent in the reply of the same kind: C++ clients ignore a general ERROR here and wait until their timeout (protocol.md
+§5).
 """
 
 from __future__ import annotations
@@ -51,11 +52,11 @@ class LookupCommands:
         try:
             topic = self._access.topic_named(CommandType.PARTITIONED_METADATA, ask.topic)
             await self._access.require(CommandType.PARTITIONED_METADATA, topic)
-            # Absent means yes: only newer clients may ask without creating (protocol.md §7.1).
+            # An absent field means yes: only newer clients can ask without creating (protocol.md §7.1).
             may_create = ask.metadata_auto_creation_enabled and self._access.may_create(CommandType.PARTITIONED_METADATA, topic)
             answer.partitions = await self._services.catalog.partitions_or_create(topic, may_create=may_create)
             answer.response = pb.CommandPartitionedTopicMetadataResponse.Success
-        except Exception as error:  # every request is answered, also when the fault is ours
+        except Exception as error:  # answer every request, even after an internal error
             answer.response = pb.CommandPartitionedTopicMetadataResponse.Failed
             code = server_error_of(error)
             answer.error = cast(Any, int(code))
@@ -72,7 +73,7 @@ class LookupCommands:
         except CepheidError as error:
             self._fail_lookup(answer, error)
         else:
-            # At once, as a rule: a client that reconnects asks for each of its topics.
+            # Usually answered at once: a reconnecting client asks for each of its topics.
             if self._services.ownership.owns(topic) and self._access.allows_now(CommandType.LOOKUP, topic):
                 self._connect_here(answer)
             else:
@@ -82,7 +83,7 @@ class LookupCommands:
         try:
             await self._access.require(CommandType.LOOKUP, topic)
             location = await self._services.ownership.locate(topic, authoritative=authoritative)
-        except Exception as error:  # every request is answered, also when the fault is ours
+        except Exception as error:  # answer every request, even after an internal error
             self._fail_lookup(answer, error)
             return
         match location:
@@ -91,7 +92,7 @@ class LookupCommands:
             case There(addresses=addresses, chosen=chosen):
                 answer.response = pb.CommandLookupTopicResponse.Redirect
                 self._set_urls(answer, {scheme: f"{scheme}://{address}" for scheme, address in addresses.items()})
-                answer.authoritative = chosen  # that broker takes what nobody has
+                answer.authoritative = chosen  # whether that broker may take an unowned bundle
                 self._peer.send(answer)
 
     def _connect_here(self, answer: pb.CommandLookupTopicResponse) -> None:
@@ -108,14 +109,14 @@ class LookupCommands:
 
     @staticmethod
     def _set_urls(answer: pb.CommandLookupTopicResponse, urls: Mapping[str, str]) -> None:
-        """A client takes the one of the kind of its own connection."""
+        """Set the URLs; a client uses the one of its own connection's scheme."""
         if (plain := urls.get("pulsar")) is not None:
             answer.brokerServiceUrl = plain
         if (over_tls := urls.get("pulsar+ssl")) is not None:
             answer.brokerServiceUrlTls = over_tls
 
     def service_urls(self) -> dict[str, str]:
-        """Of this broker, by scheme: those of the ports that are open."""
+        """Return this broker's URLs by scheme, for the ports that are open."""
         services = self._services
         return service_urls(services.settings, services.listening_port(), services.tls_port(), self._peer.reached_host)
 
@@ -139,14 +140,14 @@ class LookupCommands:
                 answer.changed = False
                 del answer.topics[:]
             check_frame(answer, ask.namespace, self._services.settings.max_frame_bytes)
-        except Exception as error:  # every request is answered, also when the fault is ours
+        except Exception as error:  # answer every request, even after an internal error
             self._peer.send_error(ask.request_id, server_error_of(error), error_text(error))
         else:
             self._peer.send(answer)
 
     async def _topics_of(self, namespace: NamespaceName, domain: str) -> list[TopicName]:
-        """None of a namespace that does not exist: a subscription to a pattern may come before it, and an error would end it
-        (protocol.md §21)."""
+        """Return the topics of a namespace, none if it does not exist: a pattern subscription may be created before it, and an
+        error would end it (protocol.md §21)."""
         try:
             return await self._services.catalog.shown_topics_of(namespace, domain)
         except NamespaceNotFoundError:
@@ -154,7 +155,8 @@ class LookupCommands:
 
 
 def check_frame(answer: Message, namespace: str, limit_bytes: int) -> None:
-    """Raises NotAllowedError: Java and Go clients would close the connection on it, reconnect, and ask again (protocol.md §1.3)."""
+    """Raise NotAllowedError if the answer exceeds a frame: Java and Go clients would reconnect and ask again endlessly
+    (protocol.md §1.3)."""
     if (size_bytes := answer.ByteSize()) > limit_bytes - FRAME_PADDING_BYTES:
         text = f"the list of topics of namespace {namespace} has {size_bytes} bytes, a frame has {limit_bytes}"
         raise NotAllowedError(f"{text}: ask with a pattern, or raise the broker's setting max_message_bytes", namespace=namespace)

@@ -1,8 +1,8 @@
 """Producers of one connection: PRODUCER, SEND, CLOSE_PRODUCER.
 
-PRODUCER ──► opening (a task: the topic is opened, who is in the way is asked whether it lives) ──► asking ──► open
+PRODUCER ──► opening (a task: the topic is opened, a conflicting producer is checked for liveness) ──► asking ──► open
                                    the topic's epoch is being saved, it waits for exclusive access,   ┘
-                                   or for what was sent under its name before
+                                   or for earlier SENDs under its name
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class ProducerCommands:
         self._services = services
         self._requests = requests
         self._open: dict[int, Producer] = {}
-        self._asking: dict[int, Producer] = {}  # the topic will say when they may publish
+        self._asking: dict[int, Producer] = {}  # their topic has not admitted them yet
         self._opening: dict[int, asyncio.Task[None]] = {}
-        self._closed_by_broker: dict[int, None] = {}  # SENDs for them are on their way and are dropped
+        self._closed_by_broker: dict[int, None] = {}  # SENDs for these may still arrive and are dropped
         self._reader = SendReader()
-        self._touched: dict[Producer, None] = {}  # have gathered SENDs in this turn
+        self._touched: dict[Producer, None] = {}  # with SENDs gathered in this turn
         self._unanswered_closes = 0
         self.table: Mapping[int, Callable[[Any], None]] = {
             CommandType.PRODUCER: self._on_producer,
@@ -103,7 +103,7 @@ class ProducerCommands:
         return len(self._open) + len(self._asking) + len(self._opening)
 
     def _answer_again(self, ask: pb.CommandProducer, producer: Producer) -> None:
-        """Sent twice (protocol.md §9.3)."""
+        """Answer a PRODUCER that was sent twice (protocol.md §9.3)."""
         try:
             if TopicName.parse(ask.topic) != producer.topic.name:
                 raise NotAllowedError(f"producer {ask.producer_id} of this connection is open on {producer.topic.name}")
@@ -117,22 +117,22 @@ class ProducerCommands:
         try:
             async with asyncio.timeout(self._services.settings.request_timeout_s):
                 await self._ask_topic(ask)
-        except Exception as error:  # every request is answered, also when the fault is ours
+        except Exception as error:  # answer every request, even after an internal error
             self._asking.pop(ask.producer_id, None)
             self._refuse(ask, error)
         finally:
-            if self._opening.get(ask.producer_id) is asyncio.current_task():  # else it was closed, and is opened anew
+            if self._opening.get(ask.producer_id) is asyncio.current_task():  # else it was closed and is opened again
                 del self._opening[ask.producer_id]
 
     async def _ask_topic(self, ask: pb.CommandProducer) -> None:
-        """Returns when the producer is admitted, or its topic will say."""
+        """Return when the producer is admitted, or its topic will call back."""
         if (closing := self._open.get(ask.producer_id)) is not None and closing.state is ProducerState.CLOSING:
             settled = asyncio.Event()
             closing.close_when_settled(settled.set)  # its receipts, and the answer to its CLOSE_PRODUCER, come first
             await settled.wait()
         older = self._open.pop(ask.producer_id, None) or self._give_up_asking(ask.producer_id)
         if older is not None:
-            older.stop()  # a new incarnation, before the client's close was seen (protocol.md §9.3)
+            older.stop()  # a new incarnation, before the client's close arrived (protocol.md §9.3)
         try:
             name = self._access.topic_named(CommandType.PRODUCER, ask.topic)
             await self._access.require(CommandType.PRODUCER, name)
@@ -166,12 +166,13 @@ class ProducerCommands:
                 older.detach()
 
     async def _seat(self, topic: Topic, producer: Producer, older: Producer | None) -> None:
-        """Asks, and asks again when who was in the way turns out to be dead. Raises the refusal.
+        """Ask for admission, again if a conflicting producer turns out to be dead. Raises the refusal.
 
-        After a client's crash the old socket may look open for long (protocol.md §9.3)."""
+        After a client's crash the old socket may look open for long (protocol.md §9.3).
+        """
         while True:
             topic.check_open()
-            self._access.require_still(CommandType.PRODUCER, topic.name)  # nothing is awaited between this and the admission
+            self._access.require_still(CommandType.PRODUCER, topic.name)  # no await between this and the admission
             self._asking[producer.producer_id] = producer
             refused = topic.admission.ask(producer, older, most=topic.policies.max_producers)
             if refused is None:
@@ -185,7 +186,7 @@ class ProducerCommands:
 
     def _new_name(self, topic: Topic) -> str:
         while topic.admission.holds_name(name := self._services.topics.new_producer_name()):
-            pass  # somebody chose it
+            pass  # a client chose this name
         return name
 
     async def _create_initial_subscription(self, topic: Topic, ask: pb.CommandProducer) -> None:
@@ -206,7 +207,8 @@ class ProducerCommands:
         self._send_success(producer)
 
     def on_waiting(self, producer: Producer) -> None:
-        """At once, and again when it is its turn: meanwhile the client waits without a timeout (protocol.md §9.2)."""
+        """Report that the producer waits. It is reported again on admission; meanwhile the client has no timeout (protocol.md
+        §9.2)."""
         self._send_success(producer)
 
     def on_refused(self, producer: Producer, error: BrokerError) -> None:
@@ -221,7 +223,7 @@ class ProducerCommands:
                 request_id=producer.request_id,
                 producer_name=producer.name,
                 last_sequence_id=NO_SEQUENCE_ID if deduplication is None else deduplication.last_sequence_id(producer.name),
-                schema_version=producer.schema_version,  # Java's client reads it without asking whether it is there (§5)
+                schema_version=producer.schema_version,  # Java's client reads it without checking that it is set (§5)
                 topic_epoch=producer.topic_epoch,
                 producer_ready=producer.state is not ProducerState.ASKING,
             )
@@ -232,7 +234,7 @@ class ProducerCommands:
         self._peer.send_error(ask.request_id, server_error_of(error), error_text(error))
 
     def _give_up_asking(self, producer_id: int) -> Producer | None:
-        """Answered once and for all, also when it was told to wait: its client keeps that request (protocol.md §9.2)."""
+        """Refuse a request that waits, finally, even if it was told to wait: its client keeps that request (protocol.md §9.2)."""
         asking = self._asking.get(producer_id)
         if asking is not None:
             self.on_refused(asking, _closed_early(producer_id))
@@ -298,18 +300,18 @@ class ProducerCommands:
 
 
 def _closed_early(producer_id: int) -> ServiceNotReadyError:
-    return ServiceNotReadyError(f"producer {producer_id} was closed, or asked for anew, before it was open")
+    return ServiceNotReadyError(f"producer {producer_id} was closed, or requested again, before it was open")
 
 
 def checked_name(name: str) -> str:
-    """What the client calls the producer; empty: the broker gives it a name. Raises NotAllowedError."""
+    """Return the client's producer name; empty: the broker chooses one. Raises NotAllowedError."""
     if len(name) > MAX_NAME_CHARACTERS:
         raise NotAllowedError(f"a producer name has {len(name)} characters, the limit is {MAX_NAME_CHARACTERS}: {name[:40]!r}…")
     return name
 
 
 def check_claim(topic: Topic, name: str, properties: Mapping[str, str]) -> None:
-    """What a producer asks of deduplication. Raises NotAllowedError, ServiceNotReadyError."""
+    """Check the deduplication claim of a producer. Raises NotAllowedError, ServiceNotReadyError."""
     claim = claim_of(properties)
     if claim is None:
         return
@@ -321,7 +323,7 @@ def check_claim(topic: Topic, name: str, properties: Mapping[str, str]) -> None:
 
 
 def checked_properties(ask: pb.CommandProducer) -> dict[str, str]:
-    """They are kept as long as the producer is connected. Raises NotAllowedError."""
+    """Return the properties, which are kept while the producer is connected. Raises NotAllowedError."""
     size = sum(len(pair.key) + len(pair.value) for pair in ask.metadata)
     if size > MAX_PROPERTIES_CHARACTERS:
         raise NotAllowedError(f"the producer's properties have {size} characters, the limit is {MAX_PROPERTIES_CHARACTERS}")

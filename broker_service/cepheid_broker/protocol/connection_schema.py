@@ -1,6 +1,6 @@
-"""Schemas that clients ask for: GET_SCHEMA and GET_OR_CREATE_SCHEMA.
+"""Schema requests of clients: GET_SCHEMA and GET_OR_CREATE_SCHEMA.
 
-Errors travel in the reply of the same kind: C++ clients ignore a general ERROR here (protocol.md §5).
+Errors are sent in the reply of the same kind: C++ clients ignore a general ERROR here (protocol.md §5).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class SchemaCommands:
     async def _get(self, ask: pb.CommandGetSchema, answer: pb.CommandGetSchemaResponse) -> None:
         topic, schemas = self._access.topic_named(CommandType.GET_SCHEMA, ask.topic), self._services.schemas
         await self._access.require(CommandType.GET_SCHEMA, topic)
-        # Absent: the latest. Empty is not absent: it is the version of a message without a schema (protocol.md §20).
+        # Absent: the latest version. Empty is different: the version of a message without a schema (protocol.md §20).
         if not ask.HasField("schema_version"):
             found = await schemas.latest(topic)
         elif not ask.schema_version and await self._has_no_schema(topic):
@@ -54,8 +54,10 @@ class SchemaCommands:
         answer.schema_version = encode_version(found.version)
 
     async def _has_no_schema(self, topic: TopicName) -> bool:
-        """True for a topic without a schema: Go asks for the empty version of its messages (`NewBytesSchema`). Where there is a
-        schema, the empty version is refused. Raises SchemaNotFoundError when there is no such topic."""
+        """Return whether the topic has no schema: Go asks for the empty version of its messages (`NewBytesSchema`).
+
+        If it has one, the empty version is refused. Raises SchemaNotFoundError if there is no such topic.
+        """
         try:
             await self._services.schemas.latest(topic)
         except SchemaNotFoundError:
@@ -69,7 +71,7 @@ class SchemaCommands:
         self._start(partial(self._get_or_create, ask, answer), answer, ask.topic, "get-or-create-schema")
 
     async def _get_or_create(self, ask: pb.CommandGetOrCreateSchema, answer: pb.CommandGetOrCreateSchemaResponse) -> None:
-        # Sent by a producer of the topic, which is therefore open; under the same rules as its first schema.
+        # Sent by a producer of the topic, which is open for that reason; the rules are those of its first schema.
         name = self._access.topic_named(CommandType.GET_OR_CREATE_SCHEMA, ask.topic)
         await self._access.require(CommandType.GET_OR_CREATE_SCHEMA, name)
         topic = await self._services.topics.get(name, may_create=False)
@@ -82,9 +84,9 @@ class SchemaCommands:
         try:
             async with asyncio.timeout(self._services.settings.request_timeout_s):
                 await work()
-        except Exception as error:  # every request is answered, also when the fault is ours
+        except Exception as error:  # answer every request, even after an internal error
             code = server_error_of(error)
-            if not isinstance(error, SchemaNotFoundError):  # who asks whether there is one is no offender
+            if not isinstance(error, SchemaNotFoundError):  # asking whether there is one is not an offence
                 topic = topic[:300]
                 self._services.refusals.note("schema.refused", (topic, code), topic=topic, code=code.name, error=str(error))
             answer.error_code = cast(Any, int(code))

@@ -1,4 +1,4 @@
-"""Commands that are not served yet: each gets the error its clients expect, in the reply they wait for, never silence.
+"""Commands that are not served yet: each gets the error that its clients expect, in the reply they wait for, never silence.
 
 Source of the reply types: protocol.md §5, §23; of the code: §24 (NotAllowedError fails at once in every client).
 """
@@ -27,7 +27,7 @@ _TXN = ("request_id", "txnid_most_bits", "txnid_least_bits")
 class _Refusal(NamedTuple):
     why: str
     reply: type[Message]
-    echoed: tuple[str, ...]  # fields that the reply takes over from the request
+    echoed: tuple[str, ...]  # fields that the reply copies from the request
     error: str = "error"
     message: str = "message"
     code: ServerError = ServerError.NOT_ALLOWED_ERROR
@@ -46,7 +46,7 @@ _REFUSALS: Mapping[CommandType, _Refusal] = {
     CommandType.WATCH_SCALABLE_TOPICS: _Refusal(_SCALABLE, pb.CommandWatchScalableTopicsUpdate, ("watch_id",)),
     CommandType.WATCH_TC_ASSIGNMENTS: _Refusal(_TRANSACTIONS, pb.CommandWatchTcAssignmentsUpdate, ("watch_id",)),
 }
-# What only follows something that we never start: a challenge, a watch.
+# Commands that can only follow something that is never started here: a challenge, a watch.
 _UNASKED = (
     CommandType.SCALABLE_TOPIC_CLOSE,
     CommandType.WATCH_SCALABLE_TOPICS_CLOSE,
@@ -79,6 +79,6 @@ class UnservedCommands:
 
     def _violation(self, kind: CommandType) -> Callable[[Any], None]:
         def refuse(ask: Any) -> None:
-            raise ProtocolViolationError(f"{kind.name}, which nobody asked for", command_type=int(kind))
+            raise ProtocolViolationError(f"{kind.name}, which was not requested", command_type=int(kind))
 
         return refuse

@@ -2,7 +2,7 @@
 
     WATCH_TOPIC_LIST ──► WATCH_TOPIC_LIST_SUCCESS (names, hash) ──► WATCH_TOPIC_UPDATE … in order
 
-Only for clients that ask: C++ and Go close the connection on these answers (protocol.md §21, trap 4).
+Used only by clients that ask: C++ and Go close the connection on these answers (protocol.md §21, trap 4).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class WatchCommands:
         return f"{len(self._open)} topic watchers"
 
     def _on_watch(self, ask: pb.CommandWatchTopicList) -> None:
-        self._end(ask.watcher_id)  # a client that asks again starts anew
+        self._end(ask.watcher_id)  # a repeated request starts again
         self._opening[ask.watcher_id] = self._requests.start(self._watch(ask), name="watch-topics")
 
     async def _watch(self, ask: pb.CommandWatchTopicList) -> None:
@@ -53,7 +53,7 @@ class WatchCommands:
             )
             self._open[ask.watcher_id] = watch
             check_frame(success, ask.namespace, self._services.settings.max_frame_bytes)
-        except Exception as error:  # every request is answered, also when the fault is ours
+        except Exception as error:  # answer every request, even after an internal error
             if (opened := self._open.pop(ask.watcher_id, None)) is not None:
                 opened.close()
             self._peer.send_error(ask.request_id, server_error_of(error), error_text(error))
@@ -101,7 +101,8 @@ class WatchCommands:
                 watch.catch_up()
 
     async def look_again(self, tenant: str | None) -> None:
-        """The permissions in this tenant (None: in any) have changed. One watcher a turn of the loop: it may list many topics."""
+        """Update watchers after permissions changed in this tenant (None: in any), one per loop turn, as each may list many
+        topics."""
         for watcher_id, watch in list(self._open.items()):
             if tenant not in (None, watch.namespace.tenant):
                 continue

@@ -25,7 +25,7 @@ class ConsumerAcks:
     def __init__(
         self, peer: Peer, consumers: Mapping[int, Consumer], refusals: RefusalLog, wall_ms: Callable[[], int], limit: int
     ) -> None:
-        """`limit`: acknowledgements whose answers wait until they are durable."""
+        """`limit`: most acknowledgements whose answers wait until they are durable."""
         self._peer = peer
         self._limit = limit
         self._waiting = 0
@@ -73,7 +73,7 @@ class ConsumerAcks:
     def _cumulative(self, consumer: Consumer, ack: pb.CommandAck) -> None:
         subscription = consumer.subscription
         if len(ack.message_id) != 1 or shares_entries(subscription.kind):
-            # As the reference: ignored, and success is reported if an answer was asked for (protocol.md §15).
+            # As in the reference broker: ignored, and success is reported if an answer was requested (protocol.md §15).
             self._refusals.note(
                 "consumer.cumulative_ack_ignored",
                 (subscription.topic, subscription.name),
@@ -92,7 +92,7 @@ class ConsumerAcks:
         if consumer is not None:
             positions = [position_of(ident) for ident in ask.message_ids]
             if ask.HasField("consumer_epoch") and consumer.epoch is not None:
-                # Before anything is sent again: what the client has on the way has the old one, and it drops that.
+                # Before anything is sent again: messages on the way carry the old epoch, and the client drops them.
                 consumer.epoch = max(consumer.epoch, signed64(ask.consumer_epoch))
             consumer.subscription.redeliver(consumer, positions or None)
 
@@ -102,7 +102,7 @@ class ConsumerAcks:
         self._waiting += 1
         answer = pb.CommandAckResponse(consumer_id=consumer.consumer_id, request_id=request_id)
 
-        def on_saved(error: Exception | None) -> None:  # holds the answer, not the ACK, which may have megabytes of ids
+        def on_saved(error: Exception | None) -> None:  # keeps the answer, not the ACK, which may have megabytes of ids
             self._waiting -= 1
             self._send(answer, None if error is None else server_error_of(error), "" if error is None else error_text(error))
 
@@ -113,22 +113,23 @@ class ConsumerAcks:
             self._send(pb.CommandAckResponse(consumer_id=ack.consumer_id, request_id=ack.request_id), error, message)
 
     def _send(self, answer: pb.CommandAckResponse, error: ServerError | None, message: str) -> None:
-        """Go takes an answer for a failure exactly when it has a message (protocol.md §5)."""
+        """Send the answer. Go takes it for a failure exactly if it has a message (protocol.md §5)."""
         if error is not None:
             answer.error, answer.message = cast(Any, int(error)), message
         self._peer.send(answer)
 
 
 def position_of(ident: pb.MessageIdData) -> Position:
-    """-1 travels as 2^64 - 1 (protocol.md §0)."""
+    """Decode a position; -1 is sent as 2^64 - 1 (protocol.md §0)."""
     return Position(signed64(ident.ledgerId), signed64(ident.entryId))
 
 
 def words_of(ident: pb.MessageIdData) -> tuple[int, ...]:
-    """Which messages of a batch are still to be delivered, bit i for message i; empty: no word was sent, or all were zero.
+    """Return which messages of a batch are still to be delivered, bit i for message i; empty if no word was sent or all are zero.
 
-    A Java client seeks into a batch with them. Go sends an index alone: it filters by itself (protocol.md §17). More of them than a
-    batch can have say nothing: the whole batch is delivered."""
+    A Java client seeks into a batch with them. Go sends only an index, as it filters by itself (protocol.md §17). More words than a
+    batch can have are ignored: the whole batch is delivered.
+    """
     if len(ident.ack_set) > MAX_WORDS:
         return ()
     words = tuple(word & _WORD for word in ident.ack_set)
@@ -136,9 +137,9 @@ def words_of(ident: pb.MessageIdData) -> tuple[int, ...]:
 
 
 def _part_of(ident: pb.MessageIdData) -> BatchAck | None:
-    """None: the words that were sent are all zero, so the whole entry is acknowledged (protocol.md §15)."""
+    """Return the acknowledged part of a batch; None if all words are zero, which acknowledges the whole entry (protocol.md §15)."""
     if (count := len(ident.ack_set)) > MAX_WORDS:
-        return BatchAck(position_of(ident), (), 64 * count)  # of no batch that there is: the cursor refuses and counts it
-    # Clients leave out trailing words that are zero, so this may be less than the batch has: the rest is acknowledged.
+        return BatchAck(position_of(ident), (), 64 * count)  # larger than any batch: the cursor refuses and counts it
+    # Clients omit trailing words that are zero, so this may be less than the batch has: the rest is acknowledged.
     words = words_of(ident)
     return BatchAck(position_of(ident), words, 64 * len(words)) if words else None

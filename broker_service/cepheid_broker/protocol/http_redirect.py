@@ -1,11 +1,11 @@
-"""HTTP on the protocol port: whoever knows a broker by its pulsar:// address alone finds its admin API here.
+"""HTTP on the protocol port: redirects clients that know a broker only by its pulsar:// address to its admin API.
 
     GET /cepheid/v1/plan?topic=T ──► 307, Location: http://ADMIN/cepheid/v1/plan?topic=T      closed once the client has read it
 
 Rules
-1. Nothing is served: one request, its head of at most 8 KB within the time of a handshake, one answer. A body is not looked at.
-2. The path goes back as it came, printable ASCII without spaces, so that it cannot end the header that it is put into.
-3. It counts as a connection of the listener until it is lost, and lives for the handshake's time and the linger at the most.
+1. Nothing is served: one request, with a head of at most 8 KB within the handshake timeout, gets one answer. A body is ignored.
+2. The path is returned as received, printable ASCII without spaces, so that it cannot end the header that contains it.
+3. It counts as a connection of the listener until it is lost, and lasts for the handshake timeout plus the linger at most.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import cast
 
 MAX_HEAD_BYTES = 8 * 1024
-_LINGER_S = 2.0  # for the client to read the answer before what it sends meanwhile breaks the connection
+_LINGER_S = 2.0  # for the client to read the answer before data that it sends meanwhile breaks the connection
 _METHODS = (b"GET ", b"PUT ", b"POST", b"HEAD", b"DELE", b"OPTI", b"PATC")
 _HEAD_END = b"\r\n\r\n"
 
@@ -25,7 +25,7 @@ def is_http(first_bytes: bytes) -> bool:
 
 
 class HttpRedirect(asyncio.Protocol):
-    """Takes over a connection that began with HTTP. `admin_url`: without a path; "" when this broker has no admin API."""
+    """Takes over a connection that began with HTTP. `admin_url`: without a path; "" if this broker has no admin API."""
 
     def __init__(self, admin_url: str, timeout_s: float, on_lost: Callable[[], None]) -> None:
         self._admin_url = admin_url
@@ -44,7 +44,7 @@ class HttpRedirect(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._answered:
-            return  # a body, which nobody wants
+            return  # ignore a body
         self._head += data[: MAX_HEAD_BYTES + 1 - len(self._head)]
         if _HEAD_END in self._head:
             self._answer(*self._redirect())

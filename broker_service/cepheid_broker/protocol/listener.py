@@ -1,4 +1,4 @@
-"""The protocol ports, without and with TLS: accept connections, know them, close them."""
+"""The protocol ports, without and with TLS: accept, track and close connections."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ CONNECTIONS_PER_TURN = 200
 
 
 class PortInUseError(CepheidError):
-    """The address cannot be listened on."""
+    """A listening address that is not available."""
 
     hint = "stop the process that has it (`ss -ltnp` names it), or choose another: `--port`, `--admin-port`; address: `--host`"
 
 
 class _RefusedConnection(asyncio.Protocol):
-    """One too many: closed as soon as it is there."""
+    """A connection above the limit: closed as soon as it is made."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport.close()
 
 
 class Listener:
-    """The ports of one broker. `start` once; then `stop_accepting`, and `close_connections`."""
+    """The ports of one broker. Call `start` once, then `stop_accepting` and `close_connections`."""
 
     def __init__(self, services: Services, tls: ServerTls | None = None) -> None:
         settings = services.settings
@@ -74,7 +74,7 @@ class Listener:
         return 0 if self._acceptor is None else self._acceptor.failed
 
     async def start(self) -> None:
-        """Open the ports. Closes those that it opened when it fails or is cancelled. Raises PortInUseError."""
+        """Open the ports; if it fails or is cancelled, close those already open. Raises PortInUseError."""
         settings = self._services.settings
         try:
             if settings.has_plain_ports:
@@ -90,7 +90,7 @@ class Listener:
     async def _listen(self, port: int) -> int:
         host, loop = self._services.settings.host, asyncio.get_running_loop()
         try:
-            # In two steps: a cancellation during the second one finds the server here, and can close it.
+            # In two steps: a cancellation during the second finds the server here, and can close it.
             self._server = server = await loop.create_server(self._accept, host, port, backlog=BACKLOG, start_serving=False)
             await server.start_serving()
         except OSError as error:
@@ -120,7 +120,7 @@ class Listener:
         return acceptor
 
     def _accept(self) -> asyncio.Protocol:
-        """Without TLS: the address is known when the connection is made."""
+        """Make a connection without TLS; its address is known once it is made."""
         if self._is_full():
             return _RefusedConnection()
         return self._make(None)
@@ -151,7 +151,7 @@ class Listener:
             log.warning("connection.refused", extra=extra)
 
     def _on_made(self, place: Place | None, connection: Connection) -> None:
-        """With TLS, after the handshake."""
+        """Register a connection (with TLS, after the handshake)."""
         place = place or self._admit(connection.host)
         if place is None:
             connection.abandon()
@@ -172,7 +172,7 @@ class Listener:
             self._services.tasks.start(self._look_at_connections(), name="check-permissions")
 
     async def _look_at_connections(self) -> None:
-        """All connections, with pauses in which others are served. Changes that come meanwhile lead to one more walk."""
+        """Check the permissions of all connections, with pauses for others. Changes meanwhile lead to another walk."""
         try:
             while self._changed_tenants:
                 tenants = [None] if None in self._changed_tenants else list(self._changed_tenants)
@@ -197,7 +197,7 @@ class Listener:
             self._acceptor.stop_accepting()
 
     async def aclose(self) -> None:
-        """End handshakes that are under way. Connections were closed before."""
+        """End pending handshakes. Connections were closed before."""
         if self._acceptor is not None:
             await self._acceptor.aclose()
 
@@ -214,7 +214,7 @@ class Listener:
 def listening_socket(host: str, port: int, backlog: int) -> socket.socket:
     """Return a socket that listens and does not block. Raises OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # Named TCP, since asyncio switches Nagle's delay off only for sockets that say so: 40 ms per answer.
+    # Created as TCP, as asyncio disables Nagle's delay only for such sockets: it costs 40 ms per answer.
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

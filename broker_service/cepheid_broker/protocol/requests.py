@@ -1,10 +1,10 @@
-"""Requests of one connection that take time: bounded in number, cancelled when the connection goes.
+"""Slow requests of one connection: bounded in number, cancelled when the connection is lost.
 
-    start ──► at work: a few of them, in the order in which they came ──► answered
-         └──► waiting for a place, which is free when one is answered, or when those at work take long
+    start ──► at work: a few of them, in order of arrival ──► answered
+         └──► waiting for a place, which becomes free when one is answered, or when those at work take long
 
-Each turn of the loop costs a step of every request that is at work. Without a bound one client with a thousand requests under way
-makes all others wait.
+Each loop turn runs a step of every request at work. Without a bound, a client with a thousand pending requests would delay all
+others.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from cepheid_broker.errors import ProtocolViolationError
 from cepheid_ports import TaskOwner
 
 AT_WORK = 16
-"""Requests of one connection that may cost every turn of the loop something."""
+"""Most requests of one connection that may use time in every turn of the loop."""
 
 PATIENCE_S = 0.025
-"""Those at work for so long wait for something themselves (a topic that is opened, another client), and take no places any more. So
-none waits for ever behind one that does."""
+"""Requests at work for this long are waiting for something else (a topic being opened, another client), and give up their
+places, so that no request waits forever behind one that does."""
 
 
 class Requests:
-    """Never on the path of entries: one task for a lookup, a producer, a subscription, a seek."""
+    """The slow requests: one task for a lookup, a producer, a subscription, a seek. Entries never pass here."""
 
     def __init__(self, tasks: TaskOwner, limit: int) -> None:
         self._tasks = tasks
@@ -34,7 +34,7 @@ class Requests:
         self._unanswered: dict[asyncio.Task[None], Callable[[], None] | None] = {}
         self._at_work: dict[asyncio.Task[None], None] = {}
         self._waiting: deque[tuple[asyncio.Future[None], asyncio.Task[None]]] = deque()
-        self._patience: asyncio.TimerHandle | None = None  # while some wait
+        self._patience: asyncio.TimerHandle | None = None  # set while some wait
 
     def __repr__(self) -> str:
         return f"<Requests {len(self._unanswered)} of {self._limit}, {len(self._at_work)} at work>"
@@ -45,9 +45,11 @@ class Requests:
     def start(
         self, work: Coroutine[Any, Any, None], *, name: str, on_cancelled: Callable[[], None] | None = None
     ) -> asyncio.Task[None]:
-        """Raises ProtocolViolationError when the peer asks faster than it can be answered, beyond the limit.
+        """Start the work. Raises ProtocolViolationError if the peer has more unanswered requests than the limit.
 
-        `on_cancelled`: it was given up before it was answered, and every request is answered (protocol.md §26, rule 5)."""
+        `on_cancelled` is called if the work is cancelled before it answered, as every request is answered (protocol.md §26, rule
+        5).
+        """
         if len(self._unanswered) >= self._limit:
             work.close()
             raise ProtocolViolationError(
@@ -66,7 +68,7 @@ class Requests:
         loop = asyncio.get_running_loop()
         place: asyncio.Future[None] = loop.create_future()
         task = self._tasks.start(_after(place, work), name=name)
-        task.add_done_callback(lambda _: work.close())  # it may have been cancelled before it began
+        task.add_done_callback(lambda _: work.close())  # it may be cancelled before it begins
         self._waiting.append((place, task))
         if self._patience is None:
             self._patience = loop.call_later(PATIENCE_S, self._on_patience_over)

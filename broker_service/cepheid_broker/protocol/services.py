@@ -1,4 +1,4 @@
-"""What every connection of a broker uses, put together once."""
+"""Services that all connections of a broker share."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Services:
     tasks: TaskOwner
     ports: Ports
     listening_port: Callable[[], int]
-    """Without TLS; 0: that port is not open."""
+    """Port without TLS; 0: not open."""
     admin_url: Callable[[str, bool], str]
-    """Of this broker's admin API, for a client that reached it at this local address, with or without TLS; "" when it has none."""
+    """URL of this broker's admin API for a client that reached it at this local address, with or without TLS; "" if it has none."""
     tls_port: Callable[[], int] = lambda: 0
-    """0: it is not open."""
+    """Port with TLS; 0: not open."""
     authenticator: Authenticator | None = None
-    """None: clients are not asked who they are."""
+    """None: clients are not authenticated."""
     failed_attempts: FailedAttempts = field(default_factory=FailedAttempts)
     authorizer: Authorizer | None = None
     """None: every client may do everything."""

@@ -1,8 +1,8 @@
-"""Which code each error has on the wire: the one table of this edge.
+"""The protocol's error code for each error: the only table of them.
 
-Chosen by what official clients do with a code rather than by its name: what passes by itself becomes SERVICE_NOT_READY, which they
-retry; what does not becomes a code that fails at once (protocol of Apache Pulsar, `ServerError`; cepheid_wire.ServerError has the
-list). An invalid name is NOT_ALLOWED_ERROR, since C++ clients retry INVALID_TOPIC_NAME until their timeout and then say "Timeout".
+Codes are chosen by what official clients do with them, not by name: a temporary error becomes SERVICE_NOT_READY, which they retry;
+others become a code that fails at once (protocol of Apache Pulsar, `ServerError`; cepheid_wire.ServerError has the list). An
+invalid name is NOT_ALLOWED_ERROR, as C++ clients retry INVALID_TOPIC_NAME until their timeout and then say "Timeout".
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ SERVER_ERRORS: dict[type[CepheidError], ServerError] = {
     ProducerFencedError: ServerError.PRODUCER_FENCED,
     BacklogQuotaHoldError: ServerError.PRODUCER_BLOCKED_QUOTA_EXCEEDED_ERROR,
     BacklogQuotaExceededError: ServerError.PRODUCER_BLOCKED_QUOTA_EXCEEDED_EXCEPTION,
-    # Not SUBSCRIPTION_NOT_FOUND: C++ clients would ask again until their timeout, and then say "Timeout".
+    # Not SUBSCRIPTION_NOT_FOUND: C++ clients would ask again until their timeout, and then report "Timeout".
     SubscriptionNotFoundError: ServerError.NOT_ALLOWED_ERROR,
     ConsumerBusyError: ServerError.CONSUMER_BUSY,
     ConsumerAssignError: ServerError.CONSUMER_ASSIGN_ERROR,
@@ -65,13 +65,13 @@ SERVER_ERRORS: dict[type[CepheidError], ServerError] = {
     TopicChangedError: ServerError.METADATA_ERROR,
     NotAllowedError: ServerError.NOT_ALLOWED_ERROR,
     TooManyError: ServerError.CONSUMER_BUSY,
-    InvalidSchemaError: ServerError.INCOMPATIBLE_SCHEMA,  # there is no better code, and it fails at once
+    InvalidSchemaError: ServerError.INCOMPATIBLE_SCHEMA,  # no code fits better, and it fails at once
     IncompatibleSchemaError: ServerError.INCOMPATIBLE_SCHEMA,
-    SchemaNotFoundError: ServerError.TOPIC_NOT_FOUND,  # what clients take for "has no schema" (protocol.md §20)
+    SchemaNotFoundError: ServerError.TOPIC_NOT_FOUND,  # clients read it as "has no schema" (protocol.md §20)
     InvalidTopicNameError: ServerError.NOT_ALLOWED_ERROR,
     ChecksumMismatchError: ServerError.CHECKSUM_ERROR,
     MetadataError: ServerError.METADATA_ERROR,
-    SessionLostError: ServerError.SERVICE_NOT_READY,  # until there is a new one, or another broker serves the topic
+    SessionLostError: ServerError.SERVICE_NOT_READY,  # until there is a new session, or another broker serves the topic
     RestoreNotReportedError: ServerError.SERVICE_NOT_READY,
     ManagedLedgerError: ServerError.PERSISTENCE_ERROR,
     LedgerError: ServerError.PERSISTENCE_ERROR,
@@ -83,20 +83,20 @@ SERVER_ERRORS: dict[type[CepheidError], ServerError] = {
 
 
 def server_error_of(error: BaseException) -> ServerError:
-    """The code of an error. One that is not ours is a bug: UNKNOWN_ERROR, and the log has its traceback."""
+    """Return the code of an error. An unexpected exception is a bug: UNKNOWN_ERROR, with a traceback in the log."""
     if isinstance(error, TimeoutError):
         return ServerError.SERVICE_NOT_READY
     if isinstance(error, CepheidError):
         for kind in type(error).__mro__:
             if kind in SERVER_ERRORS:
-                # Metadata and storage errors that pass by themselves are answered like a topic that is being loaded.
+                # Temporary metadata and storage errors are answered like a topic that is being loaded.
                 return ServerError.SERVICE_NOT_READY if error.retriable else SERVER_ERRORS[kind]
     log.error("request.failed", extra={"error": repr(error)}, exc_info=error)
     return ServerError.UNKNOWN_ERROR
 
 
 def error_text(error: BaseException) -> str:
-    """What the client's user reads. Never the text of an unexpected exception: it says nothing to them."""
+    """Return the text for the client's user; for an unexpected exception only its type."""
     if isinstance(error, CepheidError):
         return str(error)
     if isinstance(error, TimeoutError):

@@ -1,28 +1,26 @@
-"""Which SENDs of a topic are repetitions, without I/O (protocol.md §11).
+"""Which SENDs of a topic are repetitions, decided without I/O (protocol.md §11).
 
     push: new ──► begin (its group is appended) ──► confirm ──► persisted
       │    │        └──► fail ┐
-      │    └── never appended ┴──► pushed falls back to what is persisted or still under way
-      └──► is_stored: a duplicate; neither: unknown, it is under way
+      │    └── never appended ┴──► pushed falls back to what is persisted or still being appended
+      └──► is_stored: a duplicate; neither: not known yet, as it is being appended
 
 Rules
-1. Persisted names only entries that are confirmed: what is saved of it calls no message a duplicate that is not stored (H3).
-2. After a failure the same sequence ids are new again: the client's second attempt is no duplicate of one that was not stored.
-3. Clients send entries in the order of their first ids, also when batches are made by key and their ids interleave: (0 1 3) (2).
-   So an entry that begins above all others is new, wherever it ends. One that ends above all others is new too, wherever it begins:
-   an application that starts over packs other batches, and what is stored in part is stored again rather than lost. Only what is
-   neither is a duplicate.
-4. Of a chunked message the last chunk is recorded: the message is stored when that one is. Until then the chunks of its newest
-   attempt are known, and saved with the sequence ids; those sent again are duplicates: consumers of the C++ library drop a message
-   whose chunks they see twice.
-5. Ids with the highest bit set (a client's -1) are neither judged nor recorded: one of them would make everything after it a
+1. Persisted ids cover only confirmed entries, so what is saved never makes a message a duplicate that is not stored (H3).
+2. After a failure the same sequence ids are new again: the client's second attempt is not a duplicate of one that was not stored.
+3. Clients send entries in the order of their first ids, even if batches are made by key and their ids interleave: (0 1 3) (2). So
+   an entry that begins above all others is new, wherever it ends. One that ends above all others is new too, wherever it begins: a
+   restarted application packs other batches, and a partly stored one is stored again rather than lost. Any other entry is a
    duplicate.
-6. A name is followed while somebody uses it. Others are forgotten after `idle_s`, and the longest unused ones beyond `max_names`;
-   what a forgotten name sends again is stored again.
-7. A name that is claimed is remembered for as long as its claim says, if that is longer, and beyond `max_names` it is forgotten
-   after all that are not claimed. It belongs to the owner that its claim names, until it is forgotten. A claim may tell by a text
-   what is sent from a sequence id on: once some of it is stored, another text for that id is refused, since other messages would be
-   called duplicates.
+4. A chunked message is recorded by its last chunk, which makes it stored. Until then the chunks of its newest attempt are
+   remembered, and saved with the sequence ids; if sent again they are duplicates: consumers of the C++ library drop a message whose
+   chunks they see twice.
+5. Ids with the highest bit set (a client's -1) are neither judged nor recorded: one of them would make all later ones duplicates.
+6. A name is followed while it is used. Others are forgotten after `idle_s`, and the longest unused ones beyond `max_names`; what a
+   forgotten name sends again is stored again.
+7. A claimed name is remembered for as long as its claim says, if that is longer, and beyond `max_names` it is forgotten after all
+   unclaimed ones. Until then it belongs to the owner named by its claim. A claim may describe by a text what is sent from a
+   sequence id on: once some of that is stored, another text for that id is refused, as other messages would become duplicates.
 """
 
 from __future__ import annotations
@@ -34,17 +32,17 @@ from typing import NamedTuple
 MAX_SEQUENCE_ID = (1 << 63) - 1
 NOTHING_PERSISTED = -1
 _BEGINS = "\0"
-"""In what is saved, in front of a name: `Mark.begins`, where it differs."""
+"""Prefix of a name in what is saved, for `Mark.begins` where it differs from `ends`."""
 _CHUNK = "\0\0"
-"""In what is saved, in front of `chunk id/publish time/bytes of the message/name`: the sequence id of `ProducerSequence.chunk`."""
+"""Prefix in what is saved of `chunk id/publish time/bytes of the message/name`, for the sequence id of `ProducerSequence.chunk`."""
 _CLAIM = "\0\1"
-"""In what is saved, in front of the rest of a `NameClaim` and the name, as JSON: its `memory_s`. Earlier releases pass over it."""
+"""Prefix in what is saved of the rest of a `NameClaim` and the name, as JSON, for its `memory_s`; earlier releases ignore it."""
 NO_NAMES = ("\0", "\1")
-"""No name begins like these (`name_key`): they tell what is saved beside names apart."""
+"""Prefixes that no name has (`name_key`), so that other saved keys can be distinguished from names."""
 
 
 class Mark(NamedTuple):
-    """Rule 3, of one name: no entry that begins and ends at or below these is new."""
+    """Highest ids of one name (rule 3): an entry that begins and ends at or below these is not new."""
 
     begins: int
     ends: int
@@ -57,9 +55,10 @@ NOTHING = Mark(NOTHING_PERSISTED, NOTHING_PERSISTED)
 
 
 def mark_of_batch(first: int, messages: int, highest: int | None) -> Mark:
-    """What an entry of several messages settles. `highest`: as its client said; C++ does not, but no two messages have one id.
+    """Return the mark that an entry of several messages sets. `highest`: as its client sent it; C++ does not send it.
 
-    Without a gap among its ids nothing that is sent later begins between them."""
+    No two messages have one id, so without a gap among its ids no later entry begins between them.
+    """
     ends = first + messages - 1
     if highest is None or not ends <= highest <= MAX_SEQUENCE_ID:
         return Mark(first, ends)
@@ -67,8 +66,11 @@ def mark_of_batch(first: int, messages: int, highest: int | None) -> Mark:
 
 
 class Chunk(NamedTuple):
-    """One that is not the last of its message. The time and the size tell attempts apart: an application that starts over may use
-    the sequence id for another message, whose chunks must not be mixed with the old ones. Resending changes neither."""
+    """A chunk that is not the last of its message.
+
+    Time and size distinguish attempts: a restarted application may use the sequence id for another message, whose chunks must not
+    be mixed with the old ones. Resending changes neither.
+    """
 
     sequence_id: int
     chunk_id: int
@@ -80,17 +82,17 @@ class Chunk(NamedTuple):
 
 
 class NameClaim(NamedTuple):
-    """What a producer asks for with its name: who may use it, and for how long it is remembered after its last use."""
+    """A producer's claim to its name: who may use it, and how long it is remembered after its last use."""
 
     owner: str
     memory_s: int
     first_id: int = -1
-    """From where `content` tells what is sent; -1: it tells nothing."""
+    """First sequence id that `content` describes; -1: it describes nothing."""
     content: str = ""
 
 
 class ProducerSequence:
-    """What is known of one producer name. Made by `SequenceIds`."""
+    """State of one producer name; created by `SequenceIds`."""
 
     __slots__ = (
         "_pushed_begins",
@@ -108,22 +110,22 @@ class ProducerSequence:
     def __init__(self, name: str, persisted: Mark, used_at: float) -> None:
         self.name = name
         self.persisted = persisted
-        self._pushed_begins, self._pushed_ends = persisted  # two numbers: they change with every entry
+        self._pushed_begins, self._pushed_ends = persisted  # two numbers, as they change with every entry
         self.users = 0
         self.used_at = used_at
         self.is_forgotten = False
-        """Nothing of it is kept any more: whoever still has it asks for the name again."""
+        """Its state was dropped: a holder of this object must follow the name again."""
         self.chunk: Chunk | None = None
-        """The newest that is stored of a message that is not whole; those before it are as well."""
+        """Newest stored chunk of an incomplete message; those before it are stored as well."""
         self.claim: NameClaim | None = None
-        self._under_way: list[Mark] = []  # of each group being appended: few, and mostly none
+        self._under_way: list[Mark] = []  # one for each group being appended; usually none
 
     def __repr__(self) -> str:
         return f"<ProducerSequence {self.name!r} persisted {self.persisted}, pushed {self.pushed}>"
 
     @property
     def is_settled(self) -> bool:
-        """Nothing is under way: what is persisted is all there is."""
+        """Whether no append is pending, so that what is persisted is all there is."""
         return not self._under_way
 
     @property
@@ -134,16 +136,16 @@ class ProducerSequence:
         return first > self._pushed_begins or ends > self._pushed_ends
 
     def is_stored(self, first: int, ends: int) -> bool:
-        """A duplicate, for certain. What is neither new nor stored is under way: nobody knows yet."""
+        """Return whether it is certainly a duplicate. What is neither new nor stored is still being appended."""
         return first <= self.persisted.begins and ends <= self.persisted.ends
 
     def has_chunk(self, chunk: Chunk) -> bool:
-        """Rule 4: a duplicate, for certain."""
+        """Return whether the chunk is certainly a duplicate (rule 4)."""
         stored = self.chunk
         return stored is not None and chunk.chunk_id <= stored.chunk_id and chunk.is_of_same_attempt(stored)
 
     def push(self, first: int, begins: int, ends: int) -> bool:
-        """True: it is new, and taken; it will be part of the next group. Stored, it settles `Mark(begins, ends)`."""
+        """Return whether the entry is new; if so it joins the next group, which once stored settles `Mark(begins, ends)`."""
         if first <= self._pushed_begins and ends <= self._pushed_ends:
             return False
         if begins > self._pushed_begins:
@@ -153,21 +155,21 @@ class ProducerSequence:
         return True
 
     def begin(self, mark: Mark) -> None:
-        """A group is appended that settles so much."""
+        """Note that a group with this mark is being appended."""
         self._under_way.append(mark)
 
     def confirm(self, mark: Mark) -> None:
-        """The group is stored."""
+        """Note that the group is stored."""
         self._under_way.remove(mark)
         self._note_stored(mark)
 
     def fail(self, mark: Mark) -> None:
-        """The group may or may not be stored; if it is, whoever opens the topic next finds it."""
+        """Note that the append failed; if the group is stored after all, the next opening of the topic finds it."""
         self._under_way.remove(mark)
         self.abandon()
 
     def abandon(self) -> None:
-        """What was pushed and not appended never will be (rule 2)."""
+        """Reset what was pushed and will not be appended (rule 2)."""
         pushed = self.persisted
         for mark in self._under_way:
             pushed = mark.or_later(pushed)
@@ -177,11 +179,11 @@ class ProducerSequence:
         self.persisted = mark.or_later(self.persisted)
         self._pushed_begins, self._pushed_ends = self.persisted.or_later(self.pushed)
         if self.chunk is not None and self.chunk.sequence_id <= self.persisted.begins:
-            self.chunk = None  # its message is whole, or was given up
+            self.chunk = None  # its message is complete, or was given up
 
 
 class SequenceIds:
-    """Of one topic: every name that published lately."""
+    """The names of one topic that published recently."""
 
     def __init__(self) -> None:
         self._names: dict[str, ProducerSequence] = {}
@@ -193,7 +195,7 @@ class SequenceIds:
         return len(self._names)
 
     def follow(self, name: str, now: float) -> ProducerSequence:
-        """It is kept until it is given back by `leave`."""
+        """Return the state of the name, kept until `leave`."""
         sequence = self._known(name, now)
         sequence.users += 1
         return sequence
@@ -211,7 +213,7 @@ class SequenceIds:
         return sequence is None or sequence.is_settled
 
     def why_refused(self, name: str, claim: NameClaim) -> str | None:
-        """Return what speaks against a claim (rule 7); None: nothing."""
+        """Return the reason to refuse a claim (rule 7), or None."""
         sequence = self._names.get(name)
         if sequence is None or sequence.claim is None:
             return None
@@ -227,7 +229,7 @@ class SequenceIds:
         return None
 
     def set_claim(self, name: str, claim: NameClaim, now: float) -> bool:
-        """Return whether that is news, which is to be saved."""
+        """Set the claim; return whether it is new and must be saved."""
         sequence = self._known(name, now)
         is_new, sequence.claim = sequence.claim != claim, claim
         return is_new
@@ -247,17 +249,17 @@ class SequenceIds:
                 self._known(name, now).claim = NameClaim(owner, sequence_id, first_id, content)
 
     def note_stored(self, name: str, mark: Mark, now: float) -> None:
-        """An entry that is stored behind what was saved."""
+        """Note an entry that was stored after the last save."""
         self._known(name, now)._note_stored(mark)
 
     def note_stored_chunk(self, name: str, chunk: Chunk, now: float) -> None:
-        """Likewise, of an entry that is not the last chunk."""
+        """Note a chunk, not the last of its message, that was stored after the last save."""
         sequence = self._known(name, now)
         if sequence.is_new(chunk.sequence_id, chunk.sequence_id):
             sequence.chunk = chunk
 
     def snapshot(self) -> dict[str, int]:
-        """Rule 1. Holds for every entry that is confirmed by now."""
+        """Return what to save (rule 1), valid for all entries confirmed by now."""
         saved: dict[str, int] = {}
         for name, sequence in self._names.items():
             begins, ends = sequence.persisted
@@ -272,16 +274,17 @@ class SequenceIds:
         return saved
 
     def forget_chunks(self) -> int:
-        """They are deleted. Of how many messages."""
+        """Drop incomplete chunked messages, as they are being deleted; return how many."""
         incomplete = [sequence for sequence in self._names.values() if sequence.chunk is not None]
         for sequence in incomplete:
             sequence.chunk = None
         return len(incomplete)
 
     def forget_idle(self, now: float, idle_s: float, max_names: int) -> int:
-        """Forget what nobody used for `idle_s`, or for as long as its claim says, and what is beyond `max_names`: return how many.
+        """Forget names unused for `idle_s`, or for as long as their claim says, and those beyond `max_names`; return how many.
 
-        Rules 6 and 7."""
+        Rules 6 and 7 say which.
+        """
         unused = [sequence for sequence in self._names.values() if not sequence.users and sequence.is_settled]
         unused.sort(key=lambda sequence: (sequence.claim is not None, sequence.used_at))
         excess = len(self._names) - max_names
@@ -310,5 +313,5 @@ class SequenceIds:
 
 
 def sequence_ids_of(saved: Mapping[str, int]) -> dict[str, int]:
-    """Of a snapshot: the highest sequence id by name."""
+    """Return the highest sequence id by name, from a snapshot."""
     return {name: ends for name, ends in saved.items() if not name.startswith(_BEGINS)}

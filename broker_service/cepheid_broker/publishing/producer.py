@@ -1,20 +1,20 @@
-"""One producer on one topic: what it may publish, and its standing from the moment that it asks until it is closed.
+"""One producer on one topic: what it may publish, and its state from its request until it is closed.
 
     take ──► checksum, policies ──► new, or sent before? (repetitions.py) ──► UnansweredSends ──► appends, receipts in SEND order
 
 Rules
-1. A receipt is written when its entry is durable, in SEND order, and none is left out (protocol.md §26).
-2. After a failed append this incarnation stores nothing more: the client resends from the first unanswered message on, and
-   storing a later one before it would swap them (protocol.md §10.4). What was sent before it is answered, then the producer is
-   closed; the connection lives.
-3. A repetition that deduplication recognises is answered in its turn too, with position -1:-1. One of which it is not known yet
-   whether the first was stored waits for that; if it was not, the producer is closed and the client sends both again.
-4. A bad checksum fails that message alone, in its turn: C++ clients match the error against their oldest message (§10.4).
-5. What a replaced incarnation still has under way answers to nobody (§26, rule 9).
-6. Its connection hears of each change of its standing by a method of `ProducerOwner`, and answers its client.
+1. A receipt is written when its entry is durable, in SEND order, without leaving one out (protocol.md §26).
+2. After a failed append this incarnation stores nothing more: the client resends from its first unanswered message, and storing a
+   later one first would swap them (protocol.md §10.4). Earlier SENDs are answered, then the producer is closed; the connection
+   stays.
+3. A repetition that deduplication recognises is also answered in its turn, with position -1:-1. If it is not known yet whether the
+   original was stored, it waits for that; if it was not, the producer is closed and the client sends both again.
+4. A bad checksum fails only that message, in its turn: C++ clients match the error to their oldest message (§10.4).
+5. Pending appends of a replaced incarnation are not answered (§26, rule 9).
+6. Its connection receives each change of its state by a method of `ProducerOwner`, and answers the client.
 
     ASKING ──► OPEN ──► CLOSING ──► CLOSED          ASKING: the topic's epoch is being saved, it waits for others to leave, or for
-                                                    what was sent under its name before
+                                                    earlier SENDs under its name
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ log = logging.getLogger(__name__)
 class ProducerState(enum.Enum):
     ASKING = "asking"
     OPEN = "open"
-    CLOSING = "closing"  # takes nothing more; what is under way is still answered
+    CLOSING = "closing"  # takes nothing more; pending SENDs are still answered
     CLOSED = "closed"
 
 
@@ -77,13 +77,13 @@ class ProducerFigures:
 
 
 class Admission(Protocol):
-    """The list of a topic's producers, as a producer leaves it."""
+    """The list of a topic's producers, which a producer leaves."""
 
     def leave(self, producer: Producer) -> None: ...
 
 
 class ProducedTopic(AppendTarget, Protocol):
-    """What a producer uses of its topic."""
+    """The part of its topic that a producer uses."""
 
     @property
     def name(self) -> TopicName: ...
@@ -102,19 +102,19 @@ class ProducedTopic(AppendTarget, Protocol):
 
 
 class ProducerOwner(Protocol):
-    """Its connection, as far as it answers PRODUCER."""
+    """The producer's connection, which answers PRODUCER."""
 
     def on_admitted(self, producer: Producer) -> None:
-        """It may publish now."""
+        """Report that the producer may publish now."""
 
     def on_waiting(self, producer: Producer) -> None:
-        """It may publish when it is its turn."""
+        """Report that the producer may publish later, when it is admitted."""
 
     def on_refused(self, producer: Producer, error: BrokerError) -> None:
-        """After it waited, or was kept waiting."""
+        """Report a refusal after the request was accepted for later, or told to wait."""
 
     def on_closed_by_broker(self, producer: Producer) -> None:
-        """Its client is to come back."""
+        """Report that the broker closed the producer, so that its client reconnects."""
 
 
 class Producer:
@@ -140,7 +140,7 @@ class Producer:
         self.peer = peer
         self.producer_id = producer_id
         self.name = name
-        self.request_id = request_id  # of the PRODUCER that it answers
+        self.request_id = request_id  # of the PRODUCER command that it answers
         self.access_mode = access_mode
         self.shown_epoch = shown_epoch
         self.topic_epoch: int | None = None
@@ -152,14 +152,14 @@ class Producer:
         self.state = ProducerState.ASKING
         self.traffic = Traffic()
         self.chunks = Traffic(topic.chunks)
-        """Of it, what are pieces of messages that the client cut up."""
+        """Part of the traffic: chunks of chunked messages."""
         self.checksum_errors = 0
         self.moved_to: Mapping[str, str] | None = None
-        """Where its client goes, once the broker has closed it; None: it looks the topic up."""
+        """Addresses for the client after the broker closed the producer; None: it looks the topic up."""
         self._shape = MetadataShape()
         self._refusals = refusals
         self._owner = owner
-        self._on_settled: list[Callable[[], None]] = []  # several may wait: its client and the topic that is unloaded
+        self._on_settled: list[Callable[[], None]] = []  # several may wait: its client, and the topic being unloaded
         self._repetitions = None if topic.deduplication is None else Repetitions(topic.deduplication)
         self._sends = UnansweredSends(
             topic, peer, producer_id, self._repetitions, self.traffic, self._settle_if_done, self._on_given_up
@@ -173,9 +173,9 @@ class Producer:
         return self._sends.entries
 
     def take(self, send: SendCommand, tail: memoryview) -> None:
-        """One SEND. Raises WireError when no consumer could read what it says it is: the connection closes."""
+        """Take one SEND. Raises WireError if no consumer could read it: the connection closes."""
         if self.state is not ProducerState.OPEN:
-            return  # rule 2: on its way when we closed; the client sends it again
+            return  # rule 2: sent before the close arrived; the client resends it
         try:
             has_checksum = verify_tail(tail)
         except ChecksumMismatchError as error:
@@ -196,7 +196,7 @@ class Producer:
         gathered.size_bytes += len(payload)
 
     def _examine(self, send: SendCommand, tail: memoryview, *, restricted: bool, deduplicates: bool) -> int:
-        """Return how many messages the entry has; 0: it is not to be stored, and is answered otherwise. Raises WireError."""
+        """Return the entry's number of messages; 0 if it is not to be stored and is answered otherwise. Raises WireError."""
         metadata = parse_metadata(tail)
         messages = messages_in(metadata, len(tail))
         if restricted and not self._is_allowed(send, tail, metadata):
@@ -218,11 +218,11 @@ class Producer:
         return messages
 
     def flush(self) -> None:
-        """What was taken in this turn of the loop is complete."""
+        """Note that the SENDs of this turn of the loop are complete."""
         self._sends.flush()
 
     def _repeat(self, send: SendCommand, sequence: ProducerSequence, repeated: Mark, size_bytes: int) -> None:
-        """Rule 3."""
+        """Answer a repetition, or close the producer if it cannot be decided here (rule 3)."""
         assert self._repetitions is not None
         if self._sends.may_repeat(sequence, repeated):
             self._repetitions.note_repeated(size_bytes)
@@ -234,7 +234,7 @@ class Producer:
 
     def on_admitted(self, topic_epoch: int | None) -> None:
         if self.state is ProducerState.CLOSED:
-            return  # its successor, which is about to ask, takes its place
+            return  # its successor, which asks next, replaces it
         self.topic_epoch = topic_epoch
         if self.topic.deduplication is None:
             self._open()
@@ -252,7 +252,7 @@ class Producer:
         self._owner.on_admitted(self)
 
     def on_waiting(self) -> None:
-        """It is on its list."""
+        """Report that the producer was put on the waiting list."""
         self._owner.on_waiting(self)
 
     def on_refused(self, error: BrokerError) -> None:
@@ -261,7 +261,7 @@ class Producer:
             self._owner.on_refused(self, error)
 
     def close_when_settled(self, on_settled: Callable[[], None]) -> None:
-        """Takes nothing more; calls back when everything under way is answered."""
+        """Take nothing more; call `on_settled` when all pending SENDs are answered."""
         self.flush()
         if self.state is ProducerState.OPEN:
             self.state = ProducerState.CLOSING
@@ -269,14 +269,15 @@ class Producer:
         self._settle_if_done()
 
     def close_in_good_order(self, reason: str) -> None:
-        """Like `close_by_broker`, but what is under way is answered first."""
+        """Close as `close_by_broker`, after answering pending SENDs."""
         self.close_when_settled(lambda: self.close_by_broker(reason))
 
     def close_by_broker(self, reason: str, moved_to: Mapping[str, str] | None = None) -> None:
-        """Tells the client to look the topic up again; or where it is, by scheme. Nothing under way is answered (rule 2)."""
+        """Tell the client to reconnect, at `moved_to` (addresses by scheme) or after a lookup. Pending SENDs are not answered
+        (rule 2)."""
         if self.state is ProducerState.ASKING:
             self.detach()
-            # The words keep the client's other producers and consumers on its connection alive (protocol.md §7.2).
+            # Clients look for these words, and then keep their other producers and consumers on the connection (protocol.md §7.2).
             self._owner.on_refused(self, ServiceNotReadyError(f"topic {self.topic.name} is being unloaded: {reason}"))
         elif self.state is not ProducerState.CLOSED:
             self.moved_to = moved_to
@@ -285,12 +286,12 @@ class Producer:
             self._owner.on_closed_by_broker(self)
 
     def stop(self) -> None:
-        """Replaced by a new incarnation, which takes its place in the topic or frees it by `detach`."""
+        """Stop after a new incarnation replaced it; that takes its place in the topic, or frees it by `detach`."""
         if self.state is not ProducerState.CLOSED:
             self._stop()
 
     def detach(self) -> None:
-        """The client closed it or went away."""
+        """Leave the topic after the client closed the producer or disconnected."""
         self.stop()
         self.topic.admission.leave(self)
 
@@ -322,7 +323,7 @@ class Producer:
         self._settle_if_done()
 
     def _on_given_up(self, reason: str, in_good_order: bool) -> None:
-        """Rule 2."""
+        """Close after an append failed (rule 2)."""
         if in_good_order:
             self.close_in_good_order(reason)
         else:
@@ -350,8 +351,11 @@ class Producer:
         self._send_error(send, ServerError.CHECKSUM_ERROR, str(error))
 
     def _is_allowed(self, send: SendCommand, tail: memoryview, metadata: pb.MessageMetadata) -> bool:
-        """By the topic's policies. False: the client is told, and the producer closed: some clients give up that message (Java),
-        others send it again until it is too old (C++), but none sees a later one stored before it (protocol.md §10.4)."""
+        """Check the topic's policies; on refusal answer an error, close the producer and return False.
+
+        Some clients give the message up (Java), others resend it until it expires (C++), but no later one is stored before it
+        (protocol.md §10.4).
+        """
         reason = why_not_allowed(self.topic.policies, len(tail), metadata)
         if reason is None:
             return True
@@ -368,7 +372,7 @@ class Producer:
         return False
 
     def _send_error(self, send: SendCommand, code: ServerError, text: str) -> None:
-        """In its turn."""
+        """Send an error in the turn of its SEND."""
         frame = encode_body(
             pb.CommandSendError(producer_id=self.producer_id, sequence_id=send.sequence_id, error=code.as_protobuf, message=text)
         )

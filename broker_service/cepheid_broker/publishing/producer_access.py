@@ -1,19 +1,19 @@
-"""Who may publish to a topic, without I/O: names, access modes and the topic's epoch (protocol.md §9.2-§9.4).
+"""Which producers may publish to a topic, without I/O: names, access modes and the topic's epoch (protocol.md §9.2-§9.4).
 
-    ask ──► Admit                                      Shared, while nobody holds the topic or waits for it
+    ask ──► Admit                                      Shared, while no producer holds the topic or waits for it
        ├──► SaveEpoch ──on_epoch_saved──► Admit        the exclusive modes
-       ├──► Wait ──(everybody left)──► SaveEpoch ──on_epoch_saved──► Admit
+       ├──► Wait ──(all left)──► SaveEpoch ──on_epoch_saved──► Admit
        └──► Refuse
 
-The epoch counts exclusive holders. A holder is told its epoch and shows it when it reconnects; whoever shows an older one was
-replaced meanwhile and stays out for good.
+The epoch counts exclusive holders. A holder gets its epoch and shows it when it reconnects; one that shows an older epoch was
+replaced meanwhile and is refused for good.
 
 Rules
-1. A name belongs to one applicant at a time, connected or not yet. Who pushes others aside also takes its name from them.
-2. Each new exclusive holder has a higher epoch than the one before, which is durable before the holder hears of it. One that comes
-   back with the present epoch keeps it, unless it pushes another holder aside.
-3. Whoever waits is admitted in the order of asking, when nobody is connected any more.
-4. A new incarnation on the same connection takes its predecessor's place: nobody is promoted in between.
+1. A name belongs to one applicant at a time, connected or not yet. A producer that displaces others also takes its name from them.
+2. Each new exclusive holder has a higher epoch than the one before, which is durable before the holder learns it. One that
+   reconnects with the present epoch keeps it, unless it displaces another holder.
+3. Waiting producers are admitted in the order of their requests, when none is connected any more.
+4. A new incarnation on the same connection takes its predecessor's place: no other is promoted in between.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Generic, Protocol, TypeVar
 
 
 class AccessMode(enum.IntEnum):
-    """Values: ProducerAccessMode of the protocol."""
+    """Access mode; values as in ProducerAccessMode of the protocol."""
 
     SHARED = 0
     EXCLUSIVE = 1
@@ -34,7 +34,7 @@ class AccessMode(enum.IntEnum):
 
 
 class Applicant(Protocol):
-    """Compared by identity."""
+    """A producer that wants to publish; compared by identity."""
 
     @property
     def name(self) -> str: ...
@@ -44,7 +44,7 @@ class Applicant(Protocol):
 
     @property
     def shown_epoch(self) -> int | None:
-        """The topic epoch that its client was told before."""
+        """Topic epoch that its client got earlier."""
 
 
 A = TypeVar("A", bound=Applicant)
@@ -74,19 +74,19 @@ class Refuse(Generic[A]):
     applicant: A
     why: Why
     by: A | None = None
-    """Who is in the way: when its connection is dead, asking again may succeed."""
+    """The conflicting producer: if its connection is dead, asking again may succeed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Close(Generic[A]):
-    """Was connected, and is pushed aside."""
+    """Close an applicant that was connected and is displaced."""
 
     applicant: A
 
 
 @dataclass(frozen=True, slots=True)
 class SaveEpoch:
-    """Answer by `on_epoch_saved` or `on_epoch_failed`. There is never more than one under way."""
+    """Save the epoch; answer by `on_epoch_saved` or `on_epoch_failed`. At most one is pending."""
 
     epoch: int
 
@@ -95,24 +95,24 @@ Effect = Admit[A] | Wait[A] | Refuse[A] | Close[A] | SaveEpoch
 
 
 class ProducerAccess(Generic[A]):
-    """Of one topic."""
+    """Access of producers to one topic."""
 
     def __init__(self, epoch: int | None = None) -> None:
         self.epoch = epoch
         self._names: dict[str, A] = {}
         self._connected: dict[A, None] = {}
         self._waiting: dict[A, None] = {}
-        self._holder: A | None = None  # exclusive: connected, or until its epoch is saved
+        self._holder: A | None = None  # exclusive: connected, or being saved
         self._saving_for: A | None = None
         self._saving: int | None = None
-        self._displaced = False  # the present holder pushed another one aside: rule 2
+        self._displaced = False  # the present holder displaced another one: rule 2
 
     def __repr__(self) -> str:
         held = f", held by {self._holder.name!r}" if self._holder else ""
         return f"<ProducerAccess {len(self._connected)} connected, {len(self._waiting)} waiting{held}, epoch {self.epoch}>"
 
     def __len__(self) -> int:
-        """Connected and waiting."""
+        """Number of applicants, connected and waiting."""
         return len(self._names)
 
     def __contains__(self, applicant: A) -> bool:
@@ -128,7 +128,7 @@ class ProducerAccess(Generic[A]):
     # Events
 
     def ask(self, applicant: A, replaces: A | None = None, *, most: int = 0) -> list[Effect[A]]:
-        """`replaces`: an earlier incarnation of the same producer, which is over. `most`: how many there may be; 0: any number."""
+        """Ask to publish. `replaces`: an earlier, closed incarnation of the same producer. `most`: limit of producers; 0: none."""
         effects: list[Effect[A]] = []
         if replaces is not None and replaces in self:
             if replaces.name == applicant.name and replaces.access_mode == applicant.access_mode:
@@ -163,7 +163,7 @@ class ProducerAccess(Generic[A]):
         return effects
 
     def leave(self, applicant: A) -> list[Effect[A]]:
-        """It is closed, gave up waiting, or its connection is gone. Unknown ones are ignored."""
+        """Remove an applicant that closed, gave up waiting or lost its connection. Unknown ones are ignored."""
         if applicant not in self:
             return []
         self._forget(applicant)
@@ -178,7 +178,7 @@ class ProducerAccess(Generic[A]):
         return self._admit_holder() if self._holder is claimed_for else self._start_holding()
 
     def on_epoch_failed(self) -> list[Effect[A]]:
-        """Everybody not connected is refused: they ask again, and find the topic as it is then."""
+        """Refuse all that are not connected: they ask again, and get the state of that time."""
         assert self._saving is not None
         self._saving = self._saving_for = None
         refused = [*([self._holder] if self._holder is not None else []), *self._waiting]
@@ -204,7 +204,7 @@ class ProducerAccess(Generic[A]):
         assert not self._connected
         self._names[applicant.name] = applicant
         self._holder = applicant
-        # A save for somebody who left meanwhile may be under way: then the next one starts when it is done.
+        # If a save for an applicant that left is pending, the next one starts when it is done.
         return [] if self._saving is not None else self._start_holding()
 
     def _start_holding(self) -> list[Effect[A]]:
@@ -234,7 +234,7 @@ class ProducerAccess(Generic[A]):
         return effects
 
     def _swap(self, old: A, new: A) -> list[Effect[A]]:
-        """Rule 4."""
+        """Put a new incarnation in its predecessor's place (rule 4)."""
         self._names[new.name] = new
         if self._holder is old:
             self._holder = new
@@ -247,7 +247,7 @@ class ProducerAccess(Generic[A]):
             del self._connected[old]
             self._connected[new] = None
             return [Admit(new, self.epoch)]
-        return []  # admitted when the save under way is done
+        return []  # admitted when the pending save is done
 
     def _forget(self, applicant: A) -> None:
         del self._names[applicant.name]

@@ -1,4 +1,4 @@
-"""SENDs of one producer that are appended together, and the receipt of each: stored, or a repetition of what is."""
+"""SENDs of one producer that are appended together, and the receipt of each: stored, or a repetition of a stored one."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from cepheid_wire import SendCommand
 from cepheid_wire import pulsar_api_pb2 as pb
 
 NO_POSITION = Position(-1, -1)
-"""Of a repetition, in its receipt: clients take it as success (protocol.md §10.3)."""
+"""Position in the receipt of a repetition: clients take it as success (protocol.md §10.3)."""
 
 REPETITION_BYTES = 64
-"""What a repetition, which is not stored, counts in the publish window: its place among the answers."""
+"""Bytes that a repetition, which is not stored, counts in the publish window for its place among the answers."""
 
 
 class Repetition(NamedTuple):
-    place: int  # among the group's sequence ids; it has no payload
+    place: int  # index among the group's sequence ids; it has no payload
     sequence: ProducerSequence
     repeated: Mark
 
@@ -30,21 +30,21 @@ class Repetition(NamedTuple):
 class PublishGroup:
     payloads: list[Buffer] = field(default_factory=list)
     sequence_ids: list[tuple[int, int | None]] = field(default_factory=list)
-    """Of every SEND, with the highest of a batch if it was sent."""
+    """Id of every SEND, with the highest of a batch if it was sent."""
     messages: list[int] = field(default_factory=list)
-    """In each payload."""
+    """Number of messages in each payload."""
     size_bytes: int = 0
-    """Of payloads, and of answers that wait although nothing of theirs is stored."""
+    """Bytes of payloads, and of waiting answers to SENDs that are not stored."""
     window_bytes: int = 0
-    """What of that it has taken from the publish window."""
+    """The part of `size_bytes` counted in the publish window."""
     errors_after: bytearray = field(default_factory=bytearray)
-    """Frames to be written behind its receipts."""
+    """Frames to write after its receipts."""
     sequence: ProducerSequence | None = None
-    """With deduplication: whose ids they are; all of a group are of one name."""
+    """With deduplication: the sequence of its ids; a group has ids of one name only."""
     begins: int = NOTHING_PERSISTED
     ends: int = NOTHING_PERSISTED
     chunk: Chunk | None = None
-    """The newest that is not the last of its message."""
+    """Newest chunk in it that is not the last of its message."""
     repetitions: list[Repetition] = field(default_factory=list)
 
     @property
@@ -57,16 +57,16 @@ class PublishGroup:
 
     @property
     def repeats_what_is_stored(self) -> bool:
-        """False: something was sent again while it was under way, and then it was not stored."""
+        """False if something was sent again while it was being appended, and then was not stored."""
         return all(repetition.sequence.is_stored(*repetition.repeated) for repetition in self.repetitions)
 
     @property
     def mark(self) -> Mark:
-        """What it settles once it is stored."""
+        """The mark that is set once the group is stored."""
         return Mark(self.begins, self.ends)
 
     def join(self, sequence: ProducerSequence, begins: int = NOTHING_PERSISTED, ends: int = NOTHING_PERSISTED) -> None:
-        """An entry with ids of this sequence is added, which settles so much."""
+        """Add an entry with ids of this sequence to the mark."""
         self.sequence = sequence
         if begins > self.begins:
             self.begins = begins
@@ -74,7 +74,7 @@ class PublishGroup:
             self.ends = ends
 
     def repeat(self, send: SendCommand, sequence: ProducerSequence, repeated: Mark) -> None:
-        """A SEND that is not stored takes its place among the answers."""
+        """Add a place among the answers for a SEND that is not stored."""
         self.repetitions.append(Repetition(len(self.sequence_ids), sequence, repeated))
         self.sequence_ids.append((send.sequence_id, send.highest_sequence_id))
         self.size_bytes += REPETITION_BYTES
@@ -84,7 +84,7 @@ class PublishGroup:
         self.size_bytes += len(frame)
 
     def receipts(self, producer_id: int, first: Position | None, *, step: int) -> list[tuple[int, int, int, int, int | None]]:
-        """Of each SEND, in their order. `first` is where the first payload is, `step` how far entry ids are apart."""
+        """Return the receipts of all SENDs in order. `first`: position of the first payload; `step`: distance of entry ids."""
         if isinstance(first, SplitPosition):
             return self._receipts_of_parts(producer_id, first)
         ledger_id, entry_id = first or NO_POSITION
@@ -104,7 +104,7 @@ class PublishGroup:
         return receipts
 
     def _receipts_of_parts(self, producer_id: int, where: SplitPosition) -> list[tuple[int, int, int, int, int | None]]:
-        """A ledger ended in the middle of the group."""
+        """Return the receipts of a group in which a ledger ended."""
         places = iter([(ledger_id, entry_id + n) for (ledger_id, entry_id), count in where.runs for n in range(count)])
         repeated = {repetition.place for repetition in self.repetitions}
         return [
@@ -114,7 +114,7 @@ class PublishGroup:
 
 
 def why_not_allowed(policies: TopicPolicies, tail_bytes: int, metadata: pb.MessageMetadata) -> str | None:
-    """What the topic's policies have against a message; None: nothing."""
+    """Return why the topic's policies refuse a message, or None."""
     if 0 < policies.max_message_bytes < tail_bytes:
         return f"a message of {tail_bytes} bytes, the topic's policy allows {policies.max_message_bytes}"
     delay_ms = metadata.deliver_at_time - metadata.publish_time

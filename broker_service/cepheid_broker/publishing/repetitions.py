@@ -1,9 +1,9 @@
-"""What one producer sends again: of each of its SENDs, whether it is new or was sent before (deduplication.py has the rules).
+"""What one producer sends again: judges for each of its SENDs whether it is new or a repetition (rules in deduplication.py).
 
     Producer ──judge──► the sequence of the name in the message ──► new: its group settles the ids once it is stored
-                                                               └──► not new: stored, or under way in a group
+                                                               └──► not new: stored, or being appended in a group
 
-The name is that of the message: messages that were replicated keep their first producer's.
+The name is that in the message: replicated messages keep their first producer's name.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from cepheid_wire import pulsar_api_pb2 as pb
 
 
 class Repetitions:
-    """Of one producer."""
+    """The repetitions of one producer."""
 
     __slots__ = ("_deduplication", "_sequence", "count")
 
     def __init__(self, deduplication: TopicDeduplication) -> None:
         self._deduplication = deduplication
-        self._sequence: ProducerSequence | None = None  # the one it used last
+        self._sequence: ProducerSequence | None = None  # the last one used
         self.count = 0
 
     def __repr__(self) -> str:
@@ -35,7 +35,7 @@ class Repetitions:
         return self._deduplication.active
 
     def begin(self, name: str) -> None:
-        """The name is in use from now on, whether its producer publishes or not."""
+        """Mark the name as used from now on, even if its producer does not publish."""
         if self.active:
             self._follow(name_key(name))
 
@@ -53,9 +53,11 @@ class Repetitions:
     def judge(
         self, send: SendCommand, metadata: pb.MessageMetadata, messages: int, sequence: ProducerSequence, group: PublishGroup
     ) -> Mark | None:
-        """None: it is new, and part of the group. Else what decides whether it is stored. Every entry of a topic passes here.
+        """Judge an entry; every entry of a topic passes here. None: it is new, and joins the group. Else return the mark that
+        decides it.
 
-        Of two numbers the higher one counts: what is stored is found by that of the metadata after a crash."""
+        Of two numbers the higher one counts: after a crash, stored entries are found by that of the metadata.
+        """
         first = send.sequence_id
         if metadata.sequence_id > first:
             first = metadata.sequence_id
@@ -81,7 +83,8 @@ class Repetitions:
         return Mark(first, ends)
 
     def on_answered(self, group: PublishGroup, *, stored: bool) -> None:
-        """False: it may not be. Also when the producer is closed: its successor must know."""
+        """Note the end of an append, even after the producer was closed: its successor needs it. `stored` False: it may not be
+        stored."""
         sequence = group.sequence
         if sequence is not None:
             if not stored:

@@ -1,15 +1,15 @@
 """Deduplication of one topic: `SequenceIds`, kept across unloading and crashes in an internal durable cursor.
 
-    opening: cursor `pulsar.dedup` ──► sequence ids up to its mark-delete position ──► the entries behind it are read ──► active
+    opening: cursor `pulsar.dedup` ──► sequence ids up to its mark-delete position ──► the entries after it are read ──► active
     now and then, and when the topic closes: mark-delete position := last confirmed entry, with the sequence ids as of that entry
 
 Rules
-1. Position and sequence ids are taken in one step, when every confirmed entry has been told to its producer, and are saved in one
-   write: after a crash the entries behind the position complete them. With them goes what is stored of chunked messages that are
-   not whole: these hold no position, as their rest may never come.
-2. The policy may change at any time. Turned on, it holds for what is published from then on. Turned off, the cursor is deleted
-   before entries go unjudged: sequence ids from before a gap would call new messages duplicates.
-3. Saving costs as much as there are names, so it happens at most once in as many entries, and for new claims at most once a tick.
+1. Position and sequence ids are taken in one step, after every confirmed entry was reported to its producer, and saved in one
+   write: after a crash the entries after the position complete them. They include stored chunks of incomplete messages, which do
+   not hold the position back, as the rest may never come.
+2. The policy may change at any time. Turned on, it applies to what is published from then on. Turned off, the cursor is deleted
+   before entries are accepted unjudged: sequence ids from before a gap would make new messages duplicates.
+3. Saving costs in proportion to the names, so it happens at most once in as many entries, and for new claims at most once a tick.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _MOST_MEMORY_S = 366 * 86400
 
 
 def is_recorded(metadata: pb.MessageMetadata) -> bool:
-    """False: a marker, or a chunk that is not the last of its message."""
+    """Return whether the entry's id is recorded; not for a marker, or a chunk that is not the last of its message."""
     return not (metadata.HasField("marker_type") or metadata.chunk_id + 1 < metadata.num_chunks_from_msg)
 
 
@@ -62,12 +62,12 @@ def chunk_of(metadata: pb.MessageMetadata) -> Chunk:
 
 
 def producer_name_of(metadata: pb.MessageMetadata) -> str:
-    name: str | bytes = metadata.producer_name  # bytes: so protobuf gives out text that is not UTF-8
+    name: str | bytes = metadata.producer_name  # protobuf returns bytes for text that is not UTF-8
     return name_key(name if isinstance(name, str) else name.decode(errors="backslashreplace"))
 
 
 def name_key(name: str) -> str:
-    """By which it is remembered: messages name producers as they like, and a name is kept for hours."""
+    """Return the name's key in memory, of bounded length: messages may name any producer, and a name is kept for hours."""
     if len(name) <= _NAME_CHARACTERS and not name.startswith(NO_NAMES):
         return name
     return f"{name.lstrip(''.join(NO_NAMES))[:64]}… sha256 {sha256(name.encode()).hexdigest()}"
@@ -103,7 +103,7 @@ class TopicDeduplication:
         self.active = False
         self.sequences = SequenceIds()
         self.repeated = Traffic(totals.repeated)
-        """What was not stored again."""
+        """Repetitions that were not stored again."""
         self.entries_replayed = 0
         self._topic = topic
         self._ledger = ledger
@@ -111,7 +111,7 @@ class TopicDeduplication:
         self._settings = settings
         self._tasks = tasks
         self._switching: asyncio.Task[None] | None = None
-        self._settling: dict[str, Callable[[], None]] = {}  # a name belongs to one producer at a time
+        self._settling: dict[str, Callable[[], None]] = {}  # one producer at a time has a name
         self._entries_since_snapshot = 0
         self._snapshot_at = 0.0
         self._has_new_claims = False
@@ -121,13 +121,14 @@ class TopicDeduplication:
         return f"<TopicDeduplication of {self._topic} {'on' if self.active else 'off'}, {self.sequences!r}>"
 
     async def open(self) -> None:
-        """Before anybody publishes. Raises what cursors and reading raise: then the topic cannot be served."""
+        """Load or build the state before producers connect. Raises the errors of cursors and reading, which make the topic
+        unavailable."""
         cursor = self._ledger.cursors.get(DEDUP_CURSOR)
         if cursor is not None and self._policies().deduplication:
             self.sequences.restore(cursor.sequence_ids, self._now())
-            # Of one that lost its sequence ids they are found anew, in all entries that there are.
+            # A cursor that lost its sequence ids is rebuilt from all existing entries.
             await self._replay(self._ledger.first_position() if cursor.is_rewound else cursor.mark_delete)
-            self._entries_since_snapshot = self.entries_replayed  # saved soon: the next opening need not read them again
+            self._entries_since_snapshot = self.entries_replayed  # saved soon, so that the next opening does not read them again
             self._activate()
         else:
             await self._switch()
@@ -146,7 +147,7 @@ class TopicDeduplication:
         try:
             metadata = parse_metadata(payload)
             messages = messages_in(metadata, len(payload))
-        except BadTailError as error:  # checked before it was stored; if it happens, nobody can be told of its sequence id
+        except BadTailError as error:  # checked before it was stored; if it happens, its sequence id is unknown
             log.error("dedup.unreadable_entry", extra={"topic": self._topic, "error": str(error)})
             return
         first = metadata.sequence_id
@@ -161,11 +162,12 @@ class TopicDeduplication:
     # Publishing
 
     def last_sequence_id(self, name: str) -> int:
-        """For PRODUCER_SUCCESS: where a client with this name goes on."""
+        """Return the id after which a client of this name continues, for PRODUCER_SUCCESS."""
         return self.sequences.last_sequence_id(name_key(name)) if self.active else NOTHING_PERSISTED
 
     def check_claim(self, name: str, claim: NameClaim) -> None:
-        """Raises NotAllowedError: there is no deduplication, or an earlier claim to the name. ServiceNotReadyError: not yet."""
+        """Check a claim to a name. Raises NotAllowedError (no deduplication, or an earlier claim); ServiceNotReadyError (not
+        yet)."""
         if not self._policies().deduplication:
             raise NotAllowedError(
                 f"producer {name!r} needs deduplication, which is off for topic {self._topic}: turn it on for the topic or its "
@@ -178,14 +180,16 @@ class TopicDeduplication:
             raise NotAllowedError(f"producer {name!r} of topic {self._topic}: {reason}", topic=self._topic)
 
     def set_claim(self, name: str, claim: NameClaim) -> None:
-        """The name is in use by the producer that claims it."""
+        """Record the claim of the producer that now uses the name."""
         if self.active and self.sequences.set_claim(name_key(name), claim, self._now()):
             self._has_new_claims = True
 
     def when_settled(self, name: str, on_settled: Callable[[], None]) -> None:
-        """Calls back, perhaps at once, when nothing that was sent under this name is under way: what is persisted is what is
-        stored. For the one producer that has the name now: without it its client would go on, or send again, while it is not
-        known what arrived of the incarnation before."""
+        """Call `on_settled`, perhaps at once, when no append under this name is pending: then what is persisted is what is stored.
+
+        For the one producer that has the name now: otherwise its client would continue, or resend, while the result of the
+        incarnation before is unknown.
+        """
         key = name_key(name)
         if self.sequences.is_settled(key):
             on_settled()
@@ -193,7 +197,7 @@ class TopicDeduplication:
             self._settling[key] = on_settled
 
     def on_answered(self, entries: int, name: str | None) -> None:
-        """A group was appended or failed, and its sequence says so."""
+        """Note that a group was appended or failed, after its sequence was updated."""
         self._entries_since_snapshot += entries
         if name in self._settling and self.sequences.is_settled(name):
             self._settling.pop(name)()
@@ -201,24 +205,24 @@ class TopicDeduplication:
     # Saving
 
     def on_appended(self) -> None:
-        """Once per group, after its producer was told (rule 1)."""
+        """Save if it is time; called once per group, after its producer was answered (rule 1)."""
         if self.active and self._entries_since_snapshot >= self._entries_between_snapshots:
             self.snapshot()
 
     @property
     def _entries_between_snapshots(self) -> int:
-        """Rule 3."""
+        """Entries between two saves (rule 3)."""
         return max(self._policies().dedup_snapshot_entries, len(self.sequences))
 
     def on_tick(self) -> None:
         if self.active:
             now = self._now()
             if now - self._snapshot_at >= self._policies().dedup_snapshot_s or self._has_new_claims:
-                self.snapshot()  # a claim is in no entry, from which it could be found after a crash
+                self.snapshot()  # a claim is in no entry, so it cannot be found after a crash
         self.on_policies()
 
     def snapshot(self, *, everything_goes: bool = False) -> None:
-        """Saved within `cursor_flush_s`, or when the ledger closes. `everything_goes`: what is stored is about to be deleted."""
+        """Save within `cursor_flush_s`, or when the ledger closes. `everything_goes`: all entries are about to be deleted."""
         now = self._now()
         forgotten = self.sequences.forget_idle(now, self._settings.idle_s, self._settings.max_names)
         if everything_goes:
@@ -232,13 +236,13 @@ class TopicDeduplication:
             self._has_new_claims = False
 
     async def save(self, *, everything_goes: bool = False) -> None:
-        """At once: its cursor holds as little as possible, or nothing. Raises what saving cursors raises."""
+        """Save at once, so that its cursor retains as little as possible. Raises the errors of saving cursors."""
         if self.active and (cursor := self._ledger.cursors.get(DEDUP_CURSOR)) is not None:
             self.snapshot(everything_goes=everything_goes)
             await cursor.saved()
 
     def close(self) -> None:
-        """What was published is answered; the ledger saves its cursors when it closes."""
+        """Take a last snapshot; everything published is answered, and the ledger saves its cursors when it closes."""
         if self.active and not self._closed:
             self.snapshot()
         self._closed = True
@@ -258,7 +262,7 @@ class TopicDeduplication:
             self._switching = None
 
     async def _switch(self) -> None:
-        """Rule 2. Until it is as the policy says, which may change meanwhile."""
+        """Switch until the state matches the policy, which may change meanwhile (rule 2)."""
         while (wanted := self._policies().deduplication) != self.active or (not wanted and DEDUP_CURSOR in self._ledger.cursors):
             if wanted:
                 if DEDUP_CURSOR not in self._ledger.cursors:

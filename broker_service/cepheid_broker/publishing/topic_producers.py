@@ -1,6 +1,6 @@
-"""The producers of one topic: asks `ProducerAccess`, and does what it says.
+"""The producers of one topic: asks `ProducerAccess`, and performs its decisions.
 
-ask ──► ProducerAccess ──► admitted, waiting, refused, closed: told to the producer
+ask ──► ProducerAccess ──► admitted, waiting, refused, closed: reported to the producer
               └──► SaveEpoch ──► the topic's record ──► the next decision
 """
 
@@ -33,9 +33,9 @@ class TopicProducers:
     def __init__(
         self, topic: str, tasks: TaskOwner, epoch: int | None = None, save_epoch: Callable[[int], Awaitable[None]] | None = None
     ) -> None:
-        """`save_epoch` returns when it is durable; None: the topic is not durable itself."""
+        """`save_epoch` returns when the epoch is durable; None if the topic is not durable itself."""
         self.connected: dict[str, Producer] = {}
-        """By name; those who wait are not among them."""
+        """Connected producers by name; waiting ones are not included."""
         self._topic = topic
         self._tasks = tasks
         self._save_epoch = save_epoch
@@ -47,7 +47,7 @@ class TopicProducers:
         return f"<TopicProducers of {self._topic}: {self._access!r}>"
 
     def __len__(self) -> int:
-        """Connected and waiting."""
+        """Number of producers, connected and waiting."""
         return len(self._access)
 
     def holds_name(self, name: str) -> bool:
@@ -59,9 +59,11 @@ class TopicProducers:
     def ask(
         self, producer: Producer, replaces: Producer | None = None, *, most: int = 0
     ) -> tuple[BrokerError, Producer | None] | None:
-        """None: it is admitted, waits, or will be told. Else why not, and who is in the way.
+        """Ask for admission; None if it is admitted, waits, or will be called back. Else return the error and the conflicting
+        producer.
 
-        `replaces`: its earlier incarnation on the same connection. `most`: how many producers there may be; 0: any number."""
+        `replaces`: its earlier incarnation on the same connection. `most`: limit of producers; 0: none.
+        """
         if replaces is not None and self.connected.get(replaces.name) is replaces:
             del self.connected[replaces.name]
         effects = self._access.ask(producer, replaces, most=most)
@@ -78,29 +80,30 @@ class TopicProducers:
         self._perform(self._access.leave(producer))
 
     def on_topic_closed(self) -> None:
-        """Whoever waits is told; the connected ones are the topic's to close."""
+        """Refuse waiting producers; the topic itself closes the connected ones."""
         self._changed.set()
         self._changed.clear()
         waiting = [producer for producer in self._access.applicants if producer.name not in self.connected]
         for producer in waiting:
             self._access.leave(producer)
         for producer in waiting:
-            # The words keep the client's other producers and consumers on its connection alive (protocol.md §7.2).
+            # Clients look for these words, and then keep their other producers and consumers on the connection (protocol.md §7.2).
             producer.on_refused(ServiceNotReadyError(f"topic {self._topic} is being unloaded", topic=self._topic))
 
     def on_policies(self, policies: TopicPolicies) -> None:
         if policies.encryption_required:
             for producer in [producer for producer in self.connected.values() if not producer.encrypted]:
-                producer.close_in_good_order("the topic takes encrypted messages only, from now on")
+                producer.close_in_good_order("the topic now accepts only encrypted messages")
 
     # Backlog quota
 
     def on_publish_blocked(self, action: QuotaAction | None) -> None:
-        """Producers are closed and come back by themselves: who holds them is the answer to that (`Topic.check_publishing`).
+        """Close producers while publishing is blocked; `Topic.check_publishing` holds or refuses them when they reconnect.
 
-        Their connections are read on: the consumers that could shrink the backlog may be on the same ones."""
+        Their connections are still read, as the consumers that could reduce the backlog may use the same ones.
+        """
         self._blocked = action in (QuotaAction.HOLD, QuotaAction.REFUSE)
-        self._changed.set()  # wakes everybody who waits
+        self._changed.set()  # wakes all waiting producers
         self._changed.clear()
         if not self._blocked:
             return
@@ -108,7 +111,7 @@ class TopicProducers:
             producer.close_in_good_order(_ABOVE_QUOTA)
 
     async def wait_quota_changed(self) -> None:
-        """Or the topic closed."""
+        """Wait until the quota's state changes or the topic is closed."""
         await self._changed.wait()
 
     def _perform(self, effects: Iterable[Effect[Producer]]) -> None:
@@ -117,7 +120,7 @@ class TopicProducers:
                 case Admit(producer, epoch):
                     self.connected[producer.name] = producer
                     producer.on_admitted(epoch)
-                    if self._blocked:  # it had waited for those who were closed for that
+                    if self._blocked:  # it waited for producers that were closed because of the quota
                         producer.close_in_good_order(_ABOVE_QUOTA)
                 case Wait(producer):
                     producer.on_waiting()

@@ -1,12 +1,12 @@
-"""What one producer has sent and was not answered: groups to be appended, one after the other, and answers in the order of SENDs.
+"""One producer's unanswered SENDs: groups to be appended, one after the other, and answers in the order of SENDs.
 
-    Producer.take ──► gathered ──flush──► pending groups (appends under way, oldest first) ──► answers in one write
+    Producer.take ──► gathered ──flush──► pending groups (being appended, oldest first) ──► answers in one write
                          ▲                      └──► an append failed: given up from there on
-                         └── what comes while an append is under way travels together, up to GATHER_BYTES: work is per group, and
+                         └── what is sent during an append travels together, up to GATHER_BYTES: work is per group, and
                              the journal would have let it wait as long (5,000 single entries/s: publish p99 6.9 ms without this,
                              3.8 ms with it)
 
-The rules are the producer's (producer.py). All of it takes the connection's publish window until it is answered.
+The rules are the producer's (producer.py). All of it counts in the connection's publish window until it is answered.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from cepheid_ports import CepheidError
 from cepheid_wire import encode_send_receipts
 
 GATHER_BYTES = 128 * 1024
-"""Large entries do not wait for each other: beyond this the next append starts while the one before is under way."""
+"""Above this size the next append starts while the one before is pending, so that large entries do not wait for each other."""
 
 
 OnPublished = Callable[[Position | CepheidError, int], None]
-"""Called once with the position of the first entry, or why the group was not stored, and the number of entries."""
+"""Called once with the position of the first entry, or the error, and the number of entries."""
 
 
 class AppendTarget(Protocol):
-    """What appends of a producer use of its topic."""
+    """The part of a topic that a producer's appends use."""
 
     @property
     def published(self) -> Traffic: ...
 
     @property
     def entry_ids_rise(self) -> bool:
-        """False: all entries of the topic have the same id."""
+        """Whether entry ids rise; if not, all entries of the topic have the same id."""
 
     def publish(self, payloads: Sequence[Buffer], on_done: OnPublished, messages: Sequence[int] | None = None) -> None: ...
 
@@ -71,8 +71,10 @@ class UnansweredSends:
         on_answered: Callable[[], None],
         on_given_up: Callable[[str, bool], None],
     ) -> None:
-        """`on_answered`: once per group. `on_given_up(reason, in_good_order)`: nothing more may be added; in good order: what was
-        sent before is still answered."""
+        """`on_answered` is called once per group.
+
+        `on_given_up(reason, in_good_order)`: nothing more may be added; if in good order, earlier SENDs are still answered.
+        """
         self.gathered = PublishGroup()
         self._topic = topic
         self._peer = peer
@@ -96,14 +98,14 @@ class UnansweredSends:
         return not self._pending and self.gathered.is_empty
 
     def flush(self) -> None:
-        """Appends what was gathered, unless it can travel with what comes until the append under way is done."""
+        """Append what was gathered, unless it can wait for later SENDs until the pending append is done."""
         if not self._pending or self.gathered.size_bytes >= GATHER_BYTES:
             self.append()
         else:
             self._take_window(self.gathered)
 
     def append(self) -> None:
-        """What was gathered; what comes later is in another group."""
+        """Append what was gathered as a group of its own."""
         if self.gathered.is_empty:
             return
         group, self.gathered = self.gathered, PublishGroup()
@@ -119,12 +121,14 @@ class UnansweredSends:
             self._topic.publish(group.payloads, partial(self._on_appended, group), group.messages)
 
     def may_repeat(self, sequence: ProducerSequence, repeated: Mark) -> bool:
-        """It is stored, or one of these decides it. False: somebody else's append does, so what comes behind could be stored
-        although this is not."""
+        """Return whether the original is stored or one of these groups decides it.
+
+        If another producer's append decides it, later SENDs could be stored although this one is not.
+        """
         return sequence.is_stored(*repeated) or any(group.sequence is sequence for group in (*self._pending, self.gathered))
 
     def add_error(self, frame: bytes) -> None:
-        """Written in the turn of a SEND that is not stored."""
+        """Write an error in the turn of a SEND that is not stored."""
         self.append()
         if self._pending:
             self._pending[-1].add_error(frame)
@@ -133,12 +137,12 @@ class UnansweredSends:
             self._peer.write(frame)
 
     def stop(self) -> None:
-        """Nothing is answered any more; what was gathered is never appended."""
+        """Stop answering; what was gathered is never appended."""
         self._stopped = True
         self._drop_gathered()
 
     def _take_window(self, group: PublishGroup) -> None:
-        """Also for what waits behind an append: with many producers that would be most of it."""
+        """Count the group in the publish window, also while it waits for an append: with many producers that is most of it."""
         if group.size_bytes > group.window_bytes:
             self._peer.window.take(group.size_bytes - group.window_bytes)
             group.window_bytes = group.size_bytes
@@ -160,7 +164,7 @@ class UnansweredSends:
             self._give_up_from(place, f"a publish failed: {result}")
         else:
             self._answer(group, result)
-        while self._pending and not self._pending[0].payloads:  # nothing but repetitions, whose turn has come
+        while self._pending and not self._pending[0].payloads:  # only repetitions, whose turn has come
             group = self._pending.popleft()
             self._peer.window.give_back(group.window_bytes)
             self._answer(group, None)
@@ -168,8 +172,8 @@ class UnansweredSends:
         self._on_answered()
 
     def _give_up_from(self, place: int, reason: str) -> None:
-        """What was sent before is answered first: it may be stored, and its client may hear of nothing but the end of the topic,
-        or sends it again."""
+        """Give up from this group on, after answering earlier ones: they may be stored, and an unanswered client would send them
+        again."""
         if place > 0:
             self._drop_gathered()
             for group in [group for group in islice(self._pending, place, None) if not group.payloads]:

@@ -1,12 +1,12 @@
-"""Can a reader with one Avro schema read what a writer with another wrote? (Avro 1.11 specification, "Schema Resolution".)
+"""Whether a reader with one Avro schema can read what a writer with another wrote (Avro 1.11 specification, "Schema Resolution").
 
     long ← int · float ← int, long · double ← int, long, float · string ← bytes · bytes ← string
     record: a field that only the reader has needs a default; one that only the writer has is skipped
     enum: the reader knows every symbol, or has a default
     union of the writer: every branch must be readable; union of the reader: one branch must fit
 
-Like Pulsar's broker (it asks Avro's own resolver) and unlike the letter of the specification, names of records are compared only to
-choose among the branches of a union: classes are renamed, and clients align the names before they decode.
+As in Pulsar's broker (which uses Avro's own resolver), and unlike the specification, names of records are compared only to choose
+among the branches of a union: classes are renamed, and clients align the names before they decode.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cepheid_broker.errors import InvalidSchemaError
 from cepheid_broker.schemas.avro_schema import Array, Enum, Field, Fixed, Map, Node, Primitive, Record, Union
 from cepheid_broker.schemas.mismatch import Mismatch, joined, shown
 
-MAX_COMPARISONS = 100_000  # about 0.1 s; schemas of people need a few hundred
+MAX_COMPARISONS = 100_000  # about 0.1 s; real schemas need a few hundred
 MAX_DEPTH = 150
 
 _PROMOTED_FROM: dict[str, frozenset[str]] = {
@@ -28,7 +28,7 @@ _PROMOTED_FROM: dict[str, frozenset[str]] = {
 
 
 def avro_mismatch(reader: Node, writer: Node) -> Mismatch | None:
-    """None: the reader can read everything that the writer may write. Raises InvalidSchemaError beyond the bounds."""
+    """Return why the reader cannot read all that the writer may write, or None. Raises InvalidSchemaError beyond the bounds."""
     return _Comparison().compare(reader, writer, "", 0)
 
 
@@ -44,7 +44,7 @@ class _Comparison:
         self._comparisons += 1
         if self._comparisons > MAX_COMPARISONS or depth > MAX_DEPTH:
             raise InvalidSchemaError(f"the schema is too large to be compared (at field {shown(path)})")
-        self._compared[pair] = None  # a record that contains itself: fine unless something else is wrong with it
+        self._compared[pair] = None  # a record that contains itself: it fits unless something else in it does not
         found = self._compare(reader, writer, path, depth + 1)
         self._compared[pair] = found
         return found
@@ -86,7 +86,7 @@ class _Comparison:
     def _writer_union(self, reader: Node, writer: Union, path: str, depth: int) -> Mismatch | None:
         for branch in writer.branches:
             if (found := self.compare(reader, branch, path, depth)) is not None:
-                # At this very place the whole union is what the user wrote; deeper down the field says more.
+                # At this place the user wrote the whole union; deeper down, the field says more.
                 return found if found.field != path else _types_differ(reader, writer, path)
         return None
 
@@ -98,12 +98,12 @@ class _Comparison:
             if found is None:
                 return None
             if first is None and type(branch) is type(writer):
-                first = found  # names a field inside, where there is one
+                first = found  # names an inner field, if there is one
         return first if first is not None and first.field != path else _types_differ(reader, writer, path)
 
 
 def _is_meant_by(branch: Node, writer: Node) -> bool:
-    """The branch that a reader's decoder takes for this writer's type, whether it can then read it or not."""
+    """Return whether a reader's decoder chooses this branch for the writer's type, even if it cannot then read it."""
     if isinstance(branch, Array | Map | Union) or isinstance(writer, Array | Map | Union):
         return type(branch) is type(writer)
     return type(branch) is type(writer) and branch.name == writer.name

@@ -1,8 +1,8 @@
-"""Avro schemas: read from JSON into nodes, with errors that say where.
+"""Avro schemas, parsed from JSON into nodes, with errors that name the place.
 
-Own code, since the Avro libraries name no field when they refuse, and a hostile megabyte must neither recurse without bound nor
-take seconds. As in Pulsar, defaults are not checked against their types (clients of old are wrong there), and names of generated
-classes may hold `$`.
+This is a parser of its own, as the Avro libraries name no field when they refuse, and a hostile megabyte must neither recurse
+without bound nor take seconds. As in Pulsar, defaults are not checked against their types (old clients send wrong ones), and names
+of generated classes may contain `$`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cepheid_broker.errors import InvalidSchemaError
 from cepheid_broker.schemas.mismatch import shown
 
 TOO_DEEP = "the definition is nested too deeply"
-MAX_DEPTH = 100  # of schemas inside schemas; people nest below ten
+MAX_DEPTH = 100  # of schemas inside schemas; real ones nest below ten
 PRIMITIVES = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
 _NAME = re.compile(r"[A-Za-z_$][A-Za-z0-9_$]*")
 
@@ -76,7 +76,7 @@ Node = Primitive | Array | Map | Union | Fixed | Enum | Record
 
 
 def parse_avro(text: bytes) -> tuple[Node, bytes]:
-    """The schema, and bytes that are equal for schemas that mean the same. Raises InvalidSchemaError."""
+    """Return the schema, and bytes that are equal for schemas of the same meaning. Raises InvalidSchemaError."""
     document = load_json(text)
     node = _Parser().parse(document, namespace="", where="the schema", depth=0)
     return node, canonical_json(document)
@@ -87,12 +87,12 @@ def load_json(text: bytes) -> Any:
         return json.loads(text)
     except RecursionError:
         raise InvalidSchemaError(TOO_DEEP) from None
-    except ValueError as error:  # also bytes that are no UTF-8
-        raise InvalidSchemaError(f"the definition ({len(text)} bytes) is no JSON: {error}") from None
+    except ValueError as error:  # also bytes that are not UTF-8
+        raise InvalidSchemaError(f"the definition ({len(text)} bytes) is not JSON: {error}") from None
 
 
 def canonical_json(document: Any) -> bytes:
-    """Without order of keys, white space and documentation."""
+    """Return the JSON without key order, white space and documentation."""
     try:
         return json.dumps(_without_docs(document), sort_keys=True, separators=(",", ":")).encode()
     except RecursionError:
@@ -122,7 +122,7 @@ class _Parser:
         if isinstance(document, list):
             return self._union(document, namespace, where, depth)
         if not isinstance(document, dict):
-            raise InvalidSchemaError(f"{where}: {shown(document)} is no type")
+            raise InvalidSchemaError(f"{where}: {shown(document)} is not a type")
         kind = document.get("type")
         if isinstance(kind, dict | list):
             return self.parse(kind, namespace=namespace, where=where, depth=depth + 1)
@@ -187,7 +187,7 @@ class _Parser:
             raise InvalidSchemaError(f"{where} has a symbol twice")
         default = document.get("default")
         if default is not None and default not in symbols:
-            raise InvalidSchemaError(f"{where}: its default {shown(default)} is none of its symbols")
+            raise InvalidSchemaError(f"{where}: its default {shown(default)} is not one of its symbols")
         return Enum(name, aliases, symbols, default)
 
     def _fields(self, record: str, document: dict[str, Any], namespace: str, depth: int) -> tuple[Field, ...]:
@@ -198,10 +198,10 @@ class _Parser:
         for field in found:
             name = field.get("name") if isinstance(field, dict) else None
             if not isinstance(name, str) or not _NAME.fullmatch(name):
-                raise InvalidSchemaError(f"record {shown(record)}: {shown(name)} is no name of a field")
+                raise InvalidSchemaError(f"record {shown(record)}: {shown(name)} is not a field name")
             where = f"record {shown(record)}, field {shown(name)}"
             if name in fields:
-                raise InvalidSchemaError(f"{where}: it is there twice")
+                raise InvalidSchemaError(f"{where}: it is defined twice")
             if "type" not in field:
                 raise InvalidSchemaError(f"{where}: it has no type")
             node = self.parse(field["type"], namespace=namespace, where=where, depth=depth + 1)
@@ -211,7 +211,7 @@ class _Parser:
     def _full_name(self, kind: str, document: dict[str, Any], namespace: str, where: str) -> str:
         name = document.get("name")
         if not isinstance(name, str) or not all(map(_NAME.fullmatch, name.split("."))):
-            raise InvalidSchemaError(f"{where}: {shown(name)} is no name of a type (kind: {kind})")
+            raise InvalidSchemaError(f"{where}: {shown(name)} is not a type name (kind: {kind})")
         own = document.get("namespace", namespace)
         return _qualified(name, own if isinstance(own, str) else "")
 
@@ -223,5 +223,5 @@ def _qualified(name: str, namespace: str) -> str:
 def _names(document: dict[str, Any], key: str, where: str) -> tuple[str, ...]:
     names = document.get(key) or []
     if not (isinstance(names, list) and all(isinstance(name, str) and name for name in names)):
-        raise InvalidSchemaError(f"{where}: its {key} are no list of names")
+        raise InvalidSchemaError(f"{where}: its {key} are not a list of names")
     return tuple(names)

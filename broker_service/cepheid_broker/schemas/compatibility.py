@@ -3,7 +3,7 @@
                      backward: new reads old     forward: old reads new      full: both
     latest           BACKWARD                    FORWARD                     FULL
     every version    BACKWARD_TRANSITIVE         FORWARD_TRANSITIVE          FULL_TRANSITIVE
-A consumer reads: it must read the latest version, or every one where the strategy promises that new readers can.
+A consumer reads: it must read the latest version, or every one if the strategy guarantees that to new readers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _EVERY_VERSION_FOR_CONSUMERS = frozenset({S.BACKWARD_TRANSITIVE, S.FULL_TRANSITI
 
 
 def in_force(strategy: SchemaCompatibility) -> SchemaCompatibility:
-    """UNDEFINED is nobody's word: the broker's default holds (docs/reference/behaviours.md §13)."""
+    """Return the strategy in force: UNDEFINED means the broker's default (docs/reference/behaviours.md §13)."""
     return S.FULL if strategy is S.UNDEFINED else strategy
 
 
@@ -30,7 +30,7 @@ def compares_every_version(strategy: SchemaCompatibility, *, for_consumer: bool 
 
 
 def check_successor(strategy: SchemaCompatibility, new: Definition, old: Definition, version: int) -> None:
-    """Raises IncompatibleSchemaError when `new` may not follow `old`."""
+    """Raise IncompatibleSchemaError if `new` must not follow `old`."""
     if strategy is S.ALWAYS_COMPATIBLE:
         return
     label = f"version {version}"
@@ -47,7 +47,7 @@ def check_successor(strategy: SchemaCompatibility, new: Definition, old: Definit
 
 
 def check_reader(strategy: SchemaCompatibility, reader: Definition, written: Definition, version: int) -> None:
-    """Raises IncompatibleSchemaError when a consumer with `reader` cannot read data of `version`."""
+    """Raise IncompatibleSchemaError if a consumer with `reader` cannot read data of `version`."""
     label = f"version {version}"
     if strategy is not S.ALWAYS_COMPATIBLE and (found := mismatch_of(reader, written)) is not None:
         text = found.text("the consumer's schema", label)

@@ -1,6 +1,6 @@
-"""What a schema means: its definition checked, a hash of its meaning, and whether it reads what another one wrote.
+"""The meaning of a schema: its checked definition, a hash, and whether it can read what another one wrote.
 
-Schema (bytes) ──parse_definition──► Definition ──mismatch(writer)──► None, or the field that stands in the way
+Schema (bytes) ──parse_definition──► Definition ──mismatch(writer)──► None, or the field that differs
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from cepheid_broker.schemas.mismatch import Mismatch
 from cepheid_broker.schemas.schema import AVRO_BASED, Schema, SchemaType
 
 MAX_SCHEMA_BYTES = 1 << 20
-"""Of definition and properties. A broker compares it in one go, so it bounds a pause of everybody."""
+"""Limit of definition and properties. A broker compares them without a pause, so it bounds the delay of all others."""
 
-# What C++, Python and Go clients send where Java's send nothing.
+# Sent by C++, Python and Go clients where Java's send nothing.
 _NO_DEFINITION = frozenset({b"", b"null", b'""', b"{}"})
 
 
 class Definition(Protocol):
-    """Of one type; `mismatch` gets a definition of the same type."""
+    """A definition of one type; `mismatch` is called with one of the same type."""
 
     @property
     def type(self) -> SchemaType: ...
 
     @property
     def canonical(self) -> bytes:
-        """Equal for definitions that mean the same."""
+        """Bytes that are equal for definitions of the same meaning."""
 
     def mismatch(self, writer: Any) -> Mismatch | None: ...
 
 
 def parse_definition(schema: Schema) -> Definition:
-    """Raises InvalidSchemaError, which names what is wrong."""
+    """Parse a definition. Raises InvalidSchemaError, which names what is wrong."""
     size_bytes = len(schema.data) + sum(len(key) + len(value) for key, value in schema.properties.items())
     if size_bytes > MAX_SCHEMA_BYTES:
         raise InvalidSchemaError(f"the schema has {size_bytes} bytes; {MAX_SCHEMA_BYTES} are possible")
     if schema.type in AVRO_BASED:
         return _parse_struct(schema)
     if schema.type is SchemaType.PROTOBUF_NATIVE:
-        # Here: descriptors are loaded by the brokers that meet one, not at every start.
+        # Imported here: brokers load descriptors with the first such schema, not at every start.
         from cepheid_broker.schemas.protobuf_native import parse_protobuf, protobuf_mismatch
 
         return _Structured(schema.type, *parse_protobuf(schema.data), protobuf_mismatch)
@@ -61,7 +61,7 @@ def content_hash(definition: Definition) -> str:
 
 
 def mismatch_of(reader: Definition, writer: Definition) -> Mismatch | None:
-    """None: the reader can read whatever the writer writes. Raises InvalidSchemaError when they are too large to be compared."""
+    """Return why the reader cannot read all that the writer writes, or None. Raises InvalidSchemaError if they are too large."""
     if reader.type is not writer.type:
         return Mismatch("", reader.type.value, writer.type.value)
     return reader.mismatch(writer)
@@ -78,7 +78,7 @@ class _Primitive:
 
 
 class _Opaque:
-    """A type whose definition only clients know: like itself alone."""
+    """A type whose definition only clients understand: compatible only if equal."""
 
     def __init__(self, schema: Schema) -> None:
         self.type = schema.type
@@ -110,7 +110,7 @@ def _parse_struct(schema: Schema) -> Definition:
 
 
 def _json_mismatch(reader: Node | None, writer: Node | None) -> Mismatch | None:
-    """None stands for a draft of JSON schema, as Java clients before 2.1 sent it: what it says is not looked at, as in Pulsar."""
+    """Compare JSON schemas. None: a draft of JSON schema from Java clients before 2.1, which is not compared, as in Pulsar."""
     return None if reader is None or writer is None else avro_mismatch(reader, writer)
 
 

@@ -1,12 +1,12 @@
-"""Schema histories in metadata: what is read at a connect, and each change as one compare-and-set.
+"""Schema histories in metadata: read at each connect, changed by one compare-and-set.
 
     history (rows: version, hash, token) ──► definition of a row: its parts, joined
 Rules
-1. A row and its definition appear together: in one `multi`, or, where that is too large, the parts first and then the row, together
-   with a look that every part is still there. A row without a definition is never seen.
-2. Keys of parts hold a random token, so two writers never share one; whoever loses takes its parts back.
-3. Parts without a row (a crash between) go with the topic's history. They are swept under a check of the history's version, so that
-   a row that comes meanwhile keeps its parts.
+1. A row and its definition appear together: in one `multi`, or, if that is too large, first the parts and then the row together
+   with a check that every part still exists. A row without a definition is never visible.
+2. Keys of parts hold a random token, so two writers never share one; a writer that loses deletes its parts.
+3. Parts without a row (after a crash) are deleted with the topic's history. They are swept under a check of its version, so that a
+   row added meanwhile keeps its parts.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from cepheid_metadata import (
 )
 from cepheid_wire import TopicName
 
-PART_BYTES = MAX_REQUEST_BYTES - 50_000  # room for the key and for a request's own bytes
+PART_BYTES = MAX_REQUEST_BYTES - 50_000  # leaves room for the key and the request's own bytes
 SWEEP_GROUP = 100
 
 
 class HistoryStore:
-    """The noun is a topic or one of its partitions: they share a history. Changes raise BadVersionError: read again and decide."""
+    """Histories by topic or partition, which share one. Changes raise BadVersionError: read again and decide."""
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
@@ -57,7 +57,7 @@ class HistoryStore:
         return found
 
     async def definition(self, topic: TopicName, row: SchemaVersion) -> SchemaDefinition | None:
-        """None: the version was deleted since the history was read."""
+        """Return the definition of a row; None if the version was deleted since the history was read."""
         parts: list[bytes] = []
         for key in self._part_keys(topic, row):
             part = await self._store.get(key)
@@ -75,10 +75,10 @@ class HistoryStore:
     async def append(
         self, topic: TopicName, found: Found[SchemaHistory], history: SchemaHistory, row: SchemaVersion, parts: Sequence[bytes]
     ) -> None:
-        """Stores `history`, whose last row is the new `row`, with its definition. Raises BadVersionError, with nothing changed."""
+        """Store `history`, whose last row is the new `row`, with its definition. Raises BadVersionError, with nothing changed."""
         creates = [Create(key, part) for key, part in zip(self._part_keys(topic, row), parts, strict=True)]
         change = self._histories.replace_op(topic, history, found.version)
-        # The record may have been deleted and made anew up to the same version: then the last row's token is gone.
+        # The record may have been deleted and created again up to the same version: then the last row's token is gone.
         same = [Check(key, 0) for old in found.record.versions[-1:] for key in self._part_keys(topic, old)]
         ops: list[Op] = [change, *same, *creates]
         size_bytes = sum(len(op.key) for op in ops) + len(change.value) + sum(map(len, parts))
@@ -87,7 +87,7 @@ class HistoryStore:
             if not staged:
                 await self._store.multi(ops)
             else:
-                there = Check(change.key, found.version)  # else the part would make an empty record of its parent
+                there = Check(change.key, found.version)  # else the part would create an empty record as its parent
                 for create in creates:
                     await self._store.multi([there, create])
                 await self._store.multi([change, *same, *(Check(create.key, 0) for create in creates)])
@@ -100,22 +100,22 @@ class HistoryStore:
         for create in creates:
             try:
                 await self._store.delete(create.key, None)
-            except NoSuchKeyError:  # swept already, with the whole history
+            except NoSuchKeyError:  # already swept with the whole history
                 pass
 
     async def replace(self, topic: TopicName, found: Found[SchemaHistory], history: SchemaHistory) -> None:
-        """A change that adds no row; what it leaves out is deleted with it."""
+        """Store a change that adds no row, and delete the definitions of rows that it omits."""
         gone = [row for row in found.record.versions if row not in history.versions]
         deletes = [Delete(key, 0) for row in gone for key in self._part_keys(topic, row)]
         await self._changing(topic, [self._histories.replace_op(topic, history, found.version), *deletes])
 
     async def delete(self, topic: TopicName, found: Found[SchemaHistory]) -> None:
-        """The history and every definition."""
+        """Delete the history and every definition."""
         await self._sweep(topic, found)
         deletes = [Delete(key, 0) for row in found.record.versions for key in self._part_keys(topic, row)]
         try:
             await self._changing(topic, [*deletes, self._histories.delete_op(topic, found.version)])
-        except NotEmptyError:  # somebody is adding a version; it will find the history gone, or has added it
+        except NotEmptyError:  # another caller is adding a version, and finds the history gone or has added it
             raise BadVersionError(f"the schemas of {topic.base} are being changed", topic=str(topic.base)) from None
 
     async def _sweep(self, topic: TopicName, found: Found[SchemaHistory]) -> None:
@@ -137,6 +137,6 @@ class HistoryStore:
 
 
 def cut(definition: SchemaDefinition) -> list[bytes]:
-    """Its encoding in parts of which each fits a request."""
+    """Return the encoding in parts, each of which fits a request."""
     encoded = definition.encode()
     return [encoded[start : start + PART_BYTES] for start in range(0, len(encoded), PART_BYTES)]

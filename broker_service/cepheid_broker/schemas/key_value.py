@@ -23,7 +23,7 @@ _INNER_REFUSED = frozenset({SchemaType.KEY_VALUE, SchemaType.AUTO_CONSUME, Schem
 
 
 def split_key_value(schema: Schema) -> tuple[Schema, Schema]:
-    """The schemas of key and value. Raises InvalidSchemaError."""
+    """Return the schemas of key and value. Raises InvalidSchemaError."""
     key, offset = _part(schema.data, 0, "key")
     value, offset = _part(schema.data, offset, "value")
     if offset != len(schema.data):
@@ -43,7 +43,7 @@ def encoding_of(properties: Mapping[str, str]) -> str:
 
 
 def key_value_json(schema: Schema) -> str:
-    """The definition as the admin API shows it (docs/reference/shapes.md §5)."""
+    """Return the definition as the admin API shows it (docs/reference/shapes.md §5)."""
     parts = {}
     for name, part in zip(("key", "value"), split_key_value(schema), strict=True):
         text = part.data.decode(errors="replace")
@@ -52,7 +52,7 @@ def key_value_json(schema: Schema) -> str:
 
 
 def key_value_data(text: bytes) -> bytes:
-    """The inverse of `key_value_json`. Raises InvalidSchemaError."""
+    """Return the inverse of `key_value_json`. Raises InvalidSchemaError."""
     document = load_json(text)
     if not (isinstance(document, dict) and document.keys() == {"key", "value"}):
         raise InvalidSchemaError('the definition of a key/value schema is {"key": …, "value": …}')
@@ -80,8 +80,8 @@ def _inner(properties: Mapping[str, str], side: str, data: bytes) -> Schema:
     name = properties.get(f"{side}.schema.type", SchemaType.BYTES.value)
     kind = SchemaType.__members__.get(name)
     if kind is None or kind in _INNER_REFUSED:
-        raise InvalidSchemaError(f"{side}.schema.type {shown(name)} is no type of a {side}")
+        raise InvalidSchemaError(f"{side}.schema.type {shown(name)} is not a type of a {side}")
     inner = load_json(properties.get(f"{side}.schema.properties", "{}").encode() or b"{}")
     if not isinstance(inner, dict):
-        raise InvalidSchemaError(f"{side}.schema.properties are no JSON object")
+        raise InvalidSchemaError(f"{side}.schema.properties are not a JSON object")
     return Schema(kind, data, {str(key): str(value) for key, value in inner.items()})

@@ -9,7 +9,8 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """`field` is a path (`address.zip`, `orders[].id`); empty: the schema as a whole. The others say what each side has there."""
+    """A difference of two schemas. `field`: a path (`address.zip`, `orders[].id`), empty for the whole schema; then what each
+    side has."""
 
     field: str
     reader_has: str
@@ -28,6 +29,6 @@ def joined(prefix: str, path: str) -> str:
 
 
 def shown(value: Any) -> str:
-    """Something of a peer's, bounded and printable: it goes into messages."""
+    """Return a value sent by a peer, bounded and printable, for use in messages."""
     text = value if isinstance(value, str) else json.dumps(value)
     return ascii(text if len(text) <= 100 else text[:100] + "…")

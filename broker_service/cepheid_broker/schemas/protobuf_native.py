@@ -1,11 +1,11 @@
-"""Protobuf schemas as descriptors: read from what clients send, and compared by what the wire format allows.
+"""Protobuf schemas as descriptors: parsed from clients' definitions, and compared by what the wire format allows.
 
     {"fileDescriptorSet": base64, "rootMessageTypeName": "pkg.Message", "rootFileDescriptorName": "file.proto"}
 
-Fields are known by number. Compatible: fields come and go unless one is `required`; a field may be renamed; a type may change
-within its group: int32, uint32, int64, uint64, bool, enum · sint32, sint64 · string, bytes · fixed32, sfixed32 · fixed64,
+Fields are identified by number. Compatible: fields are added and removed, unless one is `required`; a field is renamed; a type
+changes within its group: int32, uint32, int64, uint64, bool, enum · sint32, sint64 · string, bytes · fixed32, sfixed32 · fixed64,
 sfixed64.
-Not compatible: another type under a number, another number for a name, repeated or not, another root message.
+Incompatible: another type under a number, another number for a name, repeated or not, another root message.
 Source of the groups: protobuf.dev, "Updating A Message Type".
 """
 
@@ -51,15 +51,15 @@ class ProtobufSchema:
 
 
 def parse_protobuf(text: bytes) -> tuple[ProtobufSchema, bytes]:
-    """The schema, and bytes that are equal for schemas that mean the same. Raises InvalidSchemaError."""
+    """Return the schema, and bytes that are equal for schemas of the same meaning. Raises InvalidSchemaError."""
     document = load_json(text)
     if not isinstance(document, dict):
-        raise InvalidSchemaError("the definition is no JSON object with fileDescriptorSet and rootMessageTypeName")
+        raise InvalidSchemaError("the definition is not a JSON object with fileDescriptorSet and rootMessageTypeName")
     encoded, root = _text(document, "fileDescriptorSet"), _text(document, "rootMessageTypeName")
     try:
         files = FileDescriptorSet.FromString(base64.b64decode(encoded, validate=True))
     except (ValueError, DecodeError) as error:
-        raise InvalidSchemaError(f"fileDescriptorSet is no base64 of a FileDescriptorSet: {error}") from None
+        raise InvalidSchemaError(f"fileDescriptorSet is not the base64 of a FileDescriptorSet: {error}") from None
     _check_texts(files)
     messages = {name: message for file in files.file for name, message in _messages(_prefix(file), file.message_type, 0)}
     enums = {name for file in files.file for name in _enums(file, messages)}
@@ -78,7 +78,7 @@ def _text(document: dict[str, Any], key: str) -> str:
 
 
 def _check_texts(files: FileDescriptorSet) -> None:
-    """For proto2 the parser does not look, and gives out `bytes` where text is no UTF-8."""
+    """Check that all names are UTF-8: for proto2 the parser does not, and returns `bytes` for other text."""
     pending: list[DescriptorProto] = []
     for file in files.file:
         _require_text(file.name, file.package, *(enum.name for enum in file.enum_type))
@@ -94,7 +94,7 @@ def _check_texts(files: FileDescriptorSet) -> None:
 def _require_text(*texts: str | bytes) -> None:
     for text in texts:
         if isinstance(text, bytes):
-            raise InvalidSchemaError(f"a name in fileDescriptorSet is no UTF-8: {text[:40]!r}")
+            raise InvalidSchemaError(f"a name in fileDescriptorSet is not UTF-8: {text[:40]!r}")
 
 
 def _prefix(file: FileDescriptorProto) -> str:
@@ -138,7 +138,7 @@ def _canonical(files: Iterable[FileDescriptorProto]) -> bytes:
 
 
 def protobuf_mismatch(reader: ProtobufSchema, writer: ProtobufSchema) -> Mismatch | None:
-    """None: the reader can read everything that the writer may write. Raises InvalidSchemaError beyond the bounds."""
+    """Return why the reader cannot read all that the writer may write, or None. Raises InvalidSchemaError beyond the bounds."""
     if reader.root != writer.root:
         return Mismatch("", f"root message {shown(reader.root[1:])}", f"root message {shown(writer.root[1:])}")
     return _Comparison(reader, writer).compare(reader.root, writer.root, "", 0)
@@ -153,7 +153,7 @@ class _Comparison:
 
     def compare(self, reader: str, writer: str, path: str, depth: int) -> Mismatch | None:
         if (reader, writer) in self._compared:
-            return None  # the first mismatch ends everything, so this pair was fine, or is being looked at
+            return None  # the first mismatch ends everything, so this pair fits or is being compared
         self._compared[reader, writer] = None
         own, other = self._reader[reader], self._writer[writer]
         written = {field.number: field for field in other.field}

@@ -1,11 +1,11 @@
-"""The schemas of topics: registered, numbered, compared when producers and consumers connect.
+"""The schemas of topics: registered, numbered, and compared when producers and consumers connect.
 
     producer ──► known (same meaning, in force)? its version ──► may it be added? ──► compatible? ──► the next version
-    consumer ──► idle topic without a schema? added ──► else: can it read what is there?
+    consumer ──► idle topic without a schema? added ──► else: can it read the existing data?
 Rules
-1. A topic's partitions, and the topics of both domains under one name, share one history. Numbers rise; none is given out twice.
-2. What decides is the history as read from metadata; a change is a compare-and-set on what was read, and whoever loses decides
-   again. So however many brokers register at once, there is one history, and each version was compared with those before it.
+1. A topic's partitions, and the topics of both domains under one name, share one history. Numbers rise and are never reused.
+2. Decisions use the history as read from metadata; a change is a compare-and-set on it, and a broker that loses decides again. So
+   however many brokers register at once, there is one history, and each version was compared with those before it.
 3. Deleted versions stay readable by number, for the entries that carry it, unless they are deleted by force.
 """
 
@@ -39,9 +39,9 @@ from cepheid_wire import NON_PERSISTENT, PERSISTENT, NamespaceName, TopicName
 
 log = logging.getLogger(__name__)
 
-MAX_HASHES = 1000  # remembered, of 100 bytes each
+MAX_HASHES = 1000  # cached; 100 bytes each
 MAX_VERSIONS = 1000  # of one topic: each change writes all rows, about 250 bytes each
-MAX_HISTORY_BYTES = 32 << 20  # of their definitions, deleted ones too: somebody may ask for all of them in one call
+MAX_HISTORY_BYTES = 32 << 20  # of definitions, including deleted ones, as one call may ask for all of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class SchemaRegistry:
         self._histories = HistoryStore(store)
         self._topics = topic_records(store)
         self._ports = ports
-        self._hashes: dict[bytes, str] = {}  # of what was sent, to the hash of what it means
+        self._hashes: dict[bytes, str] = {}  # digest of a sent schema → hash of its meaning
         self.registered = 0
         self.refused = 0
 
@@ -67,7 +67,7 @@ class SchemaRegistry:
     # Connecting
 
     async def for_producer(self, topic: TopicName, schema: Schema | None, policies: TopicPolicies) -> bytes:
-        """The version that the producer's messages carry, as PRODUCER_SUCCESS has it.
+        """Return the version that the producer's messages carry, as sent in PRODUCER_SUCCESS.
 
         Raises IncompatibleSchemaError, InvalidSchemaError.
         """
@@ -80,7 +80,10 @@ class SchemaRegistry:
         return NO_VERSION
 
     async def for_consumer(self, topic: TopicName, schema: Schema | None, policies: TopicPolicies, *, topic_is_idle: bool) -> None:
-        """`topic_is_idle`: no producer, no consumer, no data. Raises IncompatibleSchemaError, InvalidSchemaError."""
+        """Check or register a consumer's schema. `topic_is_idle`: no producer, no consumer, no data.
+
+        Raises IncompatibleSchemaError, InvalidSchemaError.
+        """
         if schema is None:
             return
         current = await self._current(topic)
@@ -111,7 +114,7 @@ class SchemaRegistry:
     # Registering
 
     async def register(self, topic: TopicName, schema: Schema, strategy: SchemaCompatibility, *, may_add: bool = True) -> int:
-        """The version of this schema: the one it has, else a new one.
+        """Return the version of this schema, registering a new one if it has none.
 
         Raises IncompatibleSchemaError, InvalidSchemaError.
         """
@@ -130,14 +133,14 @@ class SchemaRegistry:
             if found is None:
                 found = await self._histories.get_or_create(topic)
                 if found.record.versions:
-                    continue  # somebody was faster
+                    continue  # another registration was faster
             try:
                 return await self._append(topic, found, schema.type, own_hash, stored)
             except BadVersionError:
                 continue
 
     async def check(self, topic: TopicName, schema: Schema, strategy: SchemaCompatibility) -> None:
-        """What `register` would say, without registering."""
+        """Check what `register` would, without registering."""
         own_hash = self._hash_of(topic, schema)
         current = await self._current(topic)
         if all(row.content_hash != own_hash for row in current):
@@ -191,14 +194,14 @@ class SchemaRegistry:
     # Reading
 
     async def latest(self, topic: TopicName) -> RegisteredSchema:
-        """Raises SchemaNotFoundError."""
+        """Return the latest version in force. Raises SchemaNotFoundError."""
         while current := await self._current(topic):
             if (schema := await self._load(topic, current[-1])) is not None:
                 return schema
         raise SchemaNotFoundError(f"topic {topic.base} has no schema", topic=str(topic))
 
     async def get(self, topic: TopicName, version: int) -> RegisteredSchema:
-        """Also a deleted version, for the entries that carry it. Raises SchemaNotFoundError."""
+        """Return a version, even a deleted one, for the entries that carry it. Raises SchemaNotFoundError."""
         found = await self._histories.get(topic)
         row = found.record.find(version) if found else None
         schema = await self._load(topic, row) if row else None
@@ -207,13 +210,13 @@ class SchemaRegistry:
         return schema
 
     async def versions(self, topic: TopicName) -> AsyncIterator[RegisteredSchema]:
-        """All versions in force, oldest first."""
+        """Yield all versions in force, oldest first."""
         for row in await self._current(topic):
             if (schema := await self._load(topic, row)) is not None:
                 yield schema
 
     async def version_of(self, topic: TopicName, schema: Schema) -> int:
-        """The version in force that means the same. Raises SchemaNotFoundError, InvalidSchemaError."""
+        """Return the version in force with the same meaning. Raises SchemaNotFoundError, InvalidSchemaError."""
         own_hash = self._hash_of(topic, schema)
         for row in reversed(await self._current(topic)):
             if row.content_hash == own_hash:
@@ -223,7 +226,7 @@ class SchemaRegistry:
     # Deleting
 
     async def delete(self, topic: TopicName, *, force: bool = False) -> int:
-        """No version is in force any more; by force they are gone altogether. The number that this took.
+        """End all versions; with `force` also delete them. Return the version number that this used.
 
         Raises SchemaNotFoundError.
         """
@@ -242,7 +245,7 @@ class SchemaRegistry:
             return number
 
     async def on_topic_deleting(self, topic: TopicName) -> None:
-        """The topic is closed and its record is about to go: so does its history, unless another topic uses it (rule 1)."""
+        """Delete the history of a closed topic whose record is deleted next, unless another topic uses it (rule 1)."""
         base = topic.base
         for domain in (PERSISTENT, NON_PERSISTENT):
             user = TopicName(domain, base.namespace, base.local_name)
@@ -251,7 +254,7 @@ class SchemaRegistry:
         await self._delete_all(base)
 
     async def on_namespace_deleting(self, namespace: NamespaceName) -> None:
-        """Also schemas uploaded for topics that never were."""
+        """Delete the schemas of a namespace, including those uploaded for topics that were never created."""
         for name in await list_schemas(self._store, namespace.tenant, namespace.local_name):
             await self._delete_all(TopicName(PERSISTENT, namespace, name))
 
@@ -260,7 +263,7 @@ class SchemaRegistry:
             try:
                 await self._histories.delete(topic, found)
             except BadVersionError:
-                await asyncio.sleep(0)  # somebody adds a version meanwhile, in several steps
+                await asyncio.sleep(0)  # another caller is adding a version, in several steps
 
     # Inside
 
@@ -279,7 +282,7 @@ class SchemaRegistry:
         return None if loaded is None else parse_definition(loaded.schema)
 
     def _hash_of(self, topic: TopicName, schema: Schema) -> str:
-        """Of its meaning. Remembered: thousands of producers come back together with the same megabyte."""
+        """Return the hash of its meaning, cached, as thousands of producers may reconnect with the same megabyte."""
         sent = _digest(schema)
         known = self._hashes.get(sent)
         if known is None:

@@ -1,4 +1,4 @@
-"""A schema as a client sends it, and how versions travel."""
+"""A schema as a client sends it, and the encoding of versions."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 from cepheid_broker.errors import IncompatibleSchemaError
 
-NO_VERSION = b""  # "has no schema", which clients expect to be there (protocol.md §20)
+NO_VERSION = b""  # "has no schema"; clients expect the field to be set (protocol.md §20)
 _VERSION_BYTES = 8
 
 
 class SchemaType(enum.Enum):
-    """Values: the names of the admin API (docs/reference/shapes.md §5)."""
+    """Schema type; values are the names of the admin API (docs/reference/shapes.md §5)."""
 
     NONE = "NONE"
     BYTES = "BYTES"
@@ -43,7 +43,7 @@ class SchemaType(enum.Enum):
 
 
 UNREGISTERED = frozenset({SchemaType.NONE, SchemaType.BYTES, SchemaType.AUTO_CONSUME, SchemaType.AUTO_PUBLISH})
-"""Types that say "any bytes" or "whatever the topic has": never in a history."""
+"""Types that mean "any bytes" or "the topic's schema": never in a history."""
 
 AVRO_BASED = frozenset({SchemaType.JSON, SchemaType.AVRO, SchemaType.PROTOBUF})
 """Types whose definition is an Avro schema."""
@@ -51,7 +51,7 @@ AVRO_BASED = frozenset({SchemaType.JSON, SchemaType.AVRO, SchemaType.PROTOBUF})
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """`data` is the definition, in the form that `type` has on the wire."""
+    """A schema. `data` is the definition, in the encoding of `type` on the wire."""
 
     type: SchemaType
     data: bytes = b""
@@ -63,7 +63,7 @@ def encode_version(version: int) -> bytes:
 
 
 def decode_version(version: bytes) -> int:
-    """Raises IncompatibleSchemaError, which is what Pulsar's clients know for a version that is none (protocol.md §20)."""
+    """Decode a version. Raises IncompatibleSchemaError, which Pulsar's clients expect for an invalid one (protocol.md §20)."""
     if len(version) != _VERSION_BYTES:
         raise IncompatibleSchemaError(f"a schema version has {_VERSION_BYTES} bytes, not {len(version)}")
     return int.from_bytes(version, "big", signed=True)

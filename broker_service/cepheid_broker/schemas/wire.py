@@ -37,10 +37,10 @@ _TYPES = {number: kind for kind, number in _NUMBERS.items()}
 
 
 def asked_schema(ask: pb.CommandProducer | pb.CommandSubscribe | pb.CommandGetOrCreateSchema) -> Schema | None:
-    """The schema of a request. None: it has none, or takes whatever the topic has."""
+    """Return the schema of a request; None if it has none, or accepts the topic's."""
     if not ask.HasField("schema"):
         return None
-    kind = _TYPES[ask.schema.type]  # a number that the protocol does not have is no schema to the parser
+    kind = _TYPES[ask.schema.type]  # the parser drops numbers that the protocol does not have
     if kind in UNREGISTERED:
         return None
     properties = {pair.key: pair.value for pair in cast(Any, ask.schema.properties)}

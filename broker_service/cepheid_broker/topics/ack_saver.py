@@ -1,4 +1,4 @@
-"""Answers to acknowledgements that wait until they are durable: one save of the cursor for all that wait."""
+"""Answers acknowledgements once they are durable: one save of the cursor serves all that wait."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OnSaved = Callable[[Exception | None], None]
 
 
 class AckSaver:
-    """Of one subscription."""
+    """Pending answers of one subscription."""
 
     def __init__(self, cursor: Cursor, tasks: TaskOwner) -> None:
         self._cursor = cursor
@@ -26,7 +26,7 @@ class AckSaver:
         return f"<AckSaver {len(self._waiting)} waiting>"
 
     def when_saved(self, on_saved: OnSaved) -> None:
-        """Calls back when everything acknowledged so far is durable, or with the error."""
+        """Call `on_saved` when everything acknowledged so far is durable, or with the error."""
         self._waiting.append(on_saved)
         if not self._saving:
             self._saving = True
@@ -39,7 +39,7 @@ class AckSaver:
                 failure: Exception | None = None
                 try:
                     await self._cursor.saved()
-                except Exception as error:  # whatever it is, whoever waits gets an answer
+                except Exception as error:  # whatever it is, all waiting callers get an answer
                     failure = error
                 for on_saved in wanted:
                     on_saved(failure)

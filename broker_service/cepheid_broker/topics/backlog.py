@@ -1,10 +1,10 @@
-"""What a subscription has still before it: entries, messages, bytes, and how old the oldest of it is.
+"""A subscription's backlog: entries, messages, bytes, and the age of the oldest entry.
 
-    known_backlog    at once, from memory: None where memory does not know
-    exact_backlog    exact, if need be by reading: the header of one entry, or the counts of a ledger once (message_counts.py)
+    known_backlog    at once, from memory; None where memory does not have it
+    exact_backlog    exact, by reading if needed: the header of one entry, or the counts of a ledger once (message_counts.py)
 
-Entries acknowledged out of order and acknowledged parts of batches do not count. The age is that of the first entry not
-(wholly) acknowledged, by its producer's clock; one of the future is 0 s old.
+Entries acknowledged out of order and acknowledged parts of batches do not count. The age is that of the first entry not (fully)
+acknowledged, by its producer's clock; an entry dated in the future is 0 s old.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """`oldest_…` None: there is no backlog."""
+    """Exact backlog of a subscription. `oldest_…` None: there is no backlog."""
 
     entries: int
     messages: int
@@ -29,7 +29,7 @@ class Backlog:
 
 @dataclass(frozen=True, slots=True)
 class KnownBacklog:
-    """None: not known without reading; for `oldest_…` also: there is no backlog. What is there is exact."""
+    """Backlog as far as memory has it, exact. None: unknown without reading; for `oldest_…` also: there is no backlog."""
 
     entries: int
     messages: int | None
@@ -54,14 +54,14 @@ def known_backlog(ledger: ManagedLedger, cursor: Cursor) -> KnownBacklog:
 
 
 async def exact_backlog(ledger: ManagedLedger, cursor: Cursor) -> Backlog:
-    """Raises ManagedLedgerError, LedgerError, MetadataError when what must be read cannot be."""
+    """Return the exact backlog. Raises ManagedLedgerError, LedgerError, MetadataError if a needed read fails."""
     amount = await ledger.counts.unacknowledged(cursor.ack_set)
     oldest_ms = await oldest_publish_time_ms(ledger, cursor) if amount.entries else None
     return Backlog(amount.entries, amount.messages, amount.size_bytes, oldest_ms, age_s(ledger, oldest_ms))
 
 
 async def oldest_publish_time_ms(ledger: ManagedLedger, cursor: Cursor) -> int | None:
-    """Of the first entry that is not acknowledged; None: there is none that may be read."""
+    """Return the publish time of the first unacknowledged entry; None if no such entry is readable."""
     while cursor.backlog_entries and (first := cursor.first_unacknowledged()) <= ledger.last_confirmed:
         published_ms = await ledger.publish_times.at(first)
         if published_ms is not None:
@@ -75,9 +75,10 @@ def age_s(ledger: ManagedLedger, published_ms: int | None) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredBacklog:
-    """For statistics: always a figure in bytes, and `is_exact` says whether it leaves out what is acknowledged out of order.
+    """Backlog for statistics, always with a figure in bytes; `is_exact`: it excludes what was acknowledged out of order.
 
-    `kept_bytes`: everything behind the mark-delete position, which is what must be kept."""
+    `kept_bytes`: everything after the mark-delete position, which must be kept.
+    """
 
     entries: int
     messages: int | None
@@ -89,7 +90,7 @@ class MeasuredBacklog:
 
 
 async def measure_backlog(ledger: ManagedLedger, cursor: Cursor, *, precise: bool, oldest: bool) -> MeasuredBacklog:
-    """What memory knows, and at the most one header and (`oldest`) one entry read; `precise`: as `exact_backlog`."""
+    """Return what memory knows, reading at most one header and (`oldest`) one entry; with `precise`, as `exact_backlog`."""
     known = known_backlog(ledger, cursor)
     messages, size_bytes = known.messages, known.bytes
     kept_bytes = await ledger.counts.bytes_after(cursor.mark_delete)

@@ -1,19 +1,19 @@
-"""What happens to backlogs by time and size: messages expire, quotas hold producers or move subscriptions.
+"""Limit backlogs by age and size: messages expire; quotas hold producers back or move subscriptions.
 
     every check_s, for each open topic with such a policy
-    time to live ──► each subscription ──► its first entries, as far as they are too old ──► expired
-    quotas ────────► the slowest subscription ──► above? ──┬─► hold or refuse: Topic.set_publish_blocked, until it is not above
+    time to live ──► each subscription ──► its first entries, while they are too old ──► expired
+    quotas ────────► the slowest subscription ──► above? ──┬─► hold or refuse: Topic.set_publish_blocked, until it is below
                                                            └─► evict: every subscription above it moves on, exactly far enough
 
 Rules
-1. The time to live ends at a place where an entry is too old and the next is not: the first such place after the subscription's
-   position, wherever publish times rise. They are the producers' clocks: an entry of the future holds those behind it.
-2. What counts for a quota is what must be kept: bytes behind the mark-delete position, holes included; seconds since the first
-   unacknowledged entry was published. Readers hold nothing and are not looked at; `pulsar.dedup` is nobody's backlog.
-3. What is given up is given up by a clock that cannot jump ahead (SteadyClock), and by the policies of that moment: when they
-   change during a search, nothing is moved by what it found.
-4. A topic costs a look at memory, and one entry read where memory does not know; a search reads at most 2 × 64 entries.
-   What fails is tried again at the next check.
+1. Expiry ends where an entry is too old and the next is not: the first such place after the subscription's position if publish
+   times do not rise steadily. Times come from producers' clocks: an entry dated in the future retains those after it.
+2. Quotas count what must be kept: bytes after the mark-delete position, holes included; seconds since the first unacknowledged
+   entry was published. Readers retain nothing and are not counted; nor is `pulsar.dedup`.
+3. Entries are given up by a clock that cannot jump ahead (SteadyClock) and by the policies of that moment: if these change during a
+   search, its result is dropped.
+4. A check costs a lookup in memory, plus one entry read where memory lacks it; a search reads at most 2 × 64 entries. Failures are
+   repeated at the next check.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ _LOOKED_AT_IN_ONE_GO = 1_000
 
 @dataclass(frozen=True, slots=True)
 class BacklogState:
-    """Of the slowest subscription, as far as quotas ask."""
+    """Backlog of the slowest subscription, where quotas need it."""
 
     size_bytes: int = 0
     age_s: float = 0.0
 
 
 def publish_action(policies: TopicPolicies, state: BacklogState) -> QuotaAction | None:
-    """What happens to producers. Refusal goes before waiting: it tells the client."""
+    """Return the action on producers. Refusing takes precedence over holding: it informs the client."""
     actions = [quota.action for quota in (_above_size(policies, state), _above_age(policies, state)) if quota is not None]
     return next((action for action in (QuotaAction.REFUSE, QuotaAction.HOLD) if action in actions), None)
 
@@ -66,7 +66,7 @@ def _above_age(policies: TopicPolicies, state: BacklogState) -> BacklogQuota | N
 
 
 class BacklogChecks:
-    """One for a broker."""
+    """The backlog checks of a broker."""
 
     def __init__(self, loaded: Callable[[], Iterable[Topic]], check_s: float, timeout_s: float) -> None:
         self._loaded = loaded
@@ -94,7 +94,7 @@ class BacklogChecks:
             await self.check_all()
 
     async def check_all(self) -> None:
-        """Check every open topic with a policy once. Calls that come meanwhile wait for their turn."""
+        """Check every open topic with a policy once. Concurrent calls run one after the other."""
         async with self._turn:
             await self._check_all()
             self.rounds += 1
@@ -117,12 +117,12 @@ class BacklogChecks:
             if not topic.closed:
                 self.failures += 1
                 log.warning("backlog.check_failed", extra={"topic": str(topic.name), "error": str(error) or repr(error)})
-        except Exception as error:  # a defect: of one topic, and the others must not wait for ever
+        except Exception as error:  # a defect in one topic must not stop the others
             self.failures += 1
             log.exception("backlog.check_defect", extra={"topic": str(topic.name), "error": repr(error)})
 
     async def check(self, topic: PersistentTopic) -> None:
-        """Raises what reading and moving raise."""
+        """Check one topic. Raises the errors of reading and moving."""
         policies = topic.policies
         subscriptions = [found for found in topic.subscriptions.values() if not found.closed]
         if policies.message_ttl_s:
@@ -148,7 +148,7 @@ class BacklogChecks:
         self, topic: PersistentTopic, policies: TopicPolicies, subscription: Subscription, last: Position, event: str
     ) -> None:
         if topic.policies is not policies:
-            return  # rule 3; the next check goes by the new ones
+            return  # rule 3; the next check uses the new ones
         entries = await subscription.expire_until(last)
         if event == "expired":
             self.expired_entries += entries
@@ -201,16 +201,16 @@ def _has_policy(topic: Topic) -> bool:
 
 
 async def last_published_before(ledger: ManagedLedger, first: Position, before_ms: int) -> Position | None:
-    """The last entry of those from `first` on that are too old (rule 1); None: `first` itself is not.
+    """Return the last entry, from `first` on, that is too old (rule 1); None if `first` itself is not.
 
-    In steps that double, then by halves: the place is near the start, and what is far behind it must not be asked.
+    Searches in doubling steps, then by halves: the place is near the start, and entries far after it must not be read.
     """
-    ledgers, times = ledger.ledgers.copy(), ledger.publish_times  # a copy: a trim meanwhile would renumber the entries
-    end = ledgers.rank(ledger.last_confirmed)  # what lies behind it nobody may read, and it has no age yet
+    ledgers, times = ledger.ledgers.copy(), ledger.publish_times  # a copy: a concurrent trim would renumber the entries
+    end = ledgers.rank(ledger.last_confirmed)  # entries after it are not readable yet and have no age
 
     async def is_old(rank: int) -> bool:
         published_ms = await times.at(ledgers.at_rank(rank))
-        return published_ms is None or published_ms < before_ms  # None: every subscription is through with it, it was trimmed
+        return published_ms is None or published_ms < before_ms  # None: trimmed, as every subscription has acknowledged it
 
     old = ledgers.rank(first)
     if not ledgers.is_valid(first) or old > end or not await is_old(old):

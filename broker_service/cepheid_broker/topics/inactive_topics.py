@@ -1,18 +1,18 @@
-"""Topics that nobody uses are deleted, where a policy says so (`inactive_topics`; off unless set).
+"""Deletes topics that no client uses, where a policy says so (`inactive_topics`; off unless set).
 
-    tick ──► each open topic: inactive? ──► since when, without a sign of life ──► long enough ──► deleted, if it still is inactive
+    tick ──► each open topic: inactive? ──► since when, without any sign of use ──► long enough ──► deleted, if it still is inactive
 
-Inactive has no producer and no consumer, and, as the policy says, no subscription or none with a backlog. Partitions are judged
-together: only when all of them are inactive they go, and then the record of the partitioned topic.
+An inactive topic has no producer and no consumer and, as the policy says, no subscription or none with a backlog. Partitions are
+judged together: only if all are inactive are they deleted, and then the record of the partitioned topic.
 
 Rules
-1. The last look and the closing to newcomers are one step: who connects before it saves the topic, who comes later finds it being
-   deleted, tries again, and makes it anew if that is allowed.
-2. Only open topics are judged: nobody knows how far subscriptions of the others are. A closed partition of a topic whose other
-   partitions are inactive is opened for that, unless it has no subscription.
-3. What retention still keeps is kept: a topic is not deleted before its retention by time is over, and never when it has no limit.
-4. Brokers that delete one partitioned topic at the same time are in each other's way: each has closed its own partitions, and asks
-   for those of the other. So whoever fails tries again after a random time, not in step with the other.
+1. The last check and the refusal of new clients are one step: a client that connects before it saves the topic; one that connects
+   later is refused, tries again, and creates the topic again if that is allowed.
+2. Only open topics are judged: the backlogs of others are unknown. If the other partitions of a topic are inactive, a closed one is
+   opened for this check, unless it has no subscription.
+3. What retention keeps is kept: a topic is not deleted before its retention time is over, and never if it has no limit.
+4. Brokers that delete the same partitioned topic at the same time block each other: each has closed its own partitions and asks for
+   the other's. So a broker that fails tries again after a random time, not in step with the other.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MOST_LOOKS_LEFT_OUT = 5
 
 @dataclass(frozen=True, slots=True)
 class _Idle:
-    """`signs`: whatever changes when somebody used it between two looks."""
+    """Since when a topic is idle. `signs`: values that change if the topic was used between two checks."""
 
     since: float  # loop time
     signs: tuple[int, ...]
@@ -57,13 +57,15 @@ def is_inactive(topic: Topic) -> bool:
 
 
 def is_inactive_elsewhere(stats: Mapping[str, Any]) -> bool:
-    """By the statistics of a partition that another broker serves. Stricter than the policy, since nobody here knows since when:
-    it has no client, and nobody is behind."""
+    """Return whether a partition on another broker has no client and no backlog, by its statistics.
+
+    This is stricter than the policy, as the time of its last use is not known here.
+    """
     return clients_in(stats) == 0 and all(found["msgBacklog"] == 0 for found in stats["subscriptions"].values())
 
 
 def inactive_for_s(policies: TopicPolicies) -> float:
-    """How long it must be inactive to be deleted (rule 3)."""
+    """Return how long a topic must be inactive before it is deleted (rule 3)."""
     if policies.inactive_topics is None or policies.retention.time_ms < 0 or policies.retention.size_bytes < 0:
         return float("inf")
     return max(float(policies.inactive_topics.after_s), policies.retention.time_ms / 1000)
@@ -88,7 +90,7 @@ class InactiveTopics:
         self._random = random
         self._since_check_s = 0.0
         self._idle: dict[TopicName, _Idle] = {}
-        self._not_before: dict[TopicName, float] = {}  # loop time; of those that could not be deleted (rule 4)
+        self._not_before: dict[TopicName, float] = {}  # loop time; for topics that could not be deleted (rule 4)
         self._checking: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
@@ -101,7 +103,7 @@ class InactiveTopics:
             self._checking = self._tasks.start(self.check(), name="inactive-topics")
 
     async def check(self) -> None:
-        """One look at all open topics; deletes those whose time has come."""
+        """Check all open topics once, and delete those inactive for long enough."""
         now = asyncio.get_running_loop().time()
         self._not_before = {name: when for name, when in self._not_before.items() if when > now}
         for name in self._due(now):
@@ -112,7 +114,7 @@ class InactiveTopics:
             except NotAllowedError as error:
                 self._idle.pop(name, None)
                 log.info("topic.not_inactive_any_more", extra={"topic": str(name), "reason": str(error)})
-            except CepheidError as error:  # the next look tries again
+            except CepheidError as error:  # the next check tries again
                 self._not_before[name] = now + self._random.uniform(0, MOST_LOOKS_LEFT_OUT * self._check_s)
                 log.warning("topic.inactive_not_deleted", extra={"topic": str(name), "error": str(error)})
 
@@ -140,9 +142,9 @@ class InactiveTopics:
         found = await self._catalog.find(name)
         if found is not None and found.record.partitions:
             if await self._open_missing(name, found.record.partitions):
-                return  # they are judged at the next look
+                return  # judged at the next check
             await self._partitioned.delete_inactive(name, Condition(is_inactive, is_inactive_elsewhere))
-        else:  # plain, also one that is only named like a partition
+        else:  # plain, even if it is named like a partition
             for topic in self._topics.loaded():
                 if topic.name.base == name and is_inactive(topic):
                     await self._topics.delete_open(topic.name, is_inactive)

@@ -1,15 +1,15 @@
-"""Leases: subscriptions with an end, by which readers past the brokers (Spark) keep what they have still to read.
+"""Leases: subscriptions with an expiry, by which readers that bypass the brokers (Spark) retain what they still have to read.
 
-    property cepheid-lease-expires = wall-clock ms, renewed each minute by whoever holds it
-    tick ──► each open topic: expired, silent, without consumers ──► deleted, if it still is: what it held may be trimmed
+    property cepheid-lease-expires = wall-clock ms, renewed each minute by its holder
+    tick ──► each open topic: expired, silent, without consumers ──► deleted, if it still is: its entries may be trimmed
 
 Rules
-1. A lease is over when its time has come by a clock that cannot jump ahead (SteadyClock), *and* nobody has renewed it for
-   `silence_s` by the loop's clock since this broker has the topic open: a broker that was started with a wrong clock takes nothing
-   from a holder that lives, since its renewals are seen, whatever they say. A consumer is a sign of life too: it may come again.
-2. The last look and the closing to newcomers are one step: a renewal or a consumer before it saves the lease, also a renewal
-   whose record is still to be written: it will be acknowledged.
-3. Only open topics are judged: of a closed one nothing is trimmed either.
+1. A lease is over when its time has passed by a clock that cannot jump ahead (SteadyClock), *and* it was not renewed for
+   `silence_s` by the loop's clock while this broker has had the topic open. So a broker started with a wrong clock takes nothing
+   from a live holder: it sees the renewals, whatever they say. A consumer also counts as a sign of life: it may reconnect.
+2. The last check and the refusal of new consumers are one step: a renewal or a consumer before it saves the lease, even a renewal
+   whose record is not written yet, as it will be acknowledged.
+3. Only open topics are judged: a closed topic is not trimmed either.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LEASE_PROPERTY = "cepheid-lease-expires"
 
 @dataclass(frozen=True, slots=True)
 class _Sight:
-    """A lease's property, and since when (loop time) it has been that."""
+    """A lease's property, and since when (loop time) it has had this value."""
 
     subscription: Subscription
     text: str
@@ -40,7 +40,7 @@ class _Sight:
 
 
 def expiry_ms(subscription: Subscription) -> int | None:
-    """None: it is no lease. What is no number never expires: nothing is deleted for a typing error."""
+    """Return the expiry, or None if it is not a lease. A malformed number never expires, so that a typing error deletes nothing."""
     text = subscription.cursor.properties.get(LEASE_PROPERTY, "")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None
 
@@ -61,7 +61,7 @@ class LeaseExpiry:
 
     @property
     def leases(self) -> int:
-        """In open topics, at the last look."""
+        """Number of leases in open topics at the last check."""
         return len(self._sights)
 
     def on_tick(self, window_s: float) -> None:
@@ -71,13 +71,13 @@ class LeaseExpiry:
             self._checking = self._tasks.start(self.check(), name="lease-expiry")
 
     async def check(self) -> None:
-        """One look at all open topics; deletes the leases that are over."""
+        """Check all open topics once, and delete the leases that are over."""
         for topic, sight in self._due(asyncio.get_running_loop().time()):
             name = sight.subscription.name
             extra = {"topic": str(topic.name), "subscription": name, "expired_at_ms": sight.text}
             try:
                 deleted = await topic.delete_subscription_if(name, partial(_is_over, topic, sight))
-            except CepheidError as error:  # the next look tries again
+            except CepheidError as error:  # the next check tries again
                 log.warning("lease.not_deleted", extra={**extra, "error": str(error)})
                 continue
             if deleted:
@@ -109,7 +109,7 @@ class LeaseExpiry:
 
 
 def _is_over(topic: PersistentTopic, sight: _Sight, found: Subscription) -> bool:
-    """Rule 2: asked again in the step that deletes."""
+    """Return whether the lease is over; checked again in the step that deletes (rule 2)."""
     if found is not sight.subscription or found.consumers or found.in_seek or found.cursor.properties_changing or not found.durable:
         return False
     if found.cursor.properties.get(LEASE_PROPERTY) != sight.text:

@@ -1,9 +1,9 @@
-"""A subscription of a non-persistent topic: its consumers, and what they get of the entries that arrive now.
+"""A subscription of a non-persistent topic: its consumers, and which of the entries that arrive now they get.
 
     deliver ──► NonPersistentDispatch.plan ──► MESSAGE frames, in the same loop turn; the rest is dropped and counted
 
-It has the face of every subscription, so that connections need not ask. What would need a stored entry does nothing (to
-acknowledge, redelivery: clients do not even send them here) or is refused (seek).
+It has the interface of every subscription, so that connections need not distinguish them. What would need a stored entry does
+nothing (acknowledgement, redelivery: clients do not even send them here) or is refused (seek).
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from cepheid_managed_ledger import ManagedLedger
 
 ID = Position(0, 0)
-"""Of every entry (protocol.md §6)."""
+"""Position of every entry (protocol.md §6)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A group of entries as they came, read once for all subscriptions."""
+    """A group of arrived entries, parsed once for all subscriptions."""
 
     payloads: Sequence[Buffer]
     messages: Sequence[int]
@@ -56,7 +56,7 @@ class NonPersistentSubscription(Subscription):
         durable: bool,
         on_unused: Callable[[Subscription], None],
     ) -> None:
-        ledgers = LedgerList([ChainLedger(ledger_id=0)])  # without entries: whatever a client acknowledges is unknown
+        ledgers = LedgerList([ChainLedger(ledger_id=0)])  # without entries, so acknowledgements name unknown positions
         cursor = Cursor(name, AckSet(ledgers, ledgers.first_position), ledgers, None, {})
         ledger = cast("ManagedLedger", _NoLedger(topic))
         super().__init__(
@@ -72,7 +72,7 @@ class NonPersistentSubscription(Subscription):
 
     @property
     def durable(self) -> bool:
-        """Here: it outlives its consumers, in memory."""
+        """Whether it outlives its consumers, though only in memory."""
         return self._kept
 
     @property
@@ -123,7 +123,8 @@ class NonPersistentSubscription(Subscription):
             self.end_if_unused()
 
     def _announce_later(self, newcomer: Consumer | None) -> None:
-        """Who is active: all hear of a change, a newcomer hears its role, behind the answer to its SUBSCRIBE (protocol.md §19)."""
+        """Announce the active consumer: a change to all, its role to a newcomer after the answer to its SUBSCRIBE (protocol.md
+        §19)."""
         if self.kind == FAILOVER:
             asyncio.get_running_loop().call_soon(self._announce, newcomer)
 
@@ -146,7 +147,7 @@ class NonPersistentSubscription(Subscription):
         return self._dispatch.consumers[consumer.key].permits if consumer.key in self.consumers else 0
 
     def why(self) -> tuple[Why, ...]:
-        """Why entries that arrive now would be dropped."""
+        """Return why entries that arrive now would be dropped."""
         if not self.consumers:
             return (Why(Idle.NO_CONSUMER),)
         taking = [self._dispatch.active] if self._dispatch.active else list(self._dispatch.consumers.values())
@@ -165,23 +166,23 @@ class NonPersistentSubscription(Subscription):
     # What needs stored entries
 
     def redeliver(self, consumer: Consumer, positions: list[Position] | None) -> None:
-        """Nothing can be sent twice."""
+        """Do nothing: no entry can be sent twice."""
 
     def acknowledge(self, consumer: Consumer, positions: Sequence[Position], parts: Sequence[BatchAck]) -> None:
-        """Nothing is waiting for it."""
+        """Do nothing: no entry is outstanding."""
 
     def acknowledge_cumulative(self, consumer: Consumer, position: Position, part: BatchAck | None) -> None:
-        """Nothing is waiting for it."""
+        """Do nothing: no entry is outstanding."""
 
     def announce_end(self) -> None:
-        """There is none."""
+        """Do nothing: the topic has no end."""
 
     def begin_seek(self) -> None:
         raise NotAllowedError(f"topic {self.topic} is non-persistent: there is nothing to seek in", topic=str(self.topic))
 
 
 class _NoLedger:
-    """In the place of a managed ledger: whatever is asked of it is refused."""
+    """Stand-in for a managed ledger that refuses every call."""
 
     def __init__(self, topic: TopicName) -> None:
         self._topic = topic

@@ -1,11 +1,11 @@
-"""A topic that stores nothing: what is published goes to whoever can take it at that moment, and is forgotten.
+"""A topic that stores nothing: entries are sent to the consumers that can take them at that moment, and then dropped.
 
     publish ──► read once: messages, key hashes ──► each subscription with consumers ──► receipts, 0:0 for every entry
 
-Memory bound: nothing is queued here. What was sent and not read by a client lies in its socket's buffer, up to `write_high_bytes`
-and one group of SENDs per producer above it; from then on its consumers get nothing, what was meant for them is dropped and
-counted. A producer is read as fast as its entries are passed on, so none of them is dropped at the door: the receipt −1:−1 by
-which Pulsar reports that does not occur.
+Memory bound: nothing is queued here. What was sent and not yet read by a client lies in its socket's buffer, up to
+`write_high_bytes` plus one group of SENDs per producer; beyond that its consumers get nothing, and their messages are dropped and
+counted. A producer is read as fast as its entries are passed on, so none is dropped on arrival: the receipt −1:−1 by which Pulsar
+reports that does not occur.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class NonPersistentTopic(Topic):
         on_done: Callable[[Position | CepheidError, int], None],
         messages: Sequence[int] | None = None,
     ) -> None:
-        """`on_done` is called before this returns."""
+        """Deliver payloads to consumers; `on_done` is called before this returns."""
         if self.closed:
             on_done(ServiceNotReadyError(f"topic {self.name} is being unloaded"), len(payloads))
             return
@@ -60,7 +60,8 @@ class NonPersistentTopic(Topic):
     # Subscriptions
 
     async def create_subscription(self, name: str, position: Position, *, properties: dict[str, str] | None = None) -> Subscription:
-        """It lasts until it is deleted or the topic is unloaded; `position` and `properties` have no meaning here."""
+        """Return the subscription, which lasts until it is deleted or the topic is unloaded; `position` and `properties` are
+        ignored."""
         return self._find_or_create(name, durable=True)
 
     async def open_reader(
@@ -72,7 +73,7 @@ class NonPersistentTopic(Topic):
         self.check_open()
         if (found := self.subscriptions.get(name)) is not None:
             if found.durable != durable:
-                raise NotAllowedError(f"subscription {name!r} of {self.name} has another durability; choose another name")
+                raise NotAllowedError(f"subscription {name!r} of {self.name} has a different durability; choose another name")
             return found
         limit = self._settings.max_subscriptions_per_topic
         most = min(self.policies.max_subscriptions or limit, limit)

@@ -1,21 +1,21 @@
-"""Partitioned topics as a whole: growing and deleting them. What can be opened are their partitions; the topic is but a record.
+"""Growing and deleting partitioned topics as a whole. Only their partitions can be opened; the topic itself is just a record.
 
-    grow     new partitions get the subscriptions ──► the record has the new count ──► subscriptions made meanwhile
-    delete   the record is marked ──► partitions, one by one ──► the record goes
+    grow     new partitions get the subscriptions ──► the record has the new count ──► subscriptions created meanwhile
+    delete   the record is marked ──► partitions, one by one ──► the record is deleted
 
 Rules
-1. Nobody can publish to a new partition before it has the durable subscriptions of partition 0, from its first entry on: a
-   consumer that hears of the partition later misses nothing. The count is what makes it known, so it comes second.
-2. A marked topic and its partitions cannot be opened, made or grown: whoever was thrown out and comes back finds the deletion
-   under way, and cannot make a deleted partition anew as a plain topic. The record goes last.
-3. What is interrupted is repeated by asking again; deleting also finds what an interrupted growth left behind. A deletion that is
-   found interrupted (the record is marked, and nobody is at it) is finished: the mark is set when it was decided.
-4. Without force nobody is thrown out: partitions are closed to newcomers in the same step in which all of them are found idle.
-   Those that other brokers serve are looked at just before: who connects to one between that look and the mark is thrown out.
-5. A partition that is known is changed by the broker that serves it (remote_parts.py); one that nobody knows of yet, or any more,
-   by whoever works on its topic.
-6. Partitions are removed by the broker that the topic's own name belongs to, one removal at a time: two brokers at it could meet
-   what was made anew between them.
+1. Nothing can be published to a new partition before it has the durable subscriptions of partition 0, from its first entry on: a
+   consumer that discovers the partition later misses nothing. The new count makes it known, so it is written second.
+2. A marked topic and its partitions cannot be opened, created or grown: a client that was disconnected and reconnects is refused,
+   and cannot create a deleted partition again as a plain topic. The record is deleted last.
+3. An interrupted operation is repeated by asking again; deleting also finds what an interrupted growth left. An interrupted
+   deletion (the record is marked, and no task works on it) is finished: the mark is set once the decision is final.
+4. Without force no client is disconnected: partitions refuse new clients in the same step in which all of them are found idle.
+   Those served by other brokers are checked just before: a client that connects between that check and the mark is disconnected.
+5. A partition that clients know is changed by the broker that serves it (remote_parts.py); one that is not known yet, or no longer,
+   by the broker that works on its topic.
+6. Partitions are removed by the broker that owns the topic's own name, one removal at a time: a second broker could delete what was
+   created again after the first.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ from cepheid_wire import TopicName
 log = logging.getLogger(__name__)
 
 AT_ONCE = 16
-"""Partitions that one call works on at the same time."""
+"""Partitions that one call works on concurrently."""
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """Of a deletion, for each partition that is open; and by the statistics of those that other brokers serve."""
+    """Condition of a deletion, checked on open partitions, or on the statistics of those that other brokers serve."""
 
     holds: Callable[[Topic], bool]
     holds_elsewhere: Callable[[Mapping[str, Any]], bool]
@@ -82,7 +82,7 @@ class PartitionedTopics:
         self._tasks = tasks
         self._timeout_s = timeout_s
         self._deleting: dict[TopicName, asyncio.Task[Exception | None]] = {}
-        self._turns: dict[TopicName, tuple[asyncio.Lock, int]] = {}  # and how many want it
+        self._turns: dict[TopicName, tuple[asyncio.Lock, int]] = {}  # lock and number of users
 
     def __repr__(self) -> str:
         return f"<PartitionedTopics {len(self._deleting)} being deleted>"
@@ -90,7 +90,7 @@ class PartitionedTopics:
     # Growing
 
     async def grow(self, topic: TopicName, partitions: int) -> None:
-        """Raises TopicNotFoundError, NotAllowedError (fewer, not partitioned), TooManyError, TopicChangedError."""
+        """Grow the topic. Raises TopicNotFoundError, NotAllowedError (fewer, not partitioned), TooManyError, TopicChangedError."""
         now = (await self._require(topic)).record.partitions
         if partitions < now:
             raise NotAllowedError(f"topic {topic} has {now} partitions; it cannot have only {partitions}", topic=str(topic))
@@ -113,12 +113,12 @@ class PartitionedTopics:
             except BadVersionError:
                 found = await self._require_count(topic, before)
         log.info("topic.grown", extra={"topic": str(topic), "partitions": partitions, "before": before})
-        await self._prepare_known(topic, new)  # for subscriptions that partition 0 got since the first time
+        await self._prepare_known(topic, new)  # for subscriptions created on partition 0 since the first pass
 
     async def create_missing(self, topic: TopicName) -> None:
-        """Partitions that were never opened get the subscriptions of partition 0. Raises as `grow`."""
+        """Create partitions that were never opened, with the subscriptions of partition 0. Raises as `grow`."""
         found = await self._require(topic)
-        chains = chain_records(self._store)  # the records alone: one without ledgers has no pages either
+        chains = chain_records(self._store)  # only the first record: a chain without ledgers has no further pages
         parts = [topic.partition(index) for index in range(1, found.record.partitions)]
         missed = [part for part in parts if (chain := await chains.get(part)) is None or not chain.record.ledgers]
         await finish(self._tasks, self._prepare_alone(topic, missed), name=f"create partitions of {topic}")
@@ -129,12 +129,12 @@ class PartitionedTopics:
             await self._prepare_known(topic, parts)
 
     async def _prepare(self, topic: TopicName, parts: Iterable[TopicName]) -> None:
-        """Rule 1, as far as it is not done yet; nobody knows of the partitions."""
+        """Give partitions that clients do not know yet their missing subscriptions (rule 1)."""
         for part, missing in (await self._missing_subscriptions(topic, parts)).items():
             await self._topics.prepare(part, missing)
 
     async def _prepare_known(self, topic: TopicName, parts: Iterable[TopicName]) -> None:
-        """The same when clients may be on them (rule 5)."""
+        """Do the same for partitions that clients may be connected to (rule 5)."""
         missing = await self._missing_subscriptions(topic, parts)
         elsewhere = await self._remote.elsewhere(missing)
         for part, subscriptions in missing.items():
@@ -146,7 +146,7 @@ class PartitionedTopics:
     async def _missing_subscriptions(
         self, topic: TopicName, parts: Iterable[TopicName]
     ) -> dict[TopicName, dict[str, dict[str, str]]]:
-        """By partition: those of partition 0 that it has not."""
+        """Return, by partition, the subscriptions of partition 0 that it lacks."""
         if not topic.is_persistent:
             return {}
         subscriptions = await self._durable_subscriptions(topic.partition(0))
@@ -158,7 +158,7 @@ class PartitionedTopics:
         return missing
 
     async def _durable_subscriptions(self, part: TopicName) -> dict[str, dict[str, str]]:
-        """Name → properties; from the records, so that nothing need be opened."""
+        """Return name → properties, from the records, so that no topic is opened."""
         cursors = cursor_records(self._store)
         subscriptions: dict[str, dict[str, str]] = {}
         for name in await list_cursors(self._store, part):
@@ -167,30 +167,31 @@ class PartitionedTopics:
         return subscriptions
 
     async def has_subscriptions(self, part: TopicName) -> bool:
-        """Durable ones, by the records."""
+        """Return whether the records show a durable subscription."""
         return bool(await self._durable_subscriptions(part))
 
     # Deleting
 
     async def is_marked(self, topic: TopicName) -> bool:
-        """Its deletion has begun, and is not over."""
+        """Return whether the topic's deletion has begun and not finished."""
         found = await self._catalog.find(topic)
         return found is not None and bool(found.record.deleted)
 
     async def delete(self, topic: TopicName, *, force: bool = False) -> None:
-        """With its partitions. Whoever asks while it runs waits with it.
+        """Delete the topic with its partitions; a call during a running deletion waits for it.
 
-        Raises TopicNotFoundError, NotAllowedError (in use, and not `force`; not partitioned), ServiceNotReadyError: it takes long,
-        and goes on; ask again. Repeat it after any other error.
+        Raises TopicNotFoundError; NotAllowedError (in use, and not `force`; not partitioned); ServiceNotReadyError if it takes long
+        and continues in the background: ask again. Repeat it after any other error.
         """
         await self._delete_once(topic, None if force else NOT_IN_USE)
 
     async def delete_inactive(self, topic: TopicName, condition: Condition) -> None:
-        """If `condition` holds for all partitions that are open, and the others have no subscription. Raises as `delete`."""
+        """Delete the topic if `condition` holds for all open partitions, and the others have no subscription. Raises as
+        `delete`."""
         await self._delete_once(topic, condition, unsubscribed=True)
 
     def finish_deleting(self, topic: TopicName) -> None:
-        """Somebody found it marked: if nobody is at it, whoever was has crashed."""
+        """Continue the deletion of a topic found marked, unless it is running here: the broker that began it has crashed."""
         if topic not in self._deleting:
             self._start_deleting(topic, None, unsubscribed=False)
 
@@ -215,7 +216,7 @@ class PartitionedTopics:
         return task
 
     async def _delete_alone(self, topic: TopicName, condition: Condition | None, *, unsubscribed: bool) -> Exception | None:
-        """An error is a result here: everybody who waits gets it, and it is no failed task."""
+        """Return an error instead of raising it: all waiting callers receive it, and the task itself has not failed."""
         try:
             async with self._turn_on(topic):
                 with self._topics.hold(topic):
@@ -241,7 +242,7 @@ class PartitionedTopics:
         try:
             await self._mark(topic)
         except BaseException:
-            for part in parts:  # they take nobody in any more
+            for part in parts:  # they refuse clients now
                 await self._topics.unload(part, "its deletion failed")
             raise
         if (there := await self._remote.owner(topic)) is not None:  # rule 6
@@ -253,7 +254,8 @@ class PartitionedTopics:
         log.info("topic.partitions_deleted", extra={"topic": str(topic), "partitions": found.record.partitions})
 
     async def _remove_all(self, topic: TopicName, parts: Iterable[TopicName], elsewhere: Mapping[TopicName, There]) -> None:
-        """While the topic's own name is ours (rule 6): whoever has it next goes on, and may have finished."""
+        """Remove these partitions while this broker owns the topic's name (rule 6); its next owner continues, and may have
+        finished."""
         turns = asyncio.Semaphore(AT_ONCE)
 
         async def remove(part: TopicName) -> None:
@@ -271,7 +273,7 @@ class PartitionedTopics:
             raise error
 
     async def _require_elsewhere(self, parts: Iterable[TopicName], condition: Condition) -> list[TopicName]:
-        """It holds for those that other brokers serve (rule 4). The parts that are ours."""
+        """Check the condition on partitions served by other brokers (rule 4). Return those served here."""
         names = list(parts)
         elsewhere = await self._remote.elsewhere(names)
         turns = asyncio.Semaphore(AT_ONCE)
@@ -291,7 +293,7 @@ class PartitionedTopics:
     async def _require_unsubscribed(self, parts: Iterable[TopicName]) -> None:
         for part in parts:
             if self._topics.find(part) is None and await self.has_subscriptions(part):
-                raise NotAllowedError(f"topic {part} has subscriptions, and nobody knows how far they are", topic=str(part))
+                raise NotAllowedError(f"topic {part} is closed and has subscriptions whose backlog is unknown", topic=str(part))
 
     async def _mark(self, topic: TopicName) -> None:
         while not (found := await self._require(topic, deleted_too=True)).record.deleted:
@@ -301,8 +303,8 @@ class PartitionedTopics:
                 continue
 
     async def _remains(self, topic: TopicName, parts: list[TopicName]) -> list[TopicName]:
-        """Partitions that an interrupted growth prepared: they have a chain, but neither is the count so high nor have they a
-        record, as a plain topic of such a name has."""
+        """Return partitions prepared by an interrupted growth: they have a chain, but are above the count and have no record of
+        their own, as a plain topic of such a name would."""
         namespace = topic.namespace
         chains = await list_chains(self._store, namespace.tenant, namespace.local_name, topic.domain)
         plain = await list_topics(self._store, namespace.tenant, namespace.local_name, topic.domain)
@@ -313,7 +315,7 @@ class PartitionedTopics:
 
     @asynccontextmanager
     async def _turn_on(self, topic: TopicName) -> AsyncIterator[None]:
-        """One growth or deletion at a time: what one prepares the other must not miss."""
+        """Allow one growth or deletion at a time, so that neither misses what the other prepares."""
         lock, wanted = self._turns.get(topic, (asyncio.Lock(), 0))
         self._turns[topic] = lock, wanted + 1
         try:
@@ -338,6 +340,6 @@ class PartitionedTopics:
     async def _require_count(self, topic: TopicName, partitions: int) -> Found[TopicRecord]:
         found = await self._require(topic)
         if found.record.partitions != partitions:
-            message = f"topic {topic} was grown to {found.record.partitions} partitions by somebody else meanwhile"
+            message = f"topic {topic} was grown to {found.record.partitions} partitions by another request meanwhile"
             raise TopicChangedError(message, topic=str(topic))
         return found

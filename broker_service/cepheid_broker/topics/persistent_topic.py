@@ -1,14 +1,14 @@
-"""A topic that is stored: its managed ledger, and the subscriptions whose positions are kept with it.
+"""A stored topic: its managed ledger, and the subscriptions whose positions are kept with it.
 
     publish ──► ManagedLedger.append ──► receipts of the producer
-                        └── on_appended, once per group ──► subscriptions with consumers: sent at once to who keeps up
+                        └── on_appended, once per group ──► subscriptions with consumers: sent at once to consumers that keep up
 
 Rules
-1. When the ledger fails, the topic closes its producers and consumers and is opened anew from the records: what the client then
-   resends starts at its first unanswered message, so nothing is stored out of order (protocol.md §10.4, §25).
-2. A durable subscription is there as long as its cursor is, also when whoever created or deleted it was told that the metadata
-   store takes too long, and it is done only later.
-3. A reset may be done late as well: consumers that came again before it are closed once more, and get what is owed from there.
+1. When the ledger fails, the topic closes its producers and consumers and is opened again from the records: clients resend from
+   their first unanswered message, so nothing is stored out of order (protocol.md §10.4, §25).
+2. A durable subscription exists as long as its cursor, even if its creation or deletion completed only after the client was told
+   that the metadata store takes too long.
+3. A reset may also complete late: consumers that reconnected before it are closed again, and continue from the new position.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_GROUP_ENTRIES = 10_000
-"""Most entries that are counted once for all subscriptions when they are appended."""
+"""Largest group that is counted once for all subscriptions when it is appended."""
 
 MAX_PROPERTIES_BYTES = 64 << 10
-"""Of a subscription, names and values: they are in one metadata record with its position."""
+"""Limit of a subscription's properties, names and values: they share one metadata record with its position."""
 
 
 class PersistentTopic(Topic):
@@ -64,12 +64,12 @@ class PersistentTopic(Topic):
         self._tasks = tasks
         self._totals = totals
         self._on_failed = on_failed
-        self._changing = asyncio.Lock()  # creation and deletion of subscriptions, one after the other
+        self._changing = asyncio.Lock()  # serialises creation and deletion of subscriptions
         self.deduplication = TopicDeduplication(str(name), ledger, lambda: self.policies, settings.deduplication, tasks, totals)
         for cursor in ledger.cursors.values():
             if cursor.name != DEDUP_CURSOR:
                 self._adopt(cursor.name, cursor)
-        self._told = ledger.last_confirmed  # subscriptions have heard of what was appended up to here
+        self._told = ledger.last_confirmed  # subscriptions were notified of entries up to here
         ledger.on_appended += (self._on_appended, self.deduplication.on_appended)
         ledger.on_failed.append(self._on_ledger_failed)
         ledger.on_cursor_created.append(self._on_cursor_created)
@@ -77,7 +77,7 @@ class PersistentTopic(Topic):
         ledger.on_cursor_reset.append(self._on_cursor_reset)
 
     async def open(self) -> None:
-        """Before it serves anybody. Raises what its ledger raises."""
+        """Prepare the topic before it serves clients. Raises its ledger's errors."""
         assert self.deduplication is not None
         await self.deduplication.open()
         if self.ledger.failure is not None:  # perhaps before `_on_ledger_failed` was among its hooks
@@ -89,10 +89,10 @@ class PersistentTopic(Topic):
         return self._ledger
 
     def on_policies(self, policies: TopicPolicies) -> None:
-        """The next ledger has the new quorums, the next trim the new retention."""
+        """Apply changed policies: the next ledger gets the new quorums, the next trim the new retention."""
         super().on_policies(policies)
         self.ledger.config = ledger_config(policies)
-        self.ledger.tick()  # what is due now need not wait for the next round of housekeeping
+        self.ledger.tick()  # do not wait for the next maintenance round
 
     async def check_publishing(self, *, encrypted: bool, reconnecting: bool) -> None:
         await super().check_publishing(encrypted=encrypted, reconnecting=reconnecting)
@@ -106,7 +106,7 @@ class PersistentTopic(Topic):
         on_done: Callable[[Position | CepheidError, int], None],
         messages: Sequence[int] | None = None,
     ) -> None:
-        """`on_done` is called once: with the first entry's position when all are durable, or with the error."""
+        """Append payloads; `on_done` is called once, with the first entry's position when all are durable, or with the error."""
         if self.closed and not self.settling:
             on_done(ServiceNotReadyError(f"topic {self.name} is being unloaded"), len(payloads))
         else:
@@ -121,7 +121,7 @@ class PersistentTopic(Topic):
                 subscription.on_appended(tail, now_ms)
 
     def _appended_group(self, after: Position) -> CountedGroup | None:
-        """What was appended behind this position, if it is one group in the tail cache: counted once for all subscriptions."""
+        """Return the entries after this position if they are one group in the tail cache, counted once for all subscriptions."""
         dispatch = self._settings.dispatch
         first = self.ledger.next_position(after)
         groups = self.ledger.read_cached(first, max_entries=MAX_GROUP_ENTRIES, max_bytes=dispatch.read_bytes)
@@ -132,9 +132,9 @@ class PersistentTopic(Topic):
     # Subscriptions
 
     async def create_subscription(self, name: str, position: Position, *, properties: dict[str, str] | None = None) -> Subscription:
-        """The durable subscription of this name; a new one starts at `position` (of the first entry that it gets)."""
+        """Return the durable subscription of this name, created at `position` (its first entry) if it does not exist."""
         if (found := self.subscriptions.get(name)) is None or self._changing.locked():
-            # Not cancelled with the request: half a subscription is in nobody's books.
+            # Not cancelled with the request: a half-created subscription would be recorded nowhere.
             return await finish(self._tasks, self._create(name, position, properties or {}), name="create-subscription")
         self.check_open()
         return self._durable(found)
@@ -150,7 +150,7 @@ class PersistentTopic(Topic):
             check_properties(properties)
             try:
                 await self.ledger.create_cursor(name, self._before(position), properties=properties)
-            except CursorExistsError:  # an earlier request, which was told that it takes too long, has got through
+            except CursorExistsError:  # created by an earlier request that timed out
                 pass
             self.check_open()
             extra = {"topic": str(self.name), "subscription": name, "position": str(position)}
@@ -171,7 +171,7 @@ class PersistentTopic(Topic):
     async def open_reader(
         self, name: str, position: Position | None, *, properties: Mapping[str, str] | None = None
     ) -> Subscription:
-        """The non-durable subscription of this name; one that is alive keeps its position and properties (protocol.md §17)."""
+        """Return the non-durable subscription of this name; an existing one keeps its position and properties (protocol.md §17)."""
         async with self._changing:
             self.check_open()
             if (found := self.subscriptions.get(name)) is not None:
@@ -184,7 +184,7 @@ class PersistentTopic(Topic):
             return self._adopt(name, self.ledger.new_non_durable_cursor(name, mark_delete, properties=properties))
 
     async def reset_subscription(self, subscription: Subscription, position: Position, unacked_words: Sequence[int] = ()) -> None:
-        """`position` is the next entry that is delivered; durable when this returns. Within a seek, or without consumers."""
+        """Make `position` the next delivered entry; durable when this returns. Call it within a seek or without consumers."""
         if position == LATEST:
             target = self.ledger.next_position(self.ledger.last_confirmed)
         elif position == EARLIEST:
@@ -204,7 +204,7 @@ class PersistentTopic(Topic):
         await found.cursor.set_properties(properties)
 
     def _before(self, position: Position) -> Position:
-        """The mark-delete position with which `position` is the first entry that is delivered."""
+        """Return the mark-delete position that makes `position` the first delivered entry."""
         if position == LATEST:
             return self.ledger.last_confirmed
         if position == EARLIEST:
@@ -228,25 +228,25 @@ class PersistentTopic(Topic):
         return subscription
 
     def _on_cursor_created(self, cursor: Cursor) -> None:
-        """Rule 2."""
+        """Adopt a cursor whose creation completed late (rule 2)."""
         if not self.closed and cursor.name != DEDUP_CURSOR and cursor.name not in self.subscriptions:
             self._adopt(cursor.name, cursor)
 
     def _on_cursor_deleted(self, cursor: Cursor) -> None:
-        """Rule 2."""
+        """Close the subscription of a cursor whose deletion completed late (rule 2)."""
         subscription = self.subscriptions.get(cursor.name)
         if subscription is not None and subscription.cursor is cursor:
             subscription.close("the subscription is deleted")
             del self.subscriptions[cursor.name]
 
     def _on_cursor_reset(self, cursor: Cursor) -> None:
-        """Rule 3. Within a seek nobody is connected."""
+        """Close consumers that reconnected before a late reset (rule 3); within a seek there are none."""
         subscription = self.subscriptions.get(cursor.name)
         if subscription is not None and subscription.cursor is cursor and not subscription.in_seek:
             subscription.close_consumers("a seek that had taken too long is done")
 
     def _on_unused(self, subscription: Subscription) -> None:
-        """A reader's subscription without a reader."""
+        """Drop a reader's subscription that has no reader."""
         subscription.close("its reader is gone")
         if self.subscriptions.get(subscription.name) is subscription:
             del self.subscriptions[subscription.name]
@@ -256,7 +256,8 @@ class PersistentTopic(Topic):
         await finish(self._tasks, self._delete(name), name="delete-subscription")
 
     async def delete_subscription_if(self, name: str, condition: Callable[[Subscription], bool]) -> bool:
-        """Asked in the step that closes it to newcomers. Whether it was deleted."""
+        """Delete the subscription if `condition` holds, checked in the step that refuses new consumers. Return whether it was
+        deleted."""
         return await finish(self._tasks, self._delete(name, condition), name="delete-subscription")
 
     async def _delete(self, name: str, condition: Callable[[Subscription], bool] = lambda _: True) -> bool:
@@ -276,11 +277,11 @@ class PersistentTopic(Topic):
     async def _delete_cursor(self, name: str, cursor: Cursor) -> None:
         try:
             await self.ledger.delete_cursor(name)
-        except NoSuchCursorError:  # an earlier request, which was told that it takes too long, has got through
+        except NoSuchCursorError:  # deleted by an earlier request that timed out
             pass
         except Exception:
             if not self.closed and self.ledger.cursors.get(name) is cursor:
-                self._adopt(name, cursor)  # it goes on holding what it needs: it must be seen, and deleted again
+                self._adopt(name, cursor)  # it still retains entries, so it must be visible and deletable
             raise
 
     # The end
@@ -290,7 +291,7 @@ class PersistentTopic(Topic):
         last = await self.ledger.terminate()
         log.info("topic.terminated", extra={"topic": str(self.name), "position": str(last)})
         for producer in list(self.producers.values()):
-            producer.close_by_broker("the topic is terminated")  # who comes back is told so (protocol.md §22)
+            producer.close_by_broker("the topic is terminated")  # reconnecting, they get TopicTerminatedError (protocol.md §22)
         for subscription in self.subscriptions.values():
             subscription.announce_end()
         return last
@@ -303,12 +304,12 @@ class PersistentTopic(Topic):
             self._on_failed(self, error)
 
     async def unload(self, reason: str) -> None:
-        """As every topic; then acknowledgements are saved and the ledger is closed."""
+        """Unload as every topic, then save acknowledgements and close the ledger."""
         await super().unload(reason)
         await self._close_ledger()
 
     async def stop(self) -> None:
-        """As every topic; acknowledgements are taken until they are saved for the last time."""
+        """Stop as every topic; acknowledgements are accepted until their last save."""
         await super().stop()
         await self._close_ledger()
 

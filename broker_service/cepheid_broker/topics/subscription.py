@@ -5,9 +5,9 @@
 
 Rules
 1. All consumers connected at one time have one subscription type; without consumers the type may change (protocol.md §12.3).
-2. An acknowledgement whose answer was asked for is answered when it is durable.
-3. During a seek nothing is delivered and nobody joins; what closed consumers still send is dropped with their ids (§17).
-4. A non-durable subscription ends with its last consumer, but a seek keeps it for a while: its reader comes back (§17).
+2. If the client asked for an answer to an acknowledgement, it is answered once that is durable.
+3. During a seek nothing is delivered and no consumer joins; commands of closed consumers are dropped with their ids (§17).
+4. A non-durable subscription ends with its last consumer, but a seek keeps it for a while, as its reader reconnects (§17).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ANY_KEYS = KeySharing()
-ACTIVE_CHANGE_VERSION = 12  # of the protocol; older clients do not know the command
+ACTIVE_CHANGE_VERSION = 12  # protocol version; older clients do not know the command
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class BatchAck:
 
 
 class Consumer:
-    """`key` names it in the core: never used again, unlike the client's `consumer_id`."""
+    """`key` identifies the consumer in the core; unlike the client's `consumer_id` it is never reused."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Consumer:
         self.key_sharing = key_sharing or KeySharing()
         self.traffic = Traffic()
         self.epoch = epoch
-        """Of its requests for redelivery, when the client counts them (protocol.md §16)."""
+        """Epoch of its last redelivery request, if the client counts them (protocol.md §16)."""
         self.redelivered_messages = 0
         self.redeliver_rate_per_s = 0.0
         self.acked_entries = 0
@@ -106,20 +106,20 @@ class Consumer:
         self._knows_end = False
         self.closed = False
         self.moved_to: Mapping[str, str] | None = None
-        """Where its client goes, once the broker has closed it; None: it looks the topic up."""
+        """Addresses for the client after the broker closed the consumer; None: it looks the topic up."""
         self._on_closed_by_broker = on_closed_by_broker
 
     def __repr__(self) -> str:
         return f"<Consumer {self.consumer_id} ({self.name!r}) of {self.subscription!r}{', closed' if self.closed else ''}>"
 
     def detach(self) -> None:
-        """The client closed it or went away: what it holds is free at once."""
+        """Detach the consumer after the client closed it or disconnected: its unacknowledged entries can be redelivered at once."""
         if not self.closed:
             self.closed = True
             self.subscription.remove_consumer(self)
 
     def close_by_broker(self, reason: str, moved_to: Mapping[str, str] | None = None) -> None:
-        """Tells the client to look the topic up and subscribe again; or where to, by scheme."""
+        """Tell the client to subscribe again, at `moved_to` (addresses by scheme) or after a lookup."""
         if not self.closed:
             self.moved_to = moved_to
             self.detach()
@@ -133,19 +133,21 @@ class Consumer:
             self._on_closed_by_broker(self)
 
     def announce(self, is_active: bool) -> None:
-        """Of a Failover subscription: whether it is the one that gets messages (protocol.md §19)."""
+        """Tell a consumer of a Failover subscription whether it is the active one (protocol.md §19)."""
         if self.peer.protocol_version >= ACTIVE_CHANGE_VERSION:
             self.peer.send(pb.CommandActiveConsumerChange(consumer_id=self.consumer_id, is_active=is_active))
 
     def announce_end(self) -> None:
-        """The topic is terminated and everything is acknowledged. Other clients than Java's close the connection when they hear of
-        it, reconnect, and close it again, without end (protocol.md §22)."""
+        """Report that the topic is terminated and everything is acknowledged, to Java clients only.
+
+        Other clients close the connection on this command, reconnect, and close it again, endlessly (protocol.md §22).
+        """
         if not self._knows_end and self.peer.client_version.startswith("Pulsar-Java"):
             self._knows_end = True
             self.peer.send(pb.CommandReachedEndOfTopic(consumer_id=self.consumer_id))
 
     def count_acked(self, entries: int, messages: int | None) -> None:
-        """`messages` None: nobody counted them; as many to an entry as this consumer got on average."""
+        """Count acknowledgements. `messages` None: not counted; estimate from this consumer's average messages per entry."""
         self.acked_entries += entries
         per_entry = self.traffic.messages / self.traffic.entries if self.traffic.entries else 1.0
         self.acked_messages += entries * per_entry if messages is None else messages
@@ -216,7 +218,7 @@ class Subscription:
         self._policies = policies
         self._on_unused = on_unused
         self._dispatcher: Dispatcher | None = None
-        self._dispatch_kind: tuple[int, str] | None = None  # of the dispatcher, which outlives its consumers
+        self._dispatch_kind: tuple[int, str] | None = None  # kind and key sharing of the dispatcher, which outlives its consumers
         self._next_key = 1
         self._seek_done: asyncio.Event | None = None  # while a seek is under way
         self._grace: asyncio.TimerHandle | None = None  # rule 4
@@ -238,10 +240,10 @@ class Subscription:
     # Consumers
 
     async def wait_until_free(self, kind: int, peer: Peer, sharing: KeySharing = ANY_KEYS) -> None:
-        """Returns when a consumer of this type may join; nothing may be awaited between this and joining.
+        """Return when a consumer of this type may join; the caller must not await between this and joining.
 
-        Raises ConsumerBusyError and ConsumerAssignError, after asking the holder whether it still lives: after a client's crash
-        the old socket may look open for long.
+        Raises ConsumerBusyError and ConsumerAssignError, after checking that the holder is alive: after a client's crash the old
+        socket may look open for long.
         """
         while True:
             if self.closed:
@@ -257,7 +259,7 @@ class Subscription:
                 raise refusal
 
     def _conflict(self, kind: int, sharing: KeySharing) -> tuple[Consumer, BrokerError] | None:
-        """A connected consumer beside which such a one cannot be."""
+        """Return a connected consumer that excludes the new one, with the error."""
         for holder in self.consumers.values():
             if kind != self.kind or kind == EXCLUSIVE:
                 return holder, self._busy(kind)
@@ -280,7 +282,7 @@ class Subscription:
 
     @property
     def joins(self) -> int:
-        """How many consumers have come so far."""
+        """Number of consumers that have joined so far."""
         return self._next_key
 
     def add_consumer(self, consumer: Consumer, kind: int) -> None:
@@ -310,7 +312,7 @@ class Subscription:
         if self._dispatcher is not None:
             try:
                 self._dispatcher.core.on_consumer_left(consumer.key)
-            except Exception as error:  # whoever frees a lost connection goes on with the rest of it
+            except Exception as error:  # the caller still has to free the rest of a lost connection
                 self._on_dispatch_failed(error)
             else:
                 self._dispatcher.wake()
@@ -320,12 +322,13 @@ class Subscription:
             self.end_if_unused()
 
     def end_if_unused(self) -> None:
-        """Rule 4."""
+        """Report a non-durable subscription without consumers as unused, unless a seek keeps it."""
         if not (self.durable or self.consumers or self.in_seek or self._grace is not None or self.closed):
             self._on_unused(self)
 
     def _start_dispatch(self, kind: int, sharing: KeySharing) -> None:
-        """A dispatcher is kept while the type stays the same: so it has one read under way, however often consumers come and go."""
+        """Start or reuse the dispatcher; reused while the type stays the same, so that it has one pending read however often
+        consumers change."""
         if self._dispatcher is not None and self._dispatch_kind == (kind, str(sharing)):
             self._dispatcher.core.on_rewind()
             return
@@ -360,7 +363,7 @@ class Subscription:
             self._dispatcher = None
 
     def _on_dispatch_failed(self, error: BaseException) -> None:
-        """A bug of ours: this subscription starts over, nobody else notices."""
+        """Restart the dispatch of this subscription after an internal error; other subscriptions are not affected."""
         extra = {"topic": str(self.topic), "subscription": self.name, "error": repr(error)}
         log.error("dispatch.failed", extra=extra, exc_info=error)
         self._stop_dispatch()
@@ -371,13 +374,13 @@ class Subscription:
             consumer.close_by_broker(reason, moved_to)
 
     def stop(self) -> None:
-        """Nothing is delivered any more, and no consumer joins. Those that are there may acknowledge until they are closed: what
-        the cursor saves last is not delivered again."""
+        """Stop delivery and refuse consumers. Connected consumers may acknowledge until they are closed: what the cursor saves
+        last is not redelivered."""
         self.closed = True
         self._stop_dispatch()
 
     def close(self, reason: str, moved_to: Mapping[str, str] | None = None) -> None:
-        """The topic is closed or failed, or the subscription is deleted."""
+        """Close consumers and dispatch, because the topic is closed or failed or the subscription is deleted."""
         self.closed = True
         self.close_consumers(reason, moved_to)
         self._stop_dispatch()
@@ -388,18 +391,18 @@ class Subscription:
     # Events for the core
 
     def on_appended(self, tail: CountedGroup | None, now_ms: int) -> None:
-        """`tail`: what was appended, if it is one group."""
+        """Dispatch appended entries. `tail`: the new entries, if they form one group."""
         if self._dispatcher is not None and self.consumers:
             self._dispatcher.on_appended(tail, now_ms)
 
     def on_policies(self) -> None:
-        """They changed (rule of Topic: nobody keeps a copy; the core is told what concerns it)."""
+        """Pass changed policies to the core; the subscription itself keeps no copy."""
         if self._dispatcher is not None:
             self._dispatcher.core.on_policies(self._dispatch_policies())
             self._dispatcher.wake()
 
     def on_cursor_moved(self) -> None:
-        """Entries were acknowledged that no consumer named: skipped, expired, cleared. Who waits for them must hear of it."""
+        """Notify the core of entries acknowledged without a consumer (skipped, expired, cleared), as it may hold or await them."""
         if self._dispatcher is not None:
             self._dispatcher.core.on_cursor_moved()
             self._dispatcher.wake()
@@ -422,7 +425,7 @@ class Subscription:
     # Acknowledgements
 
     def acknowledge(self, consumer: Consumer, positions: Sequence[Position], parts: Sequence[BatchAck]) -> None:
-        """Whole entries, and parts of batches. What is unknown or acknowledged already is ignored (protocol.md §15)."""
+        """Acknowledge whole entries and parts of batches. Unknown or already acknowledged ones are ignored (protocol.md §15)."""
         backlog = self.cursor.backlog_entries
         self.cursor.acknowledge(positions)
         done = list(positions)
@@ -441,7 +444,7 @@ class Subscription:
         self._count_acked(consumer, max(0, backlog - self.cursor.backlog_entries), messages)
 
     def acknowledge_cumulative(self, consumer: Consumer, position: Position, part: BatchAck | None) -> None:
-        """Everything up to and including `position`; or up to the entry before it, and a part of it."""
+        """Acknowledge everything up to and including `position`; with `part`, up to the entry before it and that part."""
         before = self.cursor.backlog_entries
         if part is None:
             self.cursor.acknowledge_cumulative(position)
@@ -463,15 +466,15 @@ class Subscription:
             self._activity.last_mark_delete_at_ms = self._ledger.wall_ms()
 
     def announce_end(self) -> None:
-        """To whom it may concern, if nothing is left and nothing will come (protocol.md §22)."""
+        """Tell consumers that the end is reached if the topic is terminated and has no backlog (protocol.md §22)."""
         if self._ledger.is_terminated and self.cursor.backlog_entries == 0:
             for consumer in self.consumers.values():
                 consumer.announce_end()
 
-    # Moves without acknowledgements: durable when they return, consumers stay. Each returns how many entries it moved over.
+    # Moves without acknowledgements: durable when they return, and consumers stay. Each returns the number of entries passed.
 
     async def skip(self, entries: int) -> int:
-        """The next so many unacknowledged ones."""
+        """Skip the next `entries` unacknowledged entries."""
         if entries <= 0:
             return 0
         return await self._advance(self.cursor.nth_unacknowledged(entries) or self._ledger.last_confirmed)
@@ -480,14 +483,14 @@ class Subscription:
         return await self._advance(self._ledger.last_confirmed)
 
     async def expire_until(self, position: Position) -> int:
-        """Everything up to there; never back."""
+        """Expire everything up to `position`; never moves back."""
         expired = await self._advance(position)
         self.expired_entries += expired
         self._activity.last_expired_at_ms = self._ledger.wall_ms()
         return expired
 
     async def _advance(self, position: Position) -> int:
-        """Not past what may be read: while a ledger that broke is replaced, more may be stored than anybody was told of."""
+        """Advance at most to the last confirmed entry: while a failed ledger is replaced, more may be stored than was confirmed."""
         self._check_at_rest()
         moved = self.cursor.advance_to(min(position, self._ledger.last_confirmed))
         if moved:
@@ -498,9 +501,9 @@ class Subscription:
         return moved
 
     async def skip_unreadable(self) -> UnreadableEntries:
-        """Give up the entries that have no valid copy for certain, where delivery waits for them. Durable when it returns.
+        """Give up the entries that certainly have no valid copy, where delivery waits for them. Durable when it returns.
 
-        Raises CepheidError: what is read there fails in another way, and nothing was skipped.
+        Raises CepheidError if reading fails in another way; then nothing was skipped.
         """
         self._check_at_rest()
         failures = [] if self._dispatcher is None else self._dispatcher.read_failures
@@ -522,7 +525,7 @@ class Subscription:
 
     @property
     def is_unreadable(self) -> bool:
-        """Delivery waits for an entry that has no valid copy."""
+        """Whether delivery waits for an entry that has no valid copy."""
         return self._dispatcher is not None and any(failure.is_unreadable for failure in self._dispatcher.read_failures)
 
     def _check_at_rest(self) -> None:
@@ -532,7 +535,7 @@ class Subscription:
     # Seek
 
     def begin_seek(self) -> None:
-        """Raises ServiceNotReadyError while another seek is under way."""
+        """Close the consumers and hold new ones back. Raises ServiceNotReadyError while another seek is pending."""
         self._check_at_rest()
         self._end_grace_timer()
         self._seek_done = asyncio.Event()
@@ -543,7 +546,7 @@ class Subscription:
         return self._seek_done is not None
 
     def end_seek(self) -> None:
-        """The answer to the seek is written: whoever subscribed again meanwhile is let in behind it (protocol.md §17)."""
+        """Let consumers join again; call it after the seek's answer was written, so that theirs follow it (protocol.md §17)."""
         assert self._seek_done is not None, "begun before"
         self._seek_done.set()
         self._seek_done = None
@@ -566,7 +569,7 @@ class Subscription:
         return 0 if self._dispatcher is None else self._dispatcher.core.permits(consumer.key)
 
     def unacked_messages(self, consumer: Consumer) -> int:
-        """For Exclusive: entries in front of the read position that are not acknowledged."""
+        """Return the consumer's unacknowledged messages; for Exclusive, unacknowledged entries before the read position."""
         if self._dispatcher is None:
             return 0
         counted = self._dispatcher.core.unacked_messages(consumer.key)
@@ -583,18 +586,18 @@ class Subscription:
         return () if self._dispatcher is None else self._dispatcher.core.hash_ranges(consumer.key)
 
     def is_active(self, consumer: Consumer) -> bool:
-        """Of those that take turns as the only one: it is its turn. Of others: always."""
+        """Return whether the consumer receives messages: in Failover, whether it is the active one; otherwise always."""
         return self._dispatcher is not None and self._dispatcher.core.is_active(consumer.key)
 
     def why(self) -> tuple[Why, ...]:
-        """What holds delivery up; empty while there is something to deliver and somebody takes it."""
+        """Return what holds up delivery; empty while there are entries to deliver and a consumer that takes them."""
         if self._seek_done is not None:
             return (Why(Idle.SEEKING),)
         if self._dispatcher is None:
             return (Why(Idle.NO_CONSUMER),)
         reasons = self._dispatcher.why()
         if self._ledger.is_terminated:
-            ended = f"somebody seeks, or for what was sent: on {COMES_AGAIN_ON}; the topic is terminated, nothing new comes"
+            ended = f"a consumer seeks, or sent entries are redelivered on {COMES_AGAIN_ON}; the topic is terminated"
             reasons = [replace(why, until=ended) if why.idle is Idle.AT_END else why for why in reasons]
         return tuple(reasons)
 

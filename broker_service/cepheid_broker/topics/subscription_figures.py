@@ -27,9 +27,9 @@ class ConsumerFigures:
     unacked_messages: int
     is_blocked: bool
     is_active: bool
-    """The one that gets messages, where only one does."""
+    """Whether it is the active consumer, where only one receives messages."""
     hash_ranges: tuple[HashRange, ...]
-    """Of key hashes that it gets (Key_Shared)."""
+    """Key hashes that it receives (Key_Shared)."""
     priority_level: int
     metadata: dict[str, str]
 
@@ -41,7 +41,7 @@ class SubscriptionFigures:
     type_name: str
     backlog_entries: int
     backlog_messages: int | None
-    """None, here and below: memory does not know (backlog.py)."""
+    """None, here and below: not known in memory (backlog.py)."""
     backlog_bytes: int | None
     oldest_age_s: float | None
     mark_delete: Position
@@ -50,16 +50,16 @@ class SubscriptionFigures:
     redelivered_messages: int
     acked_entries: int
     expired_entries: int
-    """Entries that were skipped because of their age (`expire_until`)."""
+    """Entries skipped because of their age (`expire_until`)."""
     expire_rate_per_s: float
     unacked_messages: int
     is_blocked: bool
-    """By its own limit of unacknowledged messages."""
+    """Whether its own limit of unacknowledged messages blocks it."""
     delayed_entries: int
     replay_entries: int
-    """Waiting to be sent again."""
+    """Entries waiting to be redelivered."""
     key_sharing: KeySharing | None
-    """Of a Key_Shared one with consumers."""
+    """Set for a Key_Shared subscription with consumers."""
     properties: Mapping[str, str]
     activity: Activity
     idle: str

@@ -1,12 +1,12 @@
-"""One open topic: its policies, its producers and subscriptions, and its end. Everything else is a module behind these.
+"""One open topic: its policies, producers and subscriptions, and how it is closed. Everything else is in modules behind these.
 
     Topic ◄── PersistentTopic       a managed ledger, durable subscriptions        (persistent_topic.py)
           ◄── NonPersistentTopic    nothing is stored                              (non_persistent_topic.py)
 
 Rules
-1. A closed topic is never used again; whoever still holds it gets ServiceNotReadyError, which clients retry.
-2. What a kind of topic cannot do raises NotAllowedError: callers need not ask of which kind it is.
-3. Policies are read at the moment they matter; nobody keeps a copy.
+1. A closed topic is never used again; a caller that still holds it gets ServiceNotReadyError, which clients retry.
+2. What a kind of topic cannot do raises NotAllowedError, so callers need not check its kind.
+3. Policies are read when they are needed; no object keeps a copy.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ class TopicFigures:
     producers: tuple[ProducerFigures, ...]
     subscriptions: tuple[SubscriptionFigures, ...]
     has_chunks: bool = False
-    """A piece of a message that its producer cut up was published since the topic was opened."""
+    """Whether a chunk of a chunked message was published since the topic was opened."""
 
 
 class Topic(ABC):
-    """What both kinds have alike; made by `Topics.get`."""
+    """What both kinds of topic share; created by `Topics.get`."""
 
     entry_ids_rise: ClassVar[bool] = True
-    """Each entry has its own id; else all of a topic have the same one."""
+    """Whether each entry has its own id; else all entries of a topic have the same one."""
 
     def __init__(
         self,
@@ -70,16 +70,16 @@ class Topic(ABC):
         self.policies = policies
         self.admission = admission
         self.deduplication: TopicDeduplication | None = None
-        """None: nothing is stored, so nothing can be stored twice."""
+        """None if nothing is stored, so that nothing can be stored twice."""
         self.subscriptions: dict[str, Subscription] = {}
         self.published = Traffic(totals.published)
         self.chunks = Traffic()
         self.publish_blocked: QuotaAction | None = None
-        """Why nothing may be published now: the backlog is above its quota. Changed by `set_publish_blocked`."""
+        """Why publishing is blocked: the backlog is above its quota. Set by `set_publish_blocked`."""
         self.on_publish_blocked: list[Callable[[], None]] = []
         self.closed = False
         self.settling = False
-        """Closed to newcomers; what was taken before is still to be written and answered."""
+        """True while the topic refuses new requests but still writes and answers those accepted before."""
         self._settings = settings
         self.on_publish_blocked.append(lambda: admission.on_publish_blocked(self.publish_blocked))
 
@@ -91,30 +91,30 @@ class Topic(ABC):
 
     @property
     def in_use(self) -> bool:
-        """Clients are connected, or come back from a seek."""
+        """Whether clients are connected or expected back after a seek."""
         subscriptions = self.subscriptions.values()
         return len(self.admission) > 0 or any(found.consumers or found.in_seek for found in subscriptions)
 
     @property
     def clients(self) -> str:
-        """For people."""
+        """Number of clients, as text for messages."""
         consumers = sum(len(subscription.consumers) for subscription in self.subscriptions.values())
         return f"{len(self.producers)} producers and {consumers} consumers"
 
     @property
     def ledger(self) -> ManagedLedger:
-        """Raises NotAllowedError where nothing is stored."""
+        """The managed ledger. Raises NotAllowedError if the topic is not stored."""
         raise NotAllowedError(
             f"topic {self.name} is non-persistent: nothing is stored, so this cannot be done", topic=str(self.name)
         )
 
     def check_open(self) -> None:
         if self.closed:
-            # The words keep the client's other producers and consumers on its connection alive (protocol.md §7.2).
+            # Clients look for these words, and then keep their other producers and consumers on the connection (protocol.md §7.2).
             raise ServiceNotReadyError(f"topic {self.name} is being unloaded", topic=str(self.name))
 
     def on_policies(self, policies: TopicPolicies) -> None:
-        """They changed in metadata."""
+        """Apply policies that changed in metadata."""
         self.policies = policies
         self.admission.on_policies(policies)
         if self.deduplication is not None:
@@ -132,12 +132,12 @@ class Topic(ABC):
 
     @property
     def producers(self) -> Mapping[str, Producer]:
-        """Those that may publish, by name; who waits for exclusive access is not among them."""
+        """Producers that may publish, by name; those waiting for exclusive access are not included."""
         return self.admission.connected
 
     async def check_publishing(self, *, encrypted: bool, reconnecting: bool) -> None:
-        """Raises what a new producer is refused with, whatever it is called. While the backlog quota holds producers, those
-        that were connected wait here."""
+        """Raise the error that refuses any new producer, if there is one. While the backlog quota holds producers back,
+        reconnecting ones wait here."""
         while self.publish_blocked is QuotaAction.HOLD and reconnecting and not self.closed:
             await self.admission.wait_quota_changed()
         self.check_open()
@@ -147,7 +147,7 @@ class Topic(ABC):
         if self.publish_blocked is QuotaAction.REFUSE:
             raise BacklogQuotaExceededError(f"the backlog of topic {self.name} is above its quota", **facts)
         if self.policies.encryption_required and not encrypted:
-            raise NotAllowedError(f"topic {self.name} takes encrypted messages only", **facts)
+            raise NotAllowedError(f"topic {self.name} accepts only encrypted messages", **facts)
 
     @abstractmethod
     def publish(
@@ -156,49 +156,52 @@ class Topic(ABC):
         on_done: Callable[[Position | CepheidError, int], None],
         messages: Sequence[int] | None = None,
     ) -> None:
-        """`on_done` is called once: with the first entry's position when all are accepted, or with the error.
-        `messages` in each payload; None: one."""
+        """Publish payloads; `on_done` is called once, with the first entry's position when all are accepted, or with the error.
+
+        `messages`: number in each payload; None: one each.
+        """
 
     # Subscriptions
 
     @abstractmethod
     async def create_subscription(self, name: str, position: Position, *, properties: dict[str, str] | None = None) -> Subscription:
-        """The durable subscription of this name; a new one starts at `position` (of the first entry that it gets)."""
+        """Return the durable subscription of this name, created at `position` (its first entry) if it does not exist."""
 
     @abstractmethod
     async def open_reader(
         self, name: str, position: Position | None, *, properties: Mapping[str, str] | None = None
     ) -> Subscription:
-        """The non-durable subscription of this name; one that is alive keeps its position and properties (protocol.md §17)."""
+        """Return the non-durable subscription of this name; an existing one keeps its position and properties (protocol.md §17)."""
 
     @abstractmethod
     async def reset_subscription(self, subscription: Subscription, position: Position, unacked_words: Sequence[int] = ()) -> None:
-        """`position` is the next entry that is delivered; durable when this returns. Within a seek, or without consumers.
+        """Make `position` the next delivered entry; durable when this returns. Call it within a seek or without consumers.
 
-        With words: of that entry, a batch, the messages whose bit is not set are left out."""
+        `unacked_words`: of that entry, a batch, only messages whose bit is set are delivered.
+        """
 
     async def set_subscription_properties(self, name: str, properties: Mapping[str, str]) -> None:
-        """Replaces them all; durable when this returns."""
+        """Replace all properties; durable when this returns."""
         raise NotAllowedError(f"topic {self.name} is non-persistent: its subscriptions have no properties", topic=str(self.name))
 
     @abstractmethod
     async def delete_subscription(self, name: str) -> None:
-        """With its consumers closed; one that is not there is success."""
+        """Delete the subscription and close its consumers; succeeds if it does not exist."""
 
     async def exact_backlog(self, subscription: Subscription) -> Backlog:
-        """Read, where memory does not know it. Raises what reading raises."""
+        """Return the exact backlog, read from storage where memory does not have it. Raises read errors."""
         return await exact_backlog(self.ledger, subscription.cursor)
 
     # Giving up what is stored
 
     async def trim(self) -> None:
-        """What every subscription has acknowledged and retention lets go. Raises what its ledger raises."""
+        """Delete ledgers that all subscriptions have acknowledged and retention does not keep. Raises its ledger's errors."""
         if self.deduplication is not None:
             await self.deduplication.save()
         await self.ledger.trim()
 
     async def truncate(self) -> None:
-        """Everything published until now, whatever retention says: every subscription goes to the end. Raises as `trim`."""
+        """Delete everything published so far despite retention: every subscription moves to the end. Raises as `trim`."""
         for subscription in list(self.subscriptions.values()):
             await subscription.clear_backlog()
         if self.deduplication is not None:
@@ -208,12 +211,14 @@ class Topic(ABC):
     # The end
 
     async def terminate(self) -> Position:
-        """Nothing is published any more, ever: producers are closed and refused, consumers go on to the end. The last entry's
-        position; entry -1 of a ledger when there is none."""
+        """End the topic for good: producers are closed and refused, consumers continue to the end.
+
+        Return the last entry's position, or entry -1 of a ledger if there is none.
+        """
         raise NotAllowedError(f"topic {self.name} is non-persistent: it has no end", topic=str(self.name))
 
     def close_clients(self, reason: str, moved_to: Mapping[str, str] | None = None) -> None:
-        """Producers and consumers are told to look the topic up again (protocol.md §25); or where it is, by scheme."""
+        """Tell producers and consumers to reconnect (protocol.md §25), at `moved_to` (addresses by scheme) or after a lookup."""
         self.closed = True
         self.admission.on_topic_closed()
         for producer in list(self.producers.values()):
@@ -222,19 +227,19 @@ class Topic(ABC):
             subscription.close(reason, moved_to)
 
     async def unload(self, reason: str) -> None:
-        """In order: publishes under way are answered, clients are told, what is to be saved is saved."""
+        """Close the topic in order: answer pending publishes, disconnect clients, save state."""
         await self._settle()
         self.close_clients(reason)
 
     async def stop(self) -> None:
-        """As `unload`, but clients are not told: what they send is not answered, until `close_clients`. So another broker may serve
-        the topic before they know."""
+        """Stop as `unload` does, but without notifying clients: their requests stay unanswered until `close_clients`, so that
+        another broker can serve the topic first."""
         await self._settle()
         for subscription in list(self.subscriptions.values()):
             subscription.stop()
 
     async def _settle(self) -> None:
-        """Nothing more is taken; what was taken is written and answered."""
+        """Refuse new publishes; wait until accepted ones are written and answered."""
         producers = list(self.producers.values())
         settled = [asyncio.Event() for _ in producers]
         self.settling = True

@@ -1,8 +1,8 @@
-"""Which topics exist: what the records say, and what a client may create by using it.
+"""Which topics exist according to the records, and what a client may create by using it.
 
-T                  a record with partitions = 0: a plain topic; N: partitioned, T-partition-0 .. N-1 are topics by that
-T-partition-k      no record of its own when T has more than k partitions; else a plain topic of that odd name
-T, deleted         its deletion has begun: T and its partitions cannot be used, made or grown until it is over
+T                  a record with partitions = 0: a plain topic; N: partitioned, which makes T-partition-0 .. N-1 topics
+T-partition-k      no record of its own if T has more than k partitions; else a plain topic of that unusual name
+T, deleted         its deletion has begun: T and its partitions cannot be used, created or grown until it is over
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from cepheid_wire import NON_PERSISTENT, PERSISTENT, NamespaceName, TopicName
 
 SYSTEM_MARK = "__"
 READ_TOGETHER = 250
-"""Records that a listing asks for at a time: stores answer groups (5,000 topics: a third of the time that one by one takes)."""
+"""Records that a listing requests at a time: in groups, 5,000 topics take a third of the time of single reads."""
 
 
 def is_system_topic(topic: TopicName) -> bool:
-    """Hidden from lists unless asked for (docs/reference/behaviours.md §3)."""
+    """Return whether the topic is hidden from lists unless asked for (docs/reference/behaviours.md §3)."""
     return topic.local_name.startswith(SYSTEM_MARK)
 
 
 def being_deleted(topic: TopicName) -> ServiceNotReadyError:
-    # The words keep the client's other producers and consumers on its connection alive (protocol.md §7.2).
+    # Clients look for these words, and then keep their other producers and consumers on the connection (protocol.md §7.2).
     message = f"topic {topic} is being unloaded: its deletion has begun"
     return ServiceNotReadyError(message, topic=str(topic))
 
@@ -52,7 +52,7 @@ def _why_not_created(topic: TopicName) -> str:
     asked = "the client asked not to create it"
     if not topic.is_partition:
         return asked
-    return f"{asked}, or its role has no grant on the namespace, which creating a partition that {topic.base} does not have needs"
+    return f"{asked}, or its role lacks the namespace grant needed to add partitions to {topic.base}"
 
 
 def _partitions(topic: TopicName, record: TopicRecord) -> int:
@@ -67,14 +67,14 @@ class TopicCatalog:
         self._creation = creation
         self.broker_policies = policies
         self.on_changed: list[Callable[[TopicName], None]] = []
-        """Called after this broker made, grew or deleted a topic's record."""
+        """Called after this broker created, grew or deleted a topic's record."""
         self.on_marked_found: list[Callable[[TopicName], None]] = []
-        """Called when a client wants what is being deleted."""
+        """Called when a client requests a topic that is being deleted."""
         self._ports = ports
         self._limited = asyncio.Lock()
 
     async def find(self, topic: TopicName) -> Found[TopicRecord] | None:
-        """The record that makes it a topic: for a partition that of the partitioned topic. None: there is no such topic."""
+        """Return the topic's record, for a partition that of its partitioned topic; None if there is no such topic."""
         if topic.is_partition:
             base = await self._records.get(topic.base)
             if base is not None and base.record.partitions > topic.partition_index:
@@ -82,12 +82,12 @@ class TopicCatalog:
         return await self._records.get(topic)
 
     async def partitions(self, topic: TopicName) -> int | None:
-        """0: not partitioned. None: there is no such topic."""
+        """Return the number of partitions; 0: not partitioned; None: there is no such topic."""
         found = await self.find(topic)
         return None if found is None else _partitions(topic, found.record)
 
     async def partitions_or_create(self, topic: TopicName, *, may_create: bool = True) -> int:
-        """Like `partitions`; a missing topic is created if rules allow it.
+        """Return the number of partitions as `partitions` does; a missing topic is created if the rules allow it.
 
         Raises TopicNotFoundError, NamespaceNotFoundError, ServiceNotReadyError (it is being deleted).
         """
@@ -111,28 +111,28 @@ class TopicCatalog:
         return partitions
 
     async def require(self, topic: TopicName, *, may_create: bool) -> None:
-        """The topic is there and can be opened: it is no partitioned one. Raises TopicNotFoundError, NotAllowedError."""
+        """Check that the topic exists, or create it, and is not partitioned. Raises TopicNotFoundError, NotAllowedError."""
         if await self.partitions_or_create(topic, may_create=may_create):
             raise NotAllowedError(f"topic {topic} is partitioned: connect to its partitions {topic}-partition-N", topic=str(topic))
 
     async def create(self, topic: TopicName, partitions: int, properties: Mapping[str, str] | None = None) -> None:
-        """Raises KeyExistsError, NamespaceNotFoundError, NotAllowedError, TooManyError."""
+        """Create a topic. Raises KeyExistsError, NamespaceNotFoundError, NotAllowedError, TooManyError."""
         if partitions and topic.is_partition:
             raise NotAllowedError(f"topic {topic} is named like a partition and cannot have partitions", topic=str(topic))
         limited = bool((await self._require_namespace(topic.namespace)).max_topics)
         record = TopicRecord(partitions=partitions, properties=dict(properties or {}), created_at_ms=self._ports.wall_ms())
-        async with self._limited if limited else nullcontext():  # one after the other: less to try again
+        async with self._limited if limited else nullcontext():  # one after the other: fewer retries
             while not await self._try_create(topic, record, limited=limited):
                 continue  # the namespace changed meanwhile
         self._note_changed(topic)
 
     async def _try_create(self, topic: TopicName, record: TopicRecord, *, limited: bool) -> bool:
-        """False: its namespace changed meanwhile. Raises as `create`."""
+        """Return False if the namespace changed meanwhile. Raises as `create`."""
         namespace = await self._find_namespace(topic.namespace)
         if limited and await self.find(topic) is None:
             await self.require_room(topic, record.partitions or 1)
-        # One step with a look at the namespace: who deletes it marks it first, and then no topic is made in it any more. Where
-        # topics are counted the namespace is written, so that two brokers cannot both take the last place.
+        # One transaction with a check of the namespace: a deletion marks it first, and from then on no topic is created in it. If
+        # topics are limited the namespace is written, so that two brokers cannot both use the last place.
         noun = (topic.namespace.tenant, topic.namespace.local_name)
         guard: Op = Check(self._namespaces.key_of(noun), namespace.version)
         if limited:
@@ -144,7 +144,7 @@ class TopicCatalog:
         return True
 
     async def require_room(self, topic: TopicName, more: int) -> None:
-        """Raises TooManyError when its namespace may not have so many more topics and partitions."""
+        """Raise TooManyError if the namespace may not have this many more topics and partitions."""
         namespace = topic.namespace
         most = (await self._require_namespace(namespace)).max_topics or 0
         if not most or is_system_topic(topic):
@@ -155,12 +155,12 @@ class TopicCatalog:
             raise TooManyError(message, namespace=str(namespace), limit=most)
 
     async def replace(self, topic: TopicName, found: Found[TopicRecord], **changes: Any) -> None:
-        """Raises BadVersionError: somebody else changed it since it was found."""
+        """Change the record. Raises BadVersionError if it was changed since it was found."""
         await self._records.replace(topic, found.record.replace(**changes), found.version)
         self._note_changed(topic)
 
     async def delete(self, topic: TopicName) -> None:
-        """The record alone; gone already is success."""
+        """Delete only the record; succeeds if there is none."""
         try:
             await self._records.delete(topic, None)
         except NoSuchKeyError:
@@ -172,11 +172,11 @@ class TopicCatalog:
             hook(topic)
 
     async def shown_topics_of(self, namespace: NamespaceName, domain: str = PERSISTENT) -> list[TopicName]:
-        """As `topics_of`, without system topics. Raises NamespaceNotFoundError."""
+        """Return `topics_of` without system topics. Raises NamespaceNotFoundError."""
         return [topic for topic in await self.topics_of(namespace, domain) if not is_system_topic(topic)]
 
     async def topics_of(self, namespace: NamespaceName, domain: str = PERSISTENT) -> list[TopicName]:
-        """Every topic that can be connected to: partitioned ones appear as their partitions."""
+        """Return every topic that clients can connect to: partitioned ones appear as their partitions."""
         await self._require_namespace(namespace)
         names: list[TopicName] = []
         topics = await list_topics(self._store, namespace.tenant, namespace.local_name, domain)
@@ -189,7 +189,7 @@ class TopicCatalog:
         return names
 
     async def topics_with_policies(self, namespace: NamespaceName) -> AsyncIterator[dict[TopicName, TopicPolicies]]:
-        """Every persistent topic and partition with what holds for it, some at a time. Raises NamespaceNotFoundError."""
+        """Yield every persistent topic and partition with its policies, in groups. Raises NamespaceNotFoundError."""
         own = await self._require_namespace(namespace)
         topics = await list_topics(self._store, namespace.tenant, namespace.local_name, PERSISTENT)
         for start in range(0, len(topics), READ_TOGETHER):
@@ -203,13 +203,13 @@ class TopicCatalog:
             yield some
 
     async def policies(self, topic: TopicName) -> TopicPolicies:
-        """What holds for the topic now; an open one has them as `Topic.policies`. Raises NamespaceNotFoundError."""
+        """Return the topic's current policies; an open one has them as `Topic.policies`. Raises NamespaceNotFoundError."""
         namespace = await self._require_namespace(topic.namespace)
         found = await self.find(topic)
         return resolve(None if found is None else found.record, namespace, self.broker_policies)
 
     async def creation_in(self, namespace: NamespaceName) -> TopicCreation:
-        """What happens there when a client uses a topic that does not exist. Raises NamespaceNotFoundError."""
+        """Return the rules for clients that use a missing topic there. Raises NamespaceNotFoundError."""
         override = (await self._require_namespace(namespace)).auto_topic_creation
         if override is None:
             return self._creation

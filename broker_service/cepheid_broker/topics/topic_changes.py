@@ -1,11 +1,12 @@
-"""How brokers hear of topics that another one made, grew or deleted: a mark in metadata for each namespace.
+"""Informs brokers of topics that another one created, grew or deleted, by a mark in metadata for each namespace.
 
-    catalog changes ──► note ──(a moment later, once for all)──► mark written ──► watch fires at who follows it ──► lists anew
+    catalog changes ──► note ──(a moment later, once for all)──► mark written ──► watch fires at its followers ──► they list again
 
 Rules
-1. The mark is written after the change, so who is told finds it. Somebody else's mark in between tells them as well: no retry.
-2. What cannot be written is written later. A broker that dies in between leaves a change untold: lists are made anew now and then
-   anyway (topic_watches.py).
+1. The mark is written after the change, so a notified broker finds it. Another broker's mark in between notifies them as well, so a
+   conflict needs no retry.
+2. A mark that cannot be written is written later. If the broker dies first the change is not announced, but topics are listed again
+   periodically anyway (topic_watches.py).
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ RETRY_S = 1.0
 
 
 class TopicChangeMarks:
-    """Of one broker. `broker_id` is asked when it is needed: it is known once the broker has started."""
+    """The marks of one broker. `broker_id` is called when needed, as it is known only once the broker has started."""
 
     def __init__(self, store: MetadataStore, broker_id: Callable[[], str], tasks: TaskOwner, ports: Ports) -> None:
         self._records = topic_changes(store)
@@ -51,13 +52,13 @@ class TopicChangeMarks:
         return f"<TopicChangeMarks {len(self._unwritten)} to be written, {len(self._watched)} followed>"
 
     def note(self, topic: TopicName) -> None:
-        """It was made, grown or deleted by this broker."""
+        """Note that this broker created, grew or deleted the topic."""
         self._unwritten[topic.namespace] = None
         if self._writing is None or self._writing.done():
             self._writing = self._tasks.start(self._write(), name="mark-topic-changes")
 
     async def follow(self, namespace: NamespaceName, on_change: Callable[[], None]) -> WatchedRecord[TopicChanges]:
-        """From when this returns no mark is missed. Give it back by `leave`. Raises MetadataError."""
+        """Call `on_change` for every mark after this returns. End it with `leave`. Raises MetadataError."""
         key = self._records.key_of((namespace.tenant, namespace.local_name))
         return await self._watched.use(key, TopicChanges, on_change, on_change)
 

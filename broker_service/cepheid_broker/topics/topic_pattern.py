@@ -1,4 +1,4 @@
-"""Regular expressions of clients over names of topics (linear_pattern.py: they cannot stall the broker)."""
+"""Regular expressions of clients over topic names (linear_pattern.py: they cannot stall the broker)."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _SCHEME = re.compile(r"(\^?)(?:non-)?persistent://")
 
 class TopicPattern:
     def __init__(self, pattern: str) -> None:
-        """Raises NotAllowedError."""
+        """Compile the pattern. Raises NotAllowedError."""
         self.text = pattern
-        # Patterns are matched without the scheme, and clients may write one (PulsarApi.proto, topics_pattern; protocol.md §21).
+        # Patterns are matched without the scheme, which clients may include (PulsarApi.proto, topics_pattern; protocol.md §21).
         self._without_scheme = _SCHEME.sub(r"\1", pattern, count=1) if _SCHEME.match(pattern) else pattern
         assert self._compiled is not None
 
@@ -24,7 +24,7 @@ class TopicPattern:
         return f"<TopicPattern {self.text!r}>"
 
     def matches(self, topic: TopicName) -> bool:
-        """A partition is matched by the name of its topic: clients subscribe to that."""
+        """Return whether the topic's name matches; a partition is matched by its topic's name, to which clients subscribe."""
         return self._compiled.fullmatch(str(topic.base).partition("://")[2]) is not None
 
     @cached_property

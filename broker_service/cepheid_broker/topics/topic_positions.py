@@ -1,4 +1,4 @@
-"""Finding places in a topic by what its entries say: the last message, and where a publish time begins."""
+"""Finds positions in a topic by its entries: the last message, and where a publish time begins."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 async def last_message(ledger: ManagedLedger) -> tuple[Position, int | None]:
-    """The last entry, and the index of its last message when it is a batch (a batch of one has index 0, protocol.md §18).
+    """Return the last entry, and if it is a batch the index of its last message (a batch of one has index 0, protocol.md §18).
 
-    An empty topic has (-1, -1).
+    For an empty topic the position is (-1, -1).
     """
     last = ledger.last_confirmed
     if not ledger.is_valid(last):
@@ -26,11 +26,11 @@ async def last_message(ledger: ManagedLedger) -> tuple[Position, int | None]:
 
 
 async def position_at_time(ledger: ManagedLedger, time_ms: int) -> Position:
-    """The entry after the last one whose publish time is below `time_ms`; the end when all are older.
+    """Return the entry after the last one published before `time_ms`; the end if all are older.
 
-    Binary search: publish times are the clients' clocks, so it is exact only as far as they rise (as in the reference broker).
+    Binary search: publish times come from clients' clocks, so it is exact only where they rise (as in the reference broker).
     """
-    ledgers = ledger.ledgers.copy()  # a trim meanwhile would renumber the entries
+    ledgers = ledger.ledgers.copy()  # a concurrent trim would renumber the entries
     start, end = 0, ledgers.total_entries
     while start < end:  # entries before `start` are older; entries from `end` on are not
         middle = (start + end) // 2

@@ -1,13 +1,13 @@
-"""Who wants to hear which topics come and go: one listing per watched namespace, however many watch it.
+"""Notify clients of created and deleted topics: one listing per watched namespace, however many clients watch it.
 
     a topic is created, deleted, grown ──► TopicCatalog.on_changed ──► poke ──► listing ──► difference ──► TopicWatch.tell
     another broker's mark (topic_changes.py), and now and then ────────────┘
 
 Rules
-1. Listings of a namespace are made one after the other, and only the latest counts: no update is told twice or in the wrong order.
-2. A watch begins with the listing that it is given, so between its first list and its updates nothing is missed.
-3. Pokes that come during a listing lead to one more, after LISTING_PAUSE_S: a thousand topics made in a row are a few listings.
-4. What a client that does not read must still be told is merged into one difference, never queued.
+1. Listings of a namespace run one after the other, and only the latest counts: no update is sent twice or out of order.
+2. A watch begins with the listing that it is given, so nothing is missed between its first list and its updates.
+3. Pokes during a listing cause one more, after LISTING_PAUSE_S: creating a thousand topics in a row causes only a few listings.
+4. Updates for a client that does not read are merged into one difference, never queued.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ POLL_S = 60.0
 
 ListTopics = Callable[[NamespaceName], Awaitable[Iterable[TopicName]]]
 Tell = Callable[[Sequence[str], Sequence[str], str], bool]
-"""New topics, deleted topics, hash of all. False: not now; it is asked again."""
+"""Arguments: new topics, deleted topics, hash of all. False: not now; it is called again."""
 Visible = Callable[[list[TopicName]], list[TopicName]]
-"""Those of these topics that the client may know of."""
+"""Return those of these topics that the client may see."""
 
 
 def topics_hash(topics: Iterable[str]) -> str:
-    """CRC32C over the sorted names joined by commas, its four bytes printed in little-endian order (protocol.md §21)."""
+    """Return the CRC32C of the sorted names joined by commas, its four bytes printed in little-endian order (protocol.md §21)."""
     return crc32c.crc32c(",".join(sorted(topics)).encode()).to_bytes(4, "little").hex()
 
 
 class TopicWatch:
-    """One watcher of one client."""
+    """One client's watch."""
 
     def __init__(self, namespace: WatchedNamespace, pattern: TopicPattern, tell: Tell, visible: Visible) -> None:
         self._namespace = namespace
@@ -70,7 +70,7 @@ class TopicWatch:
         return self._visible([topic for topic in topics if self._pattern.matches(topic)])
 
     def look_again(self) -> None:
-        """What the client may know of has changed."""
+        """Update the list after the client's permissions changed."""
         shown = dict.fromkeys(self._shown(self._namespace.topics))
         names = {str(topic) for topic in shown}
         hidden = [topic for topic in self._namespace.topics if str(topic) in self.topics and str(topic) not in names]
@@ -94,7 +94,7 @@ class TopicWatch:
         self.catch_up()
 
     def catch_up(self) -> None:
-        """Tells what is to be told, if the client takes it (rule 4)."""
+        """Send the pending difference, if the client accepts it (rule 4)."""
         if (self._new or self._deleted) and self._tell(list(self._new), list(self._deleted), self.hash):
             self._new, self._deleted = {}, {}
 
@@ -103,7 +103,7 @@ class TopicWatch:
 
 
 class WatchedNamespace:
-    """Its topics as last listed, and who watches them."""
+    """A namespace's topics as last listed, and its watches."""
 
     def __init__(
         self,
@@ -133,15 +133,16 @@ class WatchedNamespace:
         return len(self._watches)
 
     async def open(self, pattern: TopicPattern, tell: Tell, visible: Visible = list) -> TopicWatch:
-        """Nothing is awaited between its list and what this returns (rule 2). Raises NamespaceNotFoundError, MetadataError."""
+        """Add a watch. Nothing is awaited between its list and its return (rule 2). Raises NamespaceNotFoundError,
+        MetadataError."""
         self._opening += 1
         try:
-            await self._on_opening(self)  # first: what is marked during the listing leads to another one
+            await self._on_opening(self)  # first: a mark set during the listing causes another one
             await self._refresh()
             watch = TopicWatch(self, pattern, tell, visible)
             self._watches[watch] = None
             if self._poked:
-                self.poke()  # during the listing: nobody watched yet, so nobody followed
+                self.poke()  # poked during the listing, when there was no watch yet to follow for
             return watch
         finally:
             self._opening -= 1
@@ -152,7 +153,7 @@ class WatchedNamespace:
         self._end_if_unwatched()
 
     def poke(self) -> None:
-        """Its topics may have changed."""
+        """List again: the topics may have changed."""
         self._poked = True
         if self._following is None:
             self._following = self._tasks.start(self._follow(), name=f"list {self.name}")
@@ -192,7 +193,7 @@ class WatchedNamespace:
 
 
 class TopicWatches:
-    """Of all connections. `marks`: there are other brokers."""
+    """Watches of all connections. `marks` is given if there are other brokers."""
 
     def __init__(self, list_topics: ListTopics, tasks: TaskOwner, marks: TopicChangeMarks | None = None) -> None:
         self._list_topics = list_topics
@@ -209,7 +210,7 @@ class TopicWatches:
         return sum(map(len, self._namespaces.values()))
 
     async def open(self, namespace: NamespaceName, pattern: TopicPattern, tell: Tell, visible: Visible = list) -> TopicWatch:
-        """As WatchedNamespace.open."""
+        """Add a watch, as `WatchedNamespace.open`."""
         watched = self._namespaces.get(namespace)
         if watched is None:
             watched = self._namespaces[namespace] = WatchedNamespace(
@@ -228,7 +229,7 @@ class TopicWatches:
             self._marks.leave(followed, watched.poke)
 
     def on_changed(self, topic: TopicName) -> None:
-        """It was created, deleted or grown by this broker."""
+        """Note that this broker created, deleted or grew the topic."""
         if (watched := self._namespaces.get(topic.namespace)) is not None:
             watched.poke()
 

@@ -1,11 +1,12 @@
-"""The open topics of this broker: opened once however many ask, closed, unloaded, deleted.
+"""The open topics of this broker: each is opened once, however many requests ask for it, then closed, unloaded or deleted.
 
     get ──► ours? ──► open already? ──► opening? wait with the others ──► its record and policies ──► ManagedLedgers.open ──► Topic
                                                                              └──none──► catalog: may it be created? ──► again
-A topic that failed is opened again by whoever asks for it next, after a pause that doubles while it keeps failing.
+A failed topic is opened again by the next request for it, after a pause that doubles while opening keeps failing.
 
-Only what this broker owns is opened (ownership.py), but for partitions that are prepared before anybody knows of them. What it
-owns no more is closed: in good order when it is given away, at once and without a word to the stores when it was lost.
+Only topics that this broker owns are opened (ownership.py), except partitions that are prepared before they are published. Topics
+that it no longer owns are closed: in order when ownership is handed over, at once and without writing to the stores when it was
+lost.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ log = logging.getLogger(__name__)
 RETRY_MAX_S = 10.0
 _UNLOADED_AT_ONCE = 64
 MOVED_AT_ONCE = 8
-"""Topics of one group of a hand-over. More: fewer round trips, and producers wait for each other's topics."""
+"""Topics in one group of a hand-over. A larger group needs fewer round trips, but producers wait for each other's topics."""
 
 
 class Topics:
@@ -66,7 +67,7 @@ class Topics:
         self._open: dict[TopicName, Topic] = {}
         self._opening: dict[TopicName, asyncio.Task[Topic | Exception | None]] = {}
         self._closing: dict[TopicName, asyncio.Task[Exception | None]] = {}
-        self._retry: dict[TopicName, tuple[float, float]] = {}  # not before this loop time; the pause that led to it
+        self._retry: dict[TopicName, tuple[float, float]] = {}  # earliest loop time of the next attempt; the pause before it
         self._name_prefix = f"{cluster}-{ports.random.getrandbits(40):010x}"
         self._names_given = 0
         self._stopping = False
@@ -77,13 +78,14 @@ class Topics:
         self._removed = 0
         self._moving = asyncio.Semaphore(1)
         self.on_deleting: list[Callable[[TopicName], Awaitable[None]]] = []
-        """Awaited before a topic's record goes: what fails or is interrupted can be repeated."""
+        """Awaited before a topic's record is deleted; each hook must be repeatable after an error or interruption."""
 
     def __repr__(self) -> str:
         return f"<Topics {len(self._open)} open, {len(self._opening)} opening, {len(self._closing)} closing>"
 
     def new_producer_name(self) -> str:
-        """Unique in the cluster, also after a restart: clients come back with the name they were given (protocol.md §9.2)."""
+        """Return a name that stays unique in the cluster across restarts: clients reconnect with the name they got (protocol.md
+        §9.2)."""
         self._names_given += 1
         return f"{self._name_prefix}-{self._names_given}"
 
@@ -91,22 +93,22 @@ class Topics:
         return list(self._open.values())
 
     def is_loaded(self, name: TopicName) -> bool:
-        """Whether it is open, or is being opened or closed."""
+        """Return whether the topic is open, or is being opened or closed."""
         return name in self._open or name in self._opening or name in self._closing
 
     def find(self, name: TopicName) -> Topic | None:
-        """The topic if it is open."""
+        """Return the topic if it is open."""
         return self._open.get(name)
 
     async def get(self, name: TopicName, *, may_create: bool) -> Topic:
-        """The topic, opened and perhaps created. Raises NotOwnerError, what `TopicCatalog.require` and opening a managed ledger
-        raise."""
+        """Return the topic; open it, and create it if allowed. Raises NotOwnerError and the errors of `TopicCatalog.require` and
+        of opening a managed ledger."""
         exists = asked = False
         while True:
             self._check_not_stopping(name)
             if not self.ownership.owns(name):
                 await self.ownership.require(name)
-                continue  # it may have gone again
+                continue  # ownership may be lost again during the await
             if name in self._held or name.base in self._held:
                 raise being_deleted(name)
             if (topic := self._open.get(name)) is not None and not topic.closed:
@@ -124,25 +126,26 @@ class Topics:
                 exists = removed == self._removed  # else it may have been deleted meanwhile
 
     async def _opened_once(self, name: TopicName, *, exists: bool) -> Topic | None:
-        """`exists`: the catalog knows the topic. Without it, None means that the record does not show it: ask the catalog."""
+        """Open the topic once for all callers. If `exists` is false (the catalog was not asked), None means that no record was
+        found."""
         opening = self._opening.get(name)
         if opening is None:
             opening = self._opening[name] = self._tasks.start(self._load(name, exists), name=f"open {name}")
-        # Shielded: one client that gives up must not stop the opening that others wait for.
+        # Shielded: a client that gives up must not cancel the opening that others wait for.
         outcome = await asyncio.shield(opening)
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
 
     async def _load(self, name: TopicName, exists: bool) -> Topic | Exception | None:
-        """An error is a result here: everybody who waits gets it, and it is no failed task."""
+        """Return an error instead of raising it: all waiting callers receive it, and the task itself has not failed."""
         try:
             if (policies := await self._follow(name, exists)) is None:
                 return None
             return await self._load_governed(name, policies)
         except Exception as error:
             self.failures += 1
-            # What went away meanwhile is no failure of the topic's: when it comes back it is opened at once.
+            # A topic that was given away meanwhile did not fail: if it comes back, open it at once.
             retry_s = self._plan_retry(name) if self.ownership.owns(name) else 0.0
             log.warning("topic.open_failed", extra={"topic": str(name), "error": str(error), "retry_s": retry_s})
             return error
@@ -150,7 +153,8 @@ class Topics:
             self._opening.pop(name, None)
 
     async def _follow(self, name: TopicName, exists: bool) -> TopicPolicies | None:
-        """The policies that hold, which are followed from now on. None: they are not, as `_opened_once` says."""
+        """Return the effective policies and follow them from now on; None, without following, if `_opened_once` is to return
+        None."""
         try:
             policies = await self._policies.follow(name)
         except (NamespaceNotFoundError, MetadataError):
@@ -163,7 +167,7 @@ class Topics:
         return None
 
     async def _load_governed(self, name: TopicName, policies: TopicPolicies) -> Topic:
-        """Told of every change of its policies until it leaves `_open`."""
+        """Load the topic; it receives every change of its policies until it leaves `_open`."""
         try:
             topic = await self._load_topic(name, policies)
         except BaseException:
@@ -220,7 +224,7 @@ class Topics:
         last_at, last_pause_s = self._retry.get(name, (0.0, 0.0))
         recent = now - last_at < RETRY_MAX_S
         pause_s = min(2 * last_pause_s, RETRY_MAX_S) if recent and last_pause_s else self._settings.topic_retry_s
-        if len(self._retry) >= 10_000:  # entries of topics that nobody asked for again
+        if len(self._retry) >= 10_000:  # entries of topics that were not requested again
             self._retry.clear()
         self._retry[name] = (now + pause_s, pause_s)
         return pause_s
@@ -228,7 +232,7 @@ class Topics:
     def _on_topic_failed(self, topic: Topic, error: BaseException) -> None:
         self.failures += 1
         if topic.published.entries:
-            self._retry.pop(topic.name, None)  # it served: pauses grow only while opening it brings nothing
+            self._retry.pop(topic.name, None)  # it served clients: pauses grow only while opening leads to nothing
         if self.ownership.owns(topic.name):
             self._plan_retry(topic.name)
         if self._open.get(topic.name) is topic:
@@ -238,7 +242,7 @@ class Topics:
 
     def _start_closing(self, name: TopicName, work: Callable[[], Awaitable[None]]) -> asyncio.Task[Exception | None]:
         async def run() -> Exception | None:
-            """What stores raise is a result, for whoever waits: an outage is no defect of ours."""
+            """Return the stores' errors to the waiting callers: an outage is not a bug here."""
             try:
                 await work()
             except (CepheidError, TimeoutError) as error:
@@ -253,12 +257,12 @@ class Topics:
         return task
 
     async def _close(self, name: TopicName, work: Callable[[], Awaitable[None]]) -> None:
-        """To its end, whoever gives up. Raises what the stores raise."""
+        """Run `work` to its end, even if the caller gives up. Raises the stores' errors."""
         if (error := await asyncio.shield(self._start_closing(name, work))) is not None:
             raise error
 
     async def unload(self, name: TopicName, reason: str = "the topic is unloaded") -> None:
-        """Closes it in good order; it is opened again by whoever asks. Not open is success."""
+        """Close the topic in order; the next request opens it again. Succeeds if it is not open."""
         topic = self._open.pop(name, None)
         if topic is None:
             return
@@ -267,8 +271,8 @@ class Topics:
         log.info("topic.unloaded", extra={"topic": str(name), "reason": reason})
 
     async def delete(self, name: TopicName, *, force: bool = False) -> None:
-        """The topic with everything in it. Raises TopicNotFoundError, NotOwnerError, NotAllowedError when it is in use (unless
-        `force`), ServiceNotReadyError: it takes long, and goes on. Repeat it after any other error."""
+        """Delete the topic with everything in it. Raises TopicNotFoundError; NotOwnerError; NotAllowedError if it is in use
+        (unless `force`); ServiceNotReadyError if it takes long and continues in the background. Repeat it after any other error."""
         if await self._catalog.partitions(name) is None:
             raise TopicNotFoundError(f"topic {name} does not exist", topic=str(name))
         await self.ownership.require(name)
@@ -280,21 +284,26 @@ class Topics:
     # Bundles (BundleUser)
 
     def drop_unowned(self) -> None:
-        """No grace: another broker may have begun to serve them. Publishes under way fail, and clients look the topics up again."""
+        """Close the topics that this broker no longer owns.
+
+        There is no grace period: another broker may already serve them. Pending publishes fail, and clients look the topics up
+        again.
+        """
         reason = "its bundle went to another broker"
         for topic in self.loaded():
             if topic.name in self._prepared or self.ownership.keeps(topic.name):
                 continue
             if isinstance(topic, PersistentTopic):
                 error = ManagedLedgerFailedError(f"{topic.name}: {reason}", topic=str(topic.name))
-                topic.ledger.fail(error)  # its hooks take it out of `_open`
+                topic.ledger.fail(error)  # its failure hooks remove it from `_open`
             if self._open.get(topic.name) is topic:
                 del self._open[topic.name]
                 self._policies.release(topic.name)
                 topic.close_clients(reason)
 
     async def unload_bundle(self, bundle: Bundle, reason: str) -> None:
-        """Again until nothing is left, unless it may be opened meanwhile: a sole broker's topics come back at once."""
+        """Unload until no topic of the bundle is left, or stop if they may be opened meanwhile: a sole broker's topics return at
+        once."""
         turns = asyncio.Semaphore(_UNLOADED_AT_ONCE)
 
         async def unload(name: TopicName) -> None:
@@ -312,7 +321,8 @@ class Topics:
                 return
 
     async def hand_over(self, bundle: Bundle, heir: Heir, reason: str) -> bool:
-        """Groups of them, so that no producer waits for more than its own group: those with clients first. Raises as `Heir`."""
+        """Hand the topics over in groups, those with clients first, so that a producer waits only for its own group. Raises as
+        `Heir`."""
         await self.wait_until_settled([name for name in (*self._opening, *self._closing) if bundle.holds(name)])
         names = [name for name, topic in self._open.items() if bundle.holds(name) and not topic.closed]
         names = [name for name in names if name not in self._prepared]
@@ -327,7 +337,7 @@ class Topics:
         return True
 
     async def _move(self, names: Iterable[TopicName], heir: Heir, reason: str) -> bool:
-        """Whatever happens on the way, their clients are told to go somewhere."""
+        """Move these topics; whatever fails, their clients are closed so that they reconnect."""
         topics = {name: topic for name in names if (topic := self._open.get(name)) is not None and not topic.closed}
         stops = {}
         for name, topic in topics.items():
@@ -347,7 +357,7 @@ class Topics:
         return len(opened) == len(topics)
 
     async def take_in(self, topics: Sequence[TopicName]) -> list[TopicName]:
-        """What cannot be opened is left out; its client finds out why when it comes."""
+        """Open these topics; one that fails is left out of the result, and its client gets the error when it connects."""
         outcomes = await asyncio.gather(*(self.get(name, may_create=False) for name in topics), return_exceptions=True)
         for outcome in outcomes:
             if isinstance(outcome, BaseException) and not isinstance(outcome, CepheidError | TimeoutError):
@@ -355,8 +365,8 @@ class Topics:
         return [name for name, outcome in zip(topics, outcomes, strict=True) if not isinstance(outcome, BaseException)]
 
     async def delete_open(self, name: TopicName, condition: Callable[[Topic], bool]) -> None:
-        """If it is open and `condition` holds: of one that was closed meanwhile nobody knows whether it still does. Raises as
-        `delete`."""
+        """Delete the topic if it is open and `condition` holds. A closed topic is refused: its condition can no longer be
+        checked. Raises the errors of `delete`."""
         await self._wait_until_settled(name)
         if name not in self._open:
             raise NotAllowedError(f"topic {name} is not open any more", topic=str(name))
@@ -372,8 +382,11 @@ class Topics:
             raise ServiceNotReadyError(message, topic=str(name)) from None
 
     def close_to_newcomers(self, names: Iterable[TopicName], condition: Callable[[Topic], bool]) -> None:
-        """From here on nobody connects to those that are open: `remove` or `unload` them. Nothing is closed, and NotAllowedError
-        raised, when `condition` does not hold for one of them: so nobody comes in between the look and the deed."""
+        """Refuse new clients on those topics that are open; then call `remove` or `unload`.
+
+        Check and closing are one step, so that no client connects in between. Raises NotAllowedError, and closes none, if
+        `condition` does not hold for one of them.
+        """
         topics = [topic for name in names if (topic := self._open.get(name)) is not None]
         if (busy := next((topic for topic in topics if not condition(topic)), None)) is not None:
             raise NotAllowedError(f"topic {busy.name} is in use by {busy.clients}", topic=str(busy.name))
@@ -382,7 +395,7 @@ class Topics:
 
     @contextmanager
     def hold(self, name: TopicName) -> Iterator[None]:
-        """Meanwhile it, or a partition of it, is opened for nobody."""
+        """Refuse to open the topic or any partition of it inside this context."""
         self._held[name] = None
         try:
             yield
@@ -390,18 +403,20 @@ class Topics:
             del self._held[name]
 
     async def wait_until_settled(self, names: Iterable[TopicName]) -> None:
-        """None of these is being opened or closed."""
+        """Wait until none of these topics is being opened or closed."""
         for name in names:
             await self._wait_until_settled(name)
 
     async def remove(self, name: TopicName, owned: TopicName) -> None:
-        """As `delete` by force, also of what no record speaks of: remains of something that was interrupted. By whoever serves the
-        topic `owned`, for as long as it does."""
+        """Delete as `delete` with `force` does, including remains of an interrupted operation that have no record.
+
+        It works while this broker owns the topic `owned`.
+        """
         await self._wait_until_settled(name)
         await self._remove(name, owned)
 
     async def prepare(self, name: TopicName, subscriptions: Mapping[str, Mapping[str, str]]) -> None:
-        """Before anybody knows of it, a partition gets these durable subscriptions (name → properties), from its first entry on."""
+        """Create a partition with these durable subscriptions (name → properties) at its first entry, before clients know of it."""
         await self._wait_until_settled(name)
         self._prepared[name] = None
         try:
@@ -409,7 +424,7 @@ class Topics:
             assert topic is not None, f"{name} was not opened"
             for subscription, properties in subscriptions.items():
                 await topic.create_subscription(subscription, EARLIEST, properties=dict(properties))
-            await self.unload(name, "the partition is prepared")  # opened again, it has the policies of its partitioned topic
+            await self.unload(name, "the partition is prepared")  # reopened, it gets the policies of its partitioned topic
         finally:
             self._prepared.pop(name, None)
 
@@ -421,7 +436,8 @@ class Topics:
         await self._close(name, partial(self._delete, name, owned))
 
     async def _delete(self, name: TopicName, owned: TopicName) -> None:
-        """Step by step while it is ours: who has it next may have clients on it by now, and what they publish stays."""
+        """Delete in steps while this broker owns `owned`: the next owner may already have clients on the topic, whose entries
+        must stay."""
 
         def check() -> None:
             if not self.ownership.keeps(owned):
@@ -448,7 +464,7 @@ class Topics:
             topic.on_tick(window_s)
 
     async def aclose(self) -> None:
-        """Unloads everything, together; what is being opened is waited for."""
+        """Unload all topics concurrently, after those being opened."""
         self._stopping = True
         for opening in list(self._opening.values()):
             await asyncio.wait([opening])
@@ -459,4 +475,4 @@ class Topics:
         try:
             await self.unload(name, reason)
         except (CepheidError, TimeoutError):
-            pass  # it is logged, and closed as far as that is possible
+            pass  # logged; closed as far as possible

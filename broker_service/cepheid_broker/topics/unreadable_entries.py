@@ -1,10 +1,10 @@
-"""Which entries of a backlog have no valid copy: what an operator gives up by `cepheid subscriptions skip --unreadable`.
+"""Finds entries of a backlog without a valid copy, which an operator gives up by `cepheid subscriptions skip --unreadable`.
 
     waits here
        ▼
-    7:3 ✗  7:4 ✗  7:5 ■  7:6 ✗  7:7 ■ ■ ■ ■ … 1 MiB that can be read: the look ends        gives 7:3, 7:4, 7:6
+    7:3 ✗  7:4 ✗  7:5 ■  7:6 ✗  7:7 ■ ■ ■ ■ … 1 MiB that can be read: the search ends       gives 7:3, 7:4, 7:6
 
-Only what is certain counts (`is_entry_gone`). An entry that a bookie that is down may still have ends the look: with an error, or
+Only certain losses count (`is_entry_gone`). An entry that an unavailable bookie may still have ends the search: with an error, or
 with what was found before it.
 """
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from cepheid_managed_ledger import Cursor, ManagedLedger
 
 _READABLE_BYTES = 1 << 20
-"""So much that can be read after the last unreadable entry ends the look: one damaged place is some blocks at most."""
+"""This many readable bytes after the last unreadable entry end the search: one damaged place spans a few blocks at most."""
 
 MAX_FOUND = 1_000
-"""Entries found by one look: each costs a read at every replica."""
+"""Most entries found by one search: each costs a read at every replica."""
 
 _READ_ENTRIES = 10_000
 
@@ -34,7 +34,7 @@ _READ_ENTRIES = 10_000
 class UnreadableEntries:
     """Entries without a valid copy, in the order in which they were found, and why each cannot be read.
 
-    `may_be_more`: the look ended at its bound, or at an entry whose fate is not certain.
+    `may_be_more`: the search ended at its bound, or at an entry whose loss is not certain.
     """
 
     positions: list[Position] = field(default_factory=list)
@@ -58,9 +58,9 @@ class UnreadableEntries:
 
 
 async def find_unreadable(ledger: ManagedLedger, cursor: Cursor, starts: Sequence[Position]) -> UnreadableEntries:
-    """Look at what is not acknowledged, from each start on, until `_READABLE_BYTES` in a row can be read.
+    """Search the unacknowledged entries from each start on, until `_READABLE_BYTES` in a row can be read.
 
-    Raises CepheidError: an entry cannot be read, it is not certain that it is gone, and nothing was found before.
+    Raises CepheidError if an entry cannot be read, its loss is not certain, and nothing was found before.
     """
     found = UnreadableEntries()
     for start in starts:
