@@ -1,15 +1,15 @@
-"""Who may do what at a bookie's ports: the role of a caller's certificate, and read tickets. No I/O.
+"""Permissions at a bookie's ports, by the role in a caller's certificate and by read tickets. No I/O.
 
     certificate ──► role ──► a cluster role: everything        a reader role: reads without a ticket
                                    └── any other: reads with a ticket for the ledger, nothing else
 
     operation ──OPERATION_NEEDS──► need ──BookieAccess.refusal──► None, or why the role may not
 
-Rule 1: writes, fences and recovery reads are for cluster roles alone, whatever key or ticket comes with them. What has no row in
-the table is refused.
-Rule 2: tickets are checked behind the ports (scans.py, `Bookie.read_lac`), so that the scan port and gRPC are alike. The port says
-who asks (denials.py).
-Rule 3: a broker in the bookie's own process does not come through a port, and is not asked for its role.
+Rule 1: writes, fences and recovery reads are for cluster roles alone, whatever key or ticket is shown. An operation that has no row
+in the table is refused.
+Rule 2: tickets are checked after the ports (scans.py, `Bookie.read_lac`), so that the scan port and gRPC are alike. The port names
+the caller (denials.py).
+Rule 3: a broker in the bookie's own process does not use a port, and its role is not checked.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ _REASONS = {
 _STATUSES = {
     TicketVerdict.VALID: Status.OK,
     TicketVerdict.EXPIRED: Status.TICKET_EXPIRED,
-    TicketVerdict.UNKNOWN_KEY: Status.TICKET_KEY_UNKNOWN,  # the reader tries again, and then with a new ticket
+    TicketVerdict.UNKNOWN_KEY: Status.TICKET_KEY_UNKNOWN,  # the reader tries again, then with a new ticket
     TicketVerdict.REFUSED: Status.UNAUTHORIZED,
 }
 
 
 FENCE = "fence"
-"""A request of ReadLac or Read that fences the ledger."""
+"""A ReadLac or Read request that fences the ledger."""
 SCAN = "Scan"
-"""A request of Read that is a scan, and what the scan port serves."""
+"""A Read request that is a scan, and every request at the scan port."""
 
 
 class Need(Enum):
@@ -51,11 +51,11 @@ class Need(Enum):
 
     NOTHING = auto()
     CERTIFICATE = auto()
-    """To have passed the handshake of its port."""
+    """A completed handshake of its port."""
     TICKET = auto()
-    """A read ticket that holds. It is checked behind the port (rule 2), whatever the role is."""
+    """A valid read ticket. It is checked after the port (rule 2), whatever the role is."""
     READER_OR_TICKET = auto()
-    """A role that reads without a ticket, or a ticket, which is checked behind the port."""
+    """A role that reads without a ticket, or a ticket, which is checked after the port."""
     READER = auto()
     """A role that reads without a ticket."""
     CLUSTER = auto()
@@ -70,17 +70,17 @@ OPERATION_NEEDS: Mapping[str, Need] = {
     READ_LAC: Need.READER_OR_TICKET,
     READ: Need.READER,
     SCAN_PORT: Need.CERTIFICATE,
-    # kinds of their requests, which need something else than the call; the last one is that of the scan port as well
+    # kinds of their requests, whose need differs from that of the call; the last one is also that of the scan port
     FENCE: Need.CLUSTER,
     SCAN: Need.TICKET,
     # pages of the health port
     "/health": Need.NOTHING,
     "/ready": Need.NOTHING,
     "/metrics": Need.NOTHING,
-    "/caught-up": Need.NOTHING,  # of a process that repairs as well: tools that restart bookies ask for it
+    "/caught-up": Need.NOTHING,  # of a process that also repairs; tools that restart bookies request it
     "/ledgers": Need.READER,
 }
-"""All that a bookie's ports serve. A test compares it with what they do."""
+"""All operations that a bookie's ports serve. A test compares them with the ports."""
 
 _NEEDS_CLUSTER = "only brokers and repair workers of this cluster may change what a bookie holds"
 _NEEDS_READER = "a read needs a ticket: plan it through a broker, which issues tickets"
@@ -88,7 +88,7 @@ _NEEDS_READER = "a read needs a ticket: plan it through a broker, which issues t
 
 @dataclass(frozen=True, slots=True)
 class BookieAccess:
-    """What roles may do. `open_without_tls`: a caller on a port without TLS may do everything, as without security.
+    """Permissions of roles. `open_without_tls`: a caller on a port without TLS may do everything, as without security.
 
     `certificate_role`: which name in a certificate is the role.
     """
@@ -97,11 +97,11 @@ class BookieAccess:
     reader_roles: frozenset[str] = frozenset()
     open_without_tls: bool = False
     open_reads_without_tls: Callable[[], bool] = bool
-    """Whether a caller on a port without TLS may read without a ticket: of a release that knows none, while it is replaced."""
+    """Whether a caller on a port without TLS may read without a ticket: during an upgrade from a release without tickets."""
     certificate_role: CertificateRule = "common_name"
 
     def refusal(self, operation: str, role: str, *, is_encrypted: bool, has_ticket: bool = False) -> str | None:
-        """Return why the role may not do this, None when it may. A ticket that is shown is checked behind the port."""
+        """Return why the role may not do this; None if it may. A ticket is checked after the port."""
         need = OPERATION_NEEDS.get(operation)
         if need is None:
             return f"the operation {operation!r} has no row in the table of permissions"
@@ -123,11 +123,11 @@ class BookieAccess:
 
 
 OPEN_ACCESS = BookieAccess(open_without_tls=True)
-"""A bookie without security."""
+"""The permissions of a bookie without security."""
 
 
 def ticket_check(check: CheckTicket, denials: Denials | None = None) -> AuthorizeRead:
-    """Return the check of read tickets as a bookie's reads ask for it. `denials` receives the tickets that do not hold."""
+    """Return the check of read tickets that a bookie's reads call. Invalid tickets are reported to `denials`."""
 
     def authorize(ticket: bytes, ledger_id: int, first_entry_id: int, last_entry_id: int) -> Status:
         verdict = check(ticket, ledger_id, first_entry_id, last_entry_id)

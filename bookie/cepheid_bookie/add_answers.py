@@ -1,4 +1,4 @@
-"""From the fates of single groups to answers: one call per stream and journal batch, adjacent ranges joined."""
+"""Turns the results of single groups into answers: one call per stream and journal batch, adjacent ranges joined."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ OnAnswers = Callable[[Sequence[AddAnswer]], None]
 
 
 class AddCompletion(NamedTuple):
-    """What a group's place in the journal comes back with. A status other than OK was decided at admission."""
+    """What the journal returns for one group. A status other than OK was decided at admission."""
 
     on_answers: OnAnswers
     ledger_id: int
@@ -21,7 +21,10 @@ class AddCompletion(NamedTuple):
 
 
 def deliver(completions: Iterable[AddCompletion], outcome: Status) -> None:
-    """Answers in the order of the completions. `outcome` is the fate of those admitted: OK only when their records are synced."""
+    """Deliver answers in the order of the completions.
+
+    `outcome` applies to admitted groups: OK only once their records are synced.
+    """
     streams: dict[OnAnswers, list[list[int]]] = {}
     open_runs: dict[tuple[OnAnswers, int], list[int]] = {}
     for on_answers, ledger_id, first, last, status in completions:

@@ -1,4 +1,4 @@
-"""Admits adds: the heart of the bookie. One synchronous step per group, in this order:
+"""Admission of adds, the heart of the bookie. One synchronous step per group, in this order:
 
     room? ─no─► waits, first come first served, up to a bound, then OVERLOADED
       │
@@ -7,9 +7,9 @@
      └── background adds (copies of repair), from a queue of their own, at the pace that the others leave: background_adds.py
 
 Rule 1: check and act are one turn of the loop: a fence is seen by every add that is admitted after it.
-Rule 2: into the cache *before* the journal is written. A fencing read must see what was admitted, or it would deny an entry that is
-acknowledged a moment later; and the log mark must never pass what only the journal holds.
-Rule 3: refusals go through the journal's queue as markers: the answers of a ledger keep the order of its requests on one stream.
+Rule 2: add to the cache *before* the journal is written. A fencing read must see what was admitted, or it would deny an entry that
+is acknowledged a moment later; and the log mark must never pass an entry that only the journal holds.
+Rule 3: refusals pass through the journal's queue as markers: the answers of a ledger keep the order of its requests on one stream.
 The background and the foreground adds of a ledger overtake each other, so a stream carries only one kind of a ledger.
 """
 
@@ -35,7 +35,7 @@ from cepheid_bookie.write_cache import WriteCache, cached_size
 from cepheid_rpc import MASTER_KEY_BYTES, AddRequest, Buffer, Status
 
 MAX_ENTRY_ID = (1 << 62) - 1
-_BACKGROUND_SHARE = 0.75  # of the half that fills, while the other one is flushed: the rest is for foreground adds
+_BACKGROUND_SHARE = 0.75  # of the half being filled while the other one is flushed; the rest is for foreground adds
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class AddCounters:
 
 
 class Admission:
-    """Owns the adds that wait for room, and the order of the steps."""
+    """Owns the adds that wait for room, and the order of the admission steps."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Admission:
         self._settings = settings
         self._limbo_below = limbo.below
         self._on_room = on_room
-        self._waiting: deque[tuple[AddRequest, OnAnswers, float]] = deque()  # the last: when its wait is too long
+        self._waiting: deque[tuple[AddRequest, OnAnswers, float]] = deque()  # the last element: when it has waited too long
         self._awaiting_load: dict[int, list[tuple[AddRequest, OnAnswers]]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self.waiting_bytes = 0
@@ -88,7 +88,7 @@ class Admission:
 
     @property
     def is_full(self) -> bool:
-        """Adds wait: whoever can hold back should."""
+        """Whether adds wait for room; callers that can apply backpressure should do so."""
         return bool(self._waiting)
 
     def add(self, requests: Sequence[AddRequest], on_answers: OnAnswers) -> None:
@@ -108,7 +108,7 @@ class Admission:
         self._space.touch(self.counters.bytes)
 
     def pump(self) -> None:
-        """Room may have come: admits what waits, in order."""
+        """Admit waiting adds in order, as far as there is room now."""
         if self._waiting:
             self._pump_foreground()
         self.background.pump()
@@ -123,13 +123,13 @@ class Admission:
             self._on_room()
 
     def refuse_waiting(self, status: Status) -> None:
-        """Nothing that waits will be admitted."""
+        """Refuse everything that waits."""
         self._refuse_foreground(status)
         self.background.refuse_waiting(status)
 
     def _refuse_foreground(self, status: Status) -> None:
         self._cancel_timer()
-        # Of one ledger, what waits for its load came before what waits for room.
+        # Within one ledger, adds that wait for its load came before adds that wait for room.
         waiting = [*chain.from_iterable(self._awaiting_load.values()), *(held[:2] for held in self._waiting)]
         self._awaiting_load.clear()
         self._waiting.clear()
@@ -145,7 +145,7 @@ class Admission:
 
     def _has_background_room(self) -> bool:
         if self._space.read_only:
-            return True  # to be refused
+            return True  # so that it is refused
         cache = self._cache
         if self._waiting or (cache.flushing is not None and cache.active.used_bytes >= _BACKGROUND_SHARE * cache.half_bytes):
             return False
@@ -156,7 +156,7 @@ class Admission:
         ledger_id, first, count = group.ledger_id, group.first_entry_id, len(group.ends)
         state = self._ledgers.get(ledger_id)
         if ledger_id in self._awaiting_load or (state is None and self._ledgers.may_know(ledger_id)):
-            self._wait_for_load(request, on_answers)  # loaded by now perhaps, but others came before and have their turn first
+            self._wait_for_load(request, on_answers)  # may be loaded by now, but earlier adds have their turn first
             return
         if state is None:
             if len(request.master_key) != MASTER_KEY_BYTES:
@@ -194,7 +194,7 @@ class Admission:
         if state.fenced and (state.deleted or not request.recovery):
             return Status.FENCED
         if state.ledger_id < self._limbo_below and not request.recovery:
-            return Status.READ_ONLY  # a fence may be among what was lost
+            return Status.READ_ONLY  # the lost data may include a fence
         if end > MAX_ENTRY_ID:
             return Status.BAD_REQUEST
         if self._space.read_only and not _may_use_reserve(request):
@@ -225,7 +225,7 @@ class Admission:
 
     def _may_wait(self, request: AddRequest, on_answers: OnAnswers) -> bool:
         if self.waiting_bytes >= self._settings.waiting_bytes:
-            # An earlier request of the same ledger may wait, and must be answered first: all that waits is refused together.
+            # An earlier request of this ledger may be waiting and must be answered first, so refuse all that wait together.
             self._refuse_foreground(Status.OVERLOADED)
             self._refuse(request, on_answers, Status.OVERLOADED)
             return False
@@ -233,7 +233,7 @@ class Admission:
         return True
 
     def _on_waited(self) -> None:
-        """The one that waited when the timer was set may have had its turn; the timer follows the first in the queue."""
+        """Set the timer for the first in the queue; the request for which it was set may no longer wait."""
         loop = asyncio.get_running_loop()
         deadline = self._waiting[0][2]
         if loop.time() < deadline:
@@ -273,7 +273,7 @@ def _may_use_reserve(request: AddRequest) -> bool:
 
 
 def refuse_all(requests: Sequence[AddRequest], on_answers: OnAnswers, status: Status) -> None:
-    """Answers a whole message at once, for a bookie that does not take part any more."""
+    """Answer a whole message at once, for a bookie that no longer takes part."""
     deliver(
         [
             AddCompletion(on_answers, request.group.ledger_id, request.group.first_entry_id, request.group.last_entry_id, status)

@@ -1,11 +1,11 @@
-"""Background adds that wait for their turn: the driver of `BackgroundPace`.
+"""Queue of background adds that wait for their turn: the driver of `BackgroundPace`.
 
     add ──► queue ──► slices ──(room, ledger loaded, pace)──► Admission._admit ──► journal ──► answers of ranges
               └─ full: the request's bytes are dropped, its refusal waits in its place
 
-Rule 1: requests are admitted, and refused, in the order in which they came. So the answers of a ledger keep the order of its
+Rule 1: requests are admitted and refused in the order of arrival. So the answers of a ledger keep the order of its
 requests on one stream, if all of these are background adds.
-Rule 2: a refusal of overload is answered after what came before it: its sender repeats it when there is room, not before.
+Rule 2: an overload refusal is answered after all earlier requests: its sender retries when there is room, not before.
 Rule 3: foreground adds that wait for room come first, and a part of the write cache is theirs while a flush is under way.
 """
 
@@ -26,11 +26,11 @@ from cepheid_rpc import AddRequest, EntryGroup, Status
 Refuse = Callable[[OnAnswers, int, int, int, Status], None]
 """Answers entries `first..last` of a ledger: (on_answers, ledger_id, first, last, status)."""
 
-_REFUSAL_BYTES = 512  # what a refusal takes while it waits
+_REFUSAL_BYTES = 512  # size of a waiting refusal
 
 
 class _Held:
-    """A request with the entries of it that wait. `request` is None when it was refused, and its refusal waits."""
+    """A request and its entries that still wait. `request` is None if it was refused and its refusal waits."""
 
     __slots__ = ("deadline", "first_entry_id", "last_entry_id", "ledger_id", "on_answers", "request", "size_bytes")
 
@@ -46,7 +46,7 @@ class _Held:
 
 
 class BackgroundAdds:
-    """Owns the queue. `has_room`, `admit` and `refuse` are the admission's."""
+    """Owns the queue. `has_room`, `admit` and `refuse` belong to the admission."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class BackgroundAdds:
         return f"<BackgroundAdds: {len(self._waiting)} waiting with {self.waiting_bytes} B>"
 
     def add(self, request: AddRequest, on_answers: OnAnswers) -> None:
-        """Queue a request, or its refusal when too many bytes wait. The caller pumps after the last request of a message."""
+        """Queue a request, or its refusal if too many bytes wait. The caller pumps after the last request of a message."""
         if self.waiting_bytes >= self._limit_bytes:
             self.pump()
         if self.waiting_bytes >= 2 * self._limit_bytes:  # refusals alone fill the queue
@@ -86,7 +86,7 @@ class BackgroundAdds:
         self.waiting_bytes += held.size_bytes
 
     def pump(self) -> None:
-        """Admit what may be admitted now. Called when something came, a batch was synced, or room came."""
+        """Admit what may be admitted now. Called when a request arrived, a batch was synced, or room was freed."""
         if not self._waiting:
             return
         if self._timer is not None:
@@ -140,7 +140,7 @@ class BackgroundAdds:
         self._admit(AddRequest(part, request.master_key, request.recovery, background=True), held.on_answers)
 
     def _loads(self, ledger_id: int) -> bool:
-        """Whether the ledger's state must be loaded first; starts that. The queue waits, as a look into the index is short."""
+        """Whether the ledger's state must be loaded first; starts the load. The queue waits, as an index lookup is short."""
         if self._ledgers.get(ledger_id) is not None or not self._ledgers.may_know(ledger_id):
             return False
         if self._loading != ledger_id:

@@ -1,15 +1,16 @@
-"""Decides when background adds (copies that repair makes) may be admitted. No I/O; the driver passes the time in.
+"""Decides when background adds (copies made by repair) may be admitted. No I/O; the driver passes the time in.
 
     no foreground add for 0.5 s ──► free: the bound is what background adds have in the journal
     foreground adds             ──► paced: │ quiet │ window │ window │ … │ quiet │ window │ …
                                              │         └─► after each: raise the rate by a step, or halve it
-                                             └─► nothing is admitted: what foreground adds wait now is the baseline
+                                             └─► nothing is admitted: the wait of foreground adds is the baseline
 
 The measure is the journal queue time of foreground adds: from the admission of the first one of a batch until the batch is synced.
 Its median and its high quantile in a window of background adds are compared with the baseline, which adapts slowly. The median
-notices a small delay of all adds where the tail is long anyway; the high quantile notices what only some adds wait for.
+detects a small delay of all adds where the tail is long anyway; the high quantile detects delays of only some adds.
 
-Rule 1: the rate never falls below the floor, so that a repair ends. At the floor, what a quiet window holds back follows after it.
+Rule 1: the rate never falls below the floor, so that a repair ends. At the floor, adds held back in a quiet window are admitted
+after it.
 Rule 2: above the floor, background adds are admitted only up to `PACED_BYTES` in the journal, or one that is larger.
 Rule 3: the rate is raised only after a window that used it: an unused rate says nothing about the disk.
 """
@@ -17,35 +18,36 @@ Rule 3: the rate is raised only after a window that used it: an unused rate says
 from __future__ import annotations
 
 SLICE_BYTES = 128 << 10
-"""Most bytes of one background add while there are foreground adds: one slice delays a foreground sync by little."""
+"""Limit of one background add while there are foreground adds: one slice delays a foreground sync only a little."""
 
 FREE_SLICE_BYTES = 1 << 20
-"""Most bytes of one background add while there are no foreground adds: each slice has a CPU cost of its own."""
+"""Limit of one background add while there are no foreground adds: each slice has a fixed CPU cost."""
 
 PACED_BYTES = 2 * SLICE_BYTES
-"""Most bytes of background adds in the journal while there are foreground adds and the rate is above the floor."""
+"""Limit of background adds in the journal while there are foreground adds and the rate is above the floor."""
 
 FREE_BYTES = 4 << 20
-"""Most bytes of background adds in the journal while there are no foreground adds: the next one waits for them."""
+"""Limit of background adds in the journal while there are no foreground adds: the next one waits for them."""
 
 IDLE_S = 0.5
 _WINDOW_S = 0.1
 _LONGEST_WINDOW_S = 0.5
-_WINDOW_BATCHES = 8  # measured, before a window may end early
+_WINDOW_BATCHES = 8  # measured batches before a window may end early
 _QUIET_EVERY = 8  # windows
 _QUANTILES = (0.5, 0.9)
 _TOLERATED_RATIO = 1.25
 _TOLERATED_S = 0.001
-_STEP_BYTES_S2 = 20 << 20  # by which the rate rises in a second
-_BURST_S = 0.005  # a timer may be late by so much without loss
-_FLOOR_BURST_S = 0.2  # the same at the floor: what a quiet window held back
+_STEP_BYTES_S2 = 20 << 20  # rise of the rate per second
+_BURST_S = 0.005  # a timer may be this late without loss
+_FLOOR_BURST_S = 0.2  # the same at the floor: adds held back in a quiet window
 _MAX_RATE_BYTES_S = 1 << 30
 
 
 class BackgroundPace:
     """Owns the rate of background adds, the baseline, and the count of their bytes in the journal.
 
-    `beside` is the pace of other work that yields to the same foreground adds (compaction): it learns what this one learns of them.
+    `beside` is the pace of other work that yields to the same foreground adds (compaction): it shares what this one measures of
+    them.
     """
 
     def __init__(self, floor_bytes_s: float, *, beside: BackgroundPace | None = None) -> None:
@@ -66,17 +68,17 @@ class BackgroundPace:
         return f"<BackgroundPace {self._rate / 2**20:.1f} MiB/s, baseline {baseline}, {self.in_journal_bytes} B in the journal>"
 
     def rate_bytes_s(self, now: float) -> float | None:
-        """Return the rate that holds now; None while background adds are free."""
+        """Return the current rate; None while background adds are not limited."""
         return self._rate if self._is_paced(now) else None
 
     def slice_bytes(self, now: float) -> int:
-        """Return the most bytes that one background add may have now; larger ones are cut."""
+        """Return the maximum size of one background add now; larger ones are cut."""
         return SLICE_BYTES if self._is_paced(now) else FREE_SLICE_BYTES
 
     def delay_s(self, now: float, size_bytes: int) -> float | None:
-        """Return how long an add of this size has to wait; None: until the journal has synced a batch.
+        """Return how long an add of this size must wait; None: until the journal has synced a batch.
 
-        A quiet window may end before the time that this returns: ask again after each batch.
+        A quiet window may end before the returned time: ask again after each batch.
         """
         if not self._is_paced(now):
             return 0.0 if not self.in_journal_bytes or self.in_journal_bytes + size_bytes <= FREE_BYTES else None
@@ -111,7 +113,7 @@ class BackgroundPace:
         self._foreground_batches += 1
 
     def on_batch(self, now: float, foreground_at: float | None, background_bytes: int, *, synced: bool) -> None:
-        """Take the end of a batch: when its first foreground add was admitted (None: it has none), and its background bytes."""
+        """Handle the end of a batch: when its first foreground add was admitted (None: it has none), and its background bytes."""
         if self._beside is not None:
             self._beside.on_batch(now, foreground_at, 0, synced=synced)
         window = self._window
@@ -123,7 +125,7 @@ class BackgroundPace:
             return
         self._foreground_at = now
         self._foreground_batches -= 1
-        # Not while background adds of the window before are in the journal.
+        # Not while the journal has background adds of the previous window.
         clean_since = window.clean_since
         if synced and (window.background_bytes or (clean_since is not None and foreground_at >= clean_since)):
             window.queue_times_s.append(now - foreground_at)
@@ -150,7 +152,7 @@ class BackgroundPace:
         self._start_window(now, quiet=used and (self._windows_since_quiet >= _QUIET_EVERY or self._baseline_s is None))
 
     def _learn_baseline(self, measured_s: tuple[float, ...]) -> None:
-        """Adapt slowly: one window on a shared disk says little. Down faster than up, since flushes of background adds raise it."""
+        """Adapt slowly, as one window on a shared disk says little; faster down than up, as flushes of background adds raise it."""
         known_s = self._baseline_s or measured_s
         self._baseline_s = tuple(
             known + (measured - known) / (4 if measured < known else 8) for known, measured in zip(known_s, measured_s, strict=True)
@@ -169,9 +171,9 @@ class BackgroundPace:
 
 
 class _Window:
-    """A short time, and how long foreground adds waited in it.
+    """A short period and the waits of foreground adds in it.
 
-    `clean_since`: from then on the journal had no background adds; None: it has some, or had some that were admitted in the window.
+    `clean_since`: the journal has had no background adds since; None: it has some, or had some that were admitted in the window.
     """
 
     __slots__ = ("background_bytes", "clean_since", "queue_times_s", "quiet", "started_at")
@@ -184,11 +186,11 @@ class _Window:
         self.queue_times_s: list[float] = []
 
     def is_over(self, now: float) -> bool:
-        """Whether enough was measured, or waited for it long enough."""
+        """Whether enough was measured, or enough time has passed."""
         age_s = now - self.started_at
         return age_s >= _LONGEST_WINDOW_S or (age_s >= _WINDOW_S and len(self.queue_times_s) >= _WINDOW_BATCHES)
 
     def quantiles_s(self) -> tuple[float, ...]:
-        """Return the quantiles of what was measured, which must be something."""
+        """Return the quantiles of the measurements, of which there must be at least one."""
         ordered = sorted(self.queue_times_s)
         return tuple(ordered[min(len(ordered) - 1, int(share * len(ordered)))] for share in _QUANTILES)

@@ -1,16 +1,16 @@
-"""Blocks that readers have not finished: the one in whose middle a reader stopped, and those that are read ahead of it.
+"""Cache of blocks that readers have not finished: those in whose middle a reader stopped, and those read ahead.
 
     fetch(block) ──► unfinished? ahead? being read ahead? ──no──► read from disk
          └──► settle(block): finished ──► may leave first       unfinished ──► kept for the reader's next request
 
-A request ends after about 1 MB, rarely where a block does. Without this cache each block is read and checked by the request that
+A request ends after about 1 MB, rarely at a block boundary. Without this cache each block is read and checked by the request that
 begins in it and again by the one that ends in it.
 
-Rule 1: bounded in bytes of whole blocks. What is read ahead has half of them at most, and waits a few seconds for its reader. It
-takes no room from blocks in whose middle a reader was in the last seconds: with more readers than there is room for, nothing is
+Rule 1: the size is bounded in bytes of whole blocks. Blocks read ahead take half of it at most, and are kept a few seconds. They
+take no room from blocks in whose middle a reader was in the last seconds: with more readers than fit, nothing is
 read ahead, since that would make others read their blocks again.
-Rule 2: nothing of a ledger is in it after `forget`. A block that was looked up in the index before is not kept either: the
-caller takes `generation` before its look.
+Rule 2: after `forget`, the cache has no block of the ledger. Blocks looked up in the index earlier are not kept either: the
+caller takes `generation` before its lookup.
 Rule 3: a damaged block is never kept.
 """
 
@@ -37,12 +37,12 @@ class _Kept(NamedTuple):
 
 
 class BlockCache:
-    """Called by reader threads; `forget` by the loop. Blocks are immutable, so readers share them."""
+    """Cache of blocks. Reader threads call it, and the loop calls `forget`. Blocks are immutable, so readers share them."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self._lock = threading.Lock()
-        self._blocks: OrderedDict[BlockRef, _Kept] = OrderedDict()  # the first one leaves first
+        self._blocks: OrderedDict[BlockRef, _Kept] = OrderedDict()  # the first is evicted first
         self._block_bytes = 0
         self._ahead: OrderedDict[BlockRef, _Kept] = OrderedDict()
         self._ahead_bytes = 0
@@ -57,7 +57,7 @@ class BlockCache:
         return self._block_bytes + self._ahead_bytes
 
     def fetch(self, block: BlockRef, read: ReadBlock) -> tuple[Status, EntryGroup | None, bool]:
-        """The block's entries or why there are none, and whether they came from the cache. `settle` follows."""
+        """Return the block's entries, or why there are none, and whether they came from the cache. Call `settle` afterwards."""
         with self._lock:
             group = self._take(block)
             being_read = self._being_read.get(block) if group is None else None
@@ -68,7 +68,7 @@ class BlockCache:
         return (*read(block), False) if group is None else (Status.OK, group, True)
 
     def settle(self, block: BlockRef, group: EntryGroup, *, finished: bool, generation: int, now: float) -> None:
-        """Keep a fetched block. `finished`: its reader has all of it, so only another reader might want it."""
+        """Keep a fetched block. `finished`: its reader has read all of it, so only another reader may need it."""
         with self._lock:
             if generation != self.generation:
                 return
@@ -79,7 +79,7 @@ class BlockCache:
             self._shrink()
 
     def read_ahead(self, block: BlockRef, read: ReadBlock, *, generation: int, now: float) -> bool:
-        """Read the block unless it is here. Return False if there is no room for it (rule 1)."""
+        """Read the block unless it is cached. Return False if there is no room for it (rule 1)."""
         with self._lock:
             self._drop_unfetched(now)
             if block in self._blocks or block in self._ahead or block in self._being_read:
@@ -104,7 +104,7 @@ class BlockCache:
         return group is not None
 
     def forget(self, ledger_ids: Collection[int]) -> None:
-        """The entries of these ledgers were deleted here: the index no longer has them."""
+        """Drop the blocks of these ledgers, whose entries were deleted from the index."""
         with self._lock:
             self.generation += 1
             for block in [block for block in self._blocks if block.ledger_id in ledger_ids]:
@@ -127,7 +127,7 @@ class BlockCache:
             self._ahead_bytes -= block.length
 
     def _make_room(self, size_bytes: int, now: float) -> None:
-        """Drop blocks that no reader is in the middle of any more, if that much room is wanted."""
+        """Drop blocks that no reader is in the middle of, if that much room is needed."""
         while self._blocks and self.used_bytes + size_bytes > self._limit_bytes:
             block, kept = next(iter(self._blocks.items()))
             if kept.at >= now - _IDLE_S:

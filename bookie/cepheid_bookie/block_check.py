@@ -1,8 +1,8 @@
-"""Whether a block is as it was written, and which of its entries can still be had. Everything here blocks: call it in a worker.
+"""Check that a block is as written, and find which of its entries survive. Everything here blocks: call it in a worker.
 
     BlockCheck     reads a block in pieces and compares checksum and header with what the index says
-    assess         of a block that did not match: which entries are whole in other blocks, only in it, or nowhere on this bookie
-    other_copies   whole copies of entries in the other blocks of the ledger, for a reader that met a damaged block
+    assess         for a block that did not match: which entries are intact in other blocks, only in it, or nowhere on this bookie
+    other_copies   intact copies of entries in other blocks of the ledger, for a reader that met a damaged block
 
 A block that the index no longer has is not damaged: its ledger was deleted, or its entries were moved.
 """
@@ -24,22 +24,22 @@ Run = tuple[int, int]
 """First and last id of consecutive entries, both inclusive."""
 
 _SEARCHED_BYTES = 16 << 20
-"""Most bytes of other blocks that are read in search of copies."""
+"""Limit of bytes of other blocks that are read in search of copies."""
 
 
 class BlockCheck:
-    """Reads a block piece by piece, so that a large one does not need its size in memory, nor the disk for long."""
+    """Reads a block piece by piece, so that a large one occupies neither much memory nor the disk for long."""
 
     def __init__(self, block: BlockRef) -> None:
         self.block = block
         self.is_done = False
-        self.error = ""  # what is wrong with it; empty: nothing so far
+        self.error = ""  # what is wrong with the block; empty: nothing so far
         self._read_bytes = 0
         self._crc = 0
         self._header: BlockHeader | None = None
 
     def step(self, logs: EntryLogReader, limit_bytes: int) -> int:
-        """Read the next piece of up to about `limit_bytes`; return its size. Never raises for what is wrong with the block."""
+        """Read the next piece of up to about `limit_bytes`; return its size. Never raises because the block is damaged."""
         block = self.block
         size = min(block.length - self._read_bytes, max(limit_bytes, HEADER_BYTES))
         try:
@@ -67,10 +67,10 @@ class BlockCheck:
 
 @dataclass(frozen=True, slots=True)
 class Assessment:
-    """What a second look at a block found. `error` is empty when the block is sound, or the index no longer has it.
+    """What a second read of a block found. `error` is empty if the block is intact, or no longer in the index.
 
-    `missing`: its entries that are whole nowhere on this bookie. `only_here`: runs that are whole in this block alone.
-    `others`: sound blocks that together have all its entries; empty if they do not.
+    `missing`: its entries that are intact nowhere on this bookie. `only_here`: runs that are intact in this block alone.
+    `others`: intact blocks that together have all its entries; empty if they do not.
     """
 
     error: str = ""
@@ -81,14 +81,14 @@ class Assessment:
 
 
 def assess(index: BlockIndex, logs: EntryLogReader, block: BlockRef) -> Assessment:
-    """Read the block again, and look for its entries. Raises what the index raises."""
+    """Read the block again and search for its entries. Raises the errors of the index."""
     try:
         logs.read_block(block)
         return Assessment()
     except (BlockCorruptError, OSError) as failure:
         what = failure.args[0] if isinstance(failure, BlockCorruptError) else str(failure)
         error = what.removeprefix(f"{place_of(block)}: ")
-    if not index.contains(block):  # asked after the read: a log is deleted only when the index refers to none of its blocks
+    if not index.contains(block):  # checked after the read: a log is deleted only when the index refers to none of its blocks
         return Assessment()
     gaps: list[Run] = [(block.first_entry_id, block.last_entry_id)]
     others: list[BlockRef] = []
@@ -113,9 +113,9 @@ def assess(index: BlockIndex, logs: EntryLogReader, block: BlockRef) -> Assessme
 
 
 def other_copies(index: BlockIndex, logs: EntryLogReader, block: BlockRef, gaps: Sequence[Run]) -> list[EntryGroup]:
-    """Return whole copies of the entries of `gaps`, ascending and without overlap, from blocks of the ledger other than `block`.
+    """Return intact copies of the entries in `gaps`, ascending and without overlap, from other blocks of the ledger than `block`.
 
-    Raises what the index raises.
+    Raises the errors of the index.
     """
     found: list[EntryGroup] = []
     left = list(gaps)
@@ -150,12 +150,12 @@ def gaps_between(groups: Iterable[EntryGroup], first: int, last: int) -> list[Ru
 
 
 def place_of(block: BlockRef) -> str:
-    """Return the block's file and offset, for people."""
+    """Return the block's file and offset, for messages."""
     return f"{log_path(block.log_id)} at offset {block.offset}"
 
 
 def _contradiction(header: BlockHeader, block: BlockRef) -> str:
-    """Return how a block's header differs from what the index says of it; empty: it does not."""
+    """Return how a block's header differs from its index entry; empty if it does not."""
     if header.magic != BLOCK_MAGIC:
         return f"no block begins here: {header.magic.hex()}"
     entries = block.last_entry_id - block.first_entry_id + 1
@@ -182,7 +182,7 @@ def _others(index: BlockIndex, block: BlockRef, first: int, last: int) -> Iterat
 
 
 def _whole_parts(logs: EntryLogReader, block: BlockRef, wanted: Sequence[Run]) -> list[EntryGroup]:
-    """Return what is whole of the wanted entries in a block that may be damaged."""
+    """Return the intact ones of the wanted entries in a block that may be damaged."""
     if not wanted:
         return []
     try:
@@ -198,7 +198,7 @@ def _whole_parts(logs: EntryLogReader, block: BlockRef, wanted: Sequence[Run]) -
 
 
 def _without(runs: Sequence[Run], taken: Iterable[EntryGroup | BlockRef]) -> list[Run]:
-    """Return the parts of `runs` that nothing of `taken` has."""
+    """Return the parts of `runs` that no element of `taken` has."""
     left = list(runs)
     for part in taken:
         left = [

@@ -1,13 +1,13 @@
-"""One storage node: what it promises to ledger clients, whoever carries the bytes.
+"""One storage node, independent of the transport: what it promises to ledger clients.
 
     add ───► Admission ──► WriteCache + Journal ──synced──► answers        read ──► EntryReader ──► cache, else blocks
     fence ─► LedgerState + Journal ──synced──► answer                      Checkpointer: cache ──► entry log ──► index ──► mark
 
 Rules (README.md has them all):
-1. OK means durable here, and readable until metadata no longer knows the ledger, or closed it and names this bookie nowhere in it.
+1. OK means durable here, and readable until metadata has deleted the ledger, or has closed it and names this bookie nowhere in it.
 2. A fence is durable before anything is answered, negative answers and unknown ledgers included; it is never undone.
-3. Yes, a certain no, and unknown are three answers.
-4. After an error that may have lost data nothing is answered OK any more: the state is FAILED, the process restarts and replays.
+3. "Yes", "certainly not" and "unknown" are three different answers.
+4. After an error that may have lost data nothing more is answered OK: the state is FAILED, and the process must restart and replay.
 """
 
 from __future__ import annotations
@@ -69,12 +69,12 @@ from cepheid_security.read_tickets import LAST_ENTRY
 log = logging.getLogger(__name__)
 
 _SEEN_S = 86_400.0
-"""How long a process runs before it forgets tombstones: neither it nor the one that made them may have had the right time."""
+"""Minimum uptime before tombstones expire: the clock of this process, or of the one that wrote them, may have been wrong."""
 
 
 _BUSY_JOURNAL_BYTES = 256 << 10
 _SYNCS_OF_A_FLUSH = 5
-"""A flush is larger than a batch of the journal: it may take so many times as long before it counts as slow."""
+"""Number of normal sync times that a flush may take before it counts as slow: a flush is larger than a journal batch."""
 
 
 class BookieState(enum.Enum):
@@ -85,7 +85,7 @@ class BookieState(enum.Enum):
 
 
 class Bookie:
-    """Made by `open`. Everything is called in the loop; `add` is synchronous."""
+    """A storage node, created by `open`. All methods are called on the event loop; `add` is synchronous."""
 
     @classmethod
     async def open(
@@ -102,12 +102,14 @@ class Bookie:
         listed_at_start: int = LISTED_AT_START,
         journal_format: int = FORMAT_VERSION,
     ) -> Bookie:
-        """Locks the directories, checks whose they are, replays the journal; returns ready to serve.
+        """Lock the directories, check whose they are and replay the journal; return a bookie that is ready to serve.
 
-        `accept_empty_disk` is an operator's word that the disks of this id are lost for good: it starts on empty ones, in limbo
-        for every ledger that may have been there (`limbo.py`). It changes nothing for a bookie that is new, or whole.
-        `listed_at_start`: ledgers that are listed before it serves; the rest is found meanwhile (`ledger_table.py`).
-        `journal_format` is what new journal segments are written in; all formats are read.
+        `accept_empty_disk`: an operator confirms that the disks of this id are lost for good. The bookie then starts on empty ones,
+        in
+        limbo for every ledger that they may have held (`limbo.py`). It has no effect on a bookie that is new, or whose data is
+        complete.
+        `listed_at_start`: number of ledgers to list before it serves; the others are listed in the background (`ledger_table.py`).
+        `journal_format`: format of new journal segments; all formats can be read.
         The bookie owns `index` from now on and closes it, also when this raises: DirectoryInUseError, CookieError, DiskFullError,
         FormatVersionError, JournalCorruptError, JournalMissingError, MarkCorruptError.
         """
@@ -131,10 +133,10 @@ class Bookie:
         self.failure: BaseException | None = None
         self.on_failed: Callable[[BaseException], None] | None = None
         self.on_writable: Callable[[bool], None] | None = None
-        self.data_full = asyncio.Event()  # the data disk has no room: what was deleted is to be collected now
-        self.bytes_in_grace = 0  # of deleted ledgers that can be brought back, as the collector saw them last
-        self.failed_collections = 0  # passes of the collector that an error ended
-        self.missing_ledgers = 0  # that metadata lacks and that are kept all the same, as of the last pass of the collector
+        self.data_full = asyncio.Event()  # set when the data disk is full: deleted data must be collected now
+        self.bytes_in_grace = 0  # bytes of deleted ledgers that can still be restored, as of the collector's last pass
+        self.failed_collections = 0  # collector passes that ended with an error
+        self.missing_ledgers = 0  # ledgers that metadata lacks but that are kept, as of the collector's last pass
         self._directories = directories
         self._ports = ports
         self._workers = workers
@@ -253,7 +255,7 @@ class Bookie:
         ledgers.start()
         self._space.look_now()
         directories.index.on_damage = partial(self._call_in_loop, self._on_index_damaged)
-        if directories.index.damage is not None:  # the start met it and could do without
+        if directories.index.damage is not None:  # found at the start, which could continue despite it
             self._on_index_damaged(directories.index.damage)
 
     def __repr__(self) -> str:
@@ -277,7 +279,7 @@ class Bookie:
             self._space.on_unfit(" and ".join(filter(None, reasons)))
 
     def _call_in_loop(self, report: Callable[..., None], *found: Any) -> None:
-        """Report what a thread has found. A loop that is closed by then needs no report."""
+        """Report a finding of a worker thread. Nothing is reported once the loop is closed."""
         if threading.get_ident() == self._thread_id:
             self._loop.call_soon(report, *found)
             return
@@ -285,7 +287,7 @@ class Bookie:
             self._loop.call_soon_threadsafe(report, *found)
 
     def _on_index_damaged(self, error: IndexCorruptError) -> None:
-        """Some entries cannot be found any more, and no log can be deleted. It stays so until there is a new index."""
+        """Record that the index is damaged: some entries cannot be found and no log can be deleted until the index is rebuilt."""
         if self.is_index_damaged or self.state is not BookieState.SERVING:
             return
         rebuild = "stop it and make a new index with `cepheid bookie-shell rebuild-index`"
@@ -297,10 +299,10 @@ class Bookie:
     # adds
 
     def add(self, requests: Sequence[AddRequest], on_answers: OnAnswers) -> None:
-        """Admits groups (verified by whoever took them from a network) in one step; answers after the journal's sync.
+        """Admit groups in one step and answer after the journal's sync. The caller has verified groups that came from a network.
 
-        Never answers within this call; one call of `on_answers` per journal batch, what adjoins is joined. For one ledger
-        answers come in the order of requests, if they are all background adds or none is.
+        Never answers within this call. `on_answers` is called once per journal batch, with adjacent answers joined. The answers for
+        one ledger keep the order of the requests if all of them are background adds, or none is.
         """
         if self.state is BookieState.SERVING:
             self._admission.add(requests, on_answers)
@@ -313,51 +315,54 @@ class Bookie:
 
     @property
     def is_full(self) -> bool:
-        """Adds wait for room; a transport that can hold back should."""
+        """Whether adds wait for room; a transport that can apply backpressure should do so."""
         return self._admission.is_full
 
     @property
     def writable(self) -> bool:
-        """Takes regular adds, as far as disk space goes."""
+        """Whether disk space permits regular adds."""
         return self.state is BookieState.SERVING and not self._space.read_only
 
     @property
     def is_unfit(self) -> bool:
-        """Whether what it holds cannot be counted on: a disk hangs or cannot be read, or the index is damaged."""
+        """Whether its data cannot be relied on: a disk hangs or cannot be read, or the index is damaged."""
         is_stalled = any(health.state is HealthState.STALLED for health in self._health.values())
         return is_stalled or bool(self._read_watch.reason) or self.is_index_damaged
 
     @property
     def is_index_damaged(self) -> bool:
-        """Whether a call of this process met damage in the block index."""
+        """Whether damage was found in the block index since the process started."""
         return bool(self._index_reason)
 
     def look_at_free_space(self) -> int:
-        """Return the free bytes of the data disk as of the last look. If that was long ago, look again for the next caller."""
+        """Return the free bytes of the data disk as last measured.
+
+        If that was long ago, start a new measurement for the next caller.
+        """
         self._space.touch()
         return self._space.data.free_bytes
 
     def look_at_free_space_now(self) -> None:
-        """Look at the disks at once, blocking; adds are refused or taken accordingly when this returns."""
+        """Measure free space now (blocking); when this returns, adds are accepted or refused accordingly."""
         self._space.look_now()
 
     @property
     def read_only_reason(self) -> str:
-        """Why it takes no regular adds; empty while it does."""
+        """Why the bookie accepts no regular adds; empty while it does."""
         return self._space.reason if self.state is BookieState.SERVING else f"it is {self.state.value}"
 
     @property
     def lacking_data_bytes(self) -> int:
-        """Return how many bytes the data disk must get back before the bookie is writable; at least 1 while it is full."""
+        """Return how many bytes must be freed on the data disk before the bookie is writable; at least 1 while it is full."""
         return self._space.lacking_data_bytes
 
     @property
     def space_warning(self) -> str:
-        """Which disk is nearly full, in words; empty while none is, or the bookie is read-only already."""
+        """A message that names the disk that is nearly full; empty if there is none or the bookie is already read-only."""
         return self._space.warning if self.state is BookieState.SERVING else ""
 
     def _on_batch(self, completions: Sequence[Any], error: BaseException | None) -> None:
-        """A journal batch is done: the only place where an add is answered OK."""
+        """Handle a finished journal batch: the only place where an add is answered OK."""
         if error is None:
             outcome = Status.OK if self.failure is None else Status.IO_ERROR
         elif isinstance(error, JournalSpaceError):
@@ -366,7 +371,7 @@ class Bookie:
         else:
             outcome = Status.IO_ERROR
             self._fail(error)
-        self._checkpointer.touch()  # now, not at admission: the checkpoint that follows must find this batch below its mark
+        self._checkpointer.touch()  # now, not at admission: the next checkpoint must find this batch below its mark
         adds: list[AddCompletion] = []
         for completion in completions:
             if type(completion) is AddCompletion:
@@ -382,7 +387,7 @@ class Bookie:
     # fences, LACs, reads
 
     async def read_lac(self, request: LacRequest) -> LacAnswer:
-        """What this bookie knows of the ledger's LAC; with `fence`, after the ledger is durably fenced here. May wait for news."""
+        """Return the ledger's LAC as known here; with `fence`, after the ledger is durably fenced. May wait for a newer LAC."""
         if request.wait_ms > 0 and not request.fence:
             return await self._lac_waits.answer(request, self._look_at_lac)
         return await self._look_at_lac(request)
@@ -403,13 +408,16 @@ class Bookie:
             return LacAnswer(Status.STOPPED)
         if not answer.groups:
             status = answer.missing[0].status
-            return LacAnswer(Status.UNKNOWN if status.certain_no else status)  # we hold the entry: no certain no is possible
+            return LacAnswer(Status.UNKNOWN if status.certain_no else status)  # it is stored here, so a certain no is impossible
         highest = answer.groups[0].slice(entry_id, entry_id)
         lac = max(state.explicit_lac, highest.header(entry_id).last_add_confirmed)
         return LacAnswer(Status.OK, lac, state.explicit_lac, highest)
 
     async def _contact_with_ticket(self, request: LacRequest) -> tuple[Status, LedgerState | None]:
-        """The ledger's state for a reader. Its ticket must be for a ledger without an end: the answer has the newest entry."""
+        """Return the ledger's state for a reader with a ticket for a ledger without an end:
+
+        the answer contains the newest entry.
+        """
         if request.fence:
             return Status.BAD_REQUEST, None
         status = self._scans.authorize(request.ticket, request.ledger_id, 0, LAST_ENTRY)
@@ -419,7 +427,7 @@ class Bookie:
         return await self._access.find(request.ledger_id)
 
     async def read(self, request: ReadRequest) -> AsyncGenerator[ReadAnswer, None]:
-        """Chunks of about 1 MB; see `BookieConnection.read`. Scans have their own reader (scans.py)."""
+        """Yield chunks of about 1 MB; see `BookieConnection.read`. Scans have their own reader (scans.py)."""
         refusal = await self._refusal(request)
         if refusal is not None:
             yield refusal
@@ -432,7 +440,7 @@ class Bookie:
                 yield self._limbo.chunk(request.ledger_id, chunk)
 
     async def scan(self, request: ReadRequest) -> AsyncGenerator[ReadAnswer | StoredRun, None]:
-        """As `read`, of a scan; what lies on disk in whole blocks is told as runs of them, for `runs`."""
+        """Read like `read`, for a scan; yield whole blocks on disk as `StoredRun`s, which `runs` sends."""
         assert request.scan, "brokers read through gRPC or in their own process"
         refusal = await self._refusal(request)
         if refusal is not None:
@@ -471,12 +479,15 @@ class Bookie:
             self._open_reads -= 1
 
     def authorize_reads(self, authorize: AuthorizeRead) -> None:
-        """From now on every scan's ticket is shown to it. A log has the entries of other ledgers, too: none is given away then."""
+        """Check the ticket of every scan with `authorize` from now on.
+
+        Log files are then not shared: they hold other ledgers, too.
+        """
         self._scans.authorize = authorize
         self.runs.can_share = self.runs.can_share and authorize is accept_every_ticket
 
     async def write_lac(self, request: ExplicitLac) -> Status:
-        """Durable when it returns OK. A LAC below what is known changes nothing."""
+        """Store an explicit LAC; it is durable when this returns OK. A LAC below the known one changes nothing."""
         status, state = await self._access.contact(request.ledger_id, request.master_key, create=True)
         return status if state is None else await self._access.raise_lac(state, request.last_add_confirmed)
 
@@ -502,7 +513,7 @@ class Bookie:
     # connections
 
     def connection(self) -> BookieConnection:
-        """In-process: the same semantics as over a network, without one."""
+        """Return an in-process connection with the semantics of a network connection."""
         connection = LocalConnection(self, on_closed=lambda closed: self._connections.pop(closed, None))
         self._connections[connection] = None
         return connection
@@ -531,27 +542,27 @@ class Bookie:
     # scrubbing
 
     def start_scrubber(self, reports: DamageReports) -> None:
-        """Read all blocks once in a period from now on; damage, also what readers find, is reported there and mended."""
+        """Start to read all blocks once per period. Damage, also that found by readers, is reported to `reports` and repaired."""
         self.scrubber.start(reports)
 
     def on_damaged(self, ledger_id: int, first_entry_id: int, last_entry_id: int) -> None:
-        """Something found blocks with these entries damaged. They are read again, and repaired if that is so. Cheap."""
+        """Handle a report that blocks with these entries are damaged: read them again and repair them if so. Cheap to call."""
         self.scrubber.damaged.suspect_entries(ledger_id, first_entry_id, last_entry_id)
 
     def _is_busy(self) -> bool:
-        """Return whether others want the disk now."""
+        """Return whether other work needs the disk now."""
         is_writing = self._journal.queued_bytes >= _BUSY_JOURNAL_BYTES or self._cache.flushing is not None
         return is_writing or self._open_reads > 0 or self.is_full
 
     # deletion
 
     def ledgers(self) -> list[int]:
-        """Ids of the ledgers held here, ascending. Complete once `ledgers_listed`: see `wait_listed`."""
+        """Return the ids of the ledgers held here, ascending; complete once `ledgers_listed` (see `wait_listed`)."""
         return self._ledgers.ids()
 
     @property
     def ledgers_listed(self) -> bool:
-        """Whether all ledgers in the index have been found. A start does not wait for that."""
+        """Whether all ledgers in the index have been listed, which the start does not wait for."""
         return self._ledgers.all_listed
 
     async def wait_listed(self) -> None:
@@ -569,9 +580,9 @@ class Bookie:
         return self._ledgers.largest_id
 
     async def delete_ledgers(self, ledger_ids: Iterable[int]) -> None:
-        """Drops ledgers that metadata no longer has; their writers stay refused for `tombstone_s`."""
+        """Delete ledgers that metadata no longer has; their writers are still refused for `tombstone_s`."""
         await self._deletion.delete(ledger_ids, self._clock.stamp_ms())
-        self._lac_waits.wake_all()  # rare, and who waits for another ledger goes back to sleep
+        self._lac_waits.wake_all()  # rare, so waking waiters of other ledgers, which go back to sleep, costs little
 
     def admitted_adds(self, ledger_id: int) -> int:
         """Return how many groups were admitted to the ledger since its state was loaded; 0 if it is not loaded."""
@@ -603,8 +614,10 @@ class Bookie:
         return await self.collection.collect(urgent=urgent)
 
     async def count_life(self) -> None:
-        """Now and then, so that an old copy of the disks is known as one. Raises what disk and metadata raise. Another process
-        under this id, or a failed sync, stops this one."""
+        """Count this start or period in metadata, so that an old copy of the disks is recognized. Called now and then.
+
+        Stops the bookie if another process uses its id or a sync fails. Raises the errors of disk and metadata.
+        """
         if self._life is None or self.state is not BookieState.SERVING:
             return
         try:
@@ -616,7 +629,7 @@ class Bookie:
     # end
 
     async def checkpoint(self) -> None:
-        """Returns when everything durable by now is in entry log and index, and the mark says so; raises what prevents it."""
+        """Return when all that is durable now is in entry log and index and below the mark; raise what prevents it."""
         await self._synced()
         target = self._journal.durable
         while self.failure is None and (
@@ -627,7 +640,7 @@ class Bookie:
             raise self.failure
 
     async def _synced(self) -> None:
-        """Returns when every record queued so far is synced, or the journal has failed."""
+        """Return when every record queued so far is synced, or the journal has failed."""
         barrier: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def on_synced(_: Status) -> None:
@@ -638,7 +651,7 @@ class Bookie:
         await barrier
 
     async def aclose(self) -> None:
-        """Refuses new work, answers what was admitted, checkpoints, closes. A kill instead is equal to a crash, and safe."""
+        """Refuse new work, answer what was admitted, checkpoint and close. Killing the process instead is safe, like a crash."""
         if self.state is BookieState.CLOSED:
             return
         if self.state is BookieState.SERVING:
@@ -672,7 +685,7 @@ class Bookie:
             worker.stop()
 
     def _fail(self, error: BaseException) -> None:
-        """Data may be lost: nothing is answered OK from here on. A restart replays what is really on the disk."""
+        """Stop answering OK because data may be lost. A restart replays what is really on the disk."""
         if self.failure is not None:
             return
         self.failure = error
@@ -694,7 +707,7 @@ class Bookie:
             self.on_failed(error)
 
     def statistics(self) -> BookieStatistics:
-        """Counters since the start and gauges as of now."""
+        """Return counters since the start and current gauges."""
         return take_statistics(
             state=self.state.value,
             writable=self.writable,

@@ -1,12 +1,12 @@
-"""Whether directories are as their last process left them, or an older copy of themselves that somebody put back.
+"""Detects whether directories are as their last process left them, or an older copy that was put back.
 
     on each disk: LIFE n                in metadata: n
 
     start, and now and then while it serves:   n + 1 on every disk, synced ──► n + 1 in metadata
-    start on a disk whose n is below metadata's: an old copy; what was acknowledged since it was made is missing
+    start on a disk whose n is below metadata's: an old copy, without what was acknowledged since it was made
 
-Rule 1: disks first. What a crash leaves on a disk is metadata's number or more; so less is never a crash.
-Rule 2: metadata takes a number once. Of two processes on copies of one disk the second does not serve, or stops.
+Rule 1: disks first. A crash leaves metadata's number or a higher one on a disk, so a lower one is never due to a crash.
+Rule 2: metadata accepts each number once. If two processes run on copies of one disk, the second does not serve, or stops.
 A copy that is younger than the last count (`gc_interval_s` apart) cannot be told from the original.
 """
 
@@ -28,17 +28,17 @@ _FILE = "LIFE"
 
 
 class LifeRecords(Protocol):
-    """Metadata's side. Raises when it cannot tell."""
+    """The number in metadata. Methods raise if they cannot tell."""
 
     async def load_life(self, bookie_id: str) -> int:
-        """0: none was ever written."""
+        """Return the number; 0: none was ever written."""
 
     async def save_life(self, bookie_id: str, life: int) -> None:
-        """Raises CookieError when metadata has this number already, or a higher one."""
+        """Store the number. Raises CookieError if metadata already has this number or a higher one."""
 
 
 class BookieLife:
-    """`disks` by the names that people know them by."""
+    """The life counter of a bookie. `disks`: by the names used in messages."""
 
     def __init__(self, cookie: Cookie, disks: Mapping[str, Disk], records: LifeRecords, worker: Worker) -> None:
         self._bookie_id = cookie.bookie_id
@@ -48,7 +48,7 @@ class BookieLife:
         self.life = 0
 
     async def old_copies(self) -> str | None:
-        """What is behind, in words; None: every disk is as it was left."""
+        """Return which disks are out of date, for a message; None: every disk is as it was left."""
         recorded = await self._records.load_life(self._bookie_id)
         found = await self._worker.run(lambda: {where: load_life(disk, where) for where, disk in self._disks.items()})
         self.life = max(recorded, *found.values())
@@ -56,8 +56,11 @@ class BookieLife:
         return f"{', '.join(behind)}, metadata knows {recorded}" if behind else None
 
     async def count(self) -> None:
-        """One more. Raises CookieError (somebody else runs under this id), what the disk raises, and what metadata raises: then
-        the next call counts on. A full disk is not counted on: it must start, and be read."""
+        """Count one more life. Raises CookieError if another process runs under this id.
+
+        Errors of disk and metadata are raised, too; the next call then continues. A full disk is not counted on: the bookie must
+        start, so that its data can be read.
+        """
         life = self.life + 1
         try:
             await self._worker.run(lambda: self._save(life))

@@ -1,4 +1,4 @@
-"""Metrics of a bookie. In a standalone process they are on the broker's page, one sample per bookie."""
+"""Metrics of a bookie. A standalone process shows them on the broker's page, one sample per bookie."""
 
 from __future__ import annotations
 
@@ -39,25 +39,25 @@ def bookie_families(bookie: str, figures: BookieStatistics) -> Iterator[Family]:
     yield from _scrub(bookie, figures.scrub)
     yield gauge(
         "cepheid_bookie_in_grace_bytes",
-        "Bytes of deleted ledgers that can still be brought back, as of the last collection.",
+        "Bytes of deleted ledgers that can still be restored, as of the last collection.",
         figures.bytes_in_grace,
         bookie=bookie,
     )
     yield gauge(
         "cepheid_bookie_oldest_disk_read_seconds",
-        "Age in seconds of the oldest read that the data disk has not answered; 0: there is none.",
+        "Age in seconds of the oldest read that the data disk has not answered; 0: none.",
         figures.oldest_read_s,
         bookie=bookie,
     )
     yield gauge(
         "cepheid_bookie_missing_ledgers",
-        "Ledgers that metadata lacks and that are kept until an operator confirms that they were deleted.",
+        "Ledgers that metadata lacks, kept until an operator confirms that they were deleted.",
         figures.missing_ledgers,
         bookie=bookie,
     )
     yield counter(
         "cepheid_bookie_failed_collections_total",
-        "Passes of garbage collection that an error ended.",
+        "Passes of garbage collection that ended with an error.",
         figures.failed_collections,
         bookie=bookie,
     )
@@ -78,7 +78,7 @@ def _entry_logs(bookie: str, figures: BookieStatistics) -> Iterator[Family]:
     yield Family(
         "cepheid_bookie_log_bytes",
         "gauge",
-        "Bytes of entry log files at the last collection: all of them, and those of entries that are not deleted.",
+        "Bytes of entry log files at the last collection: all of them, and those of entries not deleted.",
         (
             Sample(figures.log_bytes, {"bookie": bookie, "kind": "all"}),
             Sample(figures.log_live_bytes, {"bookie": bookie, "kind": "live"}),
@@ -98,7 +98,7 @@ def _entry_logs(bookie: str, figures: BookieStatistics) -> Iterator[Family]:
     )
     yield gauge(
         "cepheid_bookie_quarantined_logs",
-        "Entry log files that stay because compaction found damaged blocks in them.",
+        "Entry log files kept because compaction found damaged blocks in them.",
         figures.quarantined_logs,
         bookie=bookie,
     )
@@ -123,32 +123,34 @@ def _adds(bookie: str, figures: BookieStatistics) -> Iterator[Family]:
         "Groups not admitted, by reason.",
         [Sample(count, {"bookie": bookie, "reason": reason}) for reason, count in reasons],
     )
-    yield gauge("cepheid_bookie_waiting_bytes", "Bytes that wait for the write cache.", figures.waiting_bytes, bookie=bookie)
+    yield gauge(
+        "cepheid_bookie_waiting_bytes", "Bytes of adds that wait for room in the write cache.", figures.waiting_bytes, bookie=bookie
+    )
 
 
 def _background_adds(bookie: str, figures: BookieStatistics) -> Iterator[Family]:
     rate = figures.background_rate_bytes_s
     yield counter(
         "cepheid_bookie_background_added_bytes_total",
-        "Bytes admitted that repair copied to this bookie.",
+        "Admitted bytes that repair copied to this bookie.",
         figures.background_bytes_added,
         bookie=bookie,
     )
     yield gauge(
         "cepheid_bookie_background_waiting_bytes",
-        "Bytes of copies made by repair that wait until other adds leave room.",
+        "Bytes of copies made by repair that wait for other adds.",
         figures.background_waiting_bytes,
         bookie=bookie,
     )
     yield gauge(
         "cepheid_bookie_background_limit_bytes_per_second",
-        "Rate at which copies made by repair are admitted beside other adds. +Inf: there are no other adds, and no limit.",
+        "Rate at which copies made by repair are admitted beside other adds. +Inf: no other adds, no limit.",
         math.inf if rate is None else rate,
         bookie=bookie,
     )
     yield counter(
         "cepheid_bookie_background_slowdowns_total",
-        "Times that the rate of copies made by repair was halved, because other adds waited longer for the journal.",
+        "Times that the rate of copies made by repair was halved because other adds waited longer for the journal.",
         figures.background_slowdowns,
         bookie=bookie,
     )
@@ -157,7 +159,7 @@ def _background_adds(bookie: str, figures: BookieStatistics) -> Iterator[Family]
 def _journal(bookie: str, figures: BookieStatistics) -> Iterator[Family]:
     yield histogram(
         "cepheid_bookie_journal_sync_duration_seconds",
-        "Time to write and sync a batch, its way to the thread and back included.",
+        "Time to write and sync a batch, including the hand-over to and from its thread.",
         figures.journal_sync_buckets,
         figures.journal_sync_seconds,
         bookie=bookie,
@@ -166,11 +168,13 @@ def _journal(bookie: str, figures: BookieStatistics) -> Iterator[Family]:
     yield counter("cepheid_bookie_journal_bytes_total", "Bytes synced.", figures.journal_bytes, bookie=bookie)
     yield counter(
         "cepheid_bookie_journal_refused_batches_total",
-        "Batches refused: the disk is full.",
+        "Batches refused because the disk is full.",
         figures.journal_refused_batches,
         bookie=bookie,
     )
-    yield gauge("cepheid_bookie_journal_queued_bytes", "Bytes that wait for a sync.", figures.journal_queued_bytes, bookie=bookie)
+    yield gauge(
+        "cepheid_bookie_journal_queued_bytes", "Bytes that wait for a journal sync.", figures.journal_queued_bytes, bookie=bookie
+    )
 
 
 def _cache(bookie: str, figures: BookieStatistics) -> Iterator[Family]:
@@ -182,12 +186,12 @@ def _cache(bookie: str, figures: BookieStatistics) -> Iterator[Family]:
 
 def _reads(bookie: str, figures: BookieStatistics) -> Iterator[Family]:
     yield counter(
-        "cepheid_bookie_read_requests_total", "Reads asked for. Tailing consumers cause none.", figures.read_requests, bookie=bookie
+        "cepheid_bookie_read_requests_total", "Read requests. Tailing consumers cause none.", figures.read_requests, bookie=bookie
     )
     yield Family(
         "cepheid_bookie_read_chunks_total",
         "counter",
-        "Chunks answered, by where they came from.",
+        "Chunks answered, by source.",
         (
             Sample(figures.read_cache_chunks, {"bookie": bookie, "source": "cache"}),
             Sample(figures.read_disk_chunks, {"bookie": bookie, "source": "disk"}),
@@ -204,45 +208,47 @@ def _reads(bookie: str, figures: BookieStatistics) -> Iterator[Family]:
     yield counter("cepheid_bookie_reads_refused_total", "Reads refused.", figures.reads_refused, bookie=bookie)
     yield counter(
         "cepheid_bookie_read_ahead_blocks_total",
-        "Of the blocks read from entry logs, those read before they were asked for.",
+        "Blocks read from entry logs before a request for them.",
         figures.read_blocks_ahead,
         bookie=bookie,
     )
     yield counter(
         "cepheid_bookie_read_cached_blocks_total",
-        "Blocks that reads found in memory, read ahead or by an earlier read.",
+        "Blocks that reads found in memory, from read-ahead or an earlier read.",
         figures.read_cached_blocks,
         bookie=bookie,
     )
     yield counter(
         "cepheid_bookie_reads_expired_total",
-        "Reads refused because they had waited for storage.read_wait_s.",
+        "Reads refused after they had waited for storage.read_wait_s.",
         figures.reads_expired,
         bookie=bookie,
     )
     yield counter(
         "cepheid_bookie_adds_waited_behind_reads_seconds_total",
-        "Seconds that the work of adds waited in the queue of a thread behind work of reads. It stays 0: they share no thread.",
+        "Seconds that adds waited for reads in the queue of a thread. Stays 0: they share no thread.",
         figures.adds_waited_behind_reads_s,
         bookie=bookie,
     )
-    yield gauge("cepheid_bookie_open_reads", "Reads under way.", figures.open_reads, bookie=bookie)
+    yield gauge("cepheid_bookie_open_reads", "Reads in progress.", figures.open_reads, bookie=bookie)
 
 
 def _scans(bookie: str, figures: BookieStatistics) -> Iterator[Family]:
-    yield counter("cepheid_bookie_scan_requests_total", "Reads past the brokers.", figures.scan_requests, bookie=bookie)
-    yield gauge("cepheid_bookie_open_scans", "Scans under way.", figures.open_scans, bookie=bookie)
-    yield counter("cepheid_bookie_scan_sent_bytes_total", "Bytes given to scans.", figures.scan_sent_bytes, bookie=bookie)
+    yield counter(
+        "cepheid_bookie_scan_requests_total", "Scan requests (reads that bypass the brokers).", figures.scan_requests, bookie=bookie
+    )
+    yield gauge("cepheid_bookie_open_scans", "Scans in progress.", figures.open_scans, bookie=bookie)
+    yield counter("cepheid_bookie_scan_sent_bytes_total", "Bytes sent to scans.", figures.scan_sent_bytes, bookie=bookie)
     yield counter(
         "cepheid_bookie_scan_shared_bytes_total",
-        "Of these, bytes that scans on this machine have read from the entry logs themselves.",
+        "Bytes of these that scans on this machine read from the entry logs themselves.",
         figures.scan_shared_bytes,
         bookie=bookie,
     )
     yield Family(
         "cepheid_bookie_scan_chunks_total",
         "counter",
-        "Chunks given to scans, by where they came from.",
+        "Chunks sent to scans, by source.",
         (
             Sample(figures.scan_cache_chunks, {"bookie": bookie, "source": "cache"}),
             Sample(figures.scan_disk_chunks, {"bookie": bookie, "source": "disk"}),
@@ -251,9 +257,7 @@ def _scans(bookie: str, figures: BookieStatistics) -> Iterator[Family]:
     yield counter(
         "cepheid_bookie_scan_disk_bytes_total", "Bytes read from entry logs for scans.", figures.scan_disk_bytes, bookie=bookie
     )
-    yield counter(
-        "cepheid_bookie_scan_waits_total", "Chunks that waited for the turn of other scans.", figures.scan_waits, bookie=bookie
-    )
+    yield counter("cepheid_bookie_scan_waits_total", "Chunks that waited for other scans.", figures.scan_waits, bookie=bookie)
     yield Family(
         "cepheid_bookie_refused_scans_total",
         "counter",
@@ -272,7 +276,7 @@ def _scrub(bookie: str, figures: ScrubFigures) -> Iterator[Family]:
     )
     yield gauge(
         "cepheid_bookie_scrub_progress_ratio",
-        "Share of the entry logs that the pass under way has read, 0 to 1.",
+        "Share of the entry logs that the current pass has read, 0 to 1.",
         figures.progress,
         bookie=bookie,
     )
@@ -282,26 +286,24 @@ def _scrub(bookie: str, figures: ScrubFigures) -> Iterator[Family]:
         figures.last_pass_age_s,
         bookie=bookie,
     )
-    yield counter(
-        "cepheid_bookie_damaged_blocks_found_total", "Blocks that were found damaged or unreadable.", figures.found, bookie=bookie
-    )
+    yield counter("cepheid_bookie_damaged_blocks_found_total", "Blocks found damaged or unreadable.", figures.found, bookie=bookie)
     yield counter(
         "cepheid_bookie_mended_blocks_total",
-        "Damaged blocks that were given up after all their entries were in other blocks.",
+        "Damaged blocks removed after all their entries were in other blocks.",
         figures.mended,
         bookie=bookie,
     )
     yield Family(
         "cepheid_bookie_damaged_blocks",
         "gauge",
-        "Damaged blocks now, by what can become of them: repair from a replica; no_replica: no other bookie has their entries; "
+        "Current damaged blocks, by outlook: repair from a replica; no_replica: no other bookie has their entries; "
         "not_needed: metadata does not count on this bookie for them.",
         [Sample(count, {"bookie": bookie, "outlook": outlook.value}) for outlook, count in figures.damaged.items()],
     )
 
 
 def denial_families(denials: Denials) -> Iterator[Family]:
-    """What the ports of a bookie process refused, and the lines about it."""
+    """Yield the metrics of refusals at the ports of a bookie process, and of the log lines about them."""
     yield Family(
         "cepheid_bookie_denials_total",
         "counter",
@@ -316,11 +318,11 @@ def denial_families(denials: Denials) -> Iterator[Family]:
     yield counter("cepheid_bookie_audit_lines_total", "Lines written to the audit log of the bookie.", audit.written)
     yield counter(
         "cepheid_bookie_audit_lines_lost_total",
-        "Lines of the bookie's audit log that could not be written: the disk failed, or too many waited.",
+        "Lines of the bookie's audit log that could not be written because the disk failed or too many waited.",
         audit.lost,
     )
     yield counter(
         "cepheid_bookie_audit_lines_suppressed_total",
-        "Denials that the bookie's audit log only counts, because one address caused too many.",
+        "Denials that the bookie's audit log only counts because one address caused too many.",
         audit.suppressed,
     )

@@ -1,12 +1,12 @@
-"""A storage node as a process: opened, served, registered, in this order; the other way round at the end.
+"""A storage node as a process: it opens, serves and registers, in this order; it stops in the reverse order.
 
     health page ─► metadata, cluster ─► directories, replay ─► gRPC port ─► registration ─► garbage collection
                             after a restore of metadata: report ▲                ready ▲
-Rule 1: it is registered when it can answer, and no longer when it stops answering.
-Rule 2: a full bookie, or one with a slow disk, is registered as read-only; what it holds is read, fenced and recovered as before.
-One whose disk hangs is not registered, so that what it holds is repaired elsewhere if that lasts.
-Rule 3: an outage of metadata stops nothing: what is admitted needs none. A lost session is followed by a new registration.
-Rule 4: what fails for good ends the process with its reason; a restart replays what is really on the disk.
+Rule 1: it is registered only while it can answer.
+Rule 2: a full bookie, or one with a slow disk, is registered as read-only; its data can be read, fenced and recovered as before.
+One whose disk hangs is not registered, so that its data is repaired elsewhere if that lasts.
+Rule 3: an outage of metadata stops nothing: admission does not need it. After a lost session the bookie registers again.
+Rule 4: a permanent failure ends the process with its reason; a restart replays what is really on the disk.
 Rule 5: free space is reported in the registration where a setting asks for it, but only when it has changed by more than a
 twentieth of the disk: every broker reads the registrations of all bookies.
 """
@@ -68,15 +68,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SESSIONS_OF_PATIENCE = 2  # how long another process's registration is waited for, in session timeouts
-_WRITABLE, _READONLY = 0, 1  # places of the registration
+SESSIONS_OF_PATIENCE = 2  # how long to wait for another process's registration, in session timeouts
+_WRITABLE, _READONLY = 0, 1  # places of registrations
 _SPACE_INTERVAL_S = 60.0
-_SPACE_PARTS = 20  # a change of free space by more than one of so many parts of the disk is reported
+_SPACE_PARTS = 20  # a change of free space by more than this part of the disk is reported
 
 
 class BookieRole(Role):
-    """`start` once, `aclose` once. Made inside the running loop. `accept_empty_disk` is an operator's word for this one start, and
-    no setting: in a file it would accept every later loss too."""
+    """A bookie process: `start` once, `aclose` once. Create it inside the running loop.
+
+    `accept_empty_disk` is an operator's confirmation for this one start, not a setting, which would also accept every later loss.
+    """
 
     def __init__(
         self,
@@ -89,7 +91,7 @@ class BookieRole(Role):
         super().__init__()
         self._authorize_read = authorize_read
         self.settings = settings
-        self._client_tls = settings.tls.client_tls()  # a half configured TLS stops the start here
+        self._client_tls = settings.tls.client_tls()  # a half-configured TLS stops the start here
         self._accept_empty_disk = accept_empty_disk
         self.bookie_id = settings.name
         self.bookie: Bookie
@@ -119,12 +121,12 @@ class BookieRole(Role):
 
     @property
     def address(self) -> str:
-        """Where brokers reach it."""
+        """The address at which brokers reach the bookie."""
         return host_port(self.settings.shown_host, self.settings.advertised_port or self._server.port)
 
     @property
     def addresses(self) -> dict[str, str]:
-        """Where it is reached, by protocol: gRPC without TLS, with it, and the health page."""
+        """Its addresses, by protocol: gRPC without TLS, with TLS, and the health page."""
         tls, grpc = self.settings.tls, {}
         if not tls.enabled:
             grpc["grpc"] = self.address
@@ -133,7 +135,7 @@ class BookieRole(Role):
             if tls.has_plain_port:
                 assert self._server.plain_port is not None, "the server was given a port without TLS"
                 grpc["grpc"] = host_port(self.settings.shown_host, self._server.plain_port)
-            if tls.port is not None:  # what is advertised is where clients without TLS have always found it
+            if tls.port is not None:  # the advertised address is that of clients without TLS, as before
                 grpc[TLS_PROTOCOL] = host_port(self.settings.shown_host, self._server.port)
                 grpc["grpc"] = host_port(
                     self.settings.shown_host, self.settings.advertised_port or self._server.plain_port or self.settings.port
@@ -146,13 +148,13 @@ class BookieRole(Role):
 
     @property
     def ready(self) -> bool:
-        """Serving and registered; an outage of metadata that has not cost the session changes nothing."""
+        """Whether it serves and is registered. An outage of metadata that has not ended the session changes nothing."""
         serves = self._phase == "serving" and self.bookie.failure is None
         return serves and self._registration is not None and self._registration.registered
 
     @property
     def read_only_reason(self) -> str:
-        """Why it takes no new entries; empty while it does, or has not opened yet."""
+        """Why the bookie accepts no new entries; empty while it does, or has not opened yet."""
         return self.bookie.read_only_reason if self._phase == "serving" else ""
 
     async def _start(self) -> None:
@@ -170,7 +172,7 @@ class BookieRole(Role):
         )
         opened.push_async_callback(store.aclose)
         identity = await require_cluster(store)
-        importing = asyncio.ensure_future(self._import_grpc())  # takes as long as a replay: both at once
+        importing = asyncio.ensure_future(self._import_grpc())  # takes as long as a replay, so both run at once
         try:
             self.bookie = await self._open_bookie(store, identity.cluster_id)
             opened.push_async_callback(self.bookie.aclose)
@@ -185,7 +187,7 @@ class BookieRole(Role):
         await report_known_format(store, self.bookie_id, record.process or "")
         await report(bookie_reports(store), self.bookie_id, self._report_of(record.process or ""))
         self._registration = self._new_registration(store, record)
-        opened.push_async_callback(self._registration.aclose)  # first at the end: nobody else is sent here
+        opened.push_async_callback(self._registration.aclose)  # closed first, so that no more clients are sent here
         self.bookie.on_writable = self._on_writable
         await self._registration.start(_WRITABLE if self.bookie.writable else _READONLY)
         self._on_writable(self.bookie.writable)
@@ -194,7 +196,7 @@ class BookieRole(Role):
             self._tasks.start(self._report_free_space(self._registration, record), name="report free space")
 
     async def _ticket_check(self, store: MetadataStore) -> AuthorizeRead:
-        """What scans have to show: a ticket where only ports with TLS are open."""
+        """Return the check of scans' tickets: tickets are required if only ports with TLS are open."""
         tls = self.settings.tls
         if not tls.enabled or tls.has_plain_port:
             return self._authorize_read
@@ -209,7 +211,7 @@ class BookieRole(Role):
         settings = self.settings
         data_dir, journal_dir = settings.data_dir, settings.journal_dir
         if journal_dir is not None and journal_dir.resolve() == data_dir.resolve():
-            journal_dir = None  # the same as not set
+            journal_dir = None  # same as unset
         directories: dict[str, tuple[str, ...]] = {"data": (str(data_dir),)}
         if journal_dir is not None:
             directories["journal"] = (str(journal_dir),)
@@ -317,8 +319,11 @@ class BookieRole(Role):
 
     def _new_registration(self, store: MetadataStore, record: BookieRegistration) -> Registration[BookieRegistration]:
         def is_past(found: BookieRegistration) -> bool:
-            """We hold the lock of that directory and listen at that address: whoever wrote this has ended."""
-            # Of two ports one may be any free one, which differs from start to start.
+            """Return whether the process that wrote this has ended:
+
+            this one holds its directory's lock or listens at its address.
+            """
+            # If two ports are used, one of them may be any free port, which differs from start to start.
             own = [(name, record.addresses[name]) for name in ("grpc", TLS_PROTOCOL) if name in record.addresses]
             return found.incarnation == record.incarnation and any(found.addresses.get(name) == place for name, place in own)
 
@@ -333,7 +338,7 @@ class BookieRole(Role):
         )
 
     async def _report_free_space(self, registration: Registration[BookieRegistration], record: BookieRegistration) -> None:
-        """Keep the reported free space right within 5 % of the disk (rule 5)."""
+        """Keep the reported free space accurate within 5 % of the disk (rule 5)."""
         while True:
             await asyncio.sleep(_SPACE_INTERVAL_S)
             free_bytes = self.bookie.look_at_free_space()
@@ -349,7 +354,7 @@ class BookieRole(Role):
     # pages
 
     def _refused_page(self, request: Request) -> Page | None:
-        """Probes and metrics are for everybody who reaches the port; which ledgers there are is for those who may read them."""
+        """Refuse the list of ledgers to roles that may not read. Probes and metrics are open to every client of the port."""
         is_encrypted = self._health.scheme == "https"
         if self._port_access.refusal(request.path, request.role, is_encrypted=is_encrypted) is None:
             return None
@@ -361,11 +366,11 @@ class BookieRole(Role):
         self._denials.handshake(peer, f"health port {self._health.port}", reason, logged=True)
 
     def _health_page(self) -> Page:
-        """Restarting helps against what this denies, and against nothing else."""
+        """Return the health page. It denies health only where a restart helps."""
         if self._phase != "starting" and self.bookie.failure is not None:
             return Page(f"failed: {self.bookie.failure}\n", HTTPStatus.SERVICE_UNAVAILABLE)
         reason = f", {self.read_only_reason}" if self._phase == "serving" and self.bookie.is_unfit else ""
-        return Page(f"{self._phase}{reason}\n")  # restarting helps against no disk that hangs
+        return Page(f"{self._phase}{reason}\n")  # a restart does not help if the disk hangs
 
     def _ready_page(self) -> Page:
         session = "none" if self._store is None else self._store.session_state.value

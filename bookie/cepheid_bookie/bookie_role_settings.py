@@ -1,4 +1,4 @@
-"""Settings of `cepheid bookie`: flags over CEPHEID_BOOKIE_NAME over the TOML file over these defaults."""
+"""Settings of `cepheid bookie`: flags override CEPHEID_BOOKIE_NAME, that the TOML file, and that these defaults."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _ANY_ADDRESS = ("0.0.0.0", "::", "")
 
 
 class BookieNameError(CepheidError):
-    """There is nothing stable to name the bookie by."""
+    """There is no stable name for the bookie."""
 
     hint: ClassVar[str] = "name it with `--id`; the name must stay the same for as long as its data exists"
 
 
 class BookieRoleSettings(BaseModel, frozen=True, extra="forbid"):
-    """One storage node as a process."""
+    """Settings of a storage node that runs as a process."""
 
     metadata: str = Field(
         min_length=1, description="Address of the cluster's metadata store: `zk://host:port[,host:port…][/root]`."
     )
-    # As long as a broker's, and for its reasons: see BrokerRoleSettings.
+    # As long as a broker's, for the same reasons: see BrokerRoleSettings.
     metadata_session_timeout_s: PositiveFloat = Field(
         4.0,
         le=3600,

@@ -1,4 +1,4 @@
-"""Decides which entry logs are copied together, and when. No I/O.
+"""Choice of the entry logs that compaction copies together, and when. No I/O.
 
     share of a log = bytes that a copy of its live blocks would take / bytes that it takes now
 
@@ -21,7 +21,7 @@ _MAJOR_BELOW = 0.5
 
 
 class LogFigures(NamedTuple):
-    """A closed log."""
+    """Size and live bytes of a closed log."""
 
     log_id: int
     size_bytes: int
@@ -31,7 +31,7 @@ class LogFigures(NamedTuple):
 
     @property
     def share(self) -> float:
-        """What a copy of the live blocks would take, as a share of the log."""
+        """Size of a copy of the live blocks as a share of the log."""
         return (LOG_HEADER_BYTES + self.live_bytes) / max(1, self.size_bytes)
 
 
@@ -41,12 +41,12 @@ def is_major_due(since_last_s: float, interval_s: float, *, low_space: bool, liv
 
 
 def sparse_logs(logs: Iterable[LogFigures], below_share: float) -> list[LogFigures]:
-    """Return the logs that are worth a copy, lowest share first. Dead ones are not among them: they are only deleted."""
+    """Return the logs that are worth copying, lowest share first, without dead ones, which are only deleted."""
     return sorted((log for log in logs if log.blocks and log.share < below_share), key=lambda log: (log.share, log.log_id))
 
 
 def logs_of_round(logs: Sequence[LogFigures], most_blocks: int) -> list[LogFigures]:
-    """Return the first of the logs (at least one), up to so many blocks: their places are in memory together."""
+    """Return the first of the logs (at least one), up to so many blocks: their locations are in memory together."""
     chosen: list[LogFigures] = []
     blocks = 0
     for log in logs:
@@ -58,9 +58,9 @@ def logs_of_round(logs: Sequence[LogFigures], most_blocks: int) -> list[LogFigur
 
 
 def logs_of_output(logs: Sequence[LogFigures], log_bytes: int, room_bytes: int) -> list[LogFigures]:
-    """Return the logs to copy into the next new log, which may have `log_bytes` and finds `room_bytes` on the disk.
+    """Return the logs to copy into the next new log of up to `log_bytes`, when the disk has room for `room_bytes`.
 
-    Empty: not even the smallest copy fits.
+    Empty if not even the smallest copy fits.
     """
     chosen: list[LogFigures] = []
     size_bytes = LOG_HEADER_BYTES

@@ -1,20 +1,21 @@
-"""Blocks that do not read as they were written: reported to metadata, and removed once their entries are whole in other blocks.
+"""Damaged blocks: reported to metadata, and removed once their entries are intact in other blocks.
 
-    scrubber, reader, compaction ──suspect──► read again ──sound──► nothing to do
+    scrubber, reader, compaction ──suspect──► read again ──intact──► nothing to do
                                                   └──damaged──► remembered, logged once
     each damaged block is read again after 1 s, 2 s, 4 s, … 10 min:
-        entries that are whole nowhere on this bookie ──► mark in metadata: a replication worker copies them here from a replica
-        all of them whole, but some in the damaged block alone ──► these are added again, in the way in which repair adds copies
-        all of them in sound blocks ──► the damaged block is removed from the index
+        entries that are intact nowhere on this bookie ──► mark in metadata: a replication worker copies them here from a replica
+        all of them intact, but some in the damaged block alone ──► these are added again, as repair adds copies
+        all of them in intact blocks ──► the damaged block is removed from the index
 
-Rule 1: a block is removed from the index only when every entry of it was read whole from other blocks, and those are still indexed
+Rule 1: a block is removed from the index only when every entry of it was read intact from other blocks, which are still indexed
 in the turn of the flush thread that removes it. So this bookie never denies an entry because its block was damaged.
 Rule 2: a block that reads well the second time, or that is no longer in the index, is not damaged.
-Rule 3: while metadata is away, damaged blocks stay remembered and are reported later. A ledger whose mark already names this bookie
-is not marked again: that would make the worker start over.
+Rule 3: while metadata is unavailable, damaged blocks stay remembered and are reported later. A ledger whose mark already names this
+bookie is not marked again: the worker would start over.
 Rule 4: at most `MOST_DAMAGED` blocks are remembered, suspected ones included. `suspect` returns False for others, and the scrubber
-does not go past such a block before there is room for it.
-Rule 5: a block whose entries cannot be looked up, because the index is damaged there, is no longer suspected: it is found again.
+does not continue past such a block before there is room for it.
+Rule 5: a block whose entries cannot be looked up, because the index is damaged there, is no longer suspected: it will be found
+again.
 """
 
 from __future__ import annotations
@@ -42,14 +43,14 @@ log = logging.getLogger(__name__)
 MOST_DAMAGED = 1000
 _MOST_SUSPECTS = 1000
 _AT_ONCE = 16
-"""Damaged blocks that one round reads: about 16 MiB."""
+"""Limit of damaged blocks that one round reads: about 16 MiB."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 600.0
 _ADD_BYTES = 512 << 10
-"""Entries that are added again go in pieces of so many bytes."""
+"""Size of the pieces in which entries are added again."""
 
 
 class Outlook(enum.StrEnum):
-    """What can become of a damaged block."""
+    """What can be done about a damaged block."""
 
     REPAIR = "repair"  # a replica may have its entries
     NO_REPLICA = "no_replica"  # no other bookie has them, as far as metadata knows
@@ -57,21 +58,21 @@ class Outlook(enum.StrEnum):
 
 
 class DamageReport(NamedTuple):
-    """What metadata says of damaged entries."""
+    """What metadata knows about damaged entries."""
 
     outlook: Outlook
-    topic: str  # empty: not known
+    topic: str  # empty: unknown
 
 
 class DamageReports(Protocol):
-    """Metadata's side. Raises when it cannot be reached."""
+    """The reporting of damage to metadata. Raises if metadata cannot be reached."""
 
     async def report(self, ledger_id: int, entries: Sequence[Run]) -> DamageReport:
         """Have these entries copied to this bookie again, unless the ledger is marked for that already."""
 
 
 class UnreportedDamage:
-    """Implements `DamageReports` for a bookie without metadata: what is damaged is logged and counted."""
+    """Implements `DamageReports` for a bookie without metadata: damage is only logged and counted."""
 
     async def report(self, ledger_id: int, entries: Sequence[Run]) -> DamageReport:
         return DamageReport(Outlook.REPAIR, "")
@@ -80,13 +81,16 @@ class UnreportedDamage:
 @dataclass(slots=True)
 class _Damaged:
     outlook: Outlook = Outlook.REPAIR
-    added_again: bool = False  # what is whole in this block alone is in the journal, and will be in another block
-    pause_s: float = _FIRST_PAUSE_S  # until the next look
-    due: float = 0.0  # loop time of that
+    added_again: bool = False  # entries intact in this block alone are in the journal, and will be in another block
+    pause_s: float = _FIRST_PAUSE_S  # until the next check
+    due: float = 0.0  # loop time of the next check
 
 
 class DamagedBlocks:
-    """Used in the loop. `worker` reads blocks; `flush_worker` is the thread that writes to the index."""
+    """The damaged blocks of a bookie; used on the loop.
+
+    `worker` reads blocks; `flush_worker` is the thread that writes to the index.
+    """
 
     def __init__(
         self,
@@ -111,9 +115,9 @@ class DamagedBlocks:
         self._ranges: dict[tuple[int, int, int], None] = {}
         self.reports: DamageReports = UnreportedDamage()
         self.forget_cached: Callable[[Collection[int]], None] = lambda ledger_ids: None
-        """Makes readers drop the blocks of these ledgers that they keep. Sound ones would hide the damage from repair."""
-        self.wakeup = asyncio.Event()  # something is suspected
-        self.is_changed = False  # since `blocks` was saved last; whoever saves it resets this
+        """Makes readers drop their cached blocks of these ledgers: intact ones would hide the damage from repair."""
+        self.wakeup = asyncio.Event()  # a block is suspected
+        self.is_changed = False  # since `blocks` was last saved; the code that saves it resets this
         self._said_full = False
         self.found = 0
         self.mended = 0
@@ -131,13 +135,13 @@ class DamagedBlocks:
         return sum(damaged.outlook is outlook for damaged in self._damaged.values())
 
     def remember(self, blocks: Sequence[BlockRef]) -> None:
-        """Take over what an earlier process found."""
+        """Take over the damaged blocks that an earlier process found."""
         self._damaged.update((block, _Damaged()) for block in blocks[:MOST_DAMAGED])
         if blocks:
             self.wakeup.set()
 
     def suspect(self, block: BlockRef) -> bool:
-        """A read of this block failed. Cheap; the block is read again soon. Return False if there is no room to remember it."""
+        """Note that a read of this block failed; it is read again soon. Cheap. Return False if there is no room to remember it."""
         if block not in self._damaged and block not in self._suspects:
             if len(self._damaged) + len(self._suspects) >= MOST_DAMAGED:
                 self._say_full()
@@ -147,13 +151,13 @@ class DamagedBlocks:
         return True
 
     def suspect_entries(self, ledger_id: int, first_entry_id: int, last_entry_id: int) -> None:
-        """Like `suspect`, for callers that know the entries and not the block: every block with one of them is read again."""
+        """Note that reads of these entries failed, when the block is unknown: every block with one of them is read again."""
         if len(self._ranges) < _MOST_SUSPECTS:
             self._ranges[ledger_id, first_entry_id, last_entry_id] = None
             self.wakeup.set()
 
     async def look_at_suspects(self) -> None:
-        """Read what is suspected again, and remember what is damaged. Raises what the index raises."""
+        """Read suspected blocks again and remember the damaged ones. Raises the errors of the index."""
         self.wakeup.clear()
         while self._ranges:
             ledger_id, first, last = next(iter(self._ranges))
@@ -182,15 +186,18 @@ class DamagedBlocks:
 
     @property
     def next_look_at(self) -> float | None:
-        """The loop time at which a damaged block is to be read again; None: there is none."""
+        """Return the loop time at which a damaged block is to be read again; None: there is none."""
         return min((damaged.due for damaged in self._damaged.values()), default=None)
 
     async def look_again(self, *, now: float = math.inf) -> None:
-        """Read damaged blocks that are due by `now` again, some at a time, and mend what can be. Raises what the index raises."""
+        """Read damaged blocks that are due by `now` again, a few at a time, and repair what can be.
+
+        Raises the errors of the index.
+        """
         due = [block for block, damaged in self._damaged.items() if damaged.due <= now]
         for block in due[:_AT_ONCE]:
             damaged = self._damaged.pop(block)
-            self._damaged[block] = damaged  # to the end: the next round looks at the others
+            self._damaged[block] = damaged  # moved to the end: the next round checks the others
             damaged.due = asyncio.get_running_loop().time() + damaged.pause_s
             damaged.pause_s = min(2 * damaged.pause_s, _LONGEST_PAUSE_S)
             try:
@@ -221,7 +228,7 @@ class DamagedBlocks:
         if missing:
             try:
                 damaged.outlook, topic = await self.reports.report(block.ledger_id, missing)
-            except Exception as error:  # metadata may be away for hours: the next round reports again
+            except Exception as error:  # metadata may be unavailable for hours: the next round reports again
                 log.warning("block.damage_not_reported", extra={**self._facts(block), "error": repr(error)})
         if is_new:
             self._log_damage(block, damaged, missing, topic, assessment.error)
@@ -237,7 +244,7 @@ class DamagedBlocks:
                 damaged.pause_s = _FIRST_PAUSE_S  # the next checkpoint brings them into a block
 
     def _not_cached(self, ledger_id: int, first: int, last: int) -> list[Run]:
-        """Return which of these entries are not on their way to a block either."""
+        """Return which of these entries are not in the write cache, on their way to a block."""
         runs: list[Run] = []
         while first <= last:
             group = self._cache.find(ledger_id, first)
@@ -251,7 +258,7 @@ class DamagedBlocks:
         return runs
 
     async def _add_again(self, assessment: Assessment) -> bool:
-        """Add what is whole in the damaged block alone, the way in which repair adds copies. Return whether it is durable."""
+        """Add the entries that are intact in the damaged block alone, as repair adds copies. Return whether they are durable."""
         for group in plan_blocks(assessment.only_here, _ADD_BYTES):
             if not await self._add_one(AddRequest(group, assessment.master_key, recovery=True, background=True)):
                 return False
@@ -274,7 +281,10 @@ class DamagedBlocks:
         return await done
 
     def _remove(self, block: BlockRef, others: Sequence[BlockRef]) -> bool:
-        """Remove the block from the index, in the flush thread (rule 1). Return False if one of the others left the index."""
+        """Remove the block from the index, in the flush thread (rule 1).
+
+        Return False if another of the blocks has left the index.
+        """
         if not all(self._index.contains(other) for other in others):
             return False
         self._index.remove_blocks([block])

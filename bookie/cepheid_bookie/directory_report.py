@@ -1,4 +1,4 @@
-"""What lies in the directories of a stopped bookie, as values for people and tools: files, ledgers, the place of an entry.
+"""Reports on the directories of a stopped bookie: files, ledgers, the location of an entry.
 
 The figures of entry logs come from the index: a block to which the index does not refer is dead, whatever is in it.
 """
@@ -69,14 +69,14 @@ class IndexReport:
     file: str
     size_bytes: int
     blocks: int | None
-    ledgers: int | None  # with a record
-    deleted: int | None  # of them: ledgers whose tombstone is kept
+    ledgers: int | None  # that have a record
+    deleted: int | None  # those whose tombstone is kept
     problem: str
 
 
 @dataclass(frozen=True, slots=True)
 class MarkReport:
-    """The log mark: what lies below it in the journal is in the entry logs and the index, too."""
+    """The log mark: everything below it in the journal is also in the entry logs and the index."""
 
     sequence: int | None
     segment_id: int | None
@@ -104,7 +104,7 @@ class FilesReport:
 
 @dataclass(slots=True)
 class LedgerUse:
-    """What one ledger has on this bookie. Entries that are in two blocks count twice in `entries`."""
+    """The data of one ledger on this bookie. Entries that are in two blocks count twice in `entries`."""
 
     ledger_id: int
     entries: int = 0
@@ -119,7 +119,7 @@ class LedgerUse:
 
 @dataclass(frozen=True, slots=True)
 class EntryPlace:
-    """Where a copy of an entry lies. `problem` is empty if the copy is what its writer sent."""
+    """The location of a copy of an entry. `problem` is empty if the copy is as its writer sent it."""
 
     file: str
     offset: int  # of the block, or of the record
@@ -132,7 +132,7 @@ class EntryPlace:
 
 @dataclass(frozen=True, slots=True)
 class KeptLog:
-    """An entry log, and the ledgers that keep it: live bytes by ledger id."""
+    """An entry log and the ledgers for which it is kept: live bytes by ledger id."""
 
     log_id: int
     file: str
@@ -146,7 +146,7 @@ class KeptLog:
 
 
 def compaction_of(log: KeptLog, settings: StorageSettings) -> str:
-    """Return what a bookie with these settings does with a log when it runs."""
+    """Return what compaction in a bookie with these settings does with a log."""
     if not log.ledgers:
         return "deleted"
     share = LogFigures(log.log_id, log.size_bytes, log.live_bytes, len(log.ledgers)).share
@@ -156,7 +156,7 @@ def compaction_of(log: KeptLog, settings: StorageSettings) -> str:
 
 
 def report_files(bookie: StoppedBookie) -> FilesReport:
-    """List everything. What cannot be read is a `problem`."""
+    """List all files. What cannot be read has a `problem`."""
     mark = bookie.mark()
     blocks, problem = _known_blocks(bookie)
     by_log: defaultdict[int, list[BlockRef]] = defaultdict(list)
@@ -217,9 +217,9 @@ def report_kept_logs(bookie: StoppedBookie, log_id: int | None = None) -> list[K
 
 
 def find_entry(bookie: StoppedBookie, ledger_id: int, entry_id: int) -> tuple[list[EntryPlace], list[str]]:
-    """Return every copy of an entry, those that the index knows before those in the journal, and what could not be searched.
+    """Return every copy of an entry, those in the index before those in the journal, and what could not be searched.
 
-    Raises IndexCorruptError, NoJournalHereError if no copy was found and one may be where it could not be searched;
+    Raises IndexCorruptError or NoJournalHereError if no copy was found and one may be in a part that could not be searched;
     NoSuchEntryHereError.
     """
     places: list[EntryPlace] = []
@@ -258,7 +258,7 @@ def find_entry(bookie: StoppedBookie, ledger_id: int, entry_id: int) -> tuple[li
 
 
 def journal_above_mark(bookie: StoppedBookie) -> Iterator[tuple[int, FoundRecord | JournalDamage]]:
-    """Yield what a start of the bookie replays, with its segment. Without a readable mark: the whole journal."""
+    """Yield what a start of the bookie replays, with its segment; the whole journal if there is no readable mark."""
     mark = bookie.mark()
     for segment_id in bookie.segments():
         start = ALIGNMENT

@@ -2,8 +2,9 @@
 
 Every call blocks: call them in a `Worker`, or at start and stop only. Paths are relative to the disk's root.
 
-Rule 1: what must survive power loss was written, then `sync()`ed, and its directory entry `sync_dir()`ed after creation or rename.
-Rule 2: after a failed `sync` the kernel may have dropped the data and will report success next time: never retry and acknowledge.
+Rule 1: to survive power loss, data must be written, then `sync()`ed, and its directory entry `sync_dir()`ed after creation or
+rename.
+Rule 2: after a failed `sync` the kernel may have dropped the data and report success next time: never retry and acknowledge.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ _OURS = (
     "journal",
     "entrylog",
     "index",
-)  # names at the root of a disk begin so
+)  # prefixes of names at the root of a disk
 
 
 class SyncFailedError(OSError):
-    """A sync failed. What it should have made durable may be lost, although the next sync succeeds (rule 2)."""
+    """A sync failed. The data that it covered may be lost even if the next sync succeeds (rule 2)."""
 
 
 class DirectoryInUseError(CepheidError):
@@ -56,21 +57,21 @@ def sync_failures() -> Iterator[None]:
 
 class DiskFile(Protocol):
     def pwrite(self, data: Buffer, offset: int) -> None:
-        """Writes all of `data`, or raises OSError having written an unknown part."""
+        """Write all of `data`; if it raises OSError, an unknown part was written."""
 
     def pwritev(self, buffers: Sequence[Buffer], offset: int) -> None:
-        """As `pwrite`, of many buffers laid end to end."""
+        """Write many buffers, laid end to end, like `pwrite`."""
 
     def pread(self, size_bytes: int, offset: int) -> bytes:
-        """Up to `size_bytes`; fewer only at the end of the file."""
+        """Return up to `size_bytes`; fewer only at the end of the file."""
 
     def drop_cached(self, offset: int, size_bytes: int) -> None:
-        """Tell the system that these bytes will not be read again soon, so that they take no memory from others. A hint only."""
+        """Advise the system that these bytes will not be read again soon, so that it can free their memory. A hint only."""
 
     def size(self) -> int: ...
 
     def preallocate(self, size_bytes: int) -> None:
-        """Makes the file at least so large, reading as zeros, with its space reserved where the system can."""
+        """Make the file at least this large, reading as zeros, with its space reserved where the system can."""
 
     def truncate(self, size_bytes: int) -> None: ...
 
@@ -83,13 +84,13 @@ class DiskFile(Protocol):
 class Disk(Protocol):
     @property
     def can_share(self) -> bool:
-        """Whether files of it can be given to other processes: `share` answers."""
+        """Whether its files can be shared with other processes through `share`."""
 
     def share(self, path: str) -> int:
-        """A descriptor that can only read, to be given away and closed. Raises OSError."""
+        """Return a read-only descriptor to pass on and close. Raises OSError."""
 
     def open(self, path: str, *, create: bool = False) -> DiskFile:
-        """Opens for reading and writing. Raises FileNotFoundError unless `create`."""
+        """Open for reading and writing. Raises FileNotFoundError unless `create`."""
 
     def exists(self, path: str) -> bool: ...
 
@@ -97,7 +98,7 @@ class Disk(Protocol):
         """Sorted names."""
 
     def mkdir(self, path: str) -> None:
-        """With parents; fine if it exists."""
+        """Create the directory and its parents; no error if it exists."""
 
     def rename(self, old: str, new: str) -> None: ...
 
@@ -109,7 +110,7 @@ class Disk(Protocol):
     def free_bytes(self) -> int: ...
 
     def lock(self) -> None:
-        """Takes the root for this process until it ends or `unlock`s. Raises DirectoryInUseError."""
+        """Lock the root for this process until it ends or calls `unlock`. Raises DirectoryInUseError."""
 
     def unlock(self) -> None: ...
 
@@ -129,7 +130,7 @@ class RealFile:
             part = buffers[start : start + _MAX_BUFFERS]
             size = sum(map(len, part))
             written = os.pwritev(self._fd, part, offset)
-            if written < size:  # a full disk or a signal: the slow path finds out which
+            if written < size:  # the disk is full or a signal came: the slow path finds out
                 self.pwrite(b"".join(part)[written:], offset + written)
             offset += size
 
@@ -153,9 +154,9 @@ class RealFile:
                 os.posix_fallocate(self._fd, 0, size_bytes)
                 return
             except OSError as error:
-                if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some file systems cannot
+                if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some file systems do not support it
                     raise
-        if self.size() < size_bytes:  # macOS: the size at least, so that a sync need not write it each time
+        if self.size() < size_bytes:  # macOS: set at least the size, so that syncs need not write it each time
             os.ftruncate(self._fd, size_bytes)
 
     def truncate(self, size_bytes: int) -> None:
@@ -188,7 +189,7 @@ class RealDisk:
 
     @property
     def can_share(self) -> bool:
-        return sys.platform == "linux"  # elsewhere nobody asks who is at the other end of a socket
+        return sys.platform == "linux"  # other systems do not tell which process is at the other end of a socket
 
     def share(self, path: str) -> int:
         return os.open(self.root / path, os.O_RDONLY | os.O_CLOEXEC)
@@ -225,7 +226,7 @@ class RealDisk:
 
     def lock(self) -> None:
         self._lock_fd = _lock(self.root, os.O_RDWR | os.O_CREAT)
-        make_private(self.root, _OURS)  # what an older release, or the index's database, left open to others
+        make_private(self.root, _OURS)  # files that an older release, or the index's database, left open to other users
 
     def unlock(self) -> None:
         if self._lock_fd is not None:
@@ -234,7 +235,7 @@ class RealDisk:
 
 
 class ReadOnlyFile(RealFile):
-    """A file that cannot be changed through this object: the system refuses every write (EBADF)."""
+    """A file that cannot be changed through this object: the system rejects every write (EBADF)."""
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -243,7 +244,7 @@ class ReadOnlyFile(RealFile):
 class ReadOnlyDisk(RealDisk):
     """An existing directory of a bookie that is stopped. Nothing in it is created, changed or removed.
 
-    `lock` takes the same lock as a bookie does. A directory without a LOCK file was copied, or no bookie has run in it; it is read
+    `lock` takes the same lock as a bookie. A directory without a LOCK file is a copy, or no bookie has run in it; it is read
     without a lock, because creating the file would change the directory.
     """
 

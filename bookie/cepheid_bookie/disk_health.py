@@ -1,13 +1,13 @@
-"""Whether a disk finishes its writes in time.
+"""Detection of disks that do not finish their writes in time.
 
-    healthy ──several writes in a row slow, for `for_s`──► slow ──all writes quick for `for_s`──► healthy
+    healthy ──several writes in a row slow, for `for_s`──► slow ──all writes fast for `for_s`──► healthy
        └──one write unfinished for `stalled_s`──► stalled ──it finishes──► slow
 
-A bookie whose disk is slow or stalled refuses regular adds, so that writers use other bookies. Then few writes or none show how the
-disk is, and probes take their place: a small file is written and synced.
+A bookie whose disk is slow or stalled refuses regular adds, so that writers use other bookies. Then there are few writes or none
+that show how the disk performs, and probes take their place: a small file is written and synced.
 
 Rule 1: a write is measured from its submission, or from the end of the one before it on the same thread, to its report in the loop.
-Rule 2: a process that was paused says nothing about its disk: a timer that fires late moves the start of the write by as much.
+Rule 2: a pause of the process is not the disk's fault: a timer that fires late moves the start of the write by as much.
 Rule 3: no timer runs while the disk is healthy and idle.
 """
 
@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_SLOW_IN_A_ROW = 3  # one long write is no trend
-_LATE_S = 1.0  # a timer that is later than that: the process was paused, or its loop blocked
+_SLOW_IN_A_ROW = 3  # one slow write is not a trend
+_LATE_S = 1.0  # if a timer is later than this, the process was paused or its loop blocked
 _PROBE = "PROBE"
 _PROBE_BYTES = 4096
 
@@ -42,7 +42,7 @@ class HealthState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class HealthLimits:
-    """What is too long for one write, and for how long it must be so."""
+    """How long one write may take, and for how long writes must exceed it."""
 
     slow_s: float
     stalled_s: float
@@ -50,7 +50,7 @@ class HealthLimits:
 
 
 class DiskHealth:
-    """The core: times in, state out. One write at a time."""
+    """The core: times in, state out. Writes come one at a time."""
 
     def __init__(self, use: str, limits: HealthLimits) -> None:
         self._use = use
@@ -67,7 +67,7 @@ class DiskHealth:
 
     @property
     def reason(self) -> str:
-        """Return what is wrong with the disk, in words; empty while it is healthy."""
+        """What is wrong with the disk; empty while it is healthy."""
         limits = self._limits
         if self.state is HealthState.STALLED:
             return f"its {self._use} disk hangs: a write has not finished for storage.stalled_disk_s ({limits.stalled_s:g} s)"
@@ -78,7 +78,7 @@ class DiskHealth:
 
     def on_started(self, now: float) -> None:
         self.started_at = now
-        if now - self._finished_at > self._limits.for_s:  # what was before that pause is no trend any more
+        if now - self._finished_at > self._limits.for_s:  # what came before that pause is no longer a trend
             self._slow_since, self._slow_in_a_row = None, 0
 
     def on_finished(self, now: float) -> None:
@@ -90,12 +90,12 @@ class DiskHealth:
             self._on_quick(now)
 
     def on_paused(self, late_s: float) -> None:
-        """The process stood still for so long (rule 2)."""
+        """Adjust for a pause of the process of this length (rule 2)."""
         if self.started_at is not None:
             self.started_at += late_s
 
     def look(self, now: float) -> None:
-        """Find out whether the write under way has stalled."""
+        """Check whether the write in progress has stalled."""
         if self.started_at is not None and now - self.started_at >= self._limits.stalled_s:
             self.state = HealthState.STALLED
             self._quick_since = None
@@ -114,15 +114,17 @@ class DiskHealth:
         self._slow_since, self._slow_in_a_row = None, 0
         if self._quick_since is None:
             self._quick_since = now
-        if self.state is HealthState.STALLED:  # the process was paused when it seemed so
+        if self.state is HealthState.STALLED:  # the process was paused when it seemed stalled
             self.state = HealthState.SLOW
         if self.state is HealthState.SLOW and now - self._quick_since >= self._limits.for_s:
             self.state = HealthState.HEALTHY
 
 
 class TimedWorker(Worker):
-    """A worker thread whose works are all writes to one disk. `on_change()` is called when the disk's state has changed,
-    `on_failed(error)` when a probe has failed for another reason than a full disk."""
+    """A worker thread whose tasks are all writes to one disk.
+
+    `on_change()` is called when the disk's state has changed, `on_failed(error)` when a probe fails unless the disk is full.
+    """
 
     def __init__(
         self,
@@ -164,7 +166,7 @@ class TimedWorker(Worker):
         await self._worker.aclose()
 
     def stop(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         self._closed = True
         self._disarm()
 
@@ -191,7 +193,7 @@ class TimedWorker(Worker):
             self._timer = None
 
     def _on_timer(self, due: float) -> None:
-        """One timer for both: while a write is under way, or until the next probe."""
+        """Handle the timer, which serves both purposes: while a write is in progress, and until the next probe."""
         self._timer = None
         health, now = self._health, asyncio.get_running_loop().time()
         if health.started_at is not None:
@@ -216,7 +218,7 @@ class TimedWorker(Worker):
         if state is HealthState.HEALTHY:
             log.info("disk.healthy", extra={"before": before.value})
         else:
-            hint = "look at the disk and at what else uses it; adds are refused until it is quick again"
+            hint = "check the disk and what else uses it; adds are refused until it is fast again"
             log.warning(f"disk.{state.value}", extra={"error": self._health.reason, "hint": hint})
         self._on_change()
 

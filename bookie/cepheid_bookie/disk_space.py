@@ -1,13 +1,13 @@
-"""Free space of the journal and data disks: refuses adds before a disk is full, takes them again when there is space.
+"""Free space of the journal and data disks: refuses adds before a disk is full, accepts them again when there is space.
 
     writable ──free below the minimum, or a write found the disk full──► full ──free at the minimum plus a margin──► writable
 
 Free space is checked at intervals, with or without traffic, since others may fill the disk or make room on it, and sooner when
 much was admitted since the last check.
 
-Rule 1: the way back has a higher mark than the way down. What frees a little space, such as a journal file that is deleted and the
-next one that is allocated, does not switch the bookie to and fro.
-Rule 2: `on_look` is called after each look at free space, full or not: what can make room acts on it.
+Rule 1: the threshold to become writable is higher than the one to become full, so that a small gain, such as a journal file
+that is deleted before the next one is allocated, does not make the bookie flap.
+Rule 2: `on_look` is called after each check of free space, full or not, for code that can make room.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from cepheid_rpc import Status
 
 log = logging.getLogger(__name__)
 
-_PARTS_OF_RESERVE = 4  # of which one may be admitted between two looks
+_PARTS_OF_RESERVE = 4  # one of these parts may be admitted between two checks
 
 
 class DiskLevel:
-    """Decides for one disk whether its free space is enough."""
+    """Decides whether the free space of one disk is enough."""
 
     def __init__(self, use: str, minimum_bytes: int, margin_bytes: int, warn_bytes: int) -> None:
         self.use = use
@@ -38,9 +38,9 @@ class DiskLevel:
         self.warn_bytes = warn_bytes
         self.free_bytes = 0
         self.short = False
-        """Less than the minimum was free, and not enough above it has been free since."""
+        """Whether free space fell below the minimum and has not been sufficiently above it since."""
         self.low = False
-        """Less than the warning threshold was free, and not enough above it has been free since."""
+        """Whether free space fell below the warning threshold and has not been sufficiently above it since."""
 
     def take(self, free_bytes: int) -> None:
         self.free_bytes = free_bytes
@@ -50,7 +50,7 @@ class DiskLevel:
 
     @property
     def reason(self) -> str:
-        """Return why it is short, in words."""
+        """Return why the disk is short of space."""
         name = f"storage.min_free_{self.use}_bytes"
         if self.free_bytes < self.minimum_bytes:
             return f"its {self.use} disk has {self.free_bytes:,} bytes free, fewer than {name} ({self.minimum_bytes:,})"
@@ -61,7 +61,7 @@ class DiskLevel:
 
     @property
     def warning(self) -> str:
-        """Return that it is low, in words; empty if it is not."""
+        """Return a warning that space is low; empty if it is not."""
         if not self.low:
             return ""
         name = f"storage.warn_free_{self.use}_bytes"
@@ -69,7 +69,10 @@ class DiskLevel:
 
 
 class DiskSpace:
-    """`read_only` is what admission asks; `on_change()` is called when it has changed, `on_look()` after every look."""
+    """Free space of the disks.
+
+    Admission checks `read_only`; `on_change()` is called when it changes, `on_look()` after each check.
+    """
 
     def __init__(
         self,
@@ -92,7 +95,7 @@ class DiskSpace:
         reserves = [reserve for level in (self.journal, self.data) if (reserve := level.minimum_bytes)]
         self._look_after_bytes = min(reserves, default=settings.write_cache_bytes) // _PARTS_OF_RESERVE
         self._checked_at = float("-inf")
-        self._checked_at_bytes = 0  # admitted by then
+        self._checked_at_bytes = 0  # admitted bytes at the last check
         self._checking = False
         self._flush_full = False
         self._closed = False
@@ -100,21 +103,21 @@ class DiskSpace:
         self._unfit = ""
         self.full = False
         self.read_only = False
-        """Regular adds are refused, for want of space or for another reason."""
+        """Whether regular adds are refused, for lack of space or another reason."""
 
     @property
     def refusal(self) -> Status:
-        """Return what a regular add is answered while they are refused."""
+        """Return the answer to regular adds while they are refused."""
         return Status.NO_SPACE if self.full else Status.READ_ONLY
 
     @property
     def data_short(self) -> bool:
-        """Return whether it is the data disk that has no room: collecting deleted ledgers helps then."""
+        """Return whether the data disk has no room: collecting deleted ledgers then helps."""
         return self.data.short or self._flush_full or (self._shared and self.journal.short)
 
     @property
     def lacking_data_bytes(self) -> int:
-        """Return how many bytes the data disk must get back before adds are taken; at least 1 while it has no room."""
+        """Return how many bytes must be freed on the data disk before adds are accepted; at least 1 while it has no room."""
         if not self.data_short:
             return 0
         resume_bytes = max(self.data.resume_bytes, self.journal.resume_bytes if self._shared else 0)
@@ -131,12 +134,12 @@ class DiskSpace:
     def _full_reason(self) -> str:
         low = [level.reason for level in (self.journal, self.data) if level.short]
         if self._shared:
-            del low[1:]  # one disk: once is enough
+            del low[1:]  # both are on one disk: report it once
         return " and ".join(low) or "a write found its data disk full"
 
     @property
     def warning(self) -> str:
-        """Return which disk is nearly full, in words; empty while none is, or adds are refused already."""
+        """Return which disk is nearly full, for a message; empty if none is, or adds are refused already."""
         if self.full:
             return ""
         low = [warning for level in (self.journal, self.data) if (warning := level.warning)]
@@ -145,12 +148,12 @@ class DiskSpace:
         return " and ".join(low)
 
     def look_now(self) -> None:
-        """Look at the disks at once, blocking."""
+        """Check the disks now, blocking."""
         self._take(self._look())
         self._look_again_later()
 
     def touch(self, admitted_bytes: int = 0) -> None:
-        """Look again if the last look is too old, or much was admitted since. Cheap. `admitted_bytes` counts from the start."""
+        """Check again if the last check is too old, or much was admitted since. Cheap. `admitted_bytes` counts from the start."""
         now = asyncio.get_running_loop().time()
         if (
             now - self._checked_at >= self._settings.disk_check_interval_s
@@ -160,20 +163,20 @@ class DiskSpace:
             self._check()
 
     def on_journal_full(self) -> None:
-        """A journal write was refused for want of space: whatever the figures said."""
+        """Note that a journal write was refused for lack of space, whatever the measured figures say."""
         self.journal.short = True
         self._decide()
         self._check()
 
     def on_flush_full(self, full: bool) -> None:
-        """A flush found the data disk full, or went through again."""
+        """Note that a flush found the data disk full, or succeeded again."""
         if full != self._flush_full:
             self._flush_full = full
             self._decide()
             self._check()
 
     def on_unfit(self, reason: str) -> None:
-        """A disk is slow or hangs, or the index is damaged, as the reason says; empty: no longer."""
+        """Note the reason why the bookie is unfit (a slow or hanging disk, a damaged index); empty: no longer."""
         if reason != self._unfit:
             self._unfit = reason
             self.read_only = self.full or bool(reason)
@@ -229,7 +232,7 @@ class DiskSpace:
         self.full = full
         self.read_only = full or bool(self._unfit)
         if full:
-            hint = "what was deleted is collected now; free space on its disks, or add bookies; reads, fences and recovery go on"
+            hint = "deleted data is collected now; free space on its disks, or add bookies; reads, fences and recovery continue"
             log.warning("bookie.read_only", extra={**self._facts(), "error": self.reason, "hint": hint})
         else:
             log.info("bookie.writable", extra=self._facts())
@@ -240,9 +243,9 @@ class DiskSpace:
 
 
 def check_disk_size(journal: RealDisk, data: RealDisk, settings: StorageSettings) -> None:
-    """Refuse a new bookie on disks that could not take one entry, however empty they are. Raises DiskTooSmallError.
+    """Refuse a new bookie whose disks could not take one entry even when empty. Raises DiskTooSmallError.
 
-    A bookie that has data starts, read-only: others need what it holds.
+    A bookie that has data starts read-only: others need its data.
     """
     if is_stamped(data):
         return
@@ -252,7 +255,7 @@ def check_disk_size(journal: RealDisk, data: RealDisk, settings: StorageSettings
         ("data", data, settings.min_free_data_bytes, log),
     ):
         size = disk.size_bytes()
-        if 0 < size < minimum + needed:  # 0: the file system does not say
+        if 0 < size < minimum + needed:  # 0: the file system does not tell
             message = (
                 f"the {use} disk of {disk.root} has {size:,} bytes, and a bookie needs {minimum + needed:,} there: "
                 f"storage.min_free_{use}_bytes ({minimum:,}) and storage.{name} ({needed:,})"

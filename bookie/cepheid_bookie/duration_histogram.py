@@ -1,4 +1,4 @@
-"""How long something took, counted by upper bound: quantiles can be had from it later, over any time and any number of bookies."""
+"""Histogram of durations by upper bound, for quantiles over any time and any number of bookies."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _BOUNDS_S = (
     1.0,
     5.0,
     float("inf"),
-)  # a sync of flash to one of a dying disk
+)  # from a sync of flash to that of a dying disk
 
 
 class DurationHistogram:
-    """One bisect per observation: for groups, never for entries."""
+    """A histogram at one bisect per observation: for groups, never for entries."""
 
     def __init__(self) -> None:
         self.total_s = 0.0
@@ -36,5 +36,5 @@ class DurationHistogram:
         self._counts[bisect_left(_BOUNDS_S, duration_s)] += 1
 
     def buckets(self) -> tuple[tuple[float, int], ...]:
-        """(upper bound in seconds, observations up to it and above the bound before), ascending; the last bound is infinity."""
+        """Pairs (upper bound in seconds, observations above the bound before), ascending; the last bound is infinity."""
         return tuple(zip(_BOUNDS_S, self._counts, strict=True))

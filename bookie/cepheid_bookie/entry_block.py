@@ -1,7 +1,7 @@
-"""Bytes of a block: a run of consecutive entries of one ledger, without gaps. Little-endian.
+"""Format of a block: a run of consecutive entries of one ledger, without gaps. Little-endian.
 
 0   4  magic "CPBK"
-4   4  CRC32C of everything behind it
+4   4  CRC32C of everything after it
 8   8  ledger id
 16  8  first entry id
 24  4  entries n
@@ -9,7 +9,7 @@
 32  4n end of each entry in the data
 ..     data: the entries as they were sent (`cepheid_rpc.entry_group`)
 
-Readers past the brokers get blocks as they lie here (`cepheid_rpc.scan_protocol`): what changes here changes there.
+Scans get blocks in this format (`cepheid_rpc.scan_protocol`): a change here changes their protocol.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _HEADER = struct.Struct("<4sIqqII")
 _BODY = struct.Struct("<qqII")
 HEADER_BYTES = _HEADER.size
 UNCHECKED_BYTES = 8
-"""So many bytes at the beginning of a block, magic and checksum, are not covered by the checksum."""
+"""Size of the part at the beginning of a block, magic and checksum, that the checksum does not cover."""
 MAX_ENTRIES = 16_384
-"""A block's most entries: how far a search for one id may have to step back (block_index.py, rule 2)."""
+"""Maximum entries of a block: how far a search for one id may have to step back (block_index.py, rule 2)."""
 
 
 def plan_blocks(groups: Sequence[EntryGroup], block_bytes: int) -> Iterator[EntryGroup]:
-    """Cuts a ledger's groups (sorted by first entry id, may overlap) into blocks: each a run without gaps, no id twice.
+    """Cut a ledger's groups (sorted by first entry id, may overlap) into blocks: each a run without gaps, no id twice.
 
-    A block is closed at `block_bytes`, soft by one entry, and at `MAX_ENTRIES`. Of an entry that is there twice one copy is taken:
+    A block is closed at `block_bytes`, soft by one entry, and at `MAX_ENTRIES`. One copy of a repeated entry is kept:
     the bytes of an entry are frozen when it is first sent (entry_group.py, rule 1).
     """
     run: list[EntryGroup] = []
@@ -63,7 +63,7 @@ def plan_blocks(groups: Sequence[EntryGroup], block_bytes: int) -> Iterator[Entr
 
 
 def _cut(group: EntryGroup, block_bytes: int) -> Iterator[EntryGroup]:
-    """The group in pieces that fit a block: mostly itself."""
+    """Yield the group in pieces that fit a block; mostly it is one piece."""
     while len(group.data) > block_bytes or len(group) > MAX_ENTRIES:
         count = min(max(bisect_right(group.ends, block_bytes), 1), MAX_ENTRIES)
         if count == len(group):
@@ -75,7 +75,7 @@ def _cut(group: EntryGroup, block_bytes: int) -> Iterator[EntryGroup]:
 
 
 def encode_block_to(parts: list[Buffer], group: EntryGroup) -> int:
-    """Appends the block's bytes to `parts`; returns how many bytes that is."""
+    """Append the block's bytes to `parts`; return their number."""
     body = _BODY.pack(group.ledger_id, group.first_entry_id, len(group), len(group.data))
     ends = array("I", group.ends).tobytes()
     crc = crc32c(group.data, crc32c(ends, crc32c(body)))
@@ -84,7 +84,7 @@ def encode_block_to(parts: list[Buffer], group: EntryGroup) -> int:
 
 
 def uncheck_block(data: bytes) -> EntryGroup:
-    """As `decode_block`, of a block that may be damaged somewhere. Raises BlockCorruptError only where entries have no bounds."""
+    """Decode a block that may be damaged. Raises BlockCorruptError only if the bounds of its entries are unknown."""
     try:
         (group,) = stored_groups(memoryview(data))
     except (MalformedGroupError, ValueError) as error:
@@ -109,7 +109,7 @@ class BlockHeader(NamedTuple):
 
 
 def decode_block(data: bytes) -> EntryGroup:
-    """The entries of a block, over the same memory. Raises BlockCorruptError unless every byte is as written."""
+    """Return the entries of a block, over the same memory. Raises BlockCorruptError unless every byte is as written."""
     if len(data) < HEADER_BYTES or data[:4] != BLOCK_MAGIC:
         raise BlockCorruptError(f"no block begins here: {bytes(data[:8]).hex()}")
     _, expected, ledger_id, first_entry_id, count, size = _HEADER.unpack_from(data)

@@ -1,15 +1,15 @@
-"""What an entry log holds, read from the file alone: for tools, and for the rebuild of a lost index.
+"""Contents of an entry log, read from the file alone: for tools, and for the rebuild of a lost index.
 
     header (4096) │ block │ block │ zeros to 4096 │ block │ ▒ damaged ▒ │ block │ …
                     found   found                   found   LogDamage     found
 
-Blocks lie end to end, so the end of one is where the next begins. Damage breaks that chain in one of two ways:
+Blocks are laid end to end, so the end of one is where the next begins. Damage breaks that chain in one of two ways:
 
-    the head of the damaged block is plausible: an intact block or the end of the file follows   → the chain goes on there
-    anything else                                                          → the next intact block is searched for
+    the head of the damaged block is plausible: an intact block or the end of the file follows   → the chain continues there
+    anything else                                                          → search for the next intact block
 
-Rule 1: nothing is searched for inside a block whose bounds are known. What a client stored there may look like a block.
-Rule 2: after a search nothing is proven: the block found may be one that a client planted inside the damaged one. So such blocks
+Rule 1: never search inside a block whose bounds are known: data that a client stored there may look like a block.
+Rule 2: a search proves nothing: the block found may be one that a client planted inside the damaged one. So such blocks
 are marked (`searched`) up to the end of the file, and are not used unless an operator accepts them.
 """
 
@@ -29,13 +29,13 @@ from cepheid_rpc import BLOCK_MAGIC, DigestMismatchError, EntryGroup, MalformedG
 _ALIGNMENT = 4096  # entry_log.py, rule 2
 _BLOCK_HEAD = struct.Struct("<4sIqqII")
 _MAX_BLOCK_BYTES = 64 << 20
-"""More than any setting allows, with its last entry: a damaged length is not followed further than this."""
+"""More than any setting allows, with its last entry. A longer length counts as damaged and is not followed."""
 _SEARCH_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class LogBlock:
-    """A block in an entry log. Not intact: its checksum fails, and only entries that match their digests are as written."""
+    """A block in an entry log. If not intact, its checksum fails, and only entries that match their digests are as written."""
 
     ref: BlockRef
     intact: bool
@@ -44,7 +44,7 @@ class LogBlock:
 
 @dataclass(frozen=True, slots=True)
 class LogDamage:
-    """Bytes `offset..end-1` in which no block is known."""
+    """Bytes `offset..end-1`, in which no block is known."""
 
     offset: int
     end: int
@@ -52,7 +52,7 @@ class LogDamage:
 
 
 def log_header_damage(file: DiskFile, log_id: int) -> LogDamage | None:
-    """Return what is wrong with the header of a log, if anything. Its blocks are read all the same: each has its own checksum."""
+    """Return what is wrong with the header of a log, or None. Its blocks are read all the same: each has its own checksum."""
     version = decode_log_header(file.pread(_ALIGNMENT, 0), log_id)
     if version == LOG_VERSION:
         return None
@@ -61,7 +61,7 @@ def log_header_damage(file: DiskFile, log_id: int) -> LogDamage | None:
 
 
 def scan_log(file: DiskFile, log_id: int) -> Iterator[LogBlock | LogDamage]:
-    """Yield everything in the log in the order of its offsets. Raises OSError."""
+    """Yield the blocks and damage of the log in the order of offsets. Raises OSError."""
     damaged_header = log_header_damage(file, log_id)
     if damaged_header is not None:
         yield damaged_header
@@ -98,7 +98,7 @@ def sound_entries(group: EntryGroup) -> list[int]:
 
 
 def _is_whole(group: EntryGroup) -> bool:
-    """Whether every entry matches its digest. A checksum alone proves nothing where a client may have written all the bytes."""
+    """Whether every entry matches its digest. A checksum alone proves nothing if a client may have written all the bytes."""
     try:
         group.verify()
     except (DigestMismatchError, MalformedGroupError):
@@ -111,7 +111,7 @@ def _ref(group: EntryGroup, log_id: int, offset: int, length: int) -> BlockRef:
 
 
 def _block_at(file: DiskFile, offset: int, size: int) -> tuple[EntryGroup | None, int]:
-    """Return the intact block at `offset` and its end; without one, the end that a plausible head names, or 0."""
+    """Return the intact block at `offset` and its end; without one, the end according to a plausible head, or 0."""
     head = file.pread(HEADER_BYTES, offset)
     if len(head) < HEADER_BYTES:
         return None, 0
@@ -129,19 +129,19 @@ def _block_at(file: DiskFile, offset: int, size: int) -> tuple[EntryGroup | None
 
 
 def _padding_at(file: DiskFile, offset: int, size: int) -> int:
-    """Return how many zeros fill the place between the end of a flush and the next multiple of 4096; 0: something else is here."""
+    """Return how many zeros fill the space between the end of a flush and the next multiple of 4096; 0: other data is here."""
     gap = min(-offset % _ALIGNMENT, size - offset)
     return gap if gap and not any(file.pread(gap, offset)) else 0
 
 
 def _is_followed(file: DiskFile, end: int, size: int) -> bool:
-    """Whether the chain of blocks goes on at `end`, or the file ends there."""
+    """Whether the chain of blocks continues at `end`, or the file ends there."""
     end += _padding_at(file, end, size)
     return end == size or _block_at(file, end, size)[0] is not None
 
 
 def _damaged_block(file: DiskFile, log_id: int, offset: int, end: int, *, searched: bool) -> LogBlock | LogDamage:
-    """Return the block if its head belongs to the entries in it, which are known by their digests."""
+    """Return the block if its head belongs to its entries, as their digests show."""
     try:
         group = uncheck_block(file.pread(end - offset, offset))
     except BlockCorruptError as error:

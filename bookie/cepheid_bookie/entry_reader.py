@@ -1,21 +1,21 @@
-"""Answers reads: the write cache first, blocks from disk for the rest, a chunk at a time.
+"""Reads of entries: from the write cache first, then blocks from disk, a chunk at a time.
 
     chunk at `position`:   cached?  ──► groups from memory, as they lie
                            else     ──► worker: index ──► pread whole blocks ──► check ──► groups; what no block has is missing
 
-Rule 1: the cache is looked at first, in one turn, then the index: a half leaves the cache only after the index has it, so an entry
-that exists is seen in one of the two.
-Rule 2: three answers: here, certainly never acknowledged, unknown. Of a damaged block the entries that match their own digests are
-given, and the others are unknown (BAD_DIGEST). A block that cannot be read makes all its entries unknown. Entries that are whole in
-another block, where repair has put them, are given from there. Whoever mends blocks is told of the damaged ones (`on_damaged`).
-Rule 3: reads of old data queue among themselves, for a byte budget and in threads of their own; adds never wait for them. A read
-that has waited for longer than its sender does is refused, not read: the budget is for those who still wait.
-Rule 4: who takes blocks as they lie on disk is told where (`StoredRun`): they are neither taken apart nor checked here, which the
-reader does anyway. Only blocks of which every entry was asked for, and only many bytes of them in one place.
-Rule 5: where a reader continues, the blocks that follow are read while it takes what it has (`BlockCache`). That is done with what
-the budget has left, never while a read waits for it.
-Rule 6: a log may be deleted between the look into the index and the read. Then its live blocks are elsewhere, or their ledger is
-deleted: the index is asked again. If the file that it names now is not there either, the entries are unknown.
+Rule 1: look in the cache first, in one turn, then in the index: a half leaves the cache only after the index has it, so an entry
+that exists is found in one of the two.
+Rule 2: three answers: here, certainly never acknowledged, unknown. Entries of a damaged block that match their own digests are
+returned; the others are unknown (BAD_DIGEST). All entries of a block that cannot be read are unknown. Entries that are intact in
+another block, where repair has put them, are returned from there. Damaged blocks are reported for repair (`on_damaged`).
+Rule 3: reads of old data have their own queue, byte budget and threads; adds never wait for them. A read that has
+waited longer than its client does is refused: the budget is for clients that still wait.
+Rule 4: a caller that takes blocks as stored gets their location (`StoredRun`): they are neither parsed nor checked here, which the
+reader does anyway. Only for blocks of which every entry was requested, and only for long runs.
+Rule 5: when a reader continues where it stopped, the next blocks are read ahead (`BlockCache`), but only with
+spare budget, never while a read waits for it.
+Rule 6: a log may be deleted between the index lookup and the read. Its live blocks are then elsewhere, or their ledger is
+deleted, so the index is read again. If the file that it then names is missing, too, the entries are unknown.
 """
 
 from __future__ import annotations
@@ -48,29 +48,29 @@ from cepheid_rpc import (
 
 log = logging.getLogger(__name__)
 
-_MAX_BLOCKS = 256  # of one chunk: bounds the looks into the index when blocks are small
-_FIRST_BLOCKS = 8  # of the first look
-_WHOLE_BLOCK_BYTES = 8 << 20  # of a scan's chunk, which with an entry on top must stay below gRPC's bound
-_RUN_BYTES = 256 << 10  # less is not worth a frame: blocks of a striped ledger have two entries or three
-_MAX_PARTS = 512  # of one chunk: cached runs and the gaps between them
+_MAX_BLOCKS = 256  # per chunk: bounds the index lookups when blocks are small
+_FIRST_BLOCKS = 8  # in the first lookup
+_WHOLE_BLOCK_BYTES = 8 << 20  # per chunk of a scan; with one more entry it must stay below gRPC's limit
+_RUN_BYTES = 256 << 10  # fewer bytes are not worth a frame: blocks of a striped ledger have two or three entries
+_MAX_PARTS = 512  # per chunk: cached runs and the gaps between them
 _AHEAD_BYTES = 2 << 20  # the block in which a reader stopped, and what its next request needs beyond that
-_AHEAD_BLOCKS = 64  # of these bytes: more small ones cost more looks than they save
-_MAX_CONTINUING = 1024  # places at which a reader may continue
+_AHEAD_BLOCKS = 64  # limit for the read-ahead: more small blocks cost more lookups than they save
+_MAX_CONTINUING = 1024  # positions at which a reader may continue
 _NO_BLOCKS = BlockCache(0)
 
 
 @dataclass(slots=True)
 class ReadCounters:
-    """`disk_chunks` stays 0 while consumers tail: their entries come from the broker's cache."""
+    """Counters of one reader. `disk_chunks` stays 0 while consumers tail: their entries come from the broker's cache."""
 
     requests: int = 0
     cache_chunks: int = 0
     disk_chunks: int = 0
     disk_blocks: int = 0
     disk_bytes: int = 0
-    cached_blocks: int = 0  # that were in memory, read ahead or by an earlier request
-    blocks_ahead: int = 0  # read ahead; they are counted in `disk_blocks` as well
-    expired: int = 0  # reads refused because their senders wait no longer
+    cached_blocks: int = 0  # found in memory, read ahead or by an earlier request
+    blocks_ahead: int = 0  # read ahead; also counted in `disk_blocks`
+    expired: int = 0  # reads refused because their clients no longer wait
     entries_missing: int = 0  # ranges answered "certainly not here"
     unreadable_blocks: int = 0
     refused: int = 0
@@ -78,7 +78,7 @@ class ReadCounters:
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:
-    """Blocks that follow each other in one entry log, with exactly the entries `first..last`."""
+    """Adjacent blocks of one entry log that hold exactly the entries `first..last`."""
 
     first_entry_id: int
     last_entry_id: int
@@ -89,7 +89,7 @@ class StoredRun:
 
 
 class ReadingBudget:
-    """Bytes being read from disk, first come, first served. A larger wish than the limit gets the limit."""
+    """Budget of bytes being read from disk, first come, first served. A request above the limit gets the limit."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
@@ -104,7 +104,7 @@ class ReadingBudget:
         return bool(self._waiting)
 
     def take_nowait(self, size_bytes: int) -> bool:
-        """Take the bytes if they are free and nobody waits, and return whether that was so. `give_back` returns them."""
+        """Take the bytes if they are free and no caller waits, and return whether they were taken. `give_back` returns them."""
         if self._waiting or self.used_bytes + size_bytes > self.limit_bytes:
             return False
         self.used_bytes += size_bytes
@@ -123,7 +123,7 @@ class ReadingBudget:
             if turn.done() and not turn.cancelled():
                 self.give_back(size_bytes)  # granted in the very turn in which the wait was cancelled
             else:
-                with suppress(ValueError):  # `_grant` took it out in this very turn, as its wait had ended
+                with suppress(ValueError):  # `_grant` removed it in this very turn, as its wait had ended
                     self._waiting.remove(waiter)
                 self._grant()
             raise
@@ -142,11 +142,11 @@ class ReadingBudget:
 
 
 class EntryReader:
-    """One for the brokers' reads of a bookie, one for scans. `worker` has the reader threads.
+    """Reads entries with the reader threads of `worker`. A bookie has one for brokers and one for scans.
 
-    `whole_blocks`: chunks end where blocks do, so that no block is read twice, and of a damaged block all entries are given: who
-    scans checks each of them, and wants those that are whole. `cached_groups`: of one chunk; small ones
-    cost the loop more than their bytes do. `read_ahead_bytes`: of whole blocks kept for readers that continue; 0: none.
+    `whole_blocks`: chunks end at block boundaries, so that no block is read twice, and all entries of a damaged block are returned:
+    a scan checks each entry and uses the intact ones. `cached_groups`: maximum per chunk; small groups cost
+    the loop more than their bytes do. `read_ahead_bytes`: memory for blocks kept for readers that continue; 0: none.
     """
 
     def __init__(
@@ -171,18 +171,18 @@ class EntryReader:
         self._cached_groups = cached_groups
         self._blocks = BlockCache(read_ahead_bytes) if read_ahead_bytes else _NO_BLOCKS
         self._continuing: OrderedDict[tuple[int, int], None] = OrderedDict()  # (ledger id, next entry id)
-        self._ahead_of: set[int] = set()  # ledgers of which blocks are being read ahead
+        self._ahead_of: set[int] = set()  # ledgers whose blocks are being read ahead
         self._loop = asyncio.get_running_loop()
         self._on_damaged = on_damaged
         self._stopped = False
         self.counters = ReadCounters()
 
     def stop(self) -> None:
-        """From now on whatever would need the disk is answered STOPPED."""
+        """Answer STOPPED to every read that needs the disk from now on."""
         self._stopped = True
 
     def forget(self, ledger_ids: Collection[int]) -> None:
-        """The entries of these ledgers were deleted."""
+        """Forget these ledgers: their entries were deleted."""
         self._blocks.forget(ledger_ids)
 
     async def read(
@@ -197,10 +197,10 @@ class EntryReader:
         deadline: float | None = None,
         fresh: bool = False,
     ) -> AsyncGenerator[ReadAnswer, None]:
-        """Chunks from `first` on, until `last` or `max_bytes` (soft by one entry). `urgent` reads (recovery) skip the queue.
+        """Yield chunks from `first` until `last` or `max_bytes` (soft by one entry). `urgent` reads (recovery) skip the queue.
 
-        `fresh`: blocks are read from disk even if they are in memory. What is in no block yet comes from the write cache as ever.
-        `deadline`: loop time after which nothing more is read from disk for this request: the rest is OVERLOADED.
+        `fresh`: read blocks from disk even if they are in memory; entries in no block yet still come from the write cache.
+        `deadline`: loop time after which nothing more is read from disk for this request; the rest is answered OVERLOADED.
         """
         position, left = first, max(max_bytes, 1)
         continues = self._continuing.pop((ledger_id, first), _NEW) is None
@@ -224,7 +224,7 @@ class EntryReader:
             yield answer
 
     def _on_continuing(self, ledger_id: int, position: int, next_entry_id: int, *, ahead: bool) -> None:
-        """A reader got entries from disk, and may continue at `next_entry_id`. `ahead`: it has continued before."""
+        """Record that a reader got entries from disk and may continue at `next_entry_id`. `ahead`: it has continued before."""
         self._continuing.pop((ledger_id, position), None)
         self._continuing[ledger_id, next_entry_id] = None
         if len(self._continuing) > _MAX_CONTINUING:
@@ -235,7 +235,7 @@ class EntryReader:
         now = self._loop.time()
 
         def on_done(blocks: list[BlockRef] | None, _error: BaseException | None) -> None:
-            """An error is for the read that comes: it asks for itself."""
+            """Ignore an error: the next read meets it itself."""
             self._ahead_of.discard(ledger_id)
             self._budget.give_back(_AHEAD_BYTES)
             for block in blocks or ():
@@ -246,7 +246,7 @@ class EntryReader:
         self._worker.submit(ReadWork(lambda: self._read_ahead(ledger_id, next_entry_id, now)), on_done)
 
     def _read_ahead(self, ledger_id: int, position: int, now: float) -> list[BlockRef]:
-        """In a reader thread: the blocks from `position` on, as far as they are not here already; returns those read."""
+        """Read the blocks from `position` that are not in memory, in a reader thread; return those read."""
         read: list[BlockRef] = []
 
         def read_block(block: BlockRef) -> tuple[Status, EntryGroup | None]:
@@ -265,7 +265,7 @@ class EntryReader:
     async def read_stored(
         self, ledger_id: int, first: int, last: int, max_bytes: int, *, chunk_bytes: int
     ) -> AsyncGenerator[ReadAnswer | StoredRun, None]:
-        """As `read`, with rule 4."""
+        """Read like `read`, but return long runs of whole blocks as `StoredRun`s (rule 4)."""
         position, left = first, max(max_bytes, 1)
         while position <= last and left > 0:
             if self._cache.find(ledger_id, position) is None:
@@ -282,14 +282,14 @@ class EntryReader:
                     left -= sum(len(group.data) for group in answer.groups)
                     position = answer.next_entry_id
                     yield answer
-                    break  # of what follows it may be that it lies on disk
+                    break  # the entries after it may be on disk
 
     async def _find_run(self, ledger_id: int, position: int, last: int, max_bytes: int) -> StoredRun | None:
         if self._stopped:
             return None
         try:
             run = await self._worker.run(ReadWork(lambda: find_run(self._index, ledger_id, position, last, max_bytes)))
-        except Exception:  # the index raises what its database raises: the read that follows says so
+        except Exception:  # the index raises its database's errors; the next read reports this one
             return None
         if run is not None:
             self.counters.disk_chunks += 1
@@ -305,7 +305,7 @@ class EntryReader:
         return answer
 
     def _from_cache(self, ledger_id: int, position: int, last: int, max_bytes: int) -> ReadAnswer | None:
-        """What the cache has from exactly `position` on, without a gap; None if it does not have `position`."""
+        """Return cached entries from exactly `position` without a gap; None if `position` is not cached."""
         groups: list[EntryGroup] = []
         left = max_bytes
         while position <= last and left > 0 and (group := self._cache.find(ledger_id, position)) is not None:
@@ -321,8 +321,10 @@ class EntryReader:
         return ReadAnswer(tuple(groups), (), position)
 
     def _stripes(self, ledger_id: int, position: int, last: int, max_bytes: int) -> list[_Part]:
-        """What lies from `position` on, which is not cached: a gap, and if cached runs and gaps alternate (a striped ledger), those
-        too. All gaps are then looked up at once: a look for each would cost more than the entries."""
+        """Return the gap at `position`, which is not cached, and in a striped ledger the cached runs and gaps after it.
+
+        All gaps are then looked up together: a lookup for each would cost more than the entries.
+        """
         parts: list[_Part] = []
         left = max_bytes
         while position <= last and left > 0 and len(parts) < min(_MAX_PARTS, self._cached_groups):
@@ -349,7 +351,7 @@ class EntryReader:
         deadline: float | None = None,
         fresh: bool = False,
     ) -> ReadAnswer | None:
-        """None: its turn did not come before the deadline."""
+        """Return a chunk read from disk; None if the deadline passed while it was queued."""
         if urgent:
             return await self._read_blocks(ledger_id, parts, max_bytes, None, fresh=fresh)
         try:
@@ -365,7 +367,7 @@ class EntryReader:
     async def _read_blocks(
         self, ledger_id: int, parts: Sequence[_Part], max_bytes: int, deadline: float | None, *, fresh: bool
     ) -> ReadAnswer | None:
-        """The first of the parts is a gap. None: a thread came to it after the deadline."""
+        """Read the parts, the first of which is a gap; return None if the deadline passed before a thread began."""
         gaps = [part for part in parts if not isinstance(part, EntryGroup)]
         first, last = gaps[0]
         if self._stopped:
@@ -380,9 +382,9 @@ class EntryReader:
         try:
             chunks = await self._worker.run(ReadWork(work))
         except asyncio.CancelledError:
-            given_up = True  # before its turn came: a slow disk must not read for those who have timed out and asked again
+            given_up = True  # not started yet: a slow disk must not read for clients that have timed out and asked again
             raise
-        except Exception as error:  # the index raises what its database raises; whatever it is, the entries are unknown
+        except Exception as error:  # the index raises its database's errors; in any case the entries are unknown
             log.error("read.failed", extra={"ledger_id": ledger_id, "entry_id": first, "error": repr(error)})
             return ReadAnswer((), (MissingEntries(first, last, Status.IO_ERROR),), last + 1)
         if chunks is None:
@@ -400,7 +402,7 @@ class EntryReader:
         return chunks[0].answer if len(parts) == 1 else _joined(parts, chunks, max_bytes)
 
     def _read_gaps(self, ledger_id: int, gaps: Sequence[tuple[int, int]], max_bytes: int, *, fresh: bool) -> list[_Chunk]:
-        """In a reader thread: one chunk per gap, in order, until `max_bytes`; the last may end before its gap does."""
+        """Read one chunk per gap, in order, until `max_bytes`, in a reader thread; the last chunk may end before its gap."""
         chunks: list[_Chunk] = []
         left = max_bytes
         for first, last in gaps:
@@ -423,7 +425,7 @@ class EntryReader:
         return chunks
 
 
-_NEW = object()  # no reader was seen to end here
+_NEW = object()  # no reader was seen to stop here
 _LAST_ENTRY_ID = (1 << 62) - 1
 
 _Part: TypeAlias = EntryGroup | tuple[int, int]
@@ -440,8 +442,10 @@ class _Chunk:
 
 
 def _joined(parts: Sequence[_Part], chunks: Sequence[_Chunk], max_bytes: int) -> ReadAnswer:
-    """Cached runs and what was found in the gaps between them, as far as the gaps were looked up, and no more than `max_bytes`
-    together: a full gap and a full cache would be more than a message may have. The first part is a gap."""
+    """Join cached runs with what was found in the looked-up gaps between them, up to `max_bytes` in total.
+
+    The limit matters: a full gap and a full cache exceed the size of a message. The first part is a gap.
+    """
     groups: list[EntryGroup] = []
     missing: list[MissingEntries] = []
     found = iter(chunks)
@@ -480,9 +484,10 @@ def _read_chunk(
     fresh: bool,
     now: float,
 ) -> _Chunk:
-    """In a reader thread: whole blocks that hold `first..last`, up to `max_bytes` (at least one entry), cut to what was asked.
+    """In a reader thread: read whole blocks with `first..last`, up to `max_bytes` (at least one entry); cut them to the range.
 
-    With `whole_blocks` the first block comes whole, and another one only if all of it fits."""
+    With `whole_blocks`, return the first block whole, and another one only if it fits completely.
+    """
     groups: list[EntryGroup] = []
     missing: list[MissingEntries] = []
     damaged: list[BlockRef] = []
@@ -513,7 +518,7 @@ def _read_chunk(
         if group is None:
             damaged.append(block)
             until = min(last, block.last_entry_id)
-            was_cut = False  # for size: what follows in the block is neither here nor missing
+            was_cut = False  # cut for size: the rest of the block is neither here nor missing
             runs = list(_whole_entries(logs, block, position, until)) if status is Status.BAD_DIGEST else []
             runs += other_copies(index, logs, block, gaps_between(runs, position, until))
             for whole in sorted(runs, key=lambda run: run.first_entry_id):
@@ -544,7 +549,7 @@ def _read_chunk(
             position = part.last_entry_id + 1
             if cache is not _NO_BLOCKS:
                 cache.settle(block, group, finished=position > block.last_entry_id, generation=generation, now=now)
-            if position <= min(last, block.last_entry_id):  # cut for size: what follows in the block is neither here nor missing
+            if position <= min(last, block.last_entry_id):  # cut for size: the rest of the block is neither here nor missing
                 break
     else:
         if position <= last:
@@ -554,7 +559,7 @@ def _read_chunk(
 
 
 def find_run(index: BlockIndex, ledger_id: int, first: int, last: int, max_bytes: int) -> StoredRun | None:
-    """In a reader thread: the blocks from exactly `first` on; None where they are few bytes, or begin elsewhere."""
+    """Return the blocks from exactly `first`; None if they are too few bytes or begin elsewhere. Runs in a reader thread."""
     begin: BlockRef | None = None
     next_entry_id, offset, count = first, 0, 0
     for block in _blocks(index, ledger_id, first, last):
@@ -571,8 +576,10 @@ def find_run(index: BlockIndex, ledger_id: int, first: int, last: int, max_bytes
 
 
 def _blocks(index: BlockIndex, ledger_id: int, first: int, last: int) -> Iterator[BlockRef | None]:
-    """In order; None behind `_MAX_BLOCKS` of them, when there may be more. Few are looked up at first: mostly they fill a chunk,
-    and 256 cost a seventh of what a chunk of 2 MiB costs."""
+    """Yield blocks in order, then None after `_MAX_BLOCKS`, when there may be more.
+
+    The first lookup is small: it mostly fills a chunk, and 256 blocks cost a seventh of reading a chunk of 2 MiB.
+    """
     found, wanted = 0, _FIRST_BLOCKS
     while found < _MAX_BLOCKS:
         blocks = index.find(ledger_id, first, last, wanted)
@@ -601,12 +608,12 @@ class _Lookup:
         return next(self._blocks)
 
     def look_again(self, first: int) -> None:
-        """Go on with the blocks that the index has from `first` on now."""
+        """Continue with the blocks that the index has from `first` on now."""
         self._blocks = _blocks(self._index, self._ledger_id, first, self._last)
 
 
 def _read_block(logs: EntryLogReader, block: BlockRef, *, check: bool, fresh: bool) -> tuple[Status, EntryGroup | None]:
-    """Raises FileNotFoundError where the log was deleted."""
+    """Read one block. Raises FileNotFoundError if its log was deleted."""
     try:
         return Status.OK, logs.read_block(block, check=check, fresh=fresh)
     except FileNotFoundError:
@@ -627,7 +634,7 @@ def _whole_entries(logs: EntryLogReader, block: BlockRef, first: int, last: int)
 
 
 def cut_group(group: EntryGroup, first: int, last: int, max_bytes: int) -> EntryGroup:
-    """The entries from `first` on (which is in the group), not past `last`, about `max_bytes` of them: soft by one entry."""
+    """Return the entries from `first` (in the group) up to `last`, about `max_bytes` of them: soft by one entry."""
     start_index = first - group.first_entry_id
     start = group.ends[start_index - 1] if start_index else 0
     reached = bisect_left(group.ends, start + max_bytes, start_index)
@@ -646,7 +653,7 @@ def split_answer(answer: ReadAnswer, piece_bytes: int) -> Iterator[ReadAnswer]:
             groups.append(part)
             left -= len(part.data)
             if left > 0 or (part.last_entry_id == group.last_entry_id and whole is answer.groups[-1]):
-                break  # what is missing behind the last group goes with it
+                break  # what is missing after the last group belongs to it
             next_entry_id = part.last_entry_id + 1
             told: list[MissingEntries] = []
             while missing and missing[0].first_entry_id < next_entry_id:
@@ -660,6 +667,6 @@ def split_answer(answer: ReadAnswer, piece_bytes: int) -> Iterator[ReadAnswer]:
 
 
 def refuse_range(request: ReadRequest, status: Status, *, retry_after_ms: int = 0) -> ReadAnswer:
-    """A request-wide refusal: one chunk whose `missing` covers the whole range."""
+    """Refuse a whole request: one chunk whose `missing` covers the whole range."""
     first, last = request.first_entry_id, max(request.first_entry_id, request.last_entry_id)
     return ReadAnswer((), (MissingEntries(first, last, status),), last + 1, retry_after_ms)

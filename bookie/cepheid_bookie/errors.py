@@ -1,4 +1,4 @@
-"""Operating errors of the storage node. Each says which file or ledger, which numbers, and what to do."""
+"""Operating errors of the storage node. Each names the file or ledger, the numbers, and what to do."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _START_EMPTY = (
 
 
 class BookieError(CepheidError):
-    """Root of what a bookie raises."""
+    """Base class of a bookie's errors."""
 
 
 class FormatVersionError(BookieError):
@@ -29,19 +29,19 @@ class JournalCorruptError(BookieError):
 
 
 class JournalMissingError(BookieError):
-    """A journal segment that the log mark still needs is not there."""
+    """A journal segment that the log mark still needs is missing."""
 
     hint = f"put the journal back from a copy; {_START_EMPTY}"
 
 
 class MarkCorruptError(BookieError):
-    """No readable log mark, although one was written."""
+    """There is no readable log mark, although one was written."""
 
     hint = f"restore the `mark` files from a copy; {_START_EMPTY}"
 
 
 class BlockCorruptError(BookieError):
-    """A block of an entry log is not what was written: its entries are unknown here, not absent."""
+    """A block of an entry log is not as written: its entries are unknown here, not absent."""
 
     hint = "the entries have to be read from another replica; check the disk"
 
@@ -59,13 +59,13 @@ class CookieError(BookieError):
 
 
 class DirectoryUnusableError(BookieError):
-    """A directory of the bookie is none, and cannot be made."""
+    """A directory of the bookie is not a directory, and cannot be created."""
 
-    hint = "name another one (`--data`, `--journal`), or mend its permissions"
+    hint = "name another one (`--data`, `--journal`), or correct its permissions"
 
 
 class DiskTooSmallError(BookieError):
-    """The bookie could not take a single entry on this disk."""
+    """The disk is too small for a single entry."""
 
     hint = "use a larger disk, or lower these settings"
 
@@ -73,7 +73,7 @@ class DiskTooSmallError(BookieError):
 class DiskFullError(BookieError, OSError):
     """The bookie cannot start, because it cannot write to its disk. Callers that handle OSError see ENOSPC."""
 
-    hint = "free some space on that disk and start the bookie again; it then collects what was deleted by itself"
+    hint = "free some space on that disk and start the bookie again; it then collects deleted data by itself"
 
     def __init__(self, message: str, **facts: object) -> None:
         super().__init__(message, **facts)
@@ -81,22 +81,22 @@ class DiskFullError(BookieError, OSError):
 
 
 class LogUnreadableError(BookieError):
-    """An entry log does not give what the index says it has."""
+    """An entry log does not contain what the index says."""
 
-    hint = "look at the disk; entries that other bookies have are read there, and `cepheid ledgers verify` names those that are not"
+    hint = "check the disk; entries that other bookies have are read there, and `cepheid ledgers verify` lists those that they lack"
 
 
 class LogGoneError(LogUnreadableError):
-    """It was deleted since the index was asked, as the ledgers in it were."""
+    """The entry log was deleted after the index was read, as were the ledgers in it."""
 
-    hint = "ask again: the index says by now where the entries are, or that they are deleted"
+    hint = "try again: the index now has the new place of the entries, or they are deleted"
 
 
 class LedgersNotListedError(BookieError):
-    """It is not known yet which ledgers the bookie holds."""
+    """The list of the ledgers that the bookie holds is not complete yet."""
 
     retriable = True
-    hint = "ask again in a few seconds"
+    hint = "try again in a few seconds"
 
 
 class PortInUseError(BookieError):

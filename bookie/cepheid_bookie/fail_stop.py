@@ -1,6 +1,6 @@
-"""A failed sync outside journal and checkpoint stops the bookie too: log collection, deletion, scrubber.
+"""Stops the bookie after a failed sync outside journal and checkpoint, too: in log collection, deletion or scrubber.
 
-The kernel may drop what a failed sync should have written, and report success the next time (`disk.py`, rule 2). If the next pass
+The kernel may drop data after a failed sync and report success the next time (`disk.py`, rule 2). If the next pass
 simply synced again, it would delete an entry log although the index on disk still refers to it.
 """
 
@@ -16,9 +16,9 @@ from cepheid_ports import OnDone, Worker
 
 
 class FailStopWorker(Worker):
-    """Runs work in another worker. Calls `on_failed(error)` when a sync in it failed, and runs nothing once there is a `failure()`.
+    """Runs work in another worker. Calls `on_failed(error)` when a sync in it fails, and runs nothing once there is a `failure()`.
 
-    A sync that failed because the disk is full does not stop the bookie: all callers begin their work again from the start then.
+    A sync that fails because the disk is full does not stop the bookie: all callers then begin their work again from the start.
     """
 
     def __init__(

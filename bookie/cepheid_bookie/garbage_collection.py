@@ -1,21 +1,21 @@
-"""Deletes ledgers that metadata no longer has, and emptied entry logs. Never on an error, a partial listing, or a mass absence.
+"""Deletes ledgers that metadata no longer has, and empty entry logs; never after an error, a partial listing or a mass absence.
 
     every pass:  local ids ► complete listing ► absent now and a pass ago ► each read directly: certainly no ► delete
                                   └─► ledgers that exist ► surplus copies (`surplus_copies.py`)
 
-    pass ──gc_interval_s──► pass             ──gc_confirm_s──► pass, after one that first missed a ledger
+    pass ──gc_interval_s──► pass             ──gc_confirm_s──► pass, after one in which a ledger was missing for the first time
       └──the data disk is full──► pass at once, then one every gc_full_interval_s until it has room
 
-Rule 1: the local snapshot is taken first: metadata is written before data, so what is held was in metadata by then.
+Rule 1: the local snapshot is taken first: metadata is written before data, so every ledger held here was in metadata by then.
 Rule 2: two passes must miss a ledger, then a direct read must deny it. A failure ends the pass without effect.
-Rule 3: if metadata lacks a large share of our ledgers, it is probably the wrong one: nothing is deleted, and that is an ERROR,
+Rule 3: if metadata lacks a large share of our ledgers, it is probably the wrong one: nothing is deleted and an ERROR is logged,
 until an operator confirms the number (`cepheid bookies confirm-missing`). Ledgers that metadata remembers as deleted for good do
-not count, also if this bookie was down all the time between.
+not count, even if this bookie was down all the time in between.
 Rule 4: metadata that was restored from a backup lacks newer ledgers: nothing is deleted until an operator confirms the restore.
-Rule 5: a ledger that can be brought back is given up before its time only on a full disk, only when a setting says so, and only
-while the disk lacks more bytes than those that were given up have.
-Rule 6: if metadata has not given out yet the largest ledger id that is held here, it is older than our data: nothing is deleted,
-and that is an ERROR. No confirmation helps: brokers would give out ids a second time.
+Rule 5: a ledger that can be restored is given up early only on a full disk, only if a setting allows it, and only
+while the disk lacks more bytes than the given-up ledgers have.
+Rule 6: if metadata has not allocated the largest ledger id held here, it is older than this bookie's data: nothing is deleted
+and an ERROR is logged. No confirmation helps: brokers would allocate ids a second time.
 """
 
 from __future__ import annotations
@@ -34,32 +34,32 @@ from cepheid_ports import TaskOwner
 log = logging.getLogger(__name__)
 
 _LISTING_S = 60.0
-"""Longest wait of a pass for the list of the ledgers held here, which a bookie makes after its start."""
+"""Longest time that a pass waits for the list of the ledgers held here, which a bookie builds after its start."""
 
 
 class LedgersInMetadata(LedgersToTouch, Protocol):
-    """Metadata's side. All raise when they cannot tell: a short answer is not an answer."""
+    """Access to metadata. All methods raise if they cannot tell: an incomplete answer is not an answer."""
 
     async def report_if_restored(self, bookie: Bookie) -> bool:
-        """Return whether metadata was restored from a backup, without confirmation so far; report the bookie's ledger ids then."""
+        """Return whether metadata was restored from a backup and not confirmed yet; if so, report the bookie's ledger ids."""
 
     async def purge(self, give_up: Collection[int] = ()) -> Mapping[int, InGrace]:
-        """Forget deleted ledgers whose time of grace is over, and those to give up. Return those that can still be brought back."""
+        """Forget deleted ledgers whose grace period is over, and those to give up. Return those that can still be restored."""
 
     async def were_purged(self, ledger_ids: Collection[int]) -> Collection[int]:
         """Return those of the ledgers that are remembered as deleted for good. Called after `listing`."""
 
     async def listing(self) -> Collection[int]:
-        """All ledger ids, read to the end."""
+        """Return all ledger ids; the listing is complete."""
 
     async def absent(self, ledger_ids: Sequence[int]) -> list[int]:
-        """Return those of the ledgers that certainly do not exist: read one by one, not from a follower that lags."""
+        """Return those of the ledgers that certainly do not exist: read one by one, not from a lagging follower."""
 
     async def next_ledger_id(self) -> int:
-        """Return the id from which on no ledger can exist, as far as metadata knows. Called after `listing`."""
+        """Return the id from which on no ledger can exist according to metadata. Called after `listing`."""
 
     async def report_missing(self, bookie_id: str, held: int, missing: Collection[int]) -> bool:
-        """Record that metadata lacks so many ledgers. Return whether an operator has confirmed that these are deleted."""
+        """Record that metadata lacks these ledgers. Return whether an operator has confirmed that they are deleted."""
 
     async def withdraw_missing(self, bookie_id: str) -> None:
         """Remove that record, if there is one."""
@@ -67,7 +67,7 @@ class LedgersInMetadata(LedgersToTouch, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GcPass:
-    """What one pass did."""
+    """Results of one pass."""
 
     held: int = 0
     absent: int = 0
@@ -80,7 +80,7 @@ class GcPass:
 
 
 class GarbageCollector:
-    """`collect` is one pass; `start` runs it at every interval."""
+    """Runs the passes: `collect` is one pass; `start` runs it at every interval."""
 
     def __init__(self, bookie: Bookie, ledgers: LedgersInMetadata) -> None:
         self._bookie = bookie
@@ -89,10 +89,10 @@ class GarbageCollector:
         self._suspects: frozenset[int] = frozenset()
         self._surplus = SurplusCopies(bookie, ledgers, limit=self._settings.gc_surplus_ledgers)
         self._in_grace: Mapping[int, InGrace] = {}  # of the ledgers held here
-        self._given_up: dict[int, int] = {}  # ledger → about how many bytes of it are here
+        self._given_up: dict[int, int] = {}  # ledger → about how many bytes of it are held here
         self._warned_of_bytes = 0
         self._was_full = False  # at the last pass
-        self._may_be_reported = True  # as missing in metadata; an earlier process may have done it
+        self._may_be_reported = True  # missing ledgers, perhaps by an earlier process
         self._tasks = TaskOwner(f"{bookie.bookie_id}-gc")
         self.passes = 0
         self.failed_passes = 0
@@ -105,9 +105,9 @@ class GarbageCollector:
         await self._tasks.aclose()
 
     async def collect(self, *, surplus: bool = True) -> GcPass:
-        """Run one pass. Raises what metadata raises and deletes nothing more; what the pass before saw no longer counts then.
+        """Run one pass. If metadata raises, nothing more is deleted, and what the previous pass saw no longer counts.
 
-        `surplus`: look for surplus copies as well, which reads metadata records.
+        `surplus`: also look for surplus copies, which reads metadata records.
         """
         suspects, self._suspects = self._suspects, frozenset()
         if await self._ledgers.report_if_restored(self._bookie):  # rule 4
@@ -123,25 +123,25 @@ class GarbageCollector:
             if not self._bookie.is_index_damaged:
                 await self._bookie.reclaim(urgent=urgent)  # without the list
                 raise
-            # The list cannot be read past the damaged place: what is listed by now is all that this pass can delete.
+            # The list cannot be read beyond the damage: this pass can delete only what is listed by now.
         held = self._bookie.ledgers()
         listed = await self._ledgers.listing()
         absent = frozenset(held).difference(listed)
         self._take_grace(held, in_grace)
         refused = await self._refuse(held, absent)
         if refused is not None:
-            await self._bookie.reclaim(urgent=urgent)  # of ledgers that were deleted before
+            await self._bookie.reclaim(urgent=urgent)  # space of ledgers that were deleted earlier
             return refused
         condemned = await self._ledgers.absent(sorted(absent & suspects))
         try:
             await self._bookie.delete_ledgers(condemned)
         except Exception:
-            if urgent:  # no room in the index for the deletion: what is dead already may make some
+            if urgent:  # no room in the index for the deletion: dead logs may free some
                 await self._bookie.reclaim(urgent=True)
             raise
         self.deleted_ledgers += len(condemned)
         dropped = await self._surplus.collect([ledger_id for ledger_id in held if ledger_id not in absent]) if surplus else []
-        self._suspects = absent.difference(condemned)  # before the logs: a walk over a damaged index never ends well
+        self._suspects = absent.difference(condemned)  # before the logs: a walk over a damaged index never completes
         logs = await self._bookie.reclaim(urgent=urgent)
         self.passes += 1
         return GcPass(len(held), len(absent), tuple(condemned), tuple(dropped), tuple(logs))
@@ -191,7 +191,7 @@ class GarbageCollector:
         self._warned_of_bytes = waiting if urgent else 0
 
     def _to_give_up(self) -> list[int]:
-        """Return as many deleted ledgers of this bookie as the disk lacks bytes, beginning with the least time left (rule 5)."""
+        """Return as many deleted ledgers as the disk lacks bytes, beginning with the least remaining time (rule 5)."""
         if not self._settings.shorten_undelete_on_full_disk:
             return []
         lacking = self._bookie.lacking_data_bytes - self._given_up_bytes()
@@ -205,7 +205,7 @@ class GarbageCollector:
         return chosen
 
     def _given_up_bytes(self) -> int:
-        """Return the bytes of ledgers that were given up, and that the passes to come will delete here."""
+        """Return the bytes of given-up ledgers that later passes will delete here."""
         held = frozenset(self._bookie.ledgers())
         self._given_up = {ledger_id: size for ledger_id, size in self._given_up.items() if ledger_id in held}
         return sum(self._given_up.values())
@@ -222,13 +222,13 @@ class GarbageCollector:
                 if regular:
                     await self._bookie.count_life()
                 await self.collect(surplus=regular or self._bookie.data_full.is_set())
-            except Exception as error:  # metadata may be away for hours: the next pass begins anew
+            except Exception as error:  # metadata may be unavailable for hours: the next pass starts again
                 self.failed_passes += 1
                 self._bookie.failed_collections += 1
                 log.warning("gc.pass_failed", extra={"bookie": self._bookie.bookie_id, "error": repr(error)})
 
     async def _pause(self, regular_at: float) -> None:
-        """Return when the next pass is due."""
+        """Wait and return when the next pass is due."""
         loop, settings, full = asyncio.get_running_loop(), self._settings, self._bookie.data_full
         if full.is_set() and self._was_full:
             await asyncio.sleep(min(settings.gc_full_interval_s, settings.gc_interval_s))

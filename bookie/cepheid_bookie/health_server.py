@@ -1,10 +1,10 @@
-"""Pages of a process that needs no web framework, such as /health: a few lines of HTTP/1.1, one request per connection.
+"""Serves pages such as /health without a web framework: a few lines of HTTP/1.1, one request per connection.
 
     GET path ──► route() ──► status, text ──► connection closed
 
 Rules
-1. A request is small and quick, or it is cut off: `MAX_REQUEST_BYTES`, `TIMEOUT_S`. Both hold for the TLS handshake as well.
-2. Above `MAX_CONNECTIONS`, or `MAX_CONNECTIONS_PER_ADDRESS`, only `PROBES` are answered, so that a flood does not have the process
+1. A request that is too large or too slow is cut off: `MAX_REQUEST_BYTES`, `TIMEOUT_S`. Both hold for the TLS handshake as well.
+2. Above `MAX_CONNECTIONS`, or `MAX_CONNECTIONS_PER_ADDRESS`, only `PROBES` are answered, so that a flood does not get the process
    restarted (cepheid_security/connection_limits.py).
 """
 
@@ -41,7 +41,7 @@ _TEXT = "text/plain; charset=utf-8"
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What one path answers."""
+    """The answer for one path."""
 
     text: str
     status: HTTPStatus = HTTPStatus.OK
@@ -50,7 +50,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Who asks for what. `role`: a name of the client's certificate, "" without one. `peer`: its address."""
+    """A request and its sender. `role`: a name of the client's certificate, "" without one. `peer`: its address."""
 
     path: str
     role: str
@@ -58,21 +58,21 @@ class Request:
 
 
 class _Place:
-    """What one connection occupies, from before its TLS handshake to its end."""
+    """The slot that one connection occupies, from before its TLS handshake to its end."""
 
     def __init__(self) -> None:
         self.limited_by: str | None = None
         """Why only probes are answered."""
         self.writer: asyncio.StreamWriter | None = None
-        """None: in its handshake."""
+        """None during the handshake."""
 
 
 class HealthServer:
-    """`start` once, `aclose` once. Pages are made when they are asked for; `queried` are given the parameters of the request.
+    """A small HTTP server: `start` once, `aclose` once. Pages are built on request; `queried` get the request's parameters.
 
-    `guard` may refuse a request, with a page in place of the one asked for. Port 0 lets the system choose: see `port`. `tls` gives
+    `guard` may refuse a request by returning a page to send instead. Port 0 lets the system choose: see `port`. `tls` returns
     the context of the next connection; None: without TLS. `certificate_role`: which name in a certificate is the role.
-    `on_refused` receives address and reason of each TLS handshake that was refused.
+    `on_refused` receives address and reason of each refused TLS handshake.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class HealthServer:
     async def _listen(self) -> None:
         try:
             if self._tls is None:
-                # In two steps: a cancellation during the second one finds the server here, and can close it.
+                # In two steps: a cancellation during the second one finds the server here and can close it.
                 self._server = await asyncio.start_server(
                     self._on_connection, self._host, self.port, limit=MAX_REQUEST_BYTES, start_serving=False
                 )
@@ -177,7 +177,7 @@ class HealthServer:
         return place
 
     def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Without TLS: one with TLS was admitted before its handshake."""
+        """Serve a connection without TLS; one with TLS was admitted before its handshake."""
         peer = writer.get_extra_info("peername")
         self._serve_at(self._admit(str(peer[0]) if peer else ""), reader, writer)
 
@@ -198,7 +198,7 @@ class HealthServer:
             writer.close()
 
     def _answer(self, head: bytes, writer: asyncio.StreamWriter, limited_by: str | None) -> tuple[Page, bool]:
-        """The page, and whether its body is sent too."""
+        """Return the page and whether its body is sent."""
         method, _, rest = head.partition(b"\r\n")[0].partition(b" ")
         path, _, query = rest.partition(b" ")[0].decode("latin-1").partition("?")
         if method not in (b"GET", b"HEAD"):

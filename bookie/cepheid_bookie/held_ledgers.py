@@ -1,4 +1,4 @@
-"""Which ledgers a bookie holds, page after page: for people who compare them with metadata."""
+"""Lists the ledgers that a bookie holds, page by page, for a comparison with metadata."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PAGE_LEDGERS = 10_000
 def held_ledgers(bookie: Bookie, above: int) -> dict[str, Any]:
     """Return the first `PAGE_LEDGERS` ids above `above`; `next` is the `above` of the following page, None at the end.
 
-    Raises LedgersNotListedError in the first seconds of a bookie with many ledgers: a short answer would look like missing ones.
+    Raises LedgersNotListedError in the first seconds of a bookie with many ledgers: a partial list would look like missing ledgers.
     """
     if not bookie.ledgers_listed:
         raise LedgersNotListedError(f"bookie {bookie.bookie_id} has just started and is still listing its ledgers")

@@ -1,25 +1,25 @@
-"""Makes a new block index from the entry logs of a stopped bookie, when the old one is lost or damaged.
+"""Builds a new block index from the entry logs of a stopped bookie when the old one is lost or damaged.
 
     check cookies ─► scan all logs into `index.rebuilt` ─► watermark on the disks, then in metadata ─► index ► index.damaged-N
                                                                                                        index.rebuilt ► index
 
-Blocks name their ledger and entries, so the logs tell where each entry lies. They do not tell everything that the index knew:
+Blocks name their ledger and entries, so the logs locate each entry. They do not have everything that the index had:
 
     fences, explicit LACs   lost, except what the journal has above the mark
-    master keys             in metadata, and in the journal for entries that it still has
-    deletions               lost: a deleted ledger is back until garbage collection finds that metadata does not have it
+    master keys             from metadata, and from the journal for entries that it still has
+    deletions               lost: a deleted ledger exists again until garbage collection finds that metadata does not have it
     entries in bad blocks   lost
 
-Rule 1: what may be lost is never denied. So the bookie starts in limbo (`limbo.py`) for every ledger id that was given out by now:
-entries that it does not find are unknown, and only recovery and repair may add entries to these ledgers. Auditors learn of the
-higher watermark by the registration, as after a lost disk, and have the copies checked.
-Rule 2: every ledger that is found is fenced: it may have been, and a forgotten fence lets an old writer finish on it. Limbo refuses
-regular adds to these ledgers anyway.
-Rule 3: keys come from metadata, because recovery and repair take them from there; of ledgers that metadata does not have, from the
+Rule 1: what may be lost is never denied. So the bookie starts in limbo (`limbo.py`) for every ledger id allocated so far:
+entries that it does not find are unknown, and only recovery and repair may add entries to these ledgers. Auditors see the
+higher watermark in the registration, as after a lost disk, and have the copies checked.
+Rule 2: every ledger found is fenced: it may have been fenced before, and a forgotten fence lets an old writer continue. Limbo
+refuses regular adds to these ledgers anyway.
+Rule 3: keys come from metadata, as recovery and repair take them from there; for ledgers that metadata does not have, from the
 journal. A ledger in neither gets a key of zeros: no client can have its key, which is derived from its record in metadata.
-Rule 4: the watermark is durable before the new index has its name. A crash before that leaves a bookie in limbo with its old
+Rule 4: the watermark is durable before the new index gets its name. A crash before that leaves a bookie in limbo with its old
 index, a crash between the two renames one without an index, which refuses to start. In both cases, repeat the command.
-Rule 5: blocks that only a search found (`entry_log_scan.py`, rule 2) are left out unless the operator accepts them. A client may
+Rule 5: blocks that only a search found (`entry_log_scan.py`, rule 2) are left out unless the operator accepts them: a client may
 have planted them. What is left out is unknown here, and repair copies it from other bookies.
 """
 
@@ -50,7 +50,7 @@ _BATCH = 4096  # blocks per write to the new index
 
 
 class RebuildFailedError(BookieError):
-    """The new index could not be written. The old one is as it was."""
+    """The new index could not be written. The old one is unchanged."""
 
     hint: ClassVar[str] = "free space on the data disk, or look at it, and repeat the command"
 
@@ -61,11 +61,11 @@ class RebuildReport:
 
     logs: int = 0
     blocks: int = 0
-    damaged_blocks: int = 0  # of `blocks`: some of their entries are intact
-    searched_blocks: int = 0  # rule 5: found, and left out unless accepted
+    damaged_blocks: int = 0  # among `blocks`: some of their entries are intact
+    searched_blocks: int = 0  # rule 5: found, but left out unless accepted
     ledgers: int = 0
     ledgers_without_key: list[int] = field(default_factory=list)
-    unindexed_logs: list[str] = field(default_factory=list)  # they hold bytes, and no block that could be indexed
+    unindexed_logs: list[str] = field(default_factory=list)  # they have bytes, but no block that could be indexed
     largest_ledger_id: int = -1
     problems: list[str] = field(default_factory=list)
     limbo_below: int = 0
@@ -73,7 +73,7 @@ class RebuildReport:
 
 
 class IndexRebuild:
-    """The steps, in the order of the methods. `bookie` was opened to be changed and stays open meanwhile."""
+    """The steps of the rebuild, in the order of the methods. `bookie` was opened for changes and stays open meanwhile."""
 
     def __init__(self, bookie: StoppedBookie) -> None:
         self._bookie = bookie
@@ -81,7 +81,7 @@ class IndexRebuild:
         self.report = RebuildReport()
 
     def cookie(self) -> Cookie:
-        """Return the cookie of the directories. Raises CookieError when it is missing, damaged, or not the same everywhere."""
+        """Return the cookie of the directories. Raises CookieError if it is missing, damaged, or not the same everywhere."""
         found: dict[str, Cookie] = {}
         for where, cookie in self._bookie.cookies().items():
             if not isinstance(cookie, Cookie):
@@ -96,7 +96,7 @@ class IndexRebuild:
         return next(iter(found.values()))
 
     async def check(self, records: IdentityRecords) -> None:
-        """Raises CookieError unless metadata knows these directories."""
+        """Raise CookieError unless metadata knows these directories."""
         cookie, recorded = self.cookie(), await records.load(self.cookie().bookie_id)
         if recorded is None:
             raise CookieError(f"metadata has no cookie of bookie {cookie.bookie_id}; check that --metadata is that of its cluster")
@@ -108,7 +108,7 @@ class IndexRebuild:
             )
 
     def build(self, keys: Mapping[int, bytes], *, accept_searched: bool = False) -> RebuildReport:
-        """Write the new index beside the old one; reads every byte of the logs. Raises RebuildFailedError, or OSError."""
+        """Write the new index beside the old one, reading every byte of the logs. Raises RebuildFailedError, or OSError."""
         cookie, path = self.cookie(), self._bookie.data_dir / _NEW
         shutil.rmtree(path, ignore_errors=True)
         found = self._journal_keys() | dict(keys)
@@ -136,7 +136,7 @@ class IndexRebuild:
     async def begin_limbo(self, records: IdentityRecords, take_ledger_id: Callable[[], Awaitable[int]]) -> None:
         """Make the watermark durable on the disks, then in metadata (rules 1 and 4).
 
-        It is higher than that of an earlier loss: auditors tell losses apart by it. If no ledger id was given out since then,
+        It is higher than that of an earlier loss: auditors tell losses apart by it. If no ledger id was allocated since then,
         `take_ledger_id` is called to raise the counter in metadata; the id is not used.
         """
         await self.check(records)
@@ -154,7 +154,7 @@ class IndexRebuild:
         self.report.limbo_below = limbo.limbo_below
 
     def swap(self) -> None:
-        """Give the new index its name. The old one is kept as `index.damaged-N`."""
+        """Give the new index its final name. The old one is kept as `index.damaged-N`."""
         disk = self._disk
         if disk.exists(INDEX):
             number = next(n for n in range(1, 1 << 20) if not disk.exists(f"{_OLD}{n}"))
@@ -166,7 +166,7 @@ class IndexRebuild:
         disk.sync_dir("")
 
     def _journal_keys(self) -> dict[int, bytes]:
-        """Return the master keys that the journal still has: the first of each ledger counts, as it did when it came."""
+        """Return the master keys that the journal still has. The first one of each ledger counts, as when it arrived."""
         keys: dict[int, bytes] = {}
         for segment_id in self._bookie.segments():
             file = self._bookie.open_segment(segment_id)
@@ -221,7 +221,7 @@ class IndexRebuild:
             index.write(blocks, {})
 
     def _write_records(self, index: RocksBlockIndex, ledgers: set[int], keys: Mapping[int, bytes]) -> None:
-        """Rules 2 and 3."""
+        """Write the ledgers' records: fenced, with their master keys (rules 2 and 3)."""
         ordered = sorted(ledgers)
         self.report.ledgers = len(ordered)
         self.report.ledgers_without_key = [ledger_id for ledger_id in ordered if ledger_id not in keys]

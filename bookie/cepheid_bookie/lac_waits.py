@@ -1,12 +1,12 @@
-"""Readers of open ledgers that wait for more: their requests are parked until the ledger's LAC may have moved.
+"""Long polls of open ledgers: requests are parked until the ledger's LAC may have moved.
 
     request ──► park ──► look: LAC above what the reader has? ──yes──► answer
                  ▲              └──no──► sleep ──wake(ledger)──┐
-                 └─────────────────────────────────────────────┘      time over, fenced, deleted, stopped: answer as it is
+                 └─────────────────────────────────────────────┘      timeout, fenced, deleted, stopped: answer as it is
 
-Rule 1: parked before the look, so that what changes while the answer is made up is not missed.
-Rule 2: one wake per ledger and journal batch, whatever is in it; a bookie with nobody waiting pays one comparison per batch.
-Rule 3: so many and no more: who finds no place is answered OVERLOADED at once.
+Rule 1: park before the look, so that a change during the look is not missed.
+Rule 2: one wake per ledger and journal batch, whatever is in it; without waiters this costs one comparison per batch.
+Rule 3: the number of parked requests is limited; further ones are answered OVERLOADED at once.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from collections.abc import Awaitable, Callable
 
 from cepheid_rpc import LacAnswer, LacRequest, Status
 
-_MAX_WAIT_S = 60.0  # a client that wants more asks again; its connection may be gone without our knowing
+_MAX_WAIT_S = 60.0  # a client that wants to wait longer asks again; its connection may be lost unnoticed
 
 
 class LacWaits:
-    """`is_settled(ledger_id)`: no regular add can move the LAC any more."""
+    """The parked requests. `is_settled(ledger_id)`: no regular add can move the LAC any more."""
 
     def __init__(self, limit: int, is_settled: Callable[[int], bool]) -> None:
         self._limit = limit
@@ -33,7 +33,7 @@ class LacWaits:
         return f"<LacWaits: {self.parked} parked for {len(self._parked)} ledgers>"
 
     async def answer(self, request: LacRequest, look: Callable[[LacRequest], Awaitable[LacAnswer]]) -> LacAnswer:
-        """What `look` says once it is news, or when the wait is over."""
+        """Return what `look` returns once it is newer than what the reader has, or when the wait is over."""
         if self.parked >= self._limit:
             self.refused += 1
             return LacAnswer(Status.OVERLOADED)
@@ -56,7 +56,7 @@ class LacWaits:
             self._leave(request.ledger_id, moved)
 
     def wake(self, ledger_id: int) -> None:
-        """Something about this ledger is durable that was not."""
+        """Wake the readers of this ledger: something new is durable."""
         for moved in self._parked.get(ledger_id, ()):
             moved.set()
 

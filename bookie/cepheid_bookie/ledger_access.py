@@ -1,8 +1,8 @@
 """First contact, master key, fence, explicit LAC: everything about a ledger that is not an entry.
 
-Rule 1: a fence is durable before anything is answered: negative answers and ledgers never heard of included.
-Rule 2: between a check and the act that relies on it there is no await: an add sees the fence, or was admitted before it.
-Rule 3: whoever comes first gives the ledger its master key; any other key is refused from then on.
+Rule 1: a fence is durable before anything is answered, including negative answers and unknown ledgers.
+Rule 2: there is no await between a check and the act that relies on it: an add sees the fence, or was admitted before it.
+Rule 3: the first caller sets the ledger's master key; any other key is refused from then on.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ log = logging.getLogger(__name__)
 
 
 class LedgerAccess:
-    """`is_serving` is asked again after every wait; `on_changed` hears of every ledger whose record is durable."""
+    """First contact, fences and explicit LACs of ledgers.
+
+    `is_serving` is checked again after every wait; `on_changed` is called for every ledger whose record became durable.
+    """
 
     def __init__(
         self,
@@ -38,7 +41,7 @@ class LedgerAccess:
     async def contact(
         self, ledger_id: int, master_key: bytes, *, fence: bool = False, create: bool = False
     ) -> tuple[Status, LedgerState | None]:
-        """The ledger's state after key check and, if asked, durable fence; or None and why not."""
+        """Return the ledger's state after key check and, if asked, durable fence; or None and the reason."""
         while (state := self._ledgers.get(ledger_id)) is None:
             if not self._is_serving():
                 return Status.STOPPED, None
@@ -60,7 +63,7 @@ class LedgerAccess:
         return (Status.NO_LEDGER, None) if state.deleted else (Status.OK, state)
 
     async def find(self, ledger_id: int) -> tuple[Status, LedgerState | None]:
-        """The ledger's state for a reader whose permission was checked otherwise than by the master key; or None and why not."""
+        """Return the ledger's state for a reader that was not authorized by the master key; or None and the reason."""
         while (state := self._ledgers.get(ledger_id)) is None:
             if not self._is_serving():
                 return Status.STOPPED, None
@@ -73,23 +76,23 @@ class LedgerAccess:
         return (Status.NO_LEDGER, None) if state.deleted else (Status.OK, state)
 
     async def look_up(self, ledger_id: int) -> Status | None:
-        """Find out whether a ledger that is not listed yet is known. A status other than None: it cannot be found out now."""
+        """Find out whether a ledger that is not listed yet exists. A status other than None: this cannot be determined now."""
         try:
-            await asyncio.shield(self._ledgers.load(ledger_id))  # others wait for it too
-        except Exception as error:  # whatever the database raises: the ledger is unknown, not absent
+            await asyncio.shield(self._ledgers.load(ledger_id))  # other callers wait for it too
+        except Exception as error:  # any error of the database: the ledger is unknown, not absent
             log.error("ledger.load_failed", extra={"ledger_id": ledger_id, "error": repr(error)})
             return Status.IO_ERROR
         return None if self._is_serving() else Status.STOPPED
 
     async def raise_lac(self, state: LedgerState, last_add_confirmed: int) -> Status:
-        """The explicit LAC, durable; one below what is known changes nothing."""
+        """Make the explicit LAC durable; one below the known LAC changes nothing."""
         if last_add_confirmed <= state.explicit_lac and not (state.dirty or state.flushing):
             return Status.OK
         state.explicit_lac = max(state.explicit_lac, last_add_confirmed)
         return await self._save(state)
 
     async def _fence(self, state: LedgerState) -> Status:
-        """From this step on no regular add is admitted. OK once the fence is durable."""
+        """Admit no regular add from this step on; return OK once the fence is durable."""
         if not state.fenced:
             state.fenced = True
             self.fences += 1
@@ -97,7 +100,7 @@ class LedgerAccess:
         return Status.OK if state.fence_durable else await self._save(state)
 
     async def _save(self, state: LedgerState) -> Status:
-        """Journals the ledger's record and waits for the sync; the index follows at the next checkpoint."""
+        """Journal the ledger's record and wait for the sync; the index follows at the next checkpoint."""
         self._ledgers.mark_dirty(state)
         synced: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
         fenced = state.fenced
@@ -105,7 +108,7 @@ class LedgerAccess:
         def on_synced(outcome: Status) -> None:
             if outcome is Status.OK and fenced:
                 state.fence_durable = True
-            if not synced.done():  # whoever asked may have gone; the fence stays
+            if not synced.done():  # the caller may have been cancelled; the fence stays
                 synced.set_result(outcome)
             self._on_changed(state.ledger_id)
 

@@ -1,13 +1,14 @@
-"""Removes entries that metadata no longer asks for, and later the tombstones of deleted ledgers. Their space in entry logs is
-given back by `log_collection.py`.
+"""Removes entries that metadata no longer needs, and later the tombstones of deleted ledgers.
+
+Their space in entry logs is reclaimed by `log_collection.py`.
 
     living ──delete──► tombstone (fenced; no entries) ──tombstone_s──► forgotten
     living ──drop──► empty (fenced; takes recovery adds, since a repair may choose this bookie again)
 
-Rule 1: a ledger's blocks are removed and its tombstone is put in one batch, in the flush thread: no flush is running then, and none
-indexes the blocks again.
+Rule 1: a ledger's blocks are removed and its tombstone is written in one batch, in the flush thread: no flush is running then, and
+none indexes the blocks again.
 Rule 2: `drop` compares the number of admitted adds, hides the cached entries and queues the removal from the index in one turn of
-the loop. What is admitted later is flushed after that removal, so it stays. A replay of the journal may bring old entries back:
+the loop. Adds admitted later are flushed after that removal, so they stay. A replay of the journal may restore old entries:
 they are dropped again later.
 """
 
@@ -29,16 +30,18 @@ log = logging.getLogger(__name__)
 
 
 class HeldCopy(NamedTuple):
-    """A ledger's entries on this bookie as they were at one moment."""
+    """A ledger's entries on this bookie at one moment."""
 
     state: LedgerState
     adds: int
-    """Groups admitted by then (`LedgerState.adds`)."""
+    """Groups admitted so far (`LedgerState.adds`)."""
 
 
 class LedgerDeletion:
-    """`flush_worker` is the thread that flushes: it runs one thing at a time. `on_deleted(ledger_ids)` is called when the index no
-    longer has their entries."""
+    """Deletes ledgers and drops copies. `flush_worker` is the thread that flushes, one task at a time.
+
+    `on_deleted(ledger_ids)` is called when the index no longer has their entries.
+    """
 
     def __init__(
         self,
@@ -57,9 +60,9 @@ class LedgerDeletion:
         self.dropped_copies = 0
 
     async def delete(self, ledger_ids: Iterable[int], now_ms: int) -> None:
-        """Raises what loading or the index raises; then the ledgers are refused and listed, and the call can be repeated.
+        """Delete the ledgers. If loading or the index raises, they are refused and still listed, and the call can be repeated.
 
-        A ledger whose record is in a damaged part of the index is left out, and stays listed.
+        A ledger whose record is in a damaged part of the index is skipped, and stays listed.
         """
         states: list[LedgerState] = []
         try:
@@ -86,14 +89,14 @@ class LedgerDeletion:
             log.info("ledgers.deleted", extra={"count": len(states)})
 
     async def look(self, ledger_id: int) -> HeldCopy | None:
-        """Return the ledger's copy as it is now, or None if there are no entries of it here. Raises what loading raises."""
+        """Return the ledger's copy as it is now, or None if it has no entries here. Raises the errors of loading."""
         state = await self._load(ledger_id)
         return None if state is None or state.deleted or state.last_entry_id < 0 else HeldCopy(state, state.adds)
 
     async def drop(self, copy: HeldCopy) -> bool:
         """Remove the ledger's entries and keep its record, fenced. Return False if an add may have been admitted since the look.
 
-        Raises what the index raises; then some entries may be left, and the call can be repeated after another look.
+        Raises the errors of the index; some entries may then be left, and the call can be repeated after another look.
         """
         state, ledger_id = copy.state, copy.state.ledger_id
         if self._ledgers.get(ledger_id) is not state or state.adds != copy.adds or state.deleted:
@@ -112,9 +115,9 @@ class LedgerDeletion:
         return True
 
     async def forget_tombstones(self, before_ms: int) -> int:
-        """Tombstones made before that time; a writer that slept since then is not alive any more. Return how many.
+        """Forget tombstones created before that time; a writer that has slept since then is no longer alive. Return their number.
 
-        Only tombstones are looked at: a walk over the records of all ledgers would keep flushes waiting for seconds.
+        Only tombstones are visited: a walk over the records of all ledgers would delay flushes for seconds.
         """
         tombstones = self._ledgers.tombstones()
 
@@ -137,9 +140,9 @@ class LedgerDeletion:
         return len(old)
 
     async def _load(self, ledger_id: int) -> LedgerState | None:
-        """None: nothing of it was ever here."""
+        """Return the ledger's state; None if it was never here."""
         while (state := self._ledgers.get(ledger_id)) is None:
             if not self._ledgers.may_know(ledger_id):
                 return None
-            await asyncio.shield(self._ledgers.load(ledger_id))  # others wait for it too
+            await asyncio.shield(self._ledgers.load(ledger_id))  # other callers wait for it too
         return state

@@ -1,4 +1,4 @@
-"""What a bookie keeps of a ledger besides its entries: key, fence, explicit LAC, tombstone. The same bytes in journal and index.
+"""What a bookie stores about a ledger besides its entries: key, fence, explicit LAC, tombstone. The same in journal and index.
 
     offset  size  field (big-endian)
     0       1     format version (1)
@@ -7,7 +7,7 @@
     18      8     explicit LAC (signed, -1 = none)
     26      8     deleted at, milliseconds of wall clock (signed, -1 = the ledger lives)
 
-Rule 1: records merge, they never take back: fenced stays fenced, the LAC only grows, a deleted ledger stays deleted.
+Rule 1: records merge and never revert: fenced stays fenced, the LAC only grows, a deleted ledger stays deleted.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class LedgerRecord:
         return self.deleted_at_ms != NOT_DELETED
 
     def merge(self, other: LedgerRecord) -> LedgerRecord:
-        """Both together; the key of `self` stays (who came first owns the ledger)."""
+        """Return both merged; the key of `self` stays (the first writer owns the ledger)."""
         return LedgerRecord(
             self.master_key,
             self.fenced or other.fenced,
@@ -58,7 +58,7 @@ def decode_record(data: bytes | memoryview) -> LedgerRecord:
 
 
 def is_deleted_record(data: bytes | memoryview) -> bool:
-    """Whether the bytes are a tombstone's; a fifth of what `decode_record` costs, for those who look at all of them."""
+    """Whether the bytes are a tombstone; a fifth of the cost of `decode_record`, for walks over all records."""
     if data[0] != _VERSION:
         decode_record(data)  # raises
     return data[-8:] != _NOT_DELETED_BYTES

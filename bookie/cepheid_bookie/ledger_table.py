@@ -1,15 +1,15 @@
-"""What a bookie knows of its ledgers: one object per ledger in use, the rest as records in the index.
+"""Table of a bookie's ledgers: one object per ledger in use, the rest as records in the index.
 
-    unknown ──first contact──► loaded ◄──load── known (a bitmap of ids; its record lies in the index)
+    unknown ──first contact──► loaded ◄──load── known (a bitmap of ids; its record is in the index)
                                   └──clean, and too many──► known
 
-The bitmap is filled after the start, a slice at a time, so that a start takes no longer because the index has many ledgers.
+The bitmap is filled after the start, a slice at a time, so that many ledgers in the index do not slow down a start.
 
 Rule 1: one object per ledger. Check and act on it happen in one turn of the loop.
-Rule 2: a state is forgotten only when its record is in the index: a fence survives eviction.
-Rule 3: once all ids are listed, an id that is not in the bitmap was never seen: that no is certain, and needs no look into the
-index. Until then such an id may be known, and the index is asked about it (`may_know`, then `load`).
-Rule 4: adds have a thread of their own for such looks. They never wait behind those of readers, not even for the same ledger.
+Rule 2: a state is evicted only when its record is in the index: a fence survives eviction.
+Rule 3: once all ids are listed, an id that is not in the bitmap was never seen: that answer is certain, and needs no index
+lookup. Until then such an id may be known, and the index is checked (`may_know`, then `load`).
+Rule 4: adds have their own thread for such lookups and never wait for those of readers, not even for the same ledger.
 """
 
 from __future__ import annotations
@@ -29,16 +29,19 @@ log = logging.getLogger(__name__)
 
 _BLANK_KEY = bytes(16)
 _EVICTION_DELAY_S = 0.25
-_SLICE_LEDGERS = 500  # a millisecond or so, for which their thread holds the interpreter
+_SLICE_LEDGERS = 500  # about a millisecond, for which their thread holds the interpreter lock
 _SLICE_PAUSE_S = 0.002
 _LISTING_RETRY_S = 5.0
 
 LISTED_AT_START = 2_000
-"""Ledgers that a start lists itself, in a few milliseconds: most bookies never know a time in which a part is missing."""
+"""Number of ledgers that a start lists itself, in a few milliseconds: most bookies are never without a complete list."""
 
 
 class LedgerState:
-    """`fenced` decides about adds from the moment it is set; `fence_durable` about answers to whoever fenced."""
+    """State of a ledger.
+
+    `fenced` refuses adds from the moment it is set; `fence_durable` permits the answer to the fencing request.
+    """
 
     __slots__ = (
         "adds",
@@ -63,9 +66,9 @@ class LedgerState:
         self.explicit_lac = record.explicit_lac
         self.deleted_at_ms = record.deleted_at_ms
         self.last_entry_id = last_entry_id
-        self.adds = 0  # groups admitted since this object was created: an evicted and reloaded ledger counts from 0 again
+        self.adds = 0  # groups admitted since this object was created; starts at 0 again after eviction and reload
         self.dirty = False  # differs from the index
-        self.flushing = False  # the difference is on its way there
+        self.flushing = False  # the difference is being written to it
 
     def __repr__(self) -> str:
         return f"<LedgerState {self.ledger_id}: last {self.last_entry_id}{', fenced' if self.fenced else ''}>"
@@ -79,9 +82,9 @@ class LedgerState:
 
 
 class LedgerTable:
-    """Changed in the loop only (and by replay, before the bookie serves).
+    """The table, changed on the loop only (and by replay, before the bookie serves).
 
-    `worker` does what readers ask for and the listing, `add_worker` what adds ask for.
+    `worker` runs the listing and lookups for readers, `add_worker` lookups for adds.
     """
 
     def __init__(
@@ -103,8 +106,8 @@ class LedgerTable:
         self._largest_at_start = -1
         # Until all ids are listed:
         self._listed_to = -1  # ids up to this one are listed
-        self._denied = BitMap64()  # ids that are not in the index, nor were created since it was asked
-        self._forgotten = BitMap64()  # ids that left the index, and may be in a slice that was read before
+        self._denied = BitMap64()  # ids that are not in the index, and were not created since it was read
+        self._forgotten = BitMap64()  # ids that left the index, but may be in a slice that was read before
         self._listing_timer: asyncio.TimerHandle | None = None
         self._listing_waiters: list[asyncio.Future[None]] = []
         self.all_listed = False
@@ -115,12 +118,12 @@ class LedgerTable:
 
     @property
     def count(self) -> int:
-        """Living ledgers; those found so far until `all_listed`."""
+        """Number of living ledgers; those found so far until `all_listed`."""
         return len(self._known) - len(self._tombstones)
 
     @property
     def largest_id(self) -> int:
-        """Return the largest id that was ever seen here, deleted ledgers included; -1: none. Complete from the start on."""
+        """Return the largest id ever seen here, deleted ledgers included; -1: none. Complete from the start."""
         return max(self._largest_at_start, int(self._known.max()) if self._known else -1)
 
     @property
@@ -132,7 +135,7 @@ class LedgerTable:
         return bool(self._dirty)
 
     def begin_listing(self, count: int) -> None:
-        """At start, blocking: the largest id, and the first `count` ledgers. `start` goes on with the rest."""
+        """List the largest id and the first `count` ledgers at start, blocking. `start` lists the rest."""
         largest = self._index.largest_ledger_id()
         self._largest_at_start = -1 if largest is None else largest
         self._take_slice(self._index.ledger_ids(-1, count), count)
@@ -145,21 +148,21 @@ class LedgerTable:
             await done
 
     def ids(self) -> list[int]:
-        """Living ledgers; those found so far until `all_listed`."""
+        """Return the living ledgers; those found so far until `all_listed`."""
         return list(self._known - self._tombstones)
 
     def tombstones(self) -> list[int]:
-        """Deleted ledgers that are not forgotten; those found so far until `all_listed`."""
+        """Return deleted ledgers that are not forgotten; those found so far until `all_listed`."""
         return list(self._tombstones)
 
     def may_know(self, ledger_id: int) -> bool:
-        """False: it was never seen here, for certain. True: it was, or `load` finds out."""
+        """Return False if the ledger was certainly never seen here. If True, `load` finds out."""
         if ledger_id in self._known:
             return True
         return not self.all_listed and ledger_id > self._listed_to and ledger_id not in self._denied
 
     def is_deleted(self, ledger_id: int) -> bool:
-        """Whether it is known to be deleted. A ledger that is neither listed nor loaded yet may be deleted nevertheless."""
+        """Whether the ledger is known to be deleted. One that is neither listed nor loaded yet may be deleted, too."""
         return ledger_id in self._tombstones
 
     def needs_load(self, ledger_id: int) -> bool:
@@ -167,16 +170,16 @@ class LedgerTable:
         return ledger_id not in self._known and self.may_know(ledger_id)
 
     def is_settled(self, ledger_id: int) -> bool:
-        """Known, and now, to be fenced or deleted."""
+        """Whether the ledger is known to be fenced or deleted."""
         state = self._loaded.get(ledger_id)
         return ledger_id in self._tombstones or (state is not None and state.fenced)
 
     def get(self, ledger_id: int) -> LedgerState | None:
-        """The state, if it is loaded."""
+        """Return the state if it is loaded."""
         return self._loaded.get(ledger_id)
 
     def create(self, ledger_id: int, master_key: bytes) -> LedgerState:
-        """First contact. The key is journaled with the record that made the contact."""
+        """Create the state at first contact. The key is journaled with the record that made the contact."""
         assert not self.may_know(ledger_id), f"ledger {ledger_id} is known"
         self._known.add(ledger_id)
         self._denied.discard(ledger_id)
@@ -187,7 +190,7 @@ class LedgerTable:
         return state
 
     def get_or_load_now(self, ledger_id: int, master_key: bytes) -> LedgerState:
-        """For replay, blocking."""
+        """Return the state, blocking; for replay."""
         state = self._loaded.get(ledger_id)
         if state is not None:
             return state
@@ -199,9 +202,9 @@ class LedgerTable:
         return self._put_found(ledger_id, record, self._index.last_entry_id(ledger_id))
 
     def load(self, ledger_id: int, *, for_add: bool = False) -> asyncio.Future[LedgerState | None]:
-        """Bring in the state of a ledger that may be known. None: it was never seen here, and `may_know` says so now.
+        """Load the state of a ledger that may be known. None: it was never seen here, and `may_know` then returns False.
 
-        One look into the index however many ask; an add that comes while a reader's look is under way starts another one.
+        There is one index lookup for all callers; an add during a reader's lookup starts a second one.
         """
         loading = self._loading.get(ledger_id)
         if loading is None:
@@ -213,7 +216,7 @@ class LedgerTable:
         return loading.future
 
     def _look(self, ledger_id: int, loading: _Loading, for_add: bool) -> None:
-        # Taken before the index is read: what leaves the cache meanwhile had reached the index by then, or is counted here.
+        # Taken before the index is read: an entry that leaves the cache meanwhile is in the index by then, or is counted here.
         cached_before = self._cached_last(ledger_id)
 
         def work() -> tuple[LedgerRecord | None, int]:
@@ -221,7 +224,7 @@ class LedgerTable:
 
         def on_done(found: tuple[LedgerRecord | None, int] | None, error: BaseException | None) -> None:
             if self._loading.get(ledger_id) is not loading:
-                return  # another look was faster, or `_end_look`; what this one saw may be out of date by now
+                return  # another lookup or `_end_look` was faster; this result may be out of date
             del self._loading[ledger_id]
             state = self._loaded.get(ledger_id)
             if state is None and found is not None:
@@ -238,7 +241,7 @@ class LedgerTable:
             else:
                 assert error is not None
                 loading.future.set_exception(error)
-                loading.future.exception()  # whoever waits gets it; if nobody does, it is no leak
+                loading.future.exception()  # retrieved, so that a failure without waiters is not reported as a leak
 
         if for_add:
             self._add_worker.submit(work, on_done)
@@ -246,7 +249,7 @@ class LedgerTable:
             self._worker.submit(ReadWork(work), on_done)
 
     def _end_look(self, ledger_id: int, state: LedgerState | None) -> None:
-        """The ledger was created or forgotten while the index was read: what a slow look may find of it is out of date."""
+        """Discard a lookup in progress: the ledger was created or forgotten meanwhile, so its result is out of date."""
         loading = self._loading.pop(ledger_id, None)
         if loading is not None and not loading.future.done():
             loading.future.set_result(state)
@@ -256,7 +259,7 @@ class LedgerTable:
         self._dirty[state.ledger_id] = state
 
     def take_dirty(self) -> dict[int, LedgerRecord]:
-        """The records to write at a checkpoint; `on_flushed` or `on_flush_failed` follows."""
+        """Return the records to write at a checkpoint; call `on_flushed` or `on_flush_failed` afterwards."""
         assert not self._flushing, "records are still being flushed"
         self._flushing, self._dirty = self._dirty, {}
         for state in self._flushing.values():
@@ -279,7 +282,7 @@ class LedgerTable:
         self._flushing = {}
 
     def start(self) -> None:
-        """Replay is over: from now on the loop owns the table."""
+        """Start after the replay: from now on the loop owns the table."""
         self._serving = True
         if not self.all_listed:
             self._listing_timer = asyncio.get_running_loop().call_later(_SLICE_PAUSE_S, self._list_slice)
@@ -294,13 +297,19 @@ class LedgerTable:
             waiter.cancel()
 
     def delete(self, state: LedgerState, now_ms: int) -> None:
-        """Makes a tombstone: fenced, without entries. Dirty: until the index has it, a load would bring the living record back."""
+        """Create a tombstone: fenced, without entries.
+
+        It is dirty: until the index has it, a load would restore the living record.
+        """
         state.fenced, state.deleted_at_ms, state.last_entry_id = True, now_ms, -1
         self._tombstones.add(state.ledger_id)
         self.mark_dirty(state)
 
     def on_delete_failed(self, state: LedgerState) -> None:
-        """Its blocks are still there: it is listed again, so that whoever deletes finds it again. It stays refused."""
+        """List the ledger again after a failed deletion, so that the next attempt finds it.
+
+        Its blocks remain, and it stays refused.
+        """
         self._tombstones.discard(state.ledger_id)
 
     def clear(self, state: LedgerState) -> None:
@@ -312,7 +321,7 @@ class LedgerTable:
         self.mark_dirty(state)
 
     def forget(self, ledger_id: int) -> None:
-        """A tombstone that has served its time; its record has left the index."""
+        """Forget an expired tombstone; its record has left the index."""
         self._known.discard(ledger_id)
         self._tombstones.discard(ledger_id)
         if not self.all_listed:
@@ -341,7 +350,7 @@ class LedgerTable:
         self._worker.submit(ReadWork(lambda: self._index.ledger_ids(above, _SLICE_LEDGERS)), on_done)
 
     def _take_slice(self, found: list[tuple[int, bool]], wanted: int) -> None:
-        """What the index had above `_listed_to` when it was read; memory knows better of what was in use meanwhile."""
+        """Take what the index had above `_listed_to` when it was read; memory is newer for ledgers used meanwhile."""
         for ledger_id, deleted in found:
             if ledger_id in self._forgotten:
                 continue
@@ -362,7 +371,7 @@ class LedgerTable:
                     waiter.set_result(None)
 
     def _put_found(self, ledger_id: int, record: LedgerRecord, last_entry_id: int) -> LedgerState:
-        """A state from the index."""
+        """Create the state of a ledger from the index."""
         self._known.add(ledger_id)
         if record.deleted:
             self._tombstones.add(ledger_id)
@@ -375,16 +384,16 @@ class LedgerTable:
         return state
 
     def _evict_later(self) -> None:
-        """Not in this turn: whoever asked for a load still has to use it, and loads that push each other out would never end."""
+        """Evict in a later turn: callers must first use what they loaded, or loads would evict each other for ever."""
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_EVICTION_DELAY_S, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None
-        self._evict()  # what is dirty stays; its flush comes back here
+        self._evict()  # dirty states stay; their flush calls this again
 
     def _evict(self) -> None:
-        """Down to the limit, longest loaded first: coming back costs one look into the index, so nothing is kept about use."""
+        """Evict down to the limit, longest loaded first: a reload costs one index lookup, so usage is not tracked."""
         surplus = len(self._loaded) - self._limit
         if surplus > 0:
             clean = [state for state in self._loaded.values() if not state.dirty and not state.flushing]
@@ -399,4 +408,4 @@ class _Loading:
 
     def __init__(self, future: asyncio.Future[LedgerState | None]) -> None:
         self.future = future
-        self.for_add = False  # whether the thread of the adds is looking it up as well
+        self.for_add = False  # whether the thread of the adds is reading it as well

@@ -6,9 +6,9 @@ import socket
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """Return a socket that listens and does not block; of `::` for IPv4 as well, as gRPC's does. Raises OSError.
+    """Return a non-blocking listening socket; `::` also accepts IPv4, as gRPC's does. Raises OSError.
 
-    It may block while a name is looked up, as everything may at a start; the loop's own look-up would leave a thread behind.
+    It may block while a name is resolved, which is fine at a start; the loop's own resolver would leave a thread behind.
     """
     found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, _, _, _, address = found[0]

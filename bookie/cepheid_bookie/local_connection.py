@@ -1,7 +1,7 @@
 """A bookie in this process, as a ledger client sees it.
 
 wake ──► (next turn) ──► next_message ──► Bookie.add ──► on_answers
-                ▲ holds back while the bookie is full, and goes on when it has room
+                ▲ pauses while the bookie is full, and continues when it has room
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from cepheid_rpc import (
 
 
 class LocalBookie(Protocol):
-    """What a connection in the same process uses of its bookie."""
+    """The interface of a bookie that a connection in the same process uses."""
 
     @property
     def bookie_id(self) -> str: ...
@@ -45,7 +45,7 @@ class LocalBookie(Protocol):
 
 
 class LocalAddStream:
-    """Pulls from its source once a turn; what the source gets meanwhile travels together."""
+    """Pulls from its source once per turn; what the source receives meanwhile is sent together."""
 
     def __init__(self, bookie: LocalBookie, source: AddSource, on_closed: Callable[[LocalAddStream], None]) -> None:
         self._bookie = bookie
@@ -60,7 +60,7 @@ class LocalAddStream:
             asyncio.get_running_loop().call_soon(self._pull)
 
     async def aclose(self) -> None:
-        """Answers that come later are dropped: the fate of their entries is unknown to the source."""
+        """Close the stream. Later answers are dropped: the source then does not know the fate of their entries."""
         self._open = False
         self._on_closed(self)
 
@@ -77,7 +77,7 @@ class LocalAddStream:
         requests = self._source.next_message(MAX_MESSAGE_BYTES)
         if requests:
             self._bookie.add(requests, self._on_answers)
-            self.wake()  # what waits beyond this message goes in the next turn, after others had theirs
+            self.wake()  # what exceeds this message is sent in the next turn, after other streams had theirs
 
     def _on_answers(self, answers: Sequence[AddAnswer]) -> None:
         if self._open:
@@ -116,7 +116,7 @@ class LocalConnection:
         self._on_closed(self)
 
     def wake(self) -> None:
-        """The bookie has room again."""
+        """Continue: the bookie has room again."""
         for stream in self._streams:
             stream.wake()
 

@@ -1,4 +1,4 @@
-"""Gives back the space of entry logs: deletes dead ones, and copies what is left in sparse ones into new logs (compaction).
+"""Reclaims the space of entry logs: deletes dead ones, and copies what is left in sparse ones into new logs (compaction).
 
     (the log that is being written is closed first if it is mostly dead)
     closed logs ► walk over the index ─┬─ no reference ─────────────────► sync the index ► delete
@@ -8,18 +8,18 @@
     move    each block that is still in the index gets its new place, in synced batches              flush thread
     delete  sync the index, then remove the old logs                                                 flush thread, compaction's
 
-Rule 1: only closed logs, asked for in the flush thread before the walk begins (log_usage.py has the proof).
+Rule 1: only closed logs, determined in the flush thread before the walk begins (log_usage.py has the proof).
 Rule 2: a block that fails its check, or cannot be read, is neither copied nor dropped. Its log stays (it is quarantined); the good
 blocks of that log move, and other logs are not affected.
-Rule 3: a move asks whether the old place is still in the index: the ledger may have been deleted while its blocks were copied.
+Rule 3: a move checks that the old place is still in the index: the ledger may have been deleted while its blocks were copied.
 Rule 4: an old log is deleted only after the move is synced, and only if each reference that the walk found was copied.
 Rule 5: a crash at any step needs no repair. Before the first batch is synced nothing refers to the new log; after the last one
 nothing refers to the old ones: dead logs, which the next pass deletes. In between each block is in one of them, and both stay.
 Rule 6: a new log for which there is no space is given up and its file deleted. While the disk is full, compaction may use the space
-that adds leave free (`storage.min_free_data_bytes`), except `storage.compaction_reserve_bytes` and what a flush may need: that is
-what ends a full disk. Otherwise it leaves that space, or compaction itself would make the bookie read-only.
-Rule 7: a pass that is not urgent begins no other new log after `storage.gc_interval_s`: the collector, whose deletions make logs
-dead, waits for its end. The next pass goes on, with the sparsest logs.
+that adds leave free (`storage.min_free_data_bytes`), except `storage.compaction_reserve_bytes` and what a flush may need: this
+frees a full disk. Otherwise it leaves that space, or compaction itself would make the bookie read-only.
+Rule 7: a pass that is not urgent begins no other new log after `storage.gc_interval_s`: the collector, whose deletions free logs,
+waits for its end. The next pass continues with the sparsest logs.
 
 One pass at a time. An urgent one, or one that becomes urgent, does not wait for the pace.
 """
@@ -50,15 +50,15 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _PIECE_BYTES = 1 << 20
-"""Read, written and synced in one step of compaction's thread."""
+"""Size of the pieces that compaction's thread reads, writes and syncs in one step."""
 _ROUND_BLOCKS = 100_000
-"""Most references in memory at a time: about 25 MB."""
+"""Limit of references in memory at a time: about 25 MB."""
 _MOVE_BLOCKS = 2_000
-"""Most blocks that one batch of the index moves: a flush waits for it."""
+"""Limit of blocks that one batch of the index moves: a flush waits for it."""
 _SMALL_LOGS = 16
-"""A log that is being written is closed early, to be compacted, from this part of the size of a log on."""
+"""Share of the log size from which on a log being written may be closed early, to be compacted."""
 _LOGGED_BLOCKS = 20
-"""Most damaged blocks of one log that are logged one by one."""
+"""Limit of damaged blocks of one log that are logged one by one."""
 
 OnDamaged = Callable[[int, int, int], None]
 """`(ledger_id, first_entry_id, last_entry_id)`: this bookie cannot read these entries from its disk."""
@@ -66,25 +66,25 @@ OnDamaged = Callable[[int, int, int], None]
 
 @dataclass(slots=True)
 class CollectionCounters:
-    """Counters grow since the start; the bytes of logs are as of the last walk."""
+    """Counters since the start; the bytes of logs are as of the last walk."""
 
     deleted_logs: int = 0
     runs: int = 0  # new logs written by compaction
     compacted_bytes: int = 0  # copied
-    reclaimed_bytes: int = 0  # of deleted logs, less what was copied from them
+    reclaimed_bytes: int = 0  # of deleted logs, minus what was copied from them
     damaged_blocks: int = 0
     log_bytes: int = 0
     live_bytes: int = 0
 
 
 class _StoppedError(Exception):
-    """The bookie closes or has failed: nothing more is to be begun."""
+    """The bookie is closing or has failed: no further step may begin."""
 
 
 class LogCollection:
-    """`collect` is one pass. `worker` is compaction's own thread, `flush_worker` the only thread that writes to the index.
+    """Runs the passes. `worker` is compaction's own thread, `flush_worker` the only thread that writes to the index.
 
-    `free_data_bytes` returns the free space of the data disk as of the last look.
+    `free_data_bytes` returns the free space of the data disk at the last check.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class LogCollection:
         self._disk = disk
         self._logs = logs
         self._log_reader = log_reader
-        self._source = EntryLogReader(  # a second one, so that readers keep their open files
+        self._source = EntryLogReader(  # a second reader, so that brokers' readers keep their open files
             disk, open_logs=settings.open_logs, on_error=log_reader.on_error
         )
         self._worker = worker
@@ -122,11 +122,11 @@ class LogCollection:
         self._runs_before = 0  # this pass
         self._began_at = self._major_at = asyncio.get_running_loop().time()  # this pass; the last major one that was completed
         self._next_at = 0.0  # when the limit of the rate permits the next piece
-        self._current_bytes = 0  # of the log that is being written
+        self._current_bytes = 0  # of the log being written
         self._sizes: dict[int, int] = {}  # of closed logs: they do not change
         self._deleted: list[int] = []  # in this pass
         self.quarantined: dict[int, frozenset[BlockRef]] = {}
-        """Logs that stay because of damaged blocks, and these blocks."""
+        """Logs that stay because of damaged blocks, with these blocks."""
         self.on_damaged: OnDamaged = lambda ledger_id, first_entry_id, last_entry_id: None
         self.counters = CollectionCounters()
 
@@ -135,9 +135,9 @@ class LogCollection:
         return f"<LogCollection: {counters.live_bytes} of {counters.log_bytes} B live, {len(self.quarantined)} quarantined>"
 
     async def collect(self, *, urgent: bool = False) -> list[int]:
-        """Make one pass; return the logs that it deleted. `urgent`: major, and without a pace; so is a pass under way from now on.
+        """Run one pass; return the logs that it deleted. `urgent`: major and at full speed, also for a pass already in progress.
 
-        Raises what the index or the disk raises. Nothing is lost then, and the next pass begins from the start.
+        Raises the errors of index and disk. Nothing is lost then, and the next pass begins from the start.
         """
         self._urgent += urgent
         try:
@@ -150,11 +150,11 @@ class LogCollection:
             self._urgent -= urgent
 
     def stop(self) -> None:
-        """Begin no further step. What a thread is doing is finished."""
+        """Begin no further step. A step in progress is completed."""
         self._stopped = True
 
     async def aclose(self) -> None:
-        """Stop, and return when the pass under way has ended. The threads must still run."""
+        """Stop, and return when the current pass has ended. The threads must still run."""
         self.stop()
         async with self._lock:
             self._source.close()
@@ -166,7 +166,7 @@ class LogCollection:
         is_major = self._is_major_due(usage)
         share = self._settings.compaction_major_share if is_major else self._settings.compaction_minor_share
         if await self._close_sparse(usage, share):
-            closed, usage = await self._measure()  # with a walk that began after the log was closed
+            closed, usage = await self._measure()  # by a walk that begins after the log was closed
         dead = [log.log_id for log in closed if not log.blocks]
         await self._delete(dead, copied_bytes=0)
         self.quarantined = {
@@ -191,7 +191,7 @@ class LogCollection:
         )
 
     async def _close_sparse(self, usage: LogUsage, share: float) -> bool:
-        """Close the log that is being written if little of it is live; return whether it was. A small bookie has no other log."""
+        """Close the log being written if little of it is live; return whether it was closed. A small bookie has no other log."""
 
         def work() -> bool:
             log_id, size_bytes = self._logs.current_log_id, self._logs.current_bytes
@@ -232,7 +232,7 @@ class LogCollection:
         return self._urgent > 0 or self._is_full()
 
     def _sizes_of(self, log_ids: Sequence[int]) -> dict[int, int]:
-        """Return the sizes of those logs that are there: one that a cancelled pass had begun may be gone by now."""
+        """Return the sizes of those logs that exist: one begun by a cancelled pass may be gone."""
         sizes: dict[int, int] = {}
         for log_id in log_ids:
             if (known := self._sizes.get(log_id)) is not None:
@@ -252,7 +252,7 @@ class LogCollection:
     # -- compaction -----------------------------------------------------------------------------------------------------
 
     async def _compact(self, logs: Sequence[LogFigures]) -> bool:
-        """Copy the logs into as many new ones as it takes. Return False when there is no room on the disk, or no time, for more."""
+        """Copy the logs into as many new ones as needed. Return False if there is no room on the disk, or no time, for more."""
         contents = LogContents([log.log_id for log in logs])
         await self._walk(contents.visit)
 
@@ -270,14 +270,14 @@ class LogCollection:
             if self._runs_before < self.counters.runs and not self._is_urgent() and self._is_late():
                 return False  # rule 7
             if self._is_urgent() and not self._began_urgent:
-                return False  # the pass that follows at once does more for a full disk
+                return False  # the pass that follows at once frees more of a full disk
             free_bytes = await self._run(self._worker, self._disk.free_bytes)
             chosen = logs_of_output(left, self._settings.log_bytes, free_bytes - self._kept_free_bytes())
             if not chosen:
                 self._warn_of_no_room(left, free_bytes)
                 return False
             unsorted = [block for log in chosen for block in contents.by_log.pop(log.log_id)]
-            # What a reader of one ledger wants next is beside what it has.
+            # Puts together what a reader of one ledger reads next.
             blocks = await self._run(self._worker, partial(sorted, unsorted))
             if not await self._merge(blocks, [log.log_id for log in chosen]):
                 self._warn_of_no_room(left, free_bytes)
@@ -289,14 +289,14 @@ class LogCollection:
         """Return the free space that compaction leaves (rule 6)."""
         settings = self._settings
         if self._is_urgent():
-            return settings.compaction_reserve_bytes + self._cached_bytes()  # a flush may need that meanwhile
+            return settings.compaction_reserve_bytes + self._cached_bytes()  # a flush may need it meanwhile
         return settings.min_free_data_bytes + settings.space_margin_bytes
 
     def _is_late(self) -> bool:
         return asyncio.get_running_loop().time() - self._began_at > self._settings.gc_interval_s
 
     async def _merge(self, blocks: Sequence[BlockRef], log_ids: Sequence[int]) -> bool:
-        """Copy these blocks, which are all that some logs hold, and delete the logs. Return False when the disk is full."""
+        """Copy these blocks, which are all that some logs hold, and delete the logs. Return False if the disk is full."""
         merge = _Merge(self._disk, self._logs, self._source)
         moving = False
         try:
@@ -312,7 +312,7 @@ class LogCollection:
                 raise
             return False
         finally:
-            if not moving:  # cancelled, too; the thread does this after what it is doing
+            if not moving:  # also if cancelled; the thread does this after its current task
                 self._worker.submit(merge.abandon, _ignore)
         self._note_damage(log_ids, merge.damaged)
         self.counters.runs += bool(merge.moves)
@@ -330,7 +330,7 @@ class LogCollection:
         self.counters.compacted_bytes += size_bytes
 
     async def _wait_for_turn(self, piece: Sequence[BlockRef]) -> None:
-        """Return when the rate, and the adds that are under way, permit the next piece; at once in an urgent pass."""
+        """Wait until the rate and the adds in progress permit the next piece; in an urgent pass return at once."""
         loop = asyncio.get_running_loop()
         size_bytes = sum(block.length for block in piece)
         while not self._is_urgent():
@@ -350,7 +350,7 @@ class LogCollection:
         """Delete logs to which nothing refers any more."""
         if not log_ids:
             return
-        await self._run(self._flush_worker, self._index.sync)  # a power loss would bring back what is not synced: references
+        await self._run(self._flush_worker, self._index.sync)  # a power loss would restore references whose removal is not synced
 
         def work() -> None:
             for log_id in log_ids:
@@ -416,7 +416,7 @@ class LogCollection:
 
 
 class _Merge:
-    """A new log and what was copied into it. Blocking; in compaction's thread."""
+    """A new log and what was copied into it. Its methods block; use them in compaction's thread."""
 
     def __init__(self, disk: Disk, logs: EntryLogWriter, source: EntryLogReader) -> None:
         self._disk = disk
@@ -424,7 +424,7 @@ class _Merge:
         self._source = source
         self._output: CopiedLog | None = None
         self.moves: list[tuple[BlockRef, BlockRef]] = []
-        self.damaged: list[tuple[BlockRef, str]] = []  # with what is wrong: an exception would keep the block in memory
+        self.damaged: list[tuple[BlockRef, str]] = []  # with a description: an exception would keep the block in memory
 
     @property
     def size_bytes(self) -> int:
@@ -432,7 +432,7 @@ class _Merge:
         return 0 if self._output is None else self._output.size_bytes
 
     def copy(self, piece: Sequence[BlockRef]) -> None:
-        """Copy the blocks that are whole. Raises OSError where the new log cannot be written; give it up then."""
+        """Copy the intact blocks. Raises OSError if the new log cannot be written; abandon it then."""
         good: list[tuple[BlockRef, bytes]] = []
         for block in piece:
             try:
@@ -441,7 +441,7 @@ class _Merge:
                 self.damaged.append((block, str(error)))
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE):
-                    raise  # says nothing of the disk
+                    raise  # does not concern the disk
                 self.damaged.append((block, str(error)))
         if good:
             if self._output is None:
@@ -450,18 +450,18 @@ class _Merge:
             self.moves += [(block, copy) for (block, _), copy in zip(good, copies, strict=True)]
 
     def finish(self) -> None:
-        """The copies are durable when this returns."""
+        """Return when the copies are durable."""
         if self._output is not None:
             self._output.finish()
 
     def abandon(self) -> None:
-        """Delete the new log, to which nothing refers."""
+        """Delete the new log, to which no block refers."""
         if self._output is not None:
             self._output.abandon()
 
 
 def _pieces(blocks: Sequence[BlockRef]) -> Iterator[list[BlockRef]]:
-    """Cut into what is copied in one step: about a megabyte, one block at least."""
+    """Cut the blocks into pieces of one step: about a megabyte, at least one block."""
     piece: list[BlockRef] = []
     size_bytes = 0
     for block in blocks:

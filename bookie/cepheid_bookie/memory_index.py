@@ -34,17 +34,17 @@ class _Content:
 
 
 class MemoryBlockIndex(BlockIndex):
-    """`write` is visible, then synced: between the two `before_sync` is called, and what it raises leaves the write unsynced, until
-    a later sync: they are one log.
+    """An index in memory. `write` is visible first, then synced. Between the two `before_sync` is called; if it raises, the write
+    stays unsynced until a later sync, as they share one log.
 
-    `crash()` goes back to what was synced last, as a power loss does to a database with a log of its own.
+    `crash()` returns to what was last synced, like a database with its own log after a power loss.
     """
 
     def __init__(self, before_sync: Callable[[], None] = lambda: None) -> None:
         self.before_sync = before_sync
         self.damage: IndexCorruptError | None = None
         self.on_damage: Callable[[IndexCorruptError], None] = lambda error: None
-        self._lock = threading.Lock()  # readers are other threads
+        self._lock = threading.Lock()  # readers are in other threads
         self._now = _Content()
         self._synced = _Content()
         self._unsynced: list[Callable[[_Content], None]] = []

@@ -1,4 +1,4 @@
-"""What the bookie reads and writes in metadata, as its own narrow interfaces want it."""
+"""Implementations of the bookie's interfaces to metadata."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ _READ_AT_ONCE = 64  # records of ledgers
 
 
 class MetadataCookies:
-    """Implements `CookieRecords` and `LifeRecords`. Paths in `directories` are for people: the incarnation identifies disks.
+    """Implements `CookieRecords` and `LifeRecords`. Paths in `directories` are informative: the incarnation identifies disks.
 
-    Rule: a use that had a directory of its own keeps one. With a journal that nobody names any more, the stamped data directory
-    would look whole, and an empty journal in it would replay nothing of what was acknowledged.
+    Rule: a use that had its own directory keeps one. If a journal is no longer configured, the stamped data directory
+    would look complete, and an empty journal in it would replay nothing of what was acknowledged.
     """
 
     def __init__(self, store: MetadataStore, directories: dict[str, tuple[str, ...]]) -> None:
@@ -69,7 +69,7 @@ class MetadataCookies:
         self._directories = directories
 
     async def load(self, bookie_id: str) -> Cookie | None:
-        # A follower that lags behind our own first start would deny that we exist.
+        # A follower that lags behind this bookie's first start would deny that it exists.
         await self._store.sync(self._records.key_of(bookie_id))
         found = await self._records.get(bookie_id)
         if found is None:
@@ -95,7 +95,7 @@ class MetadataCookies:
         living, deleted = ledger_records(self._store), deleted_ledger_records(self._store)
 
         async def names(ledger_id: int) -> bool:
-            # A ledger that is deleted or brought back meanwhile is in one of the trees at each look.
+            # A ledger that is deleted or restored meanwhile is in one of the trees at each look.
             for _ in range(2):
                 if (found := await living.get(ledger_id)) is not None:
                     return _names(found.record, bookie_id)
@@ -121,7 +121,7 @@ class MetadataCookies:
         await self._records.replace(cookie.bookie_id, self._record(cookie), found.version)
 
     async def next_ledger_id(self) -> int:
-        await self._store.sync(keys.LEDGER_IDS_KEY)  # a follower that lags would give too low a watermark
+        await self._store.sync(keys.LEDGER_IDS_KEY)  # a lagging follower would return too low a watermark
         found = await self._ids.get(None)
         return 0 if found is None else found.record.next_ledger_id
 
@@ -160,13 +160,13 @@ class MetadataCookies:
 
 
 def _names(ledger: LedgerMetadata, bookie_id: str) -> bool:
-    # The last fragment of a closed ledger may be empty: repair leaves it as it is.
+    # The last fragment of a closed ledger may be empty: repair does not change it.
     end = math.inf if ledger.last_entry_id is None else ledger.last_entry_id
     return any(bookie_id in fragment.ensemble for fragment in ledger.fragments if fragment.first_entry_id <= end)
 
 
 class MetadataLedgers:
-    """Implements `LedgersInMetadata`. A deleted ledger counts as being there until its time of grace is over."""
+    """Implements `LedgersInMetadata`. A deleted ledger counts as existing until its grace period is over."""
 
     def __init__(self, store: MetadataStore, ports: Ports) -> None:
         self._store = store
@@ -196,7 +196,7 @@ class MetadataLedgers:
         return await self._deleted.listing()
 
     async def absent(self, ledger_ids: Sequence[int]) -> list[int]:
-        await self._sync()  # once: a ledger that is in neither tree does not come back to one
+        await self._sync()  # once: a ledger that is in neither tree does not return to one
         found: list[int] = []
         for start in range(0, len(ledger_ids), _READ_AT_ONCE):
             part = ledger_ids[start : start + _READ_AT_ONCE]
@@ -223,7 +223,7 @@ class MetadataLedgers:
         return True
 
     async def next_ledger_id(self) -> int:
-        # No sync: `listing` has just made one, and a session never sees older metadata than it has seen.
+        # No sync: `listing` has just synced, and a session never sees older metadata than before.
         found = await self._ids.get(None)
         return 0 if found is None else found.record.next_ledger_id
 
@@ -234,7 +234,7 @@ class MetadataLedgers:
         await withdraw_missing(self._store, bookie_id)
 
     async def _sync(self) -> None:
-        """A follower may lag behind a creation whose data we hold."""
+        """Catch up: a follower may lag behind the creation of a ledger that is held here."""
         await self._store.sync(keys.LEDGERS_KEY)
         await self._store.sync(keys.DELETED_LEDGERS_KEY)
 
@@ -245,7 +245,7 @@ async def journal_format(store: MetadataStore) -> int:
 
 
 class MetadataDamage:
-    """Implements `DamageReports`: marks a ledger, so that a replication worker makes bad copies on this bookie again."""
+    """Implements `DamageReports`: marks a ledger, so that a replication worker copies its bad entries to this bookie again."""
 
     def __init__(self, store: MetadataStore, bookie_id: str, ports: Ports) -> None:
         self._store = store
@@ -266,21 +266,21 @@ class MetadataDamage:
         if mark is None or not self._is_in_work(mark.record, entries):
             try:
                 await mark_damaged(self._store, ledger_id, [self._bookie_id], self._ports.wall_ms(), entries=entries)
-            except (UnknownLedgerError, RepairRefusedError):  # it was deleted, or moved away from here, this moment
+            except (UnknownLedgerError, RepairRefusedError):  # deleted, or moved away from here, at this moment
                 return DamageReport(Outlook.NOT_NEEDED, topic)
         lost = () if mark is None else mark.record.lost
         is_lost = any(run.first <= last and run.last >= first for run in lost for first, last in entries)
         return DamageReport(Outlook.NO_REPLICA if is_lost or ledger.write_quorum == 1 else Outlook.REPAIR, topic)
 
     def _is_in_work(self, mark: RepairMark, entries: Sequence[Run]) -> bool:
-        """Return whether a worker checks these entries already: a mark that is renewed makes it start over."""
+        """Return whether a worker already checks these entries: renewing a mark makes it start over."""
         if mark.bookies.get(self._bookie_id) in (None, ShortReason.PLACEMENT, ShortReason.LOST):
             return False
         checked = mark.entries_to_check(self._bookie_id)
         return checked is None or all(any(run.first <= first and last <= run.last for run in checked) for first, last in entries)
 
     def _is_named_for(self, ledger: LedgerMetadata, run: Run) -> bool:
-        """Return whether the ledger's record says that this bookie has at least one of these entries."""
+        """Return whether the ledger's record names this bookie for at least one of these entries."""
         size, quorum = ledger.ensemble_size, ledger.write_quorum
         starts = [fragment.first_entry_id for fragment in ledger.fragments[1:]]
         end = run[1] if ledger.last_entry_id is None else min(run[1], ledger.last_entry_id)
@@ -295,9 +295,9 @@ class MetadataDamage:
 
 
 async def report_bookie(store: MetadataStore, bookie: Bookie, ports: Ports) -> bool:
-    """After a restore of metadata, raise the id counter above the bookie's ledgers and report it. Call it before it registers.
+    """After a restore of metadata, raise the id counter above the bookie's ledgers and report it. Call it before registering.
 
-    Return whether metadata was restored from a backup, and no operator has confirmed that yet.
+    Return whether metadata was restored from a backup and no operator has confirmed that yet.
     """
     if not await restored_record(store).exists(None):
         return False

@@ -1,16 +1,16 @@
-"""Notices that the data disk does not answer reads, or fails them. A disk that writes and does not read is noticed nowhere else.
+"""Detects that the data disk does not answer reads, or fails them. Nothing else detects a disk that writes but does not read.
 
-    read, scan, scrub ──► WatchedReads ──► threads        every `hangs_after_s`, while there is a read: how old is the oldest?
+    read, scan, scrub ──► WatchedReads ──► threads        every `hangs_after_s`, while there is a read: age of the oldest?
                               └── number ──► ReadWatch ──► `oldest_s` (metric), `disk.reads_hang` (log), `reason`
     EntryLogReader ──place that could not be read──► ReadWatch ──► `disk.reads_fail` (log), `reason`
 
-While there is a `reason` the bookie is read-only and not registered, as with a disk whose writes hang.
+While there is a `reason` the bookie is read-only and not registered, as if the disk's writes hung.
 
-Rule 1: reads hang when the oldest is `hangs_after_s` old and none has ended for as long: a busy disk answers some. They
+Rule 1: reads hang if the oldest is `hangs_after_s` old and none has ended for that long: a busy disk answers some. They
 no longer hang when the oldest read is younger.
 Rule 2: reads fail when `FAILED_PLACES` different places could not be read within `FAILED_WITHIN_S`. A few bad sectors are damaged
-blocks, and repaired one by one. This lasts until a restart: a disk that is not read any more shows no errors.
-Rule 3: a process that was paused says nothing about its disk: a timer that fires late waits once more.
+blocks, and repaired one by one. This lasts until a restart: a disk that is no longer read shows no errors.
+Rule 3: a pause of the process is not the disk's fault: a timer that fires late waits once more.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ log = logging.getLogger(__name__)
 FAILED_PLACES = 32
 FAILED_WITHIN_S = 60.0
 _DISK_ERRORS = (errno.EIO, errno.ENXIO, errno.ENODEV, errno.ESTALE)
-_LATE_S = 1.0  # a timer that is later than that: the process was paused, or its loop blocked
+_LATE_S = 1.0  # if a timer is later than this, the process was paused or its loop blocked
 
 
 class ReadWatch:
-    """The reads of one disk that wait for a thread or run in one. `hangs_after_s`: infinite to judge nothing.
+    """Reads of one disk that wait for a thread or run in one. `hangs_after_s`: infinite to judge nothing.
 
-    `on_change()` is called when `reason` has changed.
+    `on_change()` is called when `reason` changes.
     """
 
     def __init__(self, disk: str, hangs_after_s: float, on_change: Callable[[], None] = lambda: None) -> None:
@@ -47,8 +47,8 @@ class ReadWatch:
         self._began: dict[int, float] = {}  # by number, in order: loop time of submission
         self._timer: asyncio.TimerHandle | None = None
         self._hangs = False
-        self._ended_at = float("-inf")  # the last read that ended
-        self._failed: dict[tuple[int, int], float] = {}  # place → when it could not be read, in this order
+        self._ended_at = float("-inf")  # when the last read ended
+        self._failed: dict[tuple[int, int], float] = {}  # place → when reading it failed, in this order
         self._fails = False
         self._on_change = on_change
         self._stopped = False
@@ -58,12 +58,12 @@ class ReadWatch:
 
     @property
     def oldest_s(self) -> float:
-        """Return the age of the oldest read that has not ended; 0: there is none."""
+        """The age of the oldest read that has not ended; 0: there is none."""
         return self._loop.time() - next(iter(self._began.values())) if self._began else 0.0
 
     @property
     def reason(self) -> str:
-        """Return what is wrong with the disk, in words; empty while it is read well."""
+        """What is wrong with the disk; empty while reads succeed."""
         if self._fails:
             return (
                 f"its {self._disk} disk fails: {FAILED_PLACES} places could not be read within {FAILED_WITHIN_S:g} s; "
@@ -75,7 +75,7 @@ class ReadWatch:
         return ""
 
     def on_failed_read(self, log_id: int, offset: int, error: OSError) -> None:
-        """The disk did not give what is at this place of an entry log."""
+        """Note that reading this place of an entry log failed."""
         if error.errno not in _DISK_ERRORS or self._fails or self._stopped or not math.isfinite(self._hangs_after_s):
             return
         now = self._loop.time()
@@ -105,7 +105,7 @@ class ReadWatch:
             self._on_change()
 
     def stop(self) -> None:
-        """Judge nothing any more."""
+        """Stop judging."""
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
@@ -123,14 +123,14 @@ class ReadWatch:
         if oldest_s >= self._hangs_after_s and is_silent and now - due <= _LATE_S and not self._hangs:
             self._hangs = True
             facts = {"disk": self._disk, "oldest_s": round(oldest_s, 1), "reads": len(self._began)}
-            hint = "look at the disk: its writes may still be answered; adds are refused until it answers reads"
+            hint = "check the disk: its writes may still be answered; adds are refused until it answers reads"
             log.warning("disk.reads_hang", extra={**facts, "hint": hint})
             self._on_change()
         self._arm()
 
 
 class WatchedReads(Worker):
-    """A worker all of whose works read the disk of `watch`."""
+    """A worker whose tasks all read the disk of `watch`."""
 
     def __init__(self, worker: Worker, watch: ReadWatch) -> None:
         self._worker = worker

@@ -33,7 +33,7 @@ _STAMP_KEY = b"I"
 _VERSION_KEY = b"V"
 _VERSION = 1
 _BATCH_KEYS = 500
-"""Most keys written at once. A write holds the interpreter's lock: 15 to 35 ms for the 20,000 keys of 10,000 topics."""
+"""Limit of keys written at once. A write holds the interpreter's lock: 15 to 35 ms for the 20,000 keys of 10,000 topics."""
 
 _KEYS_OF_DELETION = 3
 
@@ -44,7 +44,7 @@ def _options() -> Options:
     options.set_write_buffer_size(2 << 20)
     options.set_max_write_buffer_number(2)
     options.set_max_total_wal_size(8 << 20)
-    # By default the database opens with damage inside its log and drops, silently, every synced write behind it.
+    # By default the database opens despite damage inside its log and silently drops every synced write after it.
     options.set_wal_recovery_mode(DBRecoveryMode.tolerate_corrupted_tail_records())
     options.set_keep_log_file_num(2)
     options.set_max_open_files(64)
@@ -63,10 +63,10 @@ def _options() -> Options:
 
 
 class RocksBlockIndex(BlockIndex):
-    """The database in the directory `path`. `read_only`: it must exist, and the database changes none of its own files.
+    """The index as a database in the directory `path`. `read_only`: it must exist, and the database changes none of its own files.
 
-    rocksdict raises a plain Exception for all that the database reports. Here these become OSError (ENOSPC if the disk is full,
-    else EIO) and IndexCorruptError. On a full disk the database looks every few seconds whether it can write again.
+    rocksdict raises a plain Exception for all errors of the database. Here they become OSError (ENOSPC if the disk is full,
+    else EIO) and IndexCorruptError. On a full disk the database checks every few seconds whether it can write again.
     """
 
     def __init__(self, path: str | Path, *, read_only: bool = False) -> None:
@@ -95,7 +95,7 @@ class RocksBlockIndex(BlockIndex):
         try:
             self._read_version(read_only=read_only)
         except BaseException:
-            with suppress(Exception):  # the first error says what is wrong
+            with suppress(Exception):  # the first error is the informative one
                 self._db.close()
             raise
 
@@ -269,8 +269,11 @@ class RocksBlockIndex(BlockIndex):
         self._write_synced(batch)
 
     def _write_synced(self, batch: WriteBatch) -> None:
-        """In two steps: a write with `sync` set keeps the interpreter's lock while it waits for the disk, and the loop stands still
-        (measured: up to 12 ms); `flush_wal` gives the lock up."""
+        """Write in two steps, so that the interpreter's lock is free during the sync.
+
+        A write with `sync` set keeps the lock while it waits for the disk, and the loop stands still (measured: up to 12 ms);
+        `flush_wal` releases it.
+        """
         self._write(batch)
         self.sync()
 
@@ -286,7 +289,7 @@ class RocksBlockIndex(BlockIndex):
 
     @contextmanager
     def _named_errors(self) -> Iterator[None]:
-        """Raise what rocksdict raises as an error that says what is wrong."""
+        """Translate errors of rocksdict into errors that say what is wrong."""
         try:
             yield
         except Exception as error:
@@ -299,7 +302,7 @@ class RocksBlockIndex(BlockIndex):
         text = str(error)
         if isinstance(error, OSError | BookieError):
             return error
-        # After a write that failed for want of space, syncs report only the second text until the database has begun a new log.
+        # After a write that failed for lack of space, syncs report only the second text until the database has begun a new log.
         if "No space left" in text or (self._is_full and "Writer has previous error" in text):
             self._is_full = True
             return OSError(errno.ENOSPC, f"the disk of the block index {self._path} is full: {text}")
@@ -317,7 +320,7 @@ class RocksBlockIndex(BlockIndex):
         return Summary() if value is None else Summary(*_SUMMARY.unpack(value))
 
     def _containing(self, cursor: Any, ledger_id: int, entry_id: int, longest: int) -> BlockRef | None:
-        """Floor search: from the last block that begins at or below `entry_id` back to the last that could reach it."""
+        """Search downwards from the last block that begins at or below `entry_id` to the last that could reach it."""
         cursor.seek_for_prev(_BLOCK_KEY.pack(b"B", ledger_id, entry_id, _MAX, _MAX))
         while (block := self._block_at(cursor, ledger_id)) is not None and block.first_entry_id + longest > entry_id:
             if block.last_entry_id >= entry_id:
@@ -326,7 +329,7 @@ class RocksBlockIndex(BlockIndex):
         return None
 
     def _block_at(self, cursor: Any, ledger_id: int | None) -> BlockRef | None:
-        """The block under the cursor, if it is one of this ledger (of any, if None)."""
+        """Return the block under the cursor if it is one of this ledger (any ledger if None)."""
         if not self._is_valid(cursor):
             return None
         key = cursor.key()
@@ -339,7 +342,7 @@ class RocksBlockIndex(BlockIndex):
         return BlockRef(found_id, first_entry_id, last_entry_id, log_id, offset, length)
 
     def _is_valid(self, cursor: Any) -> bool:
-        """False: there is no more. Raises when the database cannot read on, which its cursors show in the same way: as an end."""
+        """Return False at the end. Raises if the database cannot read further, which its cursors also show as an end."""
         valid: bool = cursor.valid()
         if not valid:
             with self._named_errors():

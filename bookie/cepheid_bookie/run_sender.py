@@ -1,13 +1,13 @@
-"""Runs of blocks to those who scan, as they lie in the entry log: their bytes, or the log itself.
+"""Sends runs of blocks to scans as stored in the entry log: their bytes, or the log itself.
 
-    send    log ──a piece──► scan thread ──► connection, as much as it takes
-    share   log ──a descriptor that only reads──► connection      (processes of this machine; see scan_server.py)
+    send    log ──a piece──► scan thread ──► connection, as much as it accepts
+    share   log ──a read-only descriptor──► connection      (processes of this machine; see scan_server.py)
 
-A piece is read and sent at once, so that it is still in the processor's cache; sendfile, page by page, takes half as much again on
+A piece is read and sent at once, so that it is still in the processor's cache; sendfile, page by page, takes half as long again on
 Linux's loopback.
 
-Rule: what was begun is waited for, also when its caller is cancelled: only then may the connection be closed, as another one
-would get its number.
+Rule: wait for a step that has begun, even if its caller is cancelled: only then may the connection be closed, as another one
+would get its descriptor.
 """
 
 from __future__ import annotations
@@ -30,13 +30,16 @@ from cepheid_ports import Worker
 T = TypeVar("T")
 
 _PIECE_BYTES = 1 << 20
-"""Of a run, read and sent in one go. More is in memory for no gain; what a connection does not take is read again."""
+"""Size of a piece of a run, read and sent at once. More only takes memory; what a connection does not accept is read again."""
 _TLS_PIECE_BYTES = 256 << 10
-"""The same with TLS: OpenSSL takes all of a piece or asks for the same bytes again, so more is read again."""
+"""Size of a piece with TLS: OpenSSL accepts a piece as a whole or needs the same bytes again, so more is read again."""
 
 
 class RunSender:
-    """`worker`: the scans' threads. `can_share`: whether `share` may be called. `shared_bytes`: of what was shared, those read."""
+    """Sends runs with the scans' threads (`worker`).
+
+    `can_share`: `share` may be called. `shared_bytes`: bytes read of shared logs.
+    """
 
     def __init__(self, logs: EntryLogReader, worker: Worker, *, can_share: bool) -> None:
         self._logs = logs
@@ -46,17 +49,18 @@ class RunSender:
         self.unreadable_runs = 0
 
     async def send(self, run: StoredRun, done_bytes: int, connection: socket.socket) -> int:
-        """As much of the run behind its first `done_bytes` as the connection takes, which does not block: 0 when it is full.
+        """Send as much of the run after its first `done_bytes` as the connection accepts without blocking; return 0 if it is full.
 
-        With TLS the same `done_bytes` are to be given again then, until it takes more.
-
-        Raises LogUnreadableError, for a log that is too short as well; LogGoneError; OSError of the connection, or EMFILE."""
+        With TLS, repeat the call with the same `done_bytes` until the connection accepts more.
+        Raises LogUnreadableError, also for a log that is too short; LogGoneError; OSError of the connection, or EMFILE.
+        """
         return await self._to_its_end(lambda: self._send(run, done_bytes, connection))
 
     async def share(self, log_id: int, frame: bytes, connection: socket.socket) -> bool:
-        """Sends a frame with a descriptor of the log, on a Unix socket; False: the connection is full, and nothing was sent.
+        """Send a frame with a descriptor of the log on a Unix socket; return False if the connection is full and nothing was sent.
 
-        Raises LogUnreadableError; LogGoneError; OSError of the connection, or EMFILE."""
+        Raises LogUnreadableError; LogGoneError; OSError of the connection, or EMFILE.
+        """
         return await self._to_its_end(lambda: self._share(log_id, frame, connection))
 
     async def _to_its_end(self, work: Callable[[], T]) -> T:
@@ -77,7 +81,7 @@ class RunSender:
             raise LogGoneError(f"{log_path(log_id)} is deleted", file=log_path(log_id)) from error
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
-                raise  # says nothing of the disk
+                raise  # does not concern the disk
             self.unreadable_runs += 1
             raise LogUnreadableError(f"{log_path(log_id)} cannot be read: {error}", file=log_path(log_id)) from error
 
@@ -106,5 +110,5 @@ class RunSender:
         finally:
             os.close(descriptor)
         if sent < len(frame):
-            raise OSError(f"{sent} of {len(frame)} bytes of a frame went out")  # a few bytes go as one, or not at all
+            raise OSError(f"{sent} of {len(frame)} bytes of a frame went out")  # a few bytes are sent as one, or not at all
         return True

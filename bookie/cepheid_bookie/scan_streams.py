@@ -1,6 +1,6 @@
-"""A connection of the scan port as the loop uses it: bytes in, bytes out, plain or through TLS.
+"""A connection of the scan port as used on the loop: bytes in, bytes out, plain or through TLS.
 
-The loop's own socket calls know no TLS, and its TLS transports give the socket to nobody else. Here the socket stays ours, since
+The loop's own socket calls do not support TLS, and its TLS transports do not share the socket. Here the socket stays ours, since
 scan threads send blocks of the entry log on it (run_sender.py); only one of loop and thread uses it at a time.
 """
 
@@ -19,19 +19,19 @@ T = TypeVar("T")
 
 
 class ScanStream:
-    """One connection, without TLS. `connection` is what scan threads send on."""
+    """A connection without TLS. Scan threads send on `connection`."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
 
     @property
     def role(self) -> str:
-        """The common name of the reader's certificate, "" without one."""
+        """The common name of the reader's certificate; "" without one."""
         return ""
 
     @property
     def expires_at_ms(self) -> int | None:
-        """When the reader's certificate expires, None without one."""
+        """When the reader's certificate expires; None without one."""
         return None
 
     async def open(self) -> None:
@@ -46,7 +46,7 @@ class ScanStream:
         await asyncio.get_running_loop().sock_sendall(self.connection, data)
 
     async def receive(self, size_bytes: int) -> bytes:
-        """Return exactly so many. Raises EOFError, OSError."""
+        """Return exactly this many bytes. Raises EOFError, OSError."""
         data = b""
         while len(data) < size_bytes:
             more = await self.receive_some(size_bytes - len(data))
@@ -86,7 +86,7 @@ class TlsScanStream(ScanStream):
         return await self._until_done(lambda: self._secured.recv(size_bytes))
 
     async def send_all(self, data: bytes) -> None:
-        # OpenSSL takes all of it or none, and wants the same bytes when it is asked again.
+        # OpenSSL accepts all of it or none, and needs the same bytes in the next attempt.
         await self._until_done(lambda: self._secured.send(data))
 
     async def _until_done(self, step: Callable[[], T]) -> T:

@@ -1,14 +1,14 @@
-"""Reads past the brokers (Spark, `cepheid read`): whole ledgers, by many at once, and never at the cost of an add.
+"""Reads that bypass the brokers (Spark, `cepheid read`): whole ledgers, many at once, never at the cost of an add.
 
-    request ──► ticket? ──► room? ──► EntryReader of its own: threads, byte budget ──► turn ──► chunk
+    request ──► ticket? ──► room? ──► separate EntryReader: threads, byte budget ──► turn ──► chunk
                   │ no        │ no
                   ▼           ▼
-            UNAUTHORIZED   OVERLOADED, "come back in so many milliseconds"
+            UNAUTHORIZED   OVERLOADED, with the time to wait before a retry
 
-Rule 1: scans have their own threads and their own byte budget: neither adds nor brokers' reads wait behind them for a disk.
+Rule 1: scans have their own threads and their own byte budget: neither adds nor brokers' reads wait for them at a disk.
 Rule 2: all scans together send one chunk per turn of the loop, so an add waits for one chunk at most, however many scans there are.
-Rule 3: a scan that is not read holds a chunk: the more are open, the smaller are those of a new one, whatever it asks for.
-Rule 4: every request is shown to `authorize`, before anything of the ledger is told.
+Rule 3: a scan whose client does not read holds a chunk in memory: the more scans are open, the smaller are the chunks of a new one.
+Rule 4: `authorize` checks every request before anything about the ledger is disclosed.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ AuthorizeRead: TypeAlias = Callable[[bytes, int, int, int], Status]
 """`(ticket, ledger_id, first_entry_id, last_entry_id)`: OK, or why not."""
 
 CACHED_GROUPS = 64
-"""Of one chunk from the write cache: a group of one small entry costs the loop as much as 10 KB of a large one."""
+"""Limit of groups per chunk from the write cache: a group of one small entry costs the loop as much as 10 KB of a large one."""
 
 
 def accept_every_ticket(ticket: bytes, ledger_id: int, first_entry_id: int, last_entry_id: int) -> Status:
-    """Until there is security."""
+    """Accept every ticket: for a bookie without security."""
     return Status.OK
 
 
 class LoopTurns:
-    """One waiter goes on per turn of the loop."""
+    """Lets one waiter continue per turn of the loop."""
 
     def __init__(self) -> None:
         self.waits = 0
@@ -65,7 +65,7 @@ class LoopTurns:
 
 @dataclass(slots=True)
 class ScanCounters:
-    """What `Scans` did besides reading (`ReadCounters`)."""
+    """Counters of `Scans` besides those of reading (`ReadCounters`)."""
 
     requests: int = 0
     refused: int = 0
@@ -74,8 +74,10 @@ class ScanCounters:
 
 
 class Scans:
-    """One per bookie. `open` scans are bounded by the settings; each holds one chunk while its reader does not take it, and gRPC a
-    copy or two of it. All their chunks have at most 2 MiB for each scan that may be open."""
+    """The scans of a bookie, at most `open` at a time. Each holds one chunk until its reader takes it, and gRPC a copy or two.
+
+    All chunks together have at most 2 MiB per scan that may be open.
+    """
 
     def __init__(self, reader: EntryReader, *, open_scans: int, retry_s: float) -> None:
         self.authorize: AuthorizeRead = accept_every_ticket
@@ -98,7 +100,7 @@ class Scans:
         self._reader.stop()
 
     def refuse(self, request: ReadRequest) -> ReadAnswer | None:
-        """Why this is not read, or None. Nothing of the ledger is in it."""
+        """Return why this request is refused, or None. The refusal discloses nothing about the ledger."""
         if request.fence:
             return refuse_range(request, Status.BAD_REQUEST)  # a recovery reads as a broker does
         status = self.authorize(request.ticket, request.ledger_id, request.first_entry_id, request.last_entry_id)
@@ -111,7 +113,7 @@ class Scans:
         return None
 
     async def read(self, request: ReadRequest) -> AsyncGenerator[ReadAnswer, None]:
-        """Of a request that was not refused, in the same turn."""
+        """Read for a request that was not refused, called in the same turn."""
         with self._opened(request) as chunk_bytes:
             first, last = request.first_entry_id, request.last_entry_id
             chunks = self._reader.read(request.ledger_id, first, last, request.max_bytes, urgent=False, chunk_bytes=chunk_bytes)
@@ -121,7 +123,7 @@ class Scans:
                     yield chunk
 
     async def read_stored(self, request: ReadRequest) -> AsyncGenerator[ReadAnswer | StoredRun, None]:
-        """As `read`, for who takes blocks as they lie on disk. A run of them is not in memory, and no turn of the loop."""
+        """Read like `read`, for callers that take blocks as stored. A run of them uses neither memory nor a turn of the loop."""
         with self._opened(request) as chunk_bytes:
             first, last = request.first_entry_id, request.last_entry_id
             chunks = self._reader.read_stored(request.ledger_id, first, last, request.max_bytes, chunk_bytes=chunk_bytes)
@@ -135,7 +137,7 @@ class Scans:
 
     @contextmanager
     def _opened(self, request: ReadRequest) -> Iterator[int]:
-        """The size of its chunks."""
+        """Count the scan as open; yield the size of its chunks."""
         self.counters.requests += 1
         self.open += 1
         chunk_bytes = self._chunk_bytes_for(request)
@@ -151,6 +153,6 @@ class Scans:
         self.counters.sent_bytes += sum(len(group.data) for group in chunk.groups)
 
     def _chunk_bytes_for(self, request: ReadRequest) -> int:
-        """Rule 3. What is asked for, while all that are open have less than 1 MiB for each that may be."""
+        """Return the chunk size: as requested while all open scans have less than 1 MiB per scan that may be open (rule 3)."""
         room_bytes = self._limit * MAX_MESSAGE_BYTES - self._chunk_bytes
         return max(MAX_MESSAGE_BYTES, min(request.chunk_bytes, room_bytes))

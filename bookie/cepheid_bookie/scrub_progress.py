@@ -1,9 +1,9 @@
-"""How far the scrubber is, kept over restarts in the file `SCRUB` of the data disk.
+"""Progress of the scrubber, kept over restarts in the file `SCRUB` of the data disk.
 
 File: magic "CPS1" (4), CRC32C of the rest (4, little-endian), JSON of the fields of `ScrubProgress`.
 
-It is written beside, synced, renamed, and its directory synced. What is lost with it costs one more reading of the blocks, so a
-damaged file counts as none.
+A new file is written, synced and renamed, and the directory synced. Losing it costs one more pass over the blocks, so a
+damaged file is treated as missing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MOST_BYTES = 1 << 20
 
 @dataclass(slots=True)
 class ScrubProgress:
-    """One pass over all blocks, in the order of the index, and the damaged blocks that are known."""
+    """Progress of one pass over all blocks in the order of the index, and the known damaged blocks."""
 
     after: BlockRef | None = None  # the last block that was checked; None: the pass is at its beginning
     began_at_ms: int = 0  # wall clock: when this pass began; 0: no pass began yet
@@ -36,7 +36,7 @@ class ScrubProgress:
 
 
 def load_progress(disk: Disk) -> ScrubProgress:
-    """Blocking. Return a fresh progress if there is none, or it is damaged."""
+    """Load the progress, blocking; return a new one if there is none, or it is damaged."""
     try:
         if not disk.exists(_FILE):
             return ScrubProgress()
@@ -52,7 +52,7 @@ def load_progress(disk: Disk) -> ScrubProgress:
 
 
 def save_progress(disk: Disk, progress: ScrubProgress) -> None:
-    """Blocking. Raises OSError; then the file is as it was before."""
+    """Save the progress, blocking. If it raises OSError, the file is unchanged."""
     body = json.dumps(asdict(progress), separators=(",", ":")).encode()
     file = disk.open(_FILE + ".new", create=True)
     try:

@@ -1,19 +1,19 @@
-"""Read every block once in a period, so that bit rot is found while other bookies still have the entries.
+"""Reads every block once per period, so that bit rot is found while other bookies still have the entries.
 
     pass: blocks in the order of the index, a slice at a time ──► checksum and header ──bad──► `damaged_blocks.py`
           after each piece of up to 256 KiB: wait until the rate allows the next one and the disk is idle
 
-Rule 1: the rate is what the pass needs to end within nine tenths of the period, at least 256 KiB a minute, and at most
+Rule 1: the rate lets the pass end within nine tenths of the period, at least 256 KiB a minute, and at most
 `storage.scrub_bytes_s`. Before each piece the scrubber waits for reads, journal and flushes to be idle: half a second at most, and
-at most half of the time that the rate allows for the piece. So a bookie that is always busy is scrubbed in the same period, as long
-as its disk gives the pieces in the other half: 4.5 TB a week with the default rate.
+at most half of the time that the rate allows for the piece. A bookie that is always busy is thus scrubbed in the same period, as
+long as its disk can read the pieces in the other half: 4.5 TB a week at the default rate.
 Rule 2: no cursor stays open: each slice begins after the last block of the slice before. Blocks that are written before that place
 during a pass are read in the next pass.
 Rule 3: progress is saved once a minute, when the set of damaged blocks changes, and at a stop. A restart continues from there.
 Rule 4: a failure of the scrubber is logged, and the scrubber continues after a pause. Only a failed sync stops the bookie
 (`fail_stop.py`).
-Rule 5: a pass does not go past a damaged block that cannot be remembered: it waits until others are mended.
-Rule 6: what lies in a damaged part of the index is passed over. The pass continues with the ledgers after it.
+Rule 5: a pass does not continue past a damaged block that cannot be remembered: it waits until others are repaired.
+Rule 6: blocks in a damaged part of the index are skipped. The pass continues with the ledgers after it.
 With `storage.scrub_period_s` 0 there are no passes; damage that readers find is repaired all the same.
 """
 
@@ -40,7 +40,7 @@ from cepheid_ports import SteadyClock, TaskOwner, Worker
 log = logging.getLogger(__name__)
 
 PIECE_BYTES = 256 << 10
-"""More at a time would hold up a sync of the journal on the same disk for longer."""
+"""Size of a piece; more at once would delay a sync of the journal on the same disk for longer."""
 _SLICE_BLOCKS = 256
 _LONGEST_PAUSE_S = 60.0  # so that a small bookie notices when it has grown
 _SHARE_OF_PERIOD = 0.9
@@ -55,7 +55,7 @@ _LEDGER_IDS = 1 << 63
 
 
 class _NoRoomError(Exception):
-    """A damaged block cannot be remembered (rule 5)."""
+    """There is no room to remember another damaged block (rule 5)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +64,15 @@ class ScrubFigures:
 
     blocks: int
     bytes: int
-    found: int  # blocks that turned out damaged
-    mended: int  # of these, blocks whose entries are whole in other blocks again
+    found: int  # blocks that proved damaged
+    mended: int  # those whose entries are intact in other blocks again
     damaged: dict[Outlook, int]
-    progress: float  # of the pass under way, 0..1
+    progress: float  # of the current pass, 0..1
     last_pass_age_s: float  # since the last complete pass ended; before that, since the first one began
 
 
 class Scrubber:
-    """The passes over all blocks, and the task that mends damaged ones. `is_busy` says whether others use the disk now."""
+    """Runs the passes over all blocks, and the task that repairs damaged ones. `is_busy`: whether other work uses the disk now."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class Scrubber:
         self._name = name
         self._progress = ScrubProgress()
         self._loaded = False
-        self._has_begun = False  # the pass under way, in this process
+        self._has_begun = False  # whether this process has begun the current pass
         self._saved_at = self._loop.time()
         self._saving = asyncio.Lock()  # both tasks save
         self._total_bytes = 0
@@ -111,19 +111,19 @@ class Scrubber:
         return f"<Scrubber {self._name}: {self._share():.0%} of a pass, {self.damaged!r}>"
 
     def start(self, reports: DamageReports) -> None:
-        """Begin, or continue where an earlier process was. Damage goes to `reports`."""
+        """Begin, or continue where an earlier process stopped. Damage is reported to `reports`."""
         self.damaged.reports = reports
         self._tasks.start(self._run(), name="scrub")
 
     async def aclose(self) -> None:
-        """End what is under way and save how far it is."""
+        """End what is in progress and save the progress."""
         await self._tasks.aclose()
         if self._loaded:
             with suppress(OSError):
                 await self._save()
 
     async def scrub_all(self) -> None:
-        """Check what is left of the pass, or all blocks, without pauses, and report what is damaged. For tests and tools."""
+        """Check the rest of the pass, or all blocks, without pauses, and report damage. For tests and tools."""
         await self._load()
         with suppress(_NoRoomError):
             while await self._scrub_slice(in_haste=True):
@@ -132,7 +132,7 @@ class Scrubber:
         await self.damaged.look_at_suspects()
 
     def figures(self) -> ScrubFigures:
-        """Return counters since the start, and gauges as of now."""
+        """Return counters since the start, and current gauges."""
         since_ms = self._progress.ended_at_ms or self._progress.began_at_ms
         return ScrubFigures(
             blocks=self.blocks,
@@ -174,14 +174,14 @@ class Scrubber:
                 return
             except _NoRoomError:  # `damaged_blocks.py` has logged it
                 await asyncio.sleep(_RETRY_S)
-            except Exception as error:  # disk and database raise what they raise
+            except Exception as error:  # any error of disk and database
                 log.warning("scrub.failed", extra={"bookie": self._name, "error": repr(error)})
                 await asyncio.sleep(_RETRY_S)
 
     # a pass
 
     async def _pass(self) -> None:
-        """Wait until the next pass is due, or go on with the one under way, to its end."""
+        """Wait until the next pass is due, or continue the current one to its end."""
         period_s, progress = self._settings.scrub_period_s, self._progress
         if progress.after is None and not self._has_begun:
             if progress.began_at_ms and progress.ended_at_ms:
@@ -207,7 +207,7 @@ class Scrubber:
         await self._save()
 
     async def _scrub_slice(self, *, in_haste: bool = False) -> bool:
-        """Check the next blocks; return False when there are none. Raises what the index raises, and _NoRoomError."""
+        """Check the next blocks; return False if there are none. Raises the errors of the index, and _NoRoomError."""
         blocks = await self._worker.run(self._next_blocks)
         checks = deque(map(BlockCheck, blocks))
         while checks:
@@ -223,22 +223,22 @@ class Scrubber:
         return bool(blocks)
 
     def _next_blocks(self) -> list[BlockRef]:
-        """In the worker: return blocks after those that were checked (rule 6)."""
+        """Return the blocks after those that were checked (rule 6). Runs in the worker."""
         after, limit, skipped = self._progress.after, _SLICE_BLOCKS, 1
         while True:
             try:
                 return self._index.blocks_after(after, limit)
             except IndexCorruptError:
-                if limit > 1:  # the blocks before the damaged part
+                if limit > 1:  # the blocks before the damage
                     limit //= 4
                     continue
             ledger_id = (self._progress.after.ledger_id if self._progress.after is not None else -1) + skipped
             if ledger_id >= _LEDGER_IDS:
                 return []
-            after, skipped = BlockRef(ledger_id, 0, -1, 0, 0, 0), 2 * skipped  # no block is there, and the ledger's follow
+            after, skipped = BlockRef(ledger_id, 0, -1, 0, 0, 0), 2 * skipped  # no block has this key
 
     def _check_piece(self, checks: deque[BlockCheck]) -> tuple[int, list[BlockCheck]]:
-        """In the worker: read a piece, of many blocks or a part of one."""
+        """Read a piece of many blocks or a part of one. Runs in the worker."""
         done: list[BlockCheck] = []
         left = PIECE_BYTES
         while checks and left > 0:
@@ -271,7 +271,7 @@ class Scrubber:
     def _bytes_in_logs(self) -> int:
         total = 0
         for log_id in list_logs(self._disk):
-            with suppress(FileNotFoundError):  # it was deleted this moment
+            with suppress(FileNotFoundError):  # it was deleted at this moment
                 file = self._disk.open(log_path(log_id))
                 try:
                     total += file.size()

@@ -1,4 +1,4 @@
-"""Settings of a bookie's storage and of its gRPC server: bounds in the type, meaning in the description."""
+"""Settings of a bookie's storage and of its gRPC server: bounds are in the type, the meaning is in the description."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a bookie counts: one snapshot, pulled by whoever exports it."""
+"""A bookie's statistics: one snapshot, pulled by the code that exports it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BookieStatistics:
-    """Counters grow since the start; gauges are as of now."""
+    """Counters since the start, and current gauges."""
 
     state: str
     writable: bool
@@ -40,7 +40,7 @@ class BookieStatistics:
     adds_no_space: int
     adds_read_only: int  # of ledgers in limbo
     waiting_bytes: int
-    # background adds (copies of repair); they are counted above as well, but for those that wait
+    # background adds (copies of repair); also counted above, except while they wait
     background_bytes_added: int
     background_waiting_bytes: int
     background_rate_bytes_s: float | None  # None: there are no foreground adds, and no limit
@@ -137,7 +137,7 @@ def take_statistics(
     space: DiskSpace,
     workers: Workers,
 ) -> BookieStatistics:
-    """Reads every counter where it lives."""
+    """Read every counter from its owner."""
     adds = admission.counters
     return BookieStatistics(
         state=state,

@@ -1,9 +1,9 @@
-"""The directories of a bookie that is stopped, opened to look at them. Nothing in them is changed, except by `index_rebuild.py`.
+"""The directories of a stopped bookie, opened for inspection. Nothing in them is changed, except by `index_rebuild.py`.
 
-Rule 1: the lock that a bookie takes is held meanwhile, so a running bookie is refused, and none can start in between.
-Rule 2: what is damaged, or missing, hides nothing else: an index that cannot be read is a text (`index_problem`), not the end.
-Rule 3: the index is opened through links in a temporary directory. The database changes none of its files when it is opened to be
-read, but its Python binding writes a file of its own beside them.
+Rule 1: the lock of a bookie is held meanwhile, so the directories of a running bookie are refused, and none can start in between.
+Rule 2: damaged or missing parts hide nothing else: an index that cannot be read becomes a text (`index_problem`), not an error.
+Rule 3: the index is opened through links in a temporary directory. The database changes none of its files when it is opened for
+reading, but its Python binding writes a file beside them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from cepheid_ports import CepheidError
 
 INDEX = "index"
 _SIGNS = ("VERSION", "entrylog", INDEX, "mark.0", "mark.1")
-"""At least one of these is in every data directory in which a bookie has started."""
+"""Names of which at least one is in every data directory in which a bookie has started."""
 
 
 class NotABookieDirectoryError(BookieError):
@@ -53,16 +53,16 @@ class NoSuchFileHereError(BookieError):
 
 
 class StoppedBookie:
-    """A context manager: the directories are locked inside.
+    """The directories as a context manager, which locks them.
 
-    Raises NotABookieDirectoryError, NoJournalHereError, DirectoryInUseError; CookieError when the two directories are swapped.
+    Raises NotABookieDirectoryError, NoJournalHereError, DirectoryInUseError; CookieError if the two directories are swapped.
 
-    `to_change`: `writable_disks` may be used, and the lock files are made where they are missing.
+    `to_change`: `writable_disks` may be used, and missing lock files are created.
     """
 
     def __init__(self, data_dir: Path, journal_dir: Path | None = None, *, to_change: bool = False) -> None:
         if journal_dir is not None and journal_dir.resolve() == data_dir.resolve():
-            journal_dir = None  # the same as not named; one directory is locked once
+            journal_dir = None  # the same as unset; one directory is locked once
         self.data_dir = data_dir
         self.journal_dir = journal_dir
         self.writable_disks: list[RealDisk] = []  # the data directory first
@@ -89,7 +89,7 @@ class StoppedBookie:
         self._opened.close()
 
     def cookies(self) -> dict[str, Cookie | str | None]:
-        """Return the cookie in each directory, what is wrong with it, or None for a directory without one."""
+        """Return the cookie of each directory, what is wrong with it, or None if the directory has none."""
         found: dict[str, Cookie | str | None] = {}
         for where, disk in self._disks().items():
             try:
@@ -109,12 +109,12 @@ class StoppedBookie:
         return found
 
     def stamp(self) -> tuple[str | None, str]:
-        """Return the incarnation in the index, or None and what is wrong."""
+        """Return the incarnation in the index, or None and the problem."""
         if self.index is None:
             return None, self.index_problem
         try:
             stamp = self.index.stamp()
-        except Exception as error:  # whatever the database raises
+        except Exception as error:  # any error of the database
             return None, str(_unreadable(self.data_dir, error).args[0])
         return (None, "the index has no stamp") if stamp is None else (stamp.decode("utf-8", "replace"), "")
 
@@ -128,7 +128,7 @@ class StoppedBookie:
         return mark
 
     def logs(self) -> list[int]:
-        """Return the ids of the entry logs. A file with another name is not one, whatever its ending."""
+        """Return the ids of the entry logs, judged by the whole file name."""
         if not self.data.exists("entrylog"):
             return []
         return sorted(int(name[:-4], 16) for name in self.data.listdir("entrylog") if _is_log_name(name))
@@ -159,7 +159,7 @@ class StoppedBookie:
         index = self.require_index()
         try:
             yield from index.blocks()
-        except Exception as error:  # whatever the database raises
+        except Exception as error:  # any error of the database
             raise _unreadable(self.data_dir, error) from error
 
     def records(self) -> Iterator[tuple[int, LedgerRecord]]:
@@ -167,7 +167,7 @@ class StoppedBookie:
         index = self.require_index()
         try:
             yield from index.records()
-        except Exception as error:  # whatever the database raises
+        except Exception as error:  # any error of the database
             raise _unreadable(self.data_dir, error) from error
 
     def _check_directories(self) -> None:
@@ -202,7 +202,7 @@ class StoppedBookie:
             (links / name).unlink(missing_ok=True)
         try:
             self.index = RocksBlockIndex(links, read_only=True)
-        except Exception as error:  # whatever the database raises
+        except Exception as error:  # any error of the database
             self.index_problem = f"the block index {path} cannot be opened: {_words(error).replace(str(links), str(path))}"
         else:
             opened.callback(self.index.close)
@@ -227,5 +227,5 @@ def _unreadable(data_dir: Path, error: Exception) -> IndexCorruptError:
 
 
 def _words(error: Exception) -> str:
-    """Return what an error says, without its hint."""
+    """Return the message of an error without its hint."""
     return str(error.args[0]) if error.args and not isinstance(error, OSError) else str(error)

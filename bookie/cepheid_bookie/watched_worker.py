@@ -1,10 +1,10 @@
-"""Evidence that adds do not wait behind reads: the threads that adds depend on notice a read that gets into their queue.
+"""Evidence that adds do not wait for reads: the threads that adds depend on detect a read in their queue.
 
     add ──► journal, flush, look ──► WatchedWorker ──► threads          reads ──► threads of their own
                                           ▲
                              ReadWork ────┘  must never happen; if it does, the time that others wait for it is counted
 
-What is counted is the time from the submission of a piece of work until the last read before it in the queue was done.
+The time counted is from the submission of a task until the last read before it in the queue was done.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class ReadWork(Generic[T]):
-    """Marks work that answers a read, a scan, or anything else that no add waits for."""
+    """Marks a task that answers a read, a scan, or other work that no add waits for."""
 
     __slots__ = ("_work",)
 
@@ -31,14 +31,14 @@ class ReadWork(Generic[T]):
 
 
 class WatchedWorker(Worker):
-    """A worker with one thread. Costs one comparison per piece of work while there is no read among them."""
+    """A worker with one thread. Costs one comparison per task while there is no read among them."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._loop = asyncio.get_running_loop()
         self._reads = 0  # submitted so far
         self._reads_done = 0
-        self._waiting: dict[int, list[float]] = {}  # submission times of work, by the number of the last read before it
+        self._waiting: dict[int, list[float]] = {}  # submission times of tasks, by the number of the last read before them
         self.waited_behind_reads_s = 0.0
 
     def __repr__(self) -> str:

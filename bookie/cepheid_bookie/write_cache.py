@@ -2,12 +2,12 @@
 
     admit ──► active ──swap──► flushing ──index batch visible──► released
                  └────────┬────────┘
-     lookup: active, then flushing, taken as one snapshot in one turn of the loop; what is in neither is in the index, or nowhere
+     lookup: active, then flushing, taken as one snapshot in one turn of the loop; an entry in neither is in the index, or nowhere
 
-Groups are kept as they came (no copy). Within a ledger they lie sorted by first entry id; a search steps back as far as the longest
+Groups are kept as received (no copy). Within a ledger they are sorted by first entry id; a search steps back as far as the longest
 group of the ledger reaches, since re-sent groups may overlap earlier ones.
 
-Rule 1: a half is released only when its blocks can be found in the index. A half whose flush failed stays `flushing`.
+Rule 1: a half is released only when its blocks can be found in the index. A half whose flush fails stays `flushing`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from bisect import bisect_right, insort
 
 from cepheid_rpc import EntryGroup
 
-_GROUP_OVERHEAD_BYTES = 256  # objects of a group and its place in the lists, about
+_GROUP_OVERHEAD_BYTES = 256  # approximate size of a group's objects and its place in the lists
 _ENTRY_OVERHEAD_BYTES = 8
 
 
 def cached_size(group: EntryGroup) -> int:
-    """What a group costs against the bound: memory, not only payload, or tiny entries would burst it."""
+    """Return what a group counts against the limit: memory, not only payload, or tiny entries would exceed it."""
     return len(group.data) + _GROUP_OVERHEAD_BYTES + _ENTRY_OVERHEAD_BYTES * len(group.ends)
 
 
@@ -30,7 +30,7 @@ def _first(group: EntryGroup) -> int:
 
 
 class CachedLedger:
-    """Groups of one ledger in one half."""
+    """Groups of one ledger in one half of the cache."""
 
     __slots__ = ("groups", "last_entry_id", "longest")
 
@@ -44,14 +44,14 @@ class CachedLedger:
         if first > self.last_entry_id:
             self.groups.append(group)
             self.last_entry_id = first + count - 1
-        else:  # re-sent, or overtaken on another stream
+        else:  # sent again, or overtaken on another stream
             insort(self.groups, group, key=_first)
             self.last_entry_id = max(self.last_entry_id, first + count - 1)
         if count > self.longest:
             self.longest = count
 
     def find(self, entry_id: int) -> EntryGroup | None:
-        """The group with this entry."""
+        """Return the group with this entry."""
         groups = self.groups
         for index in range(bisect_right(groups, entry_id, key=_first) - 1, -1, -1):
             group = groups[index]
@@ -62,13 +62,13 @@ class CachedLedger:
         return None
 
     def first_from(self, entry_id: int) -> int | None:
-        """The smallest first id of a group that begins above `entry_id`."""
+        """Return the smallest first id of a group that begins above `entry_id`."""
         index = bisect_right(self.groups, entry_id, key=_first)
         return self.groups[index].first_entry_id if index < len(self.groups) else None
 
 
 class Half:
-    """One half: the ledgers' groups and what they cost."""
+    """One half: the ledgers' groups and their size."""
 
     __slots__ = ("ledgers", "used_bytes")
 
@@ -84,14 +84,14 @@ class Half:
         self.used_bytes += cached_size(group)
 
     def drop(self, ledger_id: int) -> None:
-        """Forgets a deleted ledger."""
+        """Forget a deleted ledger."""
         ledger = self.ledgers.pop(ledger_id, None)
         if ledger is not None:
             self.used_bytes -= sum(map(cached_size, ledger.groups))
 
 
 class WriteCache:
-    """Changed in the loop only (and by replay, before the bookie serves)."""
+    """The write cache, changed on the loop only (and by replay, before the bookie serves)."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.half_bytes = limit_bytes // 2
@@ -107,14 +107,14 @@ class WriteCache:
 
     @property
     def half_full(self) -> bool:
-        """The active half took what it may take; soft by one group, which lets a group larger than a half in."""
+        """Whether the active half has reached its limit; soft by one group, which admits a group larger than a half."""
         return self.active.used_bytes >= self.half_bytes
 
     def add(self, group: EntryGroup) -> None:
         self.active.add(group)
 
     def swap(self) -> Half:
-        """The filled half, from now on being flushed."""
+        """Return the filled half, which is being flushed from now on."""
         assert self.flushing is None, "one half is still being flushed"
         self.flushing, self.active = self.active, Half()
         return self.flushing
@@ -123,7 +123,7 @@ class WriteCache:
         self.flushing = None
 
     def drop(self, ledger_id: int) -> None:
-        """Hides a deleted ledger in both halves. The flush in progress has its own references; the index is cleaned after it."""
+        """Hide a deleted ledger in both halves. A flush in progress has its own references; the index is cleaned after it."""
         self.active.drop(ledger_id)
         if self.flushing is not None:
             self.flushing.drop(ledger_id)
@@ -135,7 +135,7 @@ class WriteCache:
         return None
 
     def first_from(self, ledger_id: int, entry_id: int) -> int | None:
-        """Where the next cached entries above `entry_id` (itself not cached) begin."""
+        """Return where the next cached entries above `entry_id` (itself not cached) begin."""
         starts = [start for ledger in self._of(ledger_id) if (start := ledger.first_from(entry_id)) is not None]
         return min(starts, default=None)
 
