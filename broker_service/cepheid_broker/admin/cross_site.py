@@ -65,16 +65,16 @@ class AdminHosts:
         return cls(frozenset(map(_canonical, own)) - {""}, frozenset(map(_canonical, settings.admin_allowed_hosts)))
 
     def accepts(self, host: str) -> bool:
-        """Whether a request may name this host, given without port."""
+        """Return whether a request may name this host, given without port."""
         return host in self.own or self.allows(host) or _is_address(host)
 
     def accepts_header(self, host: str) -> bool:
-        """Whether a request may have this `Host` header. Some load balancers send none; browsers always send it."""
+        """Return whether a request may have this `Host` header. Some load balancers send none; browsers always send it."""
         name, _ = _host_and_port(host)
         return not host or (name is not None and self.accepts(name))
 
     def allows(self, host: str) -> bool:
-        """Whether the operator listed this host, by its name or with all names of its domain."""
+        """Return whether the operator listed this host, by its name or with all names of its domain."""
         if host in self.allowed:
             return True
         parts = host.split(".")
