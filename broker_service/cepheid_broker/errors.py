@@ -65,13 +65,13 @@ class TooManyProducersError(ProducerBusyError):
 class BacklogQuotaHoldError(BrokerError):
     """The backlog quota's policy is to let producers wait; reconnecting ones continue once there is room."""
 
-    hint = "let consumers catch up, delete subscriptions that nobody reads, or raise the backlog quota"
+    hint = "let consumers catch up, delete unused subscriptions, or raise the backlog quota"
 
 
 class BacklogQuotaExceededError(BrokerError):
     """The backlog quota's policy is to refuse producers."""
 
-    hint = "let consumers catch up, delete subscriptions that nobody reads, or raise the backlog quota"
+    hint = "let consumers catch up, delete unused subscriptions, or raise the backlog quota"
 
 
 class SubscriptionNotFoundError(BrokerError):

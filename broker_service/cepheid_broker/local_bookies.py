@@ -200,11 +200,11 @@ class LocalBookies:
         return connection
 
     def writable(self) -> list[str]:
-        """Ids of the bookies that take new ledgers."""
+        """Return the ids of bookies that take new ledgers."""
         return [name for name, bookie in self._bookies.items() if bookie.writable and name not in self._draining]
 
     def registered(self) -> list[str]:
-        """Ids of the bookies of this process."""
+        """Return the ids of the bookies of this process."""
         return list(self._bookies)
 
     def expected(self) -> list[str]:
@@ -259,7 +259,7 @@ class LocalBookies:
         return list(self._bookies.values())
 
     def authorize_reads(self, authorize: AuthorizeRead) -> None:
-        """From now on readers past the brokers have to show tickets, which `authorize` checks."""
+        """Require tickets, checked by `authorize`, of readers that bypass the brokers."""
         self._authorize_reads = authorize
         for bookie in self._bookies.values():
             bookie.authorize_reads(authorize)

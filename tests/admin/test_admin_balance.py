@@ -83,11 +83,11 @@ def test_a_namespace_may_be_created_with_any_boundaries(admin: AdminWorld) -> No
 @pytest.mark.parametrize(
     ("bundle", "query", "body", "status", "why"),
     [
-        ("0x00000000_0x40000000", {"splitAlgorithmName": "by_magic"}, None, 412, "is none of range_equally_divide"),
+        ("0x00000000_0x40000000", {"splitAlgorithmName": "by_magic"}, None, 412, "is not one of range_equally_divide"),
         ("0x00000000_0x40000000", {"splitAlgorithmName": "specified_positions_divide"}, None, 412, "needs a body"),
         ("0x00000000_0x40000000", {"splitAlgorithmName": "specified_positions_divide"}, [1 << 31], 412, "not at 2147483648"),
         ("0x00000000_0x40000000", {"splitAlgorithmName": "topic_count_equally_divide"}, None, 412, "it has 0 topics"),
-        ("0x00000000_0x20000000", {}, None, 412, "is no bundle of"),
+        ("0x00000000_0x20000000", {}, None, 412, "is not a bundle of"),
         ("0x00000000_0x40000000", {"splitAlgorithmName": "specified_positions_divide"}, ["x"], 400, "body"),
     ],
 )

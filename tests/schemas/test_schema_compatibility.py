@@ -265,7 +265,7 @@ for _ in range(150):
         (user(field("u", ["int", "int"])), "field 'u': 'int' is in the union twice"),
         (user(field("u", ["int", ["null"]])), "a union directly inside a union"),
         (user(field("e", {"type": "enum", "name": "E", "symbols": ["A", "A"]})), "enum 'E' has a symbol twice"),
-        (user(field("e", {"type": "enum", "name": "E", "symbols": ["A"], "default": "B"})), "its default 'B' is none of"),
+        (user(field("e", {"type": "enum", "name": "E", "symbols": ["A"], "default": "B"})), "its default 'B' is not one of"),
         (user(field("f", {"type": "fixed", "name": "F", "size": -1})), "fixed 'F': its size is '-1'"),
         (user(field("l", {"type": "array"})), 'the array has no "items"'),
         (user(field("l", {"type": "record", "name": "User", "fields": []})), "'User' is defined twice"),

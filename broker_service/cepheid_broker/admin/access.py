@@ -42,34 +42,34 @@ _CALL = "cepheid.call"
 _ROOM_FOR_MORE = 30  # characters
 _DECIDED_IN_ONE_GO = 500  # topics: a few ms of the loop
 _ORIGINAL_PRINCIPAL = b"x-original-principal"
-"""With it a proxy names the role that it speaks for, as in Pulsar (docs/reference/behaviours.md §12)."""
+"""Header in which a proxy names the role that it acts for, as in Pulsar (docs/reference/behaviours.md §12)."""
 SCOPED_NEEDS = frozenset({Need.PRODUCE, Need.CONSUME, Need.PRODUCE_OR_CONSUME, Need.NAMESPACE_READ, Need.TENANT_ADMIN})
-"""They are needs for a tenant, a namespace or a topic."""
+"""Needs that concern a tenant, a namespace or a topic."""
 
 
 @dataclass(slots=True)
 class Call:
-    """One request, as authorization and the audit log know it."""
+    """One request, as seen by authorization and the audit log."""
 
     principal: Principal | None
     peer: str
     operation: str
     """Method and path; the path's template once the route is known."""
     object: str
-    """The path, without values that callers may not want in a log (`audited_path`); a topic or a namespace once it is denied."""
+    """The path, without values that may be secret (`audited_path`); if denied, the topic or namespace."""
     acting_for: str = ""
     """Role of the client for which another broker makes the call."""
     access: Access | None = None
     is_peer: bool = False
     denied: bool = False
     invalid_name: str = ""
-    """Why a name in the request cannot be one; "" where all names can."""
+    """Why a name in the request is invalid; "" if all are valid."""
     change: str = ""
-    """What the call changes, as far as its path does not say it (`describe_change`)."""
+    """What the call changes, where its path does not say it (`describe_change`)."""
 
     @property
     def client_role(self) -> str:
-        """The role on whose behalf the call is made in the end."""
+        """The role on whose behalf the call is finally made."""
         if self.acting_for or self.principal is None:
             return self.acting_for
         return self.principal.original_role or self.principal.role
@@ -103,7 +103,7 @@ class CallAccess:
 
         async def watched(message: Message) -> None:
             if message["type"] == "http.response.start":
-                self._record(call, message["status"])  # first: whoever has the answer finds the line in the log
+                self._record(call, message["status"])  # first: a client that has the answer finds the line in the log
             await send(message)
 
         token = ACTING_FOR.set(call.client_role)
@@ -116,10 +116,10 @@ class CallAccess:
         if call.denied:
             return  # recorded already
         if call.invalid_name and self._context.broker.authorizer is not None:
-            _audit(self._context, call, "invalid", call.invalid_name)  # also of a call that only reads
+            _audit(self._context, call, "invalid", call.invalid_name)  # even for a call that only reads
             return
         if status == HTTPStatus.TEMPORARY_REDIRECT or not call.is_audited:
-            return  # nothing was done here; nothing was changed
+            return  # nothing was done here, or nothing was changed
         failed = status >= HTTPStatus.BAD_REQUEST
         _audit(self._context, call, "failed" if failed else "done", f"status {status}" if failed else "")
 
@@ -131,7 +131,7 @@ def _name_roles(call: Call, headers: Iterable[tuple[bytes, bytes]]) -> None:
             originals.append(value.decode(errors="replace").strip())
         elif name == ACTING_FOR_HEADER:
             call.acting_for = unquote(value.decode("ascii", errors="replace"))
-    # Several headers are one list (RFC 9110 §5.3), which is nobody's role: a proxy that passes on a client's own header is refused.
+    # Several headers form one list (RFC 9110 §5.3), which is not a role: a proxy that forwards a client's own header is refused.
     if (original := ", ".join(filter(None, originals))) and call.principal is not None:
         call.principal = replace(call.principal, original_role=original)
 
@@ -144,7 +144,7 @@ def _audit(context: AdminContext, call: Call, result: Result, detail: str) -> No
 
 
 def guard(context: AdminContext, routes: Iterable[APIRoute]) -> Callable[[Request], Any]:
-    """Return the dependency of all routes that raises AuthorizationError where a call is not allowed."""
+    """Return the dependency of all routes that raises AuthorizationError for a call that is not allowed."""
     readers: dict[tuple[str, str], NounReader | None] = {}
     for route in routes:
         for method in route.methods or ():
@@ -161,7 +161,7 @@ def guard(context: AdminContext, routes: Iterable[APIRoute]) -> Callable[[Reques
             raise _denied(context, call, Decision(False, "the table of permissions has no row for this call (access_table.py)"))
         if call.access.need is Need.NOBODY_IN_PARTICULAR:
             return
-        if (revoked := context.broker.why_revoked(call.principal)) is not None:  # the role that a proxy speaks for
+        if (revoked := context.broker.why_revoked(call.principal)) is not None:  # or the role that a proxy speaks for
             raise _denied(context, call, Decision(False, revoked))
         await _check_peer(context, call)
         if call.is_peer and call.access.by_peers:
@@ -176,7 +176,7 @@ def guard(context: AdminContext, routes: Iterable[APIRoute]) -> Callable[[Reques
 
 
 async def _check_peer(context: AdminContext, call: Call) -> None:
-    """Find out whether the caller is another broker. Raises AuthorizationError where it only claims to be one."""
+    """Set whether the caller is another broker. Raises AuthorizationError if it only claims to be one."""
     authorizer = context.broker.authorizer
     assert authorizer is not None
     decision = await authorizer.judge(call.principal, Need.CLUSTER_PEER)
@@ -192,7 +192,7 @@ def call_of(request: Request) -> Call:
 
 
 def describe_change(request: Request, parts: Iterable[str]) -> None:
-    """Tell the audit log what this call changes, where its path does not say it. For names and actions, never for secrets."""
+    """Note for the audit log what this call changes, where its path does not say it: names and actions, never secrets."""
     listed = list(parts)
     size = count = 0
     for part in listed:
@@ -207,9 +207,9 @@ def describe_change(request: Request, parts: Iterable[str]) -> None:
 async def require(
     context: AdminContext, request: Request, need: Need, noun: PathNoun | None = None, *, subscription: str | None = None
 ) -> None:
-    """Raise an error, and record it, where the caller lacks what is needed on a tenant, a namespace or a topic.
+    """Raise an error, and record it, if the caller lacks the permission on a tenant, a namespace or a topic.
 
-    Raises AuthorizationError, PermissionsOutOfDateError, and MetadataError where permissions cannot be read.
+    Raises AuthorizationError, PermissionsOutOfDateError; MetadataError if permissions cannot be read.
     """
     call = call_of(request)
     if context.broker.authorizer is None or (call.is_peer and call.access is not None and call.access.by_peers):
@@ -220,18 +220,18 @@ async def require(
 
 
 async def may(context: AdminContext, request: Request, need: Need, noun: PathNoun | None = None) -> bool:
-    """Return whether the caller has what is needed, for answers that leave out what it may not see."""
+    """Return whether the caller has the permission, for answers that omit what it may not see."""
     if context.broker.authorizer is None:
         return True
     return (await _decide(context, call_of(request).principal, need, noun, None, is_request=False)).allowed
 
 
 def administered_tenants(context: AdminContext, request: Request, tenants: Mapping[str, TenantRecord]) -> list[str]:
-    """Return those of the tenants that the caller administers: all of them for a super-user."""
+    """Return the tenants that the caller administers: all of them for a super-user."""
     authorizer, principal = context.broker.authorizer, call_of(request).principal
     if authorizer is None or not authorizer.enforced:
         return list(tenants)
-    # Decided by the records that were just read: asking the authorizer would make it watch every tenant.
+    # Decided by the records just read: asking the authorizer would make it watch every tenant.
     return [
         tenant
         for tenant, record in tenants.items()
@@ -246,7 +246,7 @@ async def visible_topics(
     topics: Sequence[TopicName],
     need: Need = Need.PRODUCE_OR_CONSUME,
 ) -> list[TopicName]:
-    """Return those of the namespace's topics that the caller may use."""
+    """Return the topics of the namespace that the caller may use."""
     if await may(context, request, need, namespace):
         return list(topics)
     found: list[TopicName] = []

@@ -24,15 +24,15 @@ _SUB = f"{_T}/subscription/{{sub}}"
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """A row: what a call needs, and what else is to be known of it."""
+    """A row: the need of a call, and how it is checked and audited."""
 
     need: Need
     by_peers: bool = False
-    """Whether other brokers make this call as well, for a part that this broker serves."""
+    """Whether other brokers also make this call, for a part that this broker serves."""
     in_handler: bool = False
-    """Whether the handler itself asks for more, since only it knows what the call is about."""
+    """Whether the handler makes further checks, as only it knows what the call is about."""
     audited: bool | None = None
-    """Whether the audit log has a line for a call that is allowed. None: for each but GET, since it changes something."""
+    """Whether an allowed call is written to the audit log. None: every call but GET, as it changes something."""
 
 
 Row = tuple[str, str, Access]
@@ -113,8 +113,8 @@ def _rows() -> Iterator[Row]:
         yield "GET", f"{topic}/permissions", _ADMIN
         yield from _each("POST DELETE", _ADMIN, f"{topic}/permissions/{{role}}")
     for path in ("grantPermissionsOnTopics", "revokePermissionsOnTopics"):
-        yield "POST", f"/admin/v2/namespaces/{path}", _IN_HANDLER  # of each topic in the body: the administrator of its tenant
-    yield "GET", "/cepheid/v1/permissions/why", _IN_HANDLER  # of another role: the administrator of the topic's tenant
+        yield "POST", f"/admin/v2/namespaces/{path}", _IN_HANDLER  # needs the tenant administrator of each topic in the body
+    yield "GET", "/cepheid/v1/permissions/why", _IN_HANDLER  # about another role: needs the administrator of the topic's tenant
 
     # Policies
     yield from _policy_rows()
@@ -123,7 +123,7 @@ def _rows() -> Iterator[Row]:
         yield from _each("POST DELETE", _ADMIN, f"{prefix}/backlogQuota")
         yield from _each("GET POST", _ADMIN, f"{prefix}/replication")
     yield "DELETE", f"{_T}/replication", _ADMIN
-    # Numbers of the offload policy, which is for super-users (see _policy_rows).
+    # Values of the offload policy, which only super-users may set (see _policy_rows).
     yield from _each("GET", _ADMIN, f"{_N}/offloadThreshold", f"{_N}/offloadThresholdInSeconds", f"{_N}/offloadDeletionLagMs")
     yield from _each("PUT", _SUPER, f"{_N}/offloadThreshold", f"{_N}/offloadThresholdInSeconds")
     yield from _each("PUT DELETE", _SUPER, f"{_N}/offloadDeletionLagMs")
@@ -202,7 +202,7 @@ def _rows() -> Iterator[Row]:
         "revocations",
     ):
         yield "GET", f"/cepheid/v1/{path}", _SUPER
-    yield "GET", "/cepheid/v1/metadata/backup", Access(Need.SUPER_USER, audited=True)  # it holds the keys of all ledgers
+    yield "GET", "/cepheid/v1/metadata/backup", Access(Need.SUPER_USER, audited=True)  # it contains the keys of all ledgers
     for path in (
         "ledgers/{ledger}/undelete",
         "ledgers/{ledger}/purge",
@@ -222,9 +222,9 @@ def _rows() -> Iterator[Row]:
 
 
 def _policy_rows() -> Iterator[Row]:
-    """The routes that are made from tables: a policy is read and set by the tenant's administrator.
+    """Yield the rows of routes made from tables: a policy is read and set by the tenant's administrator.
 
-    Where a ledger is offloaded to is for super-users: the broker writes there with its own credentials, or on its own machine.
+    Only super-users may set where ledgers are offloaded: the broker writes there with its own credentials, or on its own machine.
     """
     for kind in POLICIES:
         write = _SUPER if kind.field == "offload" else _ADMIN
@@ -258,7 +258,7 @@ def _table() -> Mapping[tuple[str, str], Access]:
 
 
 ACCESS: Mapping[tuple[str, str], Access] = _table()
-"""By method and path template."""
+"""Access by method and path template."""
 
 
 _AUDITED = frozenset(
@@ -269,7 +269,7 @@ _AUDITED = frozenset(
 
 
 def audited_path(method: str, path: str) -> str:
-    """Return a path as it was sent, for logs: without what may be a secret, and without all that is not of a call in the table."""
+    """Return a path for logs, without values that may be secret; a path outside of the table is cut."""
     segments = path.rstrip("/").split("/")
     for template in _TEMPLATES.get((method, len(segments)), ()):
         if all(wanted == got or wanted.startswith("{") for wanted, got in zip(template, segments, strict=True)):
@@ -279,7 +279,7 @@ def audited_path(method: str, path: str) -> str:
 
 
 def _templates() -> Mapping[tuple[str, int], list[list[str]]]:
-    """By method and number of segments; those with more fixed segments first, which a path belongs to rather."""
+    """Return templates by method and number of segments, those with more fixed segments first, as they match more closely."""
     found: dict[tuple[str, int], list[list[str]]] = {}
     for method, path in ACCESS:
         template = path.split("/")

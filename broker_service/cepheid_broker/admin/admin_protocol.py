@@ -29,19 +29,19 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 MAX_HEAD_BYTES = 64 << 10
-"""Request line and headers. The longest names in a path have some kilobytes."""
+"""Limit of request line and headers. The longest names in a path have some kilobytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProtocolFactory:
-    """Make the protocol of each new connection; uvicorn calls it in the place of its own class."""
+    """Makes the protocol of each new connection; uvicorn calls it instead of its own class."""
 
     settings: AdminSettings
     limits: ConnectionLimits[AdminProtocol] = field()
     on_tls: Callable[[str], None] = field(default=lambda _address: None)
-    """Receives the address of a client that spoke TLS to the port without it."""
+    """Called with the address of a client that spoke TLS to the port without TLS."""
     on_refused: Callable[[str, str], None] = field(default=lambda _peer, _reason: None)
-    """Receives address and reason of each request that is refused before the application sees it."""
+    """Called with address and reason for each request that is refused before the application sees it."""
 
     def __call__(
         self,
@@ -54,7 +54,7 @@ class ProtocolFactory:
 
 
 class AdminProtocol(HttpToolsProtocol):
-    """See the module for its timers."""
+    """An HTTP connection with the timers described in the module."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class AdminProtocol(HttpToolsProtocol):
         return self.cycle is None or self.cycle.response_complete
 
     def _wait(self, timeout_s: float) -> None:
-        """Limit the time until the next step of the client."""
+        """Limit the time until the client's next step."""
         self._stop_waiting()
         self._waiting = self.loop.call_later(timeout_s, self._on_timeout)
 
@@ -154,7 +154,7 @@ class AdminProtocol(HttpToolsProtocol):
             self._waiting = None
 
     def _watch_writes(self) -> None:
-        """Limit the time in which the client reads what is written."""
+        """Limit the time in which the client must read what was written."""
         self._stop_watching_writes()
         self._writing = self.loop.call_later(self._settings.transfer_timeout_s, self._on_unread)
 
@@ -165,7 +165,7 @@ class AdminProtocol(HttpToolsProtocol):
 
     def _on_timeout(self) -> None:
         self._waiting = None
-        if self.flow.read_paused:  # the client may have sent it: an earlier request is still at work
+        if self.flow.read_paused:  # the client may have sent it: an earlier request is still being handled
             self._wait(self._settings.transfer_timeout_s)
         elif self._in_head:
             self._limits.timed_out += 1
@@ -181,7 +181,7 @@ class AdminProtocol(HttpToolsProtocol):
             self._close()
 
     def _close(self) -> None:
-        """Close the connection when the client has read the answer, and in any case after some time."""
+        """Close the connection once the client has read the answer, or after some time."""
         if not self.transport.is_closing():
             self.transport.close()
             self._watch_writes()
@@ -192,7 +192,7 @@ class AdminProtocol(HttpToolsProtocol):
         self.transport.abort()
 
     def _refuse(self, status: HTTPStatus, reason: str) -> None:
-        """Answer before the application can, and close the connection."""
+        """Answer instead of the application, and close the connection."""
         if self.transport.is_closing():
             return
         self._factory.on_refused(host_port(*self.client) if self.client else "", reason)
@@ -215,7 +215,7 @@ class WithCertificate:
 
 
 class ProbesOnly:
-    """What a connection above the limits gets: probes are answered as to strangers, everything else is 503."""
+    """The application for a connection above the limits: probes are answered without credentials, all else gets 503."""
 
     def __init__(self, app: ASGIApp, reason: str) -> None:
         self._app = app
@@ -231,6 +231,6 @@ class ProbesOnly:
                 message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
             await send(message)
 
-        # Nobody makes this broker check passwords on more connections than the limits allow.
+        # Without credentials, so that passwords are checked on no more connections than the limits allow.
         headers = [header for header in scope["headers"] if header[0] != b"authorization"]
         await self._app({**scope, "headers": headers}, receive, send_and_close)

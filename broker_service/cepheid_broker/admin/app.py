@@ -1,4 +1,4 @@
-"""The ASGI application: routers over the broker and its records, and refusals in the shape that clients read.
+"""The ASGI application: routers over the broker and its records, and refusals in the format that clients read.
 
 A path of Pulsar's API that is not served answers 501 with a text, never a wrong success.
 """
@@ -73,7 +73,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ROUTERS = (
-    # A path is compared with one route after the other: first what is asked most, last the hundred routes of policies.
+    # Routes are matched in this order: the most frequent first, the hundred routes of policies last.
     health,
     metrics,
     stats,
@@ -167,7 +167,7 @@ async def _refused(request: Request, error: Exception) -> JSONResponse:
 
 
 def _elsewhere(request: Request, error: NotOwnerError, admin_url: str) -> JSONResponse:
-    """The same call at the owner: clients keep method and body (docs/reference/behaviours.md §2). Nothing was done here."""
+    """Redirect to the owner: clients keep method and body (docs/reference/behaviours.md §2). Nothing was done here."""
     query = request.scope["query_string"].decode("ascii", errors="replace")
     target = f"{admin_url}{request.scope['path']}{'?' if query else ''}{query}"
     return JSONResponse({"reason": str(error)}, status_code=HTTPStatus.TEMPORARY_REDIRECT, headers={"Location": target})
@@ -180,7 +180,7 @@ async def _invalid(_request: Request, error: Exception) -> JSONResponse:
 
 
 async def _broken_off(_request: Request, _error: Exception) -> Response:
-    """The client left, or was too slow, before its body was complete: nothing was done, and no answer reaches it."""
+    """Answer a client that left, or was too slow, before its body was complete: nothing was done, and no answer reaches it."""
     return Response(status_code=HTTPStatus.BAD_REQUEST)
 
 

@@ -21,7 +21,7 @@ NO_CONTENT = 204
 QuotaType = Literal["destination_storage", "message_age"]
 FIELDS: Mapping[QuotaType, str] = {"destination_storage": "size_quota", "message_age": "age_quota"}
 OTHER_LIMITS_SINCE = 3
-"""Storage format of the cluster from which records keep the limit of the other type."""
+"""Storage format of the cluster since which records keep the limit of the other type."""
 _OTHER_LIMITS: Mapping[QuotaType, str] = {"destination_storage": "size_quota_time_s", "message_age": "age_quota_size_bytes"}
 
 _body = json_body(BacklogQuotaBody)
@@ -47,7 +47,7 @@ async def quota_fields(store: MetadataStore, kind: QuotaType, body: BacklogQuota
 
 
 def quotas_json(record: NamespaceRecord | TopicRecord) -> dict[str, Any]:
-    """By type, as far as they are set."""
+    """Return the quotas that are set, by type."""
     found = {kind: getattr(record, field) for kind, field in FIELDS.items()}
     return {
         kind: quota_json(policy, of_age=kind == "message_age", other=getattr(record, _OTHER_LIMITS[kind]))
@@ -68,7 +68,7 @@ def _routes(context: AdminContext, prefix: str, level: Level) -> APIRouter:
 
     @router.get("/backlogQuotaMap")
     async def read(noun: Any = level.noun, is_global: bool = level.is_global, applied: bool = False) -> dict[str, Any]:
-        """By type; `{}` when none is set"""
+        """Return quotas by type; `{}` if none is set"""
         found = {} if is_global else quotas_json(await level.record(noun))
         return {**_quotas_in_force(await level.in_force(noun)), **found} if applied and not is_global else found
 
@@ -81,7 +81,7 @@ def _routes(context: AdminContext, prefix: str, level: Level) -> APIRouter:
         kind: QuotaType = _type,
         body: BacklogQuotaBody = _body,
     ) -> None:
-        """One quota limits size or age; the limit of the other kind is shown and has no effect. 412 unless retention is larger"""
+        """Set one quota, of size or age; the limit of the other type is shown without effect. 412 unless retention is larger"""
         refuse_global(is_global)
         await level.change(noun, await quota_fields(context.store, kind, body))
 

@@ -1,4 +1,4 @@
-"""Storage nodes, as metadata knows them. A bookie's rack is its own setting, so it is shown here and not set."""
+"""Bookies from metadata. A bookie's rack is its own setting, so it is shown here but cannot be set."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ def bookies(context: AdminContext) -> APIRouter:
 
     @router.get("/all")
     async def list_bookies() -> dict[str, Any]:
-        """Registered ones, and those that are down"""
+        """Return registered bookies, and those that are down"""
         parents = (keys.BOOKIE_COOKIES_KEY, keys.AVAILABLE_BOOKIES_KEY, keys.READONLY_BOOKIES_KEY)
         names = sorted({name for parent in parents for name in await list_names(context.store, parent)})
         return {"bookies": [{"bookieId": name} for name in names]}
 
     @router.get("/racks-info")
     async def list_racks() -> dict[str, Any]:
-        """Bookies that run and say where, in the one group `default`; `hostname` is that of their gRPC address"""
+        """Return running bookies that have a rack, in the one group `default`; `hostname` is that of their gRPC address"""
         racks = await _racks(context)
         return {_GROUP: racks} if racks else {}
 
     @router.get("/racks-info/{bookie}")
     async def rack_of(bookie: str) -> dict[str, Any]:
-        """404 as well for a bookie that does not run now"""
+        """Return a bookie's rack; 404 also for a bookie that does not run now"""
         racks, name = await _racks(context), decode_once(bookie)
         if name not in racks:
             raise NotFoundError(f"Bookie {name[:200]!r} is not registered with a rack; start it with --rack region/rack")
@@ -43,11 +43,11 @@ def bookies(context: AdminContext) -> APIRouter:
 
 
 _ADDRESSES = ("grpc", "grpc+tls", "http", "https")
-"""By which address of a bookie its host is shown: the first of these that it has."""
+"""Kinds of a bookie's address whose host is shown: the first that it has."""
 
 
 async def _racks(context: AdminContext) -> dict[str, dict[str, str]]:
-    """Where bookies run, by id, as their registrations say."""
+    """Return the racks and hosts of running bookies by id, from their registrations."""
     racks: dict[str, dict[str, str]] = {}
     for parent_key, records in (
         (keys.READONLY_BOOKIES_KEY, readonly_bookies(context.store)),

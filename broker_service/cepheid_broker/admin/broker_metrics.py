@@ -1,6 +1,6 @@
-"""Metrics of the broker and of what it is built on: topics, tail cache, ledger client.
+"""Metrics of the broker and the layers below it: topics, tail cache, ledger client.
 
-Topics are summed up by namespace: a label per topic would make ten thousand series of each name.
+Topics are summed by namespace: with a label per topic, each name would have ten thousand series.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ def broker_families(broker: Broker) -> Iterator[Family]:
         yield counter(f"cepheid_broker_{way}_messages_total", f"Messages {way}.", traffic.messages)
         yield counter(f"cepheid_broker_{way}_bytes_total", f"Bytes of entries {way}.", traffic.size_bytes)
     yield counter(
-        "cepheid_broker_repeated_entries_total", "Entries sent again and not stored again: deduplication.", figures.repeated_entries
+        "cepheid_broker_repeated_entries_total", "Entries sent again that deduplication did not store.", figures.repeated_entries
     )
-    yield gauge("cepheid_broker_publish_buffer_bytes", "Bytes published and not answered yet.", figures.publish_buffer_bytes)
+    yield gauge("cepheid_broker_publish_buffer_bytes", "Bytes published and not yet answered.", figures.publish_buffer_bytes)
     yield counter(
         "cepheid_broker_publish_pauses_total",
-        "Times that reading from producers stopped: the buffer was full.",
+        "Times that reading from producers stopped as the publish buffer was full.",
         figures.publish_pauses,
     )
-    yield gauge("cepheid_broker_read_ahead_bytes", "Bytes read for consumers and not sent yet.", figures.read_ahead_bytes)
+    yield gauge("cepheid_broker_read_ahead_bytes", "Bytes read for consumers and not yet sent.", figures.read_ahead_bytes)
     yield gauge(
         "cepheid_broker_subscriptions_unreadable",
         "Subscriptions that wait for an entry that has no valid copy on any bookie.",
@@ -74,30 +74,28 @@ def broker_families(broker: Broker) -> Iterator[Family]:
     yield counter("cepheid_broker_schemas_registered_total", "Versions of schemas added.", broker.schemas.registered)
     yield counter(
         "cepheid_broker_schemas_refused_total",
-        "Schemas that were malformed or incompatible, and clients without one where one is needed.",
+        "Malformed or incompatible schemas, and clients refused for having none.",
         broker.schemas.refused,
     )
-    yield gauge("cepheid_broker_leases", "Subscriptions with an end by which Spark keeps what it reads.", broker.leases.leases)
-    yield counter("cepheid_broker_leases_expired_total", "Those that were dropped when their time was over.", broker.leases.expired)
-    yield gauge("cepheid_broker_requests_running", "Requests and other tasks under way.", figures.requests_running)
+    yield gauge("cepheid_broker_leases", "Leases: expiring subscriptions that retain what Spark reads.", broker.leases.leases)
+    yield counter("cepheid_broker_leases_expired_total", "Spark leases dropped after they expired.", broker.leases.expired)
+    yield gauge("cepheid_broker_requests_running", "Requests and other tasks in progress.", figures.requests_running)
 
 
 def ownership_families(broker: Broker) -> Iterator[Family]:
-    """Of one broker among others."""
+    """Yield the metrics of a broker that shares topics with others."""
     if (figures := broker.ownership.statistics()) is None:
         return
-    yield gauge("cepheid_broker_brokers_known", "Brokers that are registered, this one too.", figures.brokers)
+    yield gauge("cepheid_broker_brokers_known", "Registered brokers, including this one.", figures.brokers)
     yield gauge("cepheid_broker_bundles_owned", "Bundles whose topics this broker serves.", figures.bundles_owned)
-    yield counter("cepheid_broker_bundles_acquired_total", "Bundles that this broker took.", figures.bundles_acquired)
+    yield counter("cepheid_broker_bundles_acquired_total", "Bundles that this broker acquired.", figures.bundles_acquired)
     yield counter(
         "cepheid_broker_bundles_lost_total",
-        "Bundles that went without being released: a session that ended, or another broker.",
+        "Bundles lost without a release, to an expired session or another broker.",
         figures.bundles_lost,
     )
-    yield counter(
-        "cepheid_broker_bundles_released_total", "Bundles that this broker gave up in good order.", figures.bundles_released
-    )
-    yield counter("cepheid_broker_sessions_lost_total", "Sessions with the metadata store that ended.", figures.sessions_lost)
+    yield counter("cepheid_broker_bundles_released_total", "Bundles that this broker released in order.", figures.bundles_released)
+    yield counter("cepheid_broker_sessions_lost_total", "Sessions with the metadata store that expired.", figures.sessions_lost)
     yield counter(
         "cepheid_broker_topics_moved_total",
         "Open topics that this broker handed over to others, with their clients.",
@@ -110,19 +108,19 @@ def ownership_families(broker: Broker) -> Iterator[Family]:
     )
     yield gauge(
         "cepheid_broker_lookups_waiting",
-        "Lookups that wait now until their bundle has an owner that can be reached.",
+        "Lookups now waiting for a reachable owner of their bundle.",
         figures.lookups_waiting,
     )
     yield counter("cepheid_broker_lookups_waited_total", "Lookups that waited for an owner.", figures.lookups_waited)
     yield gauge("cepheid_broker_peers_heard", "Other brokers that answer this one's PINGs.", figures.peers_heard)
     yield counter(
         "cepheid_broker_peers_challenged_total",
-        "Challenges that this broker gave to brokers that it did not hear.",
+        "Challenges sent to brokers that did not answer PINGs.",
         figures.peers_challenged,
     )
-    yield counter("cepheid_broker_peers_gone_total", "Challenges that were not answered.", figures.peers_gone)
+    yield counter("cepheid_broker_peers_gone_total", "Challenges that other brokers did not answer.", figures.peers_gone)
     yield counter("cepheid_broker_peer_calls_total", "Admin calls made to other brokers.", broker.peers.made)
-    yield counter("cepheid_broker_peer_calls_failed_total", "Those that were refused or not answered.", broker.peers.failed)
+    yield counter("cepheid_broker_peer_calls_failed_total", "Admin calls to other brokers that failed.", broker.peers.failed)
     if (balancer := broker.balancer) is not None:
         yield gauge("cepheid_broker_balance_leader", "1: this broker balances the load of the cluster.", balancer.is_leader)
         yield counter("cepheid_broker_balance_moves_total", "Bundles that this broker had moved as the leader.", balancer.moves)
@@ -165,14 +163,14 @@ def audit_families(audit: AuditFigures) -> Iterator[Family]:
 
 def tail_cache_families(cache: TailCacheStatistics) -> Iterator[Family]:
     yield gauge("cepheid_broker_tail_cache_bytes", "Bytes of recent entries in memory.", cache.used_bytes)
-    yield gauge("cepheid_broker_tail_cache_limit_bytes", "Bytes that they may take.", cache.limit_bytes)
-    yield gauge("cepheid_broker_tail_cache_groups", "Groups of entries in it.", cache.groups)
-    yield counter("cepheid_broker_tail_cache_hits_total", "Reads answered from it.", cache.hits)
-    yield counter("cepheid_broker_tail_cache_misses_total", "Reads that went to bookies.", cache.misses)
+    yield gauge("cepheid_broker_tail_cache_limit_bytes", "Configured limit of the tail cache in bytes.", cache.limit_bytes)
+    yield gauge("cepheid_broker_tail_cache_groups", "Groups of entries in the tail cache.", cache.groups)
+    yield counter("cepheid_broker_tail_cache_hits_total", "Reads answered from the tail cache.", cache.hits)
+    yield counter("cepheid_broker_tail_cache_misses_total", "Reads that the tail cache could not answer.", cache.misses)
     yield Family(
         "cepheid_broker_tail_cache_evicted_groups_total",
         "counter",
-        "Groups that had to go, by reason: too many bytes, or too old.",
+        "Groups evicted from the tail cache, by reason: size or age.",
         (Sample(cache.evicted_by_size, {"reason": "size"}), Sample(cache.evicted_by_age, {"reason": "age"})),
     )
 
@@ -235,12 +233,12 @@ def offload_families(broker: Broker) -> Iterator[Family]:
 
 
 def closed_topic_families(broker: Broker) -> Iterator[Family]:
-    """Topics that no client has open, and that have ledgers to offload or to trim, or expired messages."""
+    """Yield metrics of topics that no client has open and that have ledgers to offload or trim, or expired messages."""
     figures = broker.closed_topics.figures()
     yield counter("cepheid_closed_topic_passes_total", "Passes over closed topics that were completed.", figures.passes)
     yield gauge("cepheid_closed_topics_waiting", "Closed topics with work due, as of the last pass.", figures.waiting)
     yield counter("cepheid_closed_topics_opened_total", "Closed topics that were opened for work that was due.", figures.opened)
-    yield counter("cepheid_closed_topics_failed_total", "Those whose work failed or was not finished.", figures.failed)
+    yield counter("cepheid_closed_topics_failed_total", "Closed topics whose work failed or was not finished.", figures.failed)
 
 
 def ledger_client_families(channels: Mapping[str, ChannelStatistics]) -> Iterator[Family]:
@@ -262,7 +260,7 @@ def ledger_client_families(channels: Mapping[str, ChannelStatistics]) -> Iterato
             bookie=bookie,
         )
         yield counter(
-            "cepheid_ledger_channel_lanes_failed_total", "Ledgers that gave a bookie up.", channel.lanes_failed, bookie=bookie
+            "cepheid_ledger_channel_lanes_failed_total", "Ledgers that gave up a bookie.", channel.lanes_failed, bookie=bookie
         )
 
 
@@ -270,13 +268,13 @@ def ensemble_change_families(changes: EnsembleChangeStatistics) -> Iterator[Fami
     yield counter("cepheid_ledger_ensemble_changes_total", "Open ledgers whose failed bookies were replaced.", changes.changed)
     yield counter(
         "cepheid_ledger_ensemble_changes_put_off_total",
-        "Changes for which there was no spare bookie, or no metadata; they are tried again.",
+        "Ensemble changes retried for lack of a spare bookie or of metadata.",
         changes.refused,
     )
-    yield gauge("cepheid_ledger_newcomer_kept_bytes", "Confirmed bytes that wait for newcomers to ensembles.", changes.kept_bytes)
+    yield gauge("cepheid_ledger_newcomer_kept_bytes", "Confirmed bytes that wait for new bookies of ensembles.", changes.kept_bytes)
     yield counter(
         "cepheid_ledger_newcomer_overflows_total",
-        "Newcomers that were let go because too much waited for them.",
+        "New bookies of ensembles given up because too many bytes waited for them.",
         changes.kept_overflows,
     )
 
@@ -290,7 +288,7 @@ def bookie_state_families(bookies: BookieStates) -> Iterator[Family]:
 def under_replicated_families(ledgers: UnderReplicatedFigures) -> Iterator[Family]:
     yield gauge(
         "cepheid_ledger_under_replicated",
-        "Ledgers of open topics that name a bookie which is not registered, or go on without one until there is a spare.",
+        "Ledgers of open topics that lack a registered bookie in their ensemble.",
         ledgers.ledgers,
     )
     yield gauge(

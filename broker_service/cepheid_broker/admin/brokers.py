@@ -1,6 +1,6 @@
-"""What a broker says of itself and of its neighbours, and its settings.
+"""Brokers in the API: what a broker knows of itself and of others, and its settings.
 
-The API names a broker by the address of its admin API, which is what tools go on to call.
+The API names a broker by the address of its admin API, which tools then call.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ NO_CONTENT = 204
 
 
 def brokers(context: AdminContext) -> APIRouter:
-    """The routes with fixed names come first: `{cluster}` would take them."""
+    """Return the routes; those with fixed names come first, as `{cluster}` would take them."""
     router = APIRouter(prefix="/admin/v2/brokers")
     release = version("cepheid")
 
@@ -52,35 +52,35 @@ def brokers(context: AdminContext) -> APIRouter:
 
     @router.get("/version")
     async def get_version() -> PlainTextResponse:
-        """Bare text"""
+        """Return the version as plain text"""
         return PlainTextResponse(release)
 
     @router.get("/leaderBroker")
     async def leader(request: Request) -> dict[str, str]:
-        """The broker that balances the load; while none is elected, the first by id"""
+        """Return the broker that balances the load; while none is elected, the first by id"""
         name = await _leader_of(context) or brokers_of(context, request)[0]
         return {"brokerId": name, "serviceUrl": _url_of_broker(context, request, name)}
 
     @router.get("/configuration")
     async def changeable_settings() -> list[str]:
-        """Settings that can be changed while brokers run: those of load balancing; in `cepheid standalone` none"""
+        """Return the settings that can be changed while brokers run: those of load balancing; in `cepheid standalone` none"""
         return _dynamic(context)
 
     @router.get("/configuration/values")
     async def changed_settings() -> dict[str, str]:
-        """Those that were changed, with their values; they hold for all brokers"""
+        """Return the changed settings with their values, which apply to all brokers"""
         found = await dynamic_settings(context.store).get(None)
         return {} if found is None else dict(found.record.values)
 
     @router.get("/configuration/runtime")
     async def runtime_settings() -> dict[str, str]:
-        """Every setting of this broker with its value, by our names"""
+        """Return every setting of this broker with its value, by Cepheid's names"""
         found = await dynamic_settings(context.store).get(None)
         return {**dict(_flat("", context.broker.settings)), **({} if found is None else found.record.values)}
 
     @router.post("/configuration/{configName}/{configValue}", status_code=NO_CONTENT)
     async def change_setting(configName: str, configValue: str) -> None:
-        """Changes it for all brokers, until it is reset. 412 for a setting that needs a restart, and for a bad value"""
+        """Change a setting for all brokers, until it is reset. 412 if it needs a restart, or for a bad value"""
         name, value = decode_once(configName), decode_once(configValue)
         if name not in _dynamic(context):
             raise _not_dynamic(context, name)
@@ -92,7 +92,7 @@ def brokers(context: AdminContext) -> APIRouter:
 
     @router.delete("/configuration/{configName}", status_code=NO_CONTENT)
     async def reset_setting(configName: str) -> None:
-        """Back to what each broker was started with"""
+        """Reset a setting to the value that each broker was started with"""
         name = decode_once(configName)
         if name not in _dynamic(context):
             raise _not_dynamic(context, name)
@@ -100,13 +100,13 @@ def brokers(context: AdminContext) -> APIRouter:
 
     @router.get("/internal-configuration")
     async def internal_configuration() -> dict[str, str]:
-        """Where metadata is kept"""
+        """Return where metadata is kept"""
         store = type(context.store).__name__
         return {"metadataStoreUrl": store, "configurationMetadataStoreUrl": store}
 
     @router.get("/backlog-quota-check", status_code=NO_CONTENT)
     async def check_backlogs() -> None:
-        """Looks at the backlogs of all open topics now; this happens every `backlog_check_s` anyway"""
+        """Check the backlogs of all open topics now; this also happens every `backlog_check_s`"""
         await context.broker.backlog_checks.check_all()
 
     @router.get("/{cluster}")
@@ -116,7 +116,7 @@ def brokers(context: AdminContext) -> APIRouter:
 
     @router.get("/{cluster}/{broker}/ownedNamespaces", response_model=dict[str, dict[str, Any]])
     async def owned(cluster: ClusterPath, broker: str, request: Request) -> Any:
-        """Bundles that it serves now; of another broker: 307 to it"""
+        """Return the bundles that a broker serves now; another broker is reached by a 307 redirect"""
         await context.require_cluster(cluster)
         name = decode_once(broker)
         if cluster != context.cluster or name not in brokers_of(context, request):
@@ -137,7 +137,7 @@ def brokers(context: AdminContext) -> APIRouter:
 
 
 async def _leader_of(context: AdminContext) -> str | None:
-    """Return the name of the elected leader; None: there is none, or it has no admin API."""
+    """Return the name of the elected leader; None if there is none, or it has no admin API."""
     found = await leader_record(context.store).get(None)
     addresses = {} if found is None else context.broker.ownership.brokers.get(found.record.broker_id, {})
     return _name_of(addresses)
@@ -153,7 +153,7 @@ def _assignment(rules: IsolationRules, bundle: str, names: tuple[str, ...]) -> d
 
 
 async def _change_dynamic(context: AdminContext, change: Callable[[dict[str, str]], dict[str, str]]) -> None:
-    """Raises ConflictError when many change them at the same time."""
+    """Change dynamic settings. Raises ConflictError after too many concurrent changes."""
     records = dynamic_settings(context.store)
     for _ in range(TRIES):
         found = await records.get(None)
@@ -169,18 +169,18 @@ async def _change_dynamic(context: AdminContext, change: Callable[[dict[str, str
 
 
 def brokers_of(context: AdminContext, request: Request) -> list[str]:
-    """Sorted by their ids, the first is the leader."""
+    """Return the names of all brokers, sorted by their ids."""
     registered = [name for addresses in context.broker.ownership.brokers.values() if (name := _name_of(addresses)) is not None]
     return registered or [broker_id(context, request)]
 
 
 def _name_of(addresses: Mapping[str, str]) -> str | None:
-    """Return the address that names a broker in the API: without TLS if that port is open. None: it has no admin API."""
+    """Return the address that names a broker in the API, without TLS if that port is open; None if it has no admin API."""
     return addresses.get("http") or addresses.get("https")
 
 
 def _url_of_broker(context: AdminContext, request: Request, name: str) -> str:
-    """Return where a caller reaches the broker with this name: over TLS if it uses TLS here, and the broker has it."""
+    """Return where a caller reaches the broker with this name: with TLS if it uses TLS here, and the broker has it."""
     over_tls = request.scope["scheme"] == "https"
     for broker, addresses in context.broker.ownership.brokers.items():
         url = There(broker, addresses).admin_url(over_tls=over_tls)
@@ -223,7 +223,7 @@ def _flat(prefix: str, settings: BaseModel) -> Iterator[tuple[str, str]]:
 
 
 def _shown(text: str) -> str:
-    """Without what may be a secret: a `data:` URL holds the key itself."""
+    """Return the text without what may be a secret: a `data:` URL contains the key itself."""
     return re.sub(r"data:[^\"]*", "data:…", text)
 
 

@@ -1,4 +1,4 @@
-"""Calls on a whole namespace: each bundle's owner does its bundle (part_calls.py has the same for partitions)."""
+"""Calls on a whole namespace: each bundle's owner handles its bundle (part_calls.py does so for partitions)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def on_bundles(
     method: str = "POST",
     tolerate: Collection[HTTPStatus] = (),
 ) -> None:
-    """`local` for bundles of this broker, the call `below` on the bundle for the others. Raises what they raise."""
+    """Call `local` for bundles of this broker, and `below` on the bundle at its owner for the others. Raises their errors."""
     ownership = context.broker.ownership
     turns = asyncio.Semaphore(AT_ONCE)
 
@@ -52,7 +52,7 @@ async def on_bundles(
 
 
 async def unload_all(context: AdminContext, namespace: NamespaceName) -> None:
-    """Every bundle that somebody serves. Raises as `on_bundles`."""
+    """Unload every bundle that has an owner. Raises as `on_bundles`."""
     ownership = context.broker.ownership
     turns = asyncio.Semaphore(AT_ONCE)
 
@@ -75,16 +75,16 @@ def bundle_path(bundle: Bundle) -> str:
 
 
 async def require_bundle(context: AdminContext, namespace: NamespaceName, name: str) -> Bundle:
-    """Raises PreconditionError when `name` is none of the namespace's."""
+    """Return the bundle of this name. Raises PreconditionError if the namespace has none."""
     bundles = bundles_of(namespace, division_of((await context.require_namespace(namespace)).record))
     if (found := next((bundle for bundle in bundles if bundle.range == name), None)) is None:
         starts = ", ".join(bundle.range.partition("_")[0] for bundle in bundles)
-        raise PreconditionError(f"{name[:200]!r} is no bundle of {namespace}: they start at {starts}", namespace=str(namespace))
+        raise PreconditionError(f"{name[:200]!r} is not a bundle of {namespace}: they start at {starts}", namespace=str(namespace))
     return found
 
 
 async def require_owner(context: AdminContext, bundle: Bundle) -> None:
-    """Raises NotOwnerError: another broker serves it (app.py)."""
+    """Raise NotOwnerError if another broker serves the bundle (app.py)."""
     location = await context.broker.ownership.locate_bundle(bundle)
     if isinstance(location, There):
         raise NotOwnerError(f"bundle {bundle} is served by broker {location.broker_id}", location, bundle=str(bundle))

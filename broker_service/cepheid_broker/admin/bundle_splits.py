@@ -1,4 +1,4 @@
-"""Bundles of a namespace that are split, and the hashes of the topics in them."""
+"""Splitting the bundles of a namespace, and the hashes of their topics."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def bundle_splits(context: AdminContext) -> APIRouter:
         unload: bool = False,
         splitAlgorithmName: str = ALGORITHMS[0],
     ) -> None:
-        """Cuts it in two while its topics stay open: in the middle, between as many topics, by their load, or at the hashes in the
-        body. `unload`: the parts then go to other brokers"""
+        """Split a bundle while its topics stay open: in the middle, at equal numbers of topics, by load, or at the hashes in the
+        body. `unload`: the parts then move to other brokers"""
         found = await require_bundle(context, namespace, bundle)
         await require_owner(context, found)
         starts = await _starts(context, found, splitAlgorithmName, positions)
@@ -58,7 +58,7 @@ def bundle_splits(context: AdminContext) -> APIRouter:
     async def topic_hash_positions(
         namespace: NamespacePath, bundle: BundlePath, topics: Annotated[list[str] | None, Query()] = None
     ) -> dict[str, Any]:
-        """The hashes of its topics, or of those in `topics`: where it may be split"""
+        """Return the hashes of its topics, or of those in `topics`, between which it can be split"""
         found = await require_bundle(context, namespace, bundle)
         wanted = None if not topics else dict.fromkeys(topics)
         positions = {
@@ -70,9 +70,9 @@ def bundle_splits(context: AdminContext) -> APIRouter:
 
 
 async def _starts(context: AdminContext, bundle: Bundle, algorithm: str, positions: Sequence[int] | None) -> list[int]:
-    """Return where the bundle is to be cut. Raises PreconditionError."""
+    """Return the hashes at which to split the bundle. Raises PreconditionError."""
     if algorithm not in ALGORITHMS:
-        raise PreconditionError(f"splitAlgorithmName {algorithm[:100]!r} is none of {', '.join(ALGORITHMS)}")
+        raise PreconditionError(f"splitAlgorithmName {algorithm[:100]!r} is not one of {', '.join(ALGORITHMS)}")
     if algorithm == "specified_positions_divide":
         if not positions:
             raise PreconditionError(
@@ -100,7 +100,7 @@ async def _topics_of(context: AdminContext, bundle: Bundle) -> Iterable[TopicNam
 
 
 async def _split_alone(context: AdminContext, bundle: Bundle, starts: Sequence[int]) -> list[Bundle]:
-    """Split where there is one broker: no bundle has a record of its own. Raises SplitRefusedError, ConflictError."""
+    """Split a bundle if there is one broker: no bundle has a record of its own. Raises SplitRefusedError, ConflictError."""
     await check_may_split(context.store)
     noun = (bundle.namespace.tenant, bundle.namespace.local_name)
     for _ in range(TRIES):

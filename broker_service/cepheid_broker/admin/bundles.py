@@ -1,4 +1,4 @@
-"""Bundles as the API shows them (docs/reference/shapes.md §2, BundlesData)."""
+"""Bundles in the format of the API (docs/reference/shapes.md §2, BundlesData)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clusters and tenants: records read, created, replaced as a whole (never merged) and deleted."""
+"""Clusters and tenants: records that are read, created, replaced as a whole (never merged) and deleted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NO_CONTENT = 204
 
 
 class ClusterData(BaseModel):
-    """Wire names of the API. What this broker has no use for (proxies, TLS of clients) is accepted and not kept."""
+    """A cluster in the API's names. What this broker does not use (proxies, TLS of clients) is accepted and not kept."""
 
     model_config = ConfigDict(populate_by_name=True, extra="ignore")
 
@@ -31,7 +31,7 @@ class ClusterData(BaseModel):
 
 
 class TenantInfo(BaseModel):
-    """Go's client sends null for an empty list."""
+    """A tenant in the API's names. Go's client sends null for an empty list."""
 
     model_config = ConfigDict(populate_by_name=True, extra="ignore")
 
@@ -57,7 +57,7 @@ def clusters(context: AdminContext) -> APIRouter:
 
     @router.put("/{cluster}", response_class=Response)
     async def create_cluster(cluster: ClusterPath, data: ClusterBody) -> Response:
-        """200, as in Pulsar"""
+        """Create a cluster; answers 200, as in Pulsar"""
         try:
             await context.clusters.create(cluster, _cluster_record(data))
         except KeyExistsError:
@@ -66,7 +66,7 @@ def clusters(context: AdminContext) -> APIRouter:
 
     @router.post("/{cluster}", response_class=Response)
     async def replace_cluster(cluster: ClusterPath, data: ClusterBody) -> Response:
-        """200, as in Pulsar"""
+        """Replace a cluster; answers 200, as in Pulsar"""
         version = (await context.require_cluster(cluster)).version
         await replace_or_conflict(context.clusters.replace(cluster, _cluster_record(data), version))
         return Response()
@@ -88,7 +88,7 @@ def tenants(context: AdminContext) -> APIRouter:
 
     @router.get("")
     async def all_tenants(request: Request) -> list[str]:
-        """All for a super-user; else those that the role administers"""
+        """Return all tenants for a super-user, else those that the role administers"""
         tenants = await list_tenants(context.store)
         if await may(context, request, Need.SUPER_USER):
             return tenants
@@ -111,7 +111,7 @@ def tenants(context: AdminContext) -> APIRouter:
 
     @router.post("/{tenant}", status_code=NO_CONTENT)
     async def replace_tenant(request: Request, tenant: TenantPath, info: TenantBody) -> None:
-        """Replaces, never merges"""
+        """Replace a tenant as a whole, without merging"""
         _describe(request, info)
         version = (await context.require_tenant(tenant)).version
         record = await _tenant_record(context, info)
@@ -125,7 +125,7 @@ def tenants(context: AdminContext) -> APIRouter:
     @router.delete("/{tenant}", status_code=NO_CONTENT)
     async def delete_tenant(tenant: TenantPath, force: bool = False) -> None:
         if force:
-            raise NotAllowedHereError("This broker does not allow to delete a tenant by force")
+            raise NotAllowedHereError("This broker does not allow deleting a tenant by force")
         version = (await context.require_tenant(tenant)).version
         if await list_namespaces(context.store, tenant):
             raise ConflictError(f"Tenant {tenant} still has namespaces", tenant=tenant)
@@ -138,7 +138,7 @@ def _cluster_record(data: ClusterData) -> ClusterRecord:
     for name, schemes in (("service_url", ("http", "https")), ("broker_service_url", ("pulsar", "pulsar+ssl"))):
         for url in (getattr(data, name), getattr(data, f"{name}_tls")):
             if url and (urlsplit(url).scheme not in schemes or not urlsplit(url).hostname):
-                raise BadRequestError(f"{url!r} is no {name}: {schemes[0]}://host:port is expected")
+                raise BadRequestError(f"{url!r} is not a {name}: {schemes[0]}://host:port is expected")
     return ClusterRecord(**{name: value or "" for name, value in data.model_dump().items()})
 
 

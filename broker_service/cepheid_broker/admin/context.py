@@ -1,4 +1,4 @@
-"""What the admin routers work on: the broker's own services and records, and what they ask of both."""
+"""The context of the admin routers: the broker's own services and records, and common lookups in them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AdminContext:
-    """One broker, and who counts what besides it: the exporter pulls `families`."""
+    """One broker, with further sources of metrics: the exporter pulls `families`."""
 
     broker: Broker
     settings: AdminSettings = field(default_factory=AdminSettings)
@@ -42,11 +42,11 @@ class AdminContext:
     is_ready: Callable[[], bool] = field(default=lambda: True)
     bookies: BookieStates | None = None
     tickets: TicketKeyring | None = None
-    """Signs the tickets of readers; None: bookies ask for none, and plans have the ledgers' master keys."""
+    """Signs the tickets of readers; None: bookies need none, and plans contain the ledgers' master keys."""
     problems: Callable[[], Sequence[str]] = field(default=tuple)
-    """Sentences for people about what is wrong while the broker serves."""
+    """Returns sentences for people about what is wrong while the broker serves."""
     held_ledgers: Callable[[str, int], dict[str, Any] | None] = field(default=lambda _bookie, _above: None)
-    """A page of ledger ids that a bookie of this process holds, above an id; None: it does not run here."""
+    """Returns a page of the ledger ids above an id that a bookie of this process holds; None if it does not run here."""
 
     @property
     def store(self) -> MetadataStore:
@@ -92,8 +92,8 @@ class AdminContext:
 
 
 async def replace_or_conflict(replacing: Awaitable[int]) -> None:
-    """Awaits a replacement of a record; 409 when somebody else changed it meanwhile."""
+    """Await the replacement of a record. Raises ConflictError (409) if another caller changed it meanwhile."""
     try:
         await replacing
     except BadVersionError:
-        raise ConflictError("Somebody else changed it at the same time; read it again and retry") from None
+        raise ConflictError("Another caller changed it at the same time: read it again and retry") from None

@@ -1,12 +1,12 @@
 """Refuse requests that a web page of another site makes a browser send.
 
-A browser on a machine that reaches the admin port sends requests for any page it shows. Three ways in are closed:
+A browser that can reach the admin port sends requests for any page that it shows. Three ways in are closed:
 
     a form or script of another site      Origin, Sec-Fetch-Site     403
     a form in a browser without both      Content-Type of a form     415    other types need permission, and none is given
     a name that resolves to this broker   Host (DNS rebinding)       403    an address cannot be rebound, so it is accepted
 
-Tools send neither Origin nor Sec-Fetch-Site. Probes are answered under every name, but with one word where the name is unknown
+Tools send neither Origin nor Sec-Fetch-Site. Probes are answered under every name, but only with one word if the name is unknown
 (health.py).
 """
 
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from cepheid_broker.settings import BrokerSettings
 
 PROBES = frozenset((b"/health", b"/ready", b"/status.html"))
-"""Paths that load balancers and orchestrators ask."""
+"""Paths that load balancers and orchestrators request."""
 
 _FORM_TYPES = frozenset(("application/x-www-form-urlencoded", "multipart/form-data", "text/plain"))
-"""What a form can send, and a script without asking first (https://fetch.spec.whatwg.org, CORS-safelisted request-header)."""
+"""Content types sent by forms, and by scripts without asking (https://fetch.spec.whatwg.org, CORS-safelisted request-header)."""
 
 _WITHOUT_BODY = frozenset(("GET", "HEAD", "OPTIONS"))
 _AUTHORITY = re.compile(r"(\[[^\[\]]*\]|[^:\[\]]*)(?::([0-9]*))?")
@@ -59,22 +59,22 @@ class AdminHosts:
 
     @classmethod
     def of(cls, settings: BrokerSettings) -> Self:
-        """Return localhost, the names of the machine, the advertised name, and what the operator allows."""
+        """Return localhost, the names of the machine, the advertised name, and the names that the operator allows."""
         machine = socket.gethostname()
         own = (settings.host, settings.advertised_host or "", machine, machine.partition(".")[0], "localhost")
         return cls(frozenset(map(_canonical, own)) - {""}, frozenset(map(_canonical, settings.admin_allowed_hosts)))
 
     def accepts(self, host: str) -> bool:
-        """Whether a request may name this host, given without port."""
+        """Return whether a request may name this host, given without port."""
         return host in self.own or self.allows(host) or _is_address(host)
 
     def accepts_header(self, host: str) -> bool:
-        """Whether a request may have this `Host` header. Some load balancers send none; browsers always send it."""
+        """Return whether a request may have this `Host` header. Some load balancers send none; browsers always send it."""
         name, _ = _host_and_port(host)
         return not host or (name is not None and self.accepts(name))
 
     def allows(self, host: str) -> bool:
-        """Whether the operator listed this host, by its name or with all names of its domain."""
+        """Return whether the operator listed this host, by its name or with all names of its domain."""
         if host in self.allowed:
             return True
         parts = host.split(".")
@@ -122,7 +122,7 @@ def _refused_host(given: Sequence[str], hosts: AdminHosts) -> Refusal | None:
 
 
 def _is_own(origin: str, host: str, hosts: AdminHosts) -> bool:
-    """Whether a page of this origin may send requests: it is ours, or the operator allows its host. `null` is neither."""
+    """Return whether pages of this origin may send requests: it is this broker's, or its host is allowed. `null` is neither."""
     found = _ORIGIN.fullmatch(origin.lower())
     if found is None:
         return False
@@ -135,7 +135,7 @@ def _is_own(origin: str, host: str, hosts: AdminHosts) -> bool:
 
 
 def _host_and_port(authority: str) -> tuple[str | None, str]:
-    """Return host and port of `name`, `name:port`, `[address]` or `[address]:port`. The host is None where it is none of them."""
+    """Return host and port of `name`, `name:port`, `[address]` or `[address]:port`; the host is None for anything else."""
     found = _AUTHORITY.fullmatch(authority)
     return (None, "") if found is None else (_canonical(found[1].strip("[]")), found[2] or "")
 
@@ -153,7 +153,7 @@ def _is_address(host: str) -> bool:
 
 
 class CrossSiteGuard:
-    """Answers what `refusal_of` refuses, before the application sees it or reads its body."""
+    """Answers requests that `refusal_of` refuses, before the application sees them or reads their bodies."""
 
     def __init__(self, app: ASGIApp, hosts: AdminHosts) -> None:
         self._app = app

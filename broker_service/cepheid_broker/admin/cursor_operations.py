@@ -1,8 +1,8 @@
-"""Moving subscriptions: skip, expire, reset; and what their backlogs hold.
+"""Moving subscriptions: skip, expire, reset; and the contents of their backlogs.
 
-Every call is durable when it is answered. Skipping and expiring leave consumers connected; a reset closes them, they come back and
-go on from the new place. By number and by message id a call is for one topic or partition (405 on a partitioned name); by time it
-goes to every partition (docs/reference/behaviours.md §5).
+Every call is durable when it is answered. Skipping and expiring leave consumers connected; a reset closes them, and they reconnect
+and continue from the new position. Calls by number and by message id are for one topic or partition (405 on a partitioned name);
+calls by time apply to every partition (docs/reference/behaviours.md §5).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from cepheid_wire import TopicName
 
 NO_CONTENT = 204
 _SMALL_BACKLOG = 1_000
-"""Entries. Pulsar does not start to expire below it while consumers are connected and nothing is old (409)."""
-_NOT_THERE = (HTTPStatus.NOT_FOUND,)  # existing on some partitions only is no error
+"""Entries. Below it, Pulsar refuses to expire while consumers are connected and nothing is old enough (409)."""
+_NOT_THERE = (HTTPStatus.NOT_FOUND,)  # a subscription on only some partitions is not an error
 
 
 def cursor_operations(context: AdminContext) -> APIRouter:
@@ -35,7 +35,7 @@ def cursor_operations(context: AdminContext) -> APIRouter:
 
     @router.post("/subscription/{sub}/skip_all", status_code=NO_CONTENT)
     async def skip_all(topic: TopicPath, sub: SubscriptionPath, request: Request) -> None:
-        """On every partition"""
+        """Skip the whole backlog, on every partition"""
 
         async def skip_part(name: TopicName) -> None:
             _, subscription = await open_subscription(context, name, sub)
@@ -45,7 +45,7 @@ def cursor_operations(context: AdminContext) -> APIRouter:
 
     @router.post("/subscription/{sub}/skip/{numMessages}", status_code=NO_CONTENT)
     async def skip(topic: TopicPath, sub: SubscriptionPath, numMessages: int) -> None:
-        """So many entries not yet acknowledged, or all if there are fewer; one topic or partition"""
+        """Skip this many unacknowledged entries, or all if there are fewer; one topic or partition"""
         if numMessages < 0:
             raise PreconditionError(f"{numMessages} entries cannot be skipped: 0 or more")
         subscription = subscription_of(await open_plain(context, topic), sub)
@@ -53,8 +53,8 @@ def cursor_operations(context: AdminContext) -> APIRouter:
 
     @router.post("/subscription/{sub}/expireMessages/{expireTimeInSeconds}", status_code=NO_CONTENT)
     async def expire_by_age(topic: TopicPath, sub: SubscriptionPath, expireTimeInSeconds: int, request: Request) -> None:
-        """What is older than that counts as acknowledged, on every partition; 409 where the backlog is empty, or small, young and
-        being consumed"""
+        """Acknowledge what is older than that, on every partition; 409 if the backlog is empty, or small, recent and being
+        consumed"""
         before_ms = _before_ms(context, expireTimeInSeconds)
 
         async def expire_part(name: TopicName) -> None:
@@ -68,7 +68,7 @@ def cursor_operations(context: AdminContext) -> APIRouter:
 
     @router.post("/subscription/{sub}/expireMessages", status_code=NO_CONTENT)
     async def expire_by_id(topic: TopicPath, sub: SubscriptionPath, message: MessageIdIn) -> None:
-        """Up to and with this message (without it: `isExcluded`); 409 for one after the end of the topic"""
+        """Expire up to and including this message (without it: `isExcluded`); 409 for one after the end of the topic"""
         opened = await open_plain(context, topic)
         subscription = subscription_of(opened, sub)
         message.check_partition(topic)
@@ -81,7 +81,7 @@ def cursor_operations(context: AdminContext) -> APIRouter:
 
     @router.post("/all_subscription/expireMessages/{expireTimeInSeconds}", status_code=NO_CONTENT)
     async def expire_everywhere(topic: TopicPath, expireTimeInSeconds: int, request: Request) -> None:
-        """For all subscriptions, on every partition"""
+        """Expire old messages for all subscriptions, on every partition"""
         before_ms = _before_ms(context, expireTimeInSeconds)
 
         async def expire_part(name: TopicName) -> None:
@@ -93,7 +93,7 @@ def cursor_operations(context: AdminContext) -> APIRouter:
 
     @router.post("/subscription/{sub}/resetcursor/{timestamp}", status_code=NO_CONTENT)
     async def reset_by_time(topic: TopicPath, sub: SubscriptionPath, timestamp: int, request: Request) -> None:
-        """Goes on with the first message published at or after that time (ms), on every partition"""
+        """Continue with the first message published at or after that time (ms), on every partition"""
 
         async def reset_part(name: TopicName) -> None:
             part, subscription = await open_subscription(context, name, sub)
@@ -107,7 +107,7 @@ def cursor_operations(context: AdminContext) -> APIRouter:
 
     @router.post("/subscription/{sub}/resetcursor", status_code=NO_CONTENT)
     async def reset_by_id(topic: TopicPath, sub: SubscriptionPath, message: MessageIdIn) -> None:
-        """Goes on with this message, also within a batch; with the next one: `isExcluded`"""
+        """Continue with this message, even within a batch, or with the next one (`isExcluded`)"""
         opened = await open_plain(context, topic)
         subscription = subscription_of(opened, sub)
         message.check_partition(topic)
@@ -118,7 +118,7 @@ def cursor_operations(context: AdminContext) -> APIRouter:
 
     @router.post("/subscription/{sub}/analyzeBacklog")
     async def analyze_backlog(topic: TopicPath, sub: SubscriptionPath, start: OptionalMessageIdIn) -> dict[str, Any]:
-        """Exact entries and messages of the backlog; never `aborted`. A start in the body is not served (501)"""
+        """Return exact entries and messages of the backlog; never `aborted`. A start in the body is not served (501)"""
         if start is not None and start.position != EARLIEST:
             raise NotServedError(f"Counting a backlog from {start.position} on: it is counted whole, leave the body out")
         opened = await open_plain(context, topic)
@@ -129,18 +129,18 @@ def cursor_operations(context: AdminContext) -> APIRouter:
 
 def _before_ms(context: AdminContext, age_s: int) -> int:
     if age_s < 0:
-        raise PreconditionError(f"{age_s} s is no age: 0 or more")
+        raise PreconditionError(f"age must be 0 or more seconds, got {age_s}")
     return context.broker.ports.wall_ms() - 1000 * age_s
 
 
 async def _expire(topic: Topic, subscription: Subscription, before_ms: int) -> int:
-    """How many entries."""
+    """Expire what was published before that time; return the number of entries."""
     first_young = await position_at_time(topic.ledger, before_ms)
     return await subscription.expire_until(topic.ledger.previous_position(first_young))
 
 
 async def _analysis(topic: Topic, subscription: Subscription) -> dict[str, Any]:
-    """There are no entry filters: everything is accepted (docs/reference/shapes.md §8)."""
+    """Return the analysis of a backlog. Without entry filters everything is accepted (docs/reference/shapes.md §8)."""
     first, last = subscription.cursor.first_unacknowledged(), topic.ledger.last_confirmed
     backlog = await exact_backlog(topic.ledger, subscription.cursor)
     counted: dict[str, Any] = {"entries": backlog.entries, "messages": backlog.messages}
@@ -152,7 +152,7 @@ async def _analysis(topic: Topic, subscription: Subscription) -> dict[str, Any]:
 
 
 async def _place_of(topic: Topic, message: MessageIdBody) -> tuple[Position, tuple[int, ...]]:
-    """The entry where delivery goes on, and what of it, when it is a batch."""
+    """Return the entry where delivery continues, and which part of it if it is a batch."""
     if message.batchIndex < 0:
         return require_place(topic, message.first), ()
     return await from_message(topic.ledger, require_place(topic, message.position), message.batchIndex + message.isExcluded)

@@ -1,4 +1,4 @@
-"""Brokers that give their bundles away: on an operator's word, and the calls by which brokers hand bundles over to each other."""
+"""Brokers that give up their bundles: the calls of operators, and those by which brokers hand bundles over to each other."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def drains(context: AdminContext) -> APIRouter:
     router = APIRouter()
 
     def require_here(request: Request, broker: str) -> None:
-        """Raise NotOwnerError, which sends the caller on, where another broker is meant. Raises PreconditionError."""
+        """Raise NotOwnerError, which redirects the caller, if another broker is meant. Raises PreconditionError."""
         ownership = context.broker.ownership
         name = id_of_broker(context, request, decode_once(broker))
         if name != ownership.broker_id:
@@ -37,9 +37,9 @@ def drains(context: AdminContext) -> APIRouter:
 
     @router.put("/cepheid/v1/brokers/{broker}/drain")
     async def drain(broker: str, request: Request, force: bool = False) -> dict[str, Any]:
-        """Hands all bundles of this broker over to others, and takes no more; answers how far that is. It goes on when the caller
-        leaves, and ends with the broker's process. 412 when no other broker takes bundles, unless `force`: its topics are closed
-        then, and not served"""
+        """Hand all bundles of this broker over to others, and take no more; return the progress. It continues after the call,
+        and ends with the broker's process. 412 if no other broker takes bundles, unless `force`: its topics are then closed and
+        not served"""
         require_here(request, broker)
         note("admin.drain", request, broker=context.broker.ownership.broker_id, force=force)
         try:
@@ -50,13 +50,13 @@ def drains(context: AdminContext) -> APIRouter:
 
     @router.get("/cepheid/v1/brokers/{broker}/drain")
     async def drain_status(broker: str, request: Request) -> dict[str, Any]:
-        """How far it is: `drained` once the broker has no bundles left"""
+        """Return the progress: `drained` once the broker has no bundles left"""
         require_here(request, broker)
         return _progress(context)
 
     @router.delete("/cepheid/v1/brokers/{broker}/drain", status_code=HTTPStatus.NO_CONTENT)
     async def undrain(broker: str, request: Request) -> Response:
-        """Lets the broker take bundles again. Those that it gave away stay where they are"""
+        """Let the broker take bundles again; those that it gave up stay where they are"""
         require_here(request, broker)
         note("admin.undrain", request, broker=context.broker.ownership.broker_id)
         context.broker.ownership.undrain()
@@ -64,7 +64,7 @@ def drains(context: AdminContext) -> APIRouter:
 
     @router.post(HAND_OVER_PATH)
     async def hand_over(call: CallBody) -> dict[str, list[str]]:
-        """Between brokers: the owner of a bundle has this broker open topics that it has closed. Answers which are open"""
+        """Between brokers: open topics that the owner of a bundle has closed; return those that are open"""
         return {"opened": [str(topic) for topic in await context.broker.ownership.on_hand_over(call)]}
 
     return router

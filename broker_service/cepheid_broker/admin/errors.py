@@ -1,7 +1,7 @@
-"""What an admin call answers when it refuses: a status and `{"reason": text}`, which every client of the API reads.
+"""Refusals of admin calls: a status and `{"reason": text}`, which every client of the API reads.
 
-Tools decide by the status, so 404, 409 and 412 must not be mixed up (docs/reference/behaviours.md §1). This module is the one
-table of this edge: refusals of the API itself carry their status, every other type of ours is in `HTTP_STATUSES`.
+Tools decide by the status, so 404, 409 and 412 must not be confused (docs/reference/behaviours.md §1). This module is the API's
+only table of statuses: refusals of the API itself carry theirs, every other error type is in `HTTP_STATUSES`.
 """
 
 from __future__ import annotations
@@ -82,25 +82,25 @@ class NotAllowedHereError(AdminError):
 
 
 class NotAcceptableError(AdminError):
-    """A number of partitions that cannot be created."""
+    """A number of partitions that a new topic cannot have."""
 
     status = HTTPStatus.NOT_ACCEPTABLE
 
 
 class ConflictError(AdminError):
-    """It exists already, is not empty, or is of the other kind."""
+    """The object exists already, is not empty, or is of the other kind."""
 
     status = HTTPStatus.CONFLICT
 
 
 class PreconditionError(AdminError):
-    """A bad name, or something that must hold first does not."""
+    """A bad name, or an unmet precondition."""
 
     status = HTTPStatus.PRECONDITION_FAILED
 
 
 class BadNameError(PreconditionError):
-    """A name in a path that cannot be that of a cluster, tenant, namespace, topic or subscription."""
+    """A name in a path that is not valid for a cluster, tenant, namespace, topic or subscription."""
 
 
 class BodyTooLargeError(AdminError):
@@ -109,13 +109,13 @@ class BodyTooLargeError(AdminError):
 
 
 class UnprocessableError(AdminError):
-    """A number of partitions that cannot be grown to."""
+    """A number of partitions that a topic cannot be grown to."""
 
     status = HTTPStatus.UNPROCESSABLE_ENTITY
 
 
 class NotServedError(AdminError):
-    """Pulsar's API has it, this broker not yet: said, never a wrong success."""
+    """A call of Pulsar's API that this broker does not serve: refused, never a wrong success."""
 
     status = HTTPStatus.NOT_IMPLEMENTED
     hint = "docs/admin.md lists what is served"
@@ -140,11 +140,11 @@ HTTP_STATUSES: dict[type[CepheidError], HTTPStatus] = {
     AuthorizationError: HTTPStatus.FORBIDDEN,
     ServiceNotReadyError: HTTPStatus.SERVICE_UNAVAILABLE,
     PermissionsOutOfDateError: HTTPStatus.SERVICE_UNAVAILABLE,
-    NotOwnerError: HTTPStatus.SERVICE_UNAVAILABLE,  # where its owner has no admin address: else the caller is sent there (app.py)
+    NotOwnerError: HTTPStatus.SERVICE_UNAVAILABLE,  # if its owner has no admin address; else the caller is redirected (app.py)
     BundleSplitError: HTTPStatus.SERVICE_UNAVAILABLE,
     PeerUnreachableError: HTTPStatus.SERVICE_UNAVAILABLE,
     PeerSilentError: HTTPStatus.SERVICE_UNAVAILABLE,
-    RemoteRefusedError: HTTPStatus.BAD_GATEWAY,  # with a status that we do not know: else that
+    RemoteRefusedError: HTTPStatus.BAD_GATEWAY,  # for a status that is not known; else that one
     ProducerBusyError: HTTPStatus.PRECONDITION_FAILED,
     TopicHeldError: HTTPStatus.PRECONDITION_FAILED,
     ConsumerBusyError: HTTPStatus.PRECONDITION_FAILED,
@@ -185,7 +185,7 @@ def is_bad_name(error: CepheidError) -> bool:
 
 
 def http_status_of(error: CepheidError) -> HTTPStatus:
-    """What is not in the table: 503 when it passes by itself, else 500."""
+    """Return the status of an error; if it is not in the table, 503 if temporary, else 500."""
     if isinstance(error, AdminError):
         return error.status
     if isinstance(error, RemoteRefusedError):

@@ -1,8 +1,8 @@
-"""Health: what load balancers, probes and people ask.
+"""Health checks of load balancers, probes and people.
 
 /health                 the process answers: cheap
-/status.html, ready     the broker serves, and is registered: cheap; `/ready` says besides what is wrong elsewhere, and stays 200:
-                        restarting the broker, or sending clients elsewhere, would not mend it
+/status.html, ready     the broker serves, and is registered: cheap; `/ready` also reports problems elsewhere, and stays 200:
+                        restarting the broker, or sending clients elsewhere, would not help
 brokers/health          one message is published to this broker's own topic, and read back
 """
 
@@ -29,36 +29,36 @@ def health(context: AdminContext) -> APIRouter:
 
     @router.get("/status.html")
     async def status() -> PlainTextResponse:
-        """`OK` once clients are served; for load balancers and probes"""
+        """Return `OK` once clients are served; for load balancers and probes"""
         if not context.is_ready():
             raise NotFoundError("The broker is starting or stopping")
         return PlainTextResponse("OK")
 
     @router.get("/health")
     async def alive() -> PlainTextResponse:
-        """`ok` while the process answers at all; restarting it helps when it does not"""
+        """Return `ok` while the process answers at all; otherwise restart it"""
         return PlainTextResponse("ok")
 
     @router.get("/ready")
     async def serves(request: Request) -> PlainTextResponse:
-        """`ok` once clients are served, then what is wrong, under a known `Host` and to callers with credentials; else 503"""
+        """Return `ok` once clients are served, then problems, under a known `Host` and to callers with credentials; else 503"""
         if not context.is_ready():
             return PlainTextResponse("starting or stopping", 503)
-        # Under another name the reader may be a page that made this address its own (cross_site.py).
+        # Under another name the reader may be a web page that resolved its own name to this address (cross_site.py).
         is_known = AdminHosts.of(context.broker.settings).accepts_header(request.headers.get("host", ""))
         problems = context.problems() if is_known and not request.scope.get(STRANGER) else ()
         return PlainTextResponse("\n".join(["ok", *problems]))
 
     @router.get("/admin/v2/brokers/ready")
     async def ready() -> PlainTextResponse:
-        """`ok`"""
+        """Return `ok` once clients are served"""
         if not context.is_ready():
             raise HealthCheckError("The broker is starting or stopping")
         return PlainTextResponse("ok")
 
     @router.get("/admin/v2/brokers/health")
     async def check_health() -> PlainTextResponse:
-        """Publishes a message to `persistent://pulsar/system/__health-BROKER`, reads it back; 500 when that fails or takes 10 s"""
+        """Publish a message to `persistent://pulsar/system/__health-BROKER` and read it back; 500 if that fails or takes 10 s"""
         try:
             async with asyncio.timeout(context.settings.health_timeout_s):
                 await _publish_and_read(context)
@@ -75,10 +75,10 @@ def health(context: AdminContext) -> APIRouter:
 async def _publish_and_read(context: AdminContext) -> None:
     broker = context.broker
     name = health_topic(broker.ownership.broker_id or str(broker.port))
-    if await broker.catalog.partitions(name) is None:  # not by use: that may be switched off
+    if await broker.catalog.partitions(name) is None:  # not created by use, which may be switched off
         try:
             await broker.catalog.create(name, 0)
-        except KeyExistsError:  # by another check at the same time
+        except KeyExistsError:  # created by a concurrent check
             pass
     topic = await broker.topics.get(name, may_create=False)
     now_ms = broker.ports.wall_ms()

@@ -1,4 +1,4 @@
-"""What lies below a topic, in the shape of `PersistentTopicInternalStats` (docs/reference/shapes.md §4)."""
+"""Ledgers and cursors of a topic as `PersistentTopicInternalStats` (docs/reference/shapes.md §4)."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ def internal_stats(
     ledger_metadata: Mapping[int, str],
     offloaded: Container[int] = (),
 ) -> dict[str, Any]:
-    """By cursor `acked`, what it has acknowledged above its mark-delete position, and `read_positions`, where delivery goes on.
-    `offloaded`: ledgers with a complete copy in an object store.
+    """Return the statistics. By cursor: `acked`, acknowledged entries above its mark-delete position, and `read_positions`.
 
-    Tools compute from the ledgers how much to offload: in order, with their sizes, the open one last with entries and size 0."""
+    `offloaded`: ledgers with a complete copy in an object store. Tools compute from the ledgers how much to offload: in order, with
+    their sizes, the open one last with entries and size 0.
+    """
     return {
         "entriesAddedCounter": figures.appended_entries,
         "numberOfEntries": figures.entries,
@@ -59,7 +60,7 @@ def internal_stats(
 
 
 def acked_ranges(acked: Mapping[int, BitMap]) -> list[str]:
-    """As Pulsar writes them: `(12:3..12:5]` is entries 4 and 5 of ledger 12. Ends with `…` where it was cut off."""
+    """Return ranges as Pulsar writes them: `(12:3..12:5]` is entries 4 and 5 of ledger 12. A shortened list ends with `…`."""
     ranges: list[str] = []
     shown = 0
     for ledger_id, entries in acked.items():

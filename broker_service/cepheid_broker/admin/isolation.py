@@ -52,7 +52,7 @@ Policies = dict[str, IsolationPolicy]
 
 
 class FailoverPolicy(BaseModel):
-    """When secondary brokers help. The values of its parameters are strings."""
+    """When secondary brokers are used. The values of its parameters are strings."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -70,7 +70,7 @@ class IsolationBody(BaseModel):
     secondary: list[str] = Field(default_factory=list)
     auto_failover_policy: FailoverPolicy = Field(default_factory=FailoverPolicy)
     unload_scope: Literal["all_matching", "changed", "none"] | None = None
-    """Which namespaces are unloaded at once. It belongs to the call, and is not stored."""
+    """Which namespaces are unloaded at once; used only in this call, and not stored."""
 
 
 def isolation(context: AdminContext) -> APIRouter:
@@ -78,7 +78,7 @@ def isolation(context: AdminContext) -> APIRouter:
 
     @router.get("")
     async def all_policies(cluster: ClusterPath) -> dict[str, Any]:
-        """By name; 404 when there is none"""
+        """Return policies by name; 404 if there are none"""
         found = await _policies(context, cluster)
         if not found:
             raise NotFoundError(f"Cluster {cluster} has no isolation policies")
@@ -86,13 +86,13 @@ def isolation(context: AdminContext) -> APIRouter:
 
     @router.get("/brokers")
     async def brokers_with_policies(cluster: ClusterPath, request: Request) -> list[dict[str, Any]]:
-        """Each broker that runs, with the policies in which it is primary"""
+        """Return each running broker with the policies in which it is primary"""
         rules = IsolationRules(IsolationPolicies(policies=await _policies(context, cluster)))
         return [_broker_data(context, rules, name) for name in brokers_of(context, request)]
 
     @router.get("/brokers/{broker}")
     async def policies_of_broker(cluster: ClusterPath, broker: str, request: Request) -> dict[str, Any]:
-        """One broker, by the address of its API"""
+        """Return one broker, named by the address of its API, with the policies in which it is primary"""
         rules = IsolationRules(IsolationPolicies(policies=await _policies(context, cluster)))
         name = decode_once(broker)
         if name not in brokers_of(context, request):
@@ -109,9 +109,9 @@ def isolation(context: AdminContext) -> APIRouter:
 
     @router.post("/{policyName}", status_code=NO_CONTENT)
     async def set_policy(cluster: ClusterPath, policyName: str, body: Annotated[IsolationBody, json_body(IsolationBody)]) -> None:
-        """Creates or replaces it. `unload_scope`: `all_matching` unloads all bundles of the namespaces that it matches, `changed`
-        those of matching namespaces whose brokers it changes, before it answers. With `none` or without it, bundles that it does
-        not allow where they are move within some rounds of load balancing"""
+        """Create or replace a policy. `unload_scope`: `all_matching` unloads all bundles of matching namespaces before it
+        answers, `changed` those of matching namespaces whose brokers it changes. With `none` or without it, misplaced bundles
+        move within some rounds of load balancing"""
         await _require_own(context, cluster)
         name, policy = decode_once(policyName), _policy(body)
         try:
@@ -124,7 +124,7 @@ def isolation(context: AdminContext) -> APIRouter:
 
     @router.delete("/{policyName}", status_code=NO_CONTENT)
     async def delete_policy(cluster: ClusterPath, policyName: str) -> None:
-        """A policy that does not exist is a success, as in Pulsar"""
+        """Delete a policy; succeeds if there is none, as in Pulsar"""
         await _require_own(context, cluster)
         name = decode_once(policyName)
         await _change(context, lambda policies: {each: policy for each, policy in policies.items() if each != name})
@@ -133,7 +133,7 @@ def isolation(context: AdminContext) -> APIRouter:
 
 
 async def _require_own(context: AdminContext, cluster: str) -> None:
-    """Raises PreconditionError for a cluster that does not exist, as Pulsar does here; there are brokers of one cluster."""
+    """Raise PreconditionError for another cluster, as Pulsar does here; brokers know only their own."""
     if cluster != context.cluster:
         raise PreconditionError(f"Cluster {cluster} is not the cluster of this broker, {context.cluster}")
 
@@ -145,7 +145,7 @@ async def _policies(context: AdminContext, cluster: str) -> Policies:
 
 
 async def _change(context: AdminContext, change: Callable[[Policies], Policies]) -> tuple[Policies, Policies]:
-    """Return the policies before and after. Raises ConflictError, BadRequestError."""
+    """Change policies; return those before and after. Raises ConflictError, BadRequestError."""
     records = isolation_policies(context.store)
     for _ in range(TRIES):
         found = await records.get(None)
@@ -165,7 +165,7 @@ async def _change(context: AdminContext, change: Callable[[Policies], Policies])
 
 
 async def _unload(context: AdminContext, name: str, before: Policies, after: Policies, *, only_changed: bool) -> None:
-    """Unload the namespaces that the policy matches, or matched. Raises what the unloads raise; the policy is set all the same."""
+    """Unload the namespaces that the policy matches, or matched. Raises their errors; the policy stays set in any case."""
     brokers = context.broker.ownership.brokers
     rules_before, rules = (IsolationRules(IsolationPolicies(policies=policies)) for policies in (before, after))
     matching = [
@@ -215,7 +215,7 @@ async def _unload_bundle(context: AdminContext, bundle: Bundle, rules: Isolation
 
 
 def _policy(body: IsolationBody) -> IsolationPolicy:
-    """Raises BadRequestError."""
+    """Return the policy of a body. Raises BadRequestError."""
     if not body.namespaces or not body.primary:
         raise BadRequestError("an isolation policy needs at least one expression in namespaces, and one in primary")
     given = body.auto_failover_policy.parameters
@@ -247,7 +247,7 @@ def _data(policy: IsolationPolicy) -> dict[str, Any]:
 
 
 def _broker_data(context: AdminContext, rules: IsolationRules, name: str) -> dict[str, Any]:
-    """`name` is the address of the broker's API. The API's description says `primary`, Go's client reads `isPrimary`."""
+    """Describe the broker with the API address `name`. The API's description says `primary`, Go's client reads `isPrimary`."""
     registered = context.broker.ownership.brokers
     ids = [broker_id for broker_id, addresses in registered.items() if name in addresses.values()]
     matching = rules.policies_with_primary(names_of(ids[0] if ids else name, {"http": name}))

@@ -1,5 +1,8 @@
-"""Request bodies, read as JSON whatever content type they claim: clients send `application/json`, a vendor type, or none at all
-(docs/reference/behaviours.md §3). The types of web forms do not come here (cross_site.py)."""
+"""Request bodies, read as JSON whatever their content type: clients send `application/json`, a vendor type, or none
+(docs/reference/behaviours.md §3).
+
+The types of web forms are refused before (cross_site.py).
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,17 @@ from pydantic import TypeAdapter, ValidationError
 
 from cepheid_broker.admin.errors import BadRequestError, BodyTooLargeError
 
-MAX_BODY_BYTES = 1 << 20  # Pulsar's default is no limit; the largest body served but a schema is the policies of a namespace
+MAX_BODY_BYTES = 1 << 20  # Pulsar's default is no limit; apart from schemas, the largest body is the policies of a namespace
 
 _ADAPTER = "reads_body_as"
 
 
 def json_body(kind: Any, *, max_bytes: int = MAX_BODY_BYTES) -> Any:
-    """A dependency: the body as `kind`. An empty body reads as null, so `T | None` makes it optional."""
+    """Return a dependency that reads the body as `kind`. An empty body reads as null, so `T | None` makes it optional."""
     adapter: TypeAdapter[Any] = TypeAdapter(kind)
 
     async def read(request: Request) -> Any:
-        body = request.state.body = await _read_bounded(request, max_bytes)  # kept for who asks another broker the same
+        body = request.state.body = await _read_bounded(request, max_bytes)  # kept for the same call to another broker
         try:
             return adapter.validate_json(body or b"null")
         except ValidationError as error:
@@ -33,7 +36,7 @@ def json_body(kind: Any, *, max_bytes: int = MAX_BODY_BYTES) -> Any:
 
 
 def adapter_of(call: Any) -> TypeAdapter[Any] | None:
-    """What a dependency reads the body as; None: it is no dependency of `json_body`. For the description of the API."""
+    """Return how a dependency reads the body, for the API's description; None if it is not one of `json_body`."""
     return getattr(call, _ADAPTER, None)
 
 

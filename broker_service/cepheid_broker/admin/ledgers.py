@@ -1,4 +1,4 @@
-"""Ledgers and bookies as metadata knows them, for `cepheid ledgers` and `cepheid bookies`: entries are read from the bookies."""
+"""Ledgers and bookies from metadata, for `cepheid ledgers` and `cepheid bookies`; entries are read from the bookies."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def ledgers(context: AdminContext) -> APIRouter:
         limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = MAX_LISTED,
         deleted: bool = False,
     ) -> dict[str, Any]:
-        """The first `limit` ledgers with larger ids than `above`; `damaged`: those with a record that cannot be read; `next` is the
-        `above` of the following page, or null. Roles that are not super-users see the ledgers of topics that they may consume,
-        without their passwords, and `incomplete` in place of what is damaged"""
+        """Return the first `limit` ledgers with ids above `above`; `damaged`: those with an unreadable record; `next`: `above`
+        of the next page, or null. Roles other than super-users see the ledgers of topics that they may consume, without
+        passwords, and `incomplete` instead of damaged ones"""
         page = await ledger_page(context.store, above=above, limit=limit, deleted=deleted)
         if await may(context, request, Need.SUPER_USER):
             return page
@@ -49,17 +49,18 @@ def ledgers(context: AdminContext) -> APIRouter:
 
     @router.get("/ledgers/{ledger}")
     async def show(ledger: LedgerPath, request: Request) -> dict[str, Any]:
-        """Its record, also while it is deleted and can be brought back. For roles as above"""
+        """Return the ledger's record, even if it is deleted but can be restored. Roles as in the list of ledgers"""
         view = await ledger_view(context.store, ledger)
         if view is not None and await may(context, request, Need.SUPER_USER):
-            return view  # with the password: `cepheid ledgers` reads the bookies by it
+            return view  # with the password, with which `cepheid ledgers` reads the bookies
         if view is None or not await _ReadableLedgers(context, request).has(view):
             raise NotFoundError(f"Ledger {ledger} does not exist, or was deleted for good")
         return without_password(view)
 
     @router.post("/ledgers/{ledger}/undelete")
     async def undelete(ledger: LedgerPath) -> dict[str, Any]:
-        """Brings it back, closed, with all its entries. It belongs to no topic: `cepheid ledgers read` shows what is in it"""
+        """Restore a deleted ledger, closed, with all its entries. It belongs to no topic: `cepheid ledgers read` shows its
+        contents"""
         back = await DeletedLedgers(context.store).undelete(ledger, context.broker.ports.wall_ms())
         if back is None:
             raise NotFoundError(f"Ledger {ledger} cannot be brought back: it was not deleted, or its time of grace is over")
@@ -67,7 +68,7 @@ def ledgers(context: AdminContext) -> APIRouter:
 
     @router.post("/ledgers/{ledger}/purge")
     async def purge(ledger: LedgerPath, request: Request) -> dict[str, Any]:
-        """Gives up a deleted ledger before its time of grace is over: bookies delete its entries. It cannot be brought back"""
+        """Give up a deleted ledger before its grace period is over: bookies delete its entries. It cannot be restored"""
         asker = "" if request.client is None else request.client.host
         log.warning("admin.ledger_purged", extra={"ledger_id": ledger, "asked_by": asker})
         if not await DeletedLedgers(context.store).give_up(ledger):
@@ -76,7 +77,7 @@ def ledgers(context: AdminContext) -> APIRouter:
 
     @router.get("/ledgers/{ledger}/recover_from/{bookie}")
     async def preview_recovery(ledger: LedgerPath, bookie: str) -> dict[str, Any]:
-        """What closing it by the word of this bookie alone would keep, and what its bookies say now. Changes nothing"""
+        """Return what closing it with this bookie alone would keep, and what its bookies answer now. Changes nothing"""
         return asdict(await _known(ledger, context.broker.managed_ledgers.client.preview_recovery_from(ledger, bookie)))
 
     @router.post("/ledgers/{ledger}/recover_from/{bookie}")
@@ -86,8 +87,8 @@ def ledgers(context: AdminContext) -> APIRouter:
         request: Request,
         last_entry: Annotated[int, Query(ge=-1, le=keys.MAX_LEDGER_ID)],
     ) -> dict[str, Any]:
-        """Fences it and closes it, by the word of this bookie alone where no other way is left. What others acknowledged above its
-        end is lost. `last_entry`: as the preview said; it is not closed below that"""
+        """Fence and close it, with this bookie alone if there is no other way; entries that others acknowledged above its end
+        are lost. `last_entry`: from the preview; it is not closed below that"""
         describe_change(request, [f"last_entry {last_entry}"])
         client = context.broker.managed_ledgers.client
         asker = "" if request.client is None else request.client.host
@@ -98,10 +99,10 @@ def ledgers(context: AdminContext) -> APIRouter:
 
     @router.get("/bookies")
     async def list_bookies() -> dict[str, Any]:
-        """Those that run (writable, readonly) and those that should (down, damaged), with their addresses by protocol"""
+        """Return bookies that run (writable, readonly) and that should (down, damaged), with their addresses by protocol"""
         views = await bookie_views(context.store)
         if (here := context.bookies) is not None:
-            # A standalone process registers its bookies once: that one takes no entries now, only it knows.
+            # A standalone process registers its bookies once, so only it knows which takes no entries now.
             read_only = set(here.registered()) - set(here.writable()) - set(here.draining())
             views = [{**view, "state": "readonly"} if view["bookie_id"] in read_only else view for view in views]
         return {"bookies": views}
@@ -110,15 +111,15 @@ def ledgers(context: AdminContext) -> APIRouter:
 
 
 class _ReadableLedgers:
-    """The ledgers that the caller of one request may see: those of the topics that it may consume, as these topics are now.
+    """The ledgers that the caller of a request may see: those of existing topics that it may consume.
 
-    A deleted topic and a later one of the same name differ in their incarnation. A grant is for the later one alone.
+    A deleted topic and a later one of the same name differ in their incarnation. A grant applies only to the later one.
     """
 
     def __init__(self, context: AdminContext, request: Request) -> None:
         self._context = context
         self._request = request
-        self._incarnations: dict[str, str | None] = {}  # by topic; None: the caller may not consume it, or it does not exist
+        self._incarnations: dict[str, str | None] = {}  # by topic; None: missing, or not readable for the caller
 
     async def has(self, view: dict[str, Any]) -> bool:
         custom = view["ledger"]["custom"]
@@ -144,7 +145,7 @@ class _ReadableLedgers:
 
 
 async def _known(ledger_id: int, work: Awaitable[T]) -> T:
-    """Raises NotFoundError where the ledger does not exist."""
+    """Await work on a ledger. Raises NotFoundError if the ledger does not exist."""
     try:
         return await work
     except NoSuchLedgerError:

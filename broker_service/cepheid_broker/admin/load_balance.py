@@ -1,5 +1,5 @@
-"""Load balancing over the API: Pulsar's load report, what `cepheid brokers list` and `cepheid cluster balance` show, and the calls
-by which the leader asks other brokers (balancing/README.md)."""
+"""Load balancing in the API: Pulsar's load report, the views of `cepheid brokers list` and `cepheid cluster balance`, and the
+leader's calls to other brokers (balancing/README.md)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _SHOWN_WITHIN_S = 3 + REPORT_LIMIT_S
 
 
 class LoadsBody(BaseModel):
-    """Loads of brokers by id, and the ids of those that are not steady, as the leader knows them."""
+    """Loads of brokers by id, and the ids of unsteady ones, as known to the leader."""
 
     loads: dict[str, float] = {}
     unsteady: list[str] = []
@@ -49,7 +49,7 @@ def load_balance(context: AdminContext) -> APIRouter:
 
     @router.get("/admin/v2/broker-stats/load-report")
     async def load_report(request: Request) -> dict[str, Any]:
-        """Load of this broker and of each of its bundles; `load` is the number by which bundles are moved"""
+        """Return the load of this broker and of each of its bundles; `load` is the number by which bundles are moved"""
         report = await context.broker.own_load.report()
         urls = admin_urls(context, request)
         ours = context.broker.ownership.brokers.get(context.broker.ownership.broker_id, {})
@@ -67,7 +67,7 @@ def load_balance(context: AdminContext) -> APIRouter:
 
     @router.get(_PATH)
     async def show(request: Request) -> dict[str, Any]:
-        """Brokers with their loads, what would be moved or split now and why, and what was last; asked at any broker"""
+        """Return brokers with their loads, planned moves and splits with reasons, and recent ones; any broker answers"""
         balancer = context.broker.balancer
         if balancer is None:
             return _alone(context, request, await context.broker.own_load.report())
@@ -77,7 +77,7 @@ def load_balance(context: AdminContext) -> APIRouter:
 
     @router.post(_PATH)
     async def balance_now(request: Request) -> list[dict[str, Any]]:
-        """Moves and splits now what GET shows as the plan, also while automatic balancing is off"""
+        """Carry out now the moves and splits that GET shows as the plan, even while automatic balancing is off"""
         balancer = _required(context)
         if not balancer.is_leader:
             done: list[dict[str, Any]] = await context.broker.peers.call(await _leader(context, balancer), "POST", _PATH)
@@ -86,19 +86,19 @@ def load_balance(context: AdminContext) -> APIRouter:
 
     @router.post(f"{_PATH}/report")
     async def report(body: Annotated[LoadsBody, json_body(LoadsBody)]) -> dict[str, Any]:
-        """For the leader: takes the loads of all brokers, answers the load report of this one"""
+        """For the leader: take the loads of all brokers, return the load report of this one"""
         if context.broker.balancer is not None:
             context.broker.balancer.learn_loads(body.loads, body.unsteady)
         return local_broker_data(await context.broker.own_load.report())
 
     @router.post(f"{_PATH}/move", status_code=NO_CONTENT)
     async def move(order: Annotated[MoveOrder, json_body(MoveOrder)]) -> None:
-        """For the leader: hands a bundle of this broker to another one"""
+        """For the leader: hand a bundle of this broker over to another one"""
         await _required(context).orders.move(order)
 
     @router.post(f"{_PATH}/split", status_code=NO_CONTENT)
     async def split(order: Annotated[SplitOrder, json_body(SplitOrder)]) -> None:
-        """For the leader: splits a bundle of this broker"""
+        """For the leader: split a bundle of this broker"""
         await _required(context).orders.split(order)
 
     return router
@@ -111,7 +111,7 @@ def _required(context: AdminContext) -> LoadBalancer:
 
 
 async def _leader(context: AdminContext, balancer: LoadBalancer) -> There:
-    """Raises ServiceNotReadyError where there is none, or it is this broker and it does not know that yet."""
+    """Return the leader. Raises ServiceNotReadyError if there is none, or it is this broker, which does not know it yet."""
     record = await balancer.leader()
     ownership = context.broker.ownership
     if record is None or record.broker_id == ownership.broker_id or record.broker_id not in ownership.brokers:

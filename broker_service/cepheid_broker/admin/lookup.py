@@ -1,4 +1,4 @@
-"""Lookup over HTTP: which broker serves a topic, for clients that were given an http:// address."""
+"""Lookup over HTTP: which broker serves a topic, for clients with an http:// address."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def lookup(context: AdminContext) -> APIRouter:
 
     @router.get("", response_model=dict[str, str])
     async def broker_of_topic(topic: AnyTopicPath, request: Request, authoritative: str = "", listenerName: str = "") -> Any:
-        """Creates nothing. Another broker's topic: 307 to it; `authoritative`: this one takes what nobody serves"""
+        """Return the broker that serves a topic, creating nothing; 307 to another broker. `authoritative`: this one takes an
+        unowned bundle"""
         check_listener(listenerName or request.headers.get("X-Pulsar-ListenerName", ""))
         await _require_usable(context, topic)
         broker = context.broker
@@ -36,7 +37,7 @@ def lookup(context: AdminContext) -> APIRouter:
         reached_host, _ = request.scope["server"]
         urls = service_urls(broker.settings, broker.port, broker.tls_port, reached_host)
         admin = admin_urls(context, request)
-        # C++ breaks when neither TLS key is there: all are strings (docs/reference/shapes.md §6).
+        # C++ fails if neither TLS key exists; all values are strings (docs/reference/shapes.md §6).
         return {
             "brokerUrl": urls.get("pulsar", ""),
             "brokerUrlTls": urls.get("pulsar+ssl", ""),
@@ -48,7 +49,7 @@ def lookup(context: AdminContext) -> APIRouter:
 
     @router.get("/bundle")
     async def bundle_of_topic(topic: AnyTopicPath) -> PlainTextResponse:
-        """Bare text"""
+        """Return the bundle of a topic as plain text"""
         record = (await context.require_namespace(topic.namespace)).record
         return PlainTextResponse(bundle_of(topic, division_of(record)).range)
 
@@ -56,7 +57,7 @@ def lookup(context: AdminContext) -> APIRouter:
 
 
 async def _require_usable(context: AdminContext, topic: TopicName) -> None:
-    """It exists, or the first client that connects will create it. Creates nothing itself."""
+    """Check that the topic exists, or that a connecting client may create it; creates nothing itself."""
     if await context.broker.catalog.partitions(topic) is None:
         creation = await context.broker.catalog.creation_in(topic.namespace)
         if not creation.allowed:

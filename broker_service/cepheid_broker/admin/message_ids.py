@@ -1,4 +1,4 @@
-"""Message ids as JSON: what bodies say and answers give (docs/reference/shapes.md §8, MessageId and ResetCursorData)."""
+"""Message ids as JSON, in requests and answers (docs/reference/shapes.md §8, MessageId and ResetCursorData)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_ID = (1 << 63) - 1
 
 
 class MessageIdBody(BaseModel):
-    """A place in a topic. `isExcluded`: the named message itself is not meant."""
+    """A position in a topic. `isExcluded`: start after the named message."""
 
     ledgerId: int = Field(ge=-1, le=MAX_ID)
     entryId: int = Field(ge=-1, le=MAX_ID)
@@ -31,13 +31,13 @@ class MessageIdBody(BaseModel):
 
     @property
     def first(self) -> Position:
-        """The first entry that is meant."""
+        """The first entry of the position."""
         if self.isExcluded and self.position not in (EARLIEST, LATEST):
             return Position(self.ledgerId, min(self.entryId + 1, MAX_ID))
         return self.position
 
     def check_partition(self, topic: TopicName) -> None:
-        """412 when it is a message of another partition; -1 says nothing."""
+        """Raise PreconditionError (412) for a message of another partition; -1 means any."""
         if self.partitionIndex >= 0 and self.partitionIndex != topic.partition_index:
             message = f"the message id is of partition {self.partitionIndex}, {topic} is {_described(topic)}"
             raise PreconditionError(message, topic=str(topic))
@@ -52,7 +52,7 @@ def message_id(position: Position, topic: TopicName) -> dict[str, Any]:
 
 
 def require_place(topic: Topic, position: Position) -> Position:
-    """Delivery can go on there: 412 for a ledger that is none of this topic's. What was trimmed means the beginning."""
+    """Return the position if delivery can continue there; 412 for a ledger of another topic. A trimmed one means the beginning."""
     ledgers = topic.ledger.ledgers
     known = position in (EARLIEST, LATEST) or position.ledger_id in ledgers
     if not known and position.ledger_id > ledgers.ledger_ids[0]:

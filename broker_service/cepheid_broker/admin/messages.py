@@ -1,4 +1,4 @@
-"""Single messages of a topic: by their place in a backlog, in the topic, by id, by time. Nothing is consumed by looking."""
+"""Single messages of a topic: by position in a backlog or in the topic, by id, by time. Reading them consumes nothing."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PEEKS_AT_ONCE = 4
-"""Messages in memory for clients that peek. Each may have 64 MiB, however little is stored of it; further calls wait."""
+"""Most messages in memory for clients that peek; further calls wait. Each may take 64 MiB, however little is stored of it."""
 PEEKS_PER_ADDRESS = 2
-"""How many of them one client address may use, so that a slow reader leaves some to others. Loopback is exempt."""
+"""Most of these for one client address, so that a slow reader leaves some to others. Loopback is exempt."""
 PLACE_TIMEOUT_S = 30.0
 READ_TIMEOUT_S = 60.0  # for the client to read one message
 
@@ -48,7 +48,7 @@ def messages(context: AdminContext) -> APIRouter:
 
     @router.get("/subscription/{sub}/position/{messagePosition}", response_class=Response)
     async def peek(topic: TopicPath, sub: SubscriptionPath, messagePosition: int) -> Response:
-        """The how manieth unacknowledged entry, from 1; a batch comes whole. The payload decompressed, the rest in headers"""
+        """Return the nth unacknowledged entry, from 1; a batch is returned whole. Payload decompressed, metadata in headers"""
         opened = await open_plain(context, topic)
         cursor = subscription_of(opened, sub).cursor
         position = cursor.nth_unacknowledged(messagePosition) if 0 < messagePosition <= cursor.backlog_entries else None
@@ -59,9 +59,10 @@ def messages(context: AdminContext) -> APIRouter:
 
     @router.get("/examinemessage", response_class=Response)
     async def examine(topic: TopicPath, initialPosition: str = "latest", messagePosition: int = 1) -> Response:
-        """`initialPosition` earliest or latest, `messagePosition` from 1: counted in entries, without a subscription"""
+        """Return a message by its number in entries, without a subscription: `initialPosition` earliest or latest,
+        `messagePosition` from 1"""
         if initialPosition not in _ENDS:
-            raise PreconditionError(f"initialPosition {initialPosition[:100]!r} is none of {', '.join(_ENDS)}")
+            raise PreconditionError(f"initialPosition {initialPosition[:100]!r} is not one of {', '.join(_ENDS)}")
         if messagePosition < 1:
             raise PreconditionError(f"messagePosition {messagePosition} is not above 0: the first message has number 1")
         opened = await open_plain(context, topic)
@@ -76,18 +77,18 @@ def messages(context: AdminContext) -> APIRouter:
 
     @router.get("/ledger/{ledgerId}/entry/{entryId}", response_class=Response)
     async def get_by_id(topic: TopicPath, ledgerId: int, entryId: int) -> Response:
-        """As `position/…` answers it, acknowledged or not"""
+        """Return an entry by its id as `position/…` does, acknowledged or not"""
         return _Peek(places, await open_plain(context, topic), Position(ledgerId, entryId))
 
     @router.get("/messageid/{timestamp}")
     async def message_id_at(topic: TopicPath, timestamp: int) -> dict[str, Any]:
-        """The first message published at or after that time (ms); where the next one will be, if all are older"""
+        """Return the first message published at or after that time (ms); if all are older, the position of the next one"""
         opened = await open_plain(context, topic)
         return message_id(await position_at_time(opened.ledger, timestamp), topic)
 
     @router.put("/backlogSize")
     async def backlog_size(topic: TopicPath, message: MessageIdIn) -> int:
-        """Stored bytes behind a message id, exactly; of all for the earliest"""
+        """Return the exact stored bytes after a message id; for the earliest, of all entries"""
         opened = await open_plain(context, topic)
         message.check_partition(topic)
         if message.position == LATEST:
@@ -99,7 +100,7 @@ def messages(context: AdminContext) -> APIRouter:
 
 
 class _Places:
-    """Places for messages in memory: all of them, and those of each address."""
+    """Places for messages in memory, in total and for each address."""
 
     def __init__(self) -> None:
         self._all = asyncio.Semaphore(PEEKS_AT_ONCE)
@@ -108,7 +109,7 @@ class _Places:
 
     @asynccontextmanager
     async def place(self, address: str) -> AsyncIterator[None]:
-        """Wait for a place, and free it at the end. Raises ServiceNotReadyError when there is none for too long."""
+        """Wait for a place, and free it at the end. Raises ServiceNotReadyError after waiting too long."""
         async with self._share_of(address) as share:
             limit = f"{PEEKS_PER_ADDRESS} messages are being read by admin clients at {address}, which is the limit for an address"
             try:
@@ -126,7 +127,7 @@ class _Places:
 
     @asynccontextmanager
     async def _share_of(self, address: str) -> AsyncIterator[asyncio.Semaphore | None]:
-        """The places of an address; None: they are not limited."""
+        """Return the places of an address; None if they are not limited."""
         if is_loopback(address):
             yield None
             return
@@ -141,10 +142,11 @@ class _Places:
 
 
 class _Peek(Response):
-    """One message as an answer. It is read and decompressed when there is a place for it, and keeps the place until its client has
-    read it: what lies in memory meanwhile has a bound, whatever clients ask for and however slowly they read.
+    """One message as an answer.
 
-    Raises ServiceNotReadyError (503) when there is no place for too long."""
+    It is read and decompressed once there is a place for it, and keeps the place until its client has read it: this bounds memory,
+    whatever clients ask for and however slowly they read. Raises ServiceNotReadyError (503) after waiting too long for a place.
+    """
 
     def __init__(self, places: _Places, topic: Topic, position: Position) -> None:
         super().__init__()
@@ -164,11 +166,11 @@ class _Peek(Response):
             raw_headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]
             async with asyncio.timeout(READ_TIMEOUT_S):
                 await send({"type": "http.response.start", "status": HTTPStatus.OK, "headers": raw_headers})
-                for start in range(0, len(body), _PIECE_BYTES):  # each waits until the client has read most of those before
+                for start in range(0, len(body), _PIECE_BYTES):  # each waits until the client has read most of the earlier ones
                     piece = body[start : start + _PIECE_BYTES]
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
                 await send({"type": "http.response.body"})
-        except TimeoutError:  # the server closes the connection of an answer that is not whole
+        except TimeoutError:  # the server closes the connection of an incomplete answer
             log.warning("admin.peek_not_read", extra={"topic": str(self._topic.name), "waited_s": READ_TIMEOUT_S})
 
 

@@ -1,4 +1,4 @@
-"""Backup of metadata, and what an operator does after a restore. A restore itself needs a cluster that does not run."""
+"""Backup of metadata, and an operator's calls after a restore. The restore itself needs a stopped cluster."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def metadata(context: AdminContext) -> APIRouter:
 
     @router.get("/metadata/backup")
     async def backup() -> StreamingResponse:
-        """All metadata, as lines of JSON, read while the cluster runs. It is complete when its last line has `end`"""
+        """Return all metadata as lines of JSON, read while the cluster runs; complete if the last line has `end`"""
         chunks = _chunks(MetadataBackup(context.store, context.broker.ports).lines())
         first = await anext(chunks)  # an error before the first byte is answered as an error
 
@@ -46,12 +46,12 @@ def metadata(context: AdminContext) -> APIRouter:
 
     @router.get("/metadata/restored")
     async def restored() -> dict[str, Any]:
-        """The restore that waits for a confirmation, or null; what bookies reported since, and the bookies that did not report"""
+        """Return the restore that waits for confirmation, or null; what bookies reported since, and bookies that did not report"""
         return await restored_view(context.store)
 
     @router.post("/metadata/confirm", status_code=HTTPStatus.NO_CONTENT)
     async def confirm(request: Request) -> Response:
-        """Bookies may delete ledgers that the restored metadata does not have. 412 while a bookie did not report"""
+        """Allow bookies to delete ledgers that the restored metadata lacks. 412 while a bookie did not report"""
         asker = "" if request.client is None else request.client.host
         log.warning("admin.confirm_restore", extra={"asked_by": asker})
         try:
@@ -62,7 +62,8 @@ def metadata(context: AdminContext) -> APIRouter:
 
     @router.post("/metadata/without/{bookie}", status_code=HTTPStatus.NO_CONTENT)
     async def without(bookie: str, request: Request) -> Response:
-        """After a restore: this bookie is lost for good, and ledgers are created without its report. 412 when it is not missing"""
+        """After a restore: give up a bookie that is lost for good, so that ledgers are created without its report. 412 if it is
+        not missing"""
         name, asker = decode_once(bookie), "" if request.client is None else request.client.host
         log.warning("admin.without_bookie", extra={"bookie": name, "asked_by": asker})
         try:
@@ -73,7 +74,8 @@ def metadata(context: AdminContext) -> APIRouter:
 
     @router.get("/bookies/{bookie}/ledgers")
     async def held(bookie: str, above: Annotated[int, Query(ge=-1, le=keys.MAX_LEDGER_ID)] = -1) -> dict[str, Any]:
-        """Ids of ledgers above `above` that a bookie of this process holds. A bookie process serves them as `/ledgers` itself"""
+        """Return ids of ledgers above `above` that a bookie of this process holds; a bookie process serves them as `/ledgers`
+        itself"""
         name = decode_once(bookie)
         if (page := context.held_ledgers(name, above)) is None:
             raise NotFoundError(f"Bookie {name[:200]!r} does not run in this process; its own HTTP port serves /ledgers")
@@ -83,7 +85,7 @@ def metadata(context: AdminContext) -> APIRouter:
 
 
 async def _chunks(lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Lines joined to larger pieces: each piece costs a turn of the loop and a write."""
+    """Yield lines joined to larger chunks: each chunk costs a turn of the loop and a write."""
     gathered = bytearray()
     async for line in lines:
         gathered += line

@@ -1,4 +1,4 @@
-"""`/metrics`: counters pulled from where they are counted, at the moment of the scrape (docs/admin.md has the list)."""
+"""`/metrics`: counters, read at the moment of the scrape (docs/admin.md has the list)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def metrics(context: AdminContext) -> APIRouter:
 
     @router.get("/metrics")
     async def scrape(request: Request) -> Response:
-        """Prometheus text, see below. Samples of a namespace or topic only for roles that may use it"""
+        """Return metrics as Prometheus text. Samples of a namespace or topic only for roles that may use it"""
         families: Iterable[Family] = _families(context)
         if not await _sees_all(context, request):
             families = await _visible(context, request, families)
@@ -42,7 +42,7 @@ async def _sees_all(context: AdminContext, request: Request) -> bool:
 
 
 async def _visible(context: AdminContext, request: Request, families: Iterable[Family]) -> list[Family]:
-    """Leave out the samples of namespaces and topics that the caller may not use."""
+    """Omit the samples of namespaces and topics that the caller may not use."""
     known: dict[str, bool] = {}
 
     async def is_visible(sample: Sample) -> bool:

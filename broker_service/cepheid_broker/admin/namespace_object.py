@@ -1,7 +1,7 @@
-"""The whole-namespace object: Pulsar's `Policies` with its mixture of names on one side, our record on the other.
+"""The whole-namespace object: conversion between Pulsar's `Policies`, with their mixture of names, and our record.
 
-What a body asks for and the record cannot keep is refused (501): silence would be a wrong success. What it says that holds anyway,
-as the defaults that clients fill in, is taken.
+A request that the record cannot keep is refused (501), as ignoring it would be a wrong success. Values that hold anyway, such as
+the defaults that clients fill in, are accepted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cepheid_metadata import NamespacePermissions, NamespaceRecord
 DEFAULT_BUNDLES = 4
 _BOUNDARY = re.compile(r"0x[0-9a-f]{8}")
 _LAST_BOUNDARY = "0xffffffff"
-ANONYMOUS = "anonymous"  # Pulsar's role of who does not say who he is
+ANONYMOUS = "anonymous"  # Pulsar's role of an unauthenticated client
 
 _NOT_SET: dict[str, Any] = {
     "auth_policies": {"namespace_auth": {}, "destination_auth": {}, "subscription_auth_roles": {}},
@@ -44,10 +44,10 @@ _NOT_SET: dict[str, Any] = {
     "schema_validation_enforced": False,
     "subscription_types_enabled": [],
 }
-"""What every namespace answers for policies that are not set (docs/reference/shapes.md §2)."""
+"""Answer of every namespace for policies that are not set (docs/reference/shapes.md §2)."""
 
 _DEFAULTS_OF_CLIENTS: dict[str, Any] = {"schema_auto_update_compatibility_strategy": "Full"}
-"""What Go's client fills in besides: the broker's own default."""
+"""Members that Go's client fills in as well: the broker's own default."""
 
 _MEMBERS: dict[str, tuple[PolicyKind, TypeAdapter[Any]]] = {
     kind.member: (kind, TypeAdapter(kind.body)) for kind in POLICIES if kind.member is not None
@@ -60,7 +60,7 @@ class BundlesBody(BaseModel):
 
 
 class NamespaceBody(BaseModel):
-    """What is no policy of the table. Those, and what is not served, are extra members."""
+    """Members other than policies of the table. Those, and what is not served, are extra members."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -72,7 +72,7 @@ class NamespaceBody(BaseModel):
 
 
 async def new_namespace(context: AdminContext, body: NamespaceBody) -> NamespaceRecord:
-    """With defaults where the body says nothing. Raises BadRequestError, PreconditionError, NotServedError."""
+    """Return a record with defaults for what the body omits. Raises BadRequestError, PreconditionError, NotServedError."""
     extra = body.model_extra or {}
     unserved = sorted(
         name for name, value in extra.items() if name not in (*_MEMBERS, *OLD_MEMBERS) and not _holds_anyway(name, value)
@@ -112,7 +112,7 @@ async def _decoded(context: AdminContext, name: str, value: Any) -> Any:
 
 
 def namespace_object(record: NamespaceRecord, broker: TopicPolicies, permissions: NamespacePermissions) -> dict[str, Any]:
-    """What is not set and has no value of its own is left out."""
+    """Return the whole-namespace object; policies that are not set and have no default value are omitted."""
     found: dict[str, Any] = {
         **_NOT_SET,
         "replication_clusters": list(record.replication_clusters),
@@ -136,7 +136,7 @@ def namespace_object(record: NamespaceRecord, broker: TopicPolicies, permissions
 
 
 def namespace_schema() -> dict[str, Any]:
-    """For the description of the API: the members of the table besides those of the model."""
+    """Return the JSON schema for the API's description: the table's members besides those of the model."""
     schema = NamespaceBody.model_json_schema()
     schema["properties"].update({name: adapter.json_schema() for name, (_, adapter) in _MEMBERS.items()})
     return schema
@@ -144,19 +144,21 @@ def namespace_schema() -> dict[str, Any]:
 
 def _holds_anyway(name: str, value: Any) -> bool:
     if name == "auth_policies" and isinstance(value, dict) and isinstance(roles := value.get("namespace_auth"), dict):
-        # While there are no users everybody is "anonymous" and may do everything: clients' own test suites grant that.
+        # Without users every client is "anonymous" and may do everything: clients' own test suites grant that.
         value = {**value, "namespace_auth": {role: actions for role, actions in roles.items() if role != ANONYMOUS}}
     return _is_empty(value) or value == _NOT_SET.get(name) or value == _DEFAULTS_OF_CLIENTS.get(name)
 
 
 def _is_empty(value: Any) -> bool:
-    """Null, 0, false, "", and collections of nothing but such."""
+    """Return whether the value is null, 0, false, "", or a collection of only such."""
     return not value or (isinstance(value, dict) and all(map(_is_empty, value.values())))
 
 
 async def _bundles(context: AdminContext, bundles: BundlesBody) -> dict[str, Any]:
-    """Return the fields of the record for a number of equal bundles, or for any boundaries. Raises BadRequestError,
-    SplitRefusedError: boundaries that are not equal ranges, in a cluster whose upgrade is not finished."""
+    """Return the record's fields for a number of equal bundles, or for given boundaries.
+
+    Raises BadRequestError; SplitRefusedError for unequal ranges in a cluster whose upgrade is not finished.
+    """
     ends = bundles.boundaries
     count = len(ends) - 1 if ends else (bundles.numBundles or DEFAULT_BUNDLES)
     if not 1 <= count <= MAX_BUNDLES:

@@ -1,4 +1,4 @@
-"""Labels of a namespace: free text by name, of no meaning to the broker."""
+"""Properties of a namespace: free text by name, without meaning to the broker."""
 
 from __future__ import annotations
 
@@ -38,32 +38,32 @@ def namespace_properties(context: AdminContext) -> APIRouter:
 
     @router.get("/properties")
     async def get_properties(namespace: NamespacePath) -> dict[str, str]:
-        """All of them"""
+        """Return all properties"""
         return (await context.require_namespace(namespace)).record.properties
 
     @router.put("/properties", status_code=NO_CONTENT)
     async def put_properties(namespace: NamespacePath, properties: PropertiesBody) -> None:
-        """Adds to those there are, or replaces them by name; up to 64 KiB in all"""
+        """Add these properties, replacing others by name; up to 64 KiB in total"""
         await _change(context, namespace, lambda old: {**old, **properties})
 
     @router.delete("/properties", status_code=NO_CONTENT)
     async def clear_properties(namespace: NamespacePath) -> None:
-        """All of them"""
+        """Delete all properties"""
         await _change(context, namespace, lambda _: {})
 
     @router.put("/property/{key}/{value}", status_code=NO_CONTENT)
     async def put_property(namespace: NamespacePath, key: KeyPath, value: ValuePath) -> None:
-        """One of them"""
+        """Set one property"""
         await _change(context, namespace, lambda old: {**old, key: value})
 
     @router.get("/property/{key}", response_class=Response)
     async def get_property(namespace: NamespacePath, key: KeyPath) -> Response:
-        """Its value as plain text, 204 when there is none"""
+        """Return a property's value as plain text, 204 if there is none"""
         return _text((await context.require_namespace(namespace)).record.properties.get(key))
 
     @router.delete("/property/{key}", response_class=Response)
     async def delete_property(namespace: NamespacePath, key: KeyPath) -> Response:
-        """Answers with the value it had, 204 when it had none"""
+        """Delete a property; return its value, 204 if there was none"""
         previous: list[str | None] = []
 
         def without(old: Mapping[str, str]) -> dict[str, str]:

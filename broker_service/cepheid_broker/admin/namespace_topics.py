@@ -1,4 +1,4 @@
-"""All topics of a namespace, or of one bundle of it, at once: clear backlogs, delete a subscription everywhere, unload."""
+"""Calls on all topics of a namespace or of one bundle: clear backlogs, delete a subscription everywhere, unload."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def namespace_topics(context: AdminContext) -> APIRouter:
 
     @router.put("/{bundle}/unload", status_code=NO_CONTENT)
     async def unload_bundle(namespace: NamespacePath, bundle: BundlePath, request: Request, destinationBroker: str = "") -> None:
-        """Every open topic of the bundle, which goes to `destinationBroker`, or to another one if there is. 412, and nothing moves,
-        when that broker does not run, is being drained, or is not allowed by an isolation policy"""
+        """Unload every open topic of the bundle, which moves to `destinationBroker`, or to another one if there is one. 412, and
+        nothing moves, if that broker does not run, is draining, or is not allowed by an isolation policy"""
         found = await require_bundle(context, namespace, bundle)
         to = id_of_broker(context, request, destinationBroker) if destinationBroker else ""
         await require_owner(context, found)
@@ -35,7 +35,7 @@ def namespace_topics(context: AdminContext) -> APIRouter:
 
     @router.delete("/{bundle}", status_code=NO_CONTENT)
     async def delete_bundle(namespace: NamespacePath, bundle: BundlePath) -> None:
-        """Nothing to do for an empty bundle, 409 for one with topics; any other word is 412, as in Pulsar"""
+        """Do nothing for an empty bundle; 409 for one with topics; any other word is 412, as in Pulsar"""
         if (reason := unserved(f"/admin/v2/namespaces/t/n/{bundle}")) is not None:
             raise NotServedError(f"DELETE {bundle} of {namespace}: {reason}")
         found = await require_bundle(context, namespace, bundle)
@@ -46,38 +46,38 @@ def namespace_topics(context: AdminContext) -> APIRouter:
 
     @router.post("/clearBacklog", status_code=NO_CONTENT)
     async def clear_backlogs(namespace: NamespacePath) -> None:
-        """Of every subscription of every topic"""
+        """Clear the backlog of every subscription of every topic"""
         await on_bundles(context, namespace, lambda bundle: _clear(context, bundle, None), "/clearBacklog")
 
     @router.post("/clearBacklog/{sub}", status_code=NO_CONTENT)
     async def clear_backlogs_of(namespace: NamespacePath, sub: SubscriptionPath) -> None:
-        """Of this subscription on every topic that has it"""
+        """Clear the backlog of this subscription on every topic that has it"""
         await on_bundles(context, namespace, lambda bundle: _clear(context, bundle, sub), f"/clearBacklog/{_segment(sub)}")
 
     @router.post("/{bundle}/clearBacklog", status_code=NO_CONTENT)
     async def clear_bundle(namespace: NamespacePath, bundle: BundlePath) -> None:
-        """Of every subscription in the bundle"""
+        """Clear the backlog of every subscription in the bundle"""
         found = await require_bundle(context, namespace, bundle)
         await require_owner(context, found)
         await _clear(context, found, None)
 
     @router.post("/{bundle}/clearBacklog/{sub}", status_code=NO_CONTENT)
     async def clear_bundle_of(namespace: NamespacePath, bundle: BundlePath, sub: SubscriptionPath) -> None:
-        """Of this subscription in the bundle"""
+        """Clear the backlog of this subscription in the bundle"""
         found = await require_bundle(context, namespace, bundle)
         await require_owner(context, found)
         await _clear(context, found, sub)
 
     @router.post("/unsubscribe/{sub}", status_code=NO_CONTENT)
     async def unsubscribe(namespace: NamespacePath, sub: SubscriptionPath) -> None:
-        """Deletes it where it exists; 412 while a topic has consumers of it: then nothing of that bundle is deleted"""
+        """Delete the subscription everywhere; 412 while a topic has consumers of it: then nothing of that bundle is deleted"""
         below = f"/unsubscribe/{_segment(sub)}"
-        tolerate = (HTTPStatus.NOT_FOUND,)  # from brokers of earlier releases, where no topic of a bundle has it
+        tolerate = (HTTPStatus.NOT_FOUND,)  # from brokers of earlier releases, if no topic of a bundle has it
         await on_bundles(context, namespace, lambda bundle: _unsubscribe(context, bundle, sub), below, tolerate=tolerate)
 
     @router.post("/{bundle}/unsubscribe/{sub}", status_code=NO_CONTENT)
     async def unsubscribe_bundle(namespace: NamespacePath, bundle: BundlePath, sub: SubscriptionPath) -> None:
-        """The same in one bundle"""
+        """Delete the subscription in one bundle"""
         found = await require_bundle(context, namespace, bundle)
         await require_owner(context, found)
         await _unsubscribe(context, found, sub)
@@ -90,7 +90,7 @@ async def _topics_in(context: AdminContext, bundle: Bundle) -> list[TopicName]:
 
 
 async def _clear(context: AdminContext, bundle: Bundle, name: str | None) -> None:
-    """Topics that are not open are opened one by one: each may have a backlog."""
+    """Clear backlogs, opening closed topics one by one: each may have a backlog."""
     for topic in await _topics_in(context, bundle):
         opened = await open_topic(context, topic)
         for subscription in list(opened.subscriptions.values()):
@@ -112,5 +112,5 @@ async def _unsubscribe(context: AdminContext, bundle: Bundle, name: str) -> None
 
 
 def _segment(subscription: str) -> str:
-    """Decoded twice (raw_path.py)."""
+    """Encode a name for a path segment that is decoded twice (raw_path.py)."""
     return quote(quote(subscription, safe=""), safe="")

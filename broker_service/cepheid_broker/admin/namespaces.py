@@ -1,4 +1,4 @@
-"""Namespaces: create, list, read, delete, unload, and the topics in them."""
+"""Namespaces: create, list, read, delete, unload, and list the topics in them."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def namespaces(context: AdminContext) -> APIRouter:
 
     @router.get("/{tenant}/{namespace}")
     async def get_policies(namespace: NamespacePath) -> dict[str, Any]:
-        """All policies"""
+        """Return all policies"""
         record = (await context.require_namespace(namespace)).record
         granted = await read_permissions(context, namespace)
         return namespace_object(record, context.broker.catalog.broker_policies, granted)
 
     @router.put("/{tenant}/{namespace}", status_code=NO_CONTENT, openapi_extra=_POLICIES_BODY)
     async def create_namespace(namespace: NamespacePath, policies: PoliciesBody, request: Request) -> None:
-        """An offload policy in the body needs a super-user, as by its own call"""
+        """Create a namespace; an offload policy in the body needs a super-user, as in its own call"""
         await context.require_tenant(namespace.tenant)
         record = await new_namespace(context, policies or NamespaceBody())
         if record.offload is not None:
@@ -65,9 +65,9 @@ def namespaces(context: AdminContext) -> APIRouter:
 
     @router.delete("/{tenant}/{namespace}", status_code=NO_CONTENT)
     async def delete_namespace(namespace: NamespacePath, force: bool = False) -> None:
-        """Empty ones only"""
+        """Delete an empty namespace"""
         if force:
-            raise NotAllowedHereError("This broker does not allow to delete a namespace by force")
+            raise NotAllowedHereError("This broker does not allow deleting a namespace by force")
         await _delete(context, namespace)
 
     @router.get("/{tenant}/{namespace}/topics")
@@ -77,9 +77,9 @@ def namespaces(context: AdminContext) -> APIRouter:
         mode: str = "PERSISTENT",
         includeSystemTopic: bool = False,
     ) -> list[str]:
-        """Topics that the role may use; `mode` is PERSISTENT, NON_PERSISTENT or ALL"""
+        """Return the topics that the role may use; `mode` is PERSISTENT, NON_PERSISTENT or ALL"""
         if mode not in _MODES:
-            raise PreconditionError(f"mode {mode!r} is none of {', '.join(_MODES)}")
+            raise PreconditionError(f"mode {mode!r} is not one of {', '.join(_MODES)}")
         topics = [topic for domain in _MODES[mode] for topic in await topics_in(context, namespace, domain)]
         return [
             str(topic) for topic in await visible_topics(context, request, namespace, topics) if is_shown(topic, includeSystemTopic)
@@ -91,14 +91,14 @@ def namespaces(context: AdminContext) -> APIRouter:
 
     @router.put("/{tenant}/{namespace}/unload", status_code=NO_CONTENT)
     async def unload_namespace(namespace: NamespacePath) -> None:
-        """Every open topic of the namespace, at all brokers"""
+        """Unload every open topic of the namespace, at all brokers"""
         await unload_all(context, namespace)
 
     return router
 
 
 async def _create(context: AdminContext, namespace: NamespaceName, record: NamespaceRecord) -> None:
-    """In one step with a write of its tenant: who deletes or narrows that meanwhile finds it changed, and looks again."""
+    """Create it together with a write of its tenant: a concurrent change of the tenant then finds it changed, and checks again."""
     noun = (namespace.tenant, namespace.local_name)
     create = context.namespaces.create_op(noun, record)
     for _ in range(TRIES):
@@ -115,7 +115,7 @@ async def _create(context: AdminContext, namespace: NamespaceName, record: Names
 
 
 async def _delete(context: AdminContext, namespace: NamespaceName) -> None:
-    """Marked first, so that no topic is made in it while it is looked at."""
+    """Delete a namespace. It is marked first, so that no topic is created in it while it is checked."""
     found = await context.require_namespace(namespace)
     if len(found.record.replication_clusters) > 1:
         raise PreconditionError(f"Namespace {namespace} is replicated to other clusters", namespace=str(namespace))

@@ -1,6 +1,6 @@
-"""Non-persistent topics over the API: what they have in common with stored ones, and their own statistics.
+"""Non-persistent topics in the API: calls shared with stored topics, and their own statistics.
 
-What only stored entries make possible is refused with the status that Pulsar has for it (unserved.py).
+Calls that need stored entries are refused with the status that Pulsar has for it (unserved.py).
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ def non_persistent_stats(context: AdminContext) -> APIRouter:
 
     @router.get("/stats")
     async def get_stats(topic: TopicPath, request: Request) -> dict[str, Any]:
-        """Rates, clients, and what was dropped"""
+        """Return rates, clients, and what was dropped"""
         await require_plain(context, topic)
         return await _stats(context, topic, request)
 
     @router.get("/partitioned-stats")
     async def get_partitioned_stats(topic: TopicPath, request: Request, perPartition: bool = True) -> dict[str, Any]:
-        """The same of all partitions together, and of each"""
+        """Return the statistics of all partitions together, and of each"""
         if topic.is_partition:
             raise PreconditionError(f"{topic} is the name of a partition: use the name of the partitioned topic", topic=str(topic))
         found = await context.broker.catalog.find(topic)
@@ -70,13 +70,13 @@ def non_persistent_stats(context: AdminContext) -> APIRouter:
 
     @router.get("/internalStats")
     async def get_internal_stats(topic: TopicPath) -> dict[str, Any]:
-        """Nothing is stored: zeros"""
+        """Return zeros, as nothing is stored"""
         await require_plain(context, topic)
         return _NOTHING_STORED
 
     @router.get("/subscriptions")
     async def list_subscriptions(topic: TopicPath, request: Request) -> list[str]:
-        """Those that are there now: on any partition"""
+        """Return the subscriptions that exist now on any partition"""
 
         async def names_of(part: TopicName) -> list[str]:
             return list((await open_topic(context, part)).subscriptions)
@@ -96,7 +96,7 @@ async def _stats(context: AdminContext, name: TopicName, request: Request) -> di
 
 
 def _with_drops(stats: dict[str, Any], topic: Topic) -> dict[str, Any]:
-    """`msgDropRate` at every level (docs/reference/shapes.md §4). At the door nothing is dropped (non_persistent_topic.py)."""
+    """Add `msgDropRate` at every level (docs/reference/shapes.md §4). Nothing is dropped on arrival (non_persistent_topic.py)."""
     rates = {
         name: subscription.drop_rate_per_s
         for name, subscription in topic.subscriptions.items()

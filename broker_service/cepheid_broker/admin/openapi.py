@@ -1,5 +1,7 @@
-"""The description of the API for machines, with what the framework cannot know: bodies are read by dependencies of ours, and every
-refusal has the same shape."""
+"""The description of the API for machines, with what the framework cannot know.
+
+Bodies are read by dependencies of ours, and all refusals have the same format.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ def routes_of(router: APIRouter) -> Iterator[APIRoute]:
 
 
 def complete(description: dict[str, Any], routers: Iterable[APIRouter]) -> dict[str, Any]:
-    """Adds request bodies and refusals."""
+    """Add request bodies and refusals to the description."""
     schemas = description.setdefault("components", {}).setdefault("schemas", {})
     for route in chain.from_iterable(map(routes_of, routers)):
         for method in route.methods or ():

@@ -1,12 +1,13 @@
-"""Calls on a name with several parts: each part's broker does its part, and the answers are put together.
+"""Calls on a name with several parts: each part's broker handles its part, and the answers are combined.
 
     on_parts ──► plain topic: `local` ──► NotOwnerError? 307 to its owner (app.py)
              └─► partitions, some at a time: ours? `local` : the same call on the partition's name at its owner
 
 Rules
-1. `local` does to one part what the call on that part's own name does, refusals included: where the part lies changes nothing.
-2. Refusals with a status that the caller tolerates count as "nothing to do there"; all parts so: the call is refused like that.
-3. Everything that was begun ends before a failure is answered; it names partition and broker.
+1. `local` does to one part what a call on that part's own name does, refusals included: it does not matter which broker serves it.
+2. Refusals with a status that the caller tolerates count as "nothing to do there"; if all parts refuse, the call is refused like
+   that.
+3. Everything that was begun ends before a failure is answered; the failure names partition and broker.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from cepheid_ports import CepheidError
 from cepheid_wire import TopicName
 
 AT_ONCE = 16
-"""Parts that one call works on at the same time."""
+"""Parts that one call works on concurrently."""
 
 N = TypeVar("N")
 T = TypeVar("T")
@@ -35,7 +36,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What a part's owner is asked: `below` its path, query included. `read` makes the answer what `local` returns."""
+    """The request to a part's owner. `below`: its path and query under the topic; `read` converts the answer to what `local`
+    returns."""
 
     method: str
     below: str
@@ -44,8 +46,8 @@ class Ask:
 
 
 def same_call(request: Request, read: Callable[[Any], Any] = lambda answer: answer) -> Ask:
-    """The call that is being answered, on a part's name."""
-    below = "/".join(request.scope["path"].split("/")[7:])  # behind /admin/v2/{domain}/{tenant}/{namespace}/{topic}
+    """Return the call that is being answered, for a part's name."""
+    below = "/".join(request.scope["path"].split("/")[7:])  # after /admin/v2/{domain}/{tenant}/{namespace}/{topic}
     query = request.scope["query_string"].decode("ascii", errors="replace")
     body = getattr(request.state, "body", b"")
     return Ask(request.method, f"/{below}?{query}" if query else f"/{below}", body, read)
@@ -59,7 +61,7 @@ async def on_parts(
     *,
     tolerate: Collection[HTTPStatus] = (),
 ) -> dict[TopicName, T]:
-    """What each part answered, in order. Raises TopicNotFoundError, NotOwnerError (of a plain topic), what parts raise."""
+    """Return each part's answer, in order. Raises TopicNotFoundError, NotOwnerError (for a plain topic) and the errors of parts."""
     parts = await parts_of(context, topic)
     if parts == [topic]:
         return {topic: await local(topic)}
@@ -74,7 +76,7 @@ async def on_topics(
     *,
     tolerate: Collection[HTTPStatus] = (),
 ) -> dict[TopicName, T]:
-    """As `on_parts`."""
+    """Call `local` for each topic, or its owner, as `on_parts` does for parts."""
     turns = asyncio.Semaphore(AT_ONCE)
 
     async def do(topic: TopicName) -> T:
@@ -92,13 +94,14 @@ async def on_topics(
 
 
 def tolerated(names: Sequence[N], outcomes: Sequence[Any], tolerate: Collection[HTTPStatus]) -> dict[N, Any]:
-    """By name, without these refusals (rule 2). Raises any other failure, and a refusal when there is nothing else."""
+    """Return answers by name, without tolerated refusals (rule 2). Raises any other failure, or a refusal if there are only
+    such."""
     refused: list[CepheidError] = []
     for outcome in outcomes:
         if isinstance(outcome, BaseException):
             if not isinstance(outcome, CepheidError) or http_status_of(outcome) not in tolerate:
                 raise outcome
             refused.append(outcome)
-    if refused and len(refused) == len(outcomes):  # 404 says least: somewhere there was more than nothing
+    if refused and len(refused) == len(outcomes):  # 404 is the least specific: other refusals are preferred
         raise next((error for error in refused if http_status_of(error) != HTTPStatus.NOT_FOUND), refused[0])
     return {name: outcome for name, outcome in zip(names, outcomes, strict=True) if not isinstance(outcome, BaseException)}

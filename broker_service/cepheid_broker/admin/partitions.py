@@ -1,5 +1,7 @@
-"""Partitioned topics: create, count, grow, delete, and their statistics. A partitioned topic is a record with a count; what can be
-opened are its partitions."""
+"""Partitioned topics: create, count, grow, delete.
+
+A partitioned topic is a record with a count; only its partitions can be opened.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ NO_CONTENT = 204
 
 
 class PartitionedTopicMetadata(BaseModel):
-    """What newer clients send in place of a bare number."""
+    """The body that newer clients send instead of a plain number."""
 
     partitions: int
     properties: dict[str, str] | None = Field(default_factory=dict)
@@ -41,7 +43,7 @@ def partitions(context: AdminContext) -> APIRouter:
 
     @router.post("/createMissedPartitions", status_code=NO_CONTENT)
     async def create_missed(topic: TopicPath) -> None:
-        """Partitions that were never opened get the durable subscriptions of partition 0"""
+        """Give partitions that were never opened the durable subscriptions of partition 0"""
         _refuse_partition_name(topic)
         if await context.broker.catalog.partitions(topic) == 0:
             raise ConflictError(f"Topic {topic} is not partitioned", topic=str(topic))
@@ -52,7 +54,7 @@ def partitions(context: AdminContext) -> APIRouter:
 
 
 def partitions_of(context: AdminContext, domain: str) -> APIRouter:
-    """What both domains have."""
+    """Return the routes that both domains have."""
     router = APIRouter(prefix=f"/admin/v2/{domain}/{{tenant}}/{{namespace}}/{{topic}}")
 
     @router.put("/partitions", status_code=NO_CONTENT)
@@ -71,19 +73,19 @@ def partitions_of(context: AdminContext, domain: str) -> APIRouter:
 
     @router.get("/partitions")
     async def count_partitions(topic: TopicPath, request: Request, checkAllowAutoCreation: bool = False) -> dict[str, Any]:
-        """0: not partitioned"""
+        """Return the number of partitions; 0: not partitioned"""
         return await _count(context, request, topic, may_create=checkAllowAutoCreation)
 
     @router.post("/partitions", status_code=NO_CONTENT)
     async def grow(topic: TopicPath, count: NumberBody, force: bool = False) -> None:
-        """Up to 10,000; new partitions get the durable subscriptions of partition 0 at earliest"""
+        """Grow up to 10,000 partitions; new ones get the durable subscriptions of partition 0, at earliest"""
         _refuse_partition_name(topic)
         await require_owner(context, topic)
         await _grow(context, topic, count, force=force)
 
     @router.delete("/partitions", status_code=NO_CONTENT)
     async def delete_partitioned(topic: TopicPath, force: bool = False, onlyIfMarked: bool = False) -> None:
-        """`force` closes clients. `onlyIfMarked` is for brokers: 404 unless its deletion has begun"""
+        """Delete with all partitions; `force` closes clients. `onlyIfMarked` is for brokers: 404 unless its deletion has begun"""
         _refuse_partition_name(topic)
         await require_owner(context, topic)
         if onlyIfMarked and not await context.broker.partitioned.is_marked(topic):
@@ -94,13 +96,15 @@ def partitions_of(context: AdminContext, domain: str) -> APIRouter:
 
 
 async def _count(context: AdminContext, request: Request, topic: TopicName, *, may_create: bool) -> dict[str, Any]:
-    """Creates only what `checkAllowAutoCreation` says: partitioned topics; a plain one appears when a client connects
-    (docs/reference/behaviours.md §4)."""
+    """Return the number of partitions; with `checkAllowAutoCreation` a missing partitioned topic is created.
+
+    A plain topic is created only when a client connects (docs/reference/behaviours.md §4).
+    """
     found = await topic_records(context.store).get(topic)
     if found is not None:
         record = found.record
         return {"partitions": record.partitions, "deleted": bool(record.deleted), "properties": record.properties}
-    if await context.broker.catalog.partitions(topic) is not None:  # one partition of a partitioned topic
+    if await context.broker.catalog.partitions(topic) is not None:  # a partition of a partitioned topic
         return {"partitions": 0, "deleted": False, "properties": {}}
     count = 0
     creation = await context.broker.catalog.creation_in(topic.namespace)
@@ -152,8 +156,8 @@ def _refuse_partition_name(topic: TopicName) -> None:
 
 
 async def _refuse_strays(context: AdminContext, topic: TopicName, *, first: int) -> None:
-    """Plain topics that have the names of the partitions to come would silently become partitions."""
+    """Refuse if plain topics have names of the new partitions: they would silently become partitions."""
     namespace = topic.namespace
     for found in await list_topics(context.store, namespace.tenant, namespace.local_name, topic.domain):
         if found.base == topic and found.partition_index >= first:
-            raise ConflictError(f"Topic {found} exists, and is no partition of {topic}", topic=str(topic))
+            raise ConflictError(f"Topic {found} exists, and is not a partition of {topic}", topic=str(topic))

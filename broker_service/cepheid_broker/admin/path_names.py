@@ -1,6 +1,6 @@
-"""Names out of path segments: decoded and checked once, where they enter. A bad name is 412 (docs/reference/behaviours.md §1, §3).
+"""Names in path segments, decoded and checked once on entry. A bad name is 412 (docs/reference/behaviours.md §1, §3).
 
-All dependencies are coroutines: the framework would run plain functions in threads of its own.
+All dependencies are coroutines: the framework would run plain functions in its own threads.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from cepheid_broker.protocol import check_subscription_name
 from cepheid_wire import NON_PERSISTENT, PATH_STEPS, PERSISTENT, NamespaceName, TopicName
 
 _NAME = re.compile(r"[-=:.\w]+", re.ASCII)
-MAX_NAME_BYTES = 255  # of a tenant, namespace or cluster; each is one key segment in metadata
+MAX_NAME_BYTES = 255  # for tenant, namespace and cluster, each a segment of a metadata key
 
 
 def check_name(kind: str, name: str) -> str:
-    """`name` if it may name a cluster, tenant or namespace."""
+    """Return `name` if it is valid for a cluster, tenant or namespace."""
     if not _NAME.fullmatch(name):
         raise BadNameError(f"{name[:200]!r} cannot name a {kind}: use letters, digits and -=:._ only")
     if name in PATH_STEPS:
-        raise BadNameError(f"{name!r} cannot name a {kind}: paths with it lead elsewhere, choose another name")
+        raise BadNameError(f"{name!r} cannot name a {kind}: paths with it lead elsewhere; choose another name")
     if len(name) > MAX_NAME_BYTES:
         raise BadNameError(f"the name of the {kind} has {len(name)} bytes, {MAX_NAME_BYTES} are possible")
     return name
@@ -46,7 +46,7 @@ async def _namespace(tenant: Annotated[str, Depends(_tenant)], namespace: str) -
 
 
 async def _domain(request: Request) -> str:
-    """That of the route: /admin/v2/persistent/… or /admin/v2/non-persistent/…"""
+    """Return the domain of the route: /admin/v2/persistent/… or /admin/v2/non-persistent/…"""
     return NON_PERSISTENT if request.scope["path"].startswith(f"/admin/v2/{NON_PERSISTENT}/") else PERSISTENT
 
 
@@ -62,13 +62,13 @@ async def _twice_decoded_topic(tenant: str, namespace: str, topic: str) -> Topic
 
 
 async def _schema_topic(tenant: str, namespace: str, topic: str) -> TopicName:
-    # The domain is not named: both share a schema.
+    # Without the domain: topics of both domains share a schema.
     return (await _twice_decoded_topic(tenant, namespace, topic)).base
 
 
 async def _any_topic(domain: str, tenant: str, namespace: str, topic: str) -> TopicName:
     if domain not in (PERSISTENT, NON_PERSISTENT):
-        raise BadNameError(f"{domain!r} is no domain of topics: {PERSISTENT} or {NON_PERSISTENT}")
+        raise BadNameError(f"{domain!r} is not a domain of topics: {PERSISTENT} or {NON_PERSISTENT}")
     return _topic_name(domain, tenant, namespace, topic)
 
 
@@ -82,7 +82,7 @@ async def _subscription(sub: str) -> str:
 
 
 def _topic_name(domain: str, tenant: str, namespace: str, topic: str) -> TopicName:
-    # Parsing checks each part; a name with a slash in it is refused there, as it has no full name.
+    # Parsing checks each part; a name that contains a slash is refused there.
     return TopicName.parse(f"{domain}://{decode_once(tenant)}/{decode_once(namespace)}/{decode_once(topic)}")
 
 
@@ -96,7 +96,7 @@ AnyTopicPath = Annotated[TopicName, Depends(_any_topic)]
 SubscriptionPath = Annotated[str, Depends(_subscription)]
 
 PathNoun = str | NamespaceName | TopicName
-"""What a call is about: a tenant, a namespace or a topic."""
+"""The subject of a call: a tenant, a namespace or a topic."""
 NounReader = Callable[[Request], Awaitable[PathNoun]]
 
 
@@ -140,10 +140,10 @@ _READERS: dict[Any, tuple[int, NounReader]] = {
 
 
 def noun_reader(dependant: Dependant) -> NounReader | None:
-    """Return what reads the noun of a route from a request, exactly as the route itself reads it; None: the route has none.
+    """Return a reader of the route's noun from a request, which reads it as the route itself does; None if it has none.
 
-    Topics are decoded once or twice, depending on the route. Who decides about permissions must not read another name than the
-    function that does the work.
+    Topics are decoded once or twice, depending on the route. Permissions must not be checked for another name than the one that the
+    handler uses.
     """
     found: dict[NounReader, int] = {}
     pending = [dependant]
@@ -161,5 +161,5 @@ def noun_reader(dependant: Dependant) -> NounReader | None:
 
 
 async def subscription_in(request: Request) -> str:
-    """Return the subscription that `{sub}` of the route names."""
+    """Return the subscription named by `{sub}` of the route."""
     return await _subscription(request.path_params["sub"])

@@ -1,7 +1,7 @@
-"""Permissions over the API: grants on namespaces, topics and subscriptions, and the rule that decides about a role.
+"""Permissions in the API: grants on namespaces, topics and subscriptions, and the rule that decides for a role.
 
-While authorization is off nothing can be granted (501, as in Pulsar): it would have no effect. Reading shows what is recorded, and
-revoking works in any case.
+While authorization is off nothing can be granted (501, as in Pulsar), as it would have no effect. Reading returns what is recorded,
+and revoking always works.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NAMESPACE = f"{_NAMESPACES}/{{tenant}}/{{namespace}}"
 Granted = Mapping[str, tuple[Action, ...]]
 Change = Callable[[NamespacePermissions], NamespacePermissions]
 TopicChange = tuple[TopicName, str, tuple[Action, ...]]
-"""A topic, a role, and the actions that it gets there in place of those before."""
+"""A topic, a role, and the actions that replace its earlier ones there."""
 
 
 class TopicGrant(BaseModel):
@@ -78,7 +78,7 @@ def permissions(context: AdminContext) -> APIRouter:
 
 
 def _granting(context: AdminContext) -> list[Any]:
-    """Dependency of the routes that grant something: they are refused before their body is read."""
+    """Return a dependency for routes that grant something: they are refused before their body is read."""
 
     async def require_authorization(request: Request) -> None:
         if context.broker.authorizer is None:
@@ -94,38 +94,38 @@ def _add_namespace_routes(router: APIRouter, context: AdminContext) -> None:
 
     @router.get(f"{_NAMESPACE}/permissions")
     async def granted_in_namespace(namespace: NamespacePath) -> dict[str, list[str]]:
-        """Actions by role"""
+        """Return the actions granted in the namespace, by role"""
         return _shown((await read_permissions(context, namespace)).namespace)
 
     @router.get(f"{_NAMESPACE}/permissions/subscription")
     async def granted_on_subscriptions(namespace: NamespacePath) -> dict[str, list[str]]:
-        """Roles by subscription. A subscription that is not here is open to all roles that may consume"""
+        """Return roles by subscription; a subscription that is not listed is open to all roles that may consume"""
         found = (await read_permissions(context, namespace)).subscriptions
         return {subscription: list(roles) for subscription, roles in found.items()}
 
     @router.post(f"{_NAMESPACE}/permissions/{{role}}", status_code=NO_CONTENT, dependencies=granting)
     async def grant_in_namespace(request: Request, namespace: NamespacePath, role: RolePath, actions: ActionsBody) -> None:
-        """Replaces the actions of the role. 501 while authorization is off"""
+        """Replace the actions of the role. 501 while authorization is off"""
         describe_change(request, actions or ["no actions"])
         await _change(context, namespace, lambda found: found.replace(namespace=_with(found.namespace, role, actions)))
 
     @router.delete(f"{_NAMESPACE}/permissions/{{role}}", status_code=NO_CONTENT)
     async def revoke_in_namespace(namespace: NamespacePath, role: RolePath) -> None:
-        """All actions of the role, except those on single topics. Of a role that has none: success"""
+        """Remove all actions of the role, except those on single topics; succeeds if it has none"""
         await _change(context, namespace, lambda found: found.replace(namespace=_with(found.namespace, role, ())))
 
     @router.post(f"{_NAMESPACE}/permissions/subscription/{{subscription}}", status_code=NO_CONTENT, dependencies=granting)
     async def grant_on_subscription(
         request: Request, namespace: NamespacePath, subscription: GrantedSubscriptionPath, roles: RolesBody
     ) -> None:
-        """Reserves it for these roles, in place of those before. They need the right to consume as well"""
+        """Reserve the subscription for these roles, in place of earlier ones; they also need the right to consume"""
         names = tuple(dict.fromkeys(_checked("role", role) for role in roles))
         describe_change(request, names or ["no roles"])
         await _change(context, namespace, lambda found: _with_subscription(found, subscription, names))
 
     @router.delete(f"{_NAMESPACE}/permissions/{{subscription}}/{{role}}", status_code=NO_CONTENT)
     async def revoke_on_subscription(namespace: NamespacePath, subscription: GrantedSubscriptionPath, role: RolePath) -> None:
-        """Of a role that has none: success. Without its last role the subscription is open again"""
+        """Remove the role from the subscription; succeeds if it has none. Without roles the subscription is open again"""
 
         def without(found: NamespacePermissions) -> NamespacePermissions:
             left = tuple(each for each in found.subscriptions.get(subscription, ()) if each != role)
@@ -135,12 +135,12 @@ def _add_namespace_routes(router: APIRouter, context: AdminContext) -> None:
 
     @router.get(f"{_NAMESPACE}/subscriptionAuthMode")
     async def get_subscription_auth_mode(namespace: NamespacePath) -> str:
-        """`None`, or `Prefix`: the name of a subscription must begin with the role"""
+        """Return `None`, or `Prefix`: names of subscriptions must begin with the role"""
         return (await read_permissions(context, namespace)).subscription_auth_mode
 
     @router.post(f"{_NAMESPACE}/subscriptionAuthMode", status_code=NO_CONTENT, dependencies=granting)
     async def set_subscription_auth_mode(request: Request, namespace: NamespacePath, mode: ModeBody) -> None:
-        """A JSON string. 501 as above"""
+        """Set the mode, a JSON string. 501 while authorization is off"""
         if mode not in get_args(SubscriptionAuthMode):
             raise PreconditionError(f"{mode[:100]!r} is not a mode: use {' or '.join(get_args(SubscriptionAuthMode))}")
         describe_change(request, [mode])
@@ -156,7 +156,7 @@ def _add_routes_of_domain(router: APIRouter, context: AdminContext, path: str) -
 
     @router.get(path)
     async def granted_on_topic(topic: TopicPath) -> dict[str, list[str]]:
-        """Actions by role, on the topic or on its namespace"""
+        """Return the actions granted on the topic or its namespace, by role"""
         found = await read_permissions(context, topic.namespace)
         names = {str(topic), str(topic.base)}
         if names.isdisjoint(found.topics):
@@ -169,13 +169,13 @@ def _add_routes_of_domain(router: APIRouter, context: AdminContext, path: str) -
 
     @router.post(f"{path}/{{role}}", status_code=NO_CONTENT, dependencies=_granting(context))
     async def grant_on_topic(request: Request, topic: TopicPath, role: RolePath, actions: ActionsBody) -> None:
-        """Replaces the actions of the role on this topic and its partitions. The topic need not exist. 501 as above"""
+        """Replace the role's actions on this topic and its partitions, which need not exist. 501 while authorization is off"""
         describe_change(request, actions or ["no actions"])
         await _change(context, topic.namespace, lambda found: _with_topic(found, topic, role, actions))
 
     @router.delete(f"{path}/{{role}}", status_code=NO_CONTENT)
     async def revoke_on_topic(topic: TopicPath, role: RolePath) -> None:
-        """What was granted on the topic itself; 412 when that is nothing"""
+        """Remove what was granted on the topic itself; 412 if nothing was"""
         before = await read_permissions(context, topic.namespace)
         if str(topic) not in before.topics:
             await _require_topic(context, topic)
@@ -191,13 +191,13 @@ def _add_routes_of_domain(router: APIRouter, context: AdminContext, path: str) -
 def _add_bulk_routes(router: APIRouter, context: AdminContext) -> None:
     @router.post(f"{_NAMESPACES}/grantPermissionsOnTopics", status_code=NO_CONTENT, dependencies=_granting(context))
     async def grant_on_topics(grants: GrantsBody, request: Request) -> None:
-        """On many topics; namespaces are changed one after the other, each as a whole"""
+        """Grant permissions on many topics, one namespace after the other, each as a whole"""
         wanted = [(TopicName.parse(each.topic), _checked("role", each.role), tuple(each.actions)) for each in grants]
         await _change_topics(context, request, wanted)
 
     @router.post(f"{_NAMESPACES}/revokePermissionsOnTopics", status_code=NO_CONTENT)
     async def revoke_on_topics(revocations: RevocationsBody, request: Request) -> None:
-        """On many topics, as above. Of a role that has none: success"""
+        """Revoke permissions on many topics, one namespace after the other; succeeds for roles that have none"""
         wanted = [(TopicName.parse(each.topic), _checked("role", each.role), ()) for each in revocations]
         await _change_topics(context, request, wanted)
 
@@ -211,7 +211,7 @@ def _add_why(router: APIRouter, context: AdminContext) -> None:
         action: Literal["produce", "consume", "lookup", "admin"],
         subscription: str | None = None,
     ) -> dict[str, Any]:
-        """Ours, not Pulsar's: whether a role may do that on a topic, and by which rule. Every role may ask about itself"""
+        """Return whether a role may do this on a topic, and by which rule; any role may ask about itself"""
         authorizer, name = context.broker.authorizer, TopicName.parse(topic)
         if authorizer is None:
             return {"allowed": True, "rule": "authorization is off (authorization.enabled)"}
@@ -230,14 +230,14 @@ _NEEDS = {
 
 
 async def read_permissions(context: AdminContext, namespace: NamespaceName) -> NamespacePermissions:
-    """Raises NamespaceNotFoundError."""
+    """Return the recorded permissions of a namespace. Raises NamespaceNotFoundError."""
     await context.require_namespace(namespace)
     found = await namespace_permissions(context.store).get((namespace.tenant, namespace.local_name))
     return NamespacePermissions() if found is None else found.record
 
 
 async def _change(context: AdminContext, namespace: NamespaceName, change: Change) -> None:
-    """Raises NamespaceNotFoundError, PermissionsFullError, PermissionsContendedError, and what `change` raises."""
+    """Apply `change`. Raises NamespaceNotFoundError, PermissionsFullError, PermissionsContendedError and the errors of `change`."""
     try:
         await change_permissions(context.store, namespace.tenant, namespace.local_name, change)
     except NoSuchKeyError:
@@ -245,7 +245,7 @@ async def _change(context: AdminContext, namespace: NamespaceName, change: Chang
 
 
 async def _change_topics(context: AdminContext, request: Request, wanted: Sequence[TopicChange]) -> None:
-    """All are allowed before the first is changed."""
+    """Change permissions on many topics, after checking that all changes are allowed."""
     describe_change(request, (f"{role} on {topic}: {' '.join(actions) or 'nothing'}" for topic, role, actions in wanted))
     by_namespace: dict[NamespaceName, list[TopicChange]] = {}
     for each in wanted:
@@ -277,7 +277,7 @@ def _with(granted: Granted, role: str, actions: Iterable[Action]) -> dict[str, t
 
 
 def _with_entry(mapping: Mapping[str, Any], name: str, value: Any) -> dict[str, Any]:
-    """Return the mapping with this entry, or without it where the value is empty."""
+    """Return the mapping with this entry, or without it if the value is empty."""
     left = {each: kept for each, kept in mapping.items() if each != name}
     return {**left, name: value} if value else left
 
@@ -292,7 +292,7 @@ async def _require_topic(context: AdminContext, topic: TopicName) -> None:
 
 
 def _decoded(segment: str) -> str:
-    """Roles and subscriptions of these paths are decoded once, and a `+` stays one: it is common in names of users."""
+    """Decode a role or subscription in the path: only once, keeping `+`, which is common in user names."""
     try:
         return unquote(segment, errors="strict")
     except UnicodeDecodeError:

@@ -1,16 +1,17 @@
-"""The plan service: where the history of a topic lies, for those who read it straight from the bookies (docs/plan-service.md).
+"""The plan service: where the history of a topic is stored, for readers that read it directly from bookies (docs/plan-service.md).
 
     GET /cepheid/v1/plan?topic=T ──► end ──► chain with recorded ends ──► fragments of each ledger ──► addresses of the bookies
     GET /cepheid/v1/topics?topic=T&topic=U ──► their numbers of partitions          ?namespace=N ──► of all topics in it
 
 Rules
-1. The end is looked at before the chain, so everything up to the end lies in ledgers that the answer names.
-2. The chain's record of a ledger is its end (cepheid_ledger.chain_end). The open ledger has none: up to its hint it is certain.
-3. Entries never pass the broker, and the answer is a snapshot: who misses a ledger that was trimmed since asks anew.
-4. A reader that plans again and again names the last ledger that it knows (`after`): fragments come for the later ones alone.
-5. With security each ledger comes with a ticket for its entries, signed for the role that asks, in place of its master key. Such an
-answer has format 3. The broker that is asked signs all of them, also those of partitions that others serve. Until the cluster's
-upgrade is finished the answer has both, and an older format: brokers and readers of the previous release know no tickets.
+1. The end is read before the chain, so everything up to the end is in ledgers that the answer names.
+2. The chain's record of a ledger contains its end (cepheid_ledger.chain_end). The open ledger has none: it is certain up to its
+   hint.
+3. Entries never pass through the broker, and the answer is a snapshot: a reader that misses a ledger, trimmed since, asks again.
+4. A reader that plans repeatedly names the last ledger that it knows (`after`): only later ledgers come with fragments.
+5. With security each ledger comes with a ticket for its entries, signed for the caller's role, instead of its master key. Such an
+   answer has format 3. The broker that is asked signs all of them, even those of partitions that others serve. Until the cluster's
+   upgrade is finished the answer has both, and an older format: brokers and readers of the previous release do not know tickets.
 6. A ledger with a complete copy in object storage names it (`offloaded`), whatever `after` says, since a ledger moves there after
    it ended. A ledger that is only an object has no fragments: an answer that names one has format 2, which older readers refuse.
 """
@@ -61,10 +62,10 @@ from cepheid_wire import PERSISTENT, NamespaceName, TopicName
 FORMAT = 1
 FORMAT_WITH_OBJECTS = 2  # rule 6
 FORMAT_WITH_TICKETS = 3  # rule 5
-_AT_ONCE = 64  # records asked for together, and partitions opened together
-_ATTEMPTS = 3  # of a chain that is trimmed while it is looked at
+_AT_ONCE = 64  # records read concurrently, and partitions opened concurrently
+_ATTEMPTS = 3  # for a chain that is trimmed while it is read
 _ENCODED_AT_ONCE = 200
-_MOST_NAMES = 1000  # in one question
+_MOST_NAMES = 1000  # in one request
 _ON_BOOKIES = {"on_bookies": True}
 _PUBLIC_STORE_OPTIONS = frozenset({"endpoint", "region"})
 
@@ -81,7 +82,7 @@ def plan(context: AdminContext) -> APIRouter:
         responses={200: {"content": {"application/json": {"schema": {"type": "object"}}}}},
     )
     async def plan_of(request: Request, topic: str, schemas: bool = False, after: int = -1) -> Response:
-        """Ours, not Pulsar's: docs/plan-service.md"""
+        """Return where the topic's history is stored, for readers that bypass the brokers (docs/plan-service.md)"""
         name = _persistent(topic)
         await require(context, request, Need.CONSUME, name)
         partitions = await context.broker.catalog.partitions(name)
@@ -99,7 +100,7 @@ def plan(context: AdminContext) -> APIRouter:
             "partitions": partitions,
             "plans": plans,
             "schemas": await _schemas(context, name) if schemas else [],
-            # A reader that has no TLS here has no certificates for bookies either, which have both kinds of port for a while.
+            # A reader without TLS here has no certificates for bookies either, which have both kinds of port for a while.
             "bookies": {
                 bookie.bookie_id: bookie_address(bookie.addresses, prefer_tls=request.url.scheme == "https") for bookie in bookies
             },
@@ -112,7 +113,7 @@ def plan(context: AdminContext) -> APIRouter:
     async def partitions_of(
         request: Request, topic: Annotated[list[str] | None, Query()] = None, namespace: str = ""
     ) -> dict[str, Any]:
-        """How many partitions each has: 0, not partitioned; null: no such topic"""
+        """Return the number of partitions of each topic; 0: not partitioned; null: no such topic"""
         if namespace:
             asked = NamespaceName.parse(namespace)
             await require(context, request, Need.NAMESPACE_READ, asked)
@@ -129,15 +130,15 @@ def plan(context: AdminContext) -> APIRouter:
 
 
 async def _sign_tickets(plans: Sequence[dict[str, Any]], tickets: TicketKeyring, role: str) -> None:
-    """Give each ledger that bookies have a ticket, as a rule in place of its master key (rule 5).
+    """Give each ledger on bookies a ticket, usually instead of its master key (rule 5).
 
-    Some ledgers in one turn of the loop.
+    Pauses between groups of ledgers.
     """
     for plan in plans:
         for place, ledger in enumerate(plan["ledgers"], 1):
             if tickets.are_required:
                 ledger.pop("master_key", None)
-            ledger.pop("ticket", None)  # of the broker that serves the partition, for our role instead of the reader's
+            ledger.pop("ticket", None)  # from the broker that serves the partition, for this broker's role instead of the reader's
             last = LAST_ENTRY if ledger["open"] else ledger["last_entry_id"]
             if last >= 0 and ledger.get("offloaded", _ON_BOOKIES)["on_bookies"]:
                 ledger["ticket"] = tickets.sign(ledger["ledger_id"], last, role).decode()
@@ -160,7 +161,7 @@ async def _partitions(context: AdminContext, name: TopicName) -> int | None:
 
 
 async def _topics_in(context: AdminContext, request: Request, namespace: NamespaceName) -> dict[str, int]:
-    """Without what clients use for themselves, what is being deleted, and what the caller may not consume."""
+    """Return partition counts of topics, without system topics, those being deleted, and those that the caller may not consume."""
     await context.require_namespace(namespace)
     listed = await list_topics(context.store, namespace.tenant, namespace.local_name, PERSISTENT)
     names = [name for name in listed if not is_system_topic(name)]
@@ -174,7 +175,7 @@ async def _topics_in(context: AdminContext, request: Request, namespace: Namespa
 
 
 async def _schemas(context: AdminContext, name: TopicName) -> list[dict[str, Any]]:
-    """Every version that an entry may name, oldest first: also those that are not in force any more."""
+    """Return every version that an entry may name, oldest first, including those no longer in force."""
     histories = HistoryStore(context.store)
     found = await histories.get(name)
     rows = () if found is None else found.record.versions
@@ -192,7 +193,7 @@ async def _schemas(context: AdminContext, name: TopicName) -> list[dict[str, Any
 
 
 async def _plans(context: AdminContext, name: TopicName, parts: Sequence[TopicName], after: int) -> list[dict[str, Any]]:
-    """Of a plain topic that another broker serves: NotOwnerError, the caller is sent there (app.py)."""
+    """Return the plans of all parts. Raises NotOwnerError for a plain topic of another broker, to which app.py redirects."""
     if parts == [name]:
         return [await _plan_of_partition(context, name, after)]
     return await _in_groups(parts, lambda part: _plan_here_or_there(context, part, after))
@@ -209,13 +210,13 @@ async def _plan_here_or_there(context: AdminContext, part: TopicName, after: int
 
 
 async def _plan_of_partition(context: AdminContext, name: TopicName, after: int) -> dict[str, Any]:
-    """Opens the topic if nobody has: only then the end of what was acknowledged before is known."""
+    """Return the plan of one partition, opening the topic if needed: only then is the end of its acknowledged entries known."""
     for _ in range(_ATTEMPTS):
         topic = await context.broker.topics.get(name, may_create=False)
         end, open_bytes = topic.ledger.last_confirmed, topic.ledger.ledgers.last_size_bytes  # rule 1
         found = await read_chain(context.store, name)
         if found is None:
-            continue  # being deleted; the next attempt says so
+            continue  # being deleted; the next attempt raises
         ledgers = await _ledgers(context, found.record, end, open_bytes, after)
         if None not in ledgers:  # else it was trimmed meanwhile
             return {
@@ -230,13 +231,13 @@ async def _plan_of_partition(context: AdminContext, name: TopicName, after: int)
 
 
 async def _ledgers(context: AdminContext, chain: Chain, end: Position, open_bytes: int, after: int) -> list[dict[str, Any] | None]:
-    """Those up to `after` without their placement, unless they are open (rule 4). None in place of one that is gone."""
+    """Return the ledgers, those up to `after` without placement unless open (rule 4); None in place of a deleted one."""
     records = ledger_records(context.store)
 
     async def ledger_of(recorded: ChainLedger) -> dict[str, Any] | None:
         offload = chain.offload_of(recorded.ledger_id)
         is_known = recorded.ledger_id <= after and not recorded.is_open
-        if is_known or not chain.is_on_bookies(recorded.ledger_id):  # an object alone has no metadata (rule 6)
+        if is_known or not chain.is_on_bookies(recorded.ledger_id):  # only an object, without metadata (rule 6)
             return _ledger(recorded, None, end, open_bytes, offload)
         found = await records.get(recorded.ledger_id)
         return None if found is None else _ledger(recorded, found.record, end, open_bytes, offload)
@@ -245,13 +246,13 @@ async def _ledgers(context: AdminContext, chain: Chain, end: Position, open_byte
 
 
 def _format_of(plans: Sequence[dict[str, Any]]) -> int:
-    """The oldest format whose readers understand the answer (rule 6)."""
+    """Return the oldest format whose readers understand the answer (rule 6)."""
     objects = (ledger["offloaded"] for plan in plans for ledger in plan["ledgers"] if "offloaded" in ledger)
     return FORMAT if all(each["on_bookies"] for each in objects) else FORMAT_WITH_OBJECTS
 
 
 async def _encoded(answer: dict[str, Any]) -> bytes:
-    """As JSON, some ledgers at a time: over ten thousand of them in one go the loop would stand still for a quarter of a second."""
+    """Encode as JSON with pauses: more than ten thousand ledgers in one go would block the loop for a quarter of a second."""
     plans: list[str] = []
     for plan in answer["plans"]:
         ledgers: list[str] = []
@@ -288,14 +289,14 @@ def _ledger(
 def without_secrets(url: str) -> str:
     """Return the URL without a user and password, and without options that are not known to be harmless.
 
-    URLs in records have no credentials: policies refuse them. This is the last place to stop one that got there otherwise.
+    URLs in records have no credentials, as policies refuse them. This is the last place to stop any that got there otherwise.
     """
     parts = urlsplit(url)
     options = parse_qsl(parts.query)
     public = [(name, value) for name, value in options if name in _PUBLIC_STORE_OPTIONS]
     query = parts.query if public == options else urlencode(public, safe=":/")
     user, _, host = parts.netloc.rpartition("@")
-    has_user = user and (":" in user or not parts.scheme.startswith("abfs"))  # abfs://container@account… is a place
+    has_user = user and (":" in user or not parts.scheme.startswith("abfs"))  # in abfs://container@account… it is the container
     return urlunsplit(parts._replace(netloc=host if has_user else parts.netloc, query=query))
 
 
@@ -312,7 +313,8 @@ def _placement(metadata: LedgerMetadata) -> dict[str, Any]:
 
 
 async def _bookies(context: AdminContext) -> list[BookieRegistration]:
-    """Those that are registered with a gRPC endpoint, with TLS or without. Not those that are down, or serve nobody outside."""
+    """Return bookies registered with a gRPC endpoint, with or without TLS; not those that are down or serve only their own
+    process."""
     serving: list[BookieRegistration] = []
     for parent_key, records in (
         (keys.AVAILABLE_BOOKIES_KEY, available_bookies(context.store)),
@@ -324,7 +326,7 @@ async def _bookies(context: AdminContext) -> list[BookieRegistration]:
 
 
 async def _in_groups(nouns: Sequence[N], ask: Callable[[N], Awaitable[R]]) -> list[R]:
-    """The answers in order, `_AT_ONCE` at a time. Raises the first failure, when all of its group have ended."""
+    """Return the answers in order, asking `_AT_ONCE` at a time. Raises the first failure once its whole group has ended."""
     answers: list[R] = []
     for first in range(0, len(nouns), _AT_ONCE):
         for outcome in await asyncio.gather(*map(ask, nouns[first : first + _AT_ONCE]), return_exceptions=True):

@@ -1,6 +1,6 @@
-"""How a policy gets into a record: compare-and-set, tried again when somebody else changed the record meanwhile.
+"""Writes policies to records: compare-and-set, repeated if another caller changed the record meanwhile.
 
-Which policies hold is the broker's business (policy_follower.py): it watches the records, so a change here is in force at once.
+The broker applies policies by itself (policy_follower.py): it watches the records, so a change here applies at once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TRIES = 10
 async def change_namespace(
     context: AdminContext, namespace: NamespaceName, plan: Callable[[NamespaceRecord], Mapping[str, Any]]
 ) -> None:
-    """`plan` gives the fields to change; None: not set. Raises NamespaceNotFoundError, PreconditionError, ConflictError."""
+    """Change the fields that `plan` returns (None: not set). Raises NamespaceNotFoundError, PreconditionError, ConflictError."""
     for _ in range(TRIES):
         found = await context.require_namespace(namespace)
         changes = plan(found.record)
@@ -36,7 +36,7 @@ async def change_namespace(
 
 
 async def change_topic(context: AdminContext, topic: TopicName, changes: Mapping[str, Any]) -> None:
-    """Fields of the topic's record; None: not set. Raises TopicNotFoundError besides."""
+    """Change fields of the topic's record (None: not set). Raises TopicNotFoundError and the errors of `change_namespace`."""
     for _ in range(TRIES):
         namespace = await context.require_namespace(topic.namespace)
         found = await require_topic(context, topic)
@@ -51,7 +51,7 @@ async def change_topic(context: AdminContext, topic: TopicName, changes: Mapping
 
 
 async def require_topic(context: AdminContext, topic: TopicName) -> Found[TopicRecord]:
-    """The record that carries policies: a partition has none, they are set for all partitions at once."""
+    """Return the record that holds policies; not for a partition, as policies are set for all partitions at once."""
     found = await context.topics.get(topic)
     if found is None and topic.is_partition:
         base = await context.topics.get(topic.base)
@@ -63,7 +63,7 @@ async def require_topic(context: AdminContext, topic: TopicName) -> Found[TopicR
 
 
 def check_consistent(changes: Mapping[str, Any], policies: TopicPolicies) -> None:
-    """Raises PreconditionError when what would hold contradicts itself and a change of these fields has to do with it."""
+    """Raise PreconditionError if the resulting policies contradict each other and these fields are involved."""
     concerned = not CONCERNED.isdisjoint(changes)
     if concerned and (found := contradiction(policies)) is not None:
         raise PreconditionError(f"Policies contradict each other: {found}")

@@ -1,4 +1,4 @@
-"""The two places where policies are set, as the routes of policies see them: a namespace, and a topic."""
+"""The two levels of policies as seen by their routes: namespaces and topics."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ async def _never() -> bool:
 
 
 NEVER: Any = Depends(_never)
-"""Where a call does not take a flag."""
+"""For calls that do not take a flag."""
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
     noun: Any
-    """Dependency: who is meant, out of the path."""
+    """Dependency: the namespace or topic of the path."""
     noun_decoded_twice: Any
     is_global: Any
-    """Dependency: whether the policies for all clusters are meant, of which there are none here."""
+    """Dependency: whether policies of all clusters are meant, which do not exist here."""
     what: str
     path_of: Callable[[PolicyKind], PathOf | None]
     record: Callable[[Any], Awaitable[NamespaceRecord | TopicRecord]]

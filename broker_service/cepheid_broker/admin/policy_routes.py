@@ -1,7 +1,7 @@
-"""Routes of policies, made from the table: read, set and remove one policy of a namespace or a topic.
+"""Routes of policies, generated from the table: read, set and remove one policy of a namespace or a topic.
 
-GET answers what is set at that level, 204 with no body when nothing is (clients read it as "not set"); with `applied=true` what is
-in force there. Set and remove answer 204.
+GET answers the value set at that level, or 204 without body if there is none (clients read it as "not set"); with `applied=true`
+the value in force there. Set and remove answer 204.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Every policy that is one value: where the API has it, and how its JSON becomes a record's value and comes back.
+"""Every policy that is one value: its paths in the API, and the conversion of its JSON to and from a record's value.
 
-A row makes the routes of both levels (policy_routes.py) and one member of the whole-namespace object, so
-that a policy cannot be settable in one place and unknown in another. Backlog quotas, two values behind one path, have a module
-of their own.
+A row defines the routes of both levels (policy_routes.py) and one member of the whole-namespace object, so that a policy cannot be
+settable in one place and unknown in another. Backlog quotas, two values behind one path, have a module of their own.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ def as_it_is(value: Any) -> Any:
 
 
 async def nothing_to_check(context: AdminContext, value: Any) -> None:
-    """The value alone decides."""
+    """Accept any value that could be decoded."""
 
 
 IN_FORCE: Any = object()
@@ -34,32 +33,32 @@ IN_FORCE: Any = object()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathOf:
-    """A policy at one level."""
+    """A policy's path at one level."""
 
     word: str
     set_by: str = "POST"
     deletable: bool = True
     unset: Any = None
-    """What GET answers when nobody set it. None: 204, which clients read as "not set"; IN_FORCE: the broker's own value."""
+    """Answer of GET while the policy is not set. None: 204, which clients read as "not set"; IN_FORCE: the broker's own value."""
     decoded_twice: bool = False
-    """The topic's name in the path, against the custom of all others (docs/reference/behaviours.md §3)."""
+    """Whether the topic's name in the path is encoded twice, unlike in all other paths (docs/reference/behaviours.md §3)."""
     removed_at: str | None = None
-    """Where DELETE is, if not at the same word."""
+    """Word of the path for DELETE, if it differs."""
     in_query: str | None = None
-    """The query parameter that carries the value, where there is no body."""
+    """Query parameter with the value, if there is no body."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyKind:
     field: str
-    """Of the records."""
+    """Name of the field in the records."""
     title: str
     body: Any
     """Type of the JSON value."""
     namespace: PathOf | None = None
     topic: PathOf | None = None
     member: str | None = None
-    """Of the whole-namespace object."""
+    """Member of the whole-namespace object."""
     decode: Callable[[Any], Any] = as_it_is
     encode: Callable[[Any], Any] = as_it_is
     in_force: Callable[[TopicPolicies], Any] | None = None
@@ -67,11 +66,11 @@ class PolicyKind:
     check: Callable[[AdminContext, Any], Awaitable[None]] = nothing_to_check
     null_clears: bool = False
     by_field: bool = False
-    """What is in force may be put together of several levels, so that what one level says is not all of it."""
+    """Whether the policy in force may combine several levels, so that one level's value is only a part of it."""
 
     @property
     def has_in_force(self) -> bool:
-        """Whether `TopicPolicies` knows it: what a namespace decides without its topics has no value in force."""
+        """Whether `TopicPolicies` has it: what a namespace decides without its topics has no value in force."""
         return self.in_force is not None or self.field in TopicPolicies.__slots__
 
     def applied(self, policies: TopicPolicies) -> Any:
@@ -79,7 +78,7 @@ class PolicyKind:
 
 
 async def check_bookies(context: AdminContext, policy: PersistencePolicy) -> None:
-    """More copies than there are bookies: no ledger could be made, and every open topic would stop at its next one."""
+    """Refuse more copies than bookies: no ledger could be created, and every open topic would stop at its next one."""
     known = await list_names(context.store, keys.BOOKIE_COOKIES_KEY)
     if known and policy.ensemble_size > len(known):
         raise BadRequestError(f"An ensemble of {policy.ensemble_size} needs as many bookies, this cluster has {len(known)}")
@@ -93,14 +92,14 @@ async def check_partitions(context: AdminContext, creation: AutoTopicCreation) -
 async def check_message_size(context: AdminContext, size_bytes: int) -> None:
     most = context.broker.settings.max_message_bytes
     if size_bytes > most:
-        raise PreconditionError(f"{size_bytes} bytes: the broker itself takes messages of at most {most}")
+        raise PreconditionError(f"{size_bytes} bytes: the broker accepts messages of at most {most}")
 
 
 COMPATIBILITIES = tuple(kind.value for kind in SchemaCompatibility)
 
 
 def compatibility(word: str) -> str | None:
-    """UNDEFINED is how "not set" is spelled."""
+    """Return a strategy; None for UNDEFINED, which means "not set"."""
     found = values.one_of(word, COMPATIBILITIES, "strategy")
     return None if found == SchemaCompatibility.UNDEFINED.value else found
 
@@ -202,7 +201,7 @@ POLICIES: tuple[PolicyKind, ...] = (
     ),
     PolicyKind(
         field="inactive_topics",
-        title="deletion of topics that nobody uses",
+        title="deletion of unused topics",
         body=values.InactiveTopicsBody,
         namespace=PathOf(word="inactiveTopicPolicies"),
         topic=PathOf(word="inactiveTopicPolicies"),
@@ -214,13 +213,13 @@ POLICIES: tuple[PolicyKind, ...] = (
     PolicyKind(
         field="encryption_required",
         title="whether producers must encrypt",
-        body=bool,  # Go's client sends the string "true": taken as well
+        body=bool,  # Go's client sends the string "true", which is accepted as well
         namespace=PathOf(word="encryptionRequired", deletable=False, unset=False),
         member="encryption_required",
     ),
     PolicyKind(
         field="schema_compatibility",
-        title="how a new version of a schema must go with the ones before",
+        title="how a new version of a schema must be compatible with earlier ones",
         body=str,
         namespace=PathOf(word="schemaCompatibilityStrategy", set_by="PUT", deletable=False, unset="UNDEFINED"),
         topic=PathOf(word="schemaCompatibilityStrategy", set_by="PUT"),

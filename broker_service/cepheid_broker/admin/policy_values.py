@@ -1,8 +1,8 @@
-"""Values of policies as the admin API spells them (docs/reference/shapes.md §3), and their way into a record and back.
+"""Values of policies in the format of the admin API (docs/reference/shapes.md §3), converted to and from records.
 
     body ──decode──► value of a record             value of a record ──encode──► JSON
                                                    TopicPolicies ──in force──► JSON          (`applied=true`)
-A value that no record can hold is refused here: 400 where the shape is wrong, 412 where the value is.
+A value that no record can hold is refused here: 400 if its format is wrong, 412 if its value is.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class DelayedDeliveryBody(BaseModel):
     active: bool
     tickTime: float | None = Field(None, allow_inf_nan=False, description="Milliseconds; Go's client sends a fraction.")
     maxDeliveryDelayInMillis: Long | None = None
-    maxDelayInMillis: Long | None = Field(None, description="How Go's client calls maxDeliveryDelayInMillis.")
+    maxDelayInMillis: Long | None = Field(None, description="Name of maxDeliveryDelayInMillis in Go's client.")
 
 
 class InactiveTopicsBody(BaseModel):
@@ -131,7 +131,7 @@ def persistence_json(policy: PersistencePolicy | TopicPolicies) -> dict[str, Any
 
 
 def quota(body: BacklogQuotaBody, *, of_age: bool) -> tuple[QuotaPolicy, int]:
-    """Return the quota by the limit of the type that the call names, and the other limit, which is only shown.
+    """Return the quota from the limit of the call's type, and the other limit, which is only shown.
 
     Clients send both.
     """
@@ -143,7 +143,7 @@ def quota(body: BacklogQuotaBody, *, of_age: bool) -> tuple[QuotaPolicy, int]:
 
 
 def quota_json(policy: QuotaPolicy, *, of_age: bool, other: int | None = None) -> dict[str, Any]:
-    """`other`: the limit of the other type that was written with it."""
+    """Return the JSON of a quota. `other`: the limit of the other type that was set with it."""
     unused = -1 if other is None else other
     size, time_s = (unused, policy.limit) if of_age else (policy.limit, unused)
     return {"limit": size, "limitSize": size, "limitTime": time_s, "policy": policy.action}
@@ -226,10 +226,10 @@ def inactive_topics_in_force(policies: TopicPolicies) -> dict[str, Any]:
 
 
 def subscription_types(names: list[str]) -> tuple[str, ...] | None:
-    """Empty: not set, as for Pulsar."""
+    """Return the allowed types; None for an empty list, which means "not set" as in Pulsar."""
     unknown = [name for name in names if name not in SUBSCRIPTION_TYPES]
     if unknown:
-        raise PreconditionError(f"{unknown[0][:100]!r} is no type of subscription: {', '.join(SUBSCRIPTION_TYPES)}")
+        raise PreconditionError(f"{unknown[0][:100]!r} is not a type of subscription: {', '.join(SUBSCRIPTION_TYPES)}")
     return tuple(name for name in SUBSCRIPTION_TYPES if name in names) or None
 
 
@@ -239,5 +239,5 @@ def subscription_types_in_force(policies: TopicPolicies) -> list[str]:
 
 def one_of(word: str, names: tuple[str, ...], noun: str) -> str:
     if word not in names:
-        raise PreconditionError(f"{word[:100]!r} is no {noun}: {', '.join(names)}")
+        raise PreconditionError(f"{word[:100]!r} is not a {noun}: {', '.join(names)}")
     return word

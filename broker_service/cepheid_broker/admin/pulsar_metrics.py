@@ -1,7 +1,7 @@
-"""Figures under the names that dashboards made for Pulsar ask for, and how the broker keeps account of backlogs.
+"""Metrics under the names that Pulsar dashboards query, and the broker's own metrics of backlogs.
 
-Bounded labels: a series per namespace for the first `MAX_NAMESPACES` of them, and per subscription only for the
-`MAX_SUBSCRIPTIONS` with the largest backlogs. Whoever is left out is counted in `…_left_out`.
+Labels are bounded: one series per namespace for the first `MAX_NAMESPACES` of them, and per subscription only for the
+`MAX_SUBSCRIPTIONS` with the largest backlogs. Others are counted in `…_left_out`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_SUBSCRIPTIONS = 200
 
 @dataclass(slots=True)
 class _Sums:
-    """Of the open topics of one namespace."""
+    """Sums over the open topics of one namespace."""
 
     topics: int = 0
     subscriptions: int = 0
@@ -66,9 +66,9 @@ class _Sums:
 
 _BY_NAMESPACE = (
     ("pulsar_topics_count", "topics", "Open topics."),
-    ("pulsar_subscriptions_count", "subscriptions", "Their subscriptions."),
-    ("pulsar_producers_count", "producers", "Their connected producers."),
-    ("pulsar_consumers_count", "consumers", "Their connected consumers."),
+    ("pulsar_subscriptions_count", "subscriptions", "Subscriptions of open topics."),
+    ("pulsar_producers_count", "producers", "Connected producers."),
+    ("pulsar_consumers_count", "consumers", "Connected consumers."),
     ("pulsar_rate_in", "rate_in", "Messages published per second."),
     ("pulsar_rate_out", "rate_out", "Messages delivered per second."),
     ("pulsar_throughput_in", "throughput_in", "Bytes published per second."),
@@ -79,7 +79,7 @@ _BY_NAMESPACE = (
         "backlog_bytes",
         "Bytes kept for each topic's slowest subscription.",
     ),
-    ("pulsar_msg_backlog", "backlog_entries", "Entries not acknowledged, summed over subscriptions."),
+    ("pulsar_msg_backlog", "backlog_entries", "Unacknowledged entries, summed over subscriptions."),
     ("pulsar_subscription_msg_rate_expired", "expire_rate", "Entries per second given up by age or quota."),
 )
 
@@ -99,7 +99,7 @@ def pulsar_families(broker: Broker) -> Iterator[Family]:
         found = by_namespace.items()
         samples = [Sample(getattr(sums, field), {"cluster": cluster, "namespace": namespace}) for namespace, sums in found]
         yield Family(name, "gauge", text, samples)
-    yield gauge("cepheid_broker_metrics_topics_left_out", "Topics of namespaces that have no series of their own.", left_out)
+    yield gauge("cepheid_broker_metrics_topics_left_out", "Topics of namespaces without series of their own.", left_out)
     yield from _largest_backlogs(cluster, topics)
 
 
@@ -113,21 +113,21 @@ def _largest_backlogs(cluster: str, topics: Iterable[Topic]) -> Iterator[Family]
     ]
     shown = nlargest(MAX_SUBSCRIPTIONS, backlogs)
     samples = [Sample(entries, {"cluster": cluster, "topic": topic, "subscription": name}) for entries, topic, name in shown]
-    yield Family("pulsar_subscription_back_log", "gauge", "Entries not acknowledged, of those with the largest backlogs.", samples)
-    text = "Subscriptions with a backlog that have no series of their own."
+    yield Family("pulsar_subscription_back_log", "gauge", "Unacknowledged entries of the largest backlogs.", samples)
+    text = "Subscriptions with a backlog but no series of their own."
     yield gauge("cepheid_broker_metrics_subscriptions_left_out", text, len(backlogs) - len(shown))
 
 
 def backlog_families(broker: Broker) -> Iterator[Family]:
     checks, counts = broker.backlog_checks, broker.managed_ledgers.counts
-    yield counter("cepheid_broker_expired_entries_total", "Entries past their time to live.", checks.expired_entries)
-    yield counter("cepheid_broker_evicted_entries_total", "Entries that subscriptions skipped for a quota.", checks.evicted_entries)
+    yield counter("cepheid_broker_expired_entries_total", "Entries that expired by their time to live.", checks.expired_entries)
+    yield counter("cepheid_broker_evicted_entries_total", "Entries skipped because of a backlog quota.", checks.evicted_entries)
     yield counter("cepheid_broker_backlog_check_failures_total", "Checks of a topic's backlog that failed.", checks.failures)
     blocked = sum(topic.publish_blocked is not None for topic in broker.topics.loaded())
-    yield gauge("cepheid_broker_topics_above_quota", "Topics that take no messages: their backlog is above its quota.", blocked)
+    yield gauge("cepheid_broker_topics_above_quota", "Topics that accept no messages as their backlog is above quota.", blocked)
     lacking = sum(topic.lacking is not None for topic in broker.managed_ledgers.opened.values())
-    text = "Topics that take no messages: too few bookies are writable for a ledger."
+    text = "Topics that accept no messages as too few bookies are writable for a ledger."
     yield gauge("cepheid_broker_topics_without_open_ledger", text, lacking)
     near = sum(topic.near_limit is not None for topic in broker.managed_ledgers.opened.values())
-    yield gauge("cepheid_broker_topics_near_limit", "Topics that come near a limit of their metadata, like 100,000 ledgers.", near)
+    yield gauge("cepheid_broker_topics_near_limit", "Topics near a limit of their metadata, such as 100,000 ledgers.", near)
     yield gauge("cepheid_broker_entry_counts_bytes", "Memory for sizes and message counts of entries.", counts.used_bytes)

@@ -1,4 +1,4 @@
-"""Automatic repair for operators: what is short of copies, the switch, decommissioning. The work is done by bookie processes."""
+"""Automatic repair for operators: ledgers that lack copies, the switch, decommissioning. Bookie processes do the work."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def repair(context: AdminContext) -> APIRouter:
 
     @router.get("/repair")
     async def status() -> dict[str, Any]:
-        """Whether repair is on, which process is the auditor, and what its last walk over all ledgers found"""
+        """Return whether repair is on, which process is the auditor, and what its last walk over all ledgers found"""
         return await repair_views.repair_status(context.store)
 
     @router.get("/repair/short")
@@ -39,20 +39,19 @@ def repair(context: AdminContext) -> APIRouter:
         above: Annotated[int, Query(ge=-1, le=keys.MAX_LEDGER_ID)] = -1,
         limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = MAX_LISTED,
     ) -> dict[str, Any]:
-        """The first `limit` ledgers with larger ids than `above` that lack copies; `next` is the `above` of the following page, or
-        null"""
+        """Return the first `limit` ledgers with ids above `above` that lack copies; `next`: `above` of the next page, or null"""
         return await repair_views.short_page(context.store, above=above, limit=limit)
 
     @router.put("/repair/off", status_code=HTTPStatus.NO_CONTENT)
     async def switch_off(request: Request, reason: Annotated[str, Query(max_length=500)] = "") -> Response:
-        """Stops repair in the whole cluster, for maintenance. What is being copied is finished"""
+        """Stop repair in the whole cluster, for maintenance; copies in progress are finished"""
         note("admin.repair_off", request, reason=reason)
         await repair_views.switch_off(context.store, context.broker.ports.wall_ms(), reason)
         return Response(status_code=HTTPStatus.NO_CONTENT)
 
     @router.delete("/repair/off", status_code=HTTPStatus.NO_CONTENT)
     async def switch_on(request: Request) -> Response:
-        """Continues repair"""
+        """Continue repair"""
         note("admin.repair_on", request)
         await repair_views.switch_on(context.store)
         return Response(status_code=HTTPStatus.NO_CONTENT)
@@ -61,13 +60,13 @@ def repair(context: AdminContext) -> APIRouter:
     async def check_ledger(
         ledger: Annotated[int, Path(ge=0, le=keys.MAX_LEDGER_ID)], bookie: Annotated[list[str], Query(min_length=1)]
     ) -> Response:
-        """Has the copies of a ledger on the named bookies checked, and copied again from a valid replica where they are bad"""
+        """Check a ledger's copies on the named bookies, and copy bad ones again from a valid replica"""
         await _asked(repair_views.mark_damaged(context.store, ledger, bookie, context.broker.ports.wall_ms()))
         return Response(status_code=HTTPStatus.NO_CONTENT)
 
     @router.put("/bookies/{bookie}/decommission")
     async def decommission(bookie: str, request: Request) -> dict[str, Any]:
-        """Moves all copies of this bookie to others; answers how far that is. 412 when too few bookies or racks would be left"""
+        """Move all copies of this bookie to others; return the progress. 412 if too few bookies or racks would be left"""
         name = decode_once(bookie)
         note("admin.decommission", request, bookie=name)
         config = context.broker.ledger_config
@@ -80,19 +79,19 @@ def repair(context: AdminContext) -> APIRouter:
 
     @router.get("/bookies/{bookie}/decommission")
     async def decommission_status(bookie: str) -> dict[str, Any]:
-        """How far it is: draining, drained (stop it and throw its disks away), or gone"""
+        """Return the progress: draining, drained (stop the bookie and discard its disks), or gone"""
         return await _asked(repair_views.decommission_status(context.store, decode_once(bookie)))
 
     @router.delete("/bookies/{bookie}/decommission", status_code=HTTPStatus.NO_CONTENT)
     async def cancel_decommission(bookie: str, request: Request) -> Response:
-        """Lets the bookie stay. What was moved is not moved back"""
+        """Let the bookie stay; copies already moved are not moved back"""
         note("admin.cancel_decommission", request, bookie=decode_once(bookie))
         await _asked(repair_views.cancel_decommission(context.store, decode_once(bookie)))
         return Response(status_code=HTTPStatus.NO_CONTENT)
 
     @router.post("/bookies/{bookie}/recover", status_code=HTTPStatus.NO_CONTENT)
     async def recover(bookie: str, request: Request) -> Response:
-        """Repairs the ledgers of a bookie that is down now, without its grace period. 412 when it runs"""
+        """Repair the ledgers of a bookie that is down now, without its grace period. 412 if it runs"""
         name = decode_once(bookie)
         note("admin.recover_bookie", request, bookie=name)
         await _asked(repair_views.request_recovery(context.store, name, context.broker.ports.wall_ms()))
@@ -102,7 +101,7 @@ def repair(context: AdminContext) -> APIRouter:
 
 
 async def _asked(work: Awaitable[T]) -> T:
-    """Raises NotFoundError, PreconditionError."""
+    """Await a call of operators. Raises NotFoundError, PreconditionError."""
     try:
         return await work
     except (repair_views.UnknownBookieError, repair_views.UnknownLedgerError) as error:

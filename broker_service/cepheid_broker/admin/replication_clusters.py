@@ -1,4 +1,4 @@
-"""Clusters that have a namespace or a topic. There is one cluster, so that is the only answer, and the only setting."""
+"""Replication clusters of namespaces and topics. There is only this cluster, so no other can be set."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ def replication_clusters(context: AdminContext) -> APIRouter:
 
     @router.get(_NAMESPACE)
     async def get_replication(namespace: NamespacePath) -> list[str]:
-        """Clusters that have the namespace: this one"""
+        """Return the clusters that have the namespace: only this one"""
         return list((await context.require_namespace(namespace)).record.replication_clusters)
 
     @router.post(_NAMESPACE, status_code=NO_CONTENT)
     async def set_replication(namespace: NamespacePath, clusters: ClustersBody) -> None:
-        """This cluster alone; others are 501"""
+        """Set the clusters: only this one; others are 501"""
         await context.require_namespace(namespace)
         _require_own(context, clusters)
         await change_namespace(context, namespace, lambda _: {"replication_clusters": (context.cluster,)})
 
     @router.get(_TOPIC)
     async def get_topic_replication(topic: TopicPath) -> list[str]:
-        """Clusters that have the topic: this one"""
+        """Return the clusters that have the topic: only this one"""
         await require_topic(context, topic)
         return [context.cluster]
 
     @router.post(_TOPIC, status_code=NO_CONTENT)
     async def set_topic_replication(topic: TopicPath, clusters: ClustersBody) -> None:
-        """This cluster alone; others are 501"""
+        """Set the clusters: only this one; others are 501"""
         await require_topic(context, topic)
         _require_own(context, clusters)
 
     @router.delete(_TOPIC, status_code=NO_CONTENT)
     async def remove_topic_replication(topic: TopicPath) -> None:
-        """Nothing to remove: success"""
+        """Succeed without effect: nothing to remove"""
         await require_topic(context, topic)
 
     return router

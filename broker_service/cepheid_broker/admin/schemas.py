@@ -1,4 +1,4 @@
-"""Schemas of topics. The name is that of a topic or of a partitioned one; a topic that does not exist yet may be given a schema."""
+"""Schemas of topics, plain or partitioned; a topic that does not exist yet can also be given a schema."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from cepheid_broker.schemas import (
 from cepheid_wire import TopicName
 
 ACCEPTED = 202
-_MAX_BODY_BYTES = 4 * MAX_SCHEMA_BYTES  # JSON inside a JSON string: quotes and line ends take two bytes, other signs up to six
+_MAX_BODY_BYTES = 4 * MAX_SCHEMA_BYTES  # JSON inside a JSON string: quotes and line ends take two bytes, other characters up to six
 
 
 class PostSchemaPayload(BaseModel):
-    """`schema_` is the definition as text (docs/reference/shapes.md §5)."""
+    """A schema in a request. `schema_` is the definition as text (docs/reference/shapes.md §5)."""
 
     type: str
     schema_: str | None = Field("", alias="schema")
     properties: dict[str, str] | None = None
 
     def schema_value(self) -> Schema:
-        """Raises InvalidSchemaError."""
+        """Return the schema. Raises InvalidSchemaError."""
         kind = SchemaType.__members__.get(self.type)
         if kind is None:
             raise InvalidSchemaError(f"{self.type[:100]!r} is not a type of a schema: {', '.join(SchemaType.__members__)}")
@@ -69,7 +69,7 @@ def schemas(context: AdminContext) -> APIRouter:
     @router.post("/schema")
     async def upload_schema(topic: SchemaPath, payload: SchemaBody) -> dict[str, str]:
         policies = await context.broker.catalog.policies(topic)
-        # What an administrator uploads is added also where clients may not (policy isAllowAutoUpdateSchema).
+        # An administrator's schema is added even where clients must not add any (policy isAllowAutoUpdateSchema).
         version = await context.broker.schemas.register(topic, payload.schema_value(), policies.schema_compatibility)
         return {"version": base64.b64encode(encode_version(version)).decode()}
 
@@ -94,7 +94,7 @@ async def _compatibility(context: AdminContext, topic: TopicName, schema: Schema
     try:
         await context.broker.schemas.check(topic, schema, policies.schema_compatibility)
     except IncompatibleSchemaError as error:
-        answer |= {"compatibility": False, "reason": str(error)}  # beyond Pulsar's shape: its clients skip what they do not know
+        answer |= {"compatibility": False, "reason": str(error)}  # beyond Pulsar's format: its clients ignore unknown fields
     return answer
 
 
@@ -106,5 +106,5 @@ def _shown(found: RegisteredSchema) -> dict[str, Any]:
         "type": schema.type.value,
         "timestamp": found.created_at_ms,
         "data": key_value_json(schema) if is_pair else schema.data.decode(errors="replace"),
-        "properties": dict(schema.properties),  # C++ clients fail where it is missing (protocol.md §8)
+        "properties": dict(schema.properties),  # C++ clients fail if it is missing (protocol.md §8)
     }

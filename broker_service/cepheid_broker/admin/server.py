@@ -1,10 +1,10 @@
-"""The admin port: open at once, served as soon as the web framework is there.
+"""The admin port: bound at once, served as soon as the web framework is imported.
 
     start ──► port listens ──► a thread imports the framework and builds the application ──► uvicorn serves, in the broker's loop
               └─ requests wait in its backlog meanwhile, and the broker serves its clients
 
 Rules
-1. Nothing heavy is imported with this module: importing the framework takes longer than starting the rest of a broker.
+1. This module imports nothing large: importing the framework takes longer than starting the rest of a broker.
 2. Signals, logging and the loop belong to the process, not to uvicorn.
 """
 
@@ -37,12 +37,12 @@ log = logging.getLogger(__name__)
 _BACKLOG = 256
 _MAX_HANDSHAKES = 256
 _MAX_HANDSHAKES_PER_ADDRESS = 64
-"""Connections in the TLS handshake. A handshake of an honest client is over in two round trips."""
+"""Limits of connections in the TLS handshake; a normal client's handshake takes two round trips."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedAdminPorts:
-    """Listening sockets that several broker processes of one machine accept from: whichever accepts first answers."""
+    """Listening sockets from which several broker processes of one machine accept: the first to accept answers."""
 
     plain: socket.socket | None = None
     tls: socket.socket | None = None
@@ -63,7 +63,10 @@ def open_admin_port(host: str, port: int) -> socket.socket:
 
 
 class AdminServer:
-    """`start` once, `aclose` once. Port 0 lets the system choose: see `port`. `on_failed` hears of it when serving fails."""
+    """The admin API's server; `start` once, `aclose` once.
+
+    Port 0 lets the system choose: see `port`. `on_failed` is called if serving fails.
+    """
 
     def __init__(
         self,
@@ -81,7 +84,7 @@ class AdminServer:
         self._context = context
         self._host = host
         self.port = port if has_plain_port else 0
-        """Without TLS; 0 while it is not open."""
+        """Port without TLS; 0 while it is not open."""
         self.tls_port = tls_port if tls is not None else 0
         self._has_plain_port = has_plain_port
         self._tls = tls
@@ -105,7 +108,7 @@ class AdminServer:
         return self._limits.statistics()
 
     def listen(self) -> None:
-        """Takes the ports; requests wait in their backlogs. Called by `start` unless it was before. Raises PortInUseError."""
+        """Bind the ports; requests wait in their backlogs. `start` calls it unless it was called before. Raises PortInUseError."""
         if self._listening is None:
             self._listening = []
             try:
@@ -120,7 +123,7 @@ class AdminServer:
                 raise
 
     async def build(self) -> Server:
-        """Import the web framework and build the application, in a thread; `start` does it otherwise."""
+        """Import the web framework and build the application, in a thread; otherwise `start` does it."""
         if self._built is None:
             importer = self._context.broker.ports.new_worker("admin-import", 1)
             try:
@@ -130,7 +133,7 @@ class AdminServer:
         return self._built
 
     async def start(self) -> None:
-        """Returns when requests are answered. Raises PortInUseError."""
+        """Return when requests are answered. Raises PortInUseError."""
         self.listen()
         assert self._listening is not None
         try:
@@ -146,15 +149,15 @@ class AdminServer:
         except BaseException:
             self._close_ports()
             raise
-        self._listening = None  # uvicorn's now
+        self._listening = None  # now owned by uvicorn
         self._server = server
         self._tasks.start(server.main_loop(), name="serve")
         log.info("admin.started", extra={"host": self._host, "port": self.port or self.tls_port})
 
     async def aclose(self) -> None:
-        """Requests under way are answered, within the grace of the settings."""
+        """Stop; requests in progress are answered within the grace period of the settings."""
         server, self._server = self._server, None
-        self._close_ports()  # all ports before the first pause: a stop that is cancelled leaves none of them open
+        self._close_ports()  # all ports before the first await: a cancelled stop leaves none of them open
         for acceptor in self._acceptors:
             acceptor.stop_accepting()
         if server is not None:
@@ -206,7 +209,7 @@ class AdminServer:
     def _close_ports(self) -> None:
         for listening in self._listening or ():
             if listening.fileno() >= 0:
-                # uvicorn may have begun to accept from it. The loop would take the next file of this number for the port.
+                # uvicorn may already accept from it, and the loop would take the next file with this number for the port.
                 asyncio.get_running_loop().remove_reader(listening)
                 listening.close()
 
@@ -223,7 +226,7 @@ class AdminServer:
         self._audit_handshake(address, self.port, reason)
 
     def _build(self) -> Server:
-        """In a thread: imports and routes take hundreds of milliseconds."""
+        """Build the application; runs in a thread, as imports and routes take hundreds of milliseconds."""
         from uvicorn import Config, Server
 
         from cepheid_broker.admin.admin_protocol import ProtocolFactory
@@ -250,7 +253,7 @@ class AdminServer:
         )
         config.load()
         config.http_protocol_class = ProtocolFactory(settings, self._limits, self._note_tls, self._audit_request)  # type: ignore[assignment]  # it is only called
-        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # it has a line for each request that is not HTTP
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # it logs a line for each request that is not HTTP
         server = Server(config)
-        server.lifespan = config.lifespan_class(config)  # what Server.serve does, which would take the process's signals too
+        server.lifespan = config.lifespan_class(config)  # as in Server.serve, which would also take over the process's signals
         return server

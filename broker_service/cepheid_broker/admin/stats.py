@@ -1,4 +1,4 @@
-"""Statistics over the API: of topics, of partitioned topics, and of what lies below them."""
+"""Statistics in the API: of topics, of partitioned topics, and of their ledgers and cursors."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def stats(context: AdminContext) -> APIRouter:
         excludePublishers: bool = False,
         excludeConsumers: bool = False,
     ) -> dict[str, Any]:
-        """Rates, sizes, clients, and each subscription's backlog in entries, bytes and, where known, messages and seconds"""
+        """Return rates, sizes, clients, and each subscription's backlog in entries, bytes and, where known, messages and seconds"""
         await require_plain(context, topic)
         shown = _Shown(getPreciseBacklog, getEarliestTimeInBacklog, not excludePublishers, not excludeConsumers)
         return await _stats(context, topic, request, shown)
@@ -57,7 +57,7 @@ def stats(context: AdminContext) -> APIRouter:
         excludePublishers: bool = False,
         excludeConsumers: bool = False,
     ) -> dict[str, Any]:
-        """The same of all partitions together, and of each"""
+        """Return the statistics of all partitions together, and of each"""
         metadata = await _partitioned_metadata(context, topic)
         shown = _Shown(getPreciseBacklog, getEarliestTimeInBacklog, not excludePublishers, not excludeConsumers)
         ask = Ask("GET", f"/stats?{request.scope['query_string'].decode('ascii', errors='replace')}")
@@ -66,13 +66,13 @@ def stats(context: AdminContext) -> APIRouter:
 
     @router.get("/internalStats")
     async def get_internal_stats(topic: TopicPath, metadata: bool = False) -> dict[str, Any]:
-        """Ledgers and cursors"""
+        """Return ledgers and cursors"""
         await require_plain(context, topic)
         return await _internal(context, topic, metadata=metadata)
 
     @router.get("/partitioned-internalStats")
     async def get_partitioned_internal_stats(topic: TopicPath) -> dict[str, Any]:
-        """Ledgers and cursors of every partition"""
+        """Return the ledgers and cursors of every partition"""
         metadata = await _partitioned_metadata(context, topic)
         parts = await on_parts(context, topic, lambda part: _internal(context, part), Ask("GET", "/internalStats"))
         return {"metadata": metadata, "partitions": {str(part): found for part, found in parts.items()}}
@@ -82,7 +82,7 @@ def stats(context: AdminContext) -> APIRouter:
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """What the caller wants to see."""
+    """The parts of statistics that the caller asked for."""
 
     precise: bool
     oldest: bool
@@ -141,7 +141,7 @@ def _offload(ledger: ManagedLedger) -> OffloadFigures:
 
 
 async def _backlogs(topic: Topic, *, precise: bool, oldest: bool) -> dict[str, MeasuredBacklog]:
-    """The age of the slowest durable subscription is looked up in any case: it is the topic's."""
+    """Measure backlogs, always with the age of the slowest durable subscription, which is the topic's."""
     ledger, subscriptions = topic.ledger, dict(topic.subscriptions)
     durable = [subscription for subscription in subscriptions.values() if subscription.durable]
     slowest = min(durable, key=lambda found: ledger.ledgers.rank(found.cursor.mark_delete), default=None)

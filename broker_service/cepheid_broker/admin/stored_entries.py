@@ -1,4 +1,4 @@
-"""One entry out of a topic's ledger, and the messages of a batch in it."""
+"""Reads one entry of a topic's ledger, and messages of a batch in it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _WORD_BITS = 64
 
 
 async def read_entry(ledger: ManagedLedger, position: Position) -> memoryview | bytes | None:
-    """Its tail; None: there is no such entry, or it was trimmed."""
+    """Return the entry's tail; None if it does not exist or was trimmed."""
     if not ledger.is_valid(position):
         return None
     groups = ledger.read_cached(position, max_entries=1, max_bytes=1)
@@ -22,8 +22,10 @@ async def read_entry(ledger: ManagedLedger, position: Position) -> memoryview | 
 
 
 async def from_message(ledger: ManagedLedger, position: Position, index: int) -> tuple[Position, tuple[int, ...]]:
-    """Where delivery goes on with message `index` of this entry: the entry, and the words of what is still to be delivered of it;
-    none of them: all of it, which also holds for what is no batch."""
+    """Return the entry from which delivery continues with message `index`, and the words of messages to deliver in it.
+
+    No words: all of it, as for an entry that is not a batch.
+    """
     tail = await read_entry(ledger, position)
     if tail is None:
         return position, ()

@@ -1,10 +1,10 @@
-"""One stored entry as the answer of a peek: its payload as body, all else in `X-Pulsar-…` headers (docs/reference/shapes.md §8).
+"""One stored entry as the answer of a peek: its payload as body, the rest in `X-Pulsar-…` headers (docs/reference/shapes.md §8).
 
     tail ──► metadata ──► headers        the first that clients look at is num-batch-message: only a batch has it
          └─► payload ───► decompressed   as stored: one that is encrypted, and one chunk of a larger message
 
 Clients rebuild the message from these. A header holds printable ASCII: other characters of names and keys are percent-encoded as
-UTF-8, properties are one JSON object (and one header each, for older clients, as long as there are few).
+UTF-8; properties are one JSON object (and also one header each for older clients, if there are few).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cepheid_wire import pulsar_api_pb2 as pb
 
 PREFIX = "X-Pulsar-"
 _MAX_PROPERTIES_BYTES = 32 << 10  # http.client reads no line above 64 KiB
-_MAX_PROPERTY_HEADERS = 32  # http.client reads no more than 100 headers
+_MAX_PROPERTY_HEADERS = 32  # http.client reads at most 100 headers
 _TOKEN = re.compile(r"[-!#$%&'*+.^_`|~0-9A-Za-z]+")
 _PRINTABLE = "".join(map(chr, range(0x21, 0x7F))) + " "
 _MAX_TIME_MS = 253_402_300_799_999  # the last moment of the year 9999; the times are the producer's own
@@ -58,7 +58,7 @@ _BYTES = (
 
 
 def message_answer(position: Position, tail: bytes | memoryview) -> tuple[bytes, list[tuple[str, str]]]:
-    """Body and headers. Raises BadTailError for an entry that no client could read."""
+    """Return body and headers. Raises BadTailError for an entry that no client could read."""
     metadata = parse_metadata(tail)
     _, payload = split_tail(tail)
     stored_bytes = len(payload)
@@ -71,7 +71,7 @@ def message_answer(position: Position, tail: bytes | memoryview) -> tuple[bytes,
 
 
 def _is_chunk(metadata: pb.MessageMetadata) -> bool:
-    """The whole was compressed, then cut (protocol.md §10.5)."""
+    """Return whether the entry is a chunk: the whole message was compressed, then cut (protocol.md §10.5)."""
     return metadata.HasField("chunk_id") and metadata.num_chunks_from_msg > 1
 
 
@@ -118,11 +118,11 @@ def _properties(metadata: pb.MessageMetadata) -> Iterator[tuple[str, str]]:
 def _text(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    return quote(_readable(value), safe=_PRINTABLE).strip()  # a space at the ends is no part of a header's value
+    return quote(_readable(value), safe=_PRINTABLE).strip()  # leading and trailing spaces are not part of a header's value
 
 
 def _readable(value: Any) -> str:
-    """Protobuf hands out `bytes` for text that is not UTF-8."""
+    """Return text; protobuf returns `bytes` for text that is not UTF-8."""
     return value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
 
 

@@ -1,4 +1,4 @@
-"""Subscriptions of a topic: list, create, delete, label. On a partitioned topic each call goes to every partition."""
+"""Subscriptions of a topic: list, create, delete, set properties. On a partitioned topic each call applies to every partition."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cepheid_security import Need
 from cepheid_wire import TopicName
 
 NO_CONTENT = 204
-_NOT_THERE = (HTTPStatus.NOT_FOUND,)  # existing on some partitions only is no error
+_NOT_THERE = (HTTPStatus.NOT_FOUND,)  # a subscription on only some partitions is not an error
 PropertiesBody = Annotated[dict[str, str], json_body(dict[str, str])]
 
 
@@ -30,7 +30,7 @@ def subscriptions(context: AdminContext) -> APIRouter:
 
     @router.get("/subscriptions")
     async def list_subscriptions(topic: TopicPath, request: Request) -> list[str]:
-        """Those of any partition"""
+        """Return the subscriptions of all partitions"""
 
         async def names_of(part: TopicName) -> list[str]:
             return list((await open_topic(context, part)).subscriptions)
@@ -40,19 +40,20 @@ def subscriptions(context: AdminContext) -> APIRouter:
 
     @router.put("/subscription/{sub}", status_code=NO_CONTENT)
     async def create_subscription(topic: TopicPath, sub: SubscriptionPath, start: OptionalMessageIdIn, request: Request) -> None:
-        """At a message id, earliest or latest (no body), with properties. May create the topic where that is allowed"""
+        """Create a subscription at a message id, earliest or latest (no body), with properties; creates the topic if that is
+        allowed"""
         await _create(context, request, topic, sub, start)
 
     @router.delete("/subscription/{sub}", status_code=NO_CONTENT)
     async def delete_subscription(topic: TopicPath, sub: SubscriptionPath, request: Request, force: bool = False) -> None:
-        """With consumers connected: 412 without `force`"""
+        """Delete a subscription; with consumers connected: 412 without `force`"""
         if not force:
             await _require_unused(context, topic, sub)
         await _delete(context, topic, sub, same_call(request))
 
     @router.get("/subscription/{sub}/properties")
     async def get_properties(topic: TopicPath, sub: SubscriptionPath, request: Request) -> dict[str, str]:
-        """Of all partitions together"""
+        """Return the properties of all partitions together"""
 
         async def properties_of(part: TopicName) -> dict[str, str]:
             _, subscription = await open_subscription(context, part, sub)
@@ -63,7 +64,7 @@ def subscriptions(context: AdminContext) -> APIRouter:
 
     @router.put("/subscription/{sub}/properties", status_code=NO_CONTENT)
     async def put_properties(topic: TopicPath, sub: SubscriptionPath, properties: PropertiesBody, request: Request) -> None:
-        """Replaces them all"""
+        """Replace all properties"""
 
         async def put_on(name: TopicName) -> None:
             part, _ = await open_subscription(context, name, sub)
@@ -75,7 +76,7 @@ def subscriptions(context: AdminContext) -> APIRouter:
 
 
 async def _create(context: AdminContext, request: Request, topic: TopicName, name: str, body: MessageIdBody | None) -> None:
-    """Existing on some partitions only is not an error: the others get it."""
+    """Create the subscription on the partitions that lack it."""
     try:
         may_create = not topic.is_partition or await may(context, request, Need.CONSUME, topic.namespace)
         await context.broker.catalog.partitions_or_create(topic, may_create=may_create)
@@ -95,7 +96,7 @@ async def _create(context: AdminContext, request: Request, topic: TopicName, nam
 
 
 async def _require_single(context: AdminContext, topic: TopicName) -> None:
-    """A message lies in one partition: on the others its id means nothing."""
+    """Refuse a message id for several partitions: it is valid in only one of them."""
     if await parts_of(context, topic) != [topic]:
         raise PreconditionError(
             f"Topic {topic} is partitioned: start at earliest or latest, or name one partition", topic=str(topic)
@@ -103,7 +104,7 @@ async def _require_single(context: AdminContext, topic: TopicName) -> None:
 
 
 async def _require_unused(context: AdminContext, topic: TopicName, name: str) -> None:
-    """On all parts, before anything is deleted."""
+    """Check all parts for consumers before anything is deleted."""
 
     async def consumers_of(part: TopicName) -> int:
         _, subscription = await open_subscription(context, part, name)

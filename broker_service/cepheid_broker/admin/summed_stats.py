@@ -1,6 +1,6 @@
-"""Statistics of a partitioned topic: those of its partitions put together (docs/reference/shapes.md §4, PartitionedTopicStats).
+"""Statistics of a partitioned topic, combined from its partitions (docs/reference/shapes.md §4, PartitionedTopicStats).
 
-Most numbers are added. What is an average, a limit, a time or an age is not: see the tables.
+Most numbers are added; averages, limits, times and ages are not: see the tables.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def summed_stats(parts: Mapping[str, dict[str, Any]], metadata: dict[str, Any], *, per_partition: bool) -> dict[str, Any]:
-    """Publishers are merged by their place in the lists, subscriptions by name."""
+    """Return the sums; publishers are merged by their place in the lists, subscriptions by name."""
     subscriptions: dict[str, list[dict[str, Any]]] = {}
     for part in parts.values():
         for name, subscription in part["subscriptions"].items():
@@ -40,7 +40,7 @@ def _oldest(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _earliest(values: Sequence[Any]) -> Any:
-    return min((value for value in values if value), default=0)  # 0: none, or not asked for
+    return min((value for value in values if value), default=0)  # 0: none, or not requested
 
 
 def _average(values: Sequence[Any]) -> Any:
@@ -58,7 +58,7 @@ _RULES: dict[str, Callable[[Sequence[Any]], Any]] = {
     "topicCreationTimeStamp": _first,
     "lastOffloadLedgerId": _first,
     "topicEpoch": max,
-    "backlogQuotaLimitSize": _first,  # of each partition, and -1 is no limit
+    "backlogQuotaLimitSize": _first,  # of each partition; -1 is no limit
     "backlogQuotaLimitTime": _first,
     "oldestBacklogMessageAgeSeconds": max,
     "backlogAgeSeconds": max,

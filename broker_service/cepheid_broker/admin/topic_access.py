@@ -1,4 +1,4 @@
-"""How admin calls come to the topics of a name: one that can be opened, or all parts of a partitioned one."""
+"""Access of admin calls to topics: one that can be opened, or all parts of a partitioned one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cepheid_wire import TopicName
 
 
 async def parts_of(context: AdminContext, name: TopicName) -> list[TopicName]:
-    """The partitions of a partitioned topic, else the topic itself. Raises TopicNotFoundError."""
+    """Return the partitions of a partitioned topic, else the topic itself. Raises TopicNotFoundError."""
     partitions = await context.broker.catalog.partitions(name)
     if partitions is None:
         raise TopicNotFoundError(f"Topic {name} does not exist", topic=str(name))
@@ -18,23 +18,24 @@ async def parts_of(context: AdminContext, name: TopicName) -> list[TopicName]:
 
 
 async def require_plain(context: AdminContext, name: TopicName) -> None:
-    """A topic or one partition: the name of a partitioned topic is none (docs/reference/behaviours.md §5)."""
+    """Check that it is a topic or partition, not the name of a partitioned topic (docs/reference/behaviours.md §5)."""
     if await context.broker.catalog.partitions(name) != 0:
         raise TopicNotFoundError(f"Topic {name} does not exist, or is partitioned: ask one of its partitions", topic=str(name))
 
 
 async def open_topic(context: AdminContext, name: TopicName) -> Topic:
-    """Opened if it is not, never created. Raises TopicNotFoundError, NotOwnerError: another broker serves it (app.py)."""
+    """Return the topic, opened if needed, never created. Raises TopicNotFoundError; NotOwnerError if another broker serves it
+    (app.py)."""
     return await context.broker.topics.get(name, may_create=False)
 
 
 async def require_owner(context: AdminContext, name: TopicName) -> None:
-    """Raises NotOwnerError: another broker serves it (app.py)."""
+    """Raise NotOwnerError if another broker serves the topic (app.py)."""
     await context.broker.ownership.require(name)
 
 
 def require_idle(context: AdminContext, name: TopicName) -> None:
-    """412 while producers or consumers are connected: tools that delete without force rely on it."""
+    """Raise PreconditionError (412) while clients are connected: tools that delete without force rely on it."""
     topic = context.broker.topics.find(name)
     if topic is None:
         return
@@ -44,7 +45,7 @@ def require_idle(context: AdminContext, name: TopicName) -> None:
 
 
 async def open_plain(context: AdminContext, name: TopicName) -> Topic:
-    """For calls that make sense on one topic or one partition only: 405 on a partitioned name, 404 on none."""
+    """Open the topic for calls on one topic or partition: 405 on a partitioned name, 404 if it does not exist."""
     partitions = await context.broker.catalog.partitions(name)
     if partitions is None:
         raise TopicNotFoundError(f"Topic {name} does not exist", topic=str(name))
@@ -55,7 +56,7 @@ async def open_plain(context: AdminContext, name: TopicName) -> Topic:
 
 
 def subscription_of(topic: Topic, name: str) -> Subscription:
-    """Raises NotFoundError."""
+    """Return the subscription. Raises NotFoundError."""
     found = topic.subscriptions.get(name)
     if found is None:
         raise NotFoundError(f"Subscription {name!r} of {topic.name} does not exist", topic=str(topic.name), subscription=name)
@@ -63,6 +64,6 @@ def subscription_of(topic: Topic, name: str) -> Subscription:
 
 
 async def open_subscription(context: AdminContext, name: TopicName, subscription: str) -> tuple[Topic, Subscription]:
-    """Raises as `open_topic`, and NotFoundError."""
+    """Return topic and subscription. Raises the errors of `open_topic`, and NotFoundError."""
     topic = await open_topic(context, name)
     return topic, subscription_of(topic, subscription)

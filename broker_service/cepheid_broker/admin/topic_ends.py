@@ -1,4 +1,4 @@
-"""Ending a topic, and giving up what is in it: terminate, trim, truncate."""
+"""Ending a topic, and giving up its entries: terminate, trim, truncate."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def topic_ends(context: AdminContext) -> APIRouter:
 
     @router.post("/terminate")
     async def terminate(topic: TopicPath) -> dict[str, Any]:
-        """Nothing more can be published, ever; answers the last message id. Again: the same answer"""
+        """End the topic: nothing more can ever be published; return the last message id. A repeated call returns the same"""
         return await _terminate(await open_plain(context, topic))
 
     @router.post("/terminate/partitions")
     async def terminate_partitions(topic: TopicPath) -> dict[str, dict[str, Any]]:
-        """Every partition of a partitioned topic"""
+        """Terminate every partition of a partitioned topic"""
         if await parts_of(context, topic) == [topic]:
             raise NotAllowedHereError(f"Topic {topic} is not partitioned: terminate it by its own name", topic=str(topic))
         found = await on_parts(context, topic, lambda part: _terminate_part(context, part), Ask("POST", "/terminate"))
@@ -36,7 +36,7 @@ def topic_ends(context: AdminContext) -> APIRouter:
 
     @router.post("/trim", status_code=NO_CONTENT)
     async def trim(topic: TopicPath, request: Request) -> None:
-        """Deletes now what every subscription has acknowledged and retention does not keep, ledger by ledger"""
+        """Delete now what every subscription has acknowledged and retention does not keep, ledger by ledger"""
 
         async def trim_part(part: TopicName) -> None:
             await (await open_topic(context, part)).trim()
@@ -45,7 +45,7 @@ def topic_ends(context: AdminContext) -> APIRouter:
 
     @router.delete("/truncate", status_code=NO_CONTENT)
     async def truncate(topic: TopicPath, request: Request) -> None:
-        """Every subscription goes to the end, and everything published before is deleted, whatever retention says"""
+        """Move every subscription to the end and delete everything published before, despite retention"""
 
         async def truncate_part(part: TopicName) -> None:
             await (await open_topic(context, part)).truncate()

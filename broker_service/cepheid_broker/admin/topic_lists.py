@@ -13,12 +13,12 @@ def is_shown(topic: TopicName, with_system_topics: bool) -> bool:
 
 
 async def topics_in(context: AdminContext, namespace: NamespaceName, domain: str = PERSISTENT) -> list[TopicName]:
-    """Raises NamespaceNotFoundError."""
+    """Return the topics of a namespace. Raises NamespaceNotFoundError."""
     return await context.broker.catalog.topics_of(namespace, domain)
 
 
 async def partitioned_topics_in(context: AdminContext, namespace: NamespaceName, domain: str = PERSISTENT) -> list[TopicName]:
-    """Raises NamespaceNotFoundError."""
+    """Return the partitioned topics of a namespace. Raises NamespaceNotFoundError."""
     await context.require_namespace(namespace)
     found = await list_topics(context.store, namespace.tenant, namespace.local_name, domain)
     return [topic for topic in found if await context.broker.catalog.partitions(topic)]

@@ -1,4 +1,4 @@
-"""Labels of a topic, and what metadata says of it without opening it."""
+"""Properties of a topic, and its metadata, read without opening it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NO_CONTENT = 204
 MAX_PROPERTIES_BYTES = 64 << 10  # of a topic: its record is read at every lookup
 
 SHADOW_SOURCE = "PULSAR.SHADOW_SOURCE"
-"""Makes a topic of Pulsar's a read-only copy of the topic that it names."""
+"""Makes a Pulsar topic a read-only copy of the topic that it names."""
 
 PropertiesBody = Annotated[dict[str, str], json_body(dict[str, str])]
 
@@ -44,19 +44,19 @@ def topic_properties(context: AdminContext) -> APIRouter:
 
     @router.get("/properties")
     async def get_properties(topic: TopicPath) -> dict[str, str]:
-        """Of a partition: those of its partitioned topic"""
+        """Return the properties; a partition has those of its partitioned topic"""
         return (await _record(context, topic)).record.properties
 
     @router.put("/properties", status_code=NO_CONTENT)
     async def put_properties(topic: TopicPath, properties: PropertiesBody) -> None:
-        """Adds to those there are, or replaces them by name; up to 64 KiB in all"""
+        """Add these properties, replacing others by name; up to 64 KiB in total"""
         refuse_shadow(properties)
         found = await _own_record(context, topic)
         await _replace(context, topic, found, {**found.record.properties, **properties})
 
     @router.delete("/properties", status_code=NO_CONTENT)
     async def delete_property(topic: TopicPath, key: str | None = None) -> None:
-        """The one named by `key`; none of that name is success"""
+        """Delete the property named by `key`; succeeds if there is none"""
         if key is None:
             raise PreconditionError("Name the property to delete: ?key=NAME", topic=str(topic))
         found = await _own_record(context, topic)
@@ -64,7 +64,7 @@ def topic_properties(context: AdminContext) -> APIRouter:
 
     @router.get("/internal-info")
     async def internal_info(topic: TopicPath) -> dict[str, Any]:
-        """What metadata has recorded: ledgers and cursors, of every partition; opens nothing"""
+        """Return what metadata records of ledgers and cursors, for every partition; opens nothing"""
         found = await _record(context, topic)
         parts = await parts_of(context, topic)
         if parts == [topic]:
@@ -76,13 +76,13 @@ def topic_properties(context: AdminContext) -> APIRouter:
 
 
 def refuse_shadow(properties: Mapping[str, str] | None) -> None:
-    """Raises NotServedError for a topic that is to show another topic's messages: it would stay empty."""
+    """Raise NotServedError for a topic that should show another topic's messages: it would stay empty."""
     if SHADOW_SOURCE in (properties or {}):
         raise NotServedError(f"Shadow topics do not exist: leave the property {SHADOW_SOURCE} out")
 
 
 async def _record(context: AdminContext, topic: TopicName) -> Found[TopicRecord]:
-    """That of the partitioned topic for its partitions. Raises TopicNotFoundError."""
+    """Return the topic's record, for a partition that of its partitioned topic. Raises TopicNotFoundError."""
     records = topic_records(context.store)
     if topic.is_partition:
         base = await records.get(topic.base)
@@ -112,9 +112,9 @@ async def _replace(context: AdminContext, topic: TopicName, found: Found[TopicRe
 
 
 async def _managed_ledger_info(context: AdminContext, topic: TopicName, record: TopicRecord) -> dict[str, Any]:
-    """`ManagedLedgerInfo` (docs/reference/shapes.md §4)."""
+    """Return `ManagedLedgerInfo` (docs/reference/shapes.md §4)."""
     found = await read_chain(context.store, topic)
-    chain, version = (None, 0) if found is None else found  # nobody has opened it yet
+    chain, version = (None, 0) if found is None else found  # it was never opened
     cursors: dict[str, Any] = {}
     for name in await list_cursors(context.store, topic):
         cursor = await cursor_records(context.store).get((topic, name))
@@ -137,7 +137,7 @@ def _end(chain: Chain | None) -> dict[str, Any]:
 
 
 def _ledger(recorded: ChainLedger, copy: OffloadedLedger | None) -> dict[str, Any]:
-    """`offloadedContextUuid` is there for each attempt, as in Pulsar; `object` is ours."""
+    """Describe a ledger. `offloadedContextUuid` is set for each attempt, as in Pulsar; `object` is Cepheid's own."""
     return {
         "ledgerId": recorded.ledger_id,
         "entries": recorded.entries or 0,

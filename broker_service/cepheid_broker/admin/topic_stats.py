@@ -1,13 +1,13 @@
-"""Statistics of a topic in the shapes of the API (docs/reference/shapes.md §4): functions of snapshots, no state.
+"""Statistics of a topic in the formats of the API (docs/reference/shapes.md §4): functions of snapshots, without state.
 
-`msgBacklog` counts entries, as in Pulsar: a batch is one. Beside it are fields of ours: `backlogMessages` (absent while nobody has
-counted them), `backlogAgeSeconds` (of the oldest message), and `backlogExact`: whether `backlogSize` leaves out what lies behind
-the mark-delete position and is acknowledged. `msgBacklog` is always exact; asking for a precise backlog makes the others so.
-`notPublishing` and `notSaving` say why nothing can be published, and why acknowledgements are not saved; absent: they are.
-`nearLimit` says which limit of its metadata a topic comes near; absent: none.
+`msgBacklog` counts entries, as in Pulsar: a batch is one. Cepheid adds fields: `backlogMessages` (absent if not counted yet),
+`backlogAgeSeconds` (of the oldest message), and `backlogExact`: whether `backlogSize` excludes acknowledged entries after the
+mark-delete position. `msgBacklog` is always exact; asking for a precise backlog makes the others exact too.
+`notPublishing` and `notSaving` give the reason if nothing can be published, or acknowledgements are not saved; else they are
+absent. `nearLimit` names a limit of its metadata that a topic approaches; else it is absent.
 
-What this broker does not have (replication, transactions, compaction …) has its field with the value that means none:
-clients and dashboards read them without asking whether they are there.
+Features that this broker lacks (replication, transactions, compaction …) have their fields with the value for "none": clients and
+dashboards read them without checking that they exist.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Holes:
 
 @dataclass(frozen=True, slots=True)
 class OffloadFigures:
-    """Of ledgers with a complete copy in an object store: bytes of their entries, and the newest copy. 0: none, never."""
+    """Offloaded ledgers of a topic: bytes of their entries, and the newest copy. 0: none, never."""
 
     size_bytes: int = 0
     last_ledger_id: int = 0
@@ -43,7 +43,7 @@ class OffloadFigures:
 
 @dataclass(frozen=True, slots=True)
 class StoredFigures:
-    """What statistics need of a topic besides its figures: its managed ledger, records, policies, and measured backlogs."""
+    """A topic's state for statistics besides its figures: managed ledger, records, policies, and measured backlogs."""
 
     size_bytes: int
     created_at_ms: int
@@ -59,13 +59,13 @@ class StoredFigures:
     not_publishing: str | None = None
     """Why the topic has no ledger to append to."""
     not_saving: str | None = None
-    """Why acknowledgements could not be saved when that was tried last."""
+    """Why acknowledgements could not be saved at the last attempt."""
     near_limit: str | None = None
-    """Which limit of its metadata the topic comes near."""
+    """The limit of its metadata that the topic approaches."""
 
 
 def topic_stats(figures: TopicFigures, stored: StoredFigures, *, publishers: bool = True, consumers: bool = True) -> dict[str, Any]:
-    """`TopicStats`. `publishers` and `consumers`: whether their lists are wanted."""
+    """Return `TopicStats`. `publishers` and `consumers`: whether to include their lists."""
     published = figures.published
     subscriptions = {
         subscription.name: _subscription(subscription, stored, consumers=consumers) for subscription in figures.subscriptions
@@ -114,7 +114,7 @@ def topic_stats(figures: TopicFigures, stored: StoredFigures, *, publishers: boo
 
 
 def _oldest(figures: TopicFigures, stored: StoredFigures) -> dict[str, Any]:
-    """Of the durable subscriptions: readers hold nothing, and quotas do not look at them."""
+    """Return the oldest message of durable subscriptions only: readers retain nothing, and quotas ignore them."""
     durable = {subscription.name for subscription in figures.subscriptions if subscription.durable}
     aged = [
         (backlog.oldest_age_s, name)
@@ -182,7 +182,7 @@ def _subscription(subscription: SubscriptionFigures, stored: StoredFigures, *, c
         "subscriptionProperties": dict(subscription.properties),
         **_NONE_OF_A_SUBSCRIPTION,
     }
-    if connected:  # the type is that of those who are connected
+    if connected:  # the type is that of connected consumers
         stats["type"] = subscription.type_name
         if (active := _active(subscription)) is not None:
             stats["activeConsumerName"] = active

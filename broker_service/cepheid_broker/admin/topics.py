@@ -1,4 +1,4 @@
-"""Topics of both domains: lists, create, delete, unload. What only stored ones have is in other modules."""
+"""Topics of both domains: list, create, delete, unload. What only stored topics have is in other modules."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def topics(context: AdminContext) -> APIRouter:
 
 
 def topics_of(context: AdminContext, domain: str) -> APIRouter:
-    """What both domains have."""
+    """Return the routes that both domains have."""
     router = APIRouter(prefix=f"/admin/v2/{domain}/{{tenant}}/{{namespace}}")
 
     @router.get("")
@@ -50,7 +50,7 @@ def topics_of(context: AdminContext, domain: str) -> APIRouter:
         bundle: str | None = None,
         includeSystemTopic: bool = False,
     ) -> list[str]:
-        """Partitions one by one, never the name of a partitioned topic; only topics that the role may use"""
+        """Return topics that the role may use: partitions one by one, never the name of a partitioned topic"""
         found = [topic for topic in await topics_in(context, namespace, domain) if is_shown(topic, includeSystemTopic)]
         if bundle is not None:
             division = division_of((await context.require_namespace(namespace)).record)
@@ -59,7 +59,7 @@ def topics_of(context: AdminContext, domain: str) -> APIRouter:
 
     @router.get("/partitioned")
     async def list_partitioned(namespace: NamespacePath, request: Request, includeSystemTopic: bool = False) -> list[str]:
-        """Names of partitioned topics that the role may use"""
+        """Return the names of partitioned topics that the role may use"""
         found = await partitioned_topics_in(context, namespace, domain)
         return [
             str(topic) for topic in await visible_topics(context, request, namespace, found) if is_shown(topic, includeSystemTopic)
@@ -76,7 +76,7 @@ def topics_of(context: AdminContext, domain: str) -> APIRouter:
 
     @router.delete("/{topic}", status_code=NO_CONTENT)
     async def delete_topic(topic: TopicPath, force: bool = False) -> None:
-        """`force` closes clients; a partitioned topic is deleted with its partitions"""
+        """Delete a topic; `force` closes clients. A partitioned topic is deleted with its partitions"""
         if await context.broker.catalog.partitions(topic):
             raise ConflictError(f"Topic {topic} is partitioned: delete it with its partitions", topic=str(topic))
         await require_owner(context, topic)
@@ -86,7 +86,7 @@ def topics_of(context: AdminContext, domain: str) -> APIRouter:
 
     @router.put("/{topic}/unload", status_code=NO_CONTENT)
     async def unload_topic(topic: TopicPath, request: Request) -> None:
-        """All partitions of a partitioned topic"""
+        """Unload a topic, or all partitions of a partitioned topic"""
 
         async def unload_part(part: TopicName) -> None:
             await require_owner(context, part)
@@ -98,7 +98,7 @@ def topics_of(context: AdminContext, domain: str) -> APIRouter:
 
 
 async def _check_partition_name(context: AdminContext, topic: TopicName) -> None:
-    """`x-partition-3` is a partition of `x` or nothing: as a plain topic it would become one when `x` is created."""
+    """Refuse `x-partition-3` unless `x` has it: as a plain topic it would become a partition when `x` is created."""
     if not topic.is_partition:
         return
     if await context.broker.catalog.partitions(topic) is not None:

@@ -1,6 +1,6 @@
-"""What of Pulsar's API is not served, and why: for the 501 that a caller gets, and for docs/admin.md.
+"""Calls of Pulsar's API that are not served, with reasons: for the 501 that a caller gets, and for docs/admin.md.
 
-First match wins. A call that is neither served nor listed gets the reason at the end.
+The first match counts. A call that is neither served nor listed gets the reason at the end.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _REASONS: tuple[tuple[str, str], ...] = (
     (rf"{_NAMESPACE}/(properties|property/.*)", "labels of a namespace are set when it is made"),
     (rf"{_NAMESPACE}/schemaAutoUpdateCompatibilityStrategy", "the older word for schemaCompatibilityStrategy"),
     (rf"{_NAMESPACE}/scanOffloadedLedgers", _NO_SCAN),
-    (r"/admin/v2/schemas/.*/metadata", "schemas and their versions have all there is to know"),
+    (r"/admin/v2/schemas/.*/metadata", "schemas and their versions contain all metadata"),
     (r"/admin/v2/non-persistent/[^/]+/[^/]+/[^/]+", "lists take the bundle as a parameter: ?bundle="),
     (r"/admin/v2/non-persistent/[^/]+/[^/]+/[^/]+/truncate", "nothing is stored: there is nothing to drop"),
     (rf"{_TOPIC}/getMessageIdByIndex", "entries have no broker metadata, so no index"),
@@ -52,16 +52,16 @@ _STORED_ONLY: tuple[tuple[str, int, str], ...] = (
     (r"/truncate", 412, "there is nothing to drop"),
     (r"/subscription/[^/]+", 400, "a subscription lasts while it is used"),
 )
-"""What Pulsar answers for a non-persistent topic where it is not 405 (docs/reference/behaviours.md §5)."""
+"""Pulsar's answers for a non-persistent topic that are not 405 (docs/reference/behaviours.md §5)."""
 
 
 def unserved(path: str) -> str | None:
-    """Why this is not served; None: no reason is known, so it is no call of Pulsar's API, or it is served."""
+    """Return why a path is not served; None if no reason is known: it is not a call of Pulsar's API, or is served."""
     return next((reason for pattern, reason in _COMPILED if pattern.fullmatch(path)), None)
 
 
 def non_persistent_refusal(path_below_topic: str) -> tuple[int, str]:
-    """Status and reason for a call on a non-persistent topic that only stored ones answer."""
+    """Return status and reason for a call on a non-persistent topic that needs stored entries."""
     for pattern, status, reason in _STORED_ONLY:
         if re.fullmatch(pattern, path_below_topic):
             return status, reason

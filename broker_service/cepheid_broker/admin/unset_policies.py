@@ -1,6 +1,6 @@
-"""Reads of policies that cannot be set yet: they are unset everywhere, and tools that read all policies can go on.
+"""Reads of policies that cannot be set yet: they are unset everywhere, so that tools which read all policies work.
 
-A row says what Pulsar answers for an unset policy, and what is in force then (`applied=true`). Writes stay 501 (unserved.py).
+A row contains Pulsar's answer for an unset policy, and the value in force then (`applied=true`). Writes stay 501 (unserved.py).
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ _NO_SUBSCRIBE_RATE = {"subscribeThrottlingRatePerConsumer": -1, "ratePeriodInSec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnsetPolicy:
-    """A policy that is never set. None: 204 without body, which clients read as "not set"."""
+    """A policy that is never set. `unset` None: 204 without body, which clients read as "not set"."""
 
     word: str
     unset: Any = None
     in_force: Any = None
-    """What applies to a topic; shown for topics only."""
+    """Value that applies to a topic; shown for topics only."""
     kind: dict[str, Any] | None = None
-    """JSON schema of a value, where neither `unset` nor `in_force` is one."""
+    """JSON schema of a value, if neither `unset` nor `in_force` is one."""
 
     @property
     def schema(self) -> dict[str, Any]:
-        """The JSON schema of its values, for the description of the API."""
+        """JSON schema of its values, for the description of the API."""
         if self.kind is not None:
             return self.kind
         return _schema_of(self.unset if self.in_force is None else self.in_force, _title_of(self.word))
@@ -57,7 +57,7 @@ def _schema_of(value: Any, title: str) -> dict[str, Any]:
 
 
 def _title_of(word: str) -> str:
-    """Return the name of an object: that of the policy. The dispatch rates of topics, subscriptions and replicators are alike."""
+    """Return the policy's name as an object name; dispatch rates of topics, subscriptions and replicators share one."""
     name = word.rpartition("/")[2]
     return "DispatchRate" if name.lower().endswith("dispatchrate") else name[:1].upper() + name[1:]
 

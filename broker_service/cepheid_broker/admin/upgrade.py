@@ -1,4 +1,4 @@
-"""How far the upgrade of a cluster is, and its end, for `cepheid cluster finish-upgrade`."""
+"""Progress of a cluster's upgrade, and finishing it, for `cepheid cluster finish-upgrade`."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def upgrade(context: AdminContext) -> APIRouter:
 
     @router.get("/upgrade")
     async def show() -> dict[str, Any]:
-        """The storage format that bookies write, the newest that this release knows, and the brokers and bookies that do not know
-        that one"""
+        """Return the storage format that bookies write, the newest that this release knows, and brokers and bookies that do not
+        know it"""
         return asdict(await upgrade_state(context.store))
 
     @router.post("/upgrade/finish")
     async def finish(request: Request) -> dict[str, Any]:
-        """Lets bookies write the newest format from their next start on. Refused (409) while one of an older release runs. There is
-        no way back to an older release afterwards"""
+        """Let bookies write the newest format from their next start on. 409 while a process of an older release runs. Afterwards
+        there is no way back to an older release"""
         before = await finish_upgrade(context.store)
         asker = "" if request.client is None else request.client.host
         log.warning("admin.upgrade_finished", extra={"before": before.storage_format, "now": before.newest, "asked_by": asker})

@@ -1,5 +1,7 @@
-"""Why a subscription is not delivering: from its dispatcher's own state, with the event that ends it; and skipping what cannot
-be read. Ours, not Pulsar's."""
+"""Why a subscription is not delivering, from its dispatcher's state, with the event that ends it; and skipping unreadable entries.
+
+Cepheid's own calls, not Pulsar's.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,13 @@ def why(context: AdminContext) -> APIRouter:
 
     @router.get("/subscription/{sub}/why")
     async def why_not_delivering(topic: AnyTopicPath, sub: SubscriptionPath) -> dict[str, Any]:
-        """Ours, not Pulsar's: what holds delivery up, whom, since when, and which event ends it"""
+        """Return what holds delivery up, for which consumer, since when, and the event that ends it"""
         opened = await open_plain(context, topic)
         return answer(opened, subscription_of(opened, sub))
 
     @router.post("/subscription/{sub}/skip_unreadable")
     async def skip_unreadable(topic: AnyTopicPath, sub: SubscriptionPath) -> dict[str, Any]:
-        """Ours, not Pulsar's: gives up entries that have no valid copy for certain, where delivery waits. `more`: ask again"""
+        """Skip entries that certainly have no valid copy, where delivery waits for them. `more`: ask again"""
         opened = await open_plain(context, topic)
         found = await subscription_of(opened, sub).skip_unreadable()
         skipped = [{"first": str(first), "last": str(last), "reason": reason} for first, last, reason in found.runs()]
@@ -67,7 +69,7 @@ def _quotas(topic: Topic) -> str:
     size, age = topic.policies.size_quota, topic.policies.age_quota
     limits = [f"{size.limit} bytes"] if size is not None else []
     limits += [f"{age.limit} s of age"] if age is not None else []
-    return f"the policy is {topic.publish_blocked.value}, the limit {' and '.join(limits) or 'was just taken away'}"
+    return f"the policy is {topic.publish_blocked.value}, the limit {' and '.join(limits) or 'was just removed'}"
 
 
 def _reason(why: Why) -> dict[str, Any]:

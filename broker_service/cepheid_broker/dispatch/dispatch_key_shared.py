@@ -47,7 +47,7 @@ from cepheid_broker.dispatch.key_owners import KeyOwners
 from cepheid_broker.dispatch.key_places import KeyPlaces
 from cepheid_metadata import Position
 
-READ_BACK_FACTOR = 4  # read back more than one consumer can take, as entries waiting for others lie between
+READ_BACK_FACTOR = 4  # more than one consumer can take, as entries that wait for others are sent along
 
 
 @dataclass(slots=True)

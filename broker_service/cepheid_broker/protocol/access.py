@@ -126,7 +126,7 @@ class Access:
         return self._refused_now(command, topic, None) is None
 
     def may_create(self, command: CommandType, topic: TopicName) -> bool:
-        """Whether a missing topic may be created for the client, which has passed `require` for it.
+        """Return whether a missing topic may be created for the client, which has passed `require` for it.
 
         A grant on `x` covers the partitions of `x` that the topic's record defines. There are two thousand million other names of
         partitions: creating one of those as a plain topic needs a grant on the namespace.

@@ -166,7 +166,7 @@ class Producer:
         )
 
     def __repr__(self) -> str:
-        return f"<Producer {self.name} of {self.topic.name}, {self.state.value}, {self.pending_entries} entries under way>"
+        return f"<Producer {self.name} of {self.topic.name}, {self.state.value}, {self.pending_entries} entries pending>"
 
     @property
     def pending_entries(self) -> int:

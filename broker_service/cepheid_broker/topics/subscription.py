@@ -220,7 +220,7 @@ class Subscription:
         self._dispatcher: Dispatcher | None = None
         self._dispatch_kind: tuple[int, str] | None = None  # kind and key sharing of the dispatcher, which outlives its consumers
         self._next_key = 1
-        self._seek_done: asyncio.Event | None = None  # while a seek is under way
+        self._seek_done: asyncio.Event | None = None  # while a seek is pending
         self._grace: asyncio.TimerHandle | None = None  # rule 4
         self.answers = AckSaver(cursor, tasks)  # rule 2
         self._storage_reads = self._cached_reads = 0

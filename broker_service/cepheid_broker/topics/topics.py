@@ -126,8 +126,7 @@ class Topics:
                 exists = removed == self._removed  # else it may have been deleted meanwhile
 
     async def _opened_once(self, name: TopicName, *, exists: bool) -> Topic | None:
-        """Open the topic once for all callers. If `exists` is false (the catalog was not asked), None means that no record was
-        found."""
+        """Open the topic once for all callers. None if `exists` is false and no record was found: ask the catalog."""
         opening = self._opening.get(name)
         if opening is None:
             opening = self._opening[name] = self._tasks.start(self._load(name, exists), name=f"open {name}")
@@ -208,7 +207,7 @@ class Topics:
 
     def _check_owned(self, name: TopicName) -> None:
         if name not in self._prepared and not self.ownership.owns(name):
-            raise ServiceNotReadyError(f"topic {name} is being unloaded: its bundle went while it was opened", topic=str(name))
+            raise ServiceNotReadyError(f"topic {name} is being unloaded: its bundle moved while it was opened", topic=str(name))
 
     def _add(self, topic: Topic) -> Topic:
         self._open[topic.name] = topic
@@ -289,7 +288,7 @@ class Topics:
         There is no grace period: another broker may already serve them. Pending publishes fail, and clients look the topics up
         again.
         """
-        reason = "its bundle went to another broker"
+        reason = "its bundle moved to another broker"
         for topic in self.loaded():
             if topic.name in self._prepared or self.ownership.keeps(topic.name):
                 continue
@@ -369,7 +368,7 @@ class Topics:
         checked. Raises the errors of `delete`."""
         await self._wait_until_settled(name)
         if name not in self._open:
-            raise NotAllowedError(f"topic {name} is not open any more", topic=str(name))
+            raise NotAllowedError(f"topic {name} is no longer open", topic=str(name))
         self.close_to_newcomers([name], condition)
         await self._remove_in_time(name)
 
@@ -441,7 +440,7 @@ class Topics:
 
         def check() -> None:
             if not self.ownership.keeps(owned):
-                message = f"the deletion of topic {name} has stopped: its bundle went to another broker; ask again"
+                message = f"the deletion of topic {name} has stopped: its bundle moved to another broker; ask again"
                 raise ServiceNotReadyError(message, topic=str(name))
 
         if (topic := self._open.pop(name, None)) is not None:

@@ -49,56 +49,56 @@ class Bookies:
         self._calls = calls
 
     def addresses(self) -> dict[str, Any]:
-        """Those that run (writable, readonly) and those that should (down, damaged), with their addresses by protocol.
+        """Return bookies that run (writable, readonly) and that should (down, damaged), with their addresses by protocol.
         `GET /cepheid/v1/bookies`.
         """
         found: dict[str, Any] = self._calls.call("GET", "/cepheid/v1/bookies")
         return found
 
     def cancel_decommission(self, bookie: str) -> None:
-        """Lets the bookie stay. What was moved is not moved back. `DELETE /cepheid/v1/bookies/{bookie}/decommission`."""
+        """Let the bookie stay; copies already moved are not moved back. `DELETE /cepheid/v1/bookies/{bookie}/decommission`."""
         self._calls.call("DELETE", f"/cepheid/v1/bookies/{segment(bookie)}/decommission")
 
     def decommission(self, bookie: str) -> dict[str, Any]:
-        """Moves all copies of this bookie to others; answers how far that is. 412 when too few bookies or racks would be
-        left. `PUT /cepheid/v1/bookies/{bookie}/decommission`.
+        """Move all copies of this bookie to others; return the progress. 412 if too few bookies or racks would be left.
+        `PUT /cepheid/v1/bookies/{bookie}/decommission`.
         """
         found: dict[str, Any] = self._calls.call("PUT", f"/cepheid/v1/bookies/{segment(bookie)}/decommission")
         return found
 
     def decommission_status(self, bookie: str) -> dict[str, Any]:
-        """How far it is: draining, drained (stop it and throw its disks away), or gone. `GET
+        """Return the progress: draining, drained (stop the bookie and discard its disks), or gone. `GET
         /cepheid/v1/bookies/{bookie}/decommission`.
         """
         found: dict[str, Any] = self._calls.call("GET", f"/cepheid/v1/bookies/{segment(bookie)}/decommission")
         return found
 
     def ledgers(self, bookie: str, *, above: int = -1) -> dict[str, Any]:
-        """Ids of ledgers above `above` that a bookie of this process holds. A bookie process serves them as `/ledgers`
-        itself. `GET /cepheid/v1/bookies/{bookie}/ledgers`.
+        """Return ids of ledgers above `above` that a bookie of this process holds; a bookie process serves them as
+        `/ledgers` itself. `GET /cepheid/v1/bookies/{bookie}/ledgers`.
         """
         found: dict[str, Any] = self._calls.call("GET", f"/cepheid/v1/bookies/{segment(bookie)}/ledgers", {"above": above})
         return found
 
     def list(self) -> dict[str, Any]:
-        """Registered ones, and those that are down. `GET /admin/v2/bookies/all`."""
+        """Return registered bookies, and those that are down. `GET /admin/v2/bookies/all`."""
         found: dict[str, Any] = self._calls.call("GET", "/admin/v2/bookies/all")
         return found
 
     def list_racks(self) -> dict[str, Any]:
-        """Bookies that run and say where, in the one group `default`; `hostname` is that of their gRPC address. `GET
-        /admin/v2/bookies/racks-info`.
+        """Return running bookies that have a rack, in the one group `default`; `hostname` is that of their gRPC address.
+        `GET /admin/v2/bookies/racks-info`.
         """
         found: dict[str, Any] = self._calls.call("GET", "/admin/v2/bookies/racks-info")
         return found
 
     def rack_of(self, bookie: str) -> dict[str, Any]:
-        """404 as well for a bookie that does not run now. `GET /admin/v2/bookies/racks-info/{bookie}`."""
+        """Return a bookie's rack; 404 also for a bookie that does not run now. `GET /admin/v2/bookies/racks-info/{bookie}`."""
         found: dict[str, Any] = self._calls.call("GET", f"/admin/v2/bookies/racks-info/{segment(bookie)}")
         return found
 
     def recover(self, bookie: str) -> None:
-        """Repairs the ledgers of a bookie that is down now, without its grace period. 412 when it runs. `POST
+        """Repair the ledgers of a bookie that is down now, without its grace period. 412 if it runs. `POST
         /cepheid/v1/bookies/{bookie}/recover`.
         """
         self._calls.call("POST", f"/cepheid/v1/bookies/{segment(bookie)}/recover")
@@ -116,62 +116,64 @@ class Brokers:
         return found
 
     def change_setting(self, config_name: str, config_value: str) -> None:
-        """Changes it for all brokers, until it is reset. 412 for a setting that needs a restart, and for a bad value.
-        `POST /admin/v2/brokers/configuration/{config_name}/{config_value}`.
+        """Change a setting for all brokers, until it is reset. 412 if it needs a restart, or for a bad value. `POST
+        /admin/v2/brokers/configuration/{config_name}/{config_value}`.
         """
         self._calls.call("POST", f"/admin/v2/brokers/configuration/{segment(config_name)}/{segment(config_value)}")
 
     def changeable_settings(self) -> builtins.list[str]:
-        """Settings that can be changed while brokers run: those of load balancing; in `cepheid standalone` none. `GET
-        /admin/v2/brokers/configuration`.
+        """Return the settings that can be changed while brokers run: those of load balancing; in `cepheid standalone`
+        none. `GET /admin/v2/brokers/configuration`.
         """
         found: builtins.list[str] = self._calls.call("GET", "/admin/v2/brokers/configuration")
         return found
 
     def changed_settings(self) -> dict[str, str]:
-        """Those that were changed, with their values; they hold for all brokers. `GET
+        """Return the changed settings with their values, which apply to all brokers. `GET
         /admin/v2/brokers/configuration/values`.
         """
         found: dict[str, str] = self._calls.call("GET", "/admin/v2/brokers/configuration/values")
         return found
 
     def check_backlogs(self) -> None:
-        """Looks at the backlogs of all open topics now; this happens every `backlog_check_s` anyway. `GET
+        """Check the backlogs of all open topics now; this also happens every `backlog_check_s`. `GET
         /admin/v2/brokers/backlog-quota-check`.
         """
         self._calls.call("GET", "/admin/v2/brokers/backlog-quota-check")
 
     def check_health(self) -> str:
-        """Publishes a message to `persistent://pulsar/system/__health-BROKER`, reads it back; 500 when that fails or
-        takes 10 s. `GET /admin/v2/brokers/health`.
+        """Publish a message to `persistent://pulsar/system/__health-BROKER` and read it back; 500 if that fails or takes
+        10 s. `GET /admin/v2/brokers/health`.
         """
         found: str = self._calls.call("GET", "/admin/v2/brokers/health")
         return found
 
     def internal_configuration(self) -> dict[str, str]:
-        """Where metadata is kept. `GET /admin/v2/brokers/internal-configuration`."""
+        """Return where metadata is kept. `GET /admin/v2/brokers/internal-configuration`."""
         found: dict[str, str] = self._calls.call("GET", "/admin/v2/brokers/internal-configuration")
         return found
 
     def is_alive(self) -> str:
-        """`ok` while the process answers at all; restarting it helps when it does not. `GET /health`."""
+        """Return `ok` while the process answers at all; otherwise restart it. `GET /health`."""
         found: str = self._calls.call("GET", "/health")
         return found
 
     def is_ready(self) -> str:
-        """`ok`. `GET /admin/v2/brokers/ready`."""
+        """Return `ok` once clients are served. `GET /admin/v2/brokers/ready`."""
         found: str = self._calls.call("GET", "/admin/v2/brokers/ready")
         return found
 
     def is_serving(self) -> str:
-        """`ok` once clients are served, then what is wrong, under a known `Host` and to callers with credentials; else
+        """Return `ok` once clients are served, then problems, under a known `Host` and to callers with credentials; else
         503. `GET /ready`.
         """
         found: str = self._calls.call("GET", "/ready")
         return found
 
     def leader(self) -> dict[str, str]:
-        """The broker that balances the load; while none is elected, the first by id. `GET /admin/v2/brokers/leaderBroker`."""
+        """Return the broker that balances the load; while none is elected, the first by id. `GET
+        /admin/v2/brokers/leaderBroker`.
+        """
         found: dict[str, str] = self._calls.call("GET", "/admin/v2/brokers/leaderBroker")
         return found
 
@@ -181,12 +183,14 @@ class Brokers:
         return found
 
     def metrics(self) -> str:
-        """Prometheus text, see below. Samples of a namespace or topic only for roles that may use it. `GET /metrics`."""
+        """Return metrics as Prometheus text. Samples of a namespace or topic only for roles that may use it. `GET
+        /metrics`.
+        """
         found: str = self._calls.call("GET", "/metrics")
         return found
 
     def owned_bundles(self, cluster: str, broker: str) -> dict[str, dict[str, Any]]:
-        """Bundles that it serves now; of another broker: 307 to it. `GET
+        """Return the bundles that a broker serves now; another broker is reached by a 307 redirect. `GET
         /admin/v2/brokers/{cluster}/{broker}/ownedNamespaces`.
         """
         found: dict[str, dict[str, Any]] = self._calls.call(
@@ -195,21 +199,25 @@ class Brokers:
         return found
 
     def reset_setting(self, config_name: str) -> None:
-        """Back to what each broker was started with. `DELETE /admin/v2/brokers/configuration/{config_name}`."""
+        """Reset a setting to the value that each broker was started with. `DELETE
+        /admin/v2/brokers/configuration/{config_name}`.
+        """
         self._calls.call("DELETE", f"/admin/v2/brokers/configuration/{segment(config_name)}")
 
     def runtime_settings(self) -> dict[str, str]:
-        """Every setting of this broker with its value, by our names. `GET /admin/v2/brokers/configuration/runtime`."""
+        """Return every setting of this broker with its value, by Cepheid's names. `GET
+        /admin/v2/brokers/configuration/runtime`.
+        """
         found: dict[str, str] = self._calls.call("GET", "/admin/v2/brokers/configuration/runtime")
         return found
 
     def status_page(self) -> str:
-        """`OK` once clients are served; for load balancers and probes. `GET /status.html`."""
+        """Return `OK` once clients are served; for load balancers and probes. `GET /status.html`."""
         found: str = self._calls.call("GET", "/status.html")
         return found
 
     def version(self) -> str:
-        """Bare text. `GET /admin/v2/brokers/version`."""
+        """Return the version as plain text. `GET /admin/v2/brokers/version`."""
         found: str = self._calls.call("GET", "/admin/v2/brokers/version")
         return found
 
@@ -221,52 +229,52 @@ class Cluster:
         self._calls = calls
 
     def balance(self) -> dict[str, Any]:
-        """Brokers with their loads, what would be moved or split now and why, and what was last; asked at any broker.
+        """Return brokers with their loads, planned moves and splits with reasons, and recent ones; any broker answers.
         `GET /cepheid/v1/balance`.
         """
         found: dict[str, Any] = self._calls.call("GET", "/cepheid/v1/balance")
         return found
 
     def balance_now(self) -> builtins.list[dict[str, Any]]:
-        """Moves and splits now what GET shows as the plan, also while automatic balancing is off. `POST
+        """Carry out now the moves and splits that GET shows as the plan, even while automatic balancing is off. `POST
         /cepheid/v1/balance`.
         """
         found: builtins.list[dict[str, Any]] = self._calls.call("POST", "/cepheid/v1/balance")
         return found
 
     def drain(self, broker: str, *, force: bool = False) -> dict[str, Any]:
-        """Hands all bundles of this broker over to others, and takes no more; answers how far that is. It goes on when
-        the caller leaves, and ends with the broker's process. 412 when no other broker takes bundles, unless `force`:
-        its topics are closed then, and not served. `PUT /cepheid/v1/brokers/{broker}/drain`.
+        """Hand all bundles of this broker over to others, and take no more; return the progress. It continues after the
+        call, and ends with the broker's process. 412 if no other broker takes bundles, unless `force`: its topics are
+        then closed and not served. `PUT /cepheid/v1/brokers/{broker}/drain`.
         """
         found: dict[str, Any] = self._calls.call("PUT", f"/cepheid/v1/brokers/{segment(broker)}/drain", {"force": force})
         return found
 
     def drain_status(self, broker: str) -> dict[str, Any]:
-        """How far it is: `drained` once the broker has no bundles left. `GET /cepheid/v1/brokers/{broker}/drain`."""
+        """Return the progress: `drained` once the broker has no bundles left. `GET /cepheid/v1/brokers/{broker}/drain`."""
         found: dict[str, Any] = self._calls.call("GET", f"/cepheid/v1/brokers/{segment(broker)}/drain")
         return found
 
     def hand_over(self, value: HandOverCall) -> dict[str, builtins.list[str]]:
-        """Between brokers: the owner of a bundle has this broker open topics that it has closed. Answers which are open.
-        `POST /cepheid/v1/handover`.
+        """Between brokers: open topics that the owner of a bundle has closed; return those that are open. `POST
+        /cepheid/v1/handover`.
         """
         found: dict[str, builtins.list[str]] = self._calls.call("POST", "/cepheid/v1/handover", body=value)
         return found
 
     def load_report(self) -> dict[str, Any]:
-        """Load of this broker and of each of its bundles; `load` is the number by which bundles are moved. `GET
-        /admin/v2/broker-stats/load-report`.
+        """Return the load of this broker and of each of its bundles; `load` is the number by which bundles are moved.
+        `GET /admin/v2/broker-stats/load-report`.
         """
         found: dict[str, Any] = self._calls.call("GET", "/admin/v2/broker-stats/load-report")
         return found
 
     def move(self, value: MoveOrder) -> None:
-        """For the leader: hands a bundle of this broker to another one. `POST /cepheid/v1/balance/move`."""
+        """For the leader: hand a bundle of this broker over to another one. `POST /cepheid/v1/balance/move`."""
         self._calls.call("POST", "/cepheid/v1/balance/move", body=value)
 
     def report(self, value: LoadsBody) -> dict[str, Any]:
-        """For the leader: takes the loads of all brokers, answers the load report of this one. `POST
+        """For the leader: take the loads of all brokers, return the load report of this one. `POST
         /cepheid/v1/balance/report`.
         """
         found: dict[str, Any] = self._calls.call("POST", "/cepheid/v1/balance/report", body=value)
@@ -280,11 +288,11 @@ class Cluster:
         return found
 
     def split(self, value: SplitOrder) -> None:
-        """For the leader: splits a bundle of this broker. `POST /cepheid/v1/balance/split`."""
+        """For the leader: split a bundle of this broker. `POST /cepheid/v1/balance/split`."""
         self._calls.call("POST", "/cepheid/v1/balance/split", body=value)
 
     def undrain(self, broker: str) -> None:
-        """Lets the broker take bundles again. Those that it gave away stay where they are. `DELETE
+        """Let the broker take bundles again; those that it gave up stay where they are. `DELETE
         /cepheid/v1/brokers/{broker}/drain`.
         """
         self._calls.call("DELETE", f"/cepheid/v1/brokers/{segment(broker)}/drain")
@@ -297,12 +305,12 @@ class Clusters:
         self._calls = calls
 
     def all_policies(self, cluster: str) -> dict[str, Any]:
-        """By name; 404 when there is none. `GET /admin/v2/clusters/{cluster}/namespaceIsolationPolicies`."""
+        """Return policies by name; 404 if there are none. `GET /admin/v2/clusters/{cluster}/namespaceIsolationPolicies`."""
         found: dict[str, Any] = self._calls.call("GET", f"/admin/v2/clusters/{segment(cluster)}/namespaceIsolationPolicies")
         return found
 
     def brokers_with_policies(self, cluster: str) -> builtins.list[dict[str, Any]]:
-        """Each broker that runs, with the policies in which it is primary. `GET
+        """Return each running broker with the policies in which it is primary. `GET
         /admin/v2/clusters/{cluster}/namespaceIsolationPolicies/brokers`.
         """
         found: builtins.list[dict[str, Any]] = self._calls.call(
@@ -311,7 +319,7 @@ class Clusters:
         return found
 
     def create(self, cluster: str, value: ClusterData) -> None:
-        """200, as in Pulsar. `PUT /admin/v2/clusters/{cluster}`."""
+        """Create a cluster; answers 200, as in Pulsar. `PUT /admin/v2/clusters/{cluster}`."""
         self._calls.call("PUT", f"/admin/v2/clusters/{segment(cluster)}", body=value)
 
     def delete(self, cluster: str) -> None:
@@ -319,7 +327,7 @@ class Clusters:
         self._calls.call("DELETE", f"/admin/v2/clusters/{segment(cluster)}")
 
     def delete_policy(self, cluster: str, policy_name: str) -> None:
-        """A policy that does not exist is a success, as in Pulsar. `DELETE
+        """Delete a policy; succeeds if there is none, as in Pulsar. `DELETE
         /admin/v2/clusters/{cluster}/namespaceIsolationPolicies/{policy_name}`.
         """
         self._calls.call("DELETE", f"/admin/v2/clusters/{segment(cluster)}/namespaceIsolationPolicies/{segment(policy_name)}")
@@ -342,7 +350,7 @@ class Clusters:
         return found
 
     def policies_of_broker(self, cluster: str, broker: str) -> dict[str, Any]:
-        """One broker, by the address of its API. `GET
+        """Return one broker, named by the address of its API, with the policies in which it is primary. `GET
         /admin/v2/clusters/{cluster}/namespaceIsolationPolicies/brokers/{broker}`.
         """
         found: dict[str, Any] = self._calls.call(
@@ -351,13 +359,13 @@ class Clusters:
         return found
 
     def replace(self, cluster: str, value: ClusterData) -> None:
-        """200, as in Pulsar. `POST /admin/v2/clusters/{cluster}`."""
+        """Replace a cluster; answers 200, as in Pulsar. `POST /admin/v2/clusters/{cluster}`."""
         self._calls.call("POST", f"/admin/v2/clusters/{segment(cluster)}", body=value)
 
     def set_policy(self, cluster: str, policy_name: str, value: IsolationBody) -> None:
-        """Creates or replaces it. `unload_scope`: `all_matching` unloads all bundles of the namespaces that it matches,
-        `changed` those of matching namespaces whose brokers it changes, before it answers. With `none` or without it,
-        bundles that it does not allow where they are move within some rounds of load balancing. `POST
+        """Create or replace a policy. `unload_scope`: `all_matching` unloads all bundles of matching namespaces before it
+        answers, `changed` those of matching namespaces whose brokers it changes. With `none` or without it, misplaced
+        bundles move within some rounds of load balancing. `POST
         /admin/v2/clusters/{cluster}/namespaceIsolationPolicies/{policy_name}`.
         """
         self._calls.call(
@@ -372,31 +380,30 @@ class Ledgers:
         self._calls = calls
 
     def list(self, *, above: int = -1, limit: int = 1000, deleted: bool = False) -> dict[str, Any]:
-        """The first `limit` ledgers with larger ids than `above`; `damaged`: those with a record that cannot be read;
-        `next` is the `above` of the following page, or null. Roles that are not super-users see the ledgers of topics
-        that they may consume, without their passwords, and `incomplete` in place of what is damaged. `GET
-        /cepheid/v1/ledgers`.
+        """Return the first `limit` ledgers with ids above `above`; `damaged`: those with an unreadable record; `next`:
+        `above` of the next page, or null. Roles other than super-users see the ledgers of topics that they may
+        consume, without passwords, and `incomplete` instead of damaged ones. `GET /cepheid/v1/ledgers`.
         """
         found: dict[str, Any] = self._calls.call("GET", "/cepheid/v1/ledgers", {"above": above, "limit": limit, "deleted": deleted})
         return found
 
     def preview_recovery(self, ledger: int, bookie: str) -> dict[str, Any]:
-        """What closing it by the word of this bookie alone would keep, and what its bookies say now. Changes nothing.
+        """Return what closing it with this bookie alone would keep, and what its bookies answer now. Changes nothing.
         `GET /cepheid/v1/ledgers/{ledger}/recover_from/{bookie}`.
         """
         found: dict[str, Any] = self._calls.call("GET", f"/cepheid/v1/ledgers/{segment(ledger)}/recover_from/{segment(bookie)}")
         return found
 
     def purge(self, ledger: int) -> dict[str, Any]:
-        """Gives up a deleted ledger before its time of grace is over: bookies delete its entries. It cannot be brought
-        back. `POST /cepheid/v1/ledgers/{ledger}/purge`.
+        """Give up a deleted ledger before its grace period is over: bookies delete its entries. It cannot be restored.
+        `POST /cepheid/v1/ledgers/{ledger}/purge`.
         """
         found: dict[str, Any] = self._calls.call("POST", f"/cepheid/v1/ledgers/{segment(ledger)}/purge")
         return found
 
     def recover_from(self, ledger: int, bookie: str, *, last_entry: int) -> dict[str, Any]:
-        """Fences it and closes it, by the word of this bookie alone where no other way is left. What others acknowledged
-        above its end is lost. `last_entry`: as the preview said; it is not closed below that. `POST
+        """Fence and close it, with this bookie alone if there is no other way; entries that others acknowledged above its
+        end are lost. `last_entry`: from the preview; it is not closed below that. `POST
         /cepheid/v1/ledgers/{ledger}/recover_from/{bookie}`.
         """
         found: dict[str, Any] = self._calls.call(
@@ -405,15 +412,15 @@ class Ledgers:
         return found
 
     def show(self, ledger: int) -> dict[str, Any]:
-        """Its record, also while it is deleted and can be brought back. For roles as above. `GET
+        """Return the ledger's record, even if it is deleted but can be restored. Roles as in the list of ledgers. `GET
         /cepheid/v1/ledgers/{ledger}`.
         """
         found: dict[str, Any] = self._calls.call("GET", f"/cepheid/v1/ledgers/{segment(ledger)}")
         return found
 
     def undelete(self, ledger: int) -> dict[str, Any]:
-        """Brings it back, closed, with all its entries. It belongs to no topic: `cepheid ledgers read` shows what is in
-        it. `POST /cepheid/v1/ledgers/{ledger}/undelete`.
+        """Restore a deleted ledger, closed, with all its entries. It belongs to no topic: `cepheid ledgers read` shows
+        its contents. `POST /cepheid/v1/ledgers/{ledger}/undelete`.
         """
         found: dict[str, Any] = self._calls.call("POST", f"/cepheid/v1/ledgers/{segment(ledger)}/undelete")
         return found
@@ -426,27 +433,27 @@ class Metadata:
         self._calls = calls
 
     def backup(self) -> Iterator[bytes]:
-        """All metadata, as lines of JSON, read while the cluster runs. It is complete when its last line has `end`. `GET
+        """Return all metadata as lines of JSON, read while the cluster runs; complete if the last line has `end`. `GET
         /cepheid/v1/metadata/backup`.
         """
         return self._calls.pieces("GET", "/cepheid/v1/metadata/backup")
 
     def confirm(self) -> None:
-        """Bookies may delete ledgers that the restored metadata does not have. 412 while a bookie did not report. `POST
+        """Allow bookies to delete ledgers that the restored metadata lacks. 412 while a bookie did not report. `POST
         /cepheid/v1/metadata/confirm`.
         """
         self._calls.call("POST", "/cepheid/v1/metadata/confirm")
 
     def restored(self) -> dict[str, Any]:
-        """The restore that waits for a confirmation, or null; what bookies reported since, and the bookies that did not
+        """Return the restore that waits for confirmation, or null; what bookies reported since, and bookies that did not
         report. `GET /cepheid/v1/metadata/restored`.
         """
         found: dict[str, Any] = self._calls.call("GET", "/cepheid/v1/metadata/restored")
         return found
 
     def without(self, bookie: str) -> None:
-        """After a restore: this bookie is lost for good, and ledgers are created without its report. 412 when it is not
-        missing. `POST /cepheid/v1/metadata/without/{bookie}`.
+        """After a restore: give up a bookie that is lost for good, so that ledgers are created without its report. 412 if
+        it is not missing. `POST /cepheid/v1/metadata/without/{bookie}`.
         """
         self._calls.call("POST", f"/cepheid/v1/metadata/without/{segment(bookie)}")
 
@@ -458,45 +465,53 @@ class Namespaces:
         self._calls = calls
 
     def clear_backlogs(self, namespace: str) -> None:
-        """Of every subscription of every topic. `POST /admin/v2/namespaces/{namespace}/clearBacklog`."""
+        """Clear the backlog of every subscription of every topic. `POST /admin/v2/namespaces/{namespace}/clearBacklog`."""
         self._calls.call("POST", f"/admin/v2/namespaces/{namespace_path(namespace)}/clearBacklog")
 
     def clear_backlogs_of(self, namespace: str, subscription: str) -> None:
-        """Of this subscription on every topic that has it. `POST
+        """Clear the backlog of this subscription on every topic that has it. `POST
         /admin/v2/namespaces/{namespace}/clearBacklog/{subscription}`.
         """
         self._calls.call("POST", f"/admin/v2/namespaces/{namespace_path(namespace)}/clearBacklog/{twice(subscription)}")
 
     def clear_bundle(self, namespace: str, bundle: str) -> None:
-        """Of every subscription in the bundle. `POST /admin/v2/namespaces/{namespace}/{bundle}/clearBacklog`."""
+        """Clear the backlog of every subscription in the bundle. `POST
+        /admin/v2/namespaces/{namespace}/{bundle}/clearBacklog`.
+        """
         self._calls.call("POST", f"/admin/v2/namespaces/{namespace_path(namespace)}/{segment(bundle)}/clearBacklog")
 
     def clear_bundle_of(self, namespace: str, bundle: str, subscription: str) -> None:
-        """Of this subscription in the bundle. `POST /admin/v2/namespaces/{namespace}/{bundle}/clearBacklog/{subscription}`."""
+        """Clear the backlog of this subscription in the bundle. `POST
+        /admin/v2/namespaces/{namespace}/{bundle}/clearBacklog/{subscription}`.
+        """
         self._calls.call(
             "POST", f"/admin/v2/namespaces/{namespace_path(namespace)}/{segment(bundle)}/clearBacklog/{twice(subscription)}"
         )
 
     def clear_properties(self, namespace: str) -> None:
-        """All of them. `DELETE /admin/v2/namespaces/{namespace}/properties`."""
+        """Delete all properties. `DELETE /admin/v2/namespaces/{namespace}/properties`."""
         self._calls.call("DELETE", f"/admin/v2/namespaces/{namespace_path(namespace)}/properties")
 
     def create(self, namespace: str, value: NamespaceBody | None = None) -> None:
-        """An offload policy in the body needs a super-user, as by its own call. `PUT /admin/v2/namespaces/{namespace}`."""
+        """Create a namespace; an offload policy in the body needs a super-user, as in its own call. `PUT
+        /admin/v2/namespaces/{namespace}`.
+        """
         self._calls.call("PUT", f"/admin/v2/namespaces/{namespace_path(namespace)}", body=value)
 
     def delete(self, namespace: str, *, force: bool = False) -> None:
-        """Empty ones only. `DELETE /admin/v2/namespaces/{namespace}`."""
+        """Delete an empty namespace. `DELETE /admin/v2/namespaces/{namespace}`."""
         self._calls.call("DELETE", f"/admin/v2/namespaces/{namespace_path(namespace)}", {"force": force})
 
     def delete_bundle(self, namespace: str, bundle: str) -> None:
-        """Nothing to do for an empty bundle, 409 for one with topics; any other word is 412, as in Pulsar. `DELETE
+        """Do nothing for an empty bundle; 409 for one with topics; any other word is 412, as in Pulsar. `DELETE
         /admin/v2/namespaces/{namespace}/{bundle}`.
         """
         self._calls.call("DELETE", f"/admin/v2/namespaces/{namespace_path(namespace)}/{segment(bundle)}")
 
     def delete_property(self, namespace: str, key: str) -> str | None:
-        """Answers with the value it had, 204 when it had none. `DELETE /admin/v2/namespaces/{namespace}/property/{key}`."""
+        """Delete a property; return its value, 204 if there was none. `DELETE
+        /admin/v2/namespaces/{namespace}/property/{key}`.
+        """
         found: str | None = self._calls.call("DELETE", f"/admin/v2/namespaces/{namespace_path(namespace)}/property/{segment(key)}")
         return found
 
@@ -534,7 +549,7 @@ class Namespaces:
         return found
 
     def get_backlog_quotas(self, namespace: str, *, applied: bool = False) -> dict[str, Any]:
-        """By type; `{}` when none is set. `GET /admin/v2/namespaces/{namespace}/backlogQuotaMap`."""
+        """Return quotas by type; `{}` if none is set. `GET /admin/v2/namespaces/{namespace}/backlogQuotaMap`."""
         found: dict[str, Any] = self._calls.call(
             "GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/backlogQuotaMap", {"applied": applied}
         )
@@ -600,7 +615,7 @@ class Namespaces:
         return found
 
     def get_inactive_topic_policies(self, namespace: str, *, applied: bool = False) -> InactiveTopicsBody | None:
-        """Deletion of topics that nobody uses. `GET /admin/v2/namespaces/{namespace}/inactiveTopicPolicies`."""
+        """Deletion of unused topics. `GET /admin/v2/namespaces/{namespace}/inactiveTopicPolicies`."""
         found: InactiveTopicsBody | None = self._calls.call(
             "GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/inactiveTopicPolicies", {"applied": applied}
         )
@@ -718,12 +733,14 @@ class Namespaces:
         return found
 
     def get_properties(self, namespace: str) -> dict[str, str]:
-        """All of them. `GET /admin/v2/namespaces/{namespace}/properties`."""
+        """Return all properties. `GET /admin/v2/namespaces/{namespace}/properties`."""
         found: dict[str, str] = self._calls.call("GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/properties")
         return found
 
     def get_property(self, namespace: str, key: str) -> str | None:
-        """Its value as plain text, 204 when there is none. `GET /admin/v2/namespaces/{namespace}/property/{key}`."""
+        """Return a property's value as plain text, 204 if there is none. `GET
+        /admin/v2/namespaces/{namespace}/property/{key}`.
+        """
         found: str | None = self._calls.call("GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/property/{segment(key)}")
         return found
 
@@ -738,7 +755,7 @@ class Namespaces:
         return found
 
     def get_replication(self, namespace: str) -> builtins.list[str]:
-        """Clusters that have the namespace: this one. `GET /admin/v2/namespaces/{namespace}/replication`."""
+        """Return the clusters that have the namespace: only this one. `GET /admin/v2/namespaces/{namespace}/replication`."""
         found: builtins.list[str] = self._calls.call("GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/replication")
         return found
 
@@ -769,7 +786,7 @@ class Namespaces:
         return found
 
     def get_schema_compatibility_strategy(self, namespace: str, *, applied: bool = False) -> str:
-        """How a new version of a schema must go with the ones before. `GET
+        """How a new version of a schema must be compatible with earlier ones. `GET
         /admin/v2/namespaces/{namespace}/schemaCompatibilityStrategy`.
         """
         found: str = self._calls.call(
@@ -818,18 +835,18 @@ class Namespaces:
         return found
 
     def policies(self, namespace: str) -> dict[str, Any]:
-        """All policies. `GET /admin/v2/namespaces/{namespace}`."""
+        """Return all policies. `GET /admin/v2/namespaces/{namespace}`."""
         found: dict[str, Any] = self._calls.call("GET", f"/admin/v2/namespaces/{namespace_path(namespace)}")
         return found
 
     def put_properties(self, namespace: str, properties: dict[str, str]) -> None:
-        """Adds to those there are, or replaces them by name; up to 64 KiB in all. `PUT
+        """Add these properties, replacing others by name; up to 64 KiB in total. `PUT
         /admin/v2/namespaces/{namespace}/properties`.
         """
         self._calls.call("PUT", f"/admin/v2/namespaces/{namespace_path(namespace)}/properties", body=properties)
 
     def put_property(self, namespace: str, key: str, value: str) -> None:
-        """One of them. `PUT /admin/v2/namespaces/{namespace}/property/{key}/{value}`."""
+        """Set one property. `PUT /admin/v2/namespaces/{namespace}/property/{key}/{value}`."""
         self._calls.call("PUT", f"/admin/v2/namespaces/{namespace_path(namespace)}/property/{segment(key)}/{segment(value)}")
 
     def remove_auto_subscription_creation(self, namespace: str) -> None:
@@ -927,7 +944,7 @@ class Namespaces:
         *,
         backlog_quota_type: Literal["destination_storage", "message_age"] = "destination_storage",
     ) -> None:
-        """One quota limits size or age; the limit of the other kind is shown and has no effect. 412 unless retention is
+        """Set one quota, of size or age; the limit of the other type is shown without effect. 412 unless retention is
         larger. `POST /admin/v2/namespaces/{namespace}/backlogQuota`.
         """
         self._calls.call(
@@ -1014,7 +1031,7 @@ class Namespaces:
         self._calls.call("POST", f"/admin/v2/namespaces/{namespace_path(namespace)}/persistence", body=value)
 
     def set_replication(self, namespace: str, value: builtins.list[str]) -> None:
-        """This cluster alone; others are 501. `POST /admin/v2/namespaces/{namespace}/replication`."""
+        """Set the clusters: only this one; others are 501. `POST /admin/v2/namespaces/{namespace}/replication`."""
         self._calls.call("POST", f"/admin/v2/namespaces/{namespace_path(namespace)}/replication", body=value)
 
     def set_retention(self, namespace: str, value: RetentionBody) -> None:
@@ -1042,8 +1059,8 @@ class Namespaces:
         unload: bool = False,
         split_algorithm_name: str = "range_equally_divide",
     ) -> None:
-        """Cuts it in two while its topics stay open: in the middle, between as many topics, by their load, or at the
-        hashes in the body. `unload`: the parts then go to other brokers. `PUT
+        """Split a bundle while its topics stay open: in the middle, at equal numbers of topics, by load, or at the hashes
+        in the body. `unload`: the parts then move to other brokers. `PUT
         /admin/v2/namespaces/{namespace}/{bundle}/split`.
         """
         self._calls.call(
@@ -1054,7 +1071,7 @@ class Namespaces:
         )
 
     def topic_hash_positions(self, namespace: str, bundle: str, *, topics: builtins.list[str] | None = None) -> dict[str, Any]:
-        """The hashes of its topics, or of those in `topics`: where it may be split. `GET
+        """Return the hashes of its topics, or of those in `topics`, between which it can be split. `GET
         /admin/v2/namespaces/{namespace}/{bundle}/topicHashPositions`.
         """
         found: dict[str, Any] = self._calls.call(
@@ -1063,7 +1080,7 @@ class Namespaces:
         return found
 
     def topics(self, namespace: str, *, mode: str = "PERSISTENT", include_system_topic: bool = False) -> builtins.list[str]:
-        """Topics that the role may use; `mode` is PERSISTENT, NON_PERSISTENT or ALL. `GET
+        """Return the topics that the role may use; `mode` is PERSISTENT, NON_PERSISTENT or ALL. `GET
         /admin/v2/namespaces/{namespace}/topics`.
         """
         found: builtins.list[str] = self._calls.call(
@@ -1074,13 +1091,13 @@ class Namespaces:
         return found
 
     def unload(self, namespace: str) -> None:
-        """Every open topic of the namespace, at all brokers. `PUT /admin/v2/namespaces/{namespace}/unload`."""
+        """Unload every open topic of the namespace, at all brokers. `PUT /admin/v2/namespaces/{namespace}/unload`."""
         self._calls.call("PUT", f"/admin/v2/namespaces/{namespace_path(namespace)}/unload")
 
     def unload_bundle(self, namespace: str, bundle: str, *, destination_broker: str = "") -> None:
-        """Every open topic of the bundle, which goes to `destinationBroker`, or to another one if there is. 412, and
-        nothing moves, when that broker does not run, is being drained, or is not allowed by an isolation policy. `PUT
-        /admin/v2/namespaces/{namespace}/{bundle}/unload`.
+        """Unload every open topic of the bundle, which moves to `destinationBroker`, or to another one if there is one.
+        412, and nothing moves, if that broker does not run, is draining, or is not allowed by an isolation policy.
+        `PUT /admin/v2/namespaces/{namespace}/{bundle}/unload`.
         """
         self._calls.call(
             "PUT",
@@ -1089,13 +1106,15 @@ class Namespaces:
         )
 
     def unsubscribe(self, namespace: str, subscription: str) -> None:
-        """Deletes it where it exists; 412 while a topic has consumers of it: then nothing of that bundle is deleted.
-        `POST /admin/v2/namespaces/{namespace}/unsubscribe/{subscription}`.
+        """Delete the subscription everywhere; 412 while a topic has consumers of it: then nothing of that bundle is
+        deleted. `POST /admin/v2/namespaces/{namespace}/unsubscribe/{subscription}`.
         """
         self._calls.call("POST", f"/admin/v2/namespaces/{namespace_path(namespace)}/unsubscribe/{twice(subscription)}")
 
     def unsubscribe_bundle(self, namespace: str, bundle: str, subscription: str) -> None:
-        """The same in one bundle. `POST /admin/v2/namespaces/{namespace}/{bundle}/unsubscribe/{subscription}`."""
+        """Delete the subscription in one bundle. `POST
+        /admin/v2/namespaces/{namespace}/{bundle}/unsubscribe/{subscription}`.
+        """
         self._calls.call(
             "POST", f"/admin/v2/namespaces/{namespace_path(namespace)}/{segment(bundle)}/unsubscribe/{twice(subscription)}"
         )
@@ -1108,7 +1127,7 @@ class Permissions:
         self._calls = calls
 
     def get_subscription_auth_mode(self, namespace: str) -> str:
-        """`None`, or `Prefix`: the name of a subscription must begin with the role. `GET
+        """Return `None`, or `Prefix`: names of subscriptions must begin with the role. `GET
         /admin/v2/namespaces/{namespace}/subscriptionAuthMode`.
         """
         found: str = self._calls.call("GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/subscriptionAuthMode")
@@ -1120,13 +1139,13 @@ class Permissions:
         role: str,
         value: builtins.list[Literal["produce", "consume", "functions", "sources", "sinks", "packages"]],
     ) -> None:
-        """Replaces the actions of the role. 501 while authorization is off. `POST
+        """Replace the actions of the role. 501 while authorization is off. `POST
         /admin/v2/namespaces/{namespace}/permissions/{role}`.
         """
         self._calls.call("POST", f"/admin/v2/namespaces/{namespace_path(namespace)}/permissions/{segment(role)}", body=value)
 
     def grant_on_subscription(self, namespace: str, subscription: str, value: builtins.list[str]) -> None:
-        """Reserves it for these roles, in place of those before. They need the right to consume as well. `POST
+        """Reserve the subscription for these roles, in place of earlier ones; they also need the right to consume. `POST
         /admin/v2/namespaces/{namespace}/permissions/subscription/{subscription}`.
         """
         self._calls.call(
@@ -1139,26 +1158,26 @@ class Permissions:
         role: str,
         value: builtins.list[Literal["produce", "consume", "functions", "sources", "sinks", "packages"]],
     ) -> None:
-        """Replaces the actions of the role on this topic and its partitions. The topic need not exist. 501 as above.
-        `POST /admin/v2/{topic}/permissions/{role}`.
+        """Replace the role's actions on this topic and its partitions, which need not exist. 501 while authorization is
+        off. `POST /admin/v2/{topic}/permissions/{role}`.
         """
         self._calls.call("POST", f"/admin/v2/{topic_path(topic)}/permissions/{segment(role)}", body=value)
 
     def grant_on_topics(self, value: builtins.list[TopicGrant]) -> None:
-        """On many topics; namespaces are changed one after the other, each as a whole. `POST
+        """Grant permissions on many topics, one namespace after the other, each as a whole. `POST
         /admin/v2/namespaces/grantPermissionsOnTopics`.
         """
         self._calls.call("POST", "/admin/v2/namespaces/grantPermissionsOnTopics", body=value)
 
     def granted_in_namespace(self, namespace: str) -> dict[str, builtins.list[str]]:
-        """Actions by role. `GET /admin/v2/namespaces/{namespace}/permissions`."""
+        """Return the actions granted in the namespace, by role. `GET /admin/v2/namespaces/{namespace}/permissions`."""
         found: dict[str, builtins.list[str]] = self._calls.call(
             "GET", f"/admin/v2/namespaces/{namespace_path(namespace)}/permissions"
         )
         return found
 
     def granted_on_subscriptions(self, namespace: str) -> dict[str, builtins.list[str]]:
-        """Roles by subscription. A subscription that is not here is open to all roles that may consume. `GET
+        """Return roles by subscription; a subscription that is not listed is open to all roles that may consume. `GET
         /admin/v2/namespaces/{namespace}/permissions/subscription`.
         """
         found: dict[str, builtins.list[str]] = self._calls.call(
@@ -1167,43 +1186,45 @@ class Permissions:
         return found
 
     def granted_on_topic(self, topic: str) -> dict[str, builtins.list[str]]:
-        """Actions by role, on the topic or on its namespace. `GET /admin/v2/{topic}/permissions`."""
+        """Return the actions granted on the topic or its namespace, by role. `GET /admin/v2/{topic}/permissions`."""
         found: dict[str, builtins.list[str]] = self._calls.call("GET", f"/admin/v2/{topic_path(topic)}/permissions")
         return found
 
     def revoke_in_namespace(self, namespace: str, role: str) -> None:
-        """All actions of the role, except those on single topics. Of a role that has none: success. `DELETE
+        """Remove all actions of the role, except those on single topics; succeeds if it has none. `DELETE
         /admin/v2/namespaces/{namespace}/permissions/{role}`.
         """
         self._calls.call("DELETE", f"/admin/v2/namespaces/{namespace_path(namespace)}/permissions/{segment(role)}")
 
     def revoke_on_subscription(self, namespace: str, subscription: str, role: str) -> None:
-        """Of a role that has none: success. Without its last role the subscription is open again. `DELETE
-        /admin/v2/namespaces/{namespace}/permissions/{subscription}/{role}`.
+        """Remove the role from the subscription; succeeds if it has none. Without roles the subscription is open again.
+        `DELETE /admin/v2/namespaces/{namespace}/permissions/{subscription}/{role}`.
         """
         self._calls.call(
             "DELETE", f"/admin/v2/namespaces/{namespace_path(namespace)}/permissions/{segment(subscription)}/{segment(role)}"
         )
 
     def revoke_on_topic(self, topic: str, role: str) -> None:
-        """What was granted on the topic itself; 412 when that is nothing. `DELETE /admin/v2/{topic}/permissions/{role}`."""
+        """Remove what was granted on the topic itself; 412 if nothing was. `DELETE /admin/v2/{topic}/permissions/{role}`."""
         self._calls.call("DELETE", f"/admin/v2/{topic_path(topic)}/permissions/{segment(role)}")
 
     def revoke_on_topics(self, value: builtins.list[TopicRevocation]) -> None:
-        """On many topics, as above. Of a role that has none: success. `POST
+        """Revoke permissions on many topics, one namespace after the other; succeeds for roles that have none. `POST
         /admin/v2/namespaces/revokePermissionsOnTopics`.
         """
         self._calls.call("POST", "/admin/v2/namespaces/revokePermissionsOnTopics", body=value)
 
     def set_subscription_auth_mode(self, namespace: str, value: str) -> None:
-        """A JSON string. 501 as above. `POST /admin/v2/namespaces/{namespace}/subscriptionAuthMode`."""
+        """Set the mode, a JSON string. 501 while authorization is off. `POST
+        /admin/v2/namespaces/{namespace}/subscriptionAuthMode`.
+        """
         self._calls.call("POST", f"/admin/v2/namespaces/{namespace_path(namespace)}/subscriptionAuthMode", body=value)
 
     def why(
         self, *, role: str, topic: str, action: Literal["produce", "consume", "lookup", "admin"], subscription: str | None = None
     ) -> dict[str, Any]:
-        """Ours, not Pulsar's: whether a role may do that on a topic, and by which rule. Every role may ask about itself.
-        `GET /cepheid/v1/permissions/why`.
+        """Return whether a role may do this on a topic, and by which rule; any role may ask about itself. `GET
+        /cepheid/v1/permissions/why`.
         """
         found: dict[str, Any] = self._calls.call(
             "GET", "/cepheid/v1/permissions/why", {"role": role, "topic": topic, "action": action, "subscription": subscription}
@@ -1218,33 +1239,31 @@ class Repair:
         self._calls = calls
 
     def check_ledger(self, ledger: int, *, bookie: builtins.list[str]) -> None:
-        """Has the copies of a ledger on the named bookies checked, and copied again from a valid replica where they are
-        bad. `POST /cepheid/v1/repair/ledgers/{ledger}`.
+        """Check a ledger's copies on the named bookies, and copy bad ones again from a valid replica. `POST
+        /cepheid/v1/repair/ledgers/{ledger}`.
         """
         self._calls.call("POST", f"/cepheid/v1/repair/ledgers/{segment(ledger)}", {"bookie": bookie})
 
     def short(self, *, above: int = -1, limit: int = 1000) -> dict[str, Any]:
-        """The first `limit` ledgers with larger ids than `above` that lack copies; `next` is the `above` of the following
-        page, or null. `GET /cepheid/v1/repair/short`.
+        """Return the first `limit` ledgers with ids above `above` that lack copies; `next`: `above` of the next page, or
+        null. `GET /cepheid/v1/repair/short`.
         """
         found: dict[str, Any] = self._calls.call("GET", "/cepheid/v1/repair/short", {"above": above, "limit": limit})
         return found
 
     def status(self) -> dict[str, Any]:
-        """Whether repair is on, which process is the auditor, and what its last walk over all ledgers found. `GET
+        """Return whether repair is on, which process is the auditor, and what its last walk over all ledgers found. `GET
         /cepheid/v1/repair`.
         """
         found: dict[str, Any] = self._calls.call("GET", "/cepheid/v1/repair")
         return found
 
     def switch_off(self, *, reason: str = "") -> None:
-        """Stops repair in the whole cluster, for maintenance. What is being copied is finished. `PUT
-        /cepheid/v1/repair/off`.
-        """
+        """Stop repair in the whole cluster, for maintenance; copies in progress are finished. `PUT /cepheid/v1/repair/off`."""
         self._calls.call("PUT", "/cepheid/v1/repair/off", {"reason": reason})
 
     def switch_on(self) -> None:
-        """Continues repair. `DELETE /cepheid/v1/repair/off`."""
+        """Continue repair. `DELETE /cepheid/v1/repair/off`."""
         self._calls.call("DELETE", "/cepheid/v1/repair/off")
 
 
@@ -1321,8 +1340,8 @@ class Subscriptions:
         self._calls = calls
 
     def analyze_backlog(self, topic: str, subscription: str, message_id: MessageId | MessageIdBody | None = None) -> dict[str, Any]:
-        """Exact entries and messages of the backlog; never `aborted`. A start in the body is not served (501). `POST
-        /admin/v2/{topic}/subscription/{subscription}/analyzeBacklog`.
+        """Return exact entries and messages of the backlog; never `aborted`. A start in the body is not served (501).
+        `POST /admin/v2/{topic}/subscription/{subscription}/analyzeBacklog`.
         """
         found: dict[str, Any] = self._calls.call(
             "POST",
@@ -1332,26 +1351,28 @@ class Subscriptions:
         return found
 
     def create(self, topic: str, subscription: str, message_id: MessageId | MessageIdBody | None = None) -> None:
-        """At a message id, earliest or latest (no body), with properties. May create the topic where that is allowed.
-        `PUT /admin/v2/{topic}/subscription/{subscription}`.
+        """Create a subscription at a message id, earliest or latest (no body), with properties; creates the topic if that
+        is allowed. `PUT /admin/v2/{topic}/subscription/{subscription}`.
         """
         self._calls.call("PUT", f"/admin/v2/{topic_path(topic)}/subscription/{twice(subscription)}", body=message_place(message_id))
 
     def delete(self, topic: str, subscription: str, *, force: bool = False) -> None:
-        """With consumers connected: 412 without `force`. `DELETE /admin/v2/{topic}/subscription/{subscription}`."""
+        """Delete a subscription; with consumers connected: 412 without `force`. `DELETE
+        /admin/v2/{topic}/subscription/{subscription}`.
+        """
         self._calls.call("DELETE", f"/admin/v2/{topic_path(topic)}/subscription/{twice(subscription)}", {"force": force})
 
     def expire_by_age(self, topic: str, subscription: str, age_s: int) -> None:
-        """What is older than that counts as acknowledged, on every partition; 409 where the backlog is empty, or small,
-        young and being consumed. `POST /admin/v2/{topic}/subscription/{subscription}/expireMessages/{age_s}`.
+        """Acknowledge what is older than that, on every partition; 409 if the backlog is empty, or small, recent and
+        being consumed. `POST /admin/v2/{topic}/subscription/{subscription}/expireMessages/{age_s}`.
         """
         self._calls.call(
             "POST", f"/admin/v2/{topic_path(topic)}/subscription/{twice(subscription)}/expireMessages/{segment(age_s)}"
         )
 
     def expire_by_id(self, topic: str, subscription: str, message_id: MessageId | MessageIdBody) -> None:
-        """Up to and with this message (without it: `isExcluded`); 409 for one after the end of the topic. `POST
-        /admin/v2/{topic}/subscription/{subscription}/expireMessages`.
+        """Expire up to and including this message (without it: `isExcluded`); 409 for one after the end of the topic.
+        `POST /admin/v2/{topic}/subscription/{subscription}/expireMessages`.
         """
         self._calls.call(
             "POST",
@@ -1360,16 +1381,18 @@ class Subscriptions:
         )
 
     def expire_everywhere(self, topic: str, age_s: int) -> None:
-        """For all subscriptions, on every partition. `POST /admin/v2/{topic}/all_subscription/expireMessages/{age_s}`."""
+        """Expire old messages for all subscriptions, on every partition. `POST
+        /admin/v2/{topic}/all_subscription/expireMessages/{age_s}`.
+        """
         self._calls.call("POST", f"/admin/v2/{topic_path(topic)}/all_subscription/expireMessages/{segment(age_s)}")
 
     def list(self, topic: str) -> builtins.list[str]:
-        """Those of any partition. `GET /admin/v2/{topic}/subscriptions`."""
+        """Return the subscriptions of all partitions. `GET /admin/v2/{topic}/subscriptions`."""
         found: builtins.list[str] = self._calls.call("GET", f"/admin/v2/{topic_path(topic)}/subscriptions")
         return found
 
     def peek_message(self, topic: str, subscription: str, message_position: int) -> StoredMessage:
-        """The how manieth unacknowledged entry, from 1; a batch comes whole. The payload decompressed, the rest in
+        """Return the nth unacknowledged entry, from 1; a batch is returned whole. Payload decompressed, metadata in
         headers. `GET /admin/v2/{topic}/subscription/{subscription}/position/{message_position}`.
         """
         return self._calls.message(
@@ -1377,14 +1400,14 @@ class Subscriptions:
         )
 
     def properties(self, topic: str, subscription: str) -> dict[str, str]:
-        """Of all partitions together. `GET /admin/v2/{topic}/subscription/{subscription}/properties`."""
+        """Return the properties of all partitions together. `GET /admin/v2/{topic}/subscription/{subscription}/properties`."""
         found: dict[str, str] = self._calls.call(
             "GET", f"/admin/v2/{topic_path(topic)}/subscription/{twice(subscription)}/properties"
         )
         return found
 
     def reset_by_id(self, topic: str, subscription: str, message_id: MessageId | MessageIdBody) -> None:
-        """Goes on with this message, also within a batch; with the next one: `isExcluded`. `POST
+        """Continue with this message, even within a batch, or with the next one (`isExcluded`). `POST
         /admin/v2/{topic}/subscription/{subscription}/resetcursor`.
         """
         self._calls.call(
@@ -1392,28 +1415,28 @@ class Subscriptions:
         )
 
     def reset_by_time(self, topic: str, subscription: str, at_ms: int) -> None:
-        """Goes on with the first message published at or after that time (ms), on every partition. `POST
+        """Continue with the first message published at or after that time (ms), on every partition. `POST
         /admin/v2/{topic}/subscription/{subscription}/resetcursor/{at_ms}`.
         """
         self._calls.call("POST", f"/admin/v2/{topic_path(topic)}/subscription/{twice(subscription)}/resetcursor/{segment(at_ms)}")
 
     def set_properties(self, topic: str, subscription: str, properties: dict[str, str]) -> None:
-        """Replaces them all. `PUT /admin/v2/{topic}/subscription/{subscription}/properties`."""
+        """Replace all properties. `PUT /admin/v2/{topic}/subscription/{subscription}/properties`."""
         self._calls.call("PUT", f"/admin/v2/{topic_path(topic)}/subscription/{twice(subscription)}/properties", body=properties)
 
     def skip(self, topic: str, subscription: str, count: int) -> None:
-        """So many entries not yet acknowledged, or all if there are fewer; one topic or partition. `POST
+        """Skip this many unacknowledged entries, or all if there are fewer; one topic or partition. `POST
         /admin/v2/{topic}/subscription/{subscription}/skip/{count}`.
         """
         self._calls.call("POST", f"/admin/v2/{topic_path(topic)}/subscription/{twice(subscription)}/skip/{segment(count)}")
 
     def skip_all(self, topic: str, subscription: str) -> None:
-        """On every partition. `POST /admin/v2/{topic}/subscription/{subscription}/skip_all`."""
+        """Skip the whole backlog, on every partition. `POST /admin/v2/{topic}/subscription/{subscription}/skip_all`."""
         self._calls.call("POST", f"/admin/v2/{topic_path(topic)}/subscription/{twice(subscription)}/skip_all")
 
     def skip_unreadable(self, topic: str, subscription: str) -> dict[str, Any]:
-        """Ours, not Pulsar's: gives up entries that have no valid copy for certain, where delivery waits. `more`: ask
-        again. `POST /cepheid/v1/topics/{topic}/subscription/{subscription}/skip_unreadable`.
+        """Skip entries that certainly have no valid copy, where delivery waits for them. `more`: ask again. `POST
+        /cepheid/v1/topics/{topic}/subscription/{subscription}/skip_unreadable`.
         """
         found: dict[str, Any] = self._calls.call(
             "POST", f"/cepheid/v1/topics/{topic_path(topic)}/subscription/{twice(subscription)}/skip_unreadable"
@@ -1421,7 +1444,7 @@ class Subscriptions:
         return found
 
     def why_not_delivering(self, topic: str, subscription: str) -> dict[str, Any]:
-        """Ours, not Pulsar's: what holds delivery up, whom, since when, and which event ends it. `GET
+        """Return what holds delivery up, for which consumer, since when, and the event that ends it. `GET
         /cepheid/v1/topics/{topic}/subscription/{subscription}/why`.
         """
         found: dict[str, Any] = self._calls.call(
@@ -1450,12 +1473,12 @@ class Tenants:
         return found
 
     def list(self) -> builtins.list[str]:
-        """All for a super-user; else those that the role administers. `GET /admin/v2/tenants`."""
+        """Return all tenants for a super-user, else those that the role administers. `GET /admin/v2/tenants`."""
         found: builtins.list[str] = self._calls.call("GET", "/admin/v2/tenants")
         return found
 
     def replace(self, tenant: str, value: TenantInfo) -> None:
-        """Replaces, never merges. `POST /admin/v2/tenants/{tenant}`."""
+        """Replace a tenant as a whole, without merging. `POST /admin/v2/tenants/{tenant}`."""
         self._calls.call("POST", f"/admin/v2/tenants/{segment(tenant)}", body=value)
 
 
@@ -1480,13 +1503,15 @@ class Topics:
         self._calls = calls
 
     def backlog_size(self, topic: str, message_id: MessageId | MessageIdBody) -> int:
-        """Stored bytes behind a message id, exactly; of all for the earliest. `PUT /admin/v2/{topic}/backlogSize`."""
+        """Return the exact stored bytes after a message id; for the earliest, of all entries. `PUT
+        /admin/v2/{topic}/backlogSize`.
+        """
         found: int = self._calls.call("PUT", f"/admin/v2/{topic_path(topic)}/backlogSize", body=message_place(message_id))
         return found
 
     def broker_of(self, topic: str, *, authoritative: str = "", listener_name: str = "") -> dict[str, str]:
-        """Creates nothing. Another broker's topic: 307 to it; `authoritative`: this one takes what nobody serves. `GET
-        /lookup/v2/topic/{topic}`.
+        """Return the broker that serves a topic, creating nothing; 307 to another broker. `authoritative`: this one takes
+        an unowned bundle. `GET /lookup/v2/topic/{topic}`.
         """
         found: dict[str, str] = self._calls.call(
             "GET", f"/lookup/v2/topic/{topic_path(topic)}", {"authoritative": authoritative, "listenerName": listener_name}
@@ -1494,7 +1519,7 @@ class Topics:
         return found
 
     def bundle_of(self, topic: str) -> str:
-        """Bare text. `GET /lookup/v2/topic/{topic}/bundle`."""
+        """Return the bundle of a topic as plain text. `GET /lookup/v2/topic/{topic}/bundle`."""
         found: str = self._calls.call("GET", f"/lookup/v2/topic/{topic_path(topic)}/bundle")
         return found
 
@@ -1503,7 +1528,7 @@ class Topics:
         self._calls.call("PUT", f"/admin/v2/{topic_path(topic)}", body=properties)
 
     def create_missed(self, topic: str) -> None:
-        """Partitions that were never opened get the durable subscriptions of partition 0. `POST
+        """Give partitions that were never opened the durable subscriptions of partition 0. `POST
         /admin/v2/{topic}/createMissedPartitions`.
         """
         self._calls.call("POST", f"/admin/v2/{topic_path(topic)}/createMissedPartitions")
@@ -1513,22 +1538,24 @@ class Topics:
         self._calls.call("PUT", f"/admin/v2/{topic_path(topic)}/partitions", body=partitions)
 
     def delete(self, topic: str, *, force: bool = False) -> None:
-        """`force` closes clients; a partitioned topic is deleted with its partitions. `DELETE /admin/v2/{topic}`."""
+        """Delete a topic; `force` closes clients. A partitioned topic is deleted with its partitions. `DELETE
+        /admin/v2/{topic}`.
+        """
         self._calls.call("DELETE", f"/admin/v2/{topic_path(topic)}", {"force": force})
 
     def delete_partitioned(self, topic: str, *, force: bool = False, only_if_marked: bool = False) -> None:
-        """`force` closes clients. `onlyIfMarked` is for brokers: 404 unless its deletion has begun. `DELETE
-        /admin/v2/{topic}/partitions`.
+        """Delete with all partitions; `force` closes clients. `onlyIfMarked` is for brokers: 404 unless its deletion has
+        begun. `DELETE /admin/v2/{topic}/partitions`.
         """
         self._calls.call("DELETE", f"/admin/v2/{topic_path(topic)}/partitions", {"force": force, "onlyIfMarked": only_if_marked})
 
     def delete_property(self, topic: str, *, key: str | None = None) -> None:
-        """The one named by `key`; none of that name is success. `DELETE /admin/v2/{topic}/properties`."""
+        """Delete the property named by `key`; succeeds if there is none. `DELETE /admin/v2/{topic}/properties`."""
         self._calls.call("DELETE", f"/admin/v2/{topic_path(topic)}/properties", {"key": key})
 
     def examine_message(self, topic: str, *, initial_position: str = "latest", message_position: int = 1) -> StoredMessage:
-        """`initialPosition` earliest or latest, `messagePosition` from 1: counted in entries, without a subscription.
-        `GET /admin/v2/{topic}/examinemessage`.
+        """Return a message by its number in entries, without a subscription: `initialPosition` earliest or latest,
+        `messagePosition` from 1. `GET /admin/v2/{topic}/examinemessage`.
         """
         return self._calls.message(
             "GET",
@@ -1544,7 +1571,7 @@ class Topics:
         return found
 
     def get_backlog_quotas(self, topic: str, *, applied: bool = False) -> dict[str, Any]:
-        """By type; `{}` when none is set. `GET /admin/v2/{topic}/backlogQuotaMap`."""
+        """Return quotas by type; `{}` if none is set. `GET /admin/v2/{topic}/backlogQuotaMap`."""
         found: dict[str, Any] = self._calls.call("GET", f"/admin/v2/{topic_path(topic)}/backlogQuotaMap", {"applied": applied})
         return found
 
@@ -1597,7 +1624,7 @@ class Topics:
         return found
 
     def get_inactive_topic_policies(self, topic: str, *, applied: bool = False) -> InactiveTopicsBody | None:
-        """Deletion of topics that nobody uses. `GET /admin/v2/{topic}/inactiveTopicPolicies`."""
+        """Deletion of unused topics. `GET /admin/v2/{topic}/inactiveTopicPolicies`."""
         found: InactiveTopicsBody | None = self._calls.call(
             "GET", f"/admin/v2/{topic_path(topic)}/inactiveTopicPolicies", {"applied": applied}
         )
@@ -1647,7 +1674,9 @@ class Topics:
         return found
 
     def get_message(self, topic: str, ledger_id: int, entry_id: int) -> StoredMessage:
-        """As `position/…` answers it, acknowledged or not. `GET /admin/v2/{topic}/ledger/{ledger_id}/entry/{entry_id}`."""
+        """Return an entry by its id as `position/…` does, acknowledged or not. `GET
+        /admin/v2/{topic}/ledger/{ledger_id}/entry/{entry_id}`.
+        """
         return self._calls.message("GET", f"/admin/v2/{topic_path(topic)}/ledger/{segment(ledger_id)}/entry/{segment(entry_id)}")
 
     def get_message_ttl(self, topic: str, *, applied: bool = False) -> int | None:
@@ -1684,7 +1713,7 @@ class Topics:
         return found
 
     def get_replication(self, topic: str) -> builtins.list[str]:
-        """Clusters that have the topic: this one. `GET /admin/v2/{topic}/replication`."""
+        """Return the clusters that have the topic: only this one. `GET /admin/v2/{topic}/replication`."""
         found: builtins.list[str] = self._calls.call("GET", f"/admin/v2/{topic_path(topic)}/replication")
         return found
 
@@ -1706,7 +1735,9 @@ class Topics:
         return found
 
     def get_schema_compatibility_strategy(self, topic: str, *, applied: bool = False) -> str | None:
-        """How a new version of a schema must go with the ones before. `GET /admin/v2/{topic}/schemaCompatibilityStrategy`."""
+        """How a new version of a schema must be compatible with earlier ones. `GET
+        /admin/v2/{topic}/schemaCompatibilityStrategy`.
+        """
         found: str | None = self._calls.call(
             "GET", f"/admin/v2/{topic_path(topic)}/schemaCompatibilityStrategy", {"applied": applied}
         )
@@ -1753,20 +1784,20 @@ class Topics:
         return found
 
     def grow(self, topic: str, partitions: int, *, force: bool = False) -> None:
-        """Up to 10,000; new partitions get the durable subscriptions of partition 0 at earliest. `POST
+        """Grow up to 10,000 partitions; new ones get the durable subscriptions of partition 0, at earliest. `POST
         /admin/v2/{topic}/partitions`.
         """
         self._calls.call("POST", f"/admin/v2/{topic_path(topic)}/partitions", {"force": force}, body=partitions)
 
     def internal_info(self, topic: str) -> dict[str, Any]:
-        """What metadata has recorded: ledgers and cursors, of every partition; opens nothing. `GET
+        """Return what metadata records of ledgers and cursors, for every partition; opens nothing. `GET
         /admin/v2/{topic}/internal-info`.
         """
         found: dict[str, Any] = self._calls.call("GET", f"/admin/v2/{topic_path(topic)}/internal-info")
         return found
 
     def internal_stats(self, topic: str, *, metadata: bool = False) -> dict[str, Any]:
-        """Ledgers and cursors. `GET /admin/v2/{topic}/internalStats`."""
+        """Return ledgers and cursors. `GET /admin/v2/{topic}/internalStats`."""
         found: dict[str, Any] = self._calls.call("GET", f"/admin/v2/{topic_path(topic)}/internalStats", {"metadata": metadata})
         return found
 
@@ -1783,7 +1814,7 @@ class Topics:
         bundle: str | None = None,
         include_system_topic: bool = False,
     ) -> builtins.list[str]:
-        """Partitions one by one, never the name of a partitioned topic; only topics that the role may use. `GET
+        """Return topics that the role may use: partitions one by one, never the name of a partitioned topic. `GET
         /admin/v2/{domain}/{namespace}`.
         """
         found: builtins.list[str] = self._calls.call(
@@ -1794,15 +1825,15 @@ class Topics:
     def list_partitioned(
         self, namespace: str, *, domain: Literal["persistent", "non-persistent"] = "persistent", include_system_topic: bool = False
     ) -> builtins.list[str]:
-        """Names of partitioned topics that the role may use. `GET /admin/v2/{domain}/{namespace}/partitioned`."""
+        """Return the names of partitioned topics that the role may use. `GET /admin/v2/{domain}/{namespace}/partitioned`."""
         found: builtins.list[str] = self._calls.call(
             "GET", f"/admin/v2/{domain}/{namespace_path(namespace)}/partitioned", {"includeSystemTopic": include_system_topic}
         )
         return found
 
     def message_id_at(self, topic: str, at_ms: int) -> dict[str, Any]:
-        """The first message published at or after that time (ms); where the next one will be, if all are older. `GET
-        /admin/v2/{topic}/messageid/{at_ms}`.
+        """Return the first message published at or after that time (ms); if all are older, the position of the next one.
+        `GET /admin/v2/{topic}/messageid/{at_ms}`.
         """
         found: dict[str, Any] = self._calls.call("GET", f"/admin/v2/{topic_path(topic)}/messageid/{segment(at_ms)}")
         return found
@@ -1821,7 +1852,7 @@ class Topics:
         return found
 
     def partitioned_internal_stats(self, topic: str) -> dict[str, Any]:
-        """Ledgers and cursors of every partition. `GET /admin/v2/{topic}/partitioned-internalStats`."""
+        """Return the ledgers and cursors of every partition. `GET /admin/v2/{topic}/partitioned-internalStats`."""
         found: dict[str, Any] = self._calls.call("GET", f"/admin/v2/{topic_path(topic)}/partitioned-internalStats")
         return found
 
@@ -1835,7 +1866,7 @@ class Topics:
         exclude_publishers: bool = False,
         exclude_consumers: bool = False,
     ) -> dict[str, Any]:
-        """The same of all partitions together, and of each. `GET /admin/v2/{topic}/partitioned-stats`."""
+        """Return the statistics of all partitions together, and of each. `GET /admin/v2/{topic}/partitioned-stats`."""
         found: dict[str, Any] = self._calls.call(
             "GET",
             f"/admin/v2/{topic_path(topic)}/partitioned-stats",
@@ -1850,24 +1881,26 @@ class Topics:
         return found
 
     def partitions(self, topic: str, *, check_allow_auto_creation: bool = False) -> dict[str, Any]:
-        """0: not partitioned. `GET /admin/v2/{topic}/partitions`."""
+        """Return the number of partitions; 0: not partitioned. `GET /admin/v2/{topic}/partitions`."""
         found: dict[str, Any] = self._calls.call(
             "GET", f"/admin/v2/{topic_path(topic)}/partitions", {"checkAllowAutoCreation": check_allow_auto_creation}
         )
         return found
 
     def partitions_of_many(self, *, topic: builtins.list[str] | None = None, namespace: str = "") -> dict[str, Any]:
-        """How many partitions each has: 0, not partitioned; null: no such topic. `GET /cepheid/v1/topics`."""
+        """Return the number of partitions of each topic; 0: not partitioned; null: no such topic. `GET /cepheid/v1/topics`."""
         found: dict[str, Any] = self._calls.call("GET", "/cepheid/v1/topics", {"topic": topic, "namespace": namespace})
         return found
 
     def plan(self, *, topic: str, schemas: bool = False, after: int = -1) -> dict[str, Any]:
-        """Ours, not Pulsar's: docs/plan-service.md. `GET /cepheid/v1/plan`."""
+        """Return where the topic's history is stored, for readers that bypass the brokers (docs/plan-service.md). `GET
+        /cepheid/v1/plan`.
+        """
         found: dict[str, Any] = self._calls.call("GET", "/cepheid/v1/plan", {"topic": topic, "schemas": schemas, "after": after})
         return found
 
     def properties(self, topic: str) -> dict[str, str]:
-        """Of a partition: those of its partitioned topic. `GET /admin/v2/{topic}/properties`."""
+        """Return the properties; a partition has those of its partitioned topic. `GET /admin/v2/{topic}/properties`."""
         found: dict[str, str] = self._calls.call("GET", f"/admin/v2/{topic_path(topic)}/properties")
         return found
 
@@ -1938,7 +1971,7 @@ class Topics:
         self._calls.call("DELETE", f"/admin/v2/{topic_path(topic)}/persistence")
 
     def remove_replication(self, topic: str) -> None:
-        """Nothing to remove: success. `DELETE /admin/v2/{topic}/replication`."""
+        """Succeed without effect: nothing to remove. `DELETE /admin/v2/{topic}/replication`."""
         self._calls.call("DELETE", f"/admin/v2/{topic_path(topic)}/replication")
 
     def remove_retention(self, topic: str) -> None:
@@ -1968,7 +2001,7 @@ class Topics:
         *,
         backlog_quota_type: Literal["destination_storage", "message_age"] = "destination_storage",
     ) -> None:
-        """One quota limits size or age; the limit of the other kind is shown and has no effect. 412 unless retention is
+        """Set one quota, of size or age; the limit of the other type is shown without effect. 412 unless retention is
         larger. `POST /admin/v2/{topic}/backlogQuota`.
         """
         self._calls.call(
@@ -2032,7 +2065,7 @@ class Topics:
         self._calls.call("POST", f"/admin/v2/{topic_path(topic)}/persistence", body=value)
 
     def set_replication(self, topic: str, value: builtins.list[str]) -> None:
-        """This cluster alone; others are 501. `POST /admin/v2/{topic}/replication`."""
+        """Set the clusters: only this one; others are 501. `POST /admin/v2/{topic}/replication`."""
         self._calls.call("POST", f"/admin/v2/{topic_path(topic)}/replication", body=value)
 
     def set_retention(self, topic: str, value: RetentionBody) -> None:
@@ -2060,7 +2093,7 @@ class Topics:
         exclude_publishers: bool = False,
         exclude_consumers: bool = False,
     ) -> dict[str, Any]:
-        """Rates, sizes, clients, and each subscription's backlog in entries, bytes and, where known, messages and
+        """Return rates, sizes, clients, and each subscription's backlog in entries, bytes and, where known, messages and
         seconds. `GET /admin/v2/{topic}/stats`.
         """
         found: dict[str, Any] = self._calls.call(
@@ -2076,14 +2109,14 @@ class Topics:
         return found
 
     def terminate(self, topic: str) -> dict[str, Any]:
-        """Nothing more can be published, ever; answers the last message id. Again: the same answer. `POST
-        /admin/v2/{topic}/terminate`.
+        """End the topic: nothing more can ever be published; return the last message id. A repeated call returns the
+        same. `POST /admin/v2/{topic}/terminate`.
         """
         found: dict[str, Any] = self._calls.call("POST", f"/admin/v2/{topic_path(topic)}/terminate")
         return found
 
     def terminate_partitions(self, topic: str) -> dict[str, dict[str, Any]]:
-        """Every partition of a partitioned topic. `POST /admin/v2/{topic}/terminate/partitions`."""
+        """Terminate every partition of a partitioned topic. `POST /admin/v2/{topic}/terminate/partitions`."""
         found: dict[str, dict[str, Any]] = self._calls.call("POST", f"/admin/v2/{topic_path(topic)}/terminate/partitions")
         return found
 
@@ -2095,23 +2128,23 @@ class Topics:
         return found
 
     def trim(self, topic: str) -> None:
-        """Deletes now what every subscription has acknowledged and retention does not keep, ledger by ledger. `POST
+        """Delete now what every subscription has acknowledged and retention does not keep, ledger by ledger. `POST
         /admin/v2/{topic}/trim`.
         """
         self._calls.call("POST", f"/admin/v2/{topic_path(topic)}/trim")
 
     def truncate(self, topic: str) -> None:
-        """Every subscription goes to the end, and everything published before is deleted, whatever retention says.
-        `DELETE /admin/v2/{topic}/truncate`.
+        """Move every subscription to the end and delete everything published before, despite retention. `DELETE
+        /admin/v2/{topic}/truncate`.
         """
         self._calls.call("DELETE", f"/admin/v2/{topic_path(topic)}/truncate")
 
     def unload(self, topic: str) -> None:
-        """All partitions of a partitioned topic. `PUT /admin/v2/{topic}/unload`."""
+        """Unload a topic, or all partitions of a partitioned topic. `PUT /admin/v2/{topic}/unload`."""
         self._calls.call("PUT", f"/admin/v2/{topic_path(topic)}/unload")
 
     def update_properties(self, topic: str, properties: dict[str, str]) -> None:
-        """Adds to those there are, or replaces them by name; up to 64 KiB in all. `PUT /admin/v2/{topic}/properties`."""
+        """Add these properties, replacing others by name; up to 64 KiB in total. `PUT /admin/v2/{topic}/properties`."""
         self._calls.call("PUT", f"/admin/v2/{topic_path(topic)}/properties", body=properties)
 
 
@@ -2122,15 +2155,15 @@ class Upgrade:
         self._calls = calls
 
     def finish(self) -> dict[str, Any]:
-        """Lets bookies write the newest format from their next start on. Refused (409) while one of an older release
-        runs. There is no way back to an older release afterwards. `POST /cepheid/v1/upgrade/finish`.
+        """Let bookies write the newest format from their next start on. 409 while a process of an older release runs.
+        Afterwards there is no way back to an older release. `POST /cepheid/v1/upgrade/finish`.
         """
         found: dict[str, Any] = self._calls.call("POST", "/cepheid/v1/upgrade/finish")
         return found
 
     def show(self) -> dict[str, Any]:
-        """The storage format that bookies write, the newest that this release knows, and the brokers and bookies that do
-        not know that one. `GET /cepheid/v1/upgrade`.
+        """Return the storage format that bookies write, the newest that this release knows, and brokers and bookies that
+        do not know it. `GET /cepheid/v1/upgrade`.
         """
         found: dict[str, Any] = self._calls.call("GET", "/cepheid/v1/upgrade")
         return found

@@ -24,7 +24,7 @@ class BundlesBody(TypedDict, total=False):
 
 
 class ClusterData(TypedDict, total=False):
-    """Wire names of the API. What this broker has no use for (proxies, TLS of clients) is accepted and not kept."""
+    """A cluster in the API's names. What this broker does not use (proxies, TLS of clients) is accepted and not kept."""
 
     serviceUrl: str | None
     serviceUrlTls: str | None
@@ -38,7 +38,7 @@ class DelayedDeliveryBody(TypedDict, total=False):
     """Milliseconds; Go's client sends a fraction."""
     maxDeliveryDelayInMillis: int | None
     maxDelayInMillis: int | None
-    """How Go's client calls maxDeliveryDelayInMillis."""
+    """Name of maxDeliveryDelayInMillis in Go's client."""
 
 
 class DispatchRate(TypedDict, total=False):
@@ -53,7 +53,7 @@ class EntryFilters(TypedDict, total=False):
 
 
 class FailoverPolicy(TypedDict, total=False):
-    """When secondary brokers help. The values of its parameters are strings."""
+    """When secondary brokers are used. The values of its parameters are strings."""
 
     policy_type: str
     parameters: dict[str, str]
@@ -96,14 +96,14 @@ class LeaderRecord(TypedDict, total=False):
 
 
 class LoadsBody(TypedDict, total=False):
-    """Loads of brokers by id, and the ids of those that are not steady, as the leader knows them."""
+    """Loads of brokers by id, and the ids of unsteady ones, as known to the leader."""
 
     loads: dict[str, float]
     unsteady: list[str]
 
 
 class MessageIdBody(TypedDict, total=False):
-    """A place in a topic. `isExcluded`: the named message itself is not meant."""
+    """A position in a topic. `isExcluded`: start after the named message."""
 
     ledgerId: Required[int]
     entryId: Required[int]
@@ -123,7 +123,7 @@ class MoveOrder(TypedDict, total=False):
 
 
 class NamespaceBody(TypedDict, total=False):
-    """What is no policy of the table. Those, and what is not served, are extra members."""
+    """Members other than policies of the table. Those, and what is not served, are extra members."""
 
     bundles: BundlesBody | None
     replication_clusters: list[str] | None
@@ -163,7 +163,7 @@ class OffloadPoliciesBody(TypedDict, total=False):
 
 
 class PartitionedTopicMetadata(TypedDict, total=False):
-    """What newer clients send in place of a bare number."""
+    """The body that newer clients send instead of a plain number."""
 
     partitions: Required[int]
     properties: dict[str, str] | None
@@ -178,7 +178,7 @@ class PersistenceBody(TypedDict, total=False):
 
 
 class PostSchemaPayload(TypedDict, total=False):
-    """`schema_` is the definition as text (docs/reference/shapes.md §5)."""
+    """A schema in a request. `schema_` is the definition as text (docs/reference/shapes.md §5)."""
 
     type: Required[str]
     schema: str | None
@@ -214,7 +214,7 @@ class SubscriptionCreationBody(TypedDict, total=False):
 
 
 class TenantInfo(TypedDict, total=False):
-    """Go's client sends null for an empty list."""
+    """A tenant in the API's names. Go's client sends null for an empty list."""
 
     adminRoles: list[str] | None
     allowedClusters: list[str] | None
