@@ -108,7 +108,7 @@ async def test_where_an_ordinary_recovery_can_decide_it_does() -> None:
     ("bookie", "at_least", "words"),
     [
         ("d", 4, "name one of these"),
-        ("c", 9, "before entry 9, to which it was to be kept"),
+        ("c", 9, "below entry 9, which was to be kept"),
     ],
 )
 async def test_what_cannot_be_decided_so_is_refused_and_closes_nothing(bookie: str, at_least: int, words: str) -> None:
