@@ -5,8 +5,8 @@
                │  └─ChangeEnsemble──► on_change ──► begin_change, then change_ensemble; or refuse_change
                └── on_added / on_add_failed
 
-It is dull on purpose, and everything here is per group. What an ensemble change *means* (metadata, or only the memory of a
-recovery) its owner decides in `on_change`.
+It only executes, and works per group. What an ensemble change *means* (metadata, or only the memory of a recovery) is decided by
+its owner in `on_change`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class AddPipeline:
-    """Implements `LaneListener`.
+    """The adds of one ledger. Implements `LaneListener`.
 
     `on_change` must lead to `begin_change` and `change_ensemble`, or to `refuse_change`, now or later. `on_failed` is called
     once, before the groups that are left get the same error.
@@ -60,7 +60,7 @@ class AddPipeline:
         return f"<AddPipeline of ledger {self._ledger_id}: {self.state!r}, {self.unconfirmed!r}>"
 
     def push(self, group: EntryGroup, on_done: GroupDone) -> None:
-        """Sends a group whose first entry is the next of the ledger."""
+        """Send a group whose first entry is the next of the ledger."""
         bookies, first, last = self.state.append(len(group.ends))
         assert first == group.first_entry_id
         self.unconfirmed.push(last, group, on_done)
@@ -75,16 +75,16 @@ class AddPipeline:
             channel.send(lane, request)
 
     def fail(self, error: LedgerError) -> None:
-        """Ends it at once: nothing is confirmed any more, what is left gets `error`."""
+        """End at once: nothing is confirmed any more, and what is left fails with `error`."""
         if not self.state.failed_for_good:
             self.state.fail()
             self.unconfirmed.let_go()
             self._finish(error)
 
     def leave(self, error: LedgerError) -> None:
-        """Ends it in good order: as `fail`, but bookies that lag behind the quorum still get what is queued for them.
+        """End like `fail`, but still send what is queued to bookies that lag behind the quorum.
 
-        What is kept for newcomers stays until its owner lets it go: see `supply_left`.
+        What is kept for newcomers stays until the owner lets it go: see `supply_left`.
         """
         if not self.state.failed_for_good:
             self.state.fail()
@@ -93,16 +93,16 @@ class AddPipeline:
             self._lanes.clear()
             self._finish(error)
 
-    # Ensemble change; its owner calls these in answer to `on_change`
+    # Ensemble change; the owner calls these in response to `on_change`
 
     def begin_change(self) -> BegunChange:
-        """Metadata is changed next: from the new fragment's start on, everything is kept for the newcomers."""
+        """Keep everything from the new fragment's start on for the newcomers: metadata is changed next."""
         begun = self.state.begin_change()
         self.unconfirmed.keep()
         return begun
 
     def change_ensemble(self, replaced: Mapping[str, str]) -> None:
-        """The change is in force."""
+        """Apply a change that is in force."""
         for old in replaced:
             self._close_lane(old)
         self._open_lanes(replaced.values())
@@ -112,23 +112,23 @@ class AddPipeline:
         self._perform(effect for effect in effects if not isinstance(effect, SendAdd))
 
     def refuse_change(self) -> None:
-        """No other bookies are to be had, or metadata certainly did not change."""
+        """Continue without a change: there are no other bookies, or metadata certainly did not change."""
         self.unconfirmed.let_go()
         self._perform(self.state.on_change_impossible())
 
     def leave_bookie(self, bookie_id: str, reason: str) -> None:
-        """Ask for a replacement of a bookie that may be well. Its lane stays open until the replacement is in force."""
+        """Ask for a replacement of a bookie that may be healthy. Its lane stays open until the replacement is in force."""
         effects = self.state.on_leave(bookie_id)
         if effects:
             log.info("ledger.bookie_leaving", extra={"ledger_id": self._ledger_id, "bookie": bookie_id, "reason": reason})
         self._perform(effects)
 
     def retry_change(self) -> None:
-        """There may be a spare by now for bookies that were dropped."""
+        """Try again to replace bookies that were dropped: there may be a spare by now."""
         self._perform(self.state.retry_change())
 
     def supply_left(self, newcomers: Sequence[str], ensemble: Sequence[str], first: int, last: int) -> None:
-        """After `leave`: a change that came into force behind our back named bookies that lack `first..last`, if we have it."""
+        """After `leave`, send `first..last`, if still in memory, to bookies of a change that came into force meanwhile."""
         if self.unconfirmed.is_keeping:
             self._open_lanes(newcomers)
             for bookie in newcomers:
@@ -136,22 +136,22 @@ class AddPipeline:
                 channel, lane = self._lanes.pop(bookie)
                 channel.leave_lane(lane)
 
-    # Whether the ledger is still ours
+    # Checking that the ledger is still ours
 
     def hold_back(self) -> None:
-        """Nothing is confirmed until `release`."""
+        """Confirm nothing until `release`."""
         self.state.hold_back()
 
     def release(self) -> None:
         if (confirm := self.state.release()) is not None:
             self.unconfirmed.complete_through(confirm.last)
 
-    # What the lanes report
+    # Reports of the lanes
 
     def on_added(self, bookie_id: str, last_entry_id: int) -> None:
         try:
             confirm = self.state.on_added(bookie_id, last_entry_id)
-        except AssertionError as error:  # stops this ledger, and no other that shares the bookie
+        except AssertionError as error:  # stops this ledger, and no other that uses the bookie
             log.exception("ledger.invariant_broken", extra={"ledger_id": self._ledger_id, "error": repr(error)})
             self.fail(LedgerWriteError(f"an invariant of ledger {self._ledger_id} is broken: {self.state!r}"))
             return
@@ -191,13 +191,13 @@ class AddPipeline:
                 case FailLedger(dropped):
                     self.unconfirmed.let_go()
                     why = ", ".join(f"{bookie}: {self._reasons.get(bookie, 'failed')}" for bookie in dropped)
-                    message = f"ledger {self._ledger_id} has too few bookies left that take entries ({why})"
+                    message = f"ledger {self._ledger_id} has too few bookies left that accept entries ({why})"
                     self._finish(LedgerWriteError(message, ledger_id=self._ledger_id, bookies=dropped))
 
     def _send(self, bookie: str, groups: Iterable[EntryGroup], position: int | None = None) -> None:
         lane = self._lanes.get(bookie)
         if lane is None:
-            return  # it failed while something was sent to it or to another
+            return  # it failed during a send to it or to another one
         for group in groups:
             runs = [group] if not self._is_striped else self._share_of(bookie, group, position)
             for run in runs:

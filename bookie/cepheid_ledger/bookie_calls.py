@@ -8,7 +8,7 @@ from typing import Any
 
 
 class BookieCalls:
-    """Each by the bookie's position in the ensemble. A single one runs without a task of its own.
+    """Calls by the bookie's position in the ensemble. A single one runs without a task of its own.
 
     async with BookieCalls() as calls:
         calls.start(0, ask_a()); calls.start(1, ask_b())
@@ -23,7 +23,7 @@ class BookieCalls:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """A hung bookie must not delay a decision."""
+        """Cancel the rest: a hung bookie must not delay a decision."""
         for call in self._waiting.values():
             call.close()
         for task in self._running:
@@ -41,7 +41,7 @@ class BookieCalls:
         self._waiting[position] = call
 
     async def wait_next(self, timeout_s: float | None = None) -> bool:
-        """Until at least one has ended; False: none has in time. Raises what it raised."""
+        """Wait until at least one call has ended; False: none has in time. Raises the error of the call."""
         if timeout_s is None and len(self._waiting) == 1 and not self._running:
             _, call = self._waiting.popitem()
             await call
@@ -50,7 +50,7 @@ class BookieCalls:
             self._running[asyncio.get_running_loop().create_task(call)] = position
         self._waiting.clear()
         done, _ = await asyncio.wait(self._running, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        for task in [task for task in self._running if task in done]:  # in the order of starting: `done` is a set
+        for task in [task for task in self._running if task in done]:  # in the order in which they were started: `done` is a set
             del self._running[task]
             task.result()
         return bool(done)

@@ -1,4 +1,4 @@
-"""One bookie as all writers of this process see it: a queue of entries of many ledgers, and who hears of the answers.
+"""The queue of all writers of this process to one bookie, with entries of many ledgers, and the answers to them.
 
     LedgerWriter ──send──► Lane (one per writer) ─┐
     LedgerWriter ──send──► Lane ──────────────────┼──next_message──► transport ──► bookie
@@ -7,14 +7,14 @@
          └──── on_added / on_add_failed / on_refused_for_good
 
 Rules:
-1. The transport pulls: what arrives while a message is under way travels together in the next, small groups as one.
-2. A lane's entries go and are answered in order, so "holds everything up to n" is one number. A peer that answers anything
-   else has its stream dropped.
+1. The transport pulls: requests that arrive while a message is in flight are sent together in the next one, small groups as one.
+2. A lane's entries are sent and answered in order, so "holds everything up to n" is one number. The stream of a peer that answers
+   anything else is dropped.
 3. A bookie that is overloaded or full gets the refused entries *and all after them* again, until `refusal_retry_s` is over.
-4. One timer per channel finds lanes without progress. A stream on which nothing at all moves is dropped as a whole.
-5. A dropped stream makes the fate of what was unanswered unknown: these lanes have failed. What was not sent yet waits for
+4. One timer per channel finds lanes without progress. A stream without any progress is dropped as a whole.
+5. A dropped stream leaves the outcome of unanswered entries unknown: these lanes have failed. What was not sent yet waits for
    the next stream.
-6. What waits is bounded: lanes that can do without this bookie are given up when the window is full, at the latest a quarter
+6. The queue is bounded: lanes that can do without this bookie are given up when the window is full, at the latest a quarter
    above it. The others are bounded by what their callers may have unconfirmed.
 """
 
@@ -39,12 +39,12 @@ _FATAL = (Status.FENCED, Status.UNAUTHORIZED)
 _WORTH_REPEATING = (Status.OVERLOADED, Status.NO_SPACE)
 _TICKS_PER_TIMEOUT = 4
 _REQUEST_BYTES = 512
-"""What a waiting request takes beside its entries: small ones would fill the memory long before their bytes fill the window."""
+"""Memory of a waiting request besides its entries: small ones would fill the memory long before their bytes fill the window."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChannelStatistics:
-    """`waiting_bytes`: queued and unanswered, with what the requests themselves take."""
+    """Statistics of a channel. `waiting_bytes`: queued and unanswered, including the memory of the requests themselves."""
 
     lanes: int
     waiting_bytes: int
@@ -58,7 +58,7 @@ class ChannelStatistics:
 class BookieChannel:
     def __init__(self, bookie_id: str, connection_of: Callable[[str], BookieConnection], settings: LedgerSettings) -> None:
         self.bookie_id = bookie_id
-        self._connection_of = connection_of  # asked for each stream: a bookie may come back at another address
+        self._connection_of = connection_of  # called for each stream: a bookie may return at another address
         self._settings = settings
         self._loop = asyncio.get_running_loop()
         self._tasks = TaskOwner(f"channel {self.bookie_id}")
@@ -97,7 +97,7 @@ class BookieChannel:
         return lane
 
     def send(self, lane: Lane, request: AddRequest) -> None:
-        """Queues one group. A closed lane drops it: its listener has heard why."""
+        """Queue one group. A closed lane drops it: its listener has been notified of the reason."""
         if lane.closed:
             return
         self._waiting_bytes += len(request.group.data) + _REQUEST_BYTES
@@ -116,7 +116,7 @@ class BookieChannel:
             self._relieve_window()
 
     def close_lane(self, lane: Lane) -> None:
-        """Drops what was not sent; answers to the rest are ignored."""
+        """Drop what was not sent; answers to the rest are ignored."""
         if lane.closed:
             return
         lane.closed = True
@@ -128,7 +128,7 @@ class BookieChannel:
             timer.cancel()
 
     def leave_lane(self, lane: Lane) -> None:
-        """The writer is done and hears nothing more; what is queued still goes out, since Qa copies are not yet all copies."""
+        """Detach a writer that is done. What is queued is still sent, since Qa copies are not yet all copies."""
         if not lane.waits:
             self.close_lane(lane)
         elif not lane.closed:
@@ -136,7 +136,7 @@ class BookieChannel:
             lane.left = True
 
     async def aclose(self) -> None:
-        """Fails what is left. Connections belong to whoever gave them."""
+        """Fail all lanes. Connections belong to the caller that provided them."""
         self._closed = True
         for timer in (self._ticker, self._reopener):
             if timer is not None:
@@ -150,7 +150,7 @@ class BookieChannel:
                 await stream.transport.aclose()
         await self._tasks.aclose()
 
-    # What the transport asks for
+    # Calls of the transport
 
     def next_message(self, stream: ChannelStream, max_bytes: int) -> Sequence[AddRequest]:
         message: list[AddRequest] = []
@@ -207,7 +207,7 @@ class BookieChannel:
         if self._stream is stream:
             stream.transport = transport
             transport.wake()
-        else:  # it broke while it was opened
+        else:  # it broke while being opened
             self._tasks.start(transport.aclose(), name="close-stream")
 
     def _reopen_later(self, error: BaseException) -> None:
@@ -218,19 +218,19 @@ class BookieChannel:
 
     def _reopen(self) -> None:
         self._reopener = None
-        self._ready = deque(lane for lane in self._ready if lane.queue)  # no stream took out those that closed meanwhile
+        self._ready = deque(lane for lane in self._ready if lane.queue)  # without a stream, closed lanes were not removed
         if self._ready:
             self._open_stream()
 
     def reopen_now(self) -> None:
-        """The bookie came back: what waits for the pause to end need not."""
+        """Reopen the stream without the rest of the pause, as the bookie is back."""
         self._reopen_delay_s = self._settings.reconnect_delay_s
         if self._reopener is not None:
             self._reopener.cancel()
             self._reopen()
 
     def _detach(self, stream: ChannelStream) -> Iterable[Lane]:
-        """Cuts the stream off; returns the lanes that had something unanswered on it."""
+        """Cut the stream off; return the lanes that had unanswered requests on it."""
         stream.owner = self._stream = None
         lanes: dict[Lane, None] = {}
         for unanswered in stream.sent.values():
@@ -245,7 +245,7 @@ class BookieChannel:
     # Answers
 
     def _take(self, stream: ChannelStream, answer: AddAnswer) -> bool:
-        """False: this is no answer to what was sent next."""
+        """Process an answer. False: it does not answer what was sent next."""
         unanswered = stream.sent.get(answer.ledger_id)
         if unanswered is None or not unanswered.is_next(answer):
             return False
@@ -280,7 +280,7 @@ class BookieChannel:
         lane.seen = self._tick
         if status is Status.OK and lane.refused is None:
             lane.refused_since = None
-            if reached > lane.acked_through:  # else a part of something repeated
+            if reached > lane.acked_through:  # otherwise a part of something repeated
                 lane.acked_through = reached
                 lane.listener.on_added(self.bookie_id, reached)
             if lane.left and not lane.waits:
@@ -324,11 +324,11 @@ class BookieChannel:
         limit = self._settings.channel_window_bytes
         spare = [lane for lane in self._lanes if lane.waits and lane.listener.can_do_without(self.bookie_id)]
         self._fail(spare, f"has more than {limit} bytes to answer")
-        # Looked at again a quarter higher: a full window of lanes that need this bookie must not cost a scan per append.
+        # Checked again a quarter higher: a full window of lanes that need this bookie must not cost a scan per append.
         self._window_check_bytes = limit if self._waiting_bytes <= limit else self._waiting_bytes + limit // 4
 
     def _lower_window_check(self) -> None:
-        """What was raised for lanes that need this bookie goes back as they are answered: the next to fill it may be others."""
+        """Lower the limit that was raised for lanes that need this bookie: the next to fill the window may be others."""
         limit = self._settings.channel_window_bytes
         if self._window_check_bytes > limit:
             self._window_check_bytes = max(limit, min(self._window_check_bytes, self._waiting_bytes + limit // 4))

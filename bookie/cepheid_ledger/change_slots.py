@@ -1,11 +1,11 @@
-"""What the ensemble changes of all writers of a process share. A bookie's death makes thousands of them at once.
+"""What the ensemble changes of all writers of a process share. A failed bookie causes thousands of them at once.
 
     EnsembleChanger ──begin_soon──► some in each turn of the loop
-                    ──take──► so many at once, in the order of asking ──► metadata
+                    ──take──► a limited number at once, in the order of the calls ──► metadata
                     ──retry_later──► rounds, with pauses that grow while nothing helps ──► retry
 
-One timer for everybody who waits for a spare. While metadata is away a round asks with one ledger only; the rest follows once
-that one got through.
+One timer for all ledgers that wait for a spare. While metadata is unavailable a round tries only one ledger; the rest follows once
+that one succeeds.
 """
 
 from __future__ import annotations
@@ -20,18 +20,21 @@ from cepheid_ledger.settings import LedgerSettings
 from cepheid_ledger.unconfirmed import KeptBytes
 
 _LONGEST_PAUSE = 10  # times the first
-_PER_TURN = 100  # changes begun, or retries, in one turn of the loop: publishers wait meanwhile
+_PER_TURN = 100  # changes started, or retries, in one turn of the loop: publishers wait meanwhile
 
 
 class Retrying(Protocol):
     def retry(self) -> bool:
-        """False: still no spare."""
+        """Try again. False: there is still no spare."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnsembleChangeStatistics:
-    """`ledgers_waiting`: under-replicated until a spare bookie or metadata is there. `kept_overflows`: newcomers that were let
-    go because too much waited for them."""
+    """Statistics of ensemble changes.
+
+    `ledgers_waiting`: under-replicated until there is a spare bookie or metadata. `kept_overflows`: newcomers that were given up
+    because too much was kept for them.
+    """
 
     changed: int
     refused: int
@@ -43,7 +46,7 @@ class EnsembleChangeStatistics:
 class ChangeSlots:
     def __init__(self, settings: LedgerSettings) -> None:
         self.kept_bytes = KeptBytes(settings.channel_window_bytes)
-        self._slots = asyncio.Semaphore(settings.ensemble_changes)  # serves in the order of asking
+        self._slots = asyncio.Semaphore(settings.ensemble_changes)  # serves in the order of the calls
         self._first_pause_s = self._pause_s = settings.ensemble_retry_s
         self._beginning: deque[Callable[[], None]] = deque()
         self._beginner: asyncio.Handle | None = None
@@ -61,7 +64,7 @@ class ChangeSlots:
         return EnsembleChangeStatistics(self._changed, self._refused, len(self._waiting), kept.used_bytes, kept.overflows)
 
     def begin_soon(self, begin: Callable[[], None]) -> None:
-        """In one of the next turns of the loop."""
+        """Call `begin` in one of the next turns of the loop."""
         self._beginning.append(begin)
         if self._beginner is None:
             self._beginner = asyncio.get_running_loop().call_soon(self._begin_some)
@@ -72,7 +75,7 @@ class ChangeSlots:
         self._beginner = asyncio.get_running_loop().call_soon(self._begin_some) if self._beginning else None
 
     async def take(self) -> None:
-        """Until it is this caller's turn to change metadata. `give_back` ends it."""
+        """Wait for the turn to change metadata, which ends with `give_back`."""
         await self._slots.acquire()
 
     def give_back(self) -> None:
@@ -89,7 +92,7 @@ class ChangeSlots:
         self._waiting.pop(changer, None)
 
     def on_metadata(self, is_away: bool) -> None:
-        """How the last change fared."""
+        """Note whether metadata could be changed."""
         self._changed += not is_away
         if self._metadata_is_away and not is_away and self._timer is not None:
             self._timer.cancel()
@@ -97,7 +100,7 @@ class ChangeSlots:
         self._metadata_is_away = is_away
 
     def retry_now(self) -> None:
-        """A spare may be there."""
+        """Retry now: there may be a spare."""
         if self._timer is not None:
             self._timer.cancel()
             self._pause_s = self._first_pause_s
@@ -116,7 +119,7 @@ class ChangeSlots:
             self._timer = asyncio.get_running_loop().call_later(pause_s, self._round)
 
     def _round(self, waiting: list[Retrying] | None = None, has_helped: bool = False) -> None:
-        """Some of those who waited when the round began; the rest in the next turn."""
+        """Retry some ledgers that waited when the round began; the rest in the next turn."""
         self._timer = None
         waiting = list(self._waiting) if waiting is None else waiting
         turn, rest = waiting[:_PER_TURN], waiting[_PER_TURN:]

@@ -1,11 +1,11 @@
-"""Open writers of a process leave a bookie that is gone or draining: some writers in each turn of the loop.
+"""Makes open writers of a process leave a bookie that is gone or draining, some writers in each turn of the loop.
 
     leave ──► ids of all open writers ──► those that send to the bookie ──LedgerWriter.leave_bookie──► EnsembleChanger
 
 The writer of an idle ledger has no other way to notice that a bookie is gone, and after several such losses no recovery would find
 a quorum. The caller repeats `leave` while the bookie stays gone, for ledgers that were created meanwhile. Writers without a spare
-are asked again every `retry_s` until they have left, or until the bookie is as good as before (`stay`): otherwise repair would take
-a living writer for one that is gone.
+are asked again every `retry_s` until they have left, or until the bookie is as good as before (`stay`): otherwise repair would
+consider a living writer gone.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 _LOOKED_AT_PER_TURN = 1_000
-_ASKED_PER_TURN = 100  # as many changes begin in one turn: publishers wait meanwhile
+_ASKED_PER_TURN = 100  # as many changes start in one turn: publishers wait meanwhile
 
 
 class LeavingWriter(Protocol):
@@ -44,7 +44,7 @@ class Departures:
         return f"<Departures from {[bookie_id for bookie_id, _, _ in self._rounds]}>"
 
     def leave(self, bookie_id: str, reason: str) -> None:
-        """Have each open writer that sends to this bookie replace it, soon. Another call during such a round changes nothing."""
+        """Make each open writer that sends to this bookie replace it, soon. Another call during such a round changes nothing."""
         if self._closed or any(bookie_id == other for other, _, _ in self._rounds):
             return
         self._rounds.append((bookie_id, reason, iter(list(self._writers))))

@@ -1,20 +1,20 @@
-"""Others for the bookies of an open ledger that failed or are to be left: the driver of an ensemble change, one per writer.
+"""Replaces bookies of an open ledger that failed or are to be left: the driver of an ensemble change, one per writer.
 
     on_change ──► wait for a slot ──► begin (LAC + 1), choose ──► compare-and-set ──► in force: send to the newcomers
-        ▲                                  │ no spare                 ├── certainly refused: go on without, retry later
+        ▲                                  │ no spare                 ├── certainly refused: continue without, retry later
         └────── ChangeSlots: retry ◄───────┴──────────────────────────┤
                                                                       ├── unknown: insist with the same bookies
-                                                                      └── in recovery or closed by others: fenced
+                                                                      └── in recovery or closed by another process: fenced
 
 Rules:
-1. An outcome that is unknown is asked for until it is known. Giving up would leave a change behind that takes effect later.
+1. An unknown outcome is looked up until it is known. Giving up would leave a change behind that takes effect later.
 2. Neither a missing spare nor an outage of metadata stops a ledger that has Qa bookies. One that has fewer waits for metadata
-   for `ensemble_change_timeout_s`, and fails at once when there is no spare: a new ledger finds bookies that this one may not
-   take back.
-3. A bookie in quarantine is taken only when the ledger cannot go on otherwise, or lacked copies for
-   `quarantined_spare_after_s`. Each gets one chance: who left never comes back, so that this ends.
-4. A bookie that is only to be left (it is gone from metadata, or draining) is left for a healthy spare alone. Without one, or when
-   metadata certainly did not change, it stays in the ensemble, gets entries and counts; whoever asked asks again.
+   for `ensemble_change_timeout_s`, and fails at once if there is no spare: a new ledger finds bookies that this one may not
+   use again.
+3. A bookie in quarantine is used only if the ledger cannot continue otherwise, or lacked copies for
+   `quarantined_spare_after_s`. Each gets one chance: a bookie that left never returns, so that this ends.
+4. A bookie that is only to be left (it is gone from metadata, or draining) is left only for a healthy spare. Without one, or if
+   metadata certainly did not change, it stays in the ensemble, gets entries and counts; the caller repeats the request.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ log = logging.getLogger(__name__)
 
 
 class EnsembleChanger:
-    """`proposed` is what metadata may say by now, while that is not known: the fragment's start, and who replaces whom."""
+    """The ensemble changes of one ledger.
+
+    `proposed` is the change that metadata may have while that is unknown: the fragment's start, and which bookie replaces which.
+    """
 
     def __init__(
         self,
@@ -52,8 +55,8 @@ class EnsembleChanger:
     ) -> None:
         self.proposed: tuple[int, Mapping[str, str]] | None = None
         self._last_error: Exception | None = None
-        self._short_since: float | None = None  # loop time from which on bookies were done without
-        self._in_doubt = False  # an attempt for `proposed` may have been, or may still come into force
+        self._short_since: float | None = None  # loop time since which bookies were missing
+        self._in_doubt = False  # an attempt for `proposed` may have come into force, or may still do so
         self._pipeline = pipeline
         self._record = record
         self._placement = placement
@@ -63,26 +66,26 @@ class EnsembleChanger:
         self._task: asyncio.Task[None] | None = None
 
     def start(self, change: ChangeEnsemble) -> None:
-        """Called by the pipeline, which waits for the outcome."""
+        """Start a change. Called by the pipeline, which waits for the outcome."""
         dropped = self._pipeline.state.dropped
         for bookie in change.failed:
-            if bookie not in dropped:  # else it failed long ago, and may be well for other ledgers
+            if bookie not in dropped:  # otherwise it failed long ago, and may be healthy for other ledgers
                 self._placement.quarantine(bookie)
         self._slots.begin_soon(self._start)
 
     def _start(self) -> None:
-        if not self._pipeline.state.failed_for_good:  # else the writer was closed, or failed, in between
+        if not self._pipeline.state.failed_for_good:  # otherwise the writer was closed, or failed, in between
             self._task = self._tasks.start(self._run(), name="change-ensemble")
 
     async def abandon(self) -> None:
-        """Stops what is under way, before somebody else changes the record. `proposed` may be in force then."""
+        """Stop a running change before another process changes the record. `proposed` may be in force then."""
         self._slots.forget(self)
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     def retry(self) -> bool:
-        """Tries again for bookies that had no replacement. False: there is still no spare."""
+        """Try again to replace bookies that had no replacement. False: there is still no spare."""
         pipeline = self._pipeline
         if pipeline.state.failed_for_good or pipeline.state.is_changing or not pipeline.state.dropped:
             return True
@@ -116,7 +119,7 @@ class EnsembleChanger:
             pipeline.fail(error)
 
     async def _attempt(self) -> bool:
-        """Whether it is decided. A task of a failed writer has nothing to decide."""
+        """Try once; return whether the change is decided. After a failure of the writer there is nothing to decide."""
         pipeline = self._pipeline
         if pipeline.state.failed_for_good:
             return True
@@ -128,7 +131,7 @@ class EnsembleChanger:
         try:
             await self._record.change(lambda ledger: _plan_change(ledger, first_entry_id, replaced))
         except (MetadataError, TimeoutError) as error:
-            # A store that is closed under a write takes the outcome with it.
+            # If the store is closed during a write, the outcome stays unknown.
             is_unknown = isinstance(error, TimeoutError | StoreClosedError) or getattr(error, "outcome_unknown", False)
             return self._take_failure(error, is_unknown)
         self.proposed = None
@@ -138,12 +141,12 @@ class EnsembleChanger:
             log.info("ledger.ensemble_changed", extra=fields)
             pipeline.change_ensemble(replaced)
         self._note_shortage()
-        if pipeline.state.dropped and not pipeline.state.failed_for_good:  # too few spares, or too much to supply them with
+        if pipeline.state.dropped and not pipeline.state.failed_for_good:  # too few spares, or too much to send to them
             self._slots.retry_later(self)
         return True
 
     def _begin(self) -> bool:
-        """The start and the bookies are taken in one step. False: there is no spare."""
+        """Take the start and the bookies in one step. False: there is no spare."""
         begun = self._pipeline.begin_change()
         replaced = self._choose(begun)
         self._pipeline.state.keep_unreplaced(replaced)
@@ -172,7 +175,7 @@ class EnsembleChanger:
             self._short_since = asyncio.get_running_loop().time()
 
     def _takes_doubtful(self) -> bool:
-        """Rule 3."""
+        """Whether a bookie in quarantine may be used (rule 3)."""
         if not self._pipeline.state.has_quorum:
             return True
         if self._short_since is None:
@@ -193,8 +196,8 @@ class EnsembleChanger:
 
     def _too_late(self) -> LedgerWriteError:
         ledger_id, waited_s = self._record.ledger.ledger_id, self._settings.ensemble_change_timeout_s
-        waited = f"metadata could not be changed for {waited_s:g} s ({self._last_error or 'others wait as well'})"
-        message = f"ledger {ledger_id} has too few bookies left that take entries, and {waited}"
+        waited = f"metadata could not be changed for {waited_s:g} s ({self._last_error or 'too many ledgers wait'})"
+        message = f"ledger {ledger_id} has too few bookies left that accept entries, and {waited}"
         return LedgerWriteError(message, ledger_id=ledger_id, bookies=self._pipeline.state.dropped)
 
     def _refuse(self, reason: str) -> None:
@@ -204,7 +207,7 @@ class EnsembleChanger:
         self._note_shortage()
         if pipeline.state.failed_for_good or not pipeline.state.dropped:
             return
-        if pipeline.state.dropped != before:  # a retry that did not help is no news
+        if pipeline.state.dropped != before:  # a retry that did not help is not logged
             fields = {"ledger_id": self._record.ledger.ledger_id, "bookie": pipeline.state.dropped, "error": reason}
             log.warning("ledger.under_replicated", extra=fields)
         self._slots.retry_later(self)
@@ -212,6 +215,6 @@ class EnsembleChanger:
 
 def _plan_change(ledger: LedgerMetadata, first_entry_id: int, replaced: Mapping[str, str]) -> LedgerMetadata | None:
     if ledger.state is not LedgerState.OPEN:
-        message = f"ledger {ledger.ledger_id} is {ledger.state} by somebody else, its ensemble is not this writer's any more"
+        message = f"another process set ledger {ledger.ledger_id} to {ledger.state}: this writer may not change its ensemble"
         raise LedgerFencedError(message, ledger_id=ledger.ledger_id)
     return ensemble_changed(ledger, first_entry_id, replaced)

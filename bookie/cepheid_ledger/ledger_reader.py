@@ -2,12 +2,12 @@
 
     read(first, last) ──► bounded by the known end ──► one fragment ──► one replica, else the next ──► verified groups
                                                                     └─► striped: several, merged by entry id
-    wait_for_lac(above) ──► parked at the bookies and at the metadata, until there is more, or an end
+    wait_for_lac(above) ──► parked at the bookies and at the metadata, until there are more entries, or the end
 
 The known end is what is certainly confirmed: the last entry of a closed ledger, the LAC of a writer in this process, else
-the largest LAC that bookies told. A reader never gives out an entry above it.
-The record may change under a reader: ensembles change, repair moves entries. What fails under one version is tried under the next,
-and "no such entry" is said only of a version that is still the current one.
+the largest LAC that bookies reported. A reader never returns an entry above it.
+The record may change under a reader: ensembles change, repair moves entries. A read that fails under one version is tried under the
+next, and "no such entry" is only reported for a version that is still the current one.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from cepheid_metadata import Fragment, LedgerMetadata, SessionLostError, StoreUn
 from cepheid_rpc import EntryGroup, ReadRequest
 
 _STAY_BYTES = 16 * MIB
-"""Read from one replica before the next one takes over: long enough for a disk's read-ahead, short enough to spread."""
+"""Bytes read from one replica before the next one is used: enough for a disk's read-ahead, few enough to spread the load."""
 
 
 class LedgerReader:
-    """Made by `LedgerClient.open_reader`. Holds nothing that needs to be closed."""
+    """Reads one ledger. Created by `LedgerClient.open_reader`; need not be closed."""
 
     def __init__(
         self,
@@ -59,9 +59,9 @@ class LedgerReader:
         self._settings = settings
         self._distance_of = distance_of
         self._turn = ledger.ledger_id % ledger.ensemble_size  # readers of many ledgers start at different replicas
-        self._turn_in: tuple[str, ...] = ()  # the ensemble of which `_turn` is a position that was chosen
+        self._turn_in: tuple[str, ...] = ()  # the ensemble in which the position `_turn` was chosen
         self._stayed_bytes = 0
-        self.silent: tuple[str, ...] = ()  # bookies of an open ledger that told no LAC when they were asked last
+        self.silent: tuple[str, ...] = ()  # bookies of an open ledger that returned no LAC at the last request
         self._avoided: tuple[int, ...] = ()  # positions of a striped ensemble that failed since the last turn
 
     def __repr__(self) -> str:
@@ -69,12 +69,12 @@ class LedgerReader:
 
     @property
     def metadata(self) -> LedgerMetadata:
-        """As last read."""
+        """The record as last read."""
         return self._ledger
 
     @property
     def known_end(self) -> int:
-        """The last entry that may be read without asking anybody."""
+        """The last entry that may be read without asking a bookie."""
         if self._ledger.last_entry_id is not None:
             return self._ledger.last_entry_id
         if self._writer is not None:
@@ -83,16 +83,16 @@ class LedgerReader:
 
     @property
     def may_miss_entries(self) -> bool:
-        """So many bookies told no LAC that all who hold the next confirmed entries may be among them."""
+        """Whether so many bookies returned no LAC that all holders of the next confirmed entries may be among them."""
         return bool(self.silent) and not self._ledger.is_closed and may_hide_entries(self._ledger, self.silent)
 
     async def read(self, first: int, last: int, *, max_bytes: int) -> list[EntryGroup]:
-        """Entries from `first` up to at most `last` (inclusive), verified, in order: about `max_bytes`, at least one entry.
+        """Read verified entries in order from `first` to at most `last` (inclusive): about `max_bytes`, at least one entry.
 
         Raises EntryBeyondEndError (above what is confirmed), NoSuchEntryError and LedgerLostError (certain: data is lost),
         EntryUnavailableError (try again; certain when it is an EntryDamagedError), NoSuchLedgerError (deleted).
         """
-        assert 0 <= first <= last, f"{first}..{last} is no range of entries"
+        assert 0 <= first <= last, f"{first}..{last} is not a range of entries"
         end = self.known_end if first <= self.known_end else await self.read_lac()
         if first > end:
             message = f"entry {self.ledger_id}:{first} is above the known end {end}"
@@ -107,7 +107,7 @@ class LedgerReader:
                     raise
 
     async def read_lac(self) -> int:
-        """The last entry known to be confirmed; of a closed ledger its last. May be behind, never ahead.
+        """Return the last entry known to be confirmed; for a closed ledger its last. May be too low, never too high.
 
         Raises NoSuchLedgerError.
         """
@@ -120,9 +120,9 @@ class LedgerReader:
         return self.known_end
 
     async def wait_for_lac(self, above: int, timeout_s: float) -> int:
-        """Returns the known end once it is above `above`, or the ledger is closed, or the time is over.
+        """Wait until the known end is above `above`, the ledger is closed, or the time is over; return the known end.
 
-        While nothing happens it costs nothing: the bookies hold the question, and metadata tells of a new ensemble or the end.
+        Waiting costs nothing while nothing happens: the bookies hold the request, and metadata reports a new ensemble or the end.
         Raises NoSuchLedgerError (deleted meanwhile).
         """
         try:
@@ -135,13 +135,13 @@ class LedgerReader:
 
     @property
     def _is_written_here(self) -> bool:
-        """By a writer that is well: one that failed does not hear of the end that others give its ledger."""
+        """True while the local writer is healthy: a failed one is not informed when recovery closes its ledger."""
         return self._writer is not None and self._writer.state is WriterPhase.OPEN
 
     async def _wait_for_news(self, above: int) -> None:
         try:
             watch = await self._records.store.watch(self._records.key_of(self.ledger_id))
-        except (StoreUnavailableError, SessionLostError):  # bookies go on without metadata, and so do their readers
+        except (StoreUnavailableError, SessionLostError):  # bookies work without metadata, and so do their readers
             await self._poll(above, asyncio.sleep(self._settings.long_poll_pause_s))
             return
         with watch:
@@ -157,16 +157,17 @@ class LedgerReader:
         self._last_add_confirmed = max(self._last_add_confirmed, told)
 
     def _take(self, ledger: LedgerMetadata) -> None:
-        """A newer version of the record, whole. What is before its last fragment is confirmed.
+        """Use a newer version of the record. What is before its last fragment is confirmed.
 
-        Nothing leaves CLOSED: what says so is of a follower that lags, and the known end must not fall."""
+        No version follows CLOSED: an earlier one comes from a follower that lags, and the known end must not fall.
+        """
         if self._ledger.is_closed and not ledger.is_closed:
             return
         self._ledger = ledger
         self._last_add_confirmed = max(self._last_add_confirmed, ledger.last_fragment.first_entry_id - 1)
 
     async def _look_again(self, error: LedgerError) -> None:
-        """Re-reads the record after a failure under it. What was certain is so only if no other version is in force by now."""
+        """Re-read the record after a failure under it. A certain failure is certain only if no other version is in force by now."""
         certain = isinstance(error, EntryDamagedError) or not isinstance(error, EntryUnavailableError)
         try:
             if certain:
@@ -213,7 +214,7 @@ class LedgerReader:
         return [self._distance_of(bookie) for bookie in ensemble]
 
     def _stay_or_move(self, turn: int, size_bytes: int, distances: Sequence[int]) -> None:
-        """The replica that answered is asked again, until it is the turn of the next of the nearest ones."""
+        """Stay with the replica that answered, until it is the turn of the next of the nearest ones."""
         self._stayed_bytes = self._stayed_bytes + size_bytes if turn == self._turn else size_bytes
         self._turn = turn
         if self._stayed_bytes >= _STAY_BYTES:

@@ -1,9 +1,9 @@
 """Every change that the ledger client makes to a ledger's metadata, as pure functions from record to record.
 
-    OPEN ──► IN_RECOVERY ──► CLOSED        and OPEN ──► CLOSED by the writer alone; nothing leaves CLOSED
+    OPEN ──► IN_RECOVERY ──► CLOSED        and OPEN ──► CLOSED only by the writer; no state follows CLOSED
 
-Invariants L1 and L2 are asserted here for each edit: sizes and id never change, fragments only grow at the end, by one while
-the ledger is open and not at all while it is in recovery; an end is final.
+Invariants L1 and L2 are asserted here for each edit: sizes and id never change, fragments are only added at the end, one at a time
+while the ledger is open and none while it is in recovery; an end is final.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _LEGAL = {
 
 
 def in_recovery(ledger: LedgerMetadata) -> LedgerMetadata:
-    """What a recoverer writes first: from now on no writer can change the ensemble or close."""
+    """Return the record that a recovery writes first: from then on no writer can change the ensemble or close."""
     assert ledger.state is LedgerState.OPEN, f"ledger {ledger.ledger_id} is {ledger.state}"
     return _checked(ledger, ledger.replace(state=LedgerState.IN_RECOVERY))
 
 
 def closed(ledger: LedgerMetadata, last_entry_id: int, length_bytes: int, new_fragments: Sequence[Fragment] = ()) -> LedgerMetadata:
-    """The end. `new_fragments` are those that a recovery kept in memory; a key equal to the last one replaces it."""
+    """Return the closed record. `new_fragments` were kept in memory by a recovery; one with the key of the last one replaces it."""
     assert not ledger.is_closed, f"ledger {ledger.ledger_id} is closed already"
     fragments = list(ledger.fragments)
     for fragment in new_fragments:
@@ -40,9 +40,9 @@ def closed(ledger: LedgerMetadata, last_entry_id: int, length_bytes: int, new_fr
 
 
 def ensemble_changed(ledger: LedgerMetadata, first_entry_id: int, replaced: Mapping[str, str]) -> LedgerMetadata | None:
-    """The writer's: from `first_entry_id` on others take the places of those that failed. None: that is in place already.
+    """Return the writer's change: from `first_entry_id` on new bookies replace those that failed. None: it is in place already.
 
-    When the last fragment starts there too nothing in it was confirmed, so nobody relies on it, and it is replaced.
+    If the last fragment starts there too, nothing in it was confirmed and nothing depends on it, so it is replaced.
     """
     assert ledger.state is LedgerState.OPEN, f"ledger {ledger.ledger_id} is {ledger.state}"
     last = ledger.last_fragment
@@ -56,8 +56,10 @@ def ensemble_changed(ledger: LedgerMetadata, first_entry_id: int, replaced: Mapp
 
 
 def bookies_replaced(ledger: LedgerMetadata, replaced: Mapping[tuple[int, str], str]) -> LedgerMetadata:
-    """A replication worker's: copies moved. `replaced`: by (first entry of the fragment, old bookie) the new one, which holds all
-    that the old one has to hold of this fragment. The last fragment of a ledger that is not closed is its writer's alone.
+    """Return a replication worker's change after it moved copies.
+
+    `replaced`: by (first entry of the fragment, old bookie) the new one, which holds everything that the old one should hold of
+    this fragment. Only its writer may change the last fragment of a ledger that is not closed.
     """
     fragments: list[Fragment] = []
     for fragment in ledger.fragments:
@@ -91,9 +93,9 @@ def _checked(before: LedgerMetadata, after: LedgerMetadata) -> LedgerMetadata:
 
 
 def assert_legal_change(before: LedgerMetadata, after: LedgerMetadata) -> None:
-    """Invariants L1 and L2 between two committed versions of a record. (A validated one already has increasing fragments.)
+    """Assert invariants L1 and L2 between two committed versions of a record. (A valid one already has increasing fragments.)
 
-    Who replaced a bookie, and whether its successor holds the entries, a record does not tell.
+    The record does not show which process replaced a bookie, or whether the new one holds the entries.
     """
     name = f"ledger {before.ledger_id}"
     assert after.state in _LEGAL[before.state], f"{name}: {before.state} must not become {after.state}"
@@ -102,7 +104,7 @@ def assert_legal_change(before: LedgerMetadata, after: LedgerMetadata) -> None:
         after.ensemble_size,
         after.write_quorum,
         after.ack_quorum,
-    ), f"{name}: id and sizes are for life"
+    ), f"{name}: id and sizes never change"
     kept = [fragment.first_entry_id for fragment in after.fragments[: len(before.fragments)]]
     assert kept == [fragment.first_entry_id for fragment in before.fragments], f"{name}: a fragment vanished or moved"
     grown = len(after.fragments) - len(before.fragments)

@@ -1,14 +1,14 @@
-"""How ledgers are spread over racks: the choice of an ensemble, of a replacement, and what could be better. No I/O.
+"""The spread of ledgers over racks: how to choose an ensemble or a replacement, and what could be better. No I/O.
 
     E = 4, Qw = 2      position    0    1    2    3         write sets: 0 1, 1 2, 2 3, 3 0
-                       rack        r1   r2   r1   r2        two racks in each: as good as it can be
+                       rack        r1   r2   r1   r2        two racks in each: the best possible
                        instead of  r1   r1   r2   r2        one rack in two of them: its loss may take both copies of an entry
 
 Rule 1: the write set counts, not the ensemble: copies of one entry should be in different racks. Regions decide between choices
     that are equal by racks.
-Rule 2: bookies without a known rack count as one rack together, since nothing says that they stand apart.
-Rule 3: racks get copies as evenly as they have bookies. Then a ledger has two copies of an entry in one rack only if it
-    cannot be avoided: positions that share no write set are at least Qw apart, so that a rack can be used E // Qw times.
+Rule 2: bookies without a known rack together count as one rack, since nothing shows that they are separate.
+Rule 3: racks get copies in proportion to their bookies. Then a ledger has two copies of an entry in one rack only if that cannot
+    be avoided: positions that share no write set are at least Qw apart, so that a rack can be used E // Qw times.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from cepheid_ports import region_of
 
 NO_RACK = ""
 _LARGEST_REORDERED = 16
-"""Positions of an ensemble up to which positions are exchanged for better regions: that takes time that grows with the cube."""
+"""Largest ensemble whose positions are exchanged for better regions: the time for that grows with the cube."""
 
 _MOST_OF_MEDIAN = 3
-"""Most that a bookie's weight can be, in medians: a new empty bookie must not get nearly all new ledgers."""
+"""Largest weight of a bookie, in medians: a new empty bookie must not get nearly all new ledgers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +49,13 @@ class Vacancy:
 
     @classmethod
     def of(cls, bookie: str, ensemble: Sequence[str], replaced: Mapping[str, str], write_quorum: int) -> Vacancy:
-        """Return the vacancy that `bookie` leaves, when others of the ensemble were `replaced` already."""
+        """Return the vacancy that `bookie` leaves if others of the ensemble were `replaced` already."""
         return cls([replaced.get(one, one) for one in ensemble], ensemble.index(bookie), write_quorum)
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementMove:
-    """One position of an ensemble that should move to another rack. Each of the candidates (sorted) would be as good."""
+    """A position of an ensemble that should move to another rack. Each of the candidates (sorted) is equally good."""
 
     position: int
     bookie: str
@@ -111,7 +111,7 @@ def arrange(candidates: Sequence[Candidate], write_quorum: int, rng: random.Rand
 
 
 def repeated_racks(racks: Sequence[str], write_quorum: int) -> int:
-    """Return how many copies are in the rack of another copy, summed over all write sets: 0 is the best."""
+    """Return how many copies are in the rack of another copy, summed over all write sets: 0 is best."""
     windows = write_windows(len(racks), write_quorum)
     return sum(len(window) - len({racks[position] for position in window}) for window in windows)
 
@@ -130,7 +130,7 @@ def can_separate(racks: Iterable[str], size: int, write_quorum: int) -> bool:
 def best_for_vacancy(
     candidates: Sequence[Candidate], vacancy: Vacancy, racks: Mapping[str, str], *, strict: bool = False
 ) -> list[Candidate]:
-    """Return those candidates that repeat the fewest racks, and then regions, of the other copies in their write sets.
+    """Return the candidates that repeat the fewest racks, and then regions, of the other copies in their write sets.
 
     `strict`: only those that repeat no rack. A member of the ensemble whose rack is unknown prevents no choice.
     """
@@ -144,11 +144,11 @@ def best_for_vacancy(
 def placement_shortfall(
     ensemble: Sequence[str], write_quorum: int, racks: Mapping[str, str | None], available: Collection[str]
 ) -> tuple[PlacementMove, ...]:
-    """Return the moves that would spread an existing ensemble over more racks; none when it is as good as it can be.
+    """Return the moves that would spread an existing ensemble over more racks; none if it is as good as possible.
 
-    Each move has an effect of its own, and supposes that those before it are done with their first candidate. `available` are
-    the bookies that take copies. A bookie whose rack is not known is never a reason to move, and never a destination: it
-    counts as standing apart from all others, because a move that helps nothing costs as much as one that does.
+    Each move has an effect of its own, and assumes that those before it are done with their first candidate. `available` are
+    the bookies that accept copies. A bookie with an unknown rack is never a reason to move, and never a destination: it
+    counts as separate from all others, because a useless move costs as much as a useful one.
     """
     places = [racks.get(bookie) or f"unknown/{position}/{bookie}" for position, bookie in enumerate(ensemble)]
     spare = {bookie: rack for bookie in sorted(available) if bookie not in ensemble and (rack := racks.get(bookie))}
@@ -175,8 +175,8 @@ def pick(candidates: Sequence[Candidate], rng: random.Random) -> Candidate:
 def _in_frames(candidates: Sequence[Candidate], frames: int) -> list[Candidate]:
     """Deal the racks out to consecutive frames, the largest one first, so that bookies of a rack are a frame apart.
 
-    With at most one bookie of a rack for each frame this separates all of them: the racks that have one in every frame come
-    first, in the same order in each, and the others leave a frame out.
+    With at most one bookie of a rack per frame this separates all of them: racks with a bookie in every frame come first, in
+    the same order in each, and the others leave a frame out.
     """
     groups: dict[str, list[Candidate]] = {}
     for candidate in candidates:
@@ -189,7 +189,7 @@ def _in_frames(candidates: Sequence[Candidate], frames: int) -> list[Candidate]:
 
 
 def _exchanged(candidates: list[Candidate], write_quorum: int) -> list[Candidate]:
-    """Exchange two positions for as long as that separates racks, or regions without bringing racks together."""
+    """Exchange two positions while that separates racks, or regions without bringing racks together."""
 
     def cost() -> tuple[int, int]:
         racks = [candidate.rack for candidate in candidates]
@@ -212,19 +212,19 @@ def _exchanged(candidates: list[Candidate], write_quorum: int) -> list[Candidate
 
 
 def _fewest_repeated(racks: Iterable[str], size: int, write_quorum: int) -> int:
-    """Return a bound that `repeated_racks` cannot be below, since there are no more racks."""
+    """Return a lower bound of `repeated_racks`, from the number of racks."""
     return size * max(0, write_quorum - len(set(racks)))
 
 
 @lru_cache(maxsize=256)
 def _neighbours(position: int, size: int, write_quorum: int) -> tuple[tuple[int, ...], ...]:
-    """The other positions of each write set that has this one."""
+    """Return the other positions of each write set that contains this one."""
     windows = (window for window in write_windows(size, write_quorum) if position in window)
     return tuple(tuple(other for other in window if other != position) for window in windows)
 
 
 def _repeated_at(vacancy: Vacancy, rack: str, racks: Mapping[str, str]) -> tuple[int, int]:
-    """In how many write sets this rack, and its region, would be there twice."""
+    """Return in how many write sets this rack, and its region, would be repeated."""
     windows = _neighbours(vacancy.position, len(vacancy.ensemble), vacancy.write_quorum)
     places = [[racks.get(vacancy.ensemble[other], NO_RACK) for other in window] for window in windows]
     region = region_of(rack)
@@ -232,7 +232,7 @@ def _repeated_at(vacancy: Vacancy, rack: str, racks: Mapping[str, str]) -> tuple
 
 
 def _best_move(places: list[str], write_quorum: int, racks: Collection[str]) -> tuple[int, int, list[str]] | None:
-    """How many copies are in the rack of another one after the best move, its position, and the racks that are as good there."""
+    """Return how many copies share a rack after the best move, its position, and the racks that are equally good there."""
     best: tuple[int, int, list[str]] | None = None
     for position, before in enumerate(places):
         for rack in racks:

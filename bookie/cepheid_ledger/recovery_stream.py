@@ -1,17 +1,17 @@
-"""The fences and first reads of all recoveries that go to one bookie, on one stream.
+"""The fences and first reads of all recoveries at one bookie, on one stream.
 
-    ask ──► numbered ──► sender task: all that came meanwhile is one message ──► bookie
+    ask ──► numbered ──► sender task: all that arrived meanwhile is one message ──► bookie
      ▲                                                                             │
      └────────── by number, in any order ◄── reader task ◄── answers ◄─────────────┘
 
-An owner that takes thousands of topics over fences and reads each of their last ledgers at each bookie. As calls of their own these
+A broker that takes over thousands of topics fences and reads each of their last ledgers at each bookie. As separate calls these
 cost the broker a third of its time, and the bookies nearly all of theirs.
 
-Rule 1: an answer is a bounded message: of a read, its first piece. So nobody has to hold back the answers of others.
-Rule 2: a stream ends once, with an error for all that wait on it: their outcome is unknown. The next who asks gets another stream.
-Rule 3: an answer that takes longer than `timeout_s` is an error for the one who asked. What comes after it is dropped.
-Rule 4: the bookie goes on with a request that its client gave up, as long as the stream lasts. So the stream ends when requests
-are open and none was answered for `timeout_s`: the bookie gives them up as well. What was not sent yet never is.
+Rule 1: an answer is a bounded message: for a read, its first piece. So it need not hold back the answers of others.
+Rule 2: a stream ends once, with an error for all waiting requests: their outcome is unknown. The next request gets another stream.
+Rule 3: an answer that takes longer than `timeout_s` is an error for its caller. If it arrives later, it is dropped.
+Rule 4: the bookie continues a request that its client gave up, as long as the stream lasts. So the stream ends if requests are
+open and none was answered for `timeout_s`: the bookie gives them up as well. Requests that were not sent yet are never sent then.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class RecoveryStream:
         self._call = call
         self._timeout_s = timeout_s
         self._numbers = 0
-        self._waiting: dict[int, tuple[asyncio.Future[Buffer | BaseException], float]] = {}  # and until when, in order of asking
+        self._waiting: dict[int, tuple[asyncio.Future[Buffer | BaseException], float]] = {}  # and deadlines, in order of requests
         self._unsent: dict[int, bytes] = {}
-        self._unanswered: set[int] = set()  # given up or not
+        self._unanswered: set[int] = set()  # including those that were given up
         self._last_progress = 0.0
         self._due = asyncio.Event()
         self.error: BaseException | None = None
-        """Why it has ended."""
+        """Why the stream has ended; None: it has not."""
         self._is_last = False
         self._loop = asyncio.get_running_loop()
         self._tasks = TaskOwner(f"recovery-stream-{bookie_id}", on_error=self.end)
@@ -52,11 +52,11 @@ class RecoveryStream:
 
     @property
     def is_running(self) -> bool:
-        """Its tasks have not all ended."""
+        """Whether its tasks have not all ended."""
         return bool(self._tasks)
 
     async def ask(self, request: bytes) -> Buffer | BaseException:
-        """Return the answer, or why there is none."""
+        """Send a request and return the answer, or the reason why there is none."""
         if self.error is not None:
             return self.error
         self._numbers += 1
@@ -78,7 +78,7 @@ class RecoveryStream:
                 self.end(ConnectionError("the connection was closed"))
 
     def end_when_idle(self) -> None:
-        """Let those end who wait."""
+        """End the stream once all waiting requests are answered."""
         self._is_last = True
         if not self._waiting:
             self.end(ConnectionError("the connection was closed"))
@@ -122,14 +122,14 @@ class RecoveryStream:
             await self._end_of_call(error)
 
     async def _end_of_call(self, error: BaseException) -> None:
-        """The status of the call says more than what a write or a read raises."""
+        """End the stream with the status of the call, which says more than the error of a write or a read."""
         if self.error is None and not isinstance(error, grpc.aio.AioRpcError | MalformedGroupError):
             code, details = await self._call.code(), await self._call.details()
             error = StreamEndedError(code, details or "no reason given")
         self.end(error)
 
     def _look_for_late(self) -> None:
-        """One timer, whatever waits."""
+        """Check all waiting requests with one timer."""
         now = self._loop.time()
         if self._unanswered and now - self._last_progress >= self._timeout_s:
             self.end(TimeoutError(f"{len(self._unanswered)} requests unanswered for {self._timeout_s} s"))

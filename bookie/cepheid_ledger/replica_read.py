@@ -1,11 +1,11 @@
-"""Reading a range of confirmed entries from whichever replica has it (rules 11-13 of the README).
+"""Reads a range of confirmed entries from any replica that has it (rules 11-13 of the README).
 
     first replica ──valid copies──► done
          ├── damaged, missing, unknown ──► next replica
          └── silent for `speculative_read_s` ──► next replica in addition; the first valid answer wins
 
-All failed: only if *every* replica said no with certainty does the entry not exist. One unknown among them means it may. That a
-copy is damaged is certain when its bookie says so of its own disk; damage that shows here may have come with the transport.
+If all fail, the entry does not exist only if *every* replica answered no with certainty. One unknown among them means that it may
+exist. Damage is certain if the bookie reports it for its own disk; damage found here may come from the transport.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ConnectionOf = Callable[[str], BookieConnection]
 
 @dataclass(frozen=True, slots=True)
 class ReplicaFailure:
-    """Why one replica gave nothing. `status` is its word, None when it gave none or lied."""
+    """Why one replica returned nothing. `status` is its answer; None: it gave none, or an invalid one."""
 
     bookie: str
     reason: str
@@ -45,7 +45,7 @@ class ReplicaFailure:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaCopies:
-    """At least one entry, verified, consecutive from the first asked for."""
+    """At least one entry, verified, consecutive from the first requested one."""
 
     bookie: str
     groups: list[EntryGroup]
@@ -54,7 +54,8 @@ class ReplicaCopies:
 async def read_range(
     request: ReadRequest, replicas: Sequence[str], connection_of: ConnectionOf, settings: LedgerSettings
 ) -> ReplicaCopies:
-    """Raises NoSuchEntryError, LedgerLostError, EntryUnavailableError (EntryDamagedError)."""
+    """Read a run of entries from the first one on. Raises NoSuchEntryError, LedgerLostError, EntryUnavailableError
+    (EntryDamagedError)."""
     if len(replicas) == 1:
         outcome = await _read_from(replicas[0], request, connection_of, settings)
         if isinstance(outcome, ReplicaCopies):
@@ -69,7 +70,7 @@ async def read_range(
                 running.append(loop.create_task(_read_from(left.pop(0), request, connection_of, settings)))
             patience_s = settings.speculative_read_s if left else None
             done, _ = await asyncio.wait(running, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
-            for task in [task for task in running if task in done]:  # in order of asking: `done` is a set
+            for task in [task for task in running if task in done]:  # in order of the requests: `done` is a set
                 running.remove(task)
                 outcome = task.result()
                 if isinstance(outcome, ReplicaCopies):
@@ -84,7 +85,7 @@ async def read_range(
 
 
 async def read_entry(ledger: LedgerMetadata, entry_id: int, connection_of: ConnectionOf, settings: LedgerSettings) -> EntryGroup:
-    """One confirmed entry, without regard to LAC. Raises like `read_range`."""
+    """Read one confirmed entry, without regard to LAC. Raises as `read_range` does."""
     request = ReadRequest(ledger.ledger_id, entry_id, entry_id, MAX_MESSAGE_BYTES)
     ensemble = ledger.fragment_of(entry_id).ensemble
     replicas = [ensemble[position] for position in write_set_positions(entry_id, len(ensemble), ledger.write_quorum)]
@@ -93,15 +94,15 @@ async def read_entry(ledger: LedgerMetadata, entry_id: int, connection_of: Conne
 
 
 def explain(request: ReadRequest, failures: Sequence[ReplicaFailure]) -> LedgerError:
-    """The most telling error: anything unknown outranks a no, because the entry may be where the unknown is."""
+    """Return the most informative error: anything unknown outranks a no, because that replica may have the entry."""
     entry = f"entry {request.ledger_id}:{request.first_entry_id}"
     why = ", ".join(f"{failure.bookie}: {failure.reason}" for failure in failures)
     facts = {"ledger_id": request.ledger_id, "entry_id": request.first_entry_id, "bookies": why}
     statuses = [failure.status for failure in failures]
     if all(status is Status.NO_LEDGER for status in statuses):
-        return LedgerLostError(f"no bookie knows ledger {request.ledger_id}, but its metadata exists ({why})", **facts)
+        return LedgerLostError(f"no bookie has ledger {request.ledger_id}, but its metadata exists ({why})", **facts)
     if all(status is not None and status.certain_no for status in statuses):
-        return NoSuchEntryError(f"{entry} is on no replica ({why})", **facts)
+        return NoSuchEntryError(f"{entry} is not on any replica ({why})", **facts)
     if all(status is not None and (status.certain_no or status is Status.BAD_DIGEST) for status in statuses):
         return EntryDamagedError(f"{entry} has no valid copy ({why})", **facts)
     return EntryUnavailableError(f"{entry} cannot be read now ({why})", **facts)
@@ -109,7 +110,7 @@ def explain(request: ReadRequest, failures: Sequence[ReplicaFailure]) -> LedgerE
 
 @contextlib.asynccontextmanager
 async def answers_of(connection: BookieConnection, request: ReadRequest) -> AsyncIterator[AsyncIterator[ReadAnswer]]:
-    """The chunks of a read, whose stream is closed when the caller has enough."""
+    """Open the answers of a read, whose stream is closed when the caller has enough."""
     answers = connection.read(request)
     try:
         yield answers
@@ -120,7 +121,7 @@ async def answers_of(connection: BookieConnection, request: ReadRequest) -> Asyn
 
 
 def verified_parts(group: EntryGroup) -> Iterator[tuple[EntryGroup, bool]]:
-    """The group and whether it is valid; one by one when it is not, so that a damaged entry spoils no other."""
+    """Yield the group and whether it is valid; entry by entry if it is not, so that a damaged entry affects no other."""
     try:
         group.verify()
     except (DigestMismatchError, MalformedGroupError):
@@ -156,7 +157,7 @@ async def _read_from(
     except TimeoutError:
         failure = ReplicaFailure(bookie, f"no answer within {settings.read_timeout_s:g} s")
     if groups and groups[-1].last_entry_id > request.last_entry_id:
-        failure, groups = ReplicaFailure(bookie, "answered more than it was asked"), []
+        failure, groups = ReplicaFailure(bookie, "returned more than was requested"), []
     if groups:
         return ReplicaCopies(bookie, groups)
     return failure or ReplicaFailure(bookie, "an empty answer")

@@ -1,4 +1,4 @@
-"""Settings of the ledger client: bounds in the type, meaning in the description."""
+"""Settings of the ledger client, with bounds in the type and the meaning in the description."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pydantic import BaseModel, Field, PositiveFloat, PositiveInt
 MIB = 1 << 20
 
 _TRANSPORT_FACTOR = 2.0
-"""How much longer the transport waits than the ledger client. The client decides first, for each ledger and with the other replicas
-in view. The transport only frees what no caller waits for any more, so its limits follow those of the client and never cap them."""
+"""How much longer the transport waits than the ledger client. The client decides first, for each ledger and in view of the other
+replicas. The transport only ends what no caller waits for any more, so its limits follow those of the client and never cap them."""
 
 
 class LedgerSettings(BaseModel, frozen=True, extra="forbid"):
-    """Writing, reading and recovering ledgers. One per process."""
+    """Settings of a process for writing, reading and recovering ledgers."""
 
     add_timeout_s: PositiveFloat = Field(
         5.0,
@@ -126,7 +126,7 @@ class LedgerSettings(BaseModel, frozen=True, extra="forbid"):
     deletion_grace_s: float = Field(
         3600.0,
         ge=0,
-        description="Time for which a deleted ledger can be brought back with `cepheid ledgers undelete`. Its entries stay on the "
+        description="Time for which a deleted ledger can be restored with `cepheid ledgers undelete`. Its entries stay on the "
         "bookies until then. 0: deletion is final.",
     )
     metadata_timeout_s: PositiveFloat = Field(
@@ -138,7 +138,7 @@ class LedgerSettings(BaseModel, frozen=True, extra="forbid"):
 
     @property
     def silent_stream_s(self) -> float:
-        """How long a stream of adds may get no answer at all before the transport breaks it."""
+        """How long a stream of adds may be without any answer before the transport breaks it."""
         return _TRANSPORT_FACTOR * self.add_timeout_s
 
     @property

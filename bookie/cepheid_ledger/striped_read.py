@@ -1,12 +1,12 @@
-"""Reading a range of confirmed entries of a striped ledger (E > Qw): no bookie has all of them, so answers are merged by entry id.
+"""Reads a range of confirmed entries of a striped ledger (E > Qw): no bookie has all of them, so answers are merged by entry id.
 
     E = 4, Qw = 2      entry       0    1    2    3    4    5
-    asked first        b           0    1              4    5        every id is at one of them, and as few are asked as can be
+    asked first        b           0    1              4    5        each id is on one of them, and as few as possible are asked
                        d                     2    3
     d fails at 2       c (and a)        1    2                        the next of that entry's write set, for what is missing
 
-Rule 1: what is given back is a run without a gap from the first entry on; it ends before the first entry that nobody gave.
-Rule 2: of an entry only its own write set is asked and believed: others never had it, and their no means nothing.
+Rule 1: the result is a run without a gap from the first entry on; it ends before the first entry that no bookie returned.
+Rule 2: only an entry's own write set is asked and trusted for it: others never had it, and their "no" means nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cepheid_rpc import BookieUnavailableError, EntryGroup, ReadRequest, Status
 
 @dataclass(frozen=True, slots=True)
 class StripedCopies:
-    """At least one entry, consecutive from the first asked for; and the positions that failed on the way."""
+    """At least one entry, consecutive from the first requested one; and the positions that failed on the way."""
 
     groups: list[EntryGroup]
     failed: tuple[int, ...]
@@ -32,7 +32,7 @@ class StripedCopies:
 
 @dataclass(slots=True)
 class _Said:
-    """What one bookie has said so far. `until`: nothing is known of ids from there on, unless it failed."""
+    """The answers of one bookie so far. `until`: nothing is known of ids from there on, unless it failed."""
 
     until: int
     missing: list[tuple[int, int, str, Status | None]] = field(default_factory=list)
@@ -40,7 +40,7 @@ class _Said:
 
 
 class StripeMerge:
-    """The core: whom to ask next, and what has come together."""
+    """The core: decides which bookie to ask next, and merges the answers."""
 
     def __init__(self, ensemble: Sequence[str], write_quorum: int, first: int, last: int) -> None:
         self._ensemble = ensemble
@@ -49,12 +49,12 @@ class StripeMerge:
         self._groups: list[EntryGroup] = []
         self._said: dict[int, _Said] = {}
         self.first = first
-        self.next_entry_id = first  # the first that nobody gave
+        self.next_entry_id = first  # the first that no bookie returned
 
     def first_choice(self, turn: int, avoided: Sequence[int], distances: Sequence[int] = ()) -> list[int]:
-        """Return positions that hold every entry between them, the nearest ones of each write set by `distances`.
+        """Return positions that together hold every entry, the nearest ones of each write set by `distances`.
 
-        `turn` spreads readers; `avoided` are taken where no other position has the entry.
+        `turn` spreads readers; `avoided` are used if no other position has the entry.
         """
         chosen: list[int] = []
         for entry_id in range(self.first, min(self._last, self.first + len(self._ensemble) - 1) + 1):
@@ -65,12 +65,12 @@ class StripeMerge:
             if distances:
                 nearest = min(distances[position] for position in good)
                 good = [position for position in good if distances[position] == nearest]
-            # The last of a window holds the most of what follows; another one for the first, so that the load moves around.
+            # The last of a window holds most of what follows; a different one for the first, so that the load moves around.
             chosen.append(good[-1 - turn % len(good)] if not chosen else good[-1])
         return chosen
 
     def next_choice(self, asked: Sequence[int], *, impatient: bool) -> int | None:
-        """Who else should be asked for the first missing entry; None: nobody is left, or the answers that are due will do."""
+        """Return the next position to ask for the first missing entry; None: none is left, or pending answers are enough."""
         if self.is_complete:
             return None
         choice: int | None = None
@@ -81,7 +81,7 @@ class StripeMerge:
             elif said is None and not impatient:
                 return None
             elif said is not None and said.failure is None and said.until <= self.next_entry_id:
-                return None  # it ended for size before this entry: enough for one read
+                return None  # it reached its size limit before this entry: enough for one read
         return choice
 
     @property
@@ -112,7 +112,7 @@ class StripeMerge:
         return merged
 
     def failures_of_first(self) -> list[ReplicaFailure]:
-        """Why the first entry was not to be had, of each bookie of its write set."""
+        """Return why the first entry could not be read, for each bookie of its write set."""
         return [self._failure_at(position, self.first) for position in self._write_set(self.first)]
 
     def _failure_at(self, position: int, entry_id: int) -> ReplicaFailure:
@@ -122,7 +122,7 @@ class StripeMerge:
         for first, last, reason, status in said.missing:
             if first <= entry_id <= last:
                 return ReplicaFailure(bookie, reason, status)
-        return said.failure or ReplicaFailure(bookie, "an answer that says nothing of the entry")
+        return said.failure or ReplicaFailure(bookie, "an answer without the entry")
 
     def _write_set(self, entry_id: int) -> tuple[int, ...]:
         return write_set_positions(entry_id, len(self._ensemble), self._write_quorum)
@@ -139,7 +139,7 @@ async def read_striped(
     avoided: Sequence[int] = (),
     distances: Sequence[int] = (),
 ) -> StripedCopies:
-    """Raises NoSuchEntryError, LedgerLostError, EntryUnavailableError."""
+    """Read a run of entries from the first one on. Raises NoSuchEntryError, LedgerLostError, EntryUnavailableError."""
     merge = StripeMerge(ensemble, write_quorum, request.first_entry_id, request.last_entry_id)
     chosen = merge.first_choice(turn, avoided, distances)
     part = replace(request, max_bytes=max(1, request.max_bytes // len(chosen)))
@@ -169,14 +169,14 @@ async def read_striped(
 async def _read_stripes(
     bookie: str, request: ReadRequest, connection_of: ConnectionOf, settings: LedgerSettings
 ) -> tuple[_Said, list[EntryGroup]]:
-    """Everything valid that this bookie gives of the range, with whatever gaps."""
+    """Return all valid entries of the range that this bookie returns, with any gaps."""
     said, groups = _Said(request.first_entry_id), []
     try:
         async with asyncio.timeout(settings.read_timeout_s), answers_of(connection_of(bookie), request) as answers:
             async for answer in answers:
                 for group in answer.groups:
                     if group.ledger_id != request.ledger_id or not _inside(group, request):
-                        said.failure = ReplicaFailure(bookie, "answered what it was not asked")
+                        said.failure = ReplicaFailure(bookie, "returned what was not requested")
                         continue
                     for part, is_valid in verified_parts(group):
                         if is_valid:
@@ -190,7 +190,7 @@ async def _read_stripes(
     except TimeoutError:
         said.failure = ReplicaFailure(bookie, f"no answer within {settings.read_timeout_s:g} s")
     if said.failure is None and said.until <= request.first_entry_id:
-        said.failure = ReplicaFailure(bookie, "an empty answer")  # else it would pass for an end for size
+        said.failure = ReplicaFailure(bookie, "an empty answer")  # otherwise it would count as having reached its size limit
     return said, groups
 
 

@@ -1,4 +1,4 @@
-"""A ledger's record as its writer knows it. One change at a time: two metadata writers of one process would race each other."""
+"""A ledger's record as its writer knows it, changed once at a time: two metadata writers of a process would conflict."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class WriterRecord:
 
     @property
     def ledger(self) -> LedgerMetadata:
-        """As last read or written."""
+        """The record as last read or written."""
         return self._found.record
 
     async def change(self, plan: Plan, together: Sequence[Create] = ()) -> None:
-        """Change the record, and create `together` in the same write. Raises like `change_ledger`."""
+        """Change the record, and create `together` in the same write. Raises as `change_ledger` does."""
         assert not self._is_changing, f"two changes of ledger {self.ledger.ledger_id} at once"
         self._is_changing = True
         try:
@@ -31,10 +31,12 @@ class WriterRecord:
             self._is_changing = False
 
     async def reread(self) -> LedgerMetadata:
-        """Not from a follower that lags: what others did long ago must be seen. Raises NoSuchLedgerError and what the store raises.
-        A change under way keeps what it knows: it re-reads by itself."""
+        """Read the record, not from a follower that lags: earlier changes by others must be seen.
+
+        A running change keeps its own version, as it re-reads itself. Raises NoSuchLedgerError and the errors of the store.
+        """
         await self._records.store.sync(self._records.key_of(self.ledger.ledger_id))
         found = await read_ledger(self._records, self.ledger.ledger_id)
-        if not self._is_changing and found.version > self._found.version:  # else a change overtook this read
+        if not self._is_changing and found.version > self._found.version:  # otherwise a change overtook this read
             self._found = found
         return found.record

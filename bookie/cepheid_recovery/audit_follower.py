@@ -1,4 +1,4 @@
-"""What the auditor found, for processes that only show it: brokers."""
+"""The auditor's findings for processes that only show them: brokers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _POLL_S = 10.0
 
 
 class AuditFollower:
-    """Reads the audit record and the switch now and then. `start` once, `aclose` once."""
+    """Reads the audit record and the switch periodically. Call `start` once and `aclose` once."""
 
     def __init__(self, store: MetadataStore) -> None:
         self._audits = audit_record(store)
@@ -36,13 +36,13 @@ class AuditFollower:
         await self._tasks.aclose()
 
     async def look(self) -> None:
-        """Raises MetadataError."""
+        """Read the audit record and the switch. Raises MetadataError."""
         audit, switch = await self._audits.get(None), await self._switch.get(None)
         self.audit = None if audit is None else audit.record
         self.off = None if switch is None else switch.record
 
     def problems(self) -> list[str]:
-        """Return sentences for people about what is wrong with copies."""
+        """Return sentences for operators about what is wrong with copies."""
         found: list[str] = []
         if self.off is not None:
             why = f" ({self.off.reason})" if self.off.reason else ""

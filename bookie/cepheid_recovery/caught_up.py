@@ -4,12 +4,12 @@
       └───────────────────────── timeout, logged ─────────────────────────────────────────────────┘
 
 Rules:
-1. Once caught up, a bookie stays so until its process ends. A bookie that is lost later is a matter for alarms: if it made all
-   others look unready, nothing would be gained.
-2. Only what the auditor saved about this very run counts. Figures from before the restart say nothing about it.
+1. Once caught up, a bookie stays so until its process ends. A bookie that is lost later is a matter for alarms: making all others
+   look unready would not help.
+2. Only what the auditor saved about this run counts. Figures from before the restart say nothing about it.
 3. Without automatic repair in this process there is nothing to wait for.
-4. A ledger that is still written and lacks copies in its last fragment alone holds the restart up for two minutes. Its writer
-   replaces the bookie within that time. Where no other bookie can take the place, repair can do nothing until the ledger ends,
+4. A ledger that is still written and lacks copies only in its last fragment delays the restart for two minutes. Its writer
+   replaces the bookie within that time. If no other bookie can take the place, repair can do nothing until the ledger is closed,
    which may be hours later, and its entries are on the other bookies of the fragment.
 """
 
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 _POLL_S = 2.0
 _OPEN_LEDGER_S = 120.0
 _MARKS_READ = 100
-"""More ledgers than these are not looked at one by one: they are not all open."""
+"""If there are more ledgers than these, they are not checked one by one: they are not all open."""
 
 
 def is_short_where_open_alone(mark: RepairMark) -> bool:
@@ -50,7 +50,7 @@ def is_short_where_open_alone(mark: RepairMark) -> bool:
 def what_is_missing(audit: Audit | None, off: RepairSwitch | None, bookie_id: str, run: str, *, excused: int = 0) -> str:
     """Return why a bookie has not caught up, empty if it has.
 
-    `run` is the name of its run in the audit, `excused` the number of ledgers that no longer hold it up although they lack copies.
+    `run` is the name of its run in the audit, `excused` the number of ledgers that do not delay it although they lack copies.
     """
     repair = "" if off is None else "; automatic repair is off: cepheid repair on"
     if audit is None:
@@ -64,7 +64,7 @@ def what_is_missing(audit: Audit | None, off: RepairSwitch | None, bookie_id: st
 
 
 class CaughtUp:
-    """Follows the audit until nothing is missing. `start` once, `aclose` once."""
+    """Follows the audit until nothing is missing. Call `start` once and `aclose` once."""
 
     def __init__(self, store: MetadataStore, bookie_id: str, run: str, timeout_s: float) -> None:
         self._audits = audit_record(store)
@@ -72,7 +72,7 @@ class CaughtUp:
         self._store = store
         self._marks = repair_marks(store)
         self._open_since: dict[int, float] = {}
-        """Ledgers that are short where they are open alone, with the loop time when that was first seen."""
+        """Ledgers that are short only in their open fragment, with the loop time when that was first seen."""
         self._bookie_id = bookie_id
         self._run = run
         self._timeout_s = timeout_s
@@ -124,7 +124,7 @@ class CaughtUp:
         )
 
     async def _excused(self) -> int:
-        """Return how many ledgers have been short where they are open alone for long enough. Raises MetadataError."""
+        """Return how many ledgers have been short only in their open fragment for long enough. Raises MetadataError."""
         ledger_ids = [ledger_id async for ledger_id in list_repair_marks(self._store)]
         found = await asyncio.gather(*map(self._marks.get, ledger_ids[:_MARKS_READ]))
         now = asyncio.get_running_loop().time()

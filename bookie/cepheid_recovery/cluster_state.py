@@ -1,4 +1,4 @@
-"""What every process that repairs knows of the cluster: the switch, and the bookies that are being decommissioned."""
+"""The state of the cluster for processes that repair: the switch, and the bookies that are being decommissioned."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ class RepairBookies(BookieStates, Protocol):
     """The bookies of the cluster, as far as this process knows."""
 
     def incarnation_of(self, bookie_id: str) -> str:
-        """Return the name of the disks that it registered with; empty when it is not known."""
+        """Return the name of the disks that it registered with; empty if it is not known."""
 
     def process_of(self, bookie_id: str) -> str:
-        """Return a name of the process that registered; empty when it is not known."""
+        """Return the name of the process that registered; empty if it is not known."""
 
 
 class ClusterState:
-    """Refreshed by the auditor and by the worker, whichever of them this process needs; one per process."""
+    """The state that the auditor and the worker of a process share; each refreshes it when needed."""
 
     def __init__(
         self, store: MetadataStore, bookies: RepairBookies, on_draining: Callable[[frozenset[str]], None] = lambda _: None
@@ -34,7 +34,7 @@ class ClusterState:
         """The operator's order to repair nothing, while it is in force."""
 
     async def refresh(self) -> None:
-        """Raises MetadataError."""
+        """Read the switch and the draining bookies. Raises MetadataError."""
         found = await self._switch.get(None)
         self.off = None if found is None else found.record
         self.draining = frozenset(await list_names(self._store, keys.DRAINING_BOOKIES_KEY))
@@ -51,11 +51,11 @@ class ClusterState:
         return self._bookies.incarnation_of(bookie_id)
 
     def writable(self) -> Sequence[str]:
-        """Return the ids of the bookies that can take copies."""
+        """Return the ids of the bookies that can accept copies."""
         return [bookie for bookie in self._bookies.writable() if bookie not in self.draining]
 
     def run_of(self, bookie_id: str) -> str:
-        """Return a name of this run of the bookie on these disks: another one means that it was restarted."""
+        """Return the name of this run of the bookie on these disks; another name means that it was restarted."""
         return run_name(self._bookies.incarnation_of(bookie_id), self._bookies.process_of(bookie_id))
 
     def racks(self) -> Mapping[str, str]:

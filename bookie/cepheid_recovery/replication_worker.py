@@ -1,23 +1,23 @@
-"""Copies what marked ledgers lack, and removes the marks.
+"""Copies the missing entries of marked ledgers, and removes the marks.
 
     marks ──some at a time, most endangered first──► lock ──► record at version w ──► copy ──► one write, only if it is still w:
                                                                                         new ensemble, mark and lock removed
 
 Rules:
-1. Copy before claim: a bookie is named in a record only when it has synced every entry that it has to hold (R1). The record is
-   written only at the version that was read before the copying began. Whoever changes the record meanwhile, and a bookie that
-   collects surplus copies does (see bookie/README.md), makes the write fail, and everything is copied again. The same holds for the
-   cookies of the targets, and of bookies that get copies in place: one that came back on other disks meanwhile has changed its own.
-   A target that is being decommissioned by now is not named either.
+1. Copy before claim: a bookie is named in a record only when it has synced every entry that it should hold (R1). The record is
+   written only at the version that was read before copying began. Any change of the record meanwhile makes the write fail, also one
+   by a bookie that collects surplus copies (see bookie/README.md), and everything is copied again. The same holds for the cookies
+   of the targets, and of bookies that get copies in place: one that returned on other disks meanwhile has changed its own.
+   A target that is being decommissioned by then is not named either.
 2. Only finished fragments are copied: their entries are confirmed, and their number is known. The last fragment of an open ledger
-   belongs to its writer. When it still names a lost bookie after `open_ledger_grace_s`, it has no living writer, and is recovered.
+   belongs to its writer. If it still names a lost bookie after `open_ledger_grace_s`, it has no living writer, and is recovered.
 3. A mark is removed only at the version that was read, together with the write of the record (R3). What could not be done stays in
    the mark, with the reason.
 4. An entry without a valid copy is noted in the mark and in the log; the rest of its fragment moves, and the bookie that may still
    have the entry is remembered (`former`).
-5. Locks save work. No lock is needed for safety: a worker that lost its lock with its session writes without it, and of two workers
-   that copied the same ledger the second one fails at rule 1. A worker that was not told whether it got or released a lock finds
-   its own name in it, and takes it.
+5. Locks save work. They are not needed for safety: a worker that lost its lock with its session writes without it, and of two
+   workers that copied the same ledger the second one fails at rule 1. A worker that does not know whether it got or released a lock
+   finds its own name in it, and uses it.
 """
 
 from __future__ import annotations
@@ -78,16 +78,16 @@ from cepheid_recovery.shortage import measure
 log = logging.getLogger(__name__)
 
 _LISTED = 256
-"""Most ledgers taken from one listing: other workers make a longer one out of date."""
+"""Limit of ledgers taken from one listing: other workers make a longer one out of date."""
 _LISTED_SHARE = 8
-"""One part in so many of the marked ledgers is taken from one listing, for the same reason; but 16 at least."""
+"""Share of the marked ledgers taken from one listing (one in this many), for the same reason; but at least 16."""
 _LOCKED_TOGETHER = 8
 _ATTEMPTS = 3
 
 
 @dataclass(slots=True)
 class WorkerStatistics:
-    """`ledgers` were made whole; `attempts` that left something undone count as `failures`."""
+    """Statistics of a worker. `ledgers` were repaired completely; attempts that left something undone count as `failures`."""
 
     ledgers: int = 0
     entries: int = 0
@@ -99,17 +99,17 @@ class WorkerStatistics:
 
 @dataclass(slots=True)
 class _Attempt:
-    """What was done about one ledger, before it is written down."""
+    """The result of the work on one ledger, before it is recorded."""
 
     replaced: dict[tuple[int, str], str] = field(default_factory=dict)
-    cookies: dict[str, int] = field(default_factory=dict)  # by bookie that gets copies: its cookie's version before the copying
+    cookies: dict[str, int] = field(default_factory=dict)  # by bookie that gets copies: the version of its cookie before copying
     left: dict[str, str] = field(default_factory=dict)
     lost: list[tuple[int, int]] = field(default_factory=list)
     former: set[str] = field(default_factory=set)
 
 
 class ReplicationWorker:
-    """`start` once, `aclose` once. `name` is for people."""
+    """Repairs marked ledgers. Call `start` once and `aclose` once. `name` is shown to operators."""
 
     def __init__(
         self,
@@ -135,12 +135,12 @@ class ReplicationWorker:
         self._ledgers = ledger_records(store)
         self._audit = audit_record(store)
         self._cookies = bookie_cookies(store)
-        self._cookie_versions: dict[str, int] = {}  # read once, and again after a write that failed
+        self._cookie_versions: dict[str, int] = {}  # read once, and again after a failed write
         self._queue: asyncio.Queue[int] = asyncio.Queue(_LOCKED_TOGETHER)
         self._retries = Retries(settings.retry_s)
         self._open_since: dict[int, tuple[int, dict[str, float]]] = {}
         """By open ledger: since when it is marked, and the bookies that must leave its last fragment, with the time when that was
-        seen first. All of it starts over when the mark was removed and created again."""
+        first seen. All of it starts over if the mark was removed and created again."""
         self._due = asyncio.Event()
         self._tasks = TaskOwner(f"replication-worker {name}")
         self.statistics = WorkerStatistics()
@@ -154,16 +154,16 @@ class ReplicationWorker:
             self._tasks.start(self._run(), name=f"run {number}")
 
     async def aclose(self) -> None:
-        """Ends what is under way. Locks end with the session; nothing else has to be cleaned up."""
+        """End running work. Locks end with the session; nothing else needs cleaning up."""
         await self._tasks.aclose()
 
     def wake(self) -> None:
-        """There may be new marks, or bookies that can take copies."""
+        """Check at once: there may be new marks, or bookies that can accept copies."""
         self._due.set()
 
     def retry_all(self) -> None:
-        """A bookie came or changed: what could not be repaired may be possible now."""
-        self._retries.clear()  # with their pauses: what doubled them is over
+        """Try everything again: a bookie came or changed, so what could not be repaired may be possible now."""
+        self._retries.clear()  # also their pauses: the reason for them may be over
         self._due.set()
 
     # Choosing
@@ -194,7 +194,7 @@ class ReplicationWorker:
             await self._state.refresh()  # the queue may have been full for a long time
             if self._state.off is not None:
                 return False
-            # All workers begin with the most endangered ledgers. What others have locked by now is tried last: an attempt in vain
+            # All workers start with the most endangered ledgers. Those that others have locked are tried last: a failed attempt
             # costs several requests, but a lock may be one of this worker's own whose answer was lost.
             names = await list_names(self._store, keys.REPAIR_LOCKS_KEY)
             locked = {int(name) for name in names if name.isdecimal()}  # others are of checks
@@ -219,7 +219,7 @@ class ReplicationWorker:
         found = await self._audit.get(None)
         urgent = () if found is None else found.record.urgent
         rank = {ledger_id: place for place, ledger_id in enumerate(urgent)}
-        self._ports.random.shuffle(due)  # or all workers would ask for the same locks
+        self._ports.random.shuffle(due)  # otherwise all workers would ask for the same locks
         return sorted(due, key=lambda ledger_id: rank.get(ledger_id, len(rank)))[: _length_of_list(len(due))]
 
     async def _lock(self, ledger_ids: Sequence[int]) -> list[int]:
@@ -238,7 +238,7 @@ class ReplicationWorker:
         return [*await self._lock(ledger_ids[:half]), *await self._lock(ledger_ids[half:])]
 
     async def _is_left_over(self, ledger_id: int) -> bool:
-        """Return whether this worker has the lock and does not use it: an answer of the metadata store was lost."""
+        """Return whether this worker has the lock and does not use it, because an answer of the metadata store was lost."""
         if ledger_id in self._locked:
             return False
         found = await self._locks.get(ledger_id)
@@ -256,7 +256,7 @@ class ReplicationWorker:
                 log.info("repair.failed", extra={"ledger_id": ledger_id, "error": str(error)})
                 whole = False
                 await self._unlock(ledger_id)
-            except Exception:  # as above
+            except Exception:  # a defect, as in `_feed`
                 log.exception("repair.failed", extra={"ledger_id": ledger_id})
                 whole = False
                 await self._unlock(ledger_id)
@@ -298,7 +298,7 @@ class ReplicationWorker:
                     continue
                 return True
             if any(why is ShortReason.DRAINING and name not in self._state.draining for name, why in mark.record.bookies.items()):
-                await self._state.refresh()  # the mark may be newer than what this process knows
+                await self._state.refresh()  # the mark may be newer than this process's state
             plan = self._plan(ledger.record, mark.record, await self._lost(mark.record))
             if not not_recovered and self._may_recover(ledger.record, mark.record, plan.open_bookies):
                 not_recovered = await self._recover(ledger_id)
@@ -392,7 +392,7 @@ class ReplicationWorker:
             self._count(report)
             if report.lost:
                 attempt.lost += report.lost
-                attempt.former |= away | report.unreadable  # a bookie that is away, or reads again, may have them
+                attempt.former |= away | report.unreadable  # a bookie that is away, or can read again, may have them
             for run in _not_in(report.lost, mark.lost):
                 self._tell_lost(ledger, fragment.ensemble, run)
 
@@ -404,8 +404,8 @@ class ReplicationWorker:
                 continue
             bad = await self._bad_copies(ledger, mark, part, position, attempt)
             if not bad and (newest := last_entry_at(position, ledger, part.first_entry_id, part.last_entry_id)) is not None:
-                # A bookie may give entries that are in its memory alone. It writes them in order: once it has synced this one
-                # again, it has synced all that it gave.
+                # A bookie may return entries that are only in its memory. It writes them in order: once it has synced this one
+                # again, it has synced all that it returned.
                 bad = [(newest, newest)]
             for first, last in bad:
                 await copy(first, last, {position: bookie})
@@ -413,7 +413,7 @@ class ReplicationWorker:
             attempt.replaced[(fragment.first_entry_id, fragment.ensemble[position])] = target
 
     async def _note_cookie(self, target: str, attempt: _Attempt) -> None:
-        """Raises CopyFailedError, MetadataError."""
+        """Note the version of the target's cookie. Raises CopyFailedError, MetadataError."""
         if target not in self._cookie_versions:
             found = await self._cookies.get(target)
             if found is None:
@@ -436,7 +436,7 @@ class ReplicationWorker:
         bad = await self._client.runs_not_stored(ledger, position, bookie, first, last)
         if mark.bookies.get(bookie) is not ShortReason.DAMAGED or not ledger.is_closed:
             return bad
-        for finding in await self._client.find_bad_copies(ledger):  # a copy may be valid, and another than elsewhere
+        for finding in await self._client.find_bad_copies(ledger):  # a copy may be valid, but different from the others
             if finding.bookie == bookie and finding.ailment is Copy.DIVERGENT and first <= finding.first_entry_id <= last:
                 if finding.valid:
                     bad.append((finding.first_entry_id, finding.last_entry_id))
@@ -448,7 +448,7 @@ class ReplicationWorker:
     async def _look_for(
         self, ledger: LedgerMetadata, mark: RepairMark, run: EntryRun, away: frozenset[str], attempt: _Attempt
     ) -> None:
-        """Entries that had no valid copy at the last attempt may have one by now: a bookie came back."""
+        """Look for entries that had no valid copy at the last attempt: a bookie may have come back."""
         for fragment in ledger.fragments:
             if not is_finished(ledger, fragment):
                 continue
@@ -457,7 +457,7 @@ class ReplicationWorker:
             if first > last:
                 continue
             targets = {place: bookie for place, bookie in enumerate(fragment.ensemble) if bookie not in away}
-            if len(targets) < len(fragment.ensemble):  # until all of them have it, those that keep a copy have to keep it
+            if len(targets) < len(fragment.ensemble):  # until all of them have it, those that hold a copy must keep it
                 attempt.lost.append((first, last))
             try:
                 report = await self._client.copy_entries(CopyTask(ledger, fragment, first, last, targets, away, mark.former))
@@ -477,13 +477,14 @@ class ReplicationWorker:
         extra = {"ledger_id": ledger.ledger_id, "first": run[0], "last": run[1], "bookies": list(ensemble)}
         log.error("repair.entries_lost", extra={**extra, "hint": "cepheid ledgers verify shows what each bookie says of them"})
 
-    # Writing it down
+    # Recording the result
 
     async def _write(self, ledger: Found[LedgerMetadata], mark: Found[RepairMark], attempt: _Attempt) -> bool:
-        """Rules 1 and 3, in one write. Return whether the mark is gone. Raises BadVersionError, NoSuchKeyError, MetadataError."""
+        """Write the result in one step (rules 1 and 3). Return whether the mark is gone. Raises BadVersionError, NoSuchKeyError,
+        MetadataError."""
         ledger_id = ledger.record.ledger_id
         if leaving := self._state.draining.intersection(attempt.replaced.values()):
-            raise BadVersionError(f"{', '.join(sorted(leaving))} got copies and is being decommissioned meanwhile")
+            raise BadVersionError(f"{', '.join(sorted(leaving))} received copies but is being decommissioned")
         ops: list[Op] = []
         record = ledger.record
         if attempt.replaced:
@@ -502,7 +503,7 @@ class ReplicationWorker:
         except NoSuchKeyError as error:
             if error.op_index != len(ops):
                 raise
-            await self._store.multi(ops)  # the lock ended with its session: what was copied counts all the same
+            await self._store.multi(ops)  # the lock ended with its session: what was copied still counts
         self.statistics.ledgers += is_whole
         return is_whole
 
@@ -552,5 +553,5 @@ def _not_in(runs: Sequence[tuple[int, int]], known: Sequence[EntryRun]) -> list[
 
 
 def _length_of_list(due: int) -> int:
-    """Return how many of the ledgers that are due to take before they are listed again."""
+    """Return how many of the due ledgers to take before they are listed again."""
     return min(_LISTED, max(2 * _LOCKED_TOGETHER, due // _LISTED_SHARE))

@@ -1,4 +1,4 @@
-"""Which ledgers have to wait before they are tried again, and until when. No I/O; times are those of the loop, in seconds."""
+"""The ledgers that wait before they are tried again, and until when. No I/O; times are those of the loop, in seconds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class _Retry(NamedTuple):
 
 
 class Retries:
-    """A ledger that fails again waits twice as long as before, `first_pause_s` the first time and 300 s at most."""
+    """The pauses after failures: `first_pause_s`, then twice as long at each further failure, up to 300 s."""
 
     def __init__(self, first_pause_s: float) -> None:
         self._first_pause_s = first_pause_s
@@ -33,7 +33,7 @@ class Retries:
         self._waiting.pop(ledger_id, None)
 
     def keep(self, listed: Collection[int]) -> None:
-        """Forget all but these."""
+        """Forget all but these ledgers."""
         self._waiting = {ledger_id: retry for ledger_id, retry in self._waiting.items() if ledger_id in listed}
 
     def clear(self) -> None:
@@ -41,6 +41,6 @@ class Retries:
         self._waiting.clear()
 
     def due(self, ledger_ids: Iterable[int], now_s: float) -> list[int]:
-        """Return those that do not have to wait, in the order given."""
+        """Return those that need not wait, in the order given."""
         waiting = self._waiting
         return [one for one in ledger_ids if one not in waiting or waiting[one].not_before_s <= now_s]

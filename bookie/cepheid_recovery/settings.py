@@ -1,4 +1,4 @@
-"""Settings of automatic repair: bounds in the type, meaning in the description."""
+"""Settings of automatic repair, with bounds in the type and the meaning in the description."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveIn
 
 
 class RecoverySettings(BaseModel, frozen=True, extra="forbid"):
-    """The auditor, which finds ledgers that lack copies, and the replication worker, which copies them."""
+    """Settings of the auditor, which finds ledgers that lack copies, and of the replication worker, which copies them."""
 
     enabled: bool = Field(
         True,
@@ -22,7 +22,7 @@ class RecoverySettings(BaseModel, frozen=True, extra="forbid"):
     open_ledger_grace_s: float = Field(
         60.0,
         ge=0,
-        description="Time for which an open ledger may go on naming a bookie that is lost, before it is closed by recovery. A "
+        description="Time for which an open ledger may keep a lost bookie in its record, before it is closed by recovery. A "
         "living writer replaces such a bookie within `ledger.unregistered_bookie_s`, so only ledgers without one are left by then.",
     )
     walk_interval_s: PositiveFloat = Field(

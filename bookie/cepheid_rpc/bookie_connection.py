@@ -1,9 +1,9 @@
-"""What the ledger client needs of a bookie, whoever carries the bytes: in-process, gRPC, or the simulator's network.
+"""What the ledger client needs from a bookie, over any transport: in-process, gRPC, or the simulator's network.
 
     LedgerWriter ──queue──► AddSource (a BookieChannel) ◄──next_message── AddStream (transport) ──► bookie
                                        └───────on_answers / on_broken──────────┘
 
-The transport *pulls* its next message when it can take one, so what arrives meanwhile travels together (self-clocked).
+The transport *pulls* its next message when it can send one, so requests that arrive meanwhile are sent together (self-clocked).
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from cepheid_rpc.entry_group import EntryGroup
 from cepheid_rpc.status import Status
 
 MAX_MESSAGE_BYTES = 1 << 20
-"""Soft bound of one add message and of one chunk of a read answer: soft by one entry."""
+"""Limit of one add message and of one chunk of a read answer; may be exceeded by one entry."""
 
 SCAN_CHUNK_BYTES = tuple(MAX_MESSAGE_BYTES << power for power in range(4))
-"""What a scan may ask for as the size of a chunk. The largest, with a block and an entry on top, is below gRPC's bound."""
+"""The chunk sizes that a scan may request. The largest, with a block and an entry on top, is below gRPC's limit."""
 
 MASTER_KEY_BYTES = 16
 
@@ -28,8 +28,8 @@ MASTER_KEY_BYTES = 16
 class AddRequest:
     """One group to store. `recovery` adds pass the fence and overwrite equal bytes.
 
-    `background` adds are copies that repair makes. The bookie admits them at the pace that other adds leave, and refuses them
-    where free space is short, `recovery` or not. A bookie of an older release stores them like any add. One ledger's adds on one
+    `background` adds are copies by repair. The bookie admits them at the pace that other adds leave, and refuses them
+    if free space is short, `recovery` or not. A bookie of an older release stores them like any add. One ledger's adds on one
     stream are either all `background` or none, since their answers could otherwise overtake each other.
     """
 
@@ -41,7 +41,7 @@ class AddRequest:
 
 @dataclass(frozen=True, slots=True)
 class AddAnswer:
-    """The fate of entries `first..last` (inclusive) of a ledger. OK: every one of them is durable here.
+    """The outcome of entries `first..last` (inclusive) of a ledger. OK: all of them are durable here.
 
     For one ledger the answers of one stream come in the order of its requests; an answer may cover a part of a request,
     or several requests.
@@ -55,11 +55,11 @@ class AddAnswer:
 
 @dataclass(frozen=True, slots=True)
 class LacRequest:
-    """Asks for the bookie's LAC of a ledger. With `fence`: refuses regular adds from now on, durably, before it answers.
+    """Asks for the bookie's LAC of a ledger. With `fence`: the bookie durably refuses regular adds before it answers.
 
-    With `wait_ms` (a long poll, never with `fence`): the answer may come late, when the LAC is above `above`, the ledger is fenced
-    or deleted here, or the time is over. It may come earlier, too: a bookie bounds what it parks.
-    `ticket` (never with `fence`) stands in for the master key, which readers past the brokers are not given.
+    With `wait_ms` (a long poll, never with `fence`): the answer may be late, when the LAC is above `above`, the ledger is fenced
+    or deleted here, or the time is over. It may also be earlier: a bookie limits the requests that it parks.
+    `ticket` (never with `fence`) replaces the master key, which readers past the brokers do not have.
     """
 
     ledger_id: int
@@ -72,10 +72,10 @@ class LacRequest:
 
 @dataclass(frozen=True, slots=True)
 class LacAnswer:
-    """OK: `last_add_confirmed` is the larger of explicit LAC and, from `highest_entry`, the piggybacked one.
+    """The LAC of a ledger. OK: `last_add_confirmed` is the larger of explicit LAC and, from `highest_entry`, the piggybacked one.
 
-    `highest_entry` is the entry with the largest id held here (one-entry group), so that a recoverer can check the digest
-    of the header its LAC comes from; None when the bookie holds none. NO_LEDGER / NO_ENTRY after a fence: fenced, and empty.
+    `highest_entry` is the entry with the largest id held here (one-entry group), so that a recovery can check the digest
+    of the header with its LAC; None if the bookie holds none. NO_LEDGER / NO_ENTRY after a fence: fenced, and empty.
     """
 
     status: Status
@@ -86,13 +86,13 @@ class LacAnswer:
 
 @dataclass(frozen=True, slots=True)
 class ReadRequest:
-    """Entries `first..last` (inclusive). With `fence` (recovery reads): fenced durably before anything is answered.
+    """Asks for entries `first..last` (inclusive). With `fence` (recovery reads): fenced durably before anything is answered.
 
-    `scan` (never with `fence`): of a reader past the brokers, served from a budget of its own, in chunks of `chunk_bytes` (one of
-    SCAN_CHUNK_BYTES) that end where blocks do, so soft by a block. `ticket` is its signed permission; a bookie without security
-    accepts any. A bookie of an older release serves a scan like any read.
-    `from_disk` (checks of copies): no block is taken from memory, where it may be sound although the disk is not. An older bookie
-    takes it from memory all the same.
+    `scan` (never with `fence`): by a reader past the brokers, served from a budget of its own, in chunks of `chunk_bytes` (one of
+    SCAN_CHUNK_BYTES) that end at block ends, so they may be a block larger. `ticket` is its signed permission; a bookie without
+    security accepts any. A bookie of an older release serves a scan like any read.
+    `from_disk` (checks of copies): no block is read from memory, where it may be intact although the disk is not. A bookie of an
+    older release reads it from memory all the same.
     """
 
     ledger_id: int
@@ -110,8 +110,8 @@ class ReadRequest:
 @dataclass(frozen=True, slots=True)
 class ReadAnswer:
     """One chunk of an answer. Every id from the request's first (or the previous chunk's `next_entry_id`) up to
-    `next_entry_id` - 1 is either in `groups` or named in `missing`; an end for size says nothing of later ids.
-    `retry_after_ms`: with the refusal of a scan, when it should be tried again.
+    `next_entry_id` - 1 is either in `groups` or in `missing`; a chunk that ends because of its size says nothing about later ids.
+    `retry_after_ms`: with the refusal of a scan, when to try it again.
     """
 
     groups: tuple[EntryGroup, ...]
@@ -131,7 +131,7 @@ class MissingEntries:
 
 @dataclass(frozen=True, slots=True)
 class ExplicitLac:
-    """The writer tells its LAC when it is idle. Never moves a bookie's knowledge backwards."""
+    """The writer's LAC, sent when it is idle. It never lowers what a bookie knows."""
 
     ledger_id: int
     last_add_confirmed: int
@@ -139,26 +139,26 @@ class ExplicitLac:
 
 
 class AddSource(Protocol):
-    """Called by a transport, in the loop."""
+    """The source of adds for a transport, called in the loop."""
 
     def next_message(self, max_bytes: int) -> Sequence[AddRequest]:
-        """What waits, up to `max_bytes` (at least one request if any waits); empty when nothing waits."""
+        """Return waiting requests up to `max_bytes` (at least one if any waits); empty if none waits."""
 
     def on_answers(self, answers: Sequence[AddAnswer]) -> None: ...
 
     def on_broken(self, error: BaseException) -> None:
-        """The stream ended; whatever was taken from it and not answered has an unknown fate. Called at most once."""
+        """Note the end of the stream; the outcome of requests taken from it and not answered is unknown. Called at most once."""
 
 
 class AddStream(Protocol):
     def wake(self) -> None:
-        """Tells the transport that something waits. Cheap, may be called often."""
+        """Tell the transport that requests wait. Cheap, may be called often."""
 
     async def aclose(self) -> None: ...
 
 
 class BookieConnection(Protocol):
-    """One bookie as seen by one client. Methods raise BookieUnavailableError when no answer can come: all is unknown then."""
+    """One bookie as seen by one client. Methods raise BookieUnavailableError if there is no answer: everything is unknown then."""
 
     @property
     def bookie_id(self) -> str: ...
@@ -168,9 +168,9 @@ class BookieConnection(Protocol):
     async def read_lac(self, request: LacRequest) -> LacAnswer: ...
 
     def read(self, request: ReadRequest) -> AsyncIterator[ReadAnswer]:
-        """Chunks of about `MAX_MESSAGE_BYTES` until `last` or `max_bytes` is reached; at least one entry if there is one.
+        """Return chunks of about `MAX_MESSAGE_BYTES` until `last` or `max_bytes` is reached; at least one entry if there is one.
 
-        Request-wide refusals (UNAUTHORIZED, STOPPED, …) come as one chunk whose `missing` covers the whole range.
+        Refusals of the whole request (UNAUTHORIZED, STOPPED, …) are one chunk whose `missing` covers the whole range.
         """
 
     async def write_lac(self, request: ExplicitLac) -> Status: ...

@@ -1,4 +1,4 @@
-"""Errors of the way to a bookie."""
+"""Errors of connections to a bookie."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from cepheid_ports import CepheidError
 
 
 class BookieUnavailableError(CepheidError):
-    """No answer came: timeout, refused or broken connection. Says nothing of what the bookie did."""
+    """No answer came: timeout, refused or broken connection. What the bookie did is unknown."""
 
     retriable = True
     hint = "check that the bookie runs and that its advertised address can be reached"

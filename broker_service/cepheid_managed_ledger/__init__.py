@@ -1,4 +1,4 @@
-"""A topic's ledgers with its cursors: append in order, read, acknowledge, trim. README.md has the rules."""
+"""A topic's ledgers and cursors: append in order, read, acknowledge, trim. The rules are in README.md."""
 
 from cepheid_managed_ledger.ack_set import MAX_BATCH_MESSAGES, AckSet
 from cepheid_managed_ledger.appender import AppendDone, SplitPosition

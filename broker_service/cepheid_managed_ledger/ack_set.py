@@ -1,16 +1,16 @@
-"""What a cursor knows to be acknowledged: a pure core.
+"""The positions that a cursor has acknowledged: a pure core.
 
     5:0 5:1 5:2 | 8:0 8:1 8:2 8:3 …                  mark-delete 5:1: it and everything before is acknowledged
      ■   ■   □     ■   □   ■   ◧                      above it: one bitmap per ledger (8: {0, 2}), and 8:3 in part
 
-A partly acknowledged batch is kept as the mask of its messages *not* acknowledged (bit i: message i), as the protocol has it
+A partly acknowledged batch is kept as the mask of its messages *not* acknowledged (bit i: message i), as in the protocol
 (ack_set of PulsarApi.proto).
 
 Rules:
-1. The entry after the mark-delete position is never acknowledged: it would have moved the position. Runs cross ledger ends.
-2. Only entries that exist are acknowledged; others are refused, not stored.
-3. Nothing is taken back but by a reset, which makes a new set. A batch's mask only loses bits.
-4. An entry is in a bitmap, or has a mask, or neither; never at or below the mark-delete position.
+1. The entry after the mark-delete position is never acknowledged: it would have moved the position. Runs cross the ends of ledgers.
+2. Only existing entries are acknowledged; others are refused, not stored.
+3. Only a reset, which creates a new set, takes an acknowledgement back. The mask of a batch only loses bits.
+4. An entry is in a bitmap, or has a mask, or neither; it is never in either at or below the mark-delete position.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from cepheid_managed_ledger.ledger_list import LedgerList
 from cepheid_metadata import Position
 
 MAX_BATCH_MESSAGES = 1 << 17
-"""Of one entry. An entry has at most 5 MiB, a message in it at least some 10 bytes of metadata and size; clients batch 1,000."""
+"""Messages in one entry. An entry has at most 5 MiB, a message in it at least 10 bytes of metadata and size; clients batch
+1,000."""
 
 MAX_BATCH_BITS = 1 << 27
-"""Messages of all partly acknowledged batches of a cursor (16 MiB of masks): clients say how large a batch is."""
+"""Messages of all partly acknowledged batches of a cursor (16 MiB of masks): clients state the size of a batch."""
 
 Batch = tuple[int, int]
 """(mask of messages not acknowledged, messages in the batch)."""
@@ -39,7 +40,7 @@ class AckSet:
     def __init__(self, ledgers: LedgerList, mark_delete: Position) -> None:
         self._ledgers = ledgers
         self.mark_delete = mark_delete
-        self.revision = 0  # counts changes, so that whoever saves knows what it saved
+        self.revision = 0  # counts changes, so that a save knows which state it saved
         self._acked: dict[int, BitMap] = {}
         self._acked_entries = 0
         self._batches: dict[int, dict[int, Batch]] = {}
@@ -51,7 +52,7 @@ class AckSet:
 
     @classmethod
     def starting_at(cls, ledgers: LedgerList, position: Position, unacked_words: Sequence[int] = ()) -> AckSet:
-        """Everything before the entry is acknowledged, and with words those messages of it whose bit is not set."""
+        """Return a set with everything before the entry acknowledged, and with `unacked_words` the messages whose bit is clear."""
         self = cls(ledgers, ledgers.previous_position(position))
         if unacked_words and ledgers.is_valid(position):
             self.acknowledge_messages(position, mask_of(unacked_words), 64 * len(unacked_words))
@@ -65,8 +66,11 @@ class AckSet:
         acked: Iterable[tuple[int, BitMap]],
         batches: Iterable[tuple[Position, Batch]],
     ) -> AckSet:
-        """From saved state. What the chain does not have any more is left out; a mark-delete position above the end is
-        taken back to the end (nothing that is written later is acknowledged)."""
+        """Return the set of a saved state.
+
+        Ledgers that the chain does not have any more are left out. A mark-delete position above the end is moved back to the end,
+        so that nothing written later is acknowledged.
+        """
         self = cls(ledgers, ledgers.normalise(mark_delete))
         for ledger_id, entries in acked:
             count = ledgers.entries_of(ledger_id)
@@ -83,7 +87,7 @@ class AckSet:
     # Acknowledging
 
     def acknowledge(self, positions: Iterable[Position]) -> list[Position]:
-        """Whole entries. Returns those refused: they do not exist (in this topic, or not yet)."""
+        """Acknowledge whole entries. Return those refused because they do not exist (in this topic, or not yet)."""
         by_ledger: dict[int, list[int]] = {}
         for ledger_id, entry_id in positions:
             entries = by_ledger.get(ledger_id)
@@ -105,7 +109,7 @@ class AckSet:
         return refused
 
     def acknowledge_cumulative(self, position: Position) -> bool:
-        """Everything up to this entry. False: refused, there is no such entry."""
+        """Acknowledge everything up to this entry. False: refused, there is no such entry."""
         if not (self._ledgers.is_valid(position) or (position.ledger_id in self._ledgers and position.entry_id == -1)):
             return self._is_trimmed(position)
         if self._ledgers.rank(position) > self._ledgers.rank(self.mark_delete):
@@ -114,8 +118,10 @@ class AckSet:
         return True
 
     def acknowledge_messages(self, position: Position, unacked_mask: int, messages: int) -> bool:
-        """Messages of one batch: those whose bit is not set. False: refused, there is no such entry or batch, or
-        too many batches are acknowledged in part."""
+        """Acknowledge the messages of a batch whose bit is not set.
+
+        False: refused, because there is no such entry or batch, or too many batches are partly acknowledged.
+        """
         if not 0 < messages <= MAX_BATCH_MESSAGES:
             return False
         if not self._ledgers.is_valid(position):
@@ -138,7 +144,7 @@ class AckSet:
         return True
 
     def acknowledge_messages_cumulative(self, position: Position, unacked_mask: int, messages: int) -> bool:
-        """Every entry before this one, and messages of it: those whose bit is not set."""
+        """Acknowledge every entry before this one, and the messages of it whose bit is not set. False: refused."""
         if not (0 < messages <= MAX_BATCH_MESSAGES and self._ledgers.is_valid(position)):
             return self._is_trimmed(position)
         return self.acknowledge_cumulative(self._ledgers.previous_position(position)) and self.acknowledge_messages(
@@ -146,26 +152,26 @@ class AckSet:
         )
 
     def skip_to(self, position: Position) -> None:
-        """The chain lost what is before: the mark-delete position goes there if it is further on, or the same gap."""
+        """Move the mark-delete position to `position` if it is further on, or the same gap: the chain lost what is before."""
         if position > self.mark_delete and self._ledgers.rank(position) >= self._ledgers.rank(self.mark_delete):
             self._move_to(position)
             self._absorb()
 
-    # Asking
+    # Queries
 
     @property
     def acked_entries(self) -> int:
-        """Above the mark-delete position."""
+        """Acknowledged entries above the mark-delete position."""
         return self._acked_entries
 
     @property
     def backlog_entries(self) -> int:
-        """Entries not (wholly) acknowledged."""
+        """Entries that are not, or only partly, acknowledged."""
         return self._ledgers.total_entries - self._ledgers.rank(self.mark_delete) - self._acked_entries
 
     @property
     def acked(self) -> dict[int, BitMap]:
-        """By ledger, for whoever saves it: not to be changed."""
+        """Acknowledged entries by ledger, to be saved; the caller must not change them."""
         return self._acked
 
     @property
@@ -179,7 +185,7 @@ class AckSet:
         return entries is not None and position.entry_id in entries
 
     def unacked_messages(self, position: Position) -> Batch | None:
-        """None: none of its messages is acknowledged apart from the others."""
+        """Return the batch's mask; None: the batch is not partly acknowledged."""
         batches = self._batches.get(position.ledger_id)
         return None if batches is None else batches.get(position.entry_id)
 
@@ -187,7 +193,7 @@ class AckSet:
         return self._ledgers.next_position(self.mark_delete)  # rule 1
 
     def unacknowledged_from(self, position: Position) -> Position:
-        """Return the first entry at or after `position` that is not (wholly) acknowledged; it may not be written yet."""
+        """Return the first entry at or after `position` that is not, or only partly, acknowledged; it may not be written yet."""
         position = self._ledgers.next_position(self._ledgers.previous_position(position))
         while True:
             if position <= self.mark_delete:
@@ -198,7 +204,7 @@ class AckSet:
             position = self._ledgers.next_position(Position(position.ledger_id, _end_of_run(acked, position.entry_id)))
 
     def unacknowledged_runs(self, ledger_id: int, first: int, last: int) -> list[tuple[int, int]]:
-        """What of the entries `first..last` (inclusive) of a ledger is not (wholly) acknowledged, as runs."""
+        """Return the runs of entries in `first..last` (inclusive) of a ledger that are not, or only partly, acknowledged."""
         first = max(first, self._floor(ledger_id) + 1)
         if first > last:
             return []
@@ -216,7 +222,7 @@ class AckSet:
         return runs
 
     def nth_unacknowledged(self, number: int) -> Position | None:
-        """The entry with `number - 1` unacknowledged ones before it, `number` >= 1. None: there are not so many."""
+        """Return the entry with `number - 1` unacknowledged ones before it, `number` >= 1. None: there are fewer."""
         assert number >= 1
         if number > self.backlog_entries:
             return None
@@ -232,7 +238,7 @@ class AckSet:
         return ledgers.at_rank(low)
 
     def _acked_through(self, position: Position) -> int:
-        """Above the mark-delete position, up to this one."""
+        """Return the acknowledged entries above the mark-delete position, up to this one."""
         return sum(
             len(acked) if ledger_id < position.ledger_id else acked.rank(position.entry_id)
             for ledger_id, acked in self._acked.items()
@@ -240,7 +246,7 @@ class AckSet:
         )
 
     def unacknowledged_among(self, ledger_id: int, entries: BitMap) -> BitMap:
-        """What of these entries of a ledger exists and is not (wholly) acknowledged."""
+        """Return which of these entries of a ledger exist and are not, or only partly, acknowledged."""
         there = entries & _span(self._floor(ledger_id) + 1, self._ledgers.entries_of(ledger_id) or 0)
         acked = self._acked.get(ledger_id)
         return there if acked is None else there - acked
@@ -248,14 +254,14 @@ class AckSet:
     # Changing
 
     def _floor(self, ledger_id: int) -> int:
-        """Entries of this ledger up to here are below the mark-delete position; -1: none."""
+        """Return the last entry of this ledger at or below the mark-delete position; -1: none."""
         mark_ledger_id, mark_entry_id = self.mark_delete
         if ledger_id == mark_ledger_id:
             return mark_entry_id
         return -1 if ledger_id > mark_ledger_id else (1 << 62)
 
     def _is_trimmed(self, position: Position) -> bool:
-        """Its ledger left the chain after it was acknowledged: a late or repeated acknowledgement, which changes nothing."""
+        """Whether the entry's ledger left the chain after it was acknowledged: a late acknowledgement, which changes nothing."""
         return position.ledger_id not in self._ledgers and position <= self.mark_delete
 
     def _add(self, ledger_id: int, entries: Iterable[int]) -> None:
@@ -279,7 +285,10 @@ class AckSet:
             self._forget_batches(ledger_id, [entry for entry in candidates if entry in batches and entry in acked])
 
     def _extend_run(self, ledger_id: int, entries: list[int]) -> bool:
-        """What a consumer that acknowledges in order does: the next entries, without a bitmap. False: it is not that."""
+        """Acknowledge the entries right after the mark-delete position without a bitmap, for a consumer that acknowledges in order.
+
+        False: they are not those.
+        """
         first, last = entries[0], entries[-1]
         if self.mark_delete != (ledger_id, first - 1) or last - first != len(entries) - 1:
             return False
@@ -308,14 +317,14 @@ class AckSet:
 
     def _forget_batches(self, ledger_id: int, entries: Iterable[int]) -> None:
         batches = self._batches[ledger_id]
-        for entry in dict.fromkeys(entries):  # a client may name an entry twice
+        for entry in dict.fromkeys(entries):  # a client may list an entry twice
             _, messages = batches.pop(entry)
             self._batch_bits -= messages
         if not batches:
             del self._batches[ledger_id]
 
     def _absorb(self) -> None:
-        """Rule 1: the mark-delete position runs over what is acknowledged right after it."""
+        """Move the mark-delete position over the acknowledged entries right after it (rule 1)."""
         while self._acked:
             ledger_id, entry_id = self.mark_delete
             first = entry_id + 1
@@ -336,7 +345,7 @@ def _span(start: int, end: int) -> BitMap:
 
 
 def _end_of_run(entries: BitMap, first: int) -> int:
-    """The last entry of the run that starts at `first`; doubling steps, since a run may be millions long."""
+    """Return the last entry of the run that starts at `first`; steps double, since a run may be millions long."""
     last, step = first, 1
     while entries.contains_range(last + 1, last + step + 1):
         last += step
@@ -349,13 +358,13 @@ def _end_of_run(entries: BitMap, first: int) -> int:
 
 
 def mask_of(words: Sequence[int]) -> int:
-    """The wire's 64-bit words, signed or not, first word lowest, as one mask."""
-    # In one go: word by word it costs the square of their number, and a client may send half a million of them.
+    """Return the wire's 64-bit words, signed or not, first word lowest, as one mask."""
+    # All at once: word by word, the cost is quadratic, and a client may send half a million words.
     return int.from_bytes(pack(f"<{len(words)}Q", *(word & 0xFFFF_FFFF_FFFF_FFFF for word in words)), "little")
 
 
 def words_of(batch: Batch) -> tuple[int, ...]:
-    """A batch's mask as the wire's signed 64-bit words."""
+    """Return a batch's mask as the wire's signed 64-bit words."""
     mask, messages = batch
     count = (messages + 63) // 64
     return unpack(f"<{count}q", mask.to_bytes(8 * count, "little"))

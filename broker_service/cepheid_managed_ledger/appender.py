@@ -1,4 +1,4 @@
-"""Where appends go: the open ledger, during a rollover two of them, and after a failure the next one.
+"""Sends appends to the open ledger, to two ledgers during a rollover, and after a failure to the next ledger.
 
     append ──► writer of ledger 7 ──confirmed──► answered                        one queue, answered in its order
            switch_to(9)
@@ -7,17 +7,17 @@
 
     7 breaks ──► appends queue ──break_off()──► settle(7's end) ──► resume(11)
                                  7, 9: late     what is in 7 is     11 is in the chain: the rest is sent to it, in order
-                                 news is void   answered
+                                 answers void   answered
 
 Rules:
-1. One answer for every append, in the order of the calls; after `fail` every later one fails too.
+1. Every append gets one answer, in the order of the calls; after `fail` every later append fails too.
 2. Appends never wait for a rollover to be sent; what the next ledger confirms is answered only once the chain names it.
-3. A broken ledger fails no append. Recovery alone says what is in it; that is answered, and nothing of it is sent again.
-4. A group that a ledger's end cuts in two is answered once, when the rest is stored: `SplitPosition`. What of it is in the ended
-   ledger is counted at once, for it is in the chain, and comes into view (`on_confirmed`) together with the rest.
+3. A broken ledger fails no append. Recovery alone decides what is in it; that is answered, and none of it is sent again.
+4. A group that the end of a ledger cuts in two is answered once, when the rest is stored: `SplitPosition`. The part in the closed
+   ledger is counted at once, because it is in the chain, and becomes visible (`on_confirmed`) together with the rest.
 5. Memory: an append keeps the frozen group that its ledger's writer sends anyway; while there is no ledger, the caller's buffers.
    All of it is bounded by `window_bytes`; beyond that appends are refused.
-6. A failed append says nothing of its entries: they may be stored.
+6. A failed append says nothing about its entries: they may be stored.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from cepheid_rpc import Buffer, EntryGroup
 log = logging.getLogger(__name__)
 
 AppendDone = Callable[[Position | ManagedLedgerError, int], None]
-"""(position of the first entry, or why it is not stored for certain; number of entries). Must not raise."""
+"""(position of the first entry, or the error because of which it may not be stored; number of entries). Must not raise."""
 
 RESEND_BYTES = 8 * MIB
-"""Of one topic, sent to its next ledger at once: more would fill the bookies' windows when many topics lose a ledger together."""
+"""Bytes of one topic resent to its next ledger at once: more would fill the bookies' windows if many topics lose a ledger."""
 
 
 class SplitPosition(Position):
-    """Of a group that lies in more than one ledger: its first entry's position, and where the others are."""
+    """The position of a group that lies in more than one ledger: its first entry, and `runs` for all of it."""
 
     runs: tuple[tuple[Position, int], ...]
     """(first entry, number of entries), in order."""
@@ -58,22 +58,22 @@ class SplitPosition(Position):
 
 @dataclass(frozen=True, slots=True)
 class AppendHooks:
-    """Who hears what becomes of appends; the first three in this order for each group."""
+    """Callbacks about the outcome of appends; the first three are called in this order for each group."""
 
     on_stored: Callable[[EntryGroup, Sequence[int] | None], None]
-    """It is in the ledger for certain: to be counted."""
+    """The group is in the ledger for certain and is counted."""
     on_confirmed: Callable[[EntryGroup], None]
-    """It is the topic's end from now on."""
+    """The group is the end of the topic from now on."""
     on_answered: Callable[[], None]
-    """Its caller was told."""
+    """The caller has been answered."""
     on_broken: Callable[[], None]
-    """A ledger takes no more, and what it has is undecided: `break_off` comes next, or `fail`. Perhaps twice."""
+    """A ledger accepts nothing more, and its end is undecided: `break_off` or `fail` follows. May be called twice."""
     on_failed: Callable[[ManagedLedgerError], None]
-    """Everything was answered with this."""
+    """Everything was answered with this error."""
 
 
 class BrokenOff(NamedTuple):
-    """What `break_off` leaves: a ledger of the chain whose end is undecided, and perhaps one that the chain does not name."""
+    """Result of `break_off`: a ledger of the chain whose end is undecided, and perhaps one that the chain does not name."""
 
     linked: LedgerWriter
     unlinked: LedgerWriter | None
@@ -84,11 +84,11 @@ class Appender:
         self._topic = topic
         self._window_bytes = window_bytes
         self._hooks = hooks
-        self._pending: deque[_Append] = deque()  # all that is not answered
-        self._unsent: deque[_Append] = deque()  # the last of them, which no writer has; not empty: later ones queue as well
+        self._pending: deque[_Append] = deque()  # all appends without an answer
+        self._unsent: deque[_Append] = deque()  # the last of these, which no writer has; while not empty, new appends queue as well
         self._current = _Segment(self, writer, linked=True)
         self._draining: _Segment | None = None
-        self._queueing = False  # `_current` takes nothing, or something waits to be sent before
+        self._queueing = False  # `_current` accepts nothing, or earlier appends wait to be sent
         self._changed: asyncio.Future[None] | None = None
         self.failure: ManagedLedgerError | None = None
         self.waiting_bytes = 0
@@ -100,17 +100,17 @@ class Appender:
 
     @property
     def writer(self) -> LedgerWriter:
-        """Of the ledger that appends are sent to now."""
+        """The writer of the ledger that appends are sent to now."""
         return self._current.writer
 
     @property
     def started_at(self) -> float:
-        """Loop time of its first append, or before."""
+        """Loop time of the ledger's first append, or earlier."""
         return self._current.started_at
 
     @property
     def is_waited_for(self) -> bool:
-        """Something is not answered."""
+        """Whether an append has no answer yet."""
         return bool(self._pending)
 
     @property
@@ -119,7 +119,7 @@ class Appender:
 
     @property
     def is_broken(self) -> bool:
-        """`break_off` is due, or `settle` and `resume` after it."""
+        """Whether `break_off` is due, or `settle` and `resume` after it."""
         return self.broken_by is not None and self.failure is None
 
     @property
@@ -127,10 +127,10 @@ class Appender:
         return self._current.broken or (None if self._draining is None else self._draining.broken)
 
     def append(self, payloads: Sequence[Buffer], on_done: AppendDone, messages: Sequence[int] | None = None) -> None:
-        """`messages` in each payload; None: one. The payloads must not change until `on_done`."""
+        """Send a group. `messages`: messages in each payload; None: one. The payloads must not change until `on_done`."""
         size_bytes = sum(map(len, payloads))
         too_many = self._pending and self.waiting_bytes + size_bytes > self._window_bytes
-        # Until a refusal is heard nothing is taken: a smaller append of the same producer would be stored before its retry (M5).
+        # Until a refusal is delivered no append is accepted: a later, smaller one would be stored before the producer's retry (M5).
         if self.failure is not None or too_many or self._untold_refusals:
             self._untold_refusals += 1
             error = self.failure or self._too_many()
@@ -154,7 +154,7 @@ class Appender:
     # Rollover
 
     def switch_to(self, writer: LedgerWriter) -> LedgerWriter:
-        """Later appends go to `writer`, unanswered until `link`. Returns the writer before."""
+        """Send later appends to `writer`, unanswered until `link`. Return the previous writer."""
         assert self._draining is None, f"{self!r} is switching already"
         assert not self._queueing, f"{self!r} has something to send first"
         self._draining, self._current = self._current, _Segment(self, writer, linked=False)
@@ -165,7 +165,7 @@ class Appender:
         return not self._queueing and self.failure is None
 
     async def wait_drained(self) -> None:
-        """Until everything appended before `switch_to` is answered. Raises what failed or broke it."""
+        """Wait until everything appended before `switch_to` is answered. Raises the error that failed or broke it."""
         draining = self._draining
         assert draining is not None
         while draining.unconfirmed and draining.broken is None and self.failure is None:
@@ -176,7 +176,7 @@ class Appender:
             raise draining.broken
 
     async def wait_answered(self) -> None:
-        """Until nothing appended is without an answer. Raises what failed it."""
+        """Wait until every append is answered. Raises the error that failed them."""
         while self._pending and self.failure is None:
             await self._change()
         if self.failure is not None:
@@ -193,7 +193,7 @@ class Appender:
             self._changed = None
 
     def link(self) -> None:
-        """The chain names the ledger now: what it has confirmed is answered."""
+        """Answer what the current ledger has confirmed: the chain names it now."""
         assert self._draining is not None
         assert self._draining.unconfirmed == 0, "the ledger before is not drained"
         self._draining = None
@@ -206,7 +206,7 @@ class Appender:
     # Failover
 
     def break_off(self) -> BrokenOff:
-        """Nothing that the present ledgers still report counts (a late callback would complete another attempt)."""
+        """Ignore all later reports of the present ledgers (a late callback would complete another attempt)."""
         linked = self._draining or self._current
         unlinked = None if self._draining is None else self._current.writer
         for segment in (linked, self._current):
@@ -217,8 +217,10 @@ class Appender:
         return BrokenOff(linked.writer, unlinked)
 
     def settle(self, confirmed: int, last: int) -> None:
-        """The ledger broken off was recovered: `last` is its last entry, `confirmed` the last one that was answered. What lies
-        between is answered; the rest is to be sent anew."""
+        """Answer what the recovery of the broken ledger found, and queue the rest to be sent again.
+
+        `last` is the ledger's last entry, `confirmed` the last one that was answered.
+        """
         assert self._current.is_over
         ledger_id = self._current.writer.ledger_id
         while self._pending and self.failure is None and confirmed < last:
@@ -238,7 +240,7 @@ class Appender:
         self._tell_changed()
 
     def resume(self, writer: LedgerWriter) -> None:
-        """The chain names this ledger behind the one that was settled."""
+        """Send what is queued to `writer`, whose ledger follows the settled one in the chain."""
         assert self._current.is_over
         self._current = _Segment(self, writer, linked=True)
         self._pump()
@@ -252,7 +254,7 @@ class Appender:
     # The end
 
     def fail(self, error: ManagedLedgerError) -> None:
-        """Everything waiting gets the error, in order; so does whatever is appended later."""
+        """Answer everything that waits with the error, in order, and all later appends too."""
         if self.failure is not None:
             return
         self.failure = error
@@ -267,7 +269,7 @@ class Appender:
         self._hooks.on_failed(error)
 
     def on_outcome(self, segment: _Segment, outcome: EntryGroup | LedgerError) -> None:
-        """For segments: a group was confirmed, or its ledger broke."""
+        """Take the report of a segment: a group was confirmed, or its ledger broke."""
         if self.failure is not None or segment.is_over:
             return
         if isinstance(outcome, LedgerError):
@@ -311,7 +313,7 @@ class Appender:
     def _call(self, on_done: AppendDone, outcome: Position | ManagedLedgerError, entries: int) -> None:
         try:
             on_done(outcome, entries)
-        except Exception as error:  # a defect of one caller must not leave the others without answers
+        except Exception as error:  # a defect in one caller must not leave the others without answers
             log.exception("append.callback_failed", extra={"topic": self._topic, "error": repr(error)})
 
     def _tell_refusal(self, on_done: AppendDone, error: ManagedLedgerError, count: int) -> None:
@@ -328,7 +330,7 @@ class Appender:
 
 
 class _Append:
-    """One call: its payloads are in `payloads` until they are sent, then in `group`, but for the `parts` that are stored."""
+    """One append: unsent entries in `payloads`, then in `group`; entries already stored in closed ledgers are in `parts`."""
 
     __slots__ = ("entries", "group", "messages", "messages_of_last_part", "on_done", "parts", "payloads", "size_bytes")
 
@@ -336,13 +338,13 @@ class _Append:
         self.payloads = payloads
         self.entries = len(payloads)
         self.on_done = on_done
-        self.messages = messages  # of what is not in a part
+        self.messages = messages  # of the entries that are not in a part
         self.size_bytes = size_bytes
         self.group: EntryGroup | None = None
         self.parts: tuple[EntryGroup, ...] = ()
 
     def split(self, last: int) -> EntryGroup:
-        """Rule 4: everything up to `last` is stored in a ledger that ends there."""
+        """Split off everything up to `last`, which is stored in a ledger that ends there (rule 4)."""
         group = self.group
         assert group is not None
         part = group.slice(group.first_entry_id, last)
@@ -354,7 +356,7 @@ class _Append:
         return part
 
     def take_back(self) -> None:
-        """What was sent is to be sent again."""
+        """Make what was sent ready to be sent again."""
         if self.group is not None:
             self.payloads, self.group = list(self.group.payloads()), None
 
@@ -365,7 +367,7 @@ class _Append:
 
 
 class _Segment:
-    """One of the ledgers."""
+    """One ledger that appends are sent to."""
 
     __slots__ = ("_appender", "broken", "held", "is_over", "linked", "started_at", "unconfirmed", "writer")
 

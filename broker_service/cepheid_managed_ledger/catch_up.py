@@ -1,17 +1,17 @@
-"""Reading what the tail cache does not have any more.
+"""Reads what the tail cache does not have any more.
 
-    read(7:10) ──► StoredCopies ──► 1 MB      remembered: somebody continues at 7:900
+    read(7:10) ──► StoredCopies ──► 1 MB      remembered: a reader may continue at 7:900
     read(7:900) ─► StoredCopies ──► 1 MB      it did: from now on the next 4 MB are read while these are delivered
-    read(7:1800) ◄── already here
+    read(7:1800) ◄── already in memory
 
 Rules:
-1. The chain's recorded end bounds every ended ledger, the last confirmed entry the one being written.
+1. A closed ledger is bounded by the end that the chain records, the open ledger by the last confirmed entry.
 2. Equal reads at the same time are one read.
-3. Bytes read and not handed over yet are bounded over all topics (`CatchUpBudget`); nobody reads ahead when they run short.
-4. What was read ahead and nobody fetched is dropped after a while, a shorter one when others wait for memory. A failure ends
-   reading ahead: whoever asks next reads, and hears of it, for itself.
-5. When a ledger leaves the chain, readers in the middle of it go on with the next one. What was read ahead for them was of the
-   ledger that left, and is dropped.
+3. Bytes read and not handed over yet are bounded over all topics (`CatchUpBudget`); there is no reading ahead when they run short.
+4. What was read ahead and not fetched is dropped after a while, sooner when other topics wait for memory. A failure ends reading
+   ahead: the next caller reads for itself, and receives the error itself.
+5. When a ledger leaves the chain, readers in the middle of it continue with the next one. What was read ahead for them belonged to
+   the ledger that left, and is dropped.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ log = logging.getLogger(__name__)
 _MAX_READ_BYTES = 4 * MIB
 _AHEAD_STEP_BYTES = MIB
 _AHEAD_STEP_ENTRIES = 500
-"""To verify them takes the loop half a millisecond, however small they are."""
+"""Verifying them takes half a millisecond of the loop, however small they are."""
 _MAX_STREAMS = 64
-"""Readers of one topic whose next read is foreseen; with more, the one that paused longest is forgotten."""
+"""Readers of one topic whose next read is anticipated; beyond that, the least recently active one is forgotten."""
 _STREAM_IDLE_S = 5.0
 
 ReadKey = tuple[Position, int, int]
 
 
 class CatchUpReads:
-    """For one topic."""
+    """The catch-up reads of one topic."""
 
     def __init__(
         self, topic: str, copies: StoredCopies, ledgers: LedgerList, budget: CatchUpBudget, settings: ManagedLedgerSettings
@@ -56,7 +56,7 @@ class CatchUpReads:
         self._settings = settings
         self._tasks = TaskOwner(f"catch-up {topic}")
         self._flights: SingleFlight[ReadKey, list[EntryGroup]] = SingleFlight(f"reads {topic}", self._closed_error)
-        self._streams: OrderedDict[Position, _Stream] = OrderedDict()  # by where they continue; the longest unused first
+        self._streams: OrderedDict[Position, _Stream] = OrderedDict()  # by where they continue, least recently used first
         self._reading: dict[int, int] = {}  # reads under way by ledger id
         self.reads = 0
         self.read_bytes = 0
@@ -65,7 +65,7 @@ class CatchUpReads:
         return f"<CatchUpReads {len(self._flights)} under way, {len(self._streams)} streams, {self.read_bytes} B read>"
 
     async def read(self, position: Position, *, max_entries: int, max_bytes: int) -> list[EntryGroup]:
-        """From exactly this existing entry on: at least one entry, never past the last confirmed one.
+        """Read from exactly this existing entry on: at least one entry, never past the last confirmed one.
 
         Raises LedgerError, SegmentError, MetadataError (retriable or not).
         """
@@ -75,11 +75,11 @@ class CatchUpReads:
         return ledger_id in self._reading
 
     def forget(self, ledger_id: int) -> None:
-        """The ledger has ended, or goes: what is known of it is asked anew."""
+        """Drop what is known about a ledger that has been closed, or leaves the chain."""
         self._copies.forget(ledger_id)
 
     def drop_idle(self, idle_s: float = _STREAM_IDLE_S) -> None:
-        """Rule 4. Called now and then, and when memory runs short."""
+        """Drop what was read ahead and not fetched (rule 4). Called periodically, and when memory runs short."""
         if self._streams:
             oldest_allowed = asyncio.get_running_loop().time() - idle_s
             for position in [position for position, stream in self._streams.items() if stream.used_at < oldest_allowed]:
@@ -124,7 +124,7 @@ class CatchUpReads:
         return groups
 
     def _take(self, stream: _Stream, max_entries: int, max_bytes: int) -> list[EntryGroup]:
-        """From what was read ahead."""
+        """Take entries from what was read ahead."""
         taken: list[EntryGroup] = []
         while stream.groups and max_entries > 0:
             group = stream.groups[0]
@@ -144,7 +144,7 @@ class CatchUpReads:
 
     def _remember(self, stream: _Stream, next_position: Position) -> None:
         stream.used_at = asyncio.get_running_loop().time()
-        if next_position in self._streams:  # another reader stands there: what it has read ahead serves both
+        if next_position in self._streams:  # another reader is there: what was read ahead for it serves both
             self._drop(stream)
             return
         self._streams[next_position] = stream
@@ -173,7 +173,7 @@ class CatchUpReads:
                 if stream.dropped:
                     self._drop(stream)
                     return
-                await asyncio.sleep(0)  # what a bookie of this process has in its memory comes without a pause
+                await asyncio.sleep(0)  # a bookie in this process answers from memory, without a pause
         except CepheidError as error:
             log.info("read_ahead.ended", extra={"topic": self._topic, "position": str(stream.end), "error": str(error)})
         finally:
@@ -214,7 +214,7 @@ def _begins_at(group: EntryGroup, position: Position) -> bool:
 
 
 class _Stream:
-    """One reader's way through old entries, and what was read ahead of it."""
+    """One reader's progress through old entries, and what was read ahead of it."""
 
     __slots__ = ("dropped", "end", "filling", "groups", "size_bytes", "used_at")
 

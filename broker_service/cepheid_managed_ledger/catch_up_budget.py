@@ -1,7 +1,7 @@
-"""Memory that entries read from storage may take, over all topics: a reader of old data must not crowd out publishing.
+"""Memory for entries read from storage, over all topics: a reader of old data must not crowd out publishing.
 
-Who has to wait takes back what was read ahead for readers that paused. Otherwise a consumer that seeks often would wait for
-seconds: each seek leaves behind what was read ahead of the place before.
+A caller that has to wait reclaims what was read ahead for readers that paused. Otherwise a consumer that seeks often would wait
+for seconds: each seek leaves what was read ahead at the previous place.
 """
 
 from __future__ import annotations
@@ -11,29 +11,29 @@ from collections import deque
 from typing import Protocol
 
 _PAUSED_S = 0.5
-"""Time after which a reader counts as paused when memory runs short. One of many that share a slow store comes back sooner."""
+"""Time after which a reader counts as paused when memory runs short. One of many that share a slow store returns sooner."""
 
 
 class Holder(Protocol):
     def drop_idle(self, idle_s: float) -> None:
-        """Give back what was read ahead for readers that paused so long."""
+        """Release what was read ahead for readers that have paused that long."""
 
 
 class CatchUpBudget:
-    """Bytes. Soft by what a read brings above what it was allowed: one entry."""
+    """A budget in bytes. May be exceeded by what a read returns above its limit: one entry."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
         self.holders: dict[Holder, None] = {}
-        """Those who may have something to give back."""
+        """Objects that may have memory to release."""
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     def __repr__(self) -> str:
         return f"<CatchUpBudget {self.used_bytes} of {self.limit_bytes} B, {len(self._waiting)} waiting>"
 
     async def take(self, size_bytes: int) -> None:
-        """Waits its turn."""
+        """Take bytes, waiting in turn until they are available."""
         if not self._waiting and self.take_nowait(size_bytes):
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -45,17 +45,17 @@ class CatchUpBudget:
                 await asyncio.wait([turn], timeout=_PAUSED_S)
         except asyncio.CancelledError:
             taken = not turn.cancel()  # and cancelled before it could be used
-            self.give_back(size_bytes if taken else 0)  # the next one's turn may have come
+            self.give_back(size_bytes if taken else 0)  # the next caller's turn may have come
             raise
 
     def take_nowait(self, size_bytes: int) -> bool:
-        if self.used_bytes and self.used_bytes + size_bytes > self.limit_bytes:  # one read always goes, however large
+        if self.used_bytes and self.used_bytes + size_bytes > self.limit_bytes:  # one read is always allowed, however large
             return False
         self.used_bytes += size_bytes
         return True
 
     def charge(self, size_bytes: int) -> None:
-        """For bytes that are here already."""
+        """Take bytes for entries that are in memory already."""
         self.used_bytes += size_bytes
 
     def give_back(self, size_bytes: int) -> None:

@@ -1,17 +1,17 @@
-"""Deleting ledgers that left a chain, and whole chains.
+"""Deletes ledgers that left a chain, and whole chains.
 
 Rules:
 1. A ledger is deleted only after a committed record says that it left the chain (the deletion queue is part of that record).
-2. Deleting is repeated until it succeeds; "already gone" is success. What a crash leaves is finished at the next opening. The
-   queue may name what is long deleted: what an operator brought back since stays.
-3. A topic goes in this order: the chain is taken over, all its ledgers and those of its cursors are closed, the chain is emptied,
-   cursors, ledgers, the chain's record last.
+2. Deleting is repeated until it succeeds; "already deleted" is success. What a crash leaves is finished at the next opening. The
+   queue may name a ledger deleted long ago: what an operator restored since stays.
+3. A topic is deleted in this order: the chain is taken over, all its ledgers and those of its cursors are closed, the chain is
+   emptied, cursors and ledgers are deleted, the chain's record last.
 4. Closing a ledger needs its bookies, and its record. What cannot be closed is found before anything is deleted, so that such a
-   topic keeps all that it has. From then on only metadata is needed.
-5. A chain of more than `_LEAVE_AT_ONCE` ledgers is emptied in steps, the oldest ledgers first: what waits for its deletion is in
-   the record, whose size is limited. What a crash leaves of it is a shorter chain.
-6. Objects of offloaded ledgers are deleted before the record. An object store that does not answer does not keep the topic: after
-   `_OBJECTS_PATIENCE_S` without progress its objects are left, logged, and found by `cepheid tiered sweep`.
+   topic keeps everything. From then on only metadata is needed.
+5. A chain of more than `_LEAVE_AT_ONCE` ledgers is emptied in steps, the oldest ledgers first: the deletion queue is in the record,
+   whose size is limited. A crash in between leaves a shorter chain.
+6. Objects of offloaded ledgers are deleted before the record. An object store that does not answer does not prevent the deletion:
+   after `_OBJECTS_PATIENCE_S` without progress its objects are left, logged, and found by `cepheid tiered sweep`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _OBJECTS_PATIENCE_S = 20.0
 
 
 async def delete_waiting(keeper: ChainKeeper, client: LedgerClient, turns: asyncio.Semaphore) -> None:
-    """Works the deletion queue off, as far as it is possible now. `turns` is shared by all topics: this is never urgent."""
+    """Delete the ledgers of the queue, as far as possible now. `turns` is shared by all topics: this is never urgent."""
     for ledger_id in keeper.waiting_deletions():
         try:
             async with turns:
@@ -65,9 +65,9 @@ async def delete_waiting(keeper: ChainKeeper, client: LedgerClient, turns: async
 async def delete_chain(
     topic: TopicName, keeper: ChainKeeper, store: MetadataStore, client: LedgerClient, segments: SegmentStore | None = None
 ) -> None:
-    """Rule 3, for a chain that `keeper` has loaded; whoever serves it is shut out by the first step.
+    """Delete a chain that `keeper` has loaded, in the order of rule 3; the first step shuts out its owner.
 
-    Raises ChainNotDeletableError: nothing was deleted (rule 4). After whatever else the stores raise, call it again.
+    Raises ChainNotDeletableError: nothing was deleted (rule 4). After any other error of the stores, call it again.
     """
     records = cursor_records(store)
     chain = keeper.chain
@@ -101,13 +101,15 @@ async def delete_chain(
 
 
 async def _stray_pages(topic: TopicName, keeper: ChainKeeper, store: MetadataStore) -> list[Op]:
-    """Return deletions of the pages that the chain's record does not name. A restore that was cut off may have left some, and a key
-    with children cannot be deleted."""
+    """Return deletions of the pages that the chain's record does not name.
+
+    An interrupted restore may have left some, and a key with children cannot be deleted.
+    """
     key = keys.chain_key(topic)
     strays: list[Op] = []
     try:
         names = await store.children(key)
-    except NoSuchKeyError:  # another owner has deleted it: the next write finds out
+    except NoSuchKeyError:  # another owner has deleted it: the next write detects that
         names = []
     for name in names:
         page_key = f"{key}/{name}"
@@ -123,7 +125,7 @@ def _count_that_leaves(chain: Chain) -> int:
 async def _delete_left(
     topic: TopicName, keeper: ChainKeeper, client: LedgerClient, segments: SegmentStore | None, patience_s: float
 ) -> float:
-    """Delete what has left the chain of a topic that goes. Return how much patience with the object store is left."""
+    """Delete what has left the chain of a topic being deleted. Return the time left to wait for the object store, in seconds."""
     waiting, urls = keeper.waiting_deletions(), keeper.chain.object_deletions or ()
     for start in range(0, len(waiting), _LEDGERS_AT_ONCE):
         group = waiting[start : start + _LEDGERS_AT_ONCE]

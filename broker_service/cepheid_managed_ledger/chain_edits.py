@@ -1,11 +1,11 @@
-"""Edits of a chain's record in which ledgers leave it, with the copies that they have in an object store.
+"""Edits of a chain's record that remove ledgers, with the copies that they have in an object store.
 
     ledger on bookies, no copy     ──► its id to `deletions`
     ledger on bookies and a copy   ──► its id to `deletions`, the copy's URL to `object_deletions`
-    ledger that only a copy holds  ──► the URL to `object_deletions`; its id was put into `deletions` when it left the bookies
+    ledger that only a copy holds  ──► the URL to `object_deletions`; its id was added to `deletions` when it left the bookies
 
 Rule: what leaves the chain enters a deletion queue in the same write, including attempts to offload it that are not complete. So no
-ledger and no object is forgotten, wherever the owner dies.
+ledger and no object is forgotten, whenever the owner dies.
 """
 
 from __future__ import annotations
@@ -15,24 +15,25 @@ from collections.abc import Iterable, Sequence
 from cepheid_metadata import Chain
 
 MAX_WAITING_OBJECTS = 1_000
-"""Objects of one topic that may wait for their deletion. Their URLs are part of the chain's record, whose size is limited. Beyond
-it no offloaded ledger is trimmed and none is offloaded."""
+"""Objects of one topic that may wait to be deleted. Their URLs are part of the chain's record, whose size is limited. Beyond it no
+offloaded ledger is trimmed and no ledger is offloaded."""
 
 MAX_WAITING_OBJECT_BYTES = 200_000
-"""Bytes of these URLs, which are as long as prefixes and names of topics make them. The same happens beyond it."""
+"""Bytes of these URLs, which are as long as prefixes and topic names make them. The effect is the same beyond it."""
 
 LEAVE_AT_ONCE = 10_000
-"""Ledgers that leave a chain in one write. Their ids wait for the deletion in its record, whose size is limited."""
+"""Ledgers that leave a chain in one write. Their ids wait for deletion in its record, whose size is limited."""
 
 
 def has_room_for_objects(chain: Chain) -> bool:
-    """Whether one more object may wait for its deletion."""
+    """Whether one more object may wait to be deleted."""
     waiting = chain.object_deletions or ()
     return len(waiting) < MAX_WAITING_OBJECTS and _bytes_of(waiting) < MAX_WAITING_OBJECT_BYTES
 
 
 def count_that_may_leave(chain: Chain) -> int:
-    """How many ledgers, from the first on, may leave the chain in one step without too many objects waiting for their deletion."""
+    """Return how many ledgers may leave the chain in one step, from the first on, without too many objects waiting to be
+    deleted."""
     offloaded, waiting = chain.offloaded or {}, chain.object_deletions or ()
     objects, size_bytes = len(waiting), _bytes_of(waiting)
     for count, ledger in enumerate(chain.ledgers):
@@ -77,7 +78,7 @@ def without_attempts(chain: Chain, ledger_ids: Iterable[int]) -> Chain:
 
 
 def off_bookies(chain: Chain, ledger_ids: Iterable[int]) -> Chain:
-    """Return the chain with these offloaded ledgers left to their objects: the bookies' copies wait for deletion."""
+    """Return the chain with these offloaded ledgers kept only as objects: the bookies' copies are queued for deletion."""
     going = list(ledger_ids)
     offloaded = dict(chain.offloaded or {})
     for ledger_id in going:

@@ -1,4 +1,4 @@
-"""The chain record in the hands of the topic's owner.
+"""The chain record of a topic, as its owner reads and writes it.
 
     commit(plan) ──mutex──► plan(chain) ──► next chain, or none; further operations ──► one multi ──► version + 1
                                                         └──conflict──► fenced for good
@@ -6,14 +6,14 @@
 Rules:
 1. One mutex for everything that is written for this topic: rollover, trimming, deletion queue, cursors. A cursor is saved
    together with a check of the chain's version, so that an old owner's late save fails instead of overwriting.
-   Versions begin at 0 again when the topic is deleted and made anew. So each chain has a mark, a key that carries its incarnation
-   and comes and goes with it, and every write checks the mark as well: that of an owner of the earlier chain fails.
-   A restore from a backup gives the mark a version that it never had, so that writes of an owner from before fail as well.
+   Versions start at 0 again when a topic is deleted and created again. So each chain has a mark, a key that carries its incarnation
+   and is created and deleted with it, and every write checks the mark as well: a write by an owner of the earlier chain fails.
+   A restore from a backup gives the mark a version that it never had, so that writes by an owner from before fail as well.
 2. A conflict means that another opening of the topic has committed: never re-read and retry.
 3. The keeper has the whole chain in memory. Of a long chain, a write carries the record and those pages that change
    (`cepheid_metadata.chain_pages`), all in one `multi`: the record's version decides, and pages need no check of their own.
-4. A write that has begun is finished, also when its caller is cancelled: else its outcome would be unknown. While an outage
-   leaves that open, an open topic holds the mutex and goes on without its records: whoever needs them waits, bounded, or fails.
+4. A write that has started is finished even if its caller is cancelled: otherwise its outcome would be unknown. While an outage
+   leaves that open, an open topic holds the mutex and continues without its records: callers that need them wait, up to a limit.
 """
 
 from __future__ import annotations
@@ -58,15 +58,18 @@ from cepheid_wire import TopicName
 log = logging.getLogger(__name__)
 
 _NEAR = 0.8
-"""Of a limit: from here on a topic says that it comes near it."""
+"""Share of a limit from which a topic reports that it is close to it."""
 
 Plan = Callable[[Chain], tuple[Chain | None, Sequence[Op]]]
-"""Gets the chain as it is; returns what it becomes (None: it stays) and what else is written in the same step."""
+"""Takes the present chain; returns the next one (None: unchanged) and what else is written in the same step."""
 
 
 _ADOPTED = b"adopted"
-"""Value of the mark of a chain that an older release made. When the chain goes it stays, written once more: whoever read the chain
-before it had a mark cannot make the mark again, and whoever checks it as it was adopted misses it."""
+"""Value of the mark of a chain that an older release created.
+
+When the chain is deleted the mark stays, written once more: an owner that read the chain before it had a mark cannot create the
+mark again, and an owner that checks the version as adopted fails.
+"""
 
 
 class ChainKeeper:
@@ -96,15 +99,15 @@ class ChainKeeper:
         self._mutex = asyncio.Lock()
         self.lost: ManagedLedgerError | None = None
         self.near_limit: str | None = None
-        """Which limit of its records the chain comes near, with numbers; None: none."""
+        """The limit that the chain's records are close to, with numbers; None: none."""
         self.is_patient = False
-        """A write of unknown outcome waits for the store as long as the session may live, not only `metadata_timeout_s`."""
+        """Whether a write of unknown outcome waits for the store while the session may live, not only for `metadata_timeout_s`."""
         self.on_ledgers: Callable[[Sequence[ChainLedger]], None] = lambda _: None
-        """Called with the ledgers as committed, in the same step: who keeps a list of them is never behind."""
+        """Called with the committed ledgers in the same step, so that a caller's list of them is always current."""
         self.annotate: Callable[[Chain], Chain] = lambda chain: chain
-        """Adds to a chain that is about to be written what is known of its ledgers besides."""
+        """Adds to a chain that is about to be written what else is known about its ledgers."""
         self.check: Callable[[], None] = lambda: None
-        """Called in the step in which a write begins; raises when the topic is not ours to write to any more."""
+        """Called in the step in which a write starts; raises if this broker may not write to the topic any more."""
 
     def __repr__(self) -> str:
         return f"<ChainKeeper {self._topic} version {self._version}{' lost' if self.lost else ''}>"
@@ -115,7 +118,7 @@ class ChainKeeper:
         return self._chain
 
     async def load(self) -> Chain | None:
-        """The chain as it is; None: there is none. Raises MetadataError."""
+        """Return the chain; None: there is none. Raises MetadataError."""
         while (found := await read_stored_chain(self._store, self._topic)) is not None:
             stored, version = found
             mark = await self._store.get(keys.incarnation_key(stored.chain.incarnation))
@@ -137,21 +140,21 @@ class ChainKeeper:
 
     @property
     def has_most_ledgers(self) -> bool:
-        """The chain has as many ledgers as a chain may have."""
+        """Whether the chain has as many ledgers as a chain may have."""
         return len(self.chain.ledgers) >= self._limits.most_ledgers
 
     @property
     def is_new(self) -> bool:
-        """There was no record, and none was made."""
+        """Whether there was no record, and none was created."""
         return self._chain is None
 
     async def begin(self, chain: Chain) -> None:
-        """Makes the record, where `load` found none. Raises as `commit` does."""
+        """Create the record that `load` did not find. Raises as `commit` does."""
 
         async def begin() -> None:
             async with self._mutex:
                 mark = Create(keys.incarnation_key(chain.incarnation), str(self._topic).encode())
-                # Not again in doubt: somebody else may have deleted it by then, and it would count its versions anew.
+                # Not retried in doubt: another broker may have deleted it by then, and a new record would start its versions again.
                 await self._write([self._records.create_op(self._topic, chain), mark], repeats=False)
                 self._chain, self._stored, self._version, self._has_mark = chain, StoredChain(chain, chain), 0, True
 
@@ -160,15 +163,18 @@ class ChainKeeper:
     async def take_over(self, chain: Chain, ledgers: Sequence[Op] = ()) -> None:
         """Commit the chain of an opening, unless another process has committed since `load` or `begin`. Raises as `commit` does.
 
-        `ledgers`: writes to the records of ledgers that end or begin with this commit, which others may have changed. Raises one of
-        CONFLICTS for those: nothing was written, and the chain is as it was. Do not cancel it (rule 4).
+        `ledgers`: writes to the records of ledgers that are closed or created with this commit, which others may have changed.
+        Raises one of CONFLICTS for those: nothing was written, and the chain is unchanged. Do not cancel it (rule 4).
         """
         async with self._mutex:
             await self._replace(chain, ledgers, shared=len(ledgers))
 
     async def commit(self, plan: Plan) -> None:
-        """Raises ManagedLedgerFencedError; ManagedLedgerFailedError when the outcome stays unknown: then this opening is over
-        too; StoreUnavailableError and other MetadataErrors: nothing was written."""
+        """Write the chain that `plan` returns, with its operations.
+
+        Raises ManagedLedgerFencedError; ManagedLedgerFailedError if the outcome stays unknown, which also ends this opening;
+        StoreUnavailableError and other MetadataErrors: nothing was written.
+        """
 
         async def commit() -> None:
             async with self._mutex:
@@ -181,23 +187,23 @@ class ChainKeeper:
         await finish(self._tasks, commit(), name="commit")
 
     async def verify(self) -> None:
-        """Find out whether another opening has the topic by now. Raises as `commit` does."""
+        """Check that no other opening has taken the topic over. Raises as `commit` does."""
         await self.commit(lambda _: (None, (Check(self._key, self._version),)))
 
     def note_deleted(self, ledger_id: int) -> None:
-        """A ledger of the deletion queue is gone; the next write takes it out."""
+        """Note that a ledger of the deletion queue is deleted; the next write removes it from the queue."""
         self._gone[ledger_id] = None
 
     def waiting_deletions(self) -> list[int]:
-        """The deletion queue, as far as it is not done."""
+        """Return the ledgers of the deletion queue that are not deleted yet."""
         return [ledger_id for ledger_id in self.chain.deletions if ledger_id not in self._gone]
 
     async def delete(self) -> None:
-        """The record itself goes: the topic's chain ends here."""
+        """Delete the record itself, which ends the topic's chain."""
 
         async def delete() -> None:
             async with self._mutex:
-                # The mark comes first: by it a write in doubt is told, and the chain may have been made anew by then.
+                # The mark comes first: it decides about a write in doubt, and the chain may have been created again by then.
                 key, version = self._mark_key, self._mark_version
                 mark: Op = Put(key, _ADOPTED, version) if self._mark_stays else Delete(key, version)
                 assert self._stored is not None, f"{self._topic} has no chain to delete"
@@ -215,7 +221,7 @@ class ChainKeeper:
         assert self._stored is not None, f"{self._topic} has no chain to change"
         stored = split(chain, self._stored, self._limits)
         change = changes(self._key, self._version, self._stored, stored)
-        # The record's Put comes first: it tells a write in doubt, and an owner that is shut out learns that before all else.
+        # The record's Put comes first: it decides about a write in doubt, and tells a fenced owner so before anything else.
         await self._write([*change, self._check_mark(), *ops], shared=shared)
         self._chain, self._stored, self._version, self._has_mark = chain, stored, self._version + 1, True
         self._look_at_limits(size_bytes_of(change))
@@ -226,15 +232,13 @@ class ChainKeeper:
         before, count, most = self.near_limit, len(self.chain.ledgers), self._limits.most_ledgers
         self.near_limit = None
         if count >= _NEAR * most:
-            self.near_limit = (
-                f"it has {count:,} ledgers; at {most:,} a full ledger is written on instead of being followed by another"
-            )
+            self.near_limit = f"it has {count:,} ledgers; at {most:,} appends stay in the last ledger although it is full"
         elif written_bytes >= _NEAR * MAX_CHANGE_BYTES:
             waiting = f"{len(self.chain.deletions)} ledgers and {len(self.chain.object_deletions or ())} objects wait to be deleted"
             self.near_limit = f"a change of its ledgers took {written_bytes:,} bytes of at most {MAX_CHANGE_BYTES:,}; {waiting}"
         if self.near_limit is not None and before is None:
             hint = (
-                "shorten its retention, raise managed_ledger.ledger_max_bytes and ledger_max_age_s, or see why nothing is deleted"
+                "shorten its retention, raise managed_ledger.ledger_max_bytes and ledger_max_age_s, or find why nothing is deleted"
             )
             log.warning("chain.near_limit", extra={"topic": str(self._topic), "error": self.near_limit, "hint": hint})
 
@@ -246,7 +250,7 @@ class ChainKeeper:
         return Check(self._mark_key, self._mark_version) if self._has_mark else Create(self._mark_key, _ADOPTED)
 
     async def _write(self, ops: Sequence[Op], *, repeats: bool = True, shared: int = 0) -> None:
-        """`shared`: so many of the last operations are of records that are not the topic's own."""
+        """Write `ops`. `shared`: the number of operations at the end that write to records shared with others."""
         if self.lost is not None:
             raise self.lost
         self.check()
@@ -255,14 +259,14 @@ class ChainKeeper:
         except CONFLICTS as error:
             if error.op_index is not None and error.op_index >= len(ops) - shared:
                 raise
-            message = f"{self._topic} was opened by somebody else: {error}"
+            message = f"{self._topic} was opened by another broker: {error}"
             self._lose(ManagedLedgerFencedError(message, topic=str(self._topic)), error)
         except StoreUnavailableError as error:
             if not error.outcome_unknown:
                 raise
-            message = f"{self._topic}: what a write to its records did could not be found out"
+            message = f"{self._topic}: the outcome of a write to its records is unknown"
             self._lose(ManagedLedgerFailedError(message, topic=str(self._topic)), error)
-        except (SessionLostError, StoreClosedError) as error:  # whether it came through, nobody tells any more
+        except (SessionLostError, StoreClosedError) as error:  # the outcome can no longer be found out
             message = f"{self._topic}: the session with the metadata store ended"
             self._lose(ManagedLedgerFailedError(message, topic=str(self._topic)), error)
 

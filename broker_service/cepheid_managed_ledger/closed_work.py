@@ -1,4 +1,4 @@
-"""What a topic has to do that is not open: a pure decision from its records.
+"""Decides whether a topic that is not open has work to do, from its records alone: a pure core.
 
 A topic offloads, trims and expires only while a broker has it open. `closed_work` says whether opening it would do any of that, so
 that a broker can look through many topics and open only those few.
@@ -6,13 +6,14 @@ that a broker can look through many topics and open only those few.
     chain record, positions of its cursors, policies, time ──► reasons to open it; the ledgers that are due to be offloaded
 
 Rules:
-1. An opening ends the ledger that a crashed owner left open, and adds a new one. So every ledger with entries counts as one that
+1. An opening closes the ledger that a crashed owner left open, and adds a new one. So every ledger with entries counts as one that
    may be trimmed, unless the topic is terminated: that one keeps its last ledger.
-2. Empty ledgers are no reason. Each opening makes one, so they would be a reason for ever.
-3. A message counts as expired when its ledger ended so long ago: it was published before that. Newer ones wait for the next look.
-4. Positions may be older than what was acknowledged (`CursorRecord.mark_delete`). Then a trim comes later, never earlier.
-5. Where nobody has subscribed and no retention was set, everything may be trimmed as soon as the topic is open. That is no reason
-   to open it: what was published before anybody could subscribe is not deleted without a client that uses the topic.
+2. Empty ledgers are no reason. Each opening creates one, so there would always be a reason.
+3. A message counts as expired once its ledger was closed that long ago: it was published before that. Newer ones wait for the next
+   check.
+4. Positions may be older than what was acknowledged (`CursorRecord.mark_delete`). Then a trim happens later, never earlier.
+5. If there is no subscription and no retention was set, everything may be trimmed as soon as the topic is open. That is no reason
+   to open it: what was published before any client could subscribe is not deleted unless a client uses the topic.
 """
 
 from __future__ import annotations
@@ -49,11 +50,11 @@ _NEED_POSITIONS = (Reason.LEFT_OPEN, Reason.RETENTION, Reason.EXPIRY)
 class ClosedWork:
     reasons: tuple[Reason, ...] = ()
     due: tuple[ChainLedger, ...] = ()
-    """Ledgers that are due to be offloaded, oldest first. Also where no object store can be used: then they are no reason."""
+    """Ledgers that are due to be offloaded, oldest first. Also if no object store can be used: then they are no reason."""
 
     @property
     def depends_on_positions(self) -> bool:
-        """Whether all reasons hang on the positions of cursors."""
+        """Whether all reasons depend on the positions of cursors."""
         return bool(self.reasons) and all(reason in _NEED_POSITIONS for reason in self.reasons)
 
 
@@ -70,8 +71,8 @@ def closed_work(
     """Return what is due for a topic that no broker has open.
 
     `expire_after_ms`: time to live of messages; None: they do not expire. `positions`: mark-delete positions of the durable cursors
-    by name; None: they were not read, and whatever some position would make due counts as due. `not_expired`: cursors of the broker
-    itself, which are no subscriptions and have no backlog that expires.
+    by name; None: they were not read, and what any position would make due counts as due. `not_expired`: cursors of the broker
+    itself, which are not subscriptions and have no backlog that expires.
     """
     ended = [ledger for ledger in chain.ledgers if not ledger.is_open]
     due = tuple(due_ledgers(chain, last_size_bytes=0, config=config.offload, now_ms=now_ms))

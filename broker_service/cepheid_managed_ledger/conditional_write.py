@@ -1,15 +1,15 @@
-"""A conditional write to the metadata store whose outcome is known in the end.
+"""A conditional write to the metadata store that finds out its outcome if the answer is lost.
 
 multi ──► done
-  ├── bad version, key exists, no such key ──► somebody else changed it: MetadataError to the caller
-  └── outcome unknown ──► look: are our values in place? ──yes──► done
+  ├── bad version, key exists, no such key ──► another process changed it: MetadataError to the caller
+  └── outcome unknown ──► read: are our values in place? ──yes──► done
                              │         ├──no, versions as before──► write again (a late first attempt and this one
                              │         │                            exclude each other)
-                             │         └──no, somebody else's value has our version──► the conflict, as certain as above
-                             └──it can be told no more: others wrote since, or the store stays away──► unknown
+                             │         └──no, another value has our version──► the conflict, as certain as above
+                             └──cannot be decided any more: others wrote since, or the store stays unavailable──► unknown
 
-How long it may stay away is for the caller to say: an open topic waits as long as its session may live (a write is always under
-way when a store goes away, and giving it up would close every topic), an opening does not.
+The caller decides how long the store may stay unavailable: an open topic waits as long as its session may live (a write is always
+under way when a store fails, and giving it up would close every topic), an opening does not.
 """
 
 from __future__ import annotations
@@ -45,12 +45,13 @@ async def write(
     *,
     repeats: bool = True,
 ) -> None:
-    """All of `ops` or none. After a Put the key has the version after the expected one. `repeats`: it is written again where it is
-    not in place; else its outcome is unknown then.
+    """Write all of `ops` or none. After a Put the key has the version after the expected one.
 
-    Raises one of CONFLICTS (certain: nothing was written), StoreUnavailableError and other MetadataErrors; when
-    `outcome_unknown` is set on it, even looking failed until the deadline, and as long as `is_patient` said so. Do not cancel it:
-    the outcome would be unknown.
+    `repeats`: write again if the values are not in place; otherwise the outcome is reported as unknown.
+
+    Raises one of CONFLICTS (certain: nothing was written), StoreUnavailableError and other MetadataErrors. With `outcome_unknown`
+    set, even reading failed until the deadline, and as long as `is_patient` returned True. Do not cancel it: the outcome would be
+    unknown.
     """
     deadline = asyncio.get_running_loop().time() + settings.metadata_timeout_s
     doubt: StoreUnavailableError | None = None
@@ -62,7 +63,7 @@ async def write(
         except CONFLICTS as error:
             if doubt is None:
                 raise
-            conflict = error  # perhaps with our own first attempt
+            conflict = error  # perhaps a conflict with our own first attempt
         except StoreUnavailableError as error:
             if doubt is None and not error.outcome_unknown:
                 raise
@@ -82,7 +83,7 @@ async def _look(
     may_wait: Callable[[], bool],
     settings: ManagedLedgerSettings,
 ) -> bool:
-    """Whether our values are in place. Raises StoreUnavailableError with `outcome_unknown` when that cannot be told."""
+    """Return whether our values are in place. Raises StoreUnavailableError with `outcome_unknown` if that cannot be decided."""
     pause_s = settings.metadata_retry_s
     while may_wait():
         await asyncio.sleep(pause_s)
@@ -92,16 +93,16 @@ async def _look(
         except StoreUnavailableError:
             continue
         if in_place is None:
-            raise StoreUnavailableError(f"{doubt}; others have written since", outcome_unknown=True) from doubt
+            raise StoreUnavailableError(f"{doubt}; the key was written again since", outcome_unknown=True) from doubt
         return in_place
-    raise StoreUnavailableError(f"{doubt}; it stays away", outcome_unknown=True) from doubt
+    raise StoreUnavailableError(f"{doubt}; the store stays unavailable", outcome_unknown=True) from doubt
 
 
 async def _in_place(store: MetadataStore, ops: Sequence[Op]) -> bool | None:
-    """One changed key tells of all. None: it cannot be told any more.
+    """Decide by one changed key for all of them. None: it cannot be decided any more.
 
-    An equal value is our own, since only the topic's owner writes these keys. Another value at the very version that ours would
-    have means that ours was never written; at a higher one, ours may lie below it.
+    An equal value is our own, since only the topic's owner writes these keys. Another value at exactly the version that ours would
+    have means that ours was never written; at a higher version, ours may have been overwritten.
     """
     for op in ops:
         if isinstance(op, Check):

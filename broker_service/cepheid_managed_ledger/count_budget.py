@@ -1,4 +1,4 @@
-"""Memory for the counts of all topics of a broker: who was used longest ago forgets, and is read back when it is needed."""
+"""Memory for the counts of all topics of a broker. The least recently used counts are dropped, and read back on demand."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Protocol
 
 class Forgetful(Protocol):
     def forget(self, ledger_id: int) -> None:
-        """Its counts of this ledger, without a word to the budget."""
+        """Drop the counts of this ledger, without reporting it to the budget."""
 
 
 class CountBudget:
-    """Bytes of counts over all topics. Soft by 2 KiB a ledger."""
+    """Bytes of counts over all topics. May be exceeded by 2 KiB a ledger."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
-        self._charged: OrderedDict[tuple[Forgetful, int], int] = OrderedDict()  # the longest unused first
+        self._charged: OrderedDict[tuple[Forgetful, int], int] = OrderedDict()  # least recently used first
 
     def __repr__(self) -> str:
         return f"<CountBudget {self.used_bytes} of {self.limit_bytes} B, {len(self._charged)} ledgers>"
 
     def charge(self, owner: Forgetful, ledger_id: int, cost_bytes: int) -> None:
-        """What a ledger's counts cost now; it is the one used last. Others forget theirs if it is too much."""
+        """Set what a ledger's counts cost, as the most recently used. If it is too much in total, other counts are dropped."""
         key = owner, ledger_id
         self.used_bytes += cost_bytes - self._charged.pop(key, 0)
         if cost_bytes:

@@ -1,10 +1,10 @@
-"""One position of one subscription in a topic: what it has acknowledged, in memory, and when that is saved.
+"""The position of a subscription in a topic: what it has acknowledged, kept in memory, and when that is saved.
 
     acknowledge ───────► AckSet ─────────┐
     count_redelivery ──► DeliveryCounts ─┼─► changed ──► CursorStore: saved within cursor_flush_s, or before `saved()` returns
     set_sequence_ids ────────────────────┘
 
-What is saved is one moment of all three. A non-durable cursor is a reader's: nothing of it is saved, it does not hold trimming,
+A save covers one moment of all three. A non-durable cursor belongs to a reader: it is never saved, it does not hold back trimming,
 and trimming moves it forward.
 """
 
@@ -20,7 +20,7 @@ from cepheid_managed_ledger.delivery_counts import DeliveryCounts
 from cepheid_managed_ledger.ledger_list import LedgerList
 from cepheid_metadata import Position
 
-_BATCHES_IN_ONE_GO = 5_000  # encoded in some 2 ms
+_BATCHES_IN_ONE_GO = 5_000  # encoded in about 2 ms
 
 
 class CursorHome(Protocol):
@@ -36,7 +36,7 @@ class CursorHome(Protocol):
 
 
 class Cursor:
-    """Made by `ManagedLedger`. Acknowledging is synchronous and in memory."""
+    """A subscription's position. Created by `ManagedLedger`. Acknowledging is synchronous and in memory."""
 
     def __init__(
         self, name: str, ack_set: AckSet, ledgers: LedgerList, home: CursorHome | None, properties: Mapping[str, str]
@@ -45,16 +45,16 @@ class Cursor:
         self.properties = properties
         self.ack_set = ack_set
         self.active_from: Position | None = None
-        """Where its consumers read next; None: it has none that keep up. The tail cache keeps what active cursors need."""
+        """Where its consumers read next; None: no consumer keeps up. The tail cache keeps what active cursors need."""
         self.sequence_ids: Mapping[str, int] = {}
-        """By producer: what deduplication knows of the entries up to the mark-delete position. Not to be changed in place."""
+        """By producer: what deduplication knows about the entries up to the mark-delete position. Never changed in place."""
         self.is_rewound = False
-        """What it knew was lost: sequence ids, and acknowledgements above a position that was saved earlier."""
+        """Whether state was lost: sequence ids, and acknowledgements above a position that was saved earlier."""
         self.refused_acks = 0
         self.properties_changing = 0
-        """Calls of `set_properties` under way: `properties` has none of it yet."""
+        """Calls of `set_properties` under way: `properties` does not have their values yet."""
         self._counts = DeliveryCounts()
-        self._changes = 0  # of counts and sequence ids
+        self._changes = 0  # changes of counts and sequence ids
         self._ledgers = ledgers
         self._home = home
 
@@ -67,12 +67,14 @@ class Cursor:
 
     @property
     def revision(self) -> int:
-        """Counts changes, so that whoever saves knows what it saved. Starts over with `restart` and `restore`."""
+        """Counts changes, so that a save knows which state it saved. Starts over with `restart` and `restore`."""
         return self.ack_set.revision + self._changes
 
     async def encoded(self) -> tuple[int, Position, bytes]:
-        """A revision, and mark-delete position and state of one moment that has all of this revision, perhaps more: where many
-        batches are acknowledged in part, they are encoded while others have their turn."""
+        """Return a revision, with a mark-delete position and state that have all of it, perhaps more.
+
+        If many batches are partly acknowledged, they are encoded in steps while other tasks run.
+        """
         revision, batches = self.revision, None
         if sum(map(len, self.ack_set.batches.values())) > _BATCHES_IN_ONE_GO:
             batches = await self._encoded_batches()
@@ -80,7 +82,8 @@ class Cursor:
         return revision, self.mark_delete, encode_state(self.ack_set, self._counts, self.sequence_ids, *others)
 
     async def _encoded_batches(self) -> EncodedBatches:
-        """Of now. What is acknowledged meanwhile is in the rest of the state, which goes before these when it is read."""
+        """Encode the present batches. What is acknowledged meanwhile is in the rest of the state, which takes precedence when
+        read."""
         encoded = EncodedBatches()
         for ledger_id, batches in [(ledger_id, list(some.items())) for ledger_id, some in self.ack_set.batches.items()]:
             for start in range(0, len(batches), _BATCHES_IN_ONE_GO):
@@ -97,7 +100,7 @@ class Cursor:
         return self.ack_set.backlog_entries
 
     def acknowledge(self, positions: Iterable[Position]) -> list[Position]:
-        """Returns those refused: no such entries exist in this topic."""
+        """Acknowledge whole entries. Return those refused because they do not exist in this topic."""
         revision = self.ack_set.revision
         if self._counts:
             positions = list(positions)
@@ -108,8 +111,10 @@ class Cursor:
         return refused
 
     def acknowledge_cumulative(self, position: Position, unacked_words: Sequence[int] | None = None, batch_size: int = 0) -> bool:
-        """Everything up to the entry; with words: everything before it, and the messages of it whose bit is not set.
-        False: refused, there is no such entry."""
+        """Acknowledge everything up to the entry; with words, everything before it and the messages of it whose bit is not set.
+
+        False: refused, there is no such entry.
+        """
         revision, before = self.ack_set.revision, self.ack_set.mark_delete
         if unacked_words is None:
             accepted = self.ack_set.acknowledge_cumulative(position)
@@ -121,7 +126,7 @@ class Cursor:
         return accepted
 
     def acknowledge_indexes(self, position: Position, unacked_words: Sequence[int], batch_size: int) -> bool:
-        """The messages of a batch whose bit is not set. False: refused."""
+        """Acknowledge the messages of a batch whose bit is not set. False: refused."""
         revision = self.ack_set.revision
         accepted = self.ack_set.acknowledge_messages(position, mask_of(unacked_words), batch_size)
         self.refused_acks += not accepted
@@ -134,30 +139,30 @@ class Cursor:
         return self.ack_set.is_acknowledged(position)
 
     def unacknowledged_from(self, position: Position) -> Position:
-        """Return the first entry at or after `position` that is still to be delivered. It may be one that is not written yet."""
+        """Return the first entry at or after `position` that is still to be delivered. It may not be written yet."""
         return self.ack_set.unacknowledged_from(position)
 
     def unacknowledged_runs(self, ledger_id: int, first: int, last: int) -> list[tuple[int, int]]:
-        """What of the entries `first..last` (inclusive) is still to be delivered."""
+        """Return the runs of entries in `first..last` (inclusive) that are still to be delivered."""
         return self.ack_set.unacknowledged_runs(ledger_id, first, last)
 
     def unacked_words(self, position: Position) -> tuple[int, ...] | None:
-        """Of a partly acknowledged batch; None: no message of it was acknowledged apart from the others."""
+        """Return the mask of a partly acknowledged batch; None: the batch is not partly acknowledged."""
         batch = self.ack_set.unacked_messages(position)
         return None if batch is None else words_of(batch)
 
     def first_unacknowledged(self) -> Position:
-        """May be the entry that will be written next."""
+        """Return the first entry that is not acknowledged, which may be the one that is written next."""
         return self.ack_set.first_unacknowledged()
 
     # Delivery counts
 
     def redelivery_counts_in(self, ledger_id: int) -> Mapping[int, int]:
-        """How often entries of this ledger were delivered again, only counts above 0. Always the present ones: not a copy."""
+        """Return how often entries of this ledger were redelivered, only counts above 0. The live mapping, not a copy."""
         return self._counts.in_ledger(ledger_id)
 
     def count_redelivery(self, ledger_id: int, entry_id: int) -> None:
-        """Saved with the next round of saving, gone when the entry is acknowledged. At most `MAX_COUNTS` are kept."""
+        """Count a redelivery. It is saved in the next round, and dropped when the entry is acknowledged. `MAX_COUNTS` are kept."""
         if not self.ack_set.is_acknowledged(Position(ledger_id, entry_id)):
             self._counts.add(ledger_id, entry_id)
             self._note_change()
@@ -165,48 +170,51 @@ class Cursor:
     # Sequence ids
 
     def set_sequence_ids(self, sequence_ids: Mapping[str, int]) -> None:
-        """Replaces them all. Saved together with the mark-delete position that the cursor has now (C6)."""
+        """Replace all sequence ids. They are saved together with the cursor's present mark-delete position (C6)."""
         if not all(0 <= sequence_id <= MAX_SEQUENCE_ID for sequence_id in sequence_ids.values()):
-            raise ValueError("sequence ids are 64-bit numbers without sign")
+            raise ValueError("sequence ids must be unsigned 64-bit numbers")
         self.sequence_ids = dict(sequence_ids)
         self._note_change()
 
     # Moving
 
     async def reset(self, position: Position, unacked_words: Sequence[int] = ()) -> None:
-        """Delivery starts at this entry, or at the first one after it. Durable before it returns.
+        """Start delivery at this entry, or at the first one after it. Durable before it returns.
 
-        With words: of that entry, if it is there, the messages whose bit is not set are left out. Acknowledgements that arrive
-        meanwhile are void. Disconnect consumers first."""
+        With words, the messages of that entry whose bit is not set are left out, if the entry exists. Acknowledgements that arrive
+        meanwhile are void. Disconnect consumers first.
+        """
         if self._home is not None:
             await self._home.reset(self, position, unacked_words)
         else:
             self.restart(AckSet.starting_at(self._ledgers, position, unacked_words))
 
     def restart(self, ack_set: AckSet) -> None:
-        """Delivery starts anew: what was acknowledged and counted is void."""
+        """Start delivery again: what was acknowledged and counted is void."""
         self.ack_set = ack_set
         self._counts.clear()
 
     def restore(self, state: CursorState) -> None:
-        """As it was saved, as far as the chain still has it."""
+        """Restore the saved state, as far as the chain still has its entries."""
         self.ack_set = state.ack_set(self._ledgers)
         self._counts = state.counts(self.ack_set)
         self.sequence_ids = state.sequence_ids
 
     def advance_to(self, position: Position) -> int:
-        """Everything up to there counts as acknowledged, without a word from consumers. Never back, not beyond the end.
-        How many entries newly do."""
+        """Acknowledge everything up to `position` on behalf of the consumers; return how many entries that adds.
+
+        Never moves back, or beyond the end.
+        """
         before = self.ack_set.backlog_entries
         self.acknowledge_cumulative(self._ledgers.normalise(position))
         return before - self.ack_set.backlog_entries
 
     def nth_unacknowledged(self, number: int) -> Position | None:
-        """The entry with `number - 1` unacknowledged ones before it. None: there are not so many."""
+        """Return the entry with `number - 1` unacknowledged ones before it. None: there are fewer."""
         return self.ack_set.nth_unacknowledged(number)
 
     def leave_trimmed(self, edge: Position) -> bool:
-        """Ledgers before this edge leave the chain: the cursor does not stay in one of them. Whether it was."""
+        """Move the cursor out of the ledgers before this edge, which leave the chain. Return whether it moved."""
         revision, before = self.ack_set.revision, self.ack_set.mark_delete
         self.ack_set.skip_to(edge)
         self._forget_counts_since(before)
@@ -214,12 +222,12 @@ class Cursor:
         return self.ack_set.mark_delete != before
 
     async def saved(self) -> None:
-        """Returns when everything acknowledged so far is durable. Raises ManagedLedgerError, MetadataError, LedgerError."""
+        """Return once everything acknowledged so far is durable. Raises ManagedLedgerError, MetadataError, LedgerError."""
         if self._home is not None:
             await self._home.wait_saved(self)
 
     async def set_properties(self, properties: Mapping[str, str]) -> None:
-        """Replaces them all. Durable before it returns."""
+        """Replace all properties. Durable before it returns."""
         if self._home is None:
             self.properties = dict(properties)
             return

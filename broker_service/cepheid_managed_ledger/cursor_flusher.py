@@ -1,4 +1,4 @@
-"""One timer per broker that has dirty cursors saved: not one per cursor.
+"""One timer per broker, not one per cursor, that saves dirty cursors.
 
 on_changed ──► note(store) ──cursor_flush_s──► store.save_dirty() of every noted topic, a bounded number at a time
 """
@@ -15,7 +15,7 @@ _TOPICS_AT_ONCE = 256  # their writes meet in the metadata store's group commit
 
 class DirtyCursors(Protocol):
     async def save_dirty(self) -> None:
-        """Reports its own failures, and notes itself again."""
+        """Save the dirty cursors. Reports its own failures, and notes itself again after one."""
 
 
 class CursorFlusher:

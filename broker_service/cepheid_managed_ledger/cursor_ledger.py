@@ -1,15 +1,15 @@
-"""Cursor states that are too large for a metadata record: written whole to one ledger per topic.
+"""Cursor states that are too large for a metadata record: written as a whole to one ledger per topic.
 
     snapshot = n entries (parts), appended as one group:
         format 1 │ generation │ snapshot number │ part k │ parts n │ size of name │ name │ piece of the state
         1          8            8                 4        4         2              …      …
 
 Rules:
-1. A snapshot counts only with all of its parts. Of a cursor's complete snapshots of its present generation the last counts.
+1. A snapshot counts only with all of its parts. Of a cursor's complete snapshots of its present generation, the last one counts.
 2. A cursor's record names the ledger only after a snapshot of that generation is durable in it.
 3. Recovery closes the ledger, which ends the old owner's saves; the new owner starts another one.
-4. What is lost or damaged for certain is passed over: the last whole snapshot counts. That repeats messages; a topic that never
-   opens would lose them. What is not certain is asked again.
+4. What is certainly lost or damaged is skipped: the last whole snapshot counts. That repeats messages; a topic that never opens
+   would lose them. What is not certain is tried again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Snapshot:
 
 
 class CursorLedger:
-    """The one that is written."""
+    """The cursor ledger that is being written."""
 
     def __init__(self, writer: LedgerWriter, part_bytes: int) -> None:
         self.writer = writer
@@ -61,7 +61,7 @@ class CursorLedger:
         return self.writer.length
 
     async def save(self, snapshots: Sequence[Snapshot]) -> None:
-        """Durable when it returns. Raises LedgerError: then the ledger takes no more."""
+        """Write snapshots; they are durable when it returns. Raises LedgerError: the ledger accepts no more."""
         payloads: list[bytes] = []
         for snapshot in snapshots:
             self._number += 1
@@ -80,7 +80,7 @@ class CursorLedger:
         await done
 
     async def aclose(self) -> None:
-        """Ends the ledger, which spares the next owner its recovery; if that fails, recovery ends it."""
+        """Close the ledger, which spares the next owner its recovery; if that fails, recovery closes it."""
         try:
             await self.writer.close()
         except (CepheidError, TimeoutError) as error:
@@ -98,7 +98,7 @@ def parts_of(snapshot: Snapshot, number: int, part_bytes: int) -> list[bytes]:
 
 
 class SnapshotReader:
-    """Puts snapshots together from parts that come in any order: a pure core."""
+    """Assembles snapshots from parts in any order: a pure core."""
 
     def __init__(self, generations: Mapping[str, int]) -> None:
         self._generations = generations
@@ -107,14 +107,14 @@ class SnapshotReader:
         self.damaged = 0
 
     def feed(self, payload: bytes | memoryview) -> None:
-        """Raises CursorStateNewerError."""
+        """Take one part. Raises CursorStateNewerError."""
         if payload and payload[0] > FORMAT:
             message = f"a cursor snapshot has format {payload[0]}; this release knows formats up to {FORMAT}"
             raise CursorStateNewerError(message, format=payload[0], known_format=FORMAT)
         try:
             version, generation, number, part, parts, name_size = _HEAD.unpack_from(payload)
             if version != FORMAT:
-                raise CursorStateDamagedError(f"a cursor snapshot has format {version}, which never was")
+                raise CursorStateDamagedError(f"a cursor snapshot has format {version}, which does not exist")
             name = bytes(payload[_HEAD.size : _HEAD.size + name_size]).decode()
         except (struct.error, UnicodeDecodeError, CursorStateDamagedError):
             self.damaged += 1
@@ -136,7 +136,7 @@ class SnapshotReader:
 
     @property
     def is_complete(self) -> bool:
-        """Something was found for everyone. Fed from the end backwards, it is the newest."""
+        """Whether there is a state for every cursor. If fed from the end backwards, it is the newest one."""
         return len(self._found) == len(self._generations)
 
 
@@ -145,13 +145,13 @@ class RecoveredStates:
     states: Mapping[str, CursorState]
     """The newest state of each cursor that the ledger has; those without any are missing."""
     lost_entries: int
-    """Rule 4. Not 0: newer states may have been in them."""
+    """Entries that were skipped (rule 4). If not 0, they may have held newer states."""
 
 
 async def recover_states(client: LedgerClient, ledger_id: int, generations: Mapping[str, int]) -> RecoveredStates:
-    """Of these cursors (name → generation).
+    """Return the newest states of these cursors (name → generation).
 
-    Raises what is worth another attempt, NoSuchLedgerError and CursorStateNewerError.
+    Raises errors that are worth another attempt, NoSuchLedgerError and CursorStateNewerError.
     """
     lost_entries = 0
     try:

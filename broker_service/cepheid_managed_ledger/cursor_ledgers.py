@@ -1,8 +1,8 @@
-"""The cursor ledgers of one topic: the one being written, and those that cursors' records still name.
+"""The cursor ledgers of one topic: the one being written, and those that records of cursors still name.
 
-no ledger ──first large state──► writing ──full, or a write failed──► writing the next one (everybody's state moves along)
+no ledger ──first large state──► writing ──full, or a write failed──► writing the next one (all states move to it)
 a ledger that no record names any more ──► retired: the chain's deletion queue
-a new ledger that cannot be written ──► deleted; the next attempt later and later, up to MAX_PAUSE_S
+a new ledger that cannot be written ──► deleted; the pause before the next attempt grows up to MAX_PAUSE_S
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class CursorLedgers:
         self._config = config
         self._settings = settings
         self._current: CursorLedger | None = None
-        self._known: dict[int, None] = {}  # those that are not in the deletion queue
+        self._known: dict[int, None] = {}  # ledgers that are not in the deletion queue
         self._is_fresh = False  # nothing is durable in the current one
-        self._failures = 0  # of new ones, in a row
-        self._failed_by: Exception | None = None  # the last of them
+        self._failures = 0  # of new ledgers, in a row
+        self._failed_by: Exception | None = None  # the last failure
         self._not_before = 0.0
 
     def __repr__(self) -> str:
@@ -55,16 +55,18 @@ class CursorLedgers:
 
     @property
     def needs_new(self) -> bool:
-        """The next snapshots need a new ledger, and it needs everybody's."""
+        """Whether the next snapshots need a new ledger, to which the states of all large cursors move."""
         return self._current is None or self._current.size_bytes >= self._settings.cursor_ledger_max_bytes
 
     def remember(self, ledger_ids: Iterable[int]) -> None:
-        """Named by the records found at the opening."""
+        """Take the ledgers named by the records found at the opening."""
         self._known.update(dict.fromkeys(ledger_ids))
 
     async def start_new(self) -> None:
-        """A full ledger goes on being written while no new one can be made. Raises LedgerError, MetadataError, CursorLedgerError:
-        there is none to write."""
+        """Create the next ledger. A full one continues to be used while that fails.
+
+        Raises LedgerError, MetadataError, CursorLedgerError: there is no ledger to write to.
+        """
         before = self._current
         try:
             writer = await self._create()
@@ -81,7 +83,7 @@ class CursorLedgers:
     async def _create(self) -> LedgerWriter:
         wait_s = self._not_before - asyncio.get_running_loop().time()
         if wait_s > 0:
-            attempt = f"no ledger for cursors could be written, and it is tried again in {wait_s:.1f} s"
+            attempt = f"no ledger for cursors could be written; next attempt in {wait_s:.1f} s"
             message = f"{self._topic}: {attempt}: {self._failed_by}"
             raise CursorLedgerError(message, topic=str(self._topic), failures=self._failures)
         config = self._config()
@@ -97,7 +99,8 @@ class CursorLedgers:
             raise
 
     async def save(self, snapshots: Sequence[Snapshot]) -> None:
-        """Durable when it returns. Raises LedgerError: then `needs_new`; CursorLedgerError: a new one fails too."""
+        """Write snapshots; they are durable when it returns. Raises LedgerError: `needs_new`; CursorLedgerError: a new one fails
+        too."""
         assert self._current is not None, "start_new comes first"
         try:
             await self._current.save(snapshots)
@@ -111,14 +114,14 @@ class CursorLedgers:
         self._is_fresh, self._failures = False, 0
 
     async def _give_up_fresh(self, current: CursorLedger, error: LedgerError) -> None:
-        """No record names it, for certain."""
+        """Delete a new ledger that certainly no record names."""
         self._current = None
         self._note_failed(error)
         if await delete_unlinked(self._client, current.writer):
             del self._known[current.ledger_id]
 
     def _note_failed(self, error: Exception) -> None:
-        """The first new attempt comes at once: what failed may have been one bookie."""
+        """Set the time of the next attempt. The first retry is immediate: the failure may concern one bookie."""
         self._failed_by = error
         self._failures += 1
         if self._failures > 1:
@@ -126,19 +129,19 @@ class CursorLedgers:
             self._not_before = asyncio.get_running_loop().time() + pause_s
 
     async def retire(self, named: Container[int]) -> tuple[int, ...]:
-        """Those that no record will name after the write at hand; `forget` them once it is done."""
+        """Return the ledgers that no record names after the write in preparation; `forget` them once it is done."""
         retired = tuple(ledger_id for ledger_id in self._known if ledger_id not in named)
         if self._current is not None and self._current.ledger_id in retired:
             await self.aclose()
         return retired
 
     def forget(self, ledger_ids: Iterable[int]) -> None:
-        """They are in the deletion queue."""
+        """Drop ledgers that are in the deletion queue."""
         for ledger_id in ledger_ids:
             del self._known[ledger_id]
 
     async def delete_unnamed(self, named: Container[int]) -> None:
-        """Of an owner whose last write certainly failed: nobody else knows of what it has just made."""
+        """Delete the present ledger of an owner whose last write certainly failed: no record names it."""
         current = self._current
         if current is not None and current.ledger_id not in named:
             self._current = None

@@ -1,10 +1,10 @@
-"""Bytes of a cursor's state. All of it, however many holes there are.
+"""The encoding of a cursor's state, which is complete however many holes there are.
 
     byte 0       format, 1 or 2
     then         mark-delete position: ledger id, entry id            8 + 8
                  bitmaps n, then n × (ledger id, size, bytes)         4, then 8 + 4 + size    portable roaring format
                  batches m, then m × (ledger id, entry id, messages, mask)    4, then 8 + 8 + 4 + ceil(messages / 8)
-    format 2     redelivered k, then k × (ledger id, count, size, bytes)      4, then 8 + 4 + 4 + size    who has this count
+    format 2     redelivered k, then k × (ledger id, count, size, bytes)      4, then 8 + 4 + 4 + size    entries of this count
                  sequence ids s, then s × (size of name, name, id)    4, then 2 + size + 8
     last 4       CRC32C of everything before: bitmaps are decoded by native code, which must not see damage
 
@@ -41,7 +41,7 @@ _SEQUENCE_ID = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class CursorState:
-    """What a cursor holds, apart from any chain."""
+    """The state of a cursor, independent of any chain."""
 
     mark_delete: Position
     acked: Mapping[int, BitMap] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class CursorState:
 
     @property
     def furthest(self) -> Position:
-        """The last entry of which it says anything."""
+        """The last entry that the state mentions."""
         acked = (Position(ledger_id, entries.max()) for ledger_id, entries in self.acked.items() if entries)
         redelivered = (Position(ledger_id, entries.max()) for ledger_id, _, entries in self.redelivered if entries)
         return max((self.mark_delete, *acked, *self.batches, *redelivered))
@@ -60,7 +60,7 @@ class CursorState:
         return AckSet.restored(ledgers, self.mark_delete, self.acked.items(), self.batches.items())
 
     def counts(self, ack_set: AckSet) -> DeliveryCounts:
-        """Of what is there and not acknowledged."""
+        """Return the delivery counts of entries that exist and are not acknowledged."""
         counts = DeliveryCounts()
         for ledger_id, count, entries in self.redelivered:
             counts.restore(ledger_id, ack_set.unacknowledged_among(ledger_id, entries), count)
@@ -76,7 +76,10 @@ def encode_state(
     sequence_ids: Mapping[str, int] | None = None,
     batches: EncodedBatches | None = None,
 ) -> bytes:
-    """`batches`: where they are many, encoded before this moment (what was acknowledged of them since is not in them)."""
+    """Return the encoded state.
+
+    `batches`: if there are many, encoded before this moment (without what was acknowledged of them since).
+    """
     version = FORMAT if counts or sequence_ids else 1
     parts: list[bytes] = [_HEAD.pack(version, *ack_set.mark_delete), _COUNT.pack(len(ack_set.acked))]
     for ledger_id, entries in ack_set.acked.items():
@@ -95,7 +98,7 @@ def encode_state(
 
 
 class EncodedBatches:
-    """The part of a state whose encoding takes long, as far as it is done: a microsecond for each."""
+    """Encoded batches: the part of a state that takes long to encode, a microsecond for each batch."""
 
     __slots__ = ("count", "parts")
 
@@ -104,14 +107,14 @@ class EncodedBatches:
         self.parts: list[bytes] = []
 
     def add(self, ledger_id: int, batches: Iterable[tuple[int, Batch]]) -> None:
-        """Of these entries of a ledger."""
+        """Add batches of one ledger."""
         for entry_id, (mask, messages) in batches:
             self.count += 1
             self.parts += (_BATCH.pack(ledger_id, entry_id, messages), mask.to_bytes((messages + 7) // 8, "little"))
 
 
 def _bytes_of(entries: BitMap) -> bytes:
-    entries.run_optimize()  # changes the representation alone
+    entries.run_optimize()  # changes only the representation
     return entries.serialize()
 
 
@@ -133,7 +136,7 @@ def _encode_sequence_ids(sequence_ids: Mapping[str, int]) -> list[bytes]:
 
 
 def decode_state(data: bytes) -> CursorState:
-    """Raises CursorStateDamagedError, CursorStateNewerError."""
+    """Return the decoded state. Raises CursorStateDamagedError, CursorStateNewerError."""
     if len(data) < _HEAD.size + 3 * _COUNT.size:
         raise CursorStateDamagedError(f"cursor state is cut off at {len(data)} bytes", size_bytes=len(data))
     body = memoryview(data)[: -_COUNT.size]
@@ -151,7 +154,7 @@ def decode_state(data: bytes) -> CursorState:
 
 
 class _Reading:
-    """Where decoding stands."""
+    """The position of the decoder in a state."""
 
     __slots__ = ("_body", "_offset")
 

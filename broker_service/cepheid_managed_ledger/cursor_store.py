@@ -2,17 +2,17 @@
 
     dirty cursors ──round──► encode ──┬── small: state inline in the cursor's record ──────────────┬──► one multi with a check
                                       └── large: snapshot in the topic's cursor ledger ──► record ─┘    of the chain's version
-                                                                     only when it names another ledger than before
+                                                                     only if it names another ledger than before
 
 Rules:
-1. A round saves everything that is dirty when it starts, whole; who waits joins the next round to start. One at a time. When no
-   cursor ledger can be written, it saves those that need none.
-2. A saved state is replaced, never patched: the newest one that is durable counts.
-3. A record names a cursor ledger only after the cursor's state is durable there; a ledger that no record names any more goes
-   to the chain's deletion queue in the very write that took the last name away.
-4. A reset raises the generation and is durable before it is visible; what was acknowledged meanwhile is void.
-5. Positions are chosen for cursors, and ledgers for trimming, under one lock: a new cursor never points into what goes.
-6. The old owner is shut out before anything is read: the chain was taken over (its saves check the chain's version), and
+1. A round saves the whole of everything that is dirty when it starts; a caller that waits joins the next round. Only one round runs
+   at a time. If no cursor ledger can be written, the round saves the cursors that need none.
+2. A saved state is replaced, never patched: the newest durable one counts.
+3. A record names a cursor ledger only after the cursor's state is durable there. A ledger that no record names any more enters the
+   chain's deletion queue in the same write that removed the last name.
+4. A reset raises the generation and is durable before it is visible; acknowledgements received meanwhile are void.
+5. Positions for cursors and ledgers to trim are chosen under one lock: a new cursor never points into a ledger being removed.
+6. The previous owner is shut out before anything is read: the chain was taken over (its saves check the chain's version), and
    recovery closes the cursor ledger that it may be writing.
 """
 
@@ -52,8 +52,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_WRITE_BYTES = 128 << 10  # of records in one multi: some 500, encoded in 5 ms; a request is limited to 1 MB
-_CURSORS_IN_ONE_GO = 50  # looked at in less than a millisecond, then others have their turn
+_WRITE_BYTES = 128 << 10  # records in one multi: about 500, encoded in 5 ms; a request is limited to 1 MB
+_CURSORS_IN_ONE_GO = 50  # processed in less than a millisecond, then other tasks run
 
 
 class CursorStore:
@@ -95,7 +95,7 @@ class CursorStore:
         self.on_created: Callable[[Cursor], None] = lambda _: None
         self.on_deleted: Callable[[Cursor], None] = lambda _: None
         self.on_reset: Callable[[Cursor], None] = lambda _: None
-        """When it is done: whoever asked for it may have given up long ago, for the store was away."""
+        """Called when a reset is done, also if its caller has given up because the store was unavailable."""
         self.failure: Exception | None = None
         """Why the last round of saves failed; None: it saved everything."""
         self.rounds = 0
@@ -117,17 +117,17 @@ class CursorStore:
 
     @property
     def ledger_ids(self) -> Mapping[str, int]:
-        """The cursor ledgers of those whose state is in one."""
+        """The cursor ledger of each cursor whose state is in one."""
         found = {name: saved.record.cursor_ledger_id for name, saved in self._saved.items()}
         return {name: ledger_id for name, ledger_id in found.items() if ledger_id is not None}
 
     @property
     def saved_mark_deletes(self) -> list[Position]:
-        """What is durable: trimming goes by this."""
+        """The durable mark-delete positions, which trimming relies on."""
         return [saved.mark_delete for saved in self._saved.values()]
 
     async def recover(self) -> None:
-        """Rule 6."""
+        """Load the cursors and delete records of an earlier incarnation, after the previous owner is shut out (rule 6)."""
         incarnation = self._keeper.chain.incarnation
         recovered = await recover_cursors(self._topic, incarnation, self._store, self._client, self._ledgers, self)
         self._saved, self.rewound = recovered.saved, recovered.rewound
@@ -138,11 +138,11 @@ class CursorStore:
             if recovered.stale:
                 stale = [self._records.delete_op((self._topic, name), version) for name, version in recovered.stale.items()]
                 await self._keeper.commit(lambda _: (None, stale))
-        except BaseException:  # the opening fails or is cancelled: nobody closes what this began
+        except BaseException:  # the opening fails or is cancelled: no one else closes what this started
             await self._cursor_ledgers.aclose()
             raise
 
-    # Asked by cursors
+    # Called by cursors
 
     def on_changed(self, cursor: Cursor) -> None:
         saved = self._saved.get(cursor.name)
@@ -160,10 +160,10 @@ class CursorStore:
                 await self._save_in_time(saved)
             except Exception:
                 if saved.record.generation == generation and saved.revision < revision:
-                    raise  # else it is another cursor's failure: this one is saved, or was reset
+                    raise  # otherwise another cursor's save failed: this one is saved, or was reset
 
     async def _save_in_time(self, saved: SavedCursor) -> None:
-        """Who waits for it is a client: a metadata store that is away for a moment costs it that moment, not an error."""
+        """Save a cursor that a client waits for. A short outage of the metadata store costs the client time, not an error."""
         pause_s = self._settings.metadata_retry_s
         try:
             async with asyncio.timeout(self._settings.metadata_timeout_s):
@@ -188,7 +188,7 @@ class CursorStore:
     async def set_properties(self, cursor: Cursor, properties: Mapping[str, str]) -> None:
         await self._alone("set-properties", partial(self._set_properties, cursor.name, properties))
 
-    # Asked by the managed ledger
+    # Called by the managed ledger
 
     async def create(self, name: str, mark_delete: Position, properties: Mapping[str, str]) -> Cursor:
         return await self._alone("create-cursor", partial(self._create, name, mark_delete, properties), positions=True)
@@ -197,26 +197,26 @@ class CursorStore:
         await self._alone("delete-cursor", partial(self._delete, name))
 
     async def save_all(self) -> None:
-        """What is dirty. Raises what the stores raise."""
+        """Save everything that is dirty. Raises the errors of the stores."""
         if self._dirty:
             await self._join_round()
 
     async def save_dirty(self) -> None:
-        """For the flusher."""
+        """Save everything that is dirty, for the flusher."""
         try:
             await self.save_all()
-        except Exception as error:  # defects were told to `on_error`, and other topics are saved in the same go
+        except Exception as error:  # defects were reported to `on_error`; other topics are saved in the same pass
             log.warning("cursor.save_failed", extra={"topic": str(self._topic), "error": str(error)})
 
     async def aclose(self) -> None:
-        """Saves what is dirty if that is still possible."""
+        """Save what is dirty if that is still possible, and close the cursor ledger."""
         if self._closed:
             return
         self._closed = True
         self._flusher.forget(self)
         if self._next_round is not None:
             await asyncio.wait([self._next_round])
-        async with self._writing:  # behind whatever was begun
+        async with self._writing:  # after everything that was started
             if self._dirty and (error := await self._round()) is not None:
                 log.warning("cursor.save_failed", extra={"topic": str(self._topic), "error": str(error)})
         await self._tasks.aclose()
@@ -249,7 +249,7 @@ class CursorStore:
                     joined.set_result(None)
                 else:
                     joined.set_exception(outcome)
-                    joined.exception()  # the flusher's rounds have nobody who waits
+                    joined.exception()  # no caller waits for a round of the flusher
         finally:
             self._running = False
 
@@ -261,9 +261,7 @@ class CursorStore:
         except Exception as error:
             self._dirty = {**dirty, **self._dirty}
             if self._dirty and not self._closed and self._keeper.lost is None:
-                self._flusher.note(
-                    self
-                )  # whoever asked for this round: its caller may ask no more, or the flusher have had its turn
+                self._flusher.note(self)  # its callers may not ask again, and the flusher may already have run
             if not isinstance(error, CepheidError | TimeoutError):
                 self._on_error(error)  # a defect: saving must not stop unnoticed
             self.failure = error
@@ -274,7 +272,7 @@ class CursorStore:
         return None
 
     async def _alone(self, name: str, work: Callable[[], Coroutine[Any, Any, T]], *, positions: bool = False) -> T:
-        """Between rounds, and to its end. `positions`: not while a trim decides."""
+        """Run `work` between rounds and to its end. `positions`: also not while a trim decides."""
         self._check_open()
 
         async def alone() -> T:
@@ -290,7 +288,7 @@ class CursorStore:
     async def _save(self, dirty: Sequence[SavedCursor]) -> None:
         saves = await self._capture(dirty)
         large = [save for save in saves if self._is_large(save)]
-        # First those that need no ledger: while none can be written, they are saved all the same.
+        # First those that need no ledger: they are saved even while no ledger can be written.
         await self._save_records([save for save in saves if not self._is_large(save)])
         if large:
             await self._save_records(await self._save_large(large))
@@ -320,7 +318,10 @@ class CursorStore:
         return save.is_large(self._settings.cursor_inline_bytes)
 
     async def _save_large(self, saves: list[CursorSave]) -> list[CursorSave]:
-        """Snapshots of the large ones. Returns all whose records may change: a new cursor ledger takes everybody along."""
+        """Write snapshots of the large cursors.
+
+        Returns all cursors whose records may change: a new cursor ledger also takes over the cursors of the one before it.
+        """
         while True:
             if self._cursor_ledgers.needs_new:
                 names = {save.name for save in saves}
@@ -354,7 +355,7 @@ class CursorStore:
             start = end
 
     async def _commit(self, ops: Sequence[Op], changed: Mapping[str, CursorRecord | None], *, retire: bool = True) -> None:
-        """Rule 3. `changed`: the records as they will be, None for one that goes."""
+        """Write records, and queue cursor ledgers without a name for deletion (rule 3). `changed`: new records; None: deleted."""
         retired = await self._cursor_ledgers.retire(self._named_ledgers(changed)) if retire else ()
 
         def plan(chain: Chain) -> tuple[Chain | None, Sequence[Op]]:
@@ -371,7 +372,7 @@ class CursorStore:
             if record is not None and record.cursor_ledger_id is not None
         }
 
-    # What runs alone
+    # Operations that run alone
 
     async def _create(self, name: str, mark_delete: Position, properties: Mapping[str, str]) -> Cursor:
         if name in self._saved:
@@ -401,7 +402,7 @@ class CursorStore:
         del self._saved[name]
         self._dirty.pop(name, None)
         self.on_deleted(saved.cursor)
-        self._on_saved()  # it may have held ledgers
+        self._on_saved()  # the cursor may have kept ledgers from being trimmed
 
     def _known(self, name: str) -> SavedCursor:
         saved = self._saved.get(name)
@@ -427,12 +428,13 @@ class CursorStore:
         self._dirty.pop(name, None)
         self._leave_the_empty_chain(saved.cursor)
         self.on_reset(saved.cursor)
-        if saved.cursor.sequence_ids is not sequence_ids:  # set meanwhile: they are not in what was written
+        if saved.cursor.sequence_ids is not sequence_ids:  # set meanwhile: the record written does not have them
             saved.cursor.set_sequence_ids(saved.cursor.sequence_ids)
         self._on_saved()
 
     def _leave_the_empty_chain(self, cursor: Cursor) -> None:
-        """The topic may have got its first ledger while the record was written: then the cursor begins in it, as all others do."""
+        """Move the cursor to the topic's first ledger if that was created while the record was written, as for all other
+        cursors."""
         cursor.leave_trimmed(self._ledgers.first_position)
 
     async def _set_properties(self, name: str, properties: Mapping[str, str]) -> None:

@@ -1,9 +1,9 @@
-"""How often entries of a subscription were delivered again: the redelivery counts by which clients find their dead letters.
+"""How often entries of a subscription were redelivered: the counts by which clients decide what is a dead letter.
 
-    count ──► 5:1 → 1, 5:7 → 3 ──acknowledged──► gone         and the other way round: 1 → {5:1}, 3 → {5:7}
+    count ──► 5:1 → 1, 5:7 → 3 ──acknowledged──► removed      and the inverse: 1 → {5:1}, 3 → {5:7}
 
-Only counts above 0 are kept. They are the cursor's, not the dispatch core's, and are saved with it: a message that kills its
-consumers, or the broker, has its count after the restart (DeadLetterPolicy of the clients, protocol.md §16). Dispatch asks for
+Only counts above 0 are kept. They belong to the cursor, not to the dispatch core, and are saved with it: a message that crashes
+its consumers, or the broker, has its count after the restart (DeadLetterPolicy of the clients, protocol.md §16). Dispatch asks for
 the count of an entry; what is saved is which entries have a count, as bitmaps, so that saving a hundred thousand counts takes
 no longer than saving as many acknowledgements.
 """
@@ -18,7 +18,7 @@ from pyroaring import BitMap
 from cepheid_metadata import Position
 
 MAX_COUNTS = 1_000_000
-"""Of one cursor, some 100 MB. At the bound the oldest positions are forgotten: they are delivered with the count 0 again."""
+"""Counts of one cursor, about 100 MB. At the limit the oldest positions are dropped: they are delivered with the count 0."""
 
 MAX_COUNT = (1 << 31) - 1  # a Java client reads the wire's uint32 as a signed number
 _NONE: Mapping[int, int] = MappingProxyType({})
@@ -38,13 +38,13 @@ class DeliveryCounts:
         return self._size
 
     def groups(self) -> Iterator[tuple[int, int, BitMap]]:
-        """Ledger id, count, and which entries have it (not to be changed)."""
+        """Return ledger id, count, and the entries with this count (not to be changed)."""
         for ledger_id, counts in self._by_ledger.items():
             for count, entries in counts.entries_with.items():
                 yield ledger_id, count, entries
 
     def in_ledger(self, ledger_id: int) -> Mapping[int, int]:
-        """Counts by entry id, as they are at any time: not a copy, not to be changed."""
+        """Return the counts by entry id. The live mapping, not a copy; not to be changed."""
         counts = self._by_ledger.get(ledger_id)
         return _NONE if counts is None else counts.by_entry
 
@@ -57,7 +57,7 @@ class DeliveryCounts:
             self._forget_oldest(MAX_COUNTS // 64)  # many at once, so that each costs little
 
     def restore(self, ledger_id: int, entries: BitMap, count: int) -> None:
-        """These entries, which have no count yet, have this one."""
+        """Set this count for these entries, which have none yet."""
         if entries:
             counts = self._by_ledger.setdefault(ledger_id, _LedgerCounts())
             self._size += counts.restore(entries, count)
@@ -71,7 +71,7 @@ class DeliveryCounts:
                     del self._by_ledger[ledger_id]
 
     def forget_between(self, after: Position, last: Position) -> None:
-        """Of the entries after the one and up to the other."""
+        """Drop the counts of the entries in (after, last]."""
         for ledger_id in [ledger_id for ledger_id in self._by_ledger if after.ledger_id <= ledger_id <= last.ledger_id]:
             first_entry = after.entry_id + 1 if ledger_id == after.ledger_id else 0
             if ledger_id < last.ledger_id and first_entry == 0:
@@ -99,7 +99,7 @@ _FEW = 256
 
 
 class _LedgerCounts:
-    """Of one ledger, both ways."""
+    """The counts of one ledger, in both directions."""
 
     __slots__ = ("by_entry", "entries_with")
 
@@ -111,7 +111,7 @@ class _LedgerCounts:
         return BitMap.union(*self.entries_with.values())
 
     def add(self, entry_id: int, times: int) -> int:
-        """1: it is a new one."""
+        """Add to the count of an entry. Return 1 if it had none, else 0."""
         before = self.by_entry.get(entry_id)
         count = self.by_entry[entry_id] = min((before or 0) + times, MAX_COUNT)
         if before is not None:
@@ -131,7 +131,7 @@ class _LedgerCounts:
         return len(self.by_entry) - before
 
     def forget(self, entry_id: int) -> int:
-        """1: it was there."""
+        """Drop the count of an entry. Return 1 if it had one, else 0."""
         count = self.by_entry.pop(entry_id, None)
         if count is None:
             return 0

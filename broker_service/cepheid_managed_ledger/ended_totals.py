@@ -1,9 +1,9 @@
-"""Sums over the ended ledgers of a chain, so that a cursor far behind costs no more than one at the end.
+"""Sums over the closed ledgers of a chain, so that a cursor far behind costs no more than one at the end.
 
-    ledgers            5          6          8         those that get no more entries
+    ledgers            5          6          8         closed ledgers
     before each        0          ●          ●          ● sum of all before it; of those from index i on: last − before i
 
-A ledger whose messages nobody has counted counts 0 messages here, and is listed in `uncounted`.
+A ledger whose messages are not counted counts as 0 messages here, and is listed in `uncounted`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class EndedTotals:
     __slots__ = ("_before", "ids", "uncounted")
 
     def __init__(self, ledgers: Iterable[tuple[int, int, int | None, int]]) -> None:
-        """Ledger id, entries, messages, bytes; in the order of the chain."""
+        """Take (ledger id, entries, messages, bytes) in the order of the chain."""
         self.ids: list[int] = []
         self.uncounted: list[int] = []
         self._before = [Amount()]
@@ -32,11 +32,11 @@ class EndedTotals:
         return f"<EndedTotals of {len(self.ids)} ledgers, {len(self.uncounted)} uncounted>"
 
     def behind(self, ledger_id: int) -> Amount:
-        """Of the ledgers after this one."""
+        """Return the totals of the ledgers after this one."""
         return self._before[-1].minus(self._before[bisect_right(self.ids, ledger_id)])
 
     def of(self, ledger_id: int) -> Amount:
-        """Of this ledger; nothing when it is not among them."""
+        """Return the totals of this ledger; zero if it is not in the list."""
         index = bisect_left(self.ids, ledger_id)
         if index == len(self.ids) or self.ids[index] != ledger_id:
             return Amount()

@@ -1,10 +1,10 @@
-"""How appending to a managed ledger comes to its end: for ever, or until the next opening.
+"""Ends the appends to a managed ledger: for good, or until the next opening.
 
     terminate ──► no more rollovers ──► drained ──► ledger closed ──► its end and the topic's, in one write
     close     ──► (Upkeep was stopped) ──► drained ──► … cursors saved … ──► ledger closed ──► its end
 
-Without an open ledger nothing is drained or closed: the chain's last ledger has ended already.
-Drained is answered: an append that takes too long is failed, and may be stored all the same.
+Without an open ledger nothing is drained or closed: the chain's last ledger is closed already.
+Drained means answered: an append that takes too long fails, and may be stored all the same.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class Ending:
-    """Of one opening that appends."""
+    """The end of one opening that appends."""
 
     def __init__(
         self,
@@ -53,7 +53,8 @@ class Ending:
         return f"<Ending of {self._topic}: {self.appender!r}>"
 
     async def terminate(self) -> None:
-        """Nobody appends any more. Raises ManagedLedgerError, LedgerError, MetadataError, TimeoutError."""
+        """Close the last ledger and record the end of the topic. Raises ManagedLedgerError, LedgerError, MetadataError,
+        TimeoutError."""
         self._upkeep.end_rollovers()
         await self._drain()
         if self.appender is None:
@@ -70,14 +71,17 @@ class Ending:
         await self._keeper.commit(plan)
 
     async def end_appends(self, refusal: ManagedLedgerError) -> None:
-        """Everything appended is answered, and later appends are refused."""
+        """Wait until everything appended is answered, and refuse later appends."""
         await self._drain()
         if self.appender is not None:
-            self.appender.fail(refusal)  # also whatever a failed rollover may have left
+            self.appender.fail(refusal)  # also what a failed rollover may have left
 
     async def end_ledger(self, *, usable: bool) -> None:
-        """`usable`: it ends where it is, which spares the next opening a recovery, and counting its messages. Else, or when that
-        fails, recovery it is."""
+        """Close the writer. `usable`: record the ledger's end, which spares the next opening a recovery and a count of its
+        messages.
+
+        Otherwise, or if that fails, the next opening recovers the ledger.
+        """
         if self.appender is None:
             return
         writer = self.appender.writer
@@ -89,7 +93,8 @@ class Ending:
         await writer.aclose()
 
     def _is_last(self, writer: LedgerWriter) -> bool:
-        """Of the chain. A rollover that failed may have left one that the chain does not name, as far as we know."""
+        """Whether the writer's ledger is the last of the chain. A failed rollover may have left one that the chain does not
+        name."""
         return self._keeper.lost is None and self._keeper.chain.ledgers[-1].ledger_id == writer.ledger_id
 
     async def _record_end(self, writer: LedgerWriter) -> None:
@@ -102,19 +107,19 @@ class Ending:
         await self._keeper.commit(plan)
 
     async def _drain(self) -> None:
-        """Until everything appended is answered, and no other ledger is on its way; what takes too long is failed."""
+        """Wait until everything appended is answered and no change of ledgers is running; fail what takes too long."""
         try:
             async with asyncio.timeout(self._settings.drain_timeout_s):
                 await self._upkeep.wait_rolled()
                 if self.appender is not None:
                     await self.appender.wait_answered()
         except TimeoutError:
-            message = f"{self._topic}: appends were not stored within {self._settings.drain_timeout_s} s before its end"
+            message = f"{self._topic}: appends were not stored within {self._settings.drain_timeout_s} s before the topic closed"
             self._keeper.is_patient = False
             if self.appender is not None:
                 self.appender.fail(ManagedLedgerClosedError(message, topic=str(self._topic)))
         except ManagedLedgerError:
-            pass  # answered with it
+            pass  # they were answered with this error
         await self._upkeep.wait_rolled()
 
 

@@ -1,6 +1,6 @@
-"""What can go wrong with a topic's managed ledger, by type.
+"""Errors of a topic's managed ledger.
 
-A failed append says nothing of the entries' fate: they may be stored and be found when the topic is opened again.
+A failed append says nothing about its entries: they may be stored, and be there when the topic is opened again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class ManagedLedgerError(CepheidError):
 
 
 class ChainDamagedError(ManagedLedgerError):
-    """The chain names a ledger that does not exist, or that has fewer entries than recorded. Nothing is opened over it."""
+    """The chain names a ledger that does not exist, or that has fewer entries than recorded. The topic is not opened without it."""
 
     hint: ClassVar[str] = (
         "acknowledged entries are missing: do not delete the topic; restore the ledger's metadata or the bookies' disks"
@@ -23,7 +23,7 @@ class ChainDamagedError(ManagedLedgerError):
 
 
 class ManagedLedgerFencedError(ManagedLedgerError):
-    """Another opening of the topic has changed its records: this one is over, for good."""
+    """Another opening of the topic has changed its records: this one has ended for good."""
 
     retriable: ClassVar[bool] = True
     hint: ClassVar[str] = "look the topic up again; its new owner serves it"
@@ -33,21 +33,21 @@ class ManagedLedgerFailedError(ManagedLedgerError):
     """A write failed. Opening the topic again recovers what is stored and continues."""
 
     retriable: ClassVar[bool] = True
-    hint: ClassVar[str] = "the topic is opened again by itself; see the cause for the bookies or the store to look at"
+    hint: ClassVar[str] = "the topic is opened again automatically; the cause names the bookies or the store to check"
 
 
 class ManagedLedgerClosedError(ManagedLedgerError):
-    """Closed or being closed by its owner."""
+    """The managed ledger is closed, or being closed by its owner."""
 
     retriable: ClassVar[bool] = True
 
 
 class ManagedLedgerDeletedError(ManagedLedgerError):
-    """Deleted or being deleted."""
+    """The managed ledger is deleted, or being deleted."""
 
 
 class ChainNotDeletableError(ManagedLedgerError):
-    """A ledger of the topic can be neither closed nor read, so the topic was not deleted: it has all that it had."""
+    """A ledger of the topic can be neither closed nor read, so the topic was not deleted and is unchanged."""
 
     retriable: ClassVar[bool] = True
     hint: ClassVar[str] = (
@@ -57,61 +57,61 @@ class ChainNotDeletableError(ManagedLedgerError):
 
 
 class NoOpenLedgerError(ManagedLedgerError):
-    """There is no ledger to append to, since too few bookies take new ones. What is stored is read and acknowledged as ever."""
+    """There is no ledger to append to, since too few bookies accept new ones. Stored entries can be read and acknowledged."""
 
     retriable: ClassVar[bool] = True
 
 
 class TopicTerminatedError(ManagedLedgerError):
-    """The topic was terminated: it is read, never appended to."""
+    """The topic was terminated: it can be read, but not appended to."""
 
-    hint: ClassVar[str] = "publish to another topic; what is here can still be consumed"
+    hint: ClassVar[str] = "publish to another topic; this topic can still be consumed"
 
 
 class TooManyAppendsError(ManagedLedgerError):
-    """More bytes wait to be stored than one topic may have waiting. Nothing was kept."""
+    """More bytes wait to be stored than one topic may have waiting. Nothing was stored."""
 
     retriable: ClassVar[bool] = True
     hint: ClassVar[str] = "the bookies are slower than the producers; publish more slowly or spread over partitions"
 
 
 class EntryTrimmedError(ManagedLedgerError):
-    """The entry's ledger was trimmed; what comes next is still there."""
+    """The entry's ledger was trimmed; later entries are still there."""
 
     retriable: ClassVar[bool] = True
 
 
 class CursorExistsError(ManagedLedgerError):
-    """A cursor of this name exists."""
+    """A cursor with this name exists."""
 
 
 class NoSuchCursorError(ManagedLedgerError):
-    """No cursor of this name."""
+    """There is no cursor with this name."""
 
 
 class CursorStateDamagedError(ManagedLedgerError):
-    """Saved cursor state that cannot be what was saved."""
+    """Saved cursor state is damaged."""
 
-    hint: ClassVar[str] = "the subscription continues from its last good state, so some messages come again"
+    hint: ClassVar[str] = "the subscription continues from its last good state, so some messages are delivered again"
 
 
 class CursorLedgerError(ManagedLedgerError):
-    """No ledger for large cursor states could be written lately, and it is not tried again yet."""
+    """No ledger for large cursor states could be written lately, and the next attempt is not due yet."""
 
     retriable: ClassVar[bool] = True
-    hint: ClassVar[str] = "see the cause for the bookies to look at; acknowledgements are saved once they can be"
+    hint: ClassVar[str] = "the cause names the bookies to check; acknowledgements are saved as soon as possible"
 
 
 class CursorStateNewerError(ManagedLedgerError):
-    """Saved cursor state that a newer release wrote. The topic is not opened: to go on without it would forget acknowledgements."""
+    """Cursor state was saved by a newer release. The topic is not opened: without the state it would forget acknowledgements."""
 
     hint: ClassVar[str] = "run the release that wrote it, or a newer one"
 
 
 class TooManyCursorsError(ManagedLedgerError):
-    """A topic has a bounded number of durable cursors."""
+    """The topic has as many durable cursors as it may have."""
 
-    hint: ClassVar[str] = "delete subscriptions that nobody uses"
+    hint: ClassVar[str] = "delete unused subscriptions"
 
 
 class OffloadError(ManagedLedgerError):
@@ -119,19 +119,19 @@ class OffloadError(ManagedLedgerError):
 
 
 class OffloadRunningError(OffloadError):
-    """A request to offload is being carried out already."""
+    """A request to offload is running already."""
 
     retriable: ClassVar[bool] = True
     hint: ClassVar[str] = "wait until its state is no longer RUNNING, then ask again"
 
 
 class OffloadOffError(OffloadError):
-    """The topic's policies do not say where ledgers are offloaded to."""
+    """The topic's policies name no place to offload ledgers to."""
 
     hint: ClassVar[str] = "set an offload policy with a URL for the topic or its namespace"
 
 
 class NoObjectStoreError(ManagedLedgerError):
-    """Ledgers are, or should be, in an object store, and this broker runs without the libraries for that."""
+    """Ledgers are, or should be, in an object store, and this broker runs without the libraries for it."""
 
     hint: ClassVar[str] = "pip install cepheid[tiered] on every broker, and restart it"

@@ -1,4 +1,4 @@
-"""From a ledger that broke to the next one, in place: producers see latency.
+"""Replaces a ledger that broke by the next one, in place: producers notice only latency.
 
     broken ──► break off ──► recover it ──► settle ──► create the next ──► its end and the next, in one write ──► resume
     (appends queue meanwhile)  (its end is known)  (what is in it is answered)                  (the rest is sent, in order)
@@ -7,14 +7,14 @@ Rules:
 1. The end is what recovery says, never what the writer believed: an entry whose confirmation was lost is in the ledger, and
    would be stored twice if it were sent again (apache/pulsar#7490).
 2. What recovery found is answered before the chain records the end: the ledger is closed there for good, and every opening, also
-   somebody else's, finds the same end.
-3. A ledger that the chain does not name yet (a rollover was under way) is given up: what it has comes behind what broke.
-   It goes to the deletion queue in the very write that records its replacement.
-4. A conflict at that write is another owner: fenced for good, as with every other write.
-5. Bounded: `ledger_failover_timeout_s` from the moment it broke, with growing pauses; a ledger that breaks before it has taken
-   anything continues the time of the one before. Then everything waiting fails, and the topic is opened anew. One thing takes
-   longer: a write of the chain whose outcome is in doubt is waited for as long as the session may live (`ChainKeeper`, rule 4),
-   since whoever gave it up would not know which ledger the chain names.
+   by another broker, finds the same end.
+3. A ledger that the chain does not name yet (a rollover was under way) is given up: its entries follow the part that broke.
+   It enters the deletion queue in the same write that records its replacement.
+4. A conflict at that write means another owner: fenced for good, as with every other write.
+5. Bounded: `ledger_failover_timeout_s` from the moment it broke, with growing pauses; a ledger that breaks before it has stored
+   anything continues the time of the one before. Then everything that waits fails, and the topic is opened again. Only one step may
+   take longer: a write of the chain whose outcome is in doubt is waited for as long as the session may live (`ChainKeeper`, rule
+   4), since after giving it up it would be unknown which ledger the chain names.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 
 class Failover:
-    """One at a time, and never beside a rollover."""
+    """The failovers of a topic, one at a time and never during a rollover."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Failover:
         on_end_known: Callable[[int], None],
         on_failed: Callable[[ManagedLedgerError], None],
     ) -> None:
-        """`on_end_known(ledger id)`: what readers believed of it is void."""
+        """`on_end_known(ledger id)`: what readers know about its end is void."""
         self._topic = topic
         self._keeper = keeper
         self._client = client
@@ -70,8 +70,8 @@ class Failover:
         self._on_end_known = on_end_known
         self._on_failed = on_failed
         self._deadline = 0.0
-        self._resumed: LedgerWriter | None = None  # the one that was given what waited for it
-        self._in_vain = 0  # ledgers in a row that took nothing
+        self._resumed: LedgerWriter | None = None  # the one that received the queued appends
+        self._in_vain = 0  # ledgers in a row that stored nothing
         self.count = 0
 
     @property
@@ -79,7 +79,7 @@ class Failover:
         return self._appender.is_broken
 
     async def run(self, config: Callable[[], ManagedLedgerConfig]) -> None:
-        """Reports its failure to `on_failed`."""
+        """Do one failover. A failure is reported to `on_failed`."""
         loop = asyncio.get_running_loop()
         started_at, broken_by = loop.time(), self._appender.broken_by
         left = self._appender.break_off()
@@ -105,7 +105,7 @@ class Failover:
         self._appender.resume(writer)
 
     def _note_broken(self, broken: LedgerWriter) -> None:
-        """Rule 5. What a rollover led to is no ledger of the one before, however empty."""
+        """Set the deadline (rule 5). A rollover's new ledger does not continue the time of the one before, however empty it is."""
         now, timeout_s = asyncio.get_running_loop().time(), self._settings.ledger_failover_timeout_s
         if self._ledgers.entries_of(broken.ledger_id) or broken is not self._resumed:
             self._deadline, self._in_vain = now + timeout_s, 0
@@ -145,7 +145,7 @@ class Failover:
             await delete_unlinked(self._client, writer)
 
     async def _insist(self, step: str, attempt: Callable[[], Awaitable[T]], *, cut: bool = True) -> T:
-        """Until the deadline. `cut`: the attempt may be cut short there."""
+        """Retry until the deadline. `cut`: the attempt may be cancelled there."""
         pause_s = FIRST_PAUSE_S
         if step == "create" and self._in_vain:
             await asyncio.sleep(min(MAX_PAUSE_S, FIRST_PAUSE_S * 2 ** min(self._in_vain, 10)))
@@ -163,14 +163,14 @@ class Failover:
             pause_s = min(MAX_PAUSE_S, pause_s * 2)
 
     def _check_wanted(self) -> None:
-        """Appends may have failed meanwhile: closed, fenced, the session lost."""
+        """Raise the error if appends have failed meanwhile: closed, fenced, the session lost."""
         if self._appender.failure is not None:
             raise self._appender.failure
 
     def _failure(self, broken: LedgerWriter, error: Exception) -> ManagedLedgerError:
         if isinstance(error, ManagedLedgerError):
             return error
-        message = f"{self._topic}: ledger {broken.ledger_id} broke and could not be followed by the next: {error}"
+        message = f"{self._topic}: ledger {broken.ledger_id} broke and could not be replaced: {error}"
         failure = ManagedLedgerFailedError(message, topic=str(self._topic), ledger_id=broken.ledger_id)
         failure.__cause__ = error
         return failure

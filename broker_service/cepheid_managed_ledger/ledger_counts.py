@@ -1,10 +1,10 @@
-"""How many messages and bytes each entry of one ledger holds, compactly, for a run of entries up to the newest known.
+"""The messages and bytes of each entry of one ledger, stored compactly, for a run of entries up to the newest known.
 
     entries   0 .. 99        100 .................... 249         sizes     one uint32 an entry
               not known      first                    end         messages  one uint32 an entry, only if one is a batch
                              │ 128 │ 128 │ 128 │ …                sums before each block: any range is summed in microseconds
 
-It grows at its end by what is appended, and at its start by what is read back.
+It grows at its end when entries are appended, and at its start when entries are read back.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _BLOCK = 128
 
 
 class Amount(NamedTuple):
-    """Of entries: how many, the messages in them, the bytes of their payloads."""
+    """Totals of some entries: their number, the messages in them, the bytes of their payloads."""
 
     entries: int = 0
     messages: int = 0
@@ -36,14 +36,14 @@ class LedgerCounts:
     def __init__(self, first: int = 0) -> None:
         self.first = first
         self._sizes = _Column()
-        self._messages: _Column | None = None  # None: one in each
+        self._messages: _Column | None = None  # None: one message in each entry
 
     def __repr__(self) -> str:
         return f"<LedgerCounts of entries {self.first}..{self.end - 1}, {'batches' if self._messages else 'single messages'}>"
 
     @property
     def end(self) -> int:
-        """The entry after the last known one."""
+        """The id of the entry after the last known one."""
         return self.first + len(self._sizes.values)
 
     @property
@@ -51,7 +51,7 @@ class LedgerCounts:
         return 4 * len(self._sizes.values) * (1 if self._messages is None else 2)
 
     def append(self, sizes: Iterable[int], messages: Sequence[int] | None) -> None:
-        """Of the next entries. `messages` None: one in each."""
+        """Add the next entries. `messages` None: one in each."""
         count = len(self._sizes.values)
         self._sizes.extend(sizes)
         if messages is not None and self._messages is None:
@@ -60,7 +60,7 @@ class LedgerCounts:
             self._messages.extend([1] * (len(self._sizes.values) - count) if messages is None else messages)
 
     def prepend(self, before: LedgerCounts) -> None:
-        """What was read of the entries before."""
+        """Add what was read of the entries before."""
         assert before.end == self.first, f"{before!r} does not end where {self!r} starts"
         whole = LedgerCounts(before.first)
         for part in (before, self):
@@ -68,7 +68,7 @@ class LedgerCounts:
         self.first, self._sizes, self._messages = whole.first, whole._sizes, whole._messages
 
     def between(self, start: int, end: int) -> Amount:
-        """Of the entries from `start` up to, without, `end`: all of them known."""
+        """Return the totals of the entries from `start` up to, but without, `end`; all of them must be known."""
         assert self.first <= start <= end <= self.end, f"{start}..{end} are not all in {self!r}"
         start, end = start - self.first, end - self.first
         size_bytes = self._sizes.before(end) - self._sizes.before(start)
@@ -76,7 +76,7 @@ class LedgerCounts:
         return Amount(end - start, messages, size_bytes)
 
     def of(self, entries: Sequence[int]) -> Amount:
-        """Of some entries, all of them known."""
+        """Return the totals of some entries; all of them must be known."""
         indexes = entries if self.first == 0 else [entry - self.first for entry in entries]
         messages = len(entries) if self._messages is None else sum(map(self._messages.values.__getitem__, indexes))
         return Amount(len(entries), messages, sum(map(self._sizes.values.__getitem__, indexes)))
@@ -86,7 +86,7 @@ class LedgerCounts:
 
 
 class _Column:
-    """Numbers, and the sum of those before each block."""
+    """Numbers, with the sum of those before each block."""
 
     __slots__ = ("_sums", "values")
 
@@ -103,6 +103,6 @@ class _Column:
             self._sums.append(self._sums[-1] + sum(self.values[start : start + _BLOCK]))
 
     def before(self, index: int) -> int:
-        """The sum of the first `index` numbers."""
+        """Return the sum of the first `index` numbers."""
         block = index // _BLOCK
         return self._sums[block] + sum(self.values[block * _BLOCK : index])

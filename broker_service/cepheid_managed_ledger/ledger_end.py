@@ -1,4 +1,4 @@
-"""How a topic's ledger comes to a known end, which a successor, or the end of the topic, needs first.
+"""Closes a topic's ledger at a known end, which a successor, or the end of the topic, needs first.
 
 writer.close ──► closed at what was answered
     └──fenced, failed──► recover ──► closed where recovery says
@@ -21,14 +21,17 @@ MAX_PAUSE_S = 1.0
 async def end_writer(
     writer: LedgerWriter, client: LedgerClient, settings: ManagedLedgerSettings, insists: Callable[[], bool]
 ) -> ClosedLedger:
-    """Of a ledger whose appends are answered, all of them. Goes on while `insists` says so: a store that is away, or bookies,
-    shall not cost the topic an opening. Raises LedgerError, MetadataError, TimeoutError."""
+    """Close a ledger whose appends are all answered; return its end.
+
+    Retries while `insists` returns True: an outage of the store or of bookies should not force the topic to be opened again.
+    Raises LedgerError, MetadataError, TimeoutError.
+    """
     pause_s = settings.metadata_retry_s
     while True:
         try:
             try:
                 return await writer.close()
-            except LedgerError:  # the writer is out; who ended the ledger, or will, has to be asked
+            except LedgerError:  # the writer cannot close it: recovery finds out where it ends
                 await writer.aclose()
                 return await client.recover(writer.ledger_id)
         except (CepheidError, TimeoutError) as error:
@@ -39,15 +42,17 @@ async def end_writer(
 
 
 def is_worth_another_attempt(error: Exception) -> bool:
-    """Of recovering, ending, creating and recording ledgers: nothing was decided, and it may be soon. What a managed ledger failed
-    with is final."""
+    """Whether to retry recovering, closing, creating or recording a ledger: nothing was decided, and a retry may succeed.
+
+    An error with which a managed ledger failed is final.
+    """
     if isinstance(error, ManagedLedgerError):
         return False
     return isinstance(error, TimeoutError) or (isinstance(error, CepheidError) and error.retriable)
 
 
 def with_end(ledgers: Sequence[ChainLedger], ledger_id: int, end: ClosedLedger, now_ms: int) -> tuple[ChainLedger, ...]:
-    """The list with the end of its last ledger, which is this one."""
+    """Return the list with the end of its last ledger, which must be this one."""
     ended = [ledger.ledger_id for ledger in ledgers[-1:]]  # empty if the topic never had a ledger
     assert ended == [ledger_id], f"{end} of ledger {ledger_id} is not the end of {ledgers[-1:]}"
     last = ChainLedger(ledger_id=ledger_id, entries=end.last_entry_id + 1, size_bytes=end.length, closed_at_ms=now_ms)

@@ -1,17 +1,17 @@
-"""Arithmetic of positions over a chain: which entry comes next, how many lie between.
+"""Arithmetic of positions over a chain: the next entry, and how many entries lie between two positions.
 
-    [5: 3 entries] [6: 0] [8: 2] [9: being written, last 9:0]         entries are numbered through: 5:0 is 0, 8:0 is 3, 9:0 is 5
+    [5: 3 entries] [6: 0] [8: 2] [9: being written, last 9:0]         entry numbers span ledgers: 5:0 is 0, 8:0 is 3, 9:0 is 5
      5:-1 … 5:0 … 5:1 … 5:2 = 6:-1 = 6:7 = 8:-1 … 8:0 … 8:1 = 9:-1 … 9:0
 
-A position names an entry, and the gap right after it. Several positions name one gap, so that comparing them as pairs is a
-trap: everything here goes through `rank`, the number of entries at or before the gap.
+A position names an entry, and the gap right after it. Several positions name one gap, so comparing them as pairs is a trap:
+everything here uses `rank`, the number of entries at or before the gap.
 
 Rules:
 1. Ledgers that are not in the list count 0 entries; a position in one of them lies where its id would be.
-2. A topic without any ledger, which could have none yet, counts as one with an empty ledger -1. Every other id lies after it, so
-   positions in it stay before the first entry when the topic gets a ledger.
-3. Only the list's own numbers count: the chain record for ended ledgers, what was confirmed for the last.
-4. A rank is good until the next await: trimming renumbers. Who searches by ranks and reads between them does it in `copy`.
+2. A topic without any ledger, because it could not get one yet, counts as one with an empty ledger -1. Every other id lies after
+   it, so positions in it stay before the first entry when the topic gets a ledger.
+3. Only the list's own numbers count: the chain record for closed ledgers, what was confirmed for the last one.
+4. A rank is valid until the next await: trimming renumbers. A search by rank that reads in between uses a `copy`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cepheid_metadata import ChainLedger, Position
 _LEDGER_ID, _ENTRIES, _SIZE_BYTES = attrgetter("ledger_id"), attrgetter("entries"), attrgetter("size_bytes")
 
 _NO_LEDGER_ID = -1
-"""Id of the empty ledger that a topic without any counts as having (rule 2)."""
+"""Id of the empty ledger that a topic without ledgers counts as having (rule 2)."""
 
 
 class LedgerList:
@@ -41,7 +41,7 @@ class LedgerList:
         self.update(ledgers)
 
     def update(self, ledgers: Sequence[ChainLedger]) -> None:
-        """The chain has changed. What is confirmed of its open ledger stays."""
+        """Take the ledgers of a changed chain. What is confirmed of its open ledger stays."""
         if not ledgers:
             self._ids, self._entries, self._sizes, self._before = [_NO_LEDGER_ID], [0], [0], [0]
             self.last_is_open = False
@@ -57,7 +57,7 @@ class LedgerList:
         self._before = list(accumulate(self._entries[:-1], initial=0))
 
     def copy(self) -> LedgerList:
-        """As it is now: it neither grows nor is trimmed (rule 4)."""
+        """Return a copy that neither grows nor is trimmed (rule 4)."""
         copy = LedgerList.__new__(LedgerList)
         copy._ids, copy._before = self._ids, self._before  # never changed in place
         copy._entries, copy._sizes = list(self._entries), list(self._sizes)
@@ -76,7 +76,7 @@ class LedgerList:
 
     @property
     def has_ledgers(self) -> bool:
-        """The topic has a ledger (rule 2)."""
+        """Whether the topic has a ledger (rule 2)."""
         return self._ids[0] != _NO_LEDGER_ID
 
     @property
@@ -100,33 +100,33 @@ class LedgerList:
         return self._sizes[-1]
 
     def confirm(self, last_entry_id: int, size_bytes: int) -> None:
-        """The last ledger has grown up to this entry, by this many bytes."""
+        """Note that the last ledger has grown up to this entry, by this many bytes."""
         assert self.last_is_open, f"{self!r} has no open ledger"
         self._entries[-1] = last_entry_id + 1
         self._sizes[-1] += size_bytes
 
     def entries_of(self, ledger_id: int) -> int | None:
-        """None: not in the list."""
+        """Return the ledger's number of entries; None: not in the list."""
         if ledger_id == self._ids[-1]:
             return self._entries[-1]
         index = bisect_left(self._ids, ledger_id)
         return self._entries[index] if index < len(self._ids) and self._ids[index] == ledger_id else None
 
     def size_of(self, ledger_id: int) -> int:
-        """Bytes of a ledger of the list."""
+        """Return the bytes of a ledger in the list."""
         return self._sizes[bisect_left(self._ids, ledger_id)]
 
     def from_ledger(self, ledger_id: int) -> Iterator[tuple[int, int, int]]:
-        """(ledger id, entries, bytes) of this ledger and those after it."""
+        """Return (ledger id, entries, bytes) of this ledger and those after it."""
         start = bisect_left(self._ids, ledger_id)
         return zip(self._ids[start:], self._entries[start:], self._sizes[start:], strict=True)
 
     def is_ended(self, ledger_id: int) -> bool:
-        """The ledger is in the list and gets no more entries."""
+        """Whether the ledger is in the list and gets no more entries."""
         return ledger_id in self and not (self.last_is_open and ledger_id == self._ids[-1])
 
     def rank(self, position: Position) -> int:
-        """How many entries of the list are at or before this position."""
+        """Return how many entries of the list are at or before this position."""
         ledger_id, entry_id = position
         index = len(self._ids) - 1
         if ledger_id != self._ids[-1]:
@@ -138,43 +138,43 @@ class LedgerList:
         return self._before[index] + min(max(entry_id + 1, 0), self._entries[index])
 
     def at_rank(self, rank: int) -> Position:
-        """The entry with `rank - 1` entries before it; for rank 0 the edge before the first ledger."""
+        """Return the entry with `rank - 1` entries before it; for rank 0 the edge before the first ledger."""
         number = min(rank, self.total_entries) - 1
         if number < 0:
             return Position(self._ids[0], -1)
-        index = bisect_right(self._before, number) - 1  # of several with this number the last: the others are empty
+        index = bisect_right(self._before, number) - 1  # of several with this number the last one: the others are empty
         return Position(self._ids[index], number - self._before[index])
 
     def normalise(self, position: Position) -> Position:
-        """The one name of this gap: the entry before it, or the edge before the first ledger."""
+        """Return the canonical name of this gap: the entry before it, or the edge before the first ledger."""
         return self.at_rank(self.rank(position))
 
     @property
     def first_position(self) -> Position:
-        """Just before the first entry."""
+        """The position just before the first entry."""
         return Position(self._ids[0], -1)
 
     @property
     def last_position(self) -> Position:
-        """The last entry there is; with none the edge before the first ledger."""
+        """The last entry; if there is none, the edge before the first ledger."""
         return self.at_rank(self.total_entries)
 
     def next_position(self, position: Position) -> Position:
-        """The entry after this gap; at the end the one that will be written next."""
+        """Return the entry after this gap; at the end the one that is written next."""
         rank = self.rank(position)
         if rank >= self.total_entries:
             return Position(self._ids[-1], self._entries[-1])
         return self.at_rank(rank + 1)
 
     def previous_position(self, position: Position) -> Position:
-        """The gap before this entry."""
+        """Return the gap before this entry."""
         return self.normalise(Position(position.ledger_id, position.entry_id - 1))
 
     def is_valid(self, position: Position) -> bool:
-        """An entry of this name exists."""
+        """Whether there is an entry at this position."""
         entries = self.entries_of(position.ledger_id)
         return entries is not None and 0 <= position.entry_id < entries
 
     def count_between(self, after: Position, last: Position) -> int:
-        """Entries in (after, last]; 0 when `last` lies before `after`."""
+        """Return the number of entries in (after, last]; 0 if `last` lies before `after`."""
         return max(0, self.rank(last) - self.rank(after))

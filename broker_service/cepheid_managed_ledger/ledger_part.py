@@ -1,4 +1,4 @@
-"""One ledger as a cursor sees it at one moment: what of its entries it has not acknowledged."""
+"""One ledger from a cursor's view at one moment: the entries that it has not acknowledged."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class LedgerPart:
     start: int
     entries: int
     messages: int | None
-    """Of the whole ledger; None: nobody has counted them."""
+    """Messages of the whole ledger; None: they are not counted."""
     size_bytes: int
     acked: BitMap | None
     batches: dict[int, Batch]
 
     @property
     def first_needed(self) -> int | None:
-        """The first entry whose own figures matter; None: the ledger's totals say it all."""
+        """The first entry whose own figures matter; None: the ledger's totals are enough."""
         if self.start or self.messages is None:
             return self.start
         firsts = [*self.batches, *(() if self.acked is None else (self.acked.min(),))]
@@ -36,7 +36,8 @@ class LedgerPart:
 
     @property
     def is_single_run(self) -> bool:
-        """One run of entries with one message in each: their bytes follow from one header (message_counts.py, rule 4)."""
+        """Whether this is one run of entries with one message each: their bytes follow from one header (message_counts.py, rule
+        4)."""
         return self.messages == self.entries and self.start > 0 and not self.batches and not self.acked
 
     @property
@@ -44,7 +45,7 @@ class LedgerPart:
         return Position(self.ledger_id, self.start - 1)
 
     def whole(self, counts: LedgerCounts) -> Amount:
-        """Acknowledged or not."""
+        """Return the totals of all entries from `start` on, acknowledged or not."""
         if self.start or self.messages is None:
             return counts.between(self.start, self.entries)
         return Amount(self.entries, self.messages, self.size_bytes)
@@ -53,7 +54,7 @@ class LedgerPart:
         return [] if self.acked is None else list(self.acked)
 
     def holes_of(self, counts: LedgerCounts, holes: list[int], *, batches: bool = True) -> Amount:
-        """What of the whole is acknowledged: these entries, and messages of batches."""
+        """Return the totals of what is acknowledged: these entries, and messages of batches."""
         amount = counts.of(holes)
         if not batches:
             return amount
@@ -62,5 +63,5 @@ class LedgerPart:
 
 
 def _acked_in(messages: int, unacked_mask: int) -> int:
-    """Bits beyond the last message mean nothing: clients say how large a batch is."""
+    """Return the acknowledged messages of a batch. Bits beyond its last message are ignored: clients state the size of a batch."""
     return messages - (unacked_mask & ((1 << messages) - 1)).bit_count()

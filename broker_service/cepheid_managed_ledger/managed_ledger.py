@@ -1,22 +1,23 @@
-"""A topic's ledgers with its cursors: append, read, and what keeps both going.
+"""A topic's ledgers and cursors: append, read, and the background work that maintains them.
 
     append ──► Appender ──► LedgerWriter            read_cached ──► TopicTail
                   └─confirmed─► LedgerList, TopicTail, on_appended      read ──► CatchUpReads ──► StoredCopies
     cursors ──► CursorStore ──────────────────────────┐
     Rollover, Failover, Trimmer, Offloader, terminate ┴──► ChainKeeper ──► metadata
 
-A topic is also OPEN while there are too few bookies for a new ledger: `lacking` has the reason, and appends are refused with it
-until a tick, or a producer that asks, finds enough bookies.
+A topic is also OPEN while there are too few bookies for a new ledger: `lacking` holds the reason, and appends are refused with
+it until a tick, or a producer that asks, finds enough bookies.
 
-States: OPEN ──► TERMINATED; either ──► FAILED (another opening won, the session ended, a broken ledger could not be replaced in
-time), CLOSED, DELETED. Only OPEN appends; from FAILED on this object is over, and the topic is opened again from its records.
+States: OPEN ──► TERMINATED; either ──► FAILED (another broker opened the topic, the session expired, a broken ledger could not be
+replaced in time), CLOSED, DELETED. Only OPEN appends. From FAILED on this object is unusable: open the topic again from its
+records.
 
 Rules:
-1. An append is answered after its entries are durable and readable, in the order of appends; `on_appended` comes after.
-2. Nobody reads above `last_confirmed`.
-3. A successor is recorded in the write that records the end of the ledger before it.
-4. A ledger that breaks is replaced in place (`Failover`): recovery decides what of it is stored, and nothing is sent twice.
-5. Failed is final: the records decide then.
+1. An append is answered after its entries are durable and readable, in the order of the calls; `on_appended` is called after that.
+2. No read returns an entry above `last_confirmed`.
+3. A new ledger is recorded in the same write that records the end of the ledger before it.
+4. A ledger that breaks is replaced in place (`Failover`): recovery decides which entries are stored, and nothing is sent twice.
+5. FAILED is final: the next opening continues from the records.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ from cepheid_wire import TopicName
 
 log = logging.getLogger(__name__)
 
-_TOPIC_EPOCH = "topic_epoch"  # of the chain's properties
+_TOPIC_EPOCH = "topic_epoch"  # key in the chain's properties
 
 
 class State(enum.Enum):
@@ -81,7 +82,7 @@ class State(enum.Enum):
 
 
 class ManagedLedger:
-    """Made by `ManagedLedgers.open`."""
+    """An open topic: appends, reads and cursors. Created by `ManagedLedgers.open`."""
 
     def __init__(
         self,
@@ -95,13 +96,13 @@ class ManagedLedger:
         self.state = State.OPEN
         self.failure: ManagedLedgerError | None = None
         self.on_appended: list[Callable[[], None]] = []
-        """Called once per answered group."""
+        """Called once per answered group of appends."""
         self.on_failed: list[Callable[[ManagedLedgerError], None]] = []
-        """Called once: drop this object, close it, open the topic again."""
+        """Called once. The owner then closes this object and opens the topic again."""
         self.on_cursor_created: list[Callable[[Cursor], None]] = []
         self.on_cursor_deleted: list[Callable[[Cursor], None]] = []
         self.on_cursor_reset: list[Callable[[Cursor], None]] = []
-        """Durable ones, and also when whoever asked for it was told that it takes too long."""
+        """Called for durable cursors, also when the request that reset the cursor has already timed out."""
         self._shared = shared
         self._on_closed = on_closed
         self._tasks = TaskOwner(f"managed-ledger {topic}", self._on_defect)
@@ -114,19 +115,19 @@ class ManagedLedger:
         self._ending: Ending | None = None  # None: opened terminated
         self._offloader: Offloader | None = None  # None: not opened yet
         self.lacking: CepheidError | None = None
-        """Why there is no open ledger, so that nothing can be appended; None: there is one, or the topic is terminated."""
+        """Why there is no open ledger, so that appends are refused. None: there is one, or the topic is terminated."""
         self._untold_refusals = 0
         self._verifying: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._appended_entries = self._appended_bytes = 0
         self.last_appended_at_ms = 0
-        """Wall clock; 0: nothing since the topic was opened."""
+        """Wall clock; 0: nothing was appended since the topic was opened."""
 
     def __repr__(self) -> str:
         return f"<ManagedLedger {self.topic} {self.state.value}, last {self.last_confirmed}, {self._cursors!r}>"
 
     async def open(self) -> None:
-        """Called once, by the factory, which calls `tick` afterwards. When it raises, nothing is left open."""
+        """Open the topic; if it raises, nothing stays open. `ManagedLedgers` calls it once, and then `tick`."""
         shared = self._shared
         taken_over = await take_over_chain(
             self.topic, self._keeper, shared.client, self.config, shared.tasks, shared.unfinished, shared.ports
@@ -145,7 +146,7 @@ class ManagedLedger:
             self.state = State.TERMINATED
 
     async def _read_records(self) -> None:
-        """Of a chain that was taken over."""
+        """Build the parts that depend on the chain, which has been taken over, and recover the cursors."""
         shared = self._shared
         self._ledgers = LedgerList(self._keeper.chain.ledgers)
         self._keeper.on_ledgers = self._on_chain_changed
@@ -190,7 +191,7 @@ class ManagedLedger:
             self._ending = Ending(topic, keeper, shared.client, self._upkeep, shared.settings, self._clock)
 
     def _start_appends(self, writer: LedgerWriter) -> None:
-        """The chain's last ledger is this writer's."""
+        """Accept appends to `writer`, which writes the chain's last ledger."""
         topic, keeper, ledgers, shared = self.topic, self._keeper, self._ledgers, self._shared
         settings, ports, ending = shared.settings, shared.ports, self._ending
         assert ending is not None, f"{topic} is terminated, and has a new ledger"
@@ -203,7 +204,7 @@ class ManagedLedger:
         self.lacking = None
 
     async def _start_ledger(self) -> None:
-        """Try once to get the open ledger that the opening could not create. What hinders it is kept in `lacking`."""
+        """Try once to create the open ledger that was missing when the topic was opened. A failure is kept in `lacking`."""
         shared = self._shared
         try:
             async with shared.start_turns:
@@ -221,25 +222,25 @@ class ManagedLedger:
         log.info("managed_ledger.ledger_started", extra={"topic": str(self.topic), "ledger_id": writer.ledger_id})
 
     async def _verify(self) -> None:
-        """Find out whether another broker has opened the topic: no bookie tells that to an owner without an open ledger."""
+        """Check whether another broker has opened the topic: without an open ledger, no bookie reports that to this owner."""
         try:
-            with suppress(ManagedLedgerError, MetadataError):  # `_fail` is called when another one has
+            with suppress(ManagedLedgerError, MetadataError):  # `_fail` is called if another broker has
                 await self._keeper.verify()
         finally:
             self._verifying = None
 
     @property
     def not_saving(self) -> Exception | None:
-        """Why acknowledgements could not be saved when that was tried last; None: they were."""
+        """Why acknowledgements could not be saved at the last attempt; None: they were saved."""
         return self._cursors.failure
 
     @property
     def near_limit(self) -> str | None:
-        """Which limit of its records the topic comes near, with numbers; None: none."""
+        """The limit that the topic's records are close to, with numbers; None: none."""
         return self._keeper.near_limit
 
     async def require_open_ledger(self) -> None:
-        """Return when appends can be taken, after one attempt to start a ledger if there is none. Raises ManagedLedgerError."""
+        """Return when appends are accepted, after one attempt to create a missing ledger. Raises ManagedLedgerError."""
         if self._appender is None and self.state is State.OPEN:
             self._upkeep.start_ledger(self._start_ledger)
             await self._upkeep.wait_rolled()
@@ -249,10 +250,13 @@ class ManagedLedger:
     # Appending
 
     def append(self, payloads: Sequence[Buffer], on_done: AppendDone, messages: Sequence[int] | None = None) -> None:
-        """Stores a group at consecutive entry ids of one ledger. `on_done(first position, count)` once it is durable and
-        readable, or `on_done(error, count)`: then it may be stored or not. `messages` in each payload; None: one."""
+        """Store a group of entries at consecutive entry ids of one ledger.
+
+        Calls `on_done(first position, count)` once it is durable and readable, or `on_done(error, count)`: it may be stored or not.
+        `messages`: the number of messages in each payload; None: one in each.
+        """
         assert payloads, "a group has at least one entry"
-        # Until a refusal is heard nothing is taken, also when there is a ledger by then (as in Appender.append, M5).
+        # Until a refusal is delivered no append is accepted, even if there is a ledger by then (as in Appender.append, M5).
         if self._appender is None or self.state is not State.OPEN or self._untold_refusals:
             self._untold_refusals += 1
             asyncio.get_running_loop().call_soon(self._tell_refusal, on_done, self._refusal(), len(payloads))
@@ -289,7 +293,7 @@ class ManagedLedger:
     def _on_chain_changed(self, ledgers: Sequence[ChainLedger]) -> None:
         had_ledgers = self._ledgers.has_ledgers
         self._ledgers.update(ledgers)
-        if ledgers and not had_ledgers:  # what cursors and clients are shown exists from here on
+        if ledgers and not had_ledgers:  # what cursors and clients are shown exists from now on
             self.last_confirmed = self._ledgers.last_position
             for cursor in self._all_cursors():
                 cursor.leave_trimmed(self._ledgers.first_position)
@@ -304,7 +308,7 @@ class ManagedLedger:
         self._fail(failure)
 
     def _fail(self, error: ManagedLedgerError) -> None:
-        """Rule 5. Appends are answered whatever the state is, the hooks hear of it once."""
+        """Stop for good (rule 5): answer all appends with the error, and call the hooks once."""
         was_usable = self.is_usable
         if was_usable:
             self.state, self.failure = State.FAILED, error
@@ -335,12 +339,12 @@ class ManagedLedger:
 
     @property
     def is_usable(self) -> bool:
-        """Reads and cursors work; with `State.OPEN` appends do."""
+        """Whether reads and cursors work. Appends need `State.OPEN` as well."""
         return self.state in (State.OPEN, State.TERMINATED)
 
     @property
     def is_terminated(self) -> bool:
-        """Nothing is appended any more, now and after every opening."""
+        """Whether the topic accepts no appends any more, now or after it is opened again."""
         return self.state is State.TERMINATED
 
     def _check_usable(self) -> None:
@@ -350,7 +354,7 @@ class ManagedLedger:
     # Reading
 
     def read_cached(self, position: Position, *, max_entries: int, max_bytes: int) -> list[EntryGroup] | None:
-        """From the first entry at or after `position`; None: it is not in the tail cache; []: there is none yet."""
+        """Read from the first entry at or after `position`. None: it is not in the tail cache; []: there is none yet."""
         entry = None if position > self.last_confirmed else self._entry_at(position)
         if entry is None:
             self._tail.note_reader()
@@ -358,9 +362,9 @@ class ManagedLedger:
         return self._tail.read(entry, max_entries=max_entries, max_bytes=max_bytes)
 
     async def read(self, position: Position, *, max_entries: int, max_bytes: int) -> list[EntryGroup]:
-        """From the first entry at or after `position`, in order, at least one entry; [] when there is none yet.
+        """Read in order from the first entry at or after `position`, at least one entry; [] if there is none yet.
 
-        Raises ManagedLedgerError, LedgerError, MetadataError; `retriable` tells whether to ask again.
+        Raises ManagedLedgerError, LedgerError, MetadataError; `retriable` says whether to try again.
         """
         while True:
             self._check_usable()
@@ -374,13 +378,16 @@ class ManagedLedger:
                 continue
 
     async def _read_back(self, position: Position, max_entries: int, max_bytes: int) -> list[EntryGroup]:
-        """For counting: from exactly this entry on."""
+        """Read from exactly this entry on, for counting."""
         self._check_usable()
         return await self._reads.read(position, max_entries=max_entries, max_bytes=max_bytes)
 
     def _in_view_from(self, entry: Position) -> int:
-        """Rule 2: of a group that a ledger's end cuts in two, one half is in the chain before the other is stored. It may have been
-        read ahead, behind the ledger of the last entry confirmed."""
+        """Return how many entries from `entry` on may be read (rule 2).
+
+        If the end of a ledger splits a group, the first half is in the chain before the second half is stored, and may have been
+        read ahead, after the ledger of the last confirmed entry.
+        """
         ledgers, last = self._ledgers, self.last_confirmed
         return 1 << 31 if ledgers.last_position == last else ledgers.rank(last) - ledgers.rank(entry) + 1
 
@@ -388,7 +395,7 @@ class ManagedLedger:
         return await self.read(position, max_entries=1, max_bytes=1)
 
     def _entry_at(self, position: Position) -> Position | None:
-        """The first existing entry at or after `position`."""
+        """Return the first existing entry at or after `position`; None if there is none."""
         ledgers = self._ledgers
         if ledgers.is_valid(position):
             return position
@@ -396,17 +403,17 @@ class ManagedLedger:
         return ledgers.at_rank(rank + 1) if rank < ledgers.total_entries else None
 
     def _needed_from(self) -> Position | None:
-        """For the tail cache: where the slowest active cursor reads next."""
+        """Return the position that the slowest active cursor reads next, for the tail cache."""
         return min((cursor.active_from for cursor in self._all_cursors() if cursor.active_from), default=None)
 
-    # Positions (LedgerList has the rules)
+    # Positions (rules in LedgerList)
 
     @property
     def ledgers(self) -> LedgerList:
         return self._ledgers
 
     def stored_ledger_ids(self) -> list[int]:
-        """The ledgers on bookies that hold entries of the topic, or states of its cursors."""
+        """Return the ledgers on bookies that hold entries of the topic or states of its cursors."""
         chain = self.chain
         stored = [
             ledger_id for ledger_id, entries, _ in self._ledgers.from_ledger(-1) if entries and chain.is_on_bookies(ledger_id)
@@ -415,11 +422,11 @@ class ManagedLedger:
 
     @property
     def chain(self) -> Chain:
-        """The record as last committed."""
+        """The chain's record as last committed."""
         return self._keeper.chain
 
     def first_position(self) -> Position:
-        """Just before the first entry."""
+        """Return the position just before the first entry."""
         return self._ledgers.first_position
 
     def next_position(self, position: Position) -> Position:
@@ -429,33 +436,35 @@ class ManagedLedger:
         return self._ledgers.previous_position(position)
 
     def is_valid(self, position: Position) -> bool:
-        """An entry of this name exists."""
+        """Whether there is an entry at this position."""
         return self._ledgers.is_valid(position)
 
     def count_between(self, after: Position, last: Position) -> int:
-        """Entries in (after, last]."""
+        """Return the number of entries in (after, last]."""
         return self._ledgers.count_between(after, last)
 
     # Cursors
 
     @property
     def cursors(self) -> Mapping[str, Cursor]:
-        """Durable ones."""
+        """The durable cursors by name."""
         return self._cursors.by_name
 
     async def create_cursor(self, name: str, mark_delete: Position, *, properties: Mapping[str, str] | None = None) -> Cursor:
-        """Everything up to `mark_delete` counts as acknowledged. Raises CursorExistsError,
-        TooManyCursorsError, what stores raise."""
+        """Create a durable cursor that has acknowledged everything up to `mark_delete`.
+
+        Raises CursorExistsError, TooManyCursorsError, and the errors of the metadata store.
+        """
         self._check_usable()
         return await self._cursors.create(name, mark_delete, properties or {})
 
     async def delete_cursor(self, name: str) -> None:
-        """Raises NoSuchCursorError, what stores raise."""
+        """Delete a durable cursor. Raises NoSuchCursorError and the errors of the metadata store."""
         self._check_usable()
         await self._cursors.delete(name)
 
     def new_non_durable_cursor(self, name: str, mark_delete: Position, *, properties: Mapping[str, str] | None = None) -> Cursor:
-        """Raises CursorExistsError. Give it back by `drop_cursor`."""
+        """Create a cursor that is not saved; release it with `drop_cursor`. Raises CursorExistsError."""
         if name in self._readers:
             raise CursorExistsError(f"{self.topic} has a reader {name} already", cursor=name)
         ack_set = AckSet(self._ledgers, self._ledgers.normalise(mark_delete))
@@ -463,15 +472,15 @@ class ManagedLedger:
         return cursor
 
     def drop_cursor(self, cursor: Cursor) -> None:
-        """A non-durable one."""
+        """Release a non-durable cursor."""
         if self._readers.get(cursor.name) is cursor:
             del self._readers[cursor.name]
 
-    # Upkeep
+    # Maintenance
 
     def tick(self) -> None:
-        """Now and then: what is due by time alone."""
-        self._reads.drop_idle()  # also of one that failed: who closes it may come late, and others want the memory
+        """Start what has become due by the passage of time. Called periodically."""
+        self._reads.drop_idle()  # also after a failure: it may be closed late, and other topics need the memory
         if self.is_usable:
             if self._appender is None and self.state is State.OPEN:
                 self._upkeep.start_ledger(self._start_ledger)
@@ -481,7 +490,7 @@ class ManagedLedger:
 
     @property
     def has_maintenance(self) -> bool:
-        """Whether work that needs no client is under way or could begin now: ending and trimming ledgers, offloading, deleting."""
+        """Whether work that needs no client is running or could start: closing, trimming, offloading or deleting ledgers."""
         return self.is_usable and self._upkeep.has_work
 
     @property
@@ -490,20 +499,22 @@ class ManagedLedger:
         return None if self._offloader is None else self._offloader.uploading_ledger_id
 
     async def trim(self) -> int:
-        """How many ledgers went by retention. Raises ManagedLedgerError, LedgerError, MetadataError."""
+        """Remove ledgers that retention allows to remove; return how many. Raises ManagedLedgerError, LedgerError,
+        MetadataError."""
         self._check_usable()
         return await self._upkeep.trim()
 
     async def truncate(self) -> int:
-        """What every cursor has acknowledged goes, whatever retention says. How many ledgers; raises as `trim`."""
+        """Remove all ledgers that every cursor has acknowledged, whatever retention says; return how many. Raises as `trim`
+        does."""
         self._check_usable()
         return await self._upkeep.truncate()
 
     def offload(self, before: Position) -> None:
-        """Begin to copy all ended ledgers whose entries lie before this position to the object store of the topic's policies.
+        """Start to copy all closed ledgers whose entries lie before this position to the object store of the topic's policies.
 
-        `offload_status` tells how far it is. Raises OffloadRunningError (a request is being carried out), OffloadOffError (no store
-        is configured), NoObjectStoreError, other ManagedLedgerErrors when the topic is closed.
+        `offload_status` reports the progress. Raises OffloadRunningError (another request is running), OffloadOffError (no store is
+        configured), NoObjectStoreError, and other ManagedLedgerErrors when the topic is closed.
         """
         self._check_usable()
         assert self._offloader is not None, f"{self.topic} is not open"
@@ -515,8 +526,10 @@ class ManagedLedger:
         return OffloadStatus() if self._offloader is None else self._offloader.status
 
     async def delete_unnamed(self, ledger_id: int) -> bool:
-        """A ledger that nobody can name any more who has not yet (OrphanScan). False: something does name it.
-        Raises ManagedLedgerError, MetadataError."""
+        """Queue an unreferenced ledger (found by OrphanScan) for deletion. False: a record refers to it after all.
+
+        Raises ManagedLedgerError, MetadataError.
+        """
         unnamed = False
 
         def plan(chain: Chain) -> tuple[Chain | None, tuple[()]]:
@@ -540,19 +553,19 @@ class ManagedLedger:
         return self._shared.ports.wall_ms()
 
     def steady_ms(self) -> int:
-        """Wall-clock time by which data may be given up."""
+        """Return the wall-clock time that decides when data may be deleted."""
         return self._clock.now_ms()
 
-    # The topic's epoch (producer_access.py): it goes where no other owner of the topic can change it
+    # The topic's epoch (producer_access.py) is kept where no other owner of the topic can change it
 
     @property
     def topic_epoch(self) -> int | None:
-        """None: it never had an exclusive producer."""
+        """The epoch of exclusive producers; None: the topic never had one."""
         epoch = self.chain.properties.get(_TOPIC_EPOCH)
         return None if epoch is None else int(epoch)
 
     async def save_topic_epoch(self, epoch: int) -> None:
-        """Durable when this returns. Raises ManagedLedgerError, MetadataError."""
+        """Save the epoch; it is durable when this returns. Raises ManagedLedgerError, MetadataError."""
         self._check_usable()
 
         def plan(chain: Chain) -> tuple[Chain, tuple[()]]:
@@ -563,12 +576,12 @@ class ManagedLedger:
     # Ending
 
     async def terminate(self) -> Position:
-        """No more appends, ever. The position of the last entry; entry -1 of a ledger when there is none."""
+        """End the topic for good. Return the position of its last entry (entry -1 of a ledger if it has none)."""
         self._check_usable()
         return await finish(self._tasks, self._terminate(), name="terminate")
 
     async def _terminate(self) -> Position:
-        async with self._terminating:  # a second caller hears of the end only when it is recorded
+        async with self._terminating:  # a second caller returns only after the end is recorded
             if self.chain.terminated_at is None:
                 self._check_usable()
                 self.state = State.TERMINATED
@@ -583,11 +596,11 @@ class ManagedLedger:
         return self.last_confirmed
 
     def fail(self, error: ManagedLedgerError) -> None:
-        """From outside: whoever owns the broker knows that this opening is over."""
+        """Fail the topic from outside, for a broker that has lost its ownership."""
         self._fail(error)
 
     async def delete(self) -> None:
-        """The topic with everything it has. Repeat it (or `ManagedLedgers.delete`) when it fails."""
+        """Delete the topic with all its ledgers and cursors. Repeat it (or `ManagedLedgers.delete`) if it fails."""
         await self.aclose(State.DELETED)
         shared = self._shared
         if self._keeper.lost is not None:
@@ -597,7 +610,7 @@ class ManagedLedger:
         await finish(shared.tasks, work, name="delete-topic")
 
     async def aclose(self, state: State = State.CLOSED) -> None:
-        """Waits for appends on their way, saves cursors, ends the ledger; what fails of it is left to the next opening."""
+        """Wait for pending appends, save the cursors and close the ledger. What fails is left to the next opening."""
         if self._closing is None:
             usable, self.state = self.is_usable, state
             self._upkeep.stop()
@@ -645,7 +658,7 @@ class ManagedLedger:
         )
 
     def offload_statistics(self) -> OffloadStatistics:
-        """Return the part of `statistics` that is about object stores. It costs little where nothing is offloaded."""
+        """Return the part of `statistics` about object stores. It costs little if nothing is offloaded."""
         return OffloadStatistics() if self._offloader is None else self._offloader.statistics()
 
     def _all_cursors(self) -> Iterable[Cursor]:

@@ -1,10 +1,10 @@
-"""The managed ledgers of one broker: opened once each, looked after by one timer.
+"""The managed ledgers of one broker: each is opened once, and one timer maintains them all.
 
 Rules
 1. A topic has at most one open `ManagedLedger` per process; another opening would fence the first.
-2. Trimming, deletions and offloading of a topic wait while topics are being opened, and until none was opened for a moment: clients
-   wait for those, as after the death of another broker, and ask for the next ones when they have their answers. The next round of
-   housekeeping comes in any case.
+2. Trimming, deletions and offloading of a topic wait while topics are being opened, and until none was opened for a moment:
+   clients wait for openings, as after another broker failed, and ask for the next ones when they have their answers. The next
+   round of housekeeping runs in any case.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _TICK_S = 1.0
 _TICKED_AT_ONCE = 500
 _CLOSED_AT_ONCE = 256
 _QUIET_S = 0.1
-"""How long no topic was opened before opened topics are looked after (rule 2). A client's next request comes sooner."""
+"""How long no topic was opened before opened topics are maintained (rule 2). A client's next request comes sooner."""
 
 
 class ManagedLedgers:
-    """Made inside the running loop."""
+    """The open topics of a broker. Created inside the running loop."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class ManagedLedgers:
         self._open: dict[TopicName, ManagedLedger] = {}
         self.orphans = OrphanScan(store, self._open)
         self._untended: list[ManagedLedger] = []
-        """Opened, and not looked after yet (rule 2)."""
+        """Topics that were opened and not maintained yet (rule 2)."""
         self._under_replicated = None if bookies is None else UnderReplicated(client, self._open, bookies)
         self._flights: SingleFlight[TopicName, ManagedLedger] = SingleFlight("openings", _closed_error)
         self._unsubscribe = store.subscribe(self.on_session)
@@ -94,12 +94,12 @@ class ManagedLedgers:
 
     @property
     def has_object_stores(self) -> bool:
-        """Whether ledgers can be offloaded and read back: the libraries are installed."""
+        """Whether ledgers can be offloaded and read back, that is, whether the libraries are installed."""
         return self._shared.segments is not None
 
     @property
     def client(self) -> LedgerClient:
-        """What reaches single ledgers, for operators."""
+        """The client for single ledgers, for operators."""
         return self._shared.client
 
     @property
@@ -115,11 +115,11 @@ class ManagedLedgers:
         return self._shared.counts
 
     def under_replicated(self) -> UnderReplicatedFigures:
-        """Ledgers of open topics that lack a copy, as far as `bookies` tells which bookies run."""
+        """Return the ledgers of open topics that lack a copy, as far as `bookies` knows which bookies run."""
         return UnderReplicatedFigures(0, 0) if self._under_replicated is None else self._under_replicated.statistics()
 
     async def open(self, topic: TopicName, config: ManagedLedgerConfig | None = None) -> ManagedLedger:
-        """The topic's managed ledger: recovered, its previous owner fenced. Concurrent callers share one opening.
+        """Return the topic's managed ledger, recovered, with the previous owner fenced. Concurrent callers share one opening.
 
         Raises ChainDamagedError, ManagedLedgerFencedError (another opening was faster), LedgerError, MetadataError.
         """
@@ -133,9 +133,9 @@ class ManagedLedgers:
         return await self._flights.run(topic, partial(self._open_anew, config))
 
     async def delete(self, topic: TopicName, check: Callable[[], None] = lambda: None) -> None:
-        """The topic's chain, cursors and ledgers; nothing when there are none. When it fails, repeat it.
+        """Delete the topic's chain, cursors and ledgers, if there are any. If it fails, repeat it.
 
-        `check` raises when the topic has gone to somebody else: what that one has made of it stays.
+        `check` raises if another broker has taken the topic over: what that broker has created stays.
         """
         known = self._open.get(topic)
         if known is not None:
@@ -149,7 +149,7 @@ class ManagedLedgers:
             await finish(self._tasks, work, name="delete-topic")
 
     async def aclose(self) -> None:
-        """Closes all of them: saves cursors, ends ledgers."""
+        """Close all topics: save their cursors and close their ledgers."""
         self._closed = True
         if self._tending is not None:
             self._tending.cancel()
@@ -157,7 +157,7 @@ class ManagedLedgers:
         opened = list(self._open.values())
         for start in range(0, len(opened), _CLOSED_AT_ONCE):
             await asyncio.gather(*(managed_ledger.aclose() for managed_ledger in opened[start : start + _CLOSED_AT_ONCE]))
-        self._unsubscribe()  # not before: a session may end while appends on their way are waited for
+        self._unsubscribe()  # not earlier: the session may end while pending appends are waited for
         await self._shared.flusher.aclose()
         await self._tasks.aclose()
 
@@ -173,7 +173,7 @@ class ManagedLedgers:
         self._tending = asyncio.get_running_loop().call_later(delay_s, self._tend_opened)
 
     def _tend_opened(self) -> None:
-        """Rule 2."""
+        """Maintain newly opened topics once no topic was opened for a moment (rule 2)."""
         self._tending = None
         if not self._untended or self._closed:
             return
@@ -203,9 +203,12 @@ class ManagedLedgers:
         return managed_ledger
 
     def on_session(self, state: SessionState) -> None:
-        """LOST: whoever takes the topics over may have begun. Every handle is dropped at once: nothing more is acknowledged,
-        appends fail with retriable errors; topics are opened again from the records. SUSPENDED: open topics go on. The store tells
-        it by itself; to be told twice does no harm."""
+        """Fail all open topics when the session is LOST; do nothing when it is SUSPENDED.
+
+        After LOST another broker may have taken the topics over. Every handle is dropped at once: nothing more is acknowledged,
+        appends fail with retriable errors, and topics are opened again from the records. The store calls this; a repeated call does
+        no harm.
+        """
         if state is SessionState.LOST:
             for managed_ledger in list(self._open.values()):
                 topic = str(managed_ledger.topic)
@@ -231,7 +234,7 @@ class ManagedLedgers:
                         await asyncio.sleep(0)
 
     async def _scan(self) -> None:
-        """Not all brokers of a cluster at once."""
+        """Scan for orphans, at a random time so that the brokers of a cluster do not all scan at once."""
         await asyncio.sleep(self._shared.ports.random.uniform(0.1, 1.0) * self._settings.orphan_scan_s)
         while True:
             await self.orphans.run()

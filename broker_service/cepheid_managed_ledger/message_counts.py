@@ -1,17 +1,19 @@
-"""What of a topic a cursor has not acknowledged: exactly, in entries, messages and bytes.
+"""Counts exactly what a cursor has not acknowledged of a topic, in entries, messages and bytes.
 
     chain   [5: 3 entries, 40 messages, 9 kB] [8: …] [9: being written]      recorded when a ledger ends
     cursor         5:1 ■ mark-delete           8:4 ■ hole, 8:7 ◧ half a batch
-    unacknowledged = 5:2 to the end of 5           LedgerCounts of 5, from 5:2 on        in memory when this opening appended it,
+    unacknowledged = 5:2 to the end of 5           LedgerCounts of 5, from 5:2 on        in memory if this opening appended it,
                    + 8 − 8:4 − part of 8:7         LedgerCounts of 8, from 8:4 on        else read back, and kept within a budget
                    + 9
 
 Rules:
 1. What was appended since the topic was opened is counted when it is confirmed; nothing is read for it.
-2. Reading back happens only for who asks for exact figures; it never delays a publish, and shares the budget of catch-up reads.
-3. The memory of all topics together is bounded (`CountBudget`): who was used longest ago forgets, and is read back when needed.
+2. Entries are read back only for callers that ask for exact figures; this never delays a publish, and shares the budget of
+   catch-up reads.
+3. The memory of all topics together is bounded (`CountBudget`): the least recently used counts are dropped, and read back on
+   demand.
 4. A ledger with as many messages as entries has one in each: then bytes need the header of one entry (its cumulative length).
-5. An entry whose metadata nobody can read counts as one message, as dispatch counts it.
+5. An entry whose metadata cannot be parsed counts as one message, as in dispatch.
 """
 
 from __future__ import annotations
@@ -32,8 +34,8 @@ from cepheid_metadata import Chain, Position
 from cepheid_rpc import HEADER_BYTES, EntryGroup
 from cepheid_wire import BadTailError, count_messages
 
-_CHARGE_BYTES = 2048  # what a ledger may grow by before the budget hears of it
-_READ_ENTRIES = 2_000  # parsed in one go: some 2 ms of the loop
+_CHARGE_BYTES = 2048  # growth of a ledger before it is reported to the budget
+_READ_ENTRIES = 2_000  # parsed in one go: about 2 ms of the loop
 _READ_BYTES = 1 << 20
 _SYNC_HOLES = 5_000  # summed in one go: under 1 ms of the loop
 _NO_LEDGER = -1
@@ -44,8 +46,8 @@ Read = Callable[[Position, int, int], Awaitable[list[EntryGroup]]]
 
 
 class MessageCounts:
-    """For one topic. `recorded`: messages of ended ledgers in the chain's record; `read`: entries from storage; `lengths`:
-    payload bytes of ledgers up to and including entries, of all topics."""
+    """The counts of one topic. `recorded`: messages of closed ledgers in the chain's record; `read`: reads entries from storage;
+    `lengths`: payload bytes of ledgers up to and including an entry, shared by all topics."""
 
     def __init__(
         self,
@@ -64,8 +66,8 @@ class MessageCounts:
         self._open_messages = 0
         self._uncharged = 0  # entries of the open ledger since it was last charged
         self._counts: dict[int, LedgerCounts] = {self._open_id: self._open}
-        self._totals: dict[int, int] = {}  # messages of ended ledgers, where the record does not say
-        self._ended: EndedTotals | None = None  # None: something has changed
+        self._totals: dict[int, int] = {}  # messages of closed ledgers that the record does not have
+        self._ended: EndedTotals | None = None  # None: to be computed again
         self._lengths = lengths
         self._loading = asyncio.Lock()
         self.read_entries = 0
@@ -76,7 +78,7 @@ class MessageCounts:
     # Appending
 
     def on_confirmed(self, group: EntryGroup, messages: Sequence[int] | None) -> None:
-        """`messages` in each entry; None: one."""
+        """Count a confirmed group. `messages` in each entry; None: one."""
         if group.ledger_id != self._open_id:
             self._start_ledger(group.ledger_id)
         ends = group.ends
@@ -100,7 +102,7 @@ class MessageCounts:
         self._counts[ledger_id] = self._open
 
     def annotate(self, chain: Chain) -> Chain:
-        """With the messages of its ended ledgers, where they are known."""
+        """Return the chain with the messages of its closed ledgers, where they are known."""
         before = chain.messages or {}
         gone = before.keys() - set(map(_LEDGER_ID, chain.ledgers))
         counted = self._newly_counted(chain, before)
@@ -110,7 +112,7 @@ class MessageCounts:
         return chain.replace(messages={**known, **counted} or None)
 
     def _newly_counted(self, chain: Chain, before: Mapping[int, int]) -> dict[int, int]:
-        """Messages of ended ledgers that the record does not have yet. A chain may be long, and few of its ledgers are counted."""
+        """Return messages of closed ledgers missing in the record. A chain may be long, and few of its ledgers are counted."""
         wanted = {ledger_id for ledger_id in (self._open_id, *self._totals) if ledger_id not in before}
         counted: dict[int, int] = {}
         for ledger in reversed(chain.ledgers):
@@ -125,7 +127,10 @@ class MessageCounts:
         return counted
 
     def _counted(self, ledger_id: int, entries: int) -> int | None:
-        """None: nobody has counted so many. A ledger may end behind what was answered: those appends failed, and are stored."""
+        """Return the messages of a closed ledger; None: not all its entries are counted.
+
+        A ledger may end after the last entry that was answered: those appends failed, and are stored.
+        """
         if ledger_id == self._open_id:
             return self._open_messages if self._open.end == entries else None
         return self._totals.get(ledger_id)
@@ -133,14 +138,14 @@ class MessageCounts:
     # Forgetting
 
     def forget(self, ledger_id: int) -> None:
-        """For the budget. Who sums them up at this moment still has them."""
+        """Drop a ledger's counts, for the budget. A caller that is summing them up keeps its own reference."""
         if ledger_id == self._open_id:
             self._open = self._counts[ledger_id] = LedgerCounts(self._open.end)
         else:
             self._counts.pop(ledger_id, None)
 
     def drop_trimmed(self) -> None:
-        """The chain has changed, and perhaps ledgers have left it."""
+        """Drop the counts of ledgers that have left the chain."""
         self._ended = None
         for ledger_id in [ledger_id for ledger_id in self._counts if ledger_id not in self._ledgers]:
             if ledger_id != self._open_id:
@@ -153,10 +158,10 @@ class MessageCounts:
             self._budget.charge(self, ledger_id, 0)
         self._counts.clear()
 
-    # Asking
+    # Queries
 
     def unacknowledged_known(self, ack_set: AckSet) -> Amount | None:
-        """From memory alone, in a short time; None: `unacknowledged` would have to read, or to sum up for long."""
+        """Return the amount from memory, quickly; None: `unacknowledged` would have to read, or to sum up for long."""
         if ack_set.acked_entries > _SYNC_HOLES:
             return None
         amount, parts = self._parts(ack_set, copied=False)
@@ -168,10 +173,10 @@ class MessageCounts:
         return amount
 
     async def unacknowledged(self, ack_set: AckSet) -> Amount:
-        """As it was at one moment of this call. Raises LedgerError, MetadataError, ManagedLedgerError when reading fails."""
+        """Return the amount at one moment of this call. Raises LedgerError, MetadataError, ManagedLedgerError if a read fails."""
         while True:
             try:
-                amount, parts = self._parts(ack_set, copied=True)  # the moment
+                amount, parts = self._parts(ack_set, copied=True)  # the moment that counts
                 for part in parts:
                     amount = amount.plus(await self._of(part))
                 return amount
@@ -179,7 +184,7 @@ class MessageCounts:
                 continue
 
     async def position_leaving(self, limit_bytes: int) -> Position:
-        """The first gap behind which there are no more bytes than this. Raises as `unacknowledged` does."""
+        """Return the earliest position with at most `limit_bytes` after it. Raises as `unacknowledged` does."""
         while True:
             try:
                 return await self._position_leaving(limit_bytes)
@@ -192,7 +197,7 @@ class MessageCounts:
             after_bytes -= size_bytes
             if after_bytes > limit_bytes:
                 continue
-            wanted = after_bytes + size_bytes - limit_bytes  # bytes of this ledger that lie before the gap, at least
+            wanted = after_bytes + size_bytes - limit_bytes  # bytes of this ledger before the gap, at least
             low, high = 0, entries  # entries before the gap
             while low < high:
                 middle = (low + high) // 2
@@ -210,18 +215,21 @@ class MessageCounts:
         return await self._length_at(Position(ledger_id, entry_id - 1)) if entry_id else 0
 
     async def bytes_after(self, position: Position) -> int:
-        """Of all entries behind this gap, acknowledged or not: at the most one header is read. Raises as `unacknowledged` does."""
+        """Return the bytes of all entries after this position, acknowledged or not; reads at most one header.
+
+        Raises as `unacknowledged` does.
+        """
         while True:
             known = self.bytes_after_known(position)
             if known is not None:
                 return known
             try:
-                await self._length_at(position)  # kept: known from now on
+                await self._length_at(position)  # kept, so that it is known from now on
             except EntryTrimmedError:
                 continue
 
     def bytes_after_known(self, position: Position) -> int | None:
-        """From memory alone."""
+        """Return `bytes_after` from memory; None: a header would have to be read."""
         ledgers, (ledger_id, start) = self._ledgers, (position.ledger_id, position.entry_id + 1)
         behind_bytes = self._totals_of_ended().behind(ledger_id).size_bytes
         if ledgers.last_is_open and ledger_id < ledgers.last_ledger_id:
@@ -251,7 +259,7 @@ class MessageCounts:
         return self._counted(ledger_id, entries) if recorded is None else recorded
 
     def _parts(self, ack_set: AckSet, *, copied: bool) -> tuple[Amount, list[LedgerPart]]:
-        """What lies in ledgers of which nothing is acknowledged, and the others: those to be looked at one by one."""
+        """Split what is unacknowledged into the sum of untouched ledgers and the parts that must be looked at one by one."""
         ledgers, ended = self._ledgers, self._totals_of_ended()
         mark_ledger_id, mark_entry_id = ack_set.mark_delete
         amount = ended.behind(mark_ledger_id)
@@ -307,7 +315,7 @@ class MessageCounts:
     # Reading back
 
     async def _load(self, part: LedgerPart) -> LedgerCounts:
-        """At least the entries that are needed of a ledger; the caller may use them after they were forgotten here."""
+        """Load at least the entries needed of a ledger; the caller may use them after they were dropped here."""
         ledger_id, needed = part.ledger_id, part.first_needed or 0
         async with self._loading:
             counts = self._counts.get(ledger_id)
@@ -319,11 +327,11 @@ class MessageCounts:
                 for group in await self._read(Position(ledger_id, before.end), max_entries, _READ_BYTES):
                     before.append(_sizes(group), _messages(group))
                     self.read_entries += len(group)
-                await asyncio.sleep(0)  # others first: what comes from memory does not wait
+                await asyncio.sleep(0)  # let other tasks run: queries answered from memory do not wait
             return self._keep(part, before)
 
     def _known_from(self, part: LedgerPart) -> int:
-        """May grow: what is in memory may be forgotten at any time."""
+        """Return the first entry in memory, or the ledger's end. It may grow, as counts may be dropped at any time."""
         counts = self._counts.get(part.ledger_id)
         return part.entries if counts is None else min(counts.first, part.entries)
 
@@ -335,7 +343,7 @@ class MessageCounts:
         elif counts.first == before.end:
             counts.prepend(before)
         else:
-            return before  # the open ledger's were forgotten, and start further on now
+            return before  # the open ledger's counts were dropped, and start further on now
         if counts.first == 0 and ledger_id != self._open_id:
             self._totals[ledger_id] = counts.between(0, counts.end).messages
             self._ended = None
@@ -343,7 +351,7 @@ class MessageCounts:
         return counts
 
     async def _length_at(self, position: Position) -> int:
-        """Payload bytes of a ledger up to and including this entry."""
+        """Return the payload bytes of a ledger up to and including this entry."""
         if (known := self._lengths.get(position)) is not None:
             return known
         (group, *_) = await self._read(position, 1, 1)
@@ -356,7 +364,7 @@ def _sizes(group: EntryGroup) -> list[int]:
 
 
 def _messages(group: EntryGroup) -> list[int] | None:
-    """None: one in each."""
+    """Return the messages in each entry; None: one in each."""
     counts: list[int] = []
     for payload in group.payloads():
         try:

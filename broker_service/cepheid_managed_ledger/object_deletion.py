@@ -1,7 +1,7 @@
-"""Deleting objects of ledgers that left a chain, and of attempts to offload that failed.
+"""Deletes objects of ledgers that left a chain, and of attempts to offload that failed.
 
-    chain.object_deletions ──► delete each ──► one write without those that are gone
-                                    └──the store fails──► the queue stays; again after a pause, which grows
+    chain.object_deletions ──► delete each ──► one write without those that are deleted
+                                    └──the store fails──► the queue stays; retried after a pause, which grows
 
 Rules:
 1. An object is deleted only after a committed record says that its ledger left the chain, or that its upload was given up.
@@ -43,7 +43,7 @@ class ObjectDeletions:
         self._failures = 0
         self._retry_at = 0.0
         self.last_error: str | None = None
-        """Why objects could not be deleted when that was tried last; None: they were."""
+        """Why objects could not be deleted at the last attempt; None: they were deleted."""
 
     def __repr__(self) -> str:
         return f"<ObjectDeletions of {self._topic}: {len(self.waiting)} waiting>"
@@ -59,9 +59,9 @@ class ObjectDeletions:
         return has_work and self._store is not None and asyncio.get_running_loop().time() >= self._retry_at
 
     async def run(self) -> None:
-        """Delete what waits, as far as it is possible now. A failure of the store is logged and sets the time of the next attempt.
+        """Delete what waits, as far as possible now. A failure of the store is logged and sets the time of the next attempt.
 
-        Raises ManagedLedgerError, MetadataError when the record cannot be written.
+        Raises ManagedLedgerError, MetadataError if the record cannot be written.
         """
         if self._store is None:
             return
@@ -74,7 +74,7 @@ class ObjectDeletions:
                 await self._keeper.commit(lambda chain: (_without_urls(chain, gone), ()))
 
     async def run_quietly(self) -> None:
-        """As `run`; a record that cannot be written now is left to the next attempt."""
+        """Do the work of `run`, but leave a record that cannot be written now to the next attempt."""
         try:
             await self.run()
         except (ManagedLedgerError, MetadataError, TimeoutError) as error:
@@ -98,7 +98,7 @@ class ObjectDeletions:
 
 
 async def delete_objects(store: SegmentStore, urls: Sequence[str]) -> dict[str, Exception]:
-    """Delete these objects, some at a time. Return those that could not be deleted, with the reason."""
+    """Delete these objects, several at a time. Return those that could not be deleted, with the reason."""
     left: dict[str, Exception] = {}
 
     async def delete(url: str) -> None:
@@ -109,7 +109,7 @@ async def delete_objects(store: SegmentStore, urls: Sequence[str]) -> dict[str, 
             left[url] = error
 
     for start in range(0, len(urls), _AT_ONCE):
-        if len(left) >= _AT_ONCE:  # the store is away: the rest would fail as well
+        if len(left) >= _AT_ONCE:  # the store is unavailable: the rest would fail as well
             left.update(dict.fromkeys(urls[start:], next(iter(left.values()))))
             break
         await asyncio.gather(*map(delete, urls[start : start + _AT_ONCE]))
@@ -125,7 +125,7 @@ async def delete_objects_or_leave(topic: TopicName, store: SegmentStore | None, 
     while store is not None and left:
         before = len(left)
         left = await delete_objects(store, list(left))
-        if len(left) < before:  # patience is for a store that does not answer, not for a long list
+        if len(left) < before:  # the limit is for a store that does not answer, not for a long list
             deadline = loop.time() + patience_s
         elif loop.time() + pause_s > deadline:
             break
@@ -139,7 +139,7 @@ async def delete_objects_or_leave(topic: TopicName, store: SegmentStore | None, 
             "objects": len(left),
             "url": url,
             "error": str(error),
-            "hint": "the topic is deleted; `cepheid tiered sweep` deletes what is left of it in the object store",
+            "hint": "the topic is deleted; `cepheid tiered sweep` deletes its remaining objects",
         }
         log.warning("segments.left_behind", extra=fields)
 

@@ -1,32 +1,32 @@
-"""Opening a topic's chain: what makes it irrelevant for correctness who believes to own the topic.
+"""Opening a topic's chain, so that correctness does not depend on which broker believes that it owns the topic.
 
     load chain ──► fence the ledger without a recorded end, find its end ──► prepare a new ledger ──► one write: its end, the new
                         ▲                                                         │                      ledger, the chain
-                        └── a ledger's record was changed by somebody else ◄──────│──────────────────────────┴──► the chain was:
+                        └── another process changed a ledger's record ◄───────────│──────────────────────────┴──► the chain was:
                                                                                   │                another opening won, fail
                                                                                   └──too few bookies──► the same write without a
                                                                                                 new ledger; `start_late` adds it
 Rules:
-1. Nothing is served before the chain was taken over.
+1. Nothing is served before the chain is taken over.
 2. Every ledger before the new one is closed at exactly the entries that the chain records. The end of the last one is written
-   together with the chain (one compare-and-set for both, the new ledger's record included): a topic costs two writes, not four,
-   and an opening that fails leaves no ledger behind. A conflict on a ledger's record says nothing of the chain: somebody else
-   closed the ledger, or repair moved copies of it. The end is then looked for again, and written by itself. With the end, repair is
-   asked to look at each copy of that ledger once: what its writer knew of missing copies was lost with it. Where all that is too
+   together with the chain (one compare-and-set for both, including the new ledger's record): a topic costs two writes, not four,
+   and an opening that fails leaves no ledger behind. A conflict on a ledger's record says nothing about the chain: another process
+   closed the ledger, or repair moved copies of it. The end is then looked for again, and written by itself. With the end, repair
+   is asked to check each copy of that ledger once: what its writer knew about missing copies was lost with it. If all that is too
    large for one write (a record with thousands of fragments, a chain with tens of thousands of deletions), each record is written
    on its own, the chain last.
 3. A ledger of the chain that has no metadata is lost data: an error for an operator, never an empty ledger.
-4. Empty ledgers leave the chain, through the deletion queue of the same write; they are deleted after it. While there is no new
-   ledger, the last one stays even when it is empty: positions of clients may name it.
-5. Ledger ids rise along the chain: clients compare positions by them. A chain without ledgers may be that of a topic that is being
-   deleted, or was, and is made anew, whose clients come with old positions: it begins above all ids that there ever were. What
-   waits for deletion does not tell the largest, which may be gone already. The record of a new chain is made before its first
-   ledger, empty: the id is asked for when all that had the topic's name before is gone.
+4. Empty ledgers leave the chain through the deletion queue, in the same write; they are deleted after it. While there is no new
+   ledger, the last one stays even if it is empty: clients may hold positions in it.
+5. Ledger ids rise along the chain: clients compare positions by them. A chain without ledgers may belong to a topic that was
+   deleted and created again, whose clients return with old positions: it begins above all ids that there ever were. The deletion
+   queue does not have the largest id, as that ledger may be deleted already. The record of a new chain is created before its first
+   ledger, empty: the id is requested after everything that had the topic's name before is deleted.
 6. Too few writable bookies for a new ledger do not keep a topic closed: its entries can be read and acknowledged. The chain is
    taken over all the same, so the previous owner is shut out for good. A topic that never had a ledger is opened empty: consumers
-   that start before any producer subscribe, and wait for its first message. Each attempt to add a ledger that fails is followed by
+   that start before any producer subscribe, and wait for its first message. Each failed attempt to add a ledger is followed by
    a check of the chain's version, since no bookie can tell such an owner that it was deposed. A topic whose last ledger cannot be
-   recovered is not opened: where it ends is not known then, and what would be read of it might not be stored.
+   recovered is not opened: its end is not known then, and entries read from it might not be stored.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _INCARNATION_BITS = 64
 
 @dataclass(frozen=True, slots=True)
 class TakenOver:
-    """What an opening has besides the chain."""
+    """The result of an opening besides the chain."""
 
     writer: LedgerWriter | None
     """The writer of the new ledger; None: the topic is terminated, or there are too few bookies."""
@@ -64,7 +64,7 @@ class TakenOver:
 
 
 def custom_fields(topic: TopicName, chain: Chain, use: str) -> dict[str, str]:
-    """Return what a ledger's record says about the opening that creates it. `use` is "entries" or "cursors"."""
+    """Return what a ledger's record stores about the opening that creates it. `use` is "entries" or "cursors"."""
     return {"topic": str(topic), "use": use, "incarnation": chain.incarnation, "epoch": str(chain.epoch)}
 
 
@@ -79,9 +79,8 @@ async def take_over_chain(
 ) -> TakenOver:
     """Recover what the previous owner left, and take the chain over. `tasks` outlives the caller.
 
-    `unfinished` are this process's openings that were cancelled and are on their way to their end: to come after them is not
-    to conflict with them. Raises ChainDamagedError, ManagedLedgerFencedError, LedgerError, MetadataError. Nothing is left half
-    open.
+    `unfinished` are openings of this process that were cancelled and still run to their end: waiting for them avoids a conflict
+    with them. Raises ChainDamagedError, ManagedLedgerFencedError, LedgerError, MetadataError. Nothing is left half open.
     """
     while topic in unfinished:
         await asyncio.wait([unfinished[topic]])
@@ -118,7 +117,7 @@ async def take_over_chain(
 
     try:
         return await finish(tasks, take_over(), name="take-over")
-    except asyncio.CancelledError:  # the chain will name it, or does; the next opening ends it
+    except asyncio.CancelledError:  # the chain names the new ledger, or will; the next opening closes it
         is_wanted = False
         if writer is not None:
             await writer.aclose()
@@ -126,12 +125,12 @@ async def take_over_chain(
 
 
 async def create_ledger(topic: TopicName, chain: Chain, client: LedgerClient, config: ManagedLedgerConfig) -> LedgerWriter:
-    """The next ledger of a chain. Raises LedgerError, MetadataError."""
+    """Create the next ledger of a chain. Raises LedgerError, MetadataError."""
     return await client.create(**_next_ledger(topic, chain, config))
 
 
 def _next_ledger(topic: TopicName, chain: Chain, config: ManagedLedgerConfig) -> dict[str, Any]:
-    """What `LedgerClient.create` and `prepare` are asked for."""
+    """Return the arguments of `LedgerClient.create` and `prepare`."""
     return {
         "ensemble_size": config.ensemble_size,
         "write_quorum": config.write_quorum,
@@ -144,7 +143,7 @@ def _next_ledger(topic: TopicName, chain: Chain, config: ManagedLedgerConfig) ->
 async def start_late(topic: TopicName, keeper: ChainKeeper, client: LedgerClient, config: ManagedLedgerConfig) -> LedgerWriter:
     """Add the ledger that an opening could not create (rule 6). The chain names it when this returns.
 
-    Raises LedgerError, MetadataError: nothing was recorded, try again later. Raises ManagedLedgerError: this opening is over.
+    Raises LedgerError, MetadataError: nothing was recorded, try again later. Raises ManagedLedgerError: this opening has ended.
     """
     writer = await create_ledger(topic, keeper.chain, client, config)
 
@@ -156,7 +155,7 @@ async def start_late(topic: TopicName, keeper: ChainKeeper, client: LedgerClient
 
 
 async def delete_unlinked(client: LedgerClient, writer: LedgerWriter) -> bool:
-    """A ledger that certainly no record names. False: it could not be deleted; its custom fields tell whose it was."""
+    """Delete a ledger that certainly no record names. False: it could not be deleted; its custom fields identify its topic."""
     await writer.aclose()
     try:
         await client.delete(writer.ledger_id)
@@ -213,7 +212,7 @@ async def _take_over(
 ) -> TakenOver:
     """Write the chain with the ends and the next ledger; `apart`: create the ledger before that, in a write of its own.
 
-    Raises one of CONFLICTS when somebody else has changed the record of a ledger, and ValueTooLargeError: nothing was written.
+    Raises one of CONFLICTS if another process has changed the record of a ledger, and ValueTooLargeError: nothing was written.
     """
     chain = before.replace(epoch=before.epoch + 1, ledgers=ended.ledgers)
     if chain.terminated_at is not None:
@@ -244,10 +243,10 @@ def _without_empty(chain: Chain, but: int | None = None) -> Chain:
 
 
 async def _link(writer: LedgerWriter, client: LedgerClient, record: Coroutine[Any, Any, None]) -> LedgerWriter:
-    """Await `record`, the write that adds the writer's ledger to the chain. When it fails, no writer is left open."""
+    """Await `record`, the write that adds the writer's ledger to the chain. If it fails, no writer is left open."""
     try:
         await record
-    except (ManagedLedgerFencedError, MetadataError):  # certain: the chain does not name it
+    except (ManagedLedgerFencedError, MetadataError):  # certainly the chain does not name it
         await delete_unlinked(client, writer)
         raise
     except BaseException:  # the chain may name it

@@ -1,14 +1,14 @@
-"""Ledgers that were made for a topic and that nothing names: whoever made them died before recording them.
+"""Finds ledgers that a broker created for a topic and did not record before it died.
 
-    every ledger's record, now and then ──► custom fields: topic, incarnation, epoch
-        topic open here, its incarnation, an epoch below the chain's ──► named by nothing? ──► the chain's deletion queue
+    every ledger's record, periodically ──► custom fields: topic, incarnation, epoch
+        topic open here, its incarnation, an epoch below the chain's ──► no record names it? ──► the chain's deletion queue
 
-Why that is certain: a ledger is recorded by a write that names the version of the chain which its maker had read, in the epoch
+Why that is certain: a ledger is recorded by a write that names the version of the chain which its creator had read, in the epoch
 of its opening, and checks its incarnation. The chain has a later epoch, so every such write of an earlier one fails, whenever it
-arrives. Whether something names the ledger already is asked in the step that puts it into the queue, after its own record was
-read, and of the owner itself.
-Left alone: ledgers of the present epoch (a rollover may be about to record them), those of topics that are open nowhere or gone,
-and what an operator brought back.
+arrives. Whether a record names the ledger already is checked in the step that adds it to the queue, after its own record was read,
+and by the owner itself.
+Left alone: ledgers of the present epoch (a rollover may be about to record them), those of topics that are not open or are deleted,
+and ledgers that an operator restored.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from cepheid_wire import InvalidTopicNameError, TopicName
 log = logging.getLogger(__name__)
 
 _AT_ONCE = 20
-_PAUSE_S = 0.05  # 400 records a second at most: nobody waits for this
+_PAUSE_S = 0.05  # at most 400 records a second: this is never urgent
 
 
 def is_of_an_earlier_epoch(ledger: LedgerMetadata, chain: Chain) -> bool:
@@ -54,14 +54,14 @@ class OrphanScan:
         self.found = 0
 
     async def run(self) -> None:
-        """One pass over all ledgers. A store that is away ends it: there is another one."""
+        """Scan all ledgers once. An unavailable store ends the pass: another one follows."""
         records = ledger_records(self._store)
         number = 0
         try:
             async for ledger_id in list_ledgers(self._store):
                 try:
                     found = await records.get(ledger_id)
-                except (CorruptRecordError, NewerFormatError) as error:  # the others are looked at all the same
+                except (CorruptRecordError, NewerFormatError) as error:  # the other ledgers are checked all the same
                     log.warning("ledger.record_unreadable", extra={"ledger_id": ledger_id, "error": str(error)})
                     found = None
                 if found is not None:
@@ -81,7 +81,7 @@ class OrphanScan:
             return
         try:
             deleted = await managed_ledger.delete_unnamed(ledger.ledger_id)
-        except ManagedLedgerError:  # it has another owner, who may find it
+        except ManagedLedgerError:  # the topic has another owner, which may find it
             return
         if deleted:
             self.found += 1

@@ -1,4 +1,4 @@
-"""A number for each of the positions that were asked for last, of all topics of a broker: ledger ids are unique among them."""
+"""A number for each recently used position, over all topics of a broker: ledger ids are unique among them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from cepheid_metadata import Position
 
 
 class PositionNumbers:
-    """Some 300 bytes each."""
+    """A cache of one number per position, about 300 bytes each."""
 
     def __init__(self, limit: int = 50_000) -> None:
         self._limit = limit
-        self._known: OrderedDict[Position, int] = OrderedDict()  # the longest unused first
+        self._known: OrderedDict[Position, int] = OrderedDict()  # least recently used first
 
     def __repr__(self) -> str:
         return f"<PositionNumbers {len(self._known)} of {self._limit}>"
@@ -24,7 +24,7 @@ class PositionNumbers:
         return number
 
     def keep(self, position: Position, number: int) -> int:
-        """The number again."""
+        """Keep the number, and return it."""
         self._known[position] = number
         if len(self._known) > self._limit:
             self._known.popitem(last=False)

@@ -1,7 +1,7 @@
-"""When entries were published, by what their producers say: read where it must be, kept for the positions asked for last.
+"""The publish times of entries as their producers state them: read if necessary, and kept for recently used positions.
 
-Rule: publish times are the clients' clocks. They need not rise along a topic; who searches by them finds a place where they
-pass a bound, the only one as long as they rise.
+Rule: publish times come from the clients' clocks. They need not rise along a topic; a search by time finds a place where they pass
+a bound, which is the only one if they rise.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from cepheid_rpc import EntryGroup
 from cepheid_wire import BadTailError, parse_metadata
 
 UNREADABLE_MS = 0
-"""Of an entry whose metadata nobody can read: the oldest there can be, so that it holds up neither expiry nor seeking."""
+"""Time of an entry whose metadata cannot be parsed: the oldest possible, so that it delays neither expiry nor seeking."""
 
 
 class PublishTimes:
-    """For one topic. `peek`: an entry that is in memory; `read`: the first entry at or after a position; `kept`: of all topics."""
+    """Publish times of one topic. `peek`: an entry in memory; `read`: the first entry at or after a position; `kept`: of all
+    topics."""
 
     def __init__(
         self,
@@ -35,14 +36,15 @@ class PublishTimes:
         return f"<PublishTimes {self.reads} read, {self._kept!r}>"
 
     def known(self, position: Position) -> int | None:
-        """None: it would have to be read."""
+        """Return the publish time from memory; None: the entry would have to be read."""
         kept = self._kept.get(position)
         if kept is None and (group := self._peek(position)) is not None:
             kept = self._keep(position, group)
         return kept
 
     async def at(self, position: Position) -> int | None:
-        """Of the entry of this name; None: it has left the topic, or is not written yet. Raises what reading raises."""
+        """Return the publish time of the entry; None: it has left the topic, or is not written yet. Raises the errors of
+        reading."""
         known = self.known(position)
         if known is not None:
             return known

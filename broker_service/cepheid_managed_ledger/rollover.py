@@ -1,16 +1,16 @@
-"""From one ledger of a topic to the next.
+"""Moves a topic from one ledger to the next.
 
     full ──► create the next ledger ──► switch appends to it ──► drained ──► end it ──► record its end and the successor ──► link
              (appends go on meanwhile)                            (what the successor confirms waits for link)
 
-By size at any age: a huge ledger frees the disks late. By entries once it is old enough: each ledger costs a metadata record,
-and a busy topic would make one every few seconds. By age when it has entries: else an idle topic could never be trimmed.
-Not while the chain has as many ledgers as it may have: then a full ledger is written on, and the topic says so.
-Because bookies lack copies of it: once there are enough healthy ones, not all topics in the same instant, not again for a while.
-Being full is soft: while no next ledger can be made (no metadata store, too few bookies), the present one goes on. A store that
-goes away after the switch is waited for, as long as the session lasts: to open the topic anew would need it as well.
-A ledger that breaks before it is drained is left to `Failover`. One whose appends fail, or that cannot be ended, is given up here:
-the appender knows the next one by then, and so does whoever closes the topic.
+By size at any age: a huge ledger would free disk space late. By entries once it is old enough: each ledger costs a metadata record,
+and a busy topic would create one every few seconds. By age if it has entries: otherwise an idle topic could never be trimmed.
+Not while the chain has as many ledgers as it may have: then appends continue in a full ledger, and the topic reports it.
+Because bookies lack copies of it: once there are enough healthy ones, not all topics at the same moment, not again for a while.
+Being full is a soft limit: while no next ledger can be created (no metadata store, too few bookies), the present one continues. If
+the store becomes unavailable after the switch, the rollover waits as long as the session lasts: opening the topic again would need
+the store as well. A ledger that breaks before it is drained is left to `Failover`. One whose appends fail, or that cannot be
+closed, is given up here: the appender and its owner know the next one by then.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from cepheid_wire import TopicName
 log = logging.getLogger(__name__)
 
 RETRY_S = 10.0
-"""Pause after a next ledger could not be created."""
+"""Pause after a next ledger could not be created, in seconds."""
 
 REPLICAS_SPREAD_S = 30.0
-"""Topics whose ledgers lack copies go to their next ones within this time, each at a moment of its own: many have them after a
-bookie died."""
+"""Topics whose ledgers lack copies move to their next ones within this time, each at a random moment: after a bookie failed there
+are many of them."""
 
 REPLICAS_PAUSE_S = 300.0
-"""Before a ledger is followed by the next one for that reason again."""
+"""Pause before a ledger is replaced for that reason again, in seconds."""
 
 ENTRY_LIMIT = (1 << 32) - (1 << 20)
-"""Acknowledgements are kept in bitmaps of 32-bit entry ids; the rest is room for what is appended during the rollover."""
+"""Acknowledgements are kept in bitmaps of 32-bit entry ids; the difference is room for appends during the rollover."""
 
 
 def is_full(entries: int, size_bytes: int, age_s: float, settings: ManagedLedgerSettings) -> bool:
@@ -59,7 +59,7 @@ def is_full(entries: int, size_bytes: int, age_s: float, settings: ManagedLedger
 
 
 class Rollover:
-    """One at a time, by whoever owns the topic."""
+    """The rollovers of a topic, one at a time, run by its owner."""
 
     def __init__(
         self,
@@ -83,8 +83,8 @@ class Rollover:
         self._clock = clock
         self._on_failed = on_failed
         self._not_before = 0.0
-        self._replicas_at = 0.0  # not before, for want of copies
-        self._lacking: LedgerWriter | None = None  # what was found to lack copies
+        self._replicas_at = 0.0  # no rollover for lack of copies before this loop time
+        self._lacking: LedgerWriter | None = None  # the writer that was found to lack copies
         self.count = 0
 
     def is_due(self, config: ManagedLedgerConfig) -> bool:
@@ -108,11 +108,11 @@ class Rollover:
 
     @property
     def has_entries(self) -> bool:
-        """The ledger being written is not empty."""
+        """Whether the ledger being written is not empty."""
         return self._appender.writer.last_add_pushed >= 0
 
     async def run(self, config: ManagedLedgerConfig) -> None:
-        """Reports a failure after the switch to `on_failed`; one before it only costs time."""
+        """Do one rollover. A failure after the switch is reported to `on_failed`; one before it only costs time."""
         try:
             writer = await create_ledger(self._topic, self._keeper.chain, self._client, config)
         except (LedgerError, MetadataError, TimeoutError) as error:
@@ -129,7 +129,7 @@ class Rollover:
             await self._appender.wait_drained()
         except LedgerError:
             return
-        except ManagedLedgerError:  # they have failed: nobody needs the next ledger
+        except ManagedLedgerError:  # all appends have failed: the next ledger is not needed
             await before.aclose()
             await delete_unlinked(self._client, writer)
             return
@@ -139,7 +139,7 @@ class Rollover:
         except (ManagedLedgerError, LedgerError, MetadataError, TimeoutError) as error:
             self._on_failed(_failure(self._topic, before, error))
             await before.aclose()
-            if not isinstance(self._keeper.lost, ManagedLedgerFailedError):  # else the chain may name it
+            if not isinstance(self._keeper.lost, ManagedLedgerFailedError):  # otherwise the chain may name it
                 await delete_unlinked(self._client, writer)
             return
         self.count += 1
@@ -171,7 +171,7 @@ class Rollover:
 def _failure(topic: TopicName, before: LedgerWriter, error: Exception) -> ManagedLedgerError:
     if isinstance(error, ManagedLedgerError):
         return error
-    message = f"{topic}: ledger {before.ledger_id} could not be ended and followed by the next: {error}"
+    message = f"{topic}: ledger {before.ledger_id} could not be closed and replaced by the next one: {error}"
     failure = ManagedLedgerFailedError(message, topic=str(topic), ledger_id=before.ledger_id)
     failure.__cause__ = error
     return failure

@@ -1,4 +1,4 @@
-"""A durable cursor together with its record, and how far it is saved; recovered from the records when a topic is opened."""
+"""A durable cursor with its record and the extent to which it is saved; recovered from the records when a topic is opened."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class SavedCursor:
         self.cursor = cursor
         self.record = record
         self.version = version
-        self.revision = cursor.revision  # what is saved of its changes
-        self.mark_delete = cursor.ack_set.mark_delete  # as saved: trimming goes by this
+        self.revision = cursor.revision  # the revision that is saved
+        self.mark_delete = cursor.ack_set.mark_delete  # as saved: trimming relies on it
 
     def __repr__(self) -> str:
         return f"<SavedCursor {self.cursor.name} at {self.mark_delete}{', dirty' if self.is_dirty else ''}>"
@@ -44,7 +44,7 @@ class SavedCursor:
 
 @dataclass(frozen=True, slots=True)
 class CursorSave:
-    """One cursor as it is in a round of saving: with everything of a revision, and not saved beyond it."""
+    """One cursor in a round of saving: with all changes of a revision, marked as saved only up to it."""
 
     saved: SavedCursor
     revision: int
@@ -64,15 +64,15 @@ class CursorSave:
         return Snapshot(self.name, self.saved.record.generation, self.state)
 
     def is_large(self, inline_bytes: int) -> bool:
-        # Half of it on the way back, so that a cursor near the limit does not move to and fro.
+        # Half the limit on the way back, so that a cursor near the limit does not alternate.
         return len(self.state) > (inline_bytes if self.saved.record.cursor_ledger_id is None else inline_bytes // 2)
 
     def record(self, chain_epoch: int, cursor_ledger_id: int | None) -> CursorRecord | None:
-        """What the record becomes; None: it stays, the newer snapshot is where it says."""
+        """Return the next record; None: it is unchanged, and the newer snapshot is where it points to."""
         before = self.saved.record
         if cursor_ledger_id is not None and before.cursor_ledger_id == cursor_ledger_id:
             return None
-        # Not validated: all of it is ours, and a topic with a thousand subscriptions makes two thousand of them a second.
+        # Not validated: all values are our own, and a topic with a thousand subscriptions creates two thousand of them a second.
         changes = {
             "mark_delete": self.mark_delete,
             "chain_epoch": chain_epoch,
@@ -87,27 +87,29 @@ class CursorSave:
 
 
 class RecoveredCursors:
-    """What `recover_cursors` found."""
+    """The result of `recover_cursors`."""
 
     __slots__ = ("beyond", "rewound", "saved", "stale")
 
     def __init__(self) -> None:
         self.saved: dict[str, SavedCursor] = {}
         self.beyond: list[SavedCursor] = []
-        """They claimed entries that the topic does not have. Save them before the first append: once it has written so far,
-        what lies there would count as acknowledged."""
+        """Cursors that claimed entries which the topic does not have. Save them before the first append: otherwise entries written
+        there later would count as acknowledged."""
         self.stale: dict[str, int] = {}
-        """Versions of records that belong to an earlier topic of this name: to be deleted."""
+        """Versions of records that belong to an earlier topic of this name, and are to be deleted."""
         self.rewound = 0
-        """Cursors whose newest state was lost for good, or may have been: they start again from an older one, or from the last
-        position in their record."""
+        """Cursors whose newest state is lost, or may be: they start again from an older one, or from the last position in their
+        record."""
 
 
 async def recover_cursors(
     topic: TopicName, incarnation: str, store: MetadataStore, client: LedgerClient, ledgers: LedgerList, home: CursorHome
 ) -> RecoveredCursors:
-    """After the chain was taken over: from then on nobody else saves, but for an opening that comes still later. Raises
-    ManagedLedgerFencedError when that is found out, and what is worth another attempt."""
+    """Recover the cursors of a chain that was taken over: from then on only a still later opening can save them.
+
+    Raises ManagedLedgerFencedError if there is one, and errors that are worth another attempt.
+    """
     recovered = RecoveredCursors()
     for name, found in (await _read_records(topic, store)).items():
         if found.record.chain_incarnation != incarnation:
@@ -143,14 +145,17 @@ async def _read_records(topic: TopicName, store: MetadataStore) -> dict[str, Fou
 
 
 async def _check_newest(topic: TopicName, store: MetadataStore, cursors: Mapping[str, SavedCursor]) -> None:
-    """The ledger with their states may be gone because somebody who opened the topic after us has saved them elsewhere. To go on
-    from the records of before would deliver again what he has saved as acknowledged. Raises ManagedLedgerFencedError."""
+    """Raise ManagedLedgerFencedError if a later owner has saved the cursors since their records were read.
+
+    It may be the reason why the ledger with their states is gone. Continuing from the old records would redeliver what that owner
+    has saved as acknowledged.
+    """
     records = cursor_records(store)
     for name, saved in cursors.items():
         await store.sync(keys.cursor_key(topic, name))
         found = await records.get((topic, name))
         if found is None or found.version != saved.version:
-            message = f"{topic} was opened by somebody else, who has saved or deleted subscription {name} since"
+            message = f"{topic} was opened by another broker, which saved or deleted subscription {name}"
             raise ManagedLedgerFencedError(message, topic=str(topic), subscription=name)
 
 
@@ -193,18 +198,18 @@ def _restore(
     if beyond := _is_beyond(ledgers, furthest):
         fields = {"topic": str(topic), "subscription": cursor.name, "position": str(furthest)}
         log.error("cursor.above_the_end", extra={**fields, "last": str(ledgers.last_position)})
-        if state.sequence_ids:  # they speak of what is lost: they are found anew, from all entries that there are
+        if state.sequence_ids:  # they describe entries that are lost: they are determined again from all existing entries
             state = CursorState(ledgers.first_position)
         recovered.beyond.append(saved)
     cursor.restore(state)
     saved.revision = cursor.revision
     saved.mark_delete = cursor.mark_delete
-    if beyond:  # as a reset: the position may go back, and snapshots of before do not count
+    if beyond:  # like a reset: the position may move back, and earlier snapshots do not count
         saved.record = saved.record.replace(generation=saved.record.generation + 1)
         saved.revision = NOT_SAVED
 
 
 def _is_beyond(ledgers: LedgerList, position: Position) -> bool:
-    """The topic does not have that entry: a record was restored from an old backup, or entries are lost."""
+    """Whether the topic lacks that entry: a record was restored from an old backup, or entries are lost."""
     entries = ledgers.entries_of(position.ledger_id)
     return position.entry_id >= entries if entries is not None else position.ledger_id > ledgers.last_ledger_id

@@ -1,4 +1,4 @@
-"""Settings of managed ledgers: those of a broker, and what may differ for each topic."""
+"""Settings of managed ledgers: those of a broker, and those that may differ for each topic."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GIB = 1 << 30
 
 
 class ManagedLedgerSettings(BaseModel, frozen=True, extra="forbid"):
-    """The chain of ledgers of a topic, and its cursors."""
+    """Settings of a topic's chain of ledgers, and of its cursors."""
 
     ledger_max_bytes: PositiveInt = Field(
         2 * GIB, description="Size at which a ledger is followed by a new one. Smaller: disk space returns in smaller steps."
@@ -28,12 +28,12 @@ class ManagedLedgerSettings(BaseModel, frozen=True, extra="forbid"):
     )
     ledger_min_age_s: NonNegativeFloat = Field(
         600.0,
-        description="Age below which a ledger is not ended for its number of entries. Shorter: more ledgers, and each is a record "
+        description="Age below which a ledger is not closed for its number of entries. Shorter: more ledgers, and each is a record "
         "in metadata.",
     )
     ledger_max_age_s: PositiveFloat = Field(
         4 * 3600.0,
-        description="Age at which a ledger with entries is followed by a new one. Only ended ledgers can be trimmed: shorten it "
+        description="Age at which a ledger with entries is followed by a new one. Only closed ledgers can be trimmed: shorten it "
         "for topics with little traffic and a short retention.",
     )
     append_window_bytes: PositiveInt = Field(
@@ -47,18 +47,18 @@ class ManagedLedgerSettings(BaseModel, frozen=True, extra="forbid"):
     ledger_failover_timeout_s: PositiveFloat = Field(
         30.0,
         description="Time for which appends wait until a failed ledger is recovered and followed by a new one. After it they fail "
-        "and the topic is opened again. By default clients give a message up after 30 s.",
+        "and the topic is opened again. By default clients give up on a message after 30 s.",
     )
     metadata_timeout_s: PositiveFloat = Field(
         10.0,
         description="Time for which opening, closing, and acknowledgements with a response wait for a metadata store that is "
-        "away. An open topic continues without it.",
+        "unavailable. An open topic continues without it.",
     )
     metadata_retry_s: PositiveFloat = Field(
         0.05, description="Pause before a change of a topic's metadata whose outcome is unknown is looked up."
     )
     housekeeping_s: PositiveFloat = Field(
-        30.0, description="Interval between checks of open topics for ledgers to end by age and to trim by retention."
+        30.0, description="Interval between checks of open topics for ledgers to close by age and to trim by retention."
     )
     orphan_scan_s: PositiveFloat = Field(
         6 * 3600.0,
@@ -68,7 +68,7 @@ class ManagedLedgerSettings(BaseModel, frozen=True, extra="forbid"):
     cursor_flush_s: PositiveFloat = Field(
         0.5,
         description="Time within which acknowledgements without a response are saved. "
-        "After a crash, messages whose acknowledgement is younger come again.",
+        "After a crash, messages with more recent acknowledgements are delivered again.",
     )
     cursor_inline_bytes: PositiveInt = Field(
         4 * KIB,
@@ -116,17 +116,16 @@ class ManagedLedgerSettings(BaseModel, frozen=True, extra="forbid"):
         24 * 3600.0,
         description="Time for which retention waits for a ledger whose offload fails, from the moment when it was due by age, or "
         "else from its end. After it retention may delete the ledger without a copy. Longer: more disk on bookies while a bucket "
-        "is away or a ledger cannot be offloaded at all.",
+        "is unavailable or a ledger cannot be offloaded at all.",
     )
 
 
 @dataclass(frozen=True, slots=True)
 class OffloadConfig:
-    """When ended ledgers of a topic are copied to an object store (`OffloadPolicy`, resolved).
+    """When closed ledgers of a topic are copied to an object store (`OffloadPolicy`, resolved).
 
-    A ledger is due when `after_bytes` of newer ledgers lie on the bookies, or when it ended `after_ms` ago. -1: never for this
-    reason.
-    `keep_ms` after that, the bookies' copies are deleted. Until then `reads_objects` says which copy is read.
+    A ledger is due when `after_bytes` of newer ledgers are on the bookies, or `after_ms` after it was closed. -1: never for this
+    reason. After another `keep_ms` the bookies' copies are deleted. Until then `reads_objects` says which copy is read.
     """
 
     url: str | None = None
@@ -139,7 +138,7 @@ class OffloadConfig:
 
 @dataclass(frozen=True, slots=True)
 class ManagedLedgerConfig:
-    """What may differ per topic."""
+    """The settings that may differ for each topic."""
 
     ensemble_size: int = 1
     write_quorum: int = 1

@@ -1,4 +1,4 @@
-"""What a managed ledger shows of itself: for stats, internal stats and the plan service."""
+"""Statistics of a managed ledger, for stats, internal stats and the plan service."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class CursorStatistics:
     first_unacknowledged: Position
     backlog_entries: int
     acked_entries: int
-    """Above the mark-delete position."""
+    """Acknowledged entries above the mark-delete position."""
     durable: bool
     active: bool
     refused_acks: int
     cursor_ledger_id: int | None
-    """None: its state is in its record."""
+    """The ledger with the cursor's state; None: the state is in its record."""
     sequence_ids: Mapping[str, int]
 
     @classmethod
@@ -40,37 +40,37 @@ class CursorStatistics:
 
 @dataclass(frozen=True, slots=True)
 class OffloadStatistics:
-    """Ledgers of one topic in object stores."""
+    """The ledgers of one topic in object stores."""
 
     ledgers: int = 0
-    """With a complete copy in an object store."""
+    """Ledgers with a complete copy in an object store."""
     size_bytes: int = 0
-    """Of their entries."""
+    """Bytes of their entries."""
     object_bytes: int = 0
-    """Of their objects."""
+    """Bytes of their objects."""
     off_bookies_ledgers: int = 0
-    """Of these ledgers, those that bookies do not have any more."""
+    """Those of these ledgers that are not on bookies any more."""
     off_bookies_bytes: int = 0
     uploading_ledger_id: int | None = None
     due_ledgers: int = 0
-    """Due to be offloaded, and not complete yet."""
+    """Ledgers that are due to be offloaded, and not complete yet."""
     refused_ledgers: int = 0
-    """Of these, the ones whose offload failed for a reason that does not pass by itself."""
+    """Those of the due ledgers whose offload failed for a lasting reason."""
     refused: Mapping[int, str] = field(default_factory=dict)
-    """The reasons by ledger id, of the oldest."""
+    """The reasons by ledger id, for the oldest ledgers."""
     not_held_ledgers: int = 0
-    """Of the due ones, those that retention no longer waits for, because their offload has failed for too long."""
+    """Due ledgers that retention no longer waits for, because their offload has failed for too long."""
     oldest_due_age_ms: int | None = None
-    """Time since the oldest due ledger ended; None: none is due. It grows while offloading fails, or cannot keep up."""
+    """Time since the oldest due ledger was closed; None: none is due. It grows while offloading fails, or cannot keep up."""
     last_success_at_ms: int = 0
     """Wall clock, since the topic was opened; 0: never."""
     last_failure_at_ms: int = 0
     failing_since_ms: int = 0
-    """Wall clock of the first failure after the last success; 0: it does not fail."""
+    """Wall clock of the first failure after the last success; 0: the last offload succeeded."""
     last_error: str | None = None
-    """Why it fails; None: it does not."""
+    """Why the last offload failed; None: it succeeded."""
     uploaded_ledgers: int = 0
-    """Since the topic was opened."""
+    """Ledgers uploaded since the topic was opened."""
     uploaded_bytes: int = 0
     failures: int = 0
     waiting_object_deletions: int = 0
@@ -78,7 +78,7 @@ class OffloadStatistics:
     object_reads: int = 0
     object_read_bytes: int = 0
     other_copy_reads: int = 0
-    """Reads that were answered from bookies because the object failed, or the other way round."""
+    """Reads answered from bookies because the object failed, or the other way round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +86,14 @@ class ManagedLedgerStatistics:
     state: str
     last_confirmed: Position
     ledgers: tuple[ChainLedger, ...]
-    """As recorded: the one being written has neither entries nor size there."""
+    """The ledgers as recorded: the one being written has neither entries nor size there."""
     waiting_deletions: int
     entries: int
     size_bytes: int
     current_ledger_entries: int
     current_ledger_bytes: int
     appended_entries: int
-    """Since the topic was opened."""
+    """Entries appended since the topic was opened."""
     appended_bytes: int
     lacking: str | None
     """Why there is no open ledger; None: there is one, or the topic is terminated."""

@@ -1,14 +1,14 @@
-"""From which copy a ledger's entries are read: from the bookies, or from its object.
+"""Chooses the copy that a ledger's entries are read from: the bookies, or its object.
 
     no complete copy in the object store ──► bookies
-    complete, still on the bookies       ──► bookies, then the object; the other way round where `reads_objects` says so
+    complete, still on the bookies       ──► bookies, then the object; the other way round if `reads_objects`
     complete, no longer on the bookies   ──► the object
 
 Rules:
 1. The chain's record decides, at each read. A handle of a copy that is not to be read any more is dropped.
-2. When one copy fails and another counts, that one is read, and the failure is logged. So a reader in the middle of a ledger
+2. If one copy fails and there is another, that one is read, and the failure is logged. So a reader in the middle of a ledger
    continues without a gap when the copy that it reads is deleted.
-3. An object is believed only for the entries that were asked for: another range or another ledger is damage.
+3. An object is trusted only for the entries that were requested: another range or another ledger is damage.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 def is_entry_gone(error: BaseException) -> bool:
-    """Return whether a read failed because no copy of its first entry is left, for certain: asking again finds the same."""
+    """Return whether a read failed because certainly no copy of its first entry is left, so that a retry would fail too."""
     return is_gone_from_bookies(error) or isinstance(error, NoSuchSegmentError | DamagedSegmentError)
 
 
@@ -40,7 +40,7 @@ class Source(enum.Enum):
 
 
 class StoredCopies:
-    """For one topic."""
+    """The copies of one topic's ledgers."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class StoredCopies:
         self._chain = chain
         self._reads_objects = reads_objects
         self._max_readers = max_readers
-        self._handles: OrderedDict[tuple[int, Source], LedgerReader | SegmentReader] = OrderedDict()  # the longest unused first
+        self._handles: OrderedDict[tuple[int, Source], LedgerReader | SegmentReader] = OrderedDict()  # least recently used first
         self._on_bookies: dict[int, int] = {}  # reads under way by ledger id
         self.object_reads = 0
         self.object_bytes = 0
@@ -73,12 +73,12 @@ class StoredCopies:
         return ledger_id in self._on_bookies
 
     def forget(self, ledger_id: int) -> None:
-        """The ledger has ended, or leaves: what is known of it is asked again."""
+        """Drop what is known about a ledger that has been closed, or leaves the chain."""
         for source in Source:
             self._handles.pop((ledger_id, source), None)
 
     def on_chain_changed(self) -> None:
-        """Rule 1: drop handles of copies that do not count any more."""
+        """Drop handles of copies that do not count any more (rule 1)."""
         if self._handles:
             for ledger_id, source in [key for key in self._handles if key[1] not in self._sources_of(key[0])]:
                 del self._handles[ledger_id, source]
@@ -87,7 +87,7 @@ class StoredCopies:
         self._handles.clear()
 
     async def read(self, ledger_id: int, first: int, last: int, *, max_bytes: int) -> list[EntryGroup]:
-        """Entries from `first` up to at most `last` (inclusive), verified: about `max_bytes`, at least one entry.
+        """Read verified entries from `first` up to at most `last` (inclusive): about `max_bytes`, at least one entry.
 
         Raises LedgerError, SegmentError, MetadataError, NoObjectStoreError, TimeoutError: no copy could be read.
         """
@@ -110,7 +110,7 @@ class StoredCopies:
             return groups
 
     def _sources_of(self, ledger_id: int) -> Sequence[Source]:
-        """The copies that count, in the order in which they are tried."""
+        """Return the usable copies in the order in which they are tried."""
         chain = self._chain()
         if self._objects is None or chain.offload_of(ledger_id) is None:
             return (Source.BOOKIES,)
@@ -141,7 +141,7 @@ class StoredCopies:
         if handle is None:
             handle = await (self._open_object(ledger_id) if source is Source.OBJECT else self._open_ledger(ledger_id))
             if source not in self._sources_of(ledger_id):
-                return handle  # the chain changed meanwhile: it is good for this read at most
+                return handle  # the chain changed meanwhile: usable for this read only
             self._handles[key] = handle
             if len(self._handles) > self._max_readers:
                 self._handles.popitem(last=False)
@@ -150,18 +150,18 @@ class StoredCopies:
 
     async def _open_ledger(self, ledger_id: int) -> LedgerReader:
         reader = await self._client.open_reader(ledger_id)
-        if self._ledgers.is_ended(ledger_id):  # more recorded than there is would be lost entries
+        if self._ledgers.is_ended(ledger_id):  # more entries recorded than stored would be lost entries
             check_end(ledger_id, self._ledgers.entries_of(ledger_id), reader.known_end)
         return reader
 
     async def _open_object(self, ledger_id: int) -> SegmentReader:
         found, entries = self._chain().offload_of(ledger_id), self._ledgers.entries_of(ledger_id)
-        if found is None or entries is None or self._objects is None:  # trimmed in this very moment
+        if found is None or entries is None or self._objects is None:  # trimmed at this very moment
             raise NoSuchLedgerError(f"ledger {ledger_id} left the chain of {self._topic}", ledger_id=ledger_id)
         return await self._objects.open(found.url, ledger_id, entries)
 
     def _worst_case(self, ledger_id: int, failures: dict[Source, Exception]) -> Exception:
-        """The error to raise when no copy could be read: one that passes by itself, if there is one."""
+        """Return the error to raise if no copy could be read: a retriable one, if there is one."""
         if self._objects is None and not self._chain().is_on_bookies(ledger_id):
             message = f"{self._topic}: ledger {ledger_id} is in an object store, and this broker has no library to read it"
             return NoObjectStoreError(message, topic=self._topic, ledger_id=ledger_id)
@@ -176,12 +176,12 @@ class StoredCopies:
 
 
 def _check_range(groups: Sequence[EntryGroup], ledger_id: int, first: int, last: int) -> None:
-    """Rule 3."""
+    """Raise DamagedSegmentError unless the groups are exactly entries of the requested range (rule 3)."""
     expected = first
     for group in groups:
         if (group.ledger_id, group.first_entry_id) != (ledger_id, expected) or group.last_entry_id > last:
-            message = f"the object of ledger {ledger_id} gave {group!r} where entry {expected} (of {first}..{last}) was expected"
+            message = f"the object of ledger {ledger_id} returned {group!r} instead of entry {expected} (of {first}..{last})"
             raise DamagedSegmentError(message, ledger_id=ledger_id, entry_id=expected)
         expected = group.last_entry_id + 1
     if not groups:
-        raise DamagedSegmentError(f"the object of ledger {ledger_id} gave nothing for {first}..{last}", ledger_id=ledger_id)
+        raise DamagedSegmentError(f"the object of ledger {ledger_id} returned no entries of {first}..{last}", ledger_id=ledger_id)

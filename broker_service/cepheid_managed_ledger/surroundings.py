@@ -1,4 +1,4 @@
-"""What the managed ledgers of a broker share."""
+"""The objects that the managed ledgers of a broker share."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Surroundings:
     counts: CountBudget
     flusher: CursorFlusher
     tasks: TaskOwner
-    """Outlives every managed ledger: here runs what must be finished."""
+    """Outlives every managed ledger: runs work that must be finished."""
     settings: ManagedLedgerSettings
     ports: Ports
     offload_pool: OffloadPool
@@ -36,10 +36,10 @@ class Surroundings:
     segments: SegmentStore | None = None
     """Object stores; None: their libraries are not installed, and nothing is offloaded."""
     unfinished: dict[TopicName, asyncio.Future[None]] = field(default_factory=dict)
-    """Openings that were cancelled and are on their way to their end."""
+    """Openings that were cancelled and still run to their end."""
     publish_times: PositionNumbers = field(default_factory=PositionNumbers)
     lengths: PositionNumbers = field(default_factory=PositionNumbers)
-    """Payload bytes of ledgers up to and including entries."""
+    """Payload bytes of ledgers up to and including an entry."""
     deletion_turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(8))
     start_turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(32))
-    """For topics that were opened without a new ledger: all of them can have one when the bookies come back."""
+    """For topics that were opened without a new ledger: all of them may create one when the bookies return."""

@@ -1,14 +1,14 @@
 """The recent entries of all topics, in memory, under one budget.
 
-    topic A   │ 7:0..9 │ 7:10..10 │ 7:11..40 │ ◄── added on completion          one FIFO over all topics decides what goes:
+    topic A   │ 7:0..9 │ 7:10..10 │ 7:11..40 │ ◄── added on completion          one FIFO over all topics, which evicts
     topic B            │ 9:0..2 │ 12:0..8 │  ◄──                                the oldest group first
 
 Rules:
-1. Only confirmed groups come in, in the topic's order; a topic's groups have no gap between them, up to its last entry.
-2. Over the budget the oldest group of the process goes, whoever needs it: a slow consumer loses its own old entries first,
-   never somebody's recent ones. That caps what pins can hold.
-3. Within the budget a group goes when it is older than `keep_s`, unless an active consumer of its topic still needs it (a pin).
-4. A topic whose entries nobody reads while `idle_bytes` pass is not cached until somebody reads at its end again.
+1. Only confirmed groups are added, in the topic's order; a topic's groups have no gap between them, up to its last entry.
+2. Over the budget the oldest group of the process is evicted, even if it is needed: a slow consumer loses its own old entries
+   first, never another topic's recent ones. That limits what pins can hold.
+3. Within the budget a group is evicted once it is older than `keep_s`, unless an active consumer of its topic needs it (a pin).
+4. A topic whose entries are not read while `idle_bytes` pass is not cached until a client reads at its end again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cepheid_rpc import EntryGroup
 
 _GROUP_OVERHEAD_BYTES = 400  # group, key, queue entry; measured with sys.getsizeof
 _ENTRY_OVERHEAD_BYTES = 40  # one int in `ends`
-_MAX_PINS_SEEN = 1_000  # per sweep, so that it stays short; what is behind them waits for their consumer
+_MAX_PINS_SEEN = 1_000  # per sweep, so that it stays short; later ones wait for their consumer
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class TailCacheStatistics:
 
 
 class TailCache:
-    """One per process."""
+    """The tail cache of a process."""
 
     def __init__(self, limit_bytes: int, *, keep_s: float = 10.0, idle_bytes: int = 8 * MIB) -> None:
         assert limit_bytes > 0, f"a cache of {limit_bytes} bytes"
@@ -70,7 +70,7 @@ class TailCache:
         )
 
     def open_tail(self, needed_from: Callable[[], Position | None]) -> TopicTail:
-        """For one topic. `needed_from` tells where the slowest active consumer reads next; None: there is none."""
+        """Return the tail of one topic. `needed_from`: where the slowest active consumer reads next; None: there is none."""
         self._topics += 1
         return TopicTail(self, needed_from)
 
@@ -79,14 +79,14 @@ class TailCache:
         self._topics -= 1
 
     def note(self, tail: TopicTail, number: int) -> None:
-        """For tails: a group came in."""
+        """Record a group that a tail added, and evict until the budget is kept."""
         self._fifo.append((asyncio.get_running_loop().time(), tail, number))
         while self.used_bytes > self.limit_bytes:
             _, oldest, its_number = self._fifo.popleft()
             self.evicted_by_size += oldest.drop_through(its_number)
 
     def evict_old(self) -> None:
-        """Rule 3. Called now and then; costs nothing when there is nothing to do."""
+        """Evict groups older than `keep_s` that are not needed (rule 3). Called periodically; costs little when none is old."""
         fifo = self._fifo
         pinned: list[tuple[float, TopicTail, int]] = []
         oldest_allowed = asyncio.get_running_loop().time() - self._keep_s
@@ -108,12 +108,12 @@ class TopicTail:
     def __init__(self, cache: TailCache, needed_from: Callable[[], Position | None]) -> None:
         self._cache = cache
         self._needed_from = needed_from
-        # Lists with a moving head: a search needs indexes, and a deque's are slow in the middle.
+        # Lists with a moving head: a search needs indexes, and those of a deque are slow in the middle.
         self._groups: list[EntryGroup | None] = []
         self._keys: list[tuple[int, int]] = []  # (ledger id, last entry id), rising
         self._head = 0
-        self._base = 0  # number of the group at index 0: numbers are never used again
-        self._unread_bytes = cache.idle_bytes + 1  # rule 4: nobody has read yet
+        self._base = 0  # number of the group at index 0: numbers are never reused
+        self._unread_bytes = cache.idle_bytes + 1  # rule 4: nothing was read yet
 
     def __repr__(self) -> str:
         return f"<TopicTail {len(self)} groups>"
@@ -122,7 +122,7 @@ class TopicTail:
         return len(self._groups) - self._head
 
     def add(self, group: EntryGroup, after: Position) -> None:
-        """A group was confirmed; `after` was the topic's last entry until now."""
+        """Add a confirmed group; `after` was the topic's last entry until now."""
         if self._unread_bytes > self._cache.idle_bytes:
             if self._head < len(self._groups):
                 self.clear()
@@ -137,14 +137,14 @@ class TopicTail:
         self._cache.note(self, self._base + len(self._groups) - 1)
 
     def read(self, position: Position, *, max_entries: int, max_bytes: int) -> list[EntryGroup] | None:
-        """Groups from exactly this entry on, about `max_bytes`, at least one entry; None: it is not here."""
+        """Return groups from exactly this entry on, about `max_bytes`, at least one entry; None: it is not cached."""
         self._unread_bytes = 0
         groups, keys = self._groups, self._keys
         index = len(keys) - 1
         if index < self._head or keys[index] < position:
             self._cache.misses += 1
             return None
-        if index > self._head and keys[index - 1] >= position:  # else it is in the last group, as it is for who keeps up
+        if index > self._head and keys[index - 1] >= position:  # otherwise it is in the last group, as for a reader that keeps up
             index = bisect_left(keys, position, lo=self._head)
         group = groups[index]
         assert group is not None
@@ -164,14 +164,14 @@ class TopicTail:
             max_entries -= len(front.ends)
             max_bytes -= len(front.data)
             index += 1
-            # A group that was cut is the last: what did not fit comes before everything behind it, however small that is.
+            # A group that was cut is the last: what did not fit precedes everything after it, however small that is.
             if front is not group or max_entries <= 0 or max_bytes <= 0 or index == len(groups):
                 return found
             group = groups[index]
             assert group is not None
 
     def peek(self, position: Position) -> EntryGroup | None:
-        """The group with exactly this entry. Nobody reads here: it counts neither as a hit nor as interest (rule 4)."""
+        """Return the group with exactly this entry. Not a reader's access: counts neither as a hit nor as interest (rule 4)."""
         index = bisect_left(self._keys, position, lo=self._head)
         group = self._groups[index] if index < len(self._groups) else None
         if group is None or group.ledger_id != position.ledger_id or group.first_entry_id > position.entry_id:
@@ -179,7 +179,7 @@ class TopicTail:
         return group
 
     def note_reader(self) -> None:
-        """Somebody reads at the end of the topic: what comes next is wanted (rule 4)."""
+        """Note that a client reads at the end of the topic: the next entries will be needed (rule 4)."""
         self._unread_bytes = 0
 
     def is_needed(self, number: int) -> bool:
@@ -190,7 +190,7 @@ class TopicTail:
         return needed_from is not None and self._keys[index] >= needed_from
 
     def drop_through(self, number: int) -> int:
-        """The group of this number and those before it go (rule 1). Returns how many went."""
+        """Drop the group of this number and all before it (rule 1). Return how many were dropped."""
         end = number - self._base + 1
         dropped = 0
         while self._head < end:
@@ -215,7 +215,7 @@ def cost_of(group: EntryGroup) -> int:
 
 
 def front_of(group: EntryGroup, max_entries: int, max_bytes: int, *, at_least_one: bool) -> EntryGroup | None:
-    """As many whole entries from the group's start as fit into both limits; None: not even one does."""
+    """Return as many whole entries from the group's start as fit both limits; None: not even one fits."""
     count = len(group.ends)
     if count <= max_entries and len(group.data) <= max_bytes:
         return group

@@ -1,16 +1,16 @@
-"""Takes consumed ledgers out of a chain and deletes them.
+"""Removes consumed ledgers from a chain and deletes them.
 
-    plan_trim ──► cursors leave what goes, durably ──► chain without them, deletion queue with them ──► ledgers deleted
+    plan_trim ──► cursors leave the ledgers, durably ──► chain without them, deletion queue with them ──► ledgers deleted
 
 Rules:
-1. The decision and the positions of cursors are under one lock: what is decided on stays true until it is recorded. Only reads may
-   begin meanwhile: they are looked for again in the step in which the record is written.
+1. The decision and the positions of cursors are under one lock: what was decided stays true until it is recorded. Only reads may
+   start meanwhile: they are checked again in the step in which the record is written.
 2. First the record (and the list in memory with it), then any data: a crash in between leaves the deletion queue.
 3. The clock that decides never runs faster than the loop's since opening: a wall clock that jumps ahead expires nothing.
 4. A ledger that is due to be offloaded stays until its copy is complete, or for a limited time if it cannot be copied. `held` has
    these ledgers; a truncation ignores them.
-5. Objects of ledgers that leave wait for their deletion in the same record. Their number and the bytes of their URLs are limited,
-   so a trim may take several steps while the object store is away.
+5. Objects of ledgers that leave are queued for deletion in the same record. Their number and the bytes of their URLs are limited,
+   so a trim may take several steps while the object store is unavailable.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Trimmer:
         self._keeper = keeper
         self._ledgers = ledgers
         self._cursors = cursors
-        self._readers = readers  # non-durable cursors: they hold nothing and are moved along
+        self._readers = readers  # non-durable cursors: they do not hold ledgers, and are moved along
         self._is_in_use = is_in_use
         self._positions = positions
         self._clock = clock
@@ -57,7 +57,7 @@ class Trimmer:
         self.trimmed = 0
 
     def plan(self, retention: Retention, *, holds: bool = True) -> int:
-        """How many ledgers may go now. `holds`: those that are due to be offloaded stay."""
+        """Return how many ledgers may be removed now. `holds`: those that are due to be offloaded stay."""
         chain = self._keeper.chain
         if len(chain.ledgers) < 2:
             return 0
@@ -79,7 +79,7 @@ class Trimmer:
         return min(count, count_that_may_leave(chain), LEAVE_AT_ONCE) if count else 0
 
     async def run(self, retention: Callable[[], Retention], *, holds: bool = True) -> int:
-        """How many ledgers went. Raises ManagedLedgerError, MetadataError, LedgerError: then nothing went."""
+        """Remove ledgers; return how many. Raises ManagedLedgerError, MetadataError, LedgerError: nothing was removed."""
         async with self._positions:
             count = self.plan(retention(), holds=holds)
             if count == 0:
@@ -87,15 +87,15 @@ class Trimmer:
             going = self._keeper.chain.ledgers[:count]
             edge = Position(self._keeper.chain.ledgers[count].ledger_id, -1)
             moved = [cursor for cursor in self._cursors.cursors if cursor.leave_trimmed(edge)]
-            await asyncio.gather(*(cursor.saved() for cursor in moved))  # of these alone: another one's failure holds nothing
-            if self.plan(retention(), holds=holds) < count:  # the policy changed meanwhile, or somebody reads there
+            await asyncio.gather(*(cursor.saved() for cursor in moved))  # only of these: other cursors may fail to save
+            if self.plan(retention(), holds=holds) < count:  # the policy changed meanwhile, or a read started
                 return 0
             is_read = False
 
             def plan(chain: Chain) -> tuple[Chain | None, Sequence[Op]]:
                 nonlocal is_read
                 is_read = any(self._is_in_use(ledger.ledger_id) for ledger in going)
-                if is_read:  # begun while another write of the chain was under way
+                if is_read:  # a read started while another write of the chain was under way
                     return None, ()
                 assert chain.ledgers[:count] == going, f"the head of the chain changed: {chain.ledgers}"
                 return without_first(chain, count), ()

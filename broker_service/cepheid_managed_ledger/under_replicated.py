@@ -1,12 +1,13 @@
-"""Which ledgers of open topics name a bookie that does not run. Other copies serve readers, and one more loss may be too much.
+"""Counts the ledgers of open topics with a bookie that does not run. They can be read, but one more loss may be too much.
 
-    every CHECK_S ──► all bookies that should run do ──► nothing to look up
+    every CHECK_S ──► all expected bookies run ──► nothing to look up
                   └─► one does not ──► ledgers of open topics ──► written here: its writer knows the bookies
-                                                              └─► ended: its record, read once, some in each round
+                                                              └─► closed: its record, read once, some in each round
     scrape ──► number of ledgers by set of bookies (few sets) × registered bookies ──► the figures
 
 Rules:
-1. A scrape walks over no topics. A round takes the loop for `_IN_ONE_TURN` ledgers at a time, and reads `_READ_IN_A_ROUND` records.
+1. A scrape does not iterate over topics. A round takes the loop for `_IN_ONE_TURN` ledgers at a time, and reads `_READ_IN_A_ROUND`
+  records.
 2. Records are read only while a bookie is missing. Each ledger that lacks a copy is looked up again every `_TURNS` rounds, since it
    may have been repaired.
 3. Empty ledgers lack nothing, and are not counted.
@@ -39,7 +40,7 @@ Bookies = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class UnderReplicatedFigures:
-    """`ledgers` of open topics name a bookie that does not run, or go on without one; `not_looked_up` may be further ones."""
+    """`ledgers` of open topics have a bookie that does not run, or are written without one; `not_looked_up` may be further ones."""
 
     ledgers: int
     not_looked_up: int
@@ -51,9 +52,9 @@ class UnderReplicated:
         self._opened = opened
         self._bookies = bookies
         self._ended: dict[int, Bookies] = {}  # bookies of ledgers that are not written here
-        self._failed: dict[int, None] = {}  # could not be read: others come first
+        self._failed: dict[int, None] = {}  # records that could not be read: others are read first
         self._counts: Counter[Bookies] = Counter()  # ledgers by their bookies
-        self._without_spare = 0  # of those whose bookies all run: that go on without one of them
+        self._without_spare = 0  # ledgers whose bookies all run, but that are written without one of them
         self._not_looked_up = 0
         self._rounds = 0
 
@@ -67,7 +68,7 @@ class UnderReplicated:
         return UnderReplicatedFigures(max(short + self._without_spare, waiting), self._not_looked_up)
 
     async def run(self) -> None:
-        """Look until the task is cancelled, or the store closed."""
+        """Check until the task is cancelled, or the store closed."""
         while True:
             await asyncio.sleep(CHECK_S)
             try:
@@ -76,7 +77,7 @@ class UnderReplicated:
                 return
 
     async def look(self) -> None:
-        """One round. Raises StoreClosedError."""
+        """Do one round. Raises StoreClosedError."""
         registered = frozenset(self._bookies.registered())
         self._rounds += 1
         if registered.issuperset(self._bookies.expected()):
@@ -120,7 +121,7 @@ class UnderReplicated:
             yield from managed_ledger.stored_ledger_ids()
 
     async def _read(self, ledger_ids: list[int]) -> dict[int, Bookies]:
-        """Without those that cannot be read now."""
+        """Return the bookies of these ledgers, without those whose record cannot be read now."""
         read: dict[int, Bookies] = {}
         sets = {bookies: bookies for bookies in self._counts}  # thousands of ledgers share a few of them
         for first in range(0, len(ledger_ids), _AT_ONCE):

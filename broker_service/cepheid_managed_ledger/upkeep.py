@@ -1,4 +1,4 @@
-"""What a topic does unasked: one change of ledgers, one trim and one working off of the deletion queue at a time.
+"""Background maintenance of a topic: at most one rollover or failover, one trim and one deletion pass at a time.
 
     an answered append, a tick ──► rollover due?          a ledger that broke ──► failover
     a tick, a producer ──► no open ledger? ──► start one
@@ -6,8 +6,8 @@
     a trim, a retired cursor ledger, the opening ──► deletion queues: of ledgers, of objects
     a rollover, a tick ──► anything to offload?
 
-A failure of these is logged and tried again; only a rollover that has switched ledgers, and a failover, fail the topic. One that
-has no open ledger says so in its statistics, and to producers, instead of in the log at each attempt.
+Failures of these are logged and retried; only a failover, and a rollover that has switched ledgers, fail the topic. A topic
+without an open ledger reports that in its statistics and to producers, instead of logging each attempt.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class Upkeep:
         self._offloader = offloader
         offloader.on_done = self.clean
         self._object_deletions = object_deletions
-        self._rollover: Rollover | None = None  # without a ledger to append to
-        self._failover: Failover | None = None  # as well
+        self._rollover: Rollover | None = None  # None: there is no ledger to append to
+        self._failover: Failover | None = None  # likewise
         self._may_roll = True
         self._deletion_turns = deletion_turns
         self._config = config
@@ -86,7 +86,7 @@ class Upkeep:
 
     @property
     def has_work(self) -> bool:
-        """Whether something is under way, or could begin now. What failed a moment ago and pauses does not count."""
+        """Whether work is running or could start now. Work that pauses after a failure does not count."""
         running = (self._rolling, self._trimming, self._deleting, self._deleting_objects)
         return (
             any(task is not None for task in running)
@@ -106,22 +106,22 @@ class Upkeep:
             self._change_ledger(lambda: rollover.run(self._config()), name="rollover")
 
     def begin_appends(self, rollover: Rollover, failover: Failover) -> None:
-        """The topic has an open ledger from now on."""
+        """Take the rollover and the failover of the topic's open ledger, which exists from now on."""
         self._rollover, self._failover = rollover, failover
 
     def start_ledger(self, start: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run `start`, which gives the topic an open ledger and does not raise, unless something changes ledgers already."""
+        """Run `start`, which creates an open ledger and does not raise, unless a change of ledgers is running already."""
         if self._rolling is None and self._may_roll and self._rollover is None:
             self._change_ledger(start, name="start-ledger")
 
     def fail_over(self) -> None:
-        """The ledger being written broke. Also while the topic comes to its end: what was appended before is to be answered."""
+        """Replace the open ledger, which broke. Also while the topic is being closed: earlier appends still need answers."""
         failover = self._failover
         if self._rolling is None and failover is not None and failover.is_due:
             self._change_ledger(lambda: failover.run(self._config), name="failover")
 
     def clean(self) -> None:
-        """Something moved that may have held ledgers, or left the chain."""
+        """Start trimming and deleting, after a change that may have released ledgers or removed them from the chain."""
         if not self._stopped:
             if self._trimming is None and self._trimmer.plan(self._retention()):
                 self._trimming = self._tasks.start(self._trim_quietly(), name="trim")
@@ -131,18 +131,19 @@ class Upkeep:
                 self._deleting_objects = self._tasks.start(self._delete_objects(), name="delete-objects")
 
     def offload_if_due(self) -> None:
-        """Time has passed, or a ledger has ended."""
+        """Start offloading what is due, as time has passed or a ledger was closed."""
         if not self._stopped:
             self._offloader.tick()
 
     async def trim(self) -> int:
-        """How many ledgers went by retention. Raises ManagedLedgerError, LedgerError, MetadataError."""
+        """Remove ledgers that retention allows to remove; return how many. Raises ManagedLedgerError, LedgerError,
+        MetadataError."""
         count = await finish(self._tasks, self._trimmer.run(self._retention), name="trim")
         self.clean()
         return count
 
     async def truncate(self) -> int:
-        """As `trim`, whatever retention and offloading say, and the ledger being written ends first (the last of all stays)."""
+        """Trim whatever retention and offloading say, after a rollover of the open ledger (the last of all stays)."""
         await self.wait_rolled()
         rollover = self._rollover
         if self._rolling is None and self._may_roll and rollover is not None and rollover.has_entries:
@@ -153,22 +154,22 @@ class Upkeep:
         return count
 
     async def wait_rolled(self) -> None:
-        """Until neither rollover nor failover is under way. Once appends have failed, that is soon."""
+        """Wait until neither a rollover nor a failover is running. That is soon once appends have failed."""
         while self._rolling is not None:
             await asyncio.wait([self._rolling])
 
     def end_rollovers(self) -> None:
-        """The present ledger, or the one that a rollover under way leads to, is the last."""
+        """Allow no more rollovers: the present ledger, or the one that a running rollover leads to, is the last."""
         self._may_roll = False
 
     def stop(self) -> None:
-        """Nothing new is started from now on."""
+        """Start nothing new from now on."""
         self._stopped = True
         self._may_roll = False
         self._offloader.stop()
 
     def _retention(self) -> Retention:
-        """Of the moment: it is a policy."""
+        """Return the present retention policy, which may change."""
         return self._config().retention
 
     def _change_ledger(self, work: Callable[[], Coroutine[Any, Any, None]], *, name: str) -> None:

@@ -1,6 +1,6 @@
 """Metadata: stores behind one interface, the key layout, and the typed, versioned records.
 
-`keys` builds keys. The RocksDB store is in `cepheid_metadata.rocks_store`: it alone loads that library.
+`keys` builds keys. The RocksDB store is in `cepheid_metadata.rocks_store`: only that module loads the library.
 """
 
 from cepheid_metadata import keys

@@ -1,16 +1,16 @@
 """A backup of all metadata, read while the cluster runs.
 
-    topic after topic: chain ► cursors ► ledgers that both name ► chain again: unchanged?  ──no──► this topic again
-    schemas, the same way ► everything else, what refers to something before that ► ledgers that nothing names
+    topic after topic: chain ► cursors ► ledgers named by both ► chain again: unchanged?  ──no──► this topic again
+    schemas, the same way ► everything else, records before those that they refer to ► ledgers that no record names
 
-No store can show its clients one moment of all keys. A restore is safe when all that a record refers to is in the backup as well.
+No store can show its clients all keys at one moment. A restore is safe if everything that a record refers to is in the backup too.
 
 Rules:
 1. A topic's chain, its pages, cursors, mark and ledgers are read between two equal versions of the chain. A ledger is deleted only
-   after a write of the chain that stops naming it, so each ledger that the chain or a cursor of the backup names is in the backup.
+   after a write of the chain that removes it, so each ledger that the chain or a cursor of the backup names is in the backup.
 2. A ledger that its topic's chain does not name yet was created after the chain was read. It may have entries. The chain of the
    backup will never name it, and the owner of the restored topic would delete it as an orphan. So its record says that it
-   belongs to no topic, like that of a ledger that was brought back, and its entries stay readable by its id. A ledger of cursors
+   belongs to no topic, like that of a restored ledger, and its entries stay readable by its id. A ledger of cursors
    that no cursor names yet is left out: a cursor's state is always saved as a whole.
 3. A ledger is in the backup once: as a living one if it was seen living.
 4. Keys of running processes are left out, and so is the record of an earlier restore.
@@ -53,7 +53,7 @@ _BY_THEMSELVES = (
     keys.LEDGERS_KEY,
     keys.DELETED_LEDGERS_KEY,
     keys.RESTORED_KEY,
-    keys.SECRETS_KEY,  # left out: brokers make new keys, and a backup lies where others read it
+    keys.SECRETS_KEY,  # left out: brokers create new keys, and a backup is stored where others can read it
     *_REFERRING_FIRST,
     *keys.EPHEMERAL_KEYS,
 )
@@ -64,37 +64,37 @@ Entry = tuple[str, Versioned]
 
 
 class BackupUnsettledError(MetadataError):
-    """One topic is changed more often than it can be read."""
+    """A topic is changed more often than it can be read."""
 
     retriable: ClassVar[bool] = True
-    hint: ClassVar[str] = "try again; if it stays, look at why this topic gets new ledgers or is opened so often"
+    hint: ClassVar[str] = "try again; if it persists, find out why this topic gets new ledgers or is opened so often"
 
 
 @dataclass(slots=True)
 class _Topic:
-    """One topic, of one moment."""
+    """The records of one topic at one moment."""
 
     entries: list[Entry]
     chain: Chain | None
-    """None: its record cannot be read."""
+    """The chain; None: its record cannot be read."""
     ledgers: set[int] = field(default_factory=set)
     missing: set[int] = field(default_factory=set)
 
 
 class MetadataBackup:
-    """`lines` once."""
+    """One backup. Call `lines` once."""
 
     def __init__(self, store: MetadataStore, ports: Ports) -> None:
         self._store = store
         self._ports = ports
         self._encoder = BackupEncoder()
         self._ledgers: set[int] = set()
-        self._chains: dict[str, Chain] = {}  # by incarnation; without their ledgers, which would take memory for nothing
+        self._chains: dict[str, Chain] = {}  # by incarnation; without their ledgers, to save memory
 
     async def lines(self) -> AsyncIterator[bytes]:
-        """Return the bytes of the backup. Only a backup that is read to its end is one.
+        """Yield the lines of the backup. Only a backup that is read to its end is complete.
 
-        Raises ClusterNotFoundError before the first line; BackupUnsettledError, NewerFormatError, and what the store raises.
+        Raises ClusterNotFoundError before the first line; BackupUnsettledError, NewerFormatError, and the errors of the store.
         """
         identity = await require_cluster(self._store)
         await self._store.sync(keys.CLUSTER_KEY)
@@ -138,7 +138,7 @@ class MetadataBackup:
                     yield entry
 
     async def _topic(self, key: str) -> _Topic | None:
-        """Rule 1. None: there is no such topic any more."""
+        """Read a topic at one moment (rule 1). None: the topic does not exist any more."""
         for _ in range(_TRIES):
             found = await self._store.get(key)
             if found is None:
@@ -157,8 +157,8 @@ class MetadataBackup:
             named = {ledger.ledger_id for ledger in chain.ledgers if chain.is_on_bookies(ledger.ledger_id)}
             waiting = set(chain.deletions)
             records = [CursorRecord.decode(cursor.value, cursor_key) for cursor_key, cursor in cursors]
-        except CorruptRecordError as error:  # it is kept as it is; what it names is kept like ledgers that nothing names
-            if await self._store.get(key) == found:  # else it is read again
+        except CorruptRecordError as error:  # it is kept unchanged; what it names is kept like ledgers that no record names
+            if await self._store.get(key) == found:  # otherwise it is read again
                 log.error("backup.record_unreadable", extra={"key": key, "error": str(error)})
             return topic
         topic.chain = chain
@@ -178,7 +178,7 @@ class MetadataBackup:
         try:
             record = Chain.decode(found.value, key)
         except CorruptRecordError:
-            topic.entries += await self._values(key)  # they are kept as they are, too
+            topic.entries += await self._values(key)  # they are kept unchanged, too
             raise
         if not record.pages:
             return record
@@ -190,7 +190,7 @@ class MetadataBackup:
         return assemble(record, pages, key).chain
 
     async def _schemas(self, key: str) -> list[Entry]:
-        """The schema history of a topic with its definitions, of one moment: each change of them changes the history."""
+        """Read the schema history of a topic and its definitions at one moment: each change of them changes the history."""
         for _ in range(_TRIES):
             found = await self._store.get(key)
             if found is None:
@@ -201,7 +201,8 @@ class MetadataBackup:
         raise BackupUnsettledError(f"{key} was changed {_TRIES} times while it was read", key=key)
 
     async def _unnamed_ledgers(self) -> AsyncIterator[Entry]:
-        """Rules 2 and 3. The living are listed again at the end: one that was brought back meanwhile was in neither tree."""
+        """Yield ledgers that no record names (rules 2 and 3). The living are listed twice: one may be undeleted between the
+        listings."""
         deleted: set[int] = set()
         for listed, key_of in (
             (list_ledgers, keys.ledger_key),
@@ -241,7 +242,7 @@ class MetadataBackup:
         return {ledger_id: (key, found[key]) for ledger_id in ledger_ids if (key := key_of(ledger_id)) in found}
 
     async def _tree(self, root: str, without: Sequence[str] = ()) -> AsyncIterator[Entry]:
-        """All records at and below `root`, each before those below it."""
+        """Yield all records at and below `root`, each before those below it."""
         pending = [root]
         while pending:
             group = [key for key in pending[-_AT_ONCE:] if key not in without]
@@ -253,7 +254,7 @@ class MetadataBackup:
                 pending += [f"{key}/{name}" for name in names]
 
     async def _walk(self, root: str, *, depth: int) -> AsyncIterator[str]:
-        """All keys that are `depth` segments below `root`."""
+        """Yield all keys that are `depth` segments below `root`."""
         pending = [(root, depth)]
         while pending:
             key, left = pending.pop()
@@ -272,7 +273,7 @@ class MetadataBackup:
             return []
 
     async def _read(self, wanted: Sequence[str]) -> list[Entry]:
-        """The records of those keys that are there, in the same order."""
+        """Return the records of the existing keys among these, in the same order."""
         entries: list[Entry] = []
         for start in range(0, len(wanted), _AT_ONCE):
             part = wanted[start : start + _AT_ONCE]
@@ -282,7 +283,7 @@ class MetadataBackup:
 
 
 async def _all(work: Iterable[Awaitable[T]]) -> list[T]:
-    """As `asyncio.gather`; when one fails, none goes on."""
+    """Await all of them as `asyncio.gather` does; if one fails, the others are cancelled."""
 
     async def run(one: Awaitable[T]) -> T:
         return await one

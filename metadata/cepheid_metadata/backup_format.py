@@ -1,14 +1,14 @@
-"""The bytes of a backup of metadata: lines of JSON, checked as a whole. Without I/O.
+"""The encoding of a backup of metadata: lines of JSON, checked as a whole. Without I/O.
 
     {"cepheid_metadata_backup": 1, "cluster": …, "cluster_id": …, "created_at_ms": …}
-    {"key": "/chains/…", "version": 3, "value": "…"}          one line per record; "base64" instead of "value" where it is not text
+    {"key": "/chains/…", "version": 3, "value": "…"}          one line per record; "base64" instead of "value" if it is not text
     {"end": true, "keys": 812, "topics": 40, "ledgers": 310, "missing_ledgers": [], "sha256": "…"}
 
-`sha256` is the checksum of all bytes before the last line. The counts are there as well, since the first line comes before they
-are known.
+`sha256` is the checksum of all bytes before the last line. The counts are in the last line too, since they are not known when the
+first line is written.
 
 Rules:
-1. A file that is not complete and unchanged to its last byte is refused, and nothing of it is used.
+1. A file that is not complete and unchanged to its last byte is refused, and none of it is used.
 2. A record with others below it (`/schemas/…/topic`) comes before them.
 """
 
@@ -30,14 +30,14 @@ _HEAD = "cepheid_metadata_backup"
 
 
 class BackupDamagedError(MetadataError):
-    """A backup that is incomplete or was changed."""
+    """A backup is incomplete or was changed."""
 
     hint: ClassVar[str] = "nothing was restored; take another copy of this backup, or an older backup"
 
 
 @dataclass(frozen=True, slots=True)
 class BackupSummary:
-    """What a backup says of itself. `missing_ledgers`: named by a chain or a cursor, and without a record when it was made."""
+    """The data in a backup about itself. `missing_ledgers`: named by a chain or a cursor, but without a record at that time."""
 
     cluster: str
     cluster_id: str
@@ -57,7 +57,7 @@ class BackupEntry:
 
 
 class BackupEncoder:
-    """Makes the lines of one backup, in order: `head`, any number of `entry`, `end`."""
+    """Encodes the lines of one backup, in order: `head`, any number of `entry`, `end`."""
 
     def __init__(self) -> None:
         self._sha = sha256()
@@ -89,7 +89,7 @@ class BackupEncoder:
 
 
 def check_backup(lines: Iterable[bytes]) -> BackupSummary:
-    """Read a backup to its end and return what it says of itself. Raises BackupDamagedError, NewerFormatError."""
+    """Read a backup to its end and return its summary. Raises BackupDamagedError, NewerFormatError."""
     head: dict[str, Any] | None = None
     end: dict[str, Any] | None = None
     sha, number, entries, digest = sha256(), 0, 0, ""
@@ -108,7 +108,7 @@ def check_backup(lines: Iterable[bytes]) -> BackupSummary:
     if head is None:
         raise BackupDamagedError("the backup is empty")
     if end is None:
-        raise BackupDamagedError(f"the backup is cut off after line {number}", line=number)
+        raise BackupDamagedError(f"the backup ends after line {number}", line=number)
     if digest != end.get("sha256") or entries != end.get("keys"):
         raise BackupDamagedError(f"the backup was changed: its checksum is {digest}, its last line says {end.get('sha256')}")
     try:
@@ -119,7 +119,7 @@ def check_backup(lines: Iterable[bytes]) -> BackupSummary:
 
 
 def backup_entries(lines: Iterable[bytes]) -> Iterator[BackupEntry]:
-    """Return the records of a backup that `check_backup` has found complete."""
+    """Yield the records of a backup that `check_backup` has found complete."""
     for number, line in enumerate(lines, 1):
         fields = _fields(line, number)
         if _HEAD not in fields and "end" not in fields:
@@ -129,7 +129,7 @@ def backup_entries(lines: Iterable[bytes]) -> Iterator[BackupEntry]:
 def _fields(line: bytes, number: int) -> dict[str, Any]:
     try:
         if not line.endswith(b"\n"):
-            raise ValueError("it is cut off")
+            raise ValueError("it is incomplete")
         fields = json.loads(line)
         if not isinstance(fields, dict):
             raise TypeError("it is not an object")

@@ -10,7 +10,7 @@ from cepheid_metadata.record import Record, RecordPart
 
 
 class LeaderRecord(Record):
-    """Ephemeral: which broker balances the load of the cluster."""
+    """Ephemeral: the broker that balances the load of the cluster."""
 
     NAME: ClassVar[str] = "leader"
 
@@ -19,13 +19,13 @@ class LeaderRecord(Record):
 
 
 class IsolationPolicy(RecordPart):
-    """Which brokers serve some namespaces. All expressions are of RE2 and must match the whole name."""
+    """The brokers that serve some namespaces. All expressions are of RE2 and must match the whole name."""
 
     namespaces: tuple[str, ...] = Field(min_length=1, description="Expressions for names like tenant/namespace.")
     primary: tuple[str, ...] = Field(min_length=1, description="Expressions for the brokers that serve them.")
-    secondary: tuple[str, ...] = Field((), description="Expressions for brokers that serve them when too few primary ones run.")
-    min_limit: NonNegativeInt = Field(1, description="So many primary brokers must be available, else secondary ones help.")
-    usage_threshold: int = Field(100, ge=0, le=100, description="Load in percent from which a primary broker is not available.")
+    secondary: tuple[str, ...] = Field((), description="Expressions for brokers that serve them if too few primary ones run.")
+    min_limit: NonNegativeInt = Field(1, description="Number of primary brokers below which secondary ones are used as well.")
+    usage_threshold: int = Field(100, ge=0, le=100, description="Load in percent from which a primary broker is unavailable.")
 
 
 class IsolationPolicies(Record):

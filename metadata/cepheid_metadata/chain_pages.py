@@ -9,14 +9,14 @@
     record + pages ──assemble──► chain
 
 Rules:
-1. A page is never changed. What changes in it is written as a new page with a higher number, and the old one is deleted, in the
+1. A page is never changed. A change is written as a new page with a higher number, and the old page is deleted, in the
    write that changes the record. So the record's version stands for the chain as a whole, and pages need no versions.
 2. A number may be used again only after every ledger that was in the page of that number has left the chain. The record says
-   which ledgers each page has, and a page says to which incarnation of its topic it belongs. So a page that fits the record is
-   the one that was meant. A page that is missing, or does not fit, means that the record was changed since it was read.
+   which ledgers each page has, and a page says to which incarnation of its topic it belongs. So a page that matches the record is
+   the intended one. A page that is missing, or does not match, means that the record was changed since it was read.
 3. The record always has the chain's last ledger, the one that is written to.
-4. Message counts that become known after a page was written stay out of it until it is written for another reason. They can be
-   counted again, and writing all pages because somebody asked for exact figures would cost more.
+4. Message counts that become known after a page was written are not added until it is written for another reason. They can be
+   counted again, and writing all pages because a client asked for exact figures would cost more.
 5. A chain without offloaded ledgers moves to pages late (`plain_ledgers`), because older releases read only the one record.
 """
 
@@ -39,40 +39,40 @@ T = TypeVar("T")
 _TRIES = 20
 _PAUSE_S = 0.01
 _PAGES_AT_ONCE = 16
-_HEADROOM_BYTES = 20_000  # of one write, for what else it carries: checks, keys, a cursor
+_HEADROOM_BYTES = 20_000  # of one write, for its other content: checks, keys, a cursor
 
 MAX_CHANGE_BYTES = MAX_REQUEST_BYTES - _HEADROOM_BYTES
-"""Of the record and the pages that one write changes."""
+"""Limit of the record and the pages that one write changes."""
 
 
 class ChainUnsettledError(MetadataError):
     """A chain is changed more often than it can be read."""
 
     retriable: ClassVar[bool] = True
-    hint: ClassVar[str] = "try again; if it stays, look at why this topic gets new ledgers or is opened so often"
+    hint: ClassVar[str] = "try again; if it persists, find out why this topic gets new ledgers or is opened so often"
 
 
 class ChainTooLargeError(MetadataError):
     """A change of a chain needs more bytes than one write may have. Nothing was written."""
 
-    hint: ClassVar[str] = "wait until ledgers and objects that left the topic are deleted; else shorten the topic's retention"
+    hint: ClassVar[str] = "wait until ledgers and objects that left the topic are deleted, or shorten the topic's retention"
 
 
 @dataclass(frozen=True, slots=True)
 class PageLimits:
-    """How a chain is cut. Smaller ones are for tests: readers take any."""
+    """How a chain is cut. Smaller limits are for tests: readers accept any."""
 
     record_ledgers: int = 1_000
-    """The record keeps at least so many. It may have those of one page more before the oldest move to a page."""
+    """The record keeps at least this many ledgers. It may have one page's ledgers more before the oldest move to a page."""
     page_ledgers: int = 1_000
     plain_ledgers: int = 5_000
-    """The most that the record of a chain has that an older release could read (rule 5)."""
+    """Limit of the ledgers in the record of a chain that an older release can read (rule 5)."""
     record_bytes: int = 400_000
-    """Of ledgers, at most. When they need more, the oldest move to a page, however few they are."""
+    """Limit of the ledgers in the record. If they need more, the oldest move to a page, however few they are."""
     page_bytes: int = 200_000
-    """At most, unless one ledger alone needs more."""
+    """Limit of a page, unless one ledger alone needs more."""
     most_ledgers: int = 100_000
-    """Of a chain. At this number a ledger is written on instead of being followed by the next one when it is full."""
+    """Limit of a chain. At this number appends continue in the last ledger when it is full."""
 
 
 LIMITS = PageLimits()
@@ -83,7 +83,7 @@ class StoredChain:
     """A chain as it is stored. `pages` are those that `record.pages` names, in the same order."""
 
     chain: Chain
-    """The whole."""
+    """The whole chain."""
     record: Chain
     pages: tuple[ChainPage, ...] = ()
 
@@ -93,7 +93,7 @@ class StoredChain:
 
 
 def assemble(record: Chain, pages: Sequence[ChainPage], key: str) -> StoredChain:
-    """Return the chain of a record and its pages. Raises CorruptRecordError when they contradict each other."""
+    """Return the chain of a record and its pages. Raises CorruptRecordError if they contradict each other."""
     if not record.pages:
         return StoredChain(record, record)
     ledgers: list[ChainLedger] = []
@@ -112,7 +112,7 @@ def assemble(record: Chain, pages: Sequence[ChainPage], key: str) -> StoredChain
 
 
 def split(chain: Chain, before: StoredChain | None = None, limits: PageLimits = LIMITS) -> StoredChain:
-    """Return how `chain` is stored from now on. `before`: how it is stored now; its pages are kept where nothing changed."""
+    """Return how `chain` is stored from now on. `before`: how it is stored now; unchanged pages are kept."""
     pages: list[tuple[ChainPageRef, ChainPage]] = []
     number = 1 + max((ref.number for ref in before.refs), default=-1) if before is not None else 0
     start = 0
@@ -145,7 +145,7 @@ def split(chain: Chain, before: StoredChain | None = None, limits: PageLimits = 
 
 
 def changes(key: str, version: int, before: StoredChain, after: StoredChain) -> list[Op]:
-    """Return the operations that make `before` to `after`, the record's first. Raises ChainTooLargeError."""
+    """Return the operations that change `before` to `after`, the record's first. Raises ChainTooLargeError."""
     ops = _changes(key, version, before, after)
     if size_bytes_of(ops) > MAX_CHANGE_BYTES:  # the long record of an older release, which becomes pages at once
         pages = tuple(page if page in before.pages else page.replace(messages=None) for page in after.pages)
@@ -165,8 +165,8 @@ def changes(key: str, version: int, before: StoredChain, after: StoredChain) -> 
 async def create_chain(store: MetadataStore, topic: TopicName, chain: Chain, limits: PageLimits = LIMITS) -> int:
     """Create a chain that may be too long for one write, and return its record's version. Raises KeyExistsError.
 
-    It grows in steps from its oldest ledgers on, each with its pages, so that what a crash leaves is a beginning of the chain. The
-    mark of its incarnation is the caller's. For chains that come from elsewhere: a keeper's chain grows by a few ledgers at a time.
+    It grows in steps from its oldest ledgers on, each with its pages, so that a crash leaves a beginning of the chain. The mark of
+    its incarnation is up to the caller. For chains from elsewhere: a keeper's chain grows by a few ledgers at a time.
     """
     key = keys.chain_key(topic)
     first = chain.replace(ledgers=(), messages=None, offloaded=None, terminated_at=None, deletions=())
@@ -198,14 +198,14 @@ def page_deletes(key: str, stored: StoredChain) -> list[Op]:
 async def read_chain(store: MetadataStore, topic: TopicName) -> Found[Chain] | None:
     """Return the whole chain of a topic and its record's version; None: it has none (certain).
 
-    Raises NewerFormatError, CorruptRecordError; ChainUnsettledError when it changes all the time.
+    Raises NewerFormatError, CorruptRecordError; ChainUnsettledError if it changes all the time.
     """
     found = await read_stored_chain(store, topic)
     return None if found is None else Found(found[0].chain, found[1])
 
 
 async def read_stored_chain(store: MetadataStore, topic: TopicName) -> tuple[StoredChain, int] | None:
-    """As `read_chain`, with what the chain is made of."""
+    """Return the whole chain as `read_chain` does, with its record and pages, and the record's version."""
     key = keys.chain_key(topic)
     for _ in range(_TRIES):
         found = await chain_records(store).get(topic)
@@ -239,7 +239,7 @@ async def _values(store: MetadataStore, key: str, refs: Sequence[ChainPageRef]) 
 
 
 def page_keys(record: Chain, key: str) -> list[str]:
-    """Return the keys of the pages that this record, of the chain with this key, names."""
+    """Return the keys of the pages in this record of the chain with this key."""
     return [keys.chain_page_key(key, ref.number) for ref in record.pages or ()]
 
 
@@ -255,7 +255,7 @@ def pages_of(record: Chain, key: str, values: Sequence[bytes | None]) -> list[Ch
 
 
 def _page_of(record: Chain, key: str, ref: ChainPageRef, value: bytes | None) -> ChainPage | None:
-    """Return the page that the record means by `ref`; None: this is not it."""
+    """Return the page that the record means by `ref`; None: this is a different one."""
     if value is None:
         return None
     page = ChainPage.decode(value, keys.chain_page_key(key, ref.number))
@@ -263,14 +263,14 @@ def _page_of(record: Chain, key: str, ref: ChainPageRef, value: bytes | None) ->
 
 
 def missing_page(record: Chain, key: str) -> CorruptRecordError:
-    """Return the error for a record that names pages which are not there although it did not change."""
+    """Return the error for a record whose pages are missing although it did not change."""
     numbers = ", ".join(str(ref.number) for ref in record.pages or ())
     message = f"{key} names pages {numbers}, and not all of them are there with the ledgers that it says"
     return CorruptRecordError(message, key=key, record=Chain.NAME)
 
 
 def _excess(chain: Chain, ledgers: Sequence[ChainLedger], *, is_plain: bool, limits: PageLimits) -> int:
-    """How many of the oldest of these ledgers move from the record to pages: as many as fill whole pages, never the last ledger."""
+    """Return how many of the oldest of these ledgers move from the record to pages: as many as fill whole pages, never the last."""
     most = limits.record_ledgers + limits.page_ledgers
     if len(ledgers) <= (limits.plain_ledgers if is_plain else most) and _fits(chain, ledgers, is_plain, limits):
         return 0
@@ -287,7 +287,7 @@ def _fits(chain: Chain, ledgers: Sequence[ChainLedger], is_plain: bool, limits: 
 
 
 def _page_ends(chain: Chain, ledgers: Sequence[ChainLedger], limits: PageLimits) -> Iterator[int]:
-    """Where each page ends when all of these ledgers are cut into pages."""
+    """Yield the end of each page when all of these ledgers are cut into pages."""
     start = size_bytes = 0
     for index, ledger in enumerate(ledgers):
         cost_bytes = _cost_bytes(chain, ledger)
@@ -309,7 +309,7 @@ def _cut(chain: Chain, ledgers: Sequence[ChainLedger], limits: PageLimits) -> It
 
 
 def _end_of(page: ChainPage, ledgers: Sequence[ChainLedger], start: int) -> int:
-    """Where the ledgers of a page end of which some have left the chain."""
+    """Return where the ledgers of a page end, some of which have left the chain."""
     named = {ledger.ledger_id for ledger in page.ledgers}
     while start < len(ledgers) and ledgers[start].ledger_id in named:
         start += 1
@@ -323,7 +323,7 @@ def _of(values: dict[int, T] | None, ledgers: Sequence[ChainLedger]) -> dict[int
 
 
 def _cost_bytes(chain: Chain, ledger: ChainLedger) -> int:
-    """At most so many bytes, for a ledger's places in the JSON of a record or page."""
+    """Return an upper limit of a ledger's bytes in the JSON of a record or page."""
     copy = (chain.offloaded or {}).get(ledger.ledger_id)
     return 150 if copy is None else 350 + len(copy.url.encode())
 

@@ -21,7 +21,7 @@ _LARGEST_HASH = 0xFFFFFFFF
 
 
 class ClusterIdentity(Record):
-    """Made once. Bookies' cookies carry the id, so that a directory of another cluster is refused."""
+    """The identity of a cluster, created once. Bookies' cookies carry its id, so that a directory of another cluster is refused."""
 
     NAME: ClassVar[str] = "cluster identity"
 
@@ -31,7 +31,7 @@ class ClusterIdentity(Record):
 
 
 class ClusterRecord(Record):
-    """Where a cluster is reached. Empty: not served."""
+    """The addresses of a cluster. Empty: not served."""
 
     NAME: ClassVar[str] = "cluster"
 
@@ -49,7 +49,7 @@ class TenantRecord(Record):
 
 
 class NamespaceRecord(TopicPolicyFields, OtherQuotaLimits, GrownRecord):
-    """Policies; None: the broker's default holds."""
+    """A namespace and its policies; None: the broker's default applies."""
 
     NAME: ClassVar[str] = "namespace"
     FORMAT: ClassVar[int] = 5
@@ -71,7 +71,7 @@ class NamespaceRecord(TopicPolicyFields, OtherQuotaLimits, GrownRecord):
     replication_clusters: tuple[str, ...] = ()
     auto_topic_creation: AutoTopicCreation | None = None
     properties: dict[str, str] = Field(default_factory=dict)
-    deleted: bool = Field(False, description="Being deleted: creates in it are refused.")
+    deleted: bool = Field(False, description="The namespace is being deleted: nothing can be created in it.")
     schema_auto_update: bool | None = None
     encryption_required: bool | None = None
     max_topics: NonNegativeInt | None = None
@@ -95,16 +95,16 @@ class BookieCookie(GrownRecord):
 
     layout_version: PositiveInt
     bookie_id: str = Field(min_length=1)
-    incarnation: str = Field(min_length=1, description="Random: a blank disk under a known id has another.")
+    incarnation: str = Field(min_length=1, description="Random: a blank disk under a known id has a different one.")
     cluster_id: str = Field(min_length=1)
     directories: dict[str, tuple[str, ...]] = Field(description='By use: {"journal": […], "entry_log": […], "index": […]}.')
     limbo_below: PositiveInt | None = Field(
-        None, description="It lost what it held of ledgers below this id (accepted empty disk)."
+        None, description="The bookie lost its entries of ledgers below this id (accepted empty disk)."
     )
 
 
 class BookieLife(Record):
-    """Counted up by the bookie, on its disks first: disks that are behind are an old copy that was put back."""
+    """A counter that the bookie increments, on its disks first: disks that are behind are an old copy that was put back."""
 
     NAME: ClassVar[str] = "bookie life"
 
@@ -112,17 +112,17 @@ class BookieLife(Record):
 
 
 class DecommissionedBookie(Record):
-    """A bookie that was emptied and has ended, until one of the same name starts: no ledger needs its directories."""
+    """A bookie that was emptied and has ended, until one with the same name starts: no ledger needs its directories."""
 
     NAME: ClassVar[str] = "decommissioned bookie"
 
     bookie_id: str = Field(min_length=1)
-    incarnation: str = Field(min_length=1, description="That of its cookie: other directories of this bookie may be needed.")
+    incarnation: str = Field(min_length=1, description="Incarnation in its cookie: other directories of this bookie may be needed.")
     at_ms: NonNegativeInt
 
 
 class BookieRegistration(GrownRecord):
-    """Ephemeral: the bookie runs. Its key says whether it takes writes."""
+    """Ephemeral: the bookie runs. Its key shows whether it accepts writes."""
 
     NAME: ClassVar[str] = "bookie registration"
     FORMAT: ClassVar[int] = 4
@@ -131,10 +131,10 @@ class BookieRegistration(GrownRecord):
     bookie_id: str = Field(min_length=1)
     incarnation: str
     addresses: dict[str, str] = Field(description='By protocol: {"grpc": "host:port", "http": "host:port"}.')
-    process: str | None = Field(None, description="Random, of one run: tells the registration of an earlier run from this one's.")
+    process: str | None = Field(None, description="Random, for one run: identifies the registration of an earlier run.")
     rack: str | None = Field(None, description="Where it runs, `region/rack` or a rack: copies are spread over racks.")
     free_bytes: NonNegativeInt | None = Field(None, description="Free space of its data disk when it last reported it.")
-    total_bytes: NonNegativeInt | None = Field(None, description="Size of its data disk; 0 where the file system does not say.")
+    total_bytes: NonNegativeInt | None = Field(None, description="Size of its data disk; 0 if the file system does not report it.")
 
 
 class BrokerRegistration(GrownRecord):
@@ -148,4 +148,4 @@ class BrokerRegistration(GrownRecord):
     addresses: dict[str, str] = Field(description='By scheme: {"pulsar": "host:port", "http": "host:port"}.')
     release: str = ""
     started_at_ms: NonNegativeInt
-    draining: bool | None = Field(None, description="Gives its bundles away and takes none, until it ends or is told otherwise.")
+    draining: bool | None = Field(None, description="It gives its bundles away and takes none, until it ends or this is cancelled.")

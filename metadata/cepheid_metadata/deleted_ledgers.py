@@ -1,18 +1,18 @@
-"""Ledgers that were deleted vanish after a while: until then they can be brought back.
+"""Deleted ledgers, which are kept for a grace period and can be restored until then.
 
-    /ledgers/… ──delete──► /deleted-ledgers/… ──grace is over──► gone: bookies collect its entries
+    /ledgers/… ──delete──► /deleted-ledgers/… ──grace is over──► forgotten: bookies collect its entries
          ▲                        │
          └────────undelete────────┘        each step is one atomic write
 
 Rules:
-1. Bookies collect a ledger that is in neither tree. Who looks for one asks the living, the deleted, and the living again: it may
-   have been brought back in between.
-2. What came back belongs to no topic any more. Its custom fields say so (`UNDELETED`), so that nobody takes it for an orphan.
-3. Versions go on where they ended. A writer from before still holds one, and would open the ledger again by compare-and-set.
+1. Bookies collect a ledger that is in neither tree. To look for one, read the living, the deleted, and the living again: it may
+   have been restored in between.
+2. A restored ledger belongs to no topic any more. Its custom fields say so (`UNDELETED`), so that it does not count as an orphan.
+3. Versions continue where they ended. A writer from before still has one, and could open the ledger again by compare-and-set.
 4. The write that forgets a ledger for good remembers its id, one bit of a page of 8,192 ledgers. A bookie that was down meanwhile
    can tell a deleted ledger from one that metadata lost. Only a hint: without it an operator decides, so a page that cannot be
-   written delays no deletion. An empty ledger is not remembered, as bookies hold nothing of it but a fence. There are at most
-   4,096 pages, 1.4 KB each: those of the oldest ids are removed.
+   written delays no deletion. An empty ledger is not remembered, as bookies hold only a fence of it. There are at most
+   4,096 pages of 1.4 KB: those of the oldest ids are removed.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from cepheid_metadata.store import Create, Delete, MetadataStore, Op, Put
 log = logging.getLogger(__name__)
 
 UNDELETED = "undeleted_at_ms"
-"""Custom field of a ledger that was brought back."""
+"""Custom field of a restored ledger."""
 
 _PAGE_LEDGERS = 8192
 _MAX_PAGES = 4096
 _TOGETHER = 64  # ledgers that one write forgets
-_TRIES = 5  # to write a page that other processes write as well
+_TRIES = 5  # attempts to write a page that other processes write as well
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class InGrace:
 
     until_ms: int
     copy_bytes: int
-    """About how much of it one bookie of its ensemble holds."""
+    """Estimated bytes of it on one bookie of its ensemble."""
 
 
 def _in_grace(record: DeletedLedger) -> InGrace:
@@ -63,9 +63,10 @@ class DeletedLedgers:
         self._pages = purged_ledger_records(store)
 
     async def delete(self, found: Found[LedgerMetadata], now_ms: int, grace_ms: int) -> None:
-        """Only if the record is still this version. An empty ledger, or one without grace, is gone at once.
+        """Delete the ledger if its record still has this version. An empty ledger, or one without grace, is forgotten at once.
 
-        Raises BadVersionError, NoSuchKeyError, and what the store raises."""
+        Raises BadVersionError, NoSuchKeyError, and the errors of the store.
+        """
         ledger, version = found
         if ledger.last_entry_id == -1:
             await self._living.delete(ledger.ledger_id, version)
@@ -79,14 +80,14 @@ class DeletedLedgers:
         )
 
     async def get(self, ledger_id: int) -> DeletedLedger | None:
-        """None: it was never deleted, or is gone for good."""
+        """Return a deleted ledger; None: it was never deleted, or is forgotten."""
         found = await self._deleted.get(ledger_id)
         return None if found is None else found.record
 
     async def undelete(
         self, ledger_id: int, now_ms: int, *, together: Callable[[LedgerMetadata], Sequence[Create]] = lambda _: ()
     ) -> LedgerMetadata | None:
-        """Return the record that is back; None: there is nothing to bring back. Of two at once, or a purge meanwhile, one wins.
+        """Restore a ledger; return its record, or None if there is none. Of two at once, or a purge meanwhile, one wins.
 
         `together(record)` is created in the same write, unless it is there already.
         """
@@ -99,14 +100,15 @@ class DeletedLedgers:
         try:
             try:
                 await self._store.multi([*ops, *together(ledger)])
-            except KeyExistsError:  # of what comes along: the first of `ops` fails when another process was quicker
+            except KeyExistsError:  # of `together`: the first of `ops` fails if another process was faster
                 await self._store.multi(ops)
         except (BadVersionError, NoSuchKeyError):
             return None
         return ledger
 
     def _return_ops(self, ledger: LedgerMetadata, version: int) -> list[Op]:
-        """Rule 3: it is made, and put until it has this version. Nobody sees what is in between, so that is left empty."""
+        """Return the writes that restore a record with this version (rule 3). Values in between are never seen, so they are
+        empty."""
         key = self._living.key_of(ledger.ledger_id)
         return [
             Create(key, b""),
@@ -116,14 +118,14 @@ class DeletedLedgers:
 
     @property
     def in_grace(self) -> Mapping[int, InGrace]:
-        """Return the deleted ledgers that the last `purge` left, by id."""
+        """The deleted ledgers that the last `purge` left, by id."""
         return self._in_grace
 
     async def purge(self, now_ms: int, give_up: Collection[int] = ()) -> list[int]:
-        """Forget those whose time is over, and those to give up; return their ids. Any number of processes may do it at once.
+        """Forget ledgers whose grace is over, and those to give up; return their ids. Any number of processes may do it at once.
 
-        A record is read when this object first sees it and when its time is over: nothing else can change its time, except that
-        the ledger is brought back and deleted again, which only makes it later.
+        A record is read when this object first sees it and when its grace is over: nothing else can change the time, except that
+        the ledger is restored and deleted again, which only makes it later.
         """
         known, self._in_grace = self._in_grace, {}
         due: list[tuple[int, Delete]] = []
@@ -139,7 +141,7 @@ class DeletedLedgers:
         return await self._forget_all(due, now_ms)
 
     async def give_up(self, ledger_id: int) -> bool:
-        """Forget a deleted ledger before its time. Return whether it was deleted, and could have been brought back until now."""
+        """Forget a deleted ledger before its time. Return whether it was deleted, and could have been restored until now."""
         found = await self._deleted.get(ledger_id)
         if found is None:
             return False
@@ -150,7 +152,7 @@ class DeletedLedgers:
         return True
 
     async def were_purged(self, ledger_ids: Collection[int]) -> set[int]:
-        """Return those of the ledgers that are remembered as deleted for good (rule 4)."""
+        """Return which of the ledgers are remembered as deleted for good (rule 4)."""
         purged: set[int] = set()
         for page, of_page in groupby(sorted(ledger_ids), key=_page_of):
             try:
@@ -164,7 +166,7 @@ class DeletedLedgers:
         return purged
 
     async def _forget_all(self, due: Sequence[tuple[int, Delete]], now_ms: int) -> list[int]:
-        """Return those that were forgotten here. The others were brought back meanwhile, or forgotten by another process."""
+        """Return those that were forgotten here. The others were restored meanwhile, or forgotten by another process."""
         forgotten: list[int] = []
         for page, group in groupby(due, key=lambda one: _page_of(one[0])):
             of_page = list(group)
@@ -187,8 +189,10 @@ class DeletedLedgers:
             await self._store.delete(delete.key, delete.expected_version)
 
     async def _forget(self, page: int, ledgers: Sequence[tuple[int, Delete]]) -> bool:
-        """Delete records of ledgers of one page, and remember them, in one write. False: nothing was written, because a record has
-        changed, or the page cannot be written now."""
+        """Delete records of ledgers of one page, and remember them, in one write.
+
+        False: nothing was written, because a record has changed, or the page cannot be written now.
+        """
         deletes = [delete for _, delete in ledgers]
         for _ in range(_TRIES):
             try:
@@ -228,26 +232,26 @@ class DeletedLedgers:
         return True
 
     async def _look_at(self, ledger_id: int, now_ms: int, *, give_up: bool) -> InGrace | Delete:
-        """Return what makes metadata forget the ledger, if it is due."""
+        """Return the deletion of the ledger's record if it is due, else when it is."""
         try:
             found = await self._deleted.get(ledger_id)
         except (CorruptRecordError, NewerFormatError) as error:
             hint = "its entries stay on the bookies; `cepheid ledgers list --deleted` shows the record"
             log.warning("gc.deleted_record_unreadable", extra={"ledger_id": ledger_id, "error": error.args[0], "hint": hint})
             return InGrace(now_ms, 0)
-        if found is None:  # brought back, or purged by another process
+        if found is None:  # restored, or purged by another process
             return InGrace(now_ms, 0)
         if found.record.purge_after_ms > now_ms and not give_up:
             return _in_grace(found.record)
         return self._deleted.delete_op(ledger_id, found.version)
 
     async def listing(self) -> set[int]:
-        """Ids of all ledgers whose entries must be kept, read to the end. One that is moved meanwhile may be missed (rule 1)."""
+        """Return the ids of all ledgers whose entries must be kept. One that is moved meanwhile may be missed (rule 1)."""
         listed = {ledger_id async for ledger_id in list_ledgers(self._store)}  # the living first: deleting moves them to the others
         return listed.union([ledger_id async for ledger_id in list_deleted_ledgers(self._store)])
 
     async def is_kept(self, ledger_id: int) -> bool:
-        """False is certain (rule 1)."""
+        """Whether the entries of a ledger must be kept. False is certain (rule 1)."""
         for records in (self._living, self._deleted, self._living):
             if await records.exists(ledger_id):
                 return True

@@ -4,8 +4,8 @@
                    └── exists ──► is it the one that we wrote? ── yes ──► elected: the answer of an earlier attempt was lost
                                                                └── no ──► not elected
 
-Two processes may both believe for a moment that they are elected: one that sleeps beyond its session learns of it late. So what an
-elected process does must be harmless when two do it, or be checked against the record where it takes effect.
+Two processes may both believe for a moment that they are elected: one that was suspended past its session learns that late. So what
+an elected process does must be harmless if two do it, or be checked against the record where it takes effect.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class Election(Generic[R]):
     """The candidacy of one process for the record in `records`, which has the noun None."""
 
     def __init__(self, records: Records[None, R], new_candidacy: Callable[[], R]) -> None:
-        """`new_candidacy` returns what to write: no two candidacies may be equal."""
+        """`new_candidacy` returns the record to write: no two candidacies may be equal."""
         self._records = records
         self._new_candidacy = new_candidacy
-        self._candidacy: R | None = None  # what it wrote, or may have written
+        self._candidacy: R | None = None  # the record that it wrote, or may have written
 
     def __repr__(self) -> str:
         return f"<Election by {self._records.key_of(None)}, candidacy {self._candidacy}>"
@@ -38,7 +38,7 @@ class Election(Generic[R]):
         return self._candidacy
 
     async def stand(self) -> bool:
-        """Be elected if no other process is; return whether this one is now. Raises MetadataError."""
+        """Become elected if no other process is; return whether this one is now. Raises MetadataError."""
         if self._candidacy is None:
             self._candidacy = self._new_candidacy()
         try:
@@ -46,21 +46,21 @@ class Election(Generic[R]):
         except KeyExistsError:
             found = await self._records.get(None)
             if found is None:
-                return False  # it has just ended: the next attempt decides
+                return False  # the other has just ended: the next attempt decides
             if found.record != self._candidacy:
                 self._candidacy = None
             return self._candidacy is not None
         return True
 
     async def resign(self) -> None:
-        """Let another process be elected. Raises MetadataError."""
+        """Give up the election. Raises MetadataError."""
         found = await self._records.get(None)
         if found is not None and found.record == self._candidacy:
             await self._records.delete(None, found.version)
         self._candidacy = None
 
     async def holds(self) -> bool:
-        """Return whether this process is still elected, by the record. Raises MetadataError."""
+        """Return whether this process is still elected according to the record. Raises MetadataError."""
         found = await self._records.get(None)
         if found is None or found.record != self._candidacy:
             self._candidacy = None

@@ -1,7 +1,7 @@
-"""What can go wrong in a metadata store, by type, so that callers decide by class and never by words.
+"""Errors of a metadata store, by type: callers decide by class and never by the text.
 
 A write that fails with `StoreUnavailableError` or `SessionLostError` and `outcome_unknown` may have happened: read the key
-again and decide from what it says (a compare-and-set that finds its own value there has succeeded).
+again and decide from its value (a compare-and-set that finds its own value there has succeeded).
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ class MetadataError(CepheidError):
 
 
 class InvalidKeyError(MetadataError):
-    """A key that no store takes: relative, with empty or dotted segments, or with characters outside printable ASCII."""
+    """A key that no store accepts: relative, with empty or dotted segments, or with characters outside printable ASCII."""
 
     hint: ClassVar[str] = "build keys with cepheid_metadata.keys, which encodes names"
 
 
 class NoSuchKeyError(MetadataError):
-    """The key is not there; for a listing: the parent is not there."""
+    """The key does not exist; for a listing: the parent does not exist."""
 
 
 class KeyExistsError(MetadataError):
-    """Create found the key taken."""
+    """The key to create exists."""
 
 
 class BadVersionError(MetadataError):
-    """Somebody else changed the record since it was read. Definite: this write did not happen."""
+    """Another process changed the record since it was read. Definite: this write did not happen."""
 
 
 class NotEmptyError(MetadataError):
-    """Delete of a key that has children."""
+    """The key to delete has children."""
 
 
 class EphemeralParentError(MetadataError):
-    """Create below an ephemeral key: those have no children."""
+    """The parent of the key to create is ephemeral, and cannot have children."""
 
 
 class ValueTooLargeError(MetadataError):
-    """One request carries more than `MAX_REQUEST_BYTES`."""
+    """A request is larger than `MAX_REQUEST_BYTES`."""
 
     hint: ClassVar[str] = "keep large state in a ledger and its id in the record; ZooKeeper refuses requests above 1 MB"
 
@@ -62,7 +62,7 @@ class StoreUnavailableError(MetadataError):
 
 
 class SessionLostError(MetadataError):
-    """The session expired: its ephemeral keys are gone and watches are void. Drop handles and reopen from the records."""
+    """The session expired: its ephemeral keys are deleted and watches are void. Drop handles and reopen from the records."""
 
     def __init__(self, message: str, *, outcome_unknown: bool = False, **facts: Any) -> None:
         super().__init__(message, outcome_unknown=outcome_unknown, **facts)
@@ -70,23 +70,23 @@ class SessionLostError(MetadataError):
 
 
 class AccessDeniedError(MetadataError):
-    """The store keeps this key from this user."""
+    """The store does not allow this user to access the key."""
 
-    hint: ClassVar[str] = "every process of a cluster needs the same credentials; keys made without any are open to all"
+    hint: ClassVar[str] = "every process of a cluster needs the same credentials; keys created without any are open to all"
 
 
 class StoreClosedError(MetadataError):
-    """The store was closed by its owner: nothing more is attempted. A write that was under way may have happened."""
+    """The store was closed by its owner: nothing more is attempted. A write in progress may have happened."""
 
 
 class StoreOpenError(MetadataError):
     """The store's directory cannot be opened."""
 
-    hint: ClassVar[str] = "check that the data directory is a directory on a disk with space, and that this user may write in it"
+    hint: ClassVar[str] = "check that the data directory is a directory on a disk with space, and that this user may write to it"
 
 
 class StoreDamagedError(MetadataError):
-    """The store's files contradict their checksums. Reading on would mean guessing."""
+    """The store's files do not match their checksums. Reading on would mean guessing."""
 
     hint: ClassVar[str] = "stop, keep a copy of the directory, check the disk, and restore the directory from a backup"
 
@@ -98,21 +98,21 @@ class StoreInUseError(StoreOpenError):
 
 
 class NewerFormatError(MetadataError):
-    """Written by a newer release, in a format that this one does not know."""
+    """The data was written by a newer release, in a format that this one does not know."""
 
     hint: ClassVar[str] = "run a release that knows this format; nothing was changed"
 
 
 class CorruptRecordError(MetadataError):
-    """A key holds bytes that are not the record that belongs there."""
+    """A key has bytes that are not the expected record."""
 
     hint: ClassVar[str] = "do not delete it: restore the record from a backup, or report it with the key and its bytes"
     version: int | None = None
-    """Of the key, where it was read from a store."""
+    """Version of the key, if it was read from a store."""
 
 
 class LedgerIdsRolledBackError(MetadataError):
-    """The id counter is below a ledger that exists: ids would be given out twice."""
+    """The id counter is below an existing ledger: ids would be given out twice."""
 
     hint: ClassVar[str] = "the metadata was restored from an old backup or edited: raise /ledgers/ids above the id named here"
 

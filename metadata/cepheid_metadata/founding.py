@@ -1,6 +1,6 @@
-"""A cluster is founded once, by whoever comes first; every process finds the same identity from then on.
+"""A cluster is founded once, by the first process; every process finds the same identity from then on.
 
-found_cluster ──► there? ─yes─► that one          require_cluster ──► there? ─no─► ClusterNotFoundedError
+found_cluster ──► exists? ─yes─► that one         require_cluster ──► exists? ─no─► ClusterNotFoundedError
                    └─no─► create, or lose the race and read the winner's
 """
 
@@ -17,28 +17,28 @@ from cepheid_ports import Ports
 
 
 class ClusterNotFoundedError(MetadataError):
-    """The metadata store holds no cluster: a role that started on it might be at the wrong address."""
+    """The metadata store has no cluster: a role that started on it may have the wrong address."""
 
     hint: ClassVar[str] = (
-        "check the address and its chroot; a new cluster is made by `cepheid init --metadata URL`; if there was one, the store "
+        "check the address and its chroot; a new cluster is created by `cepheid init --metadata URL`; if there was one, the store "
         "lost its contents: restore a backup with `cepheid metadata restore`"
     )
 
 
 class OtherClusterError(MetadataError):
-    """The metadata store holds a cluster of another name."""
+    """The metadata store has a cluster with another name."""
 
     hint: ClassVar[str] = "check the metadata address; each cluster needs a store, or a chroot, of its own"
 
 
 class UnfinishedRestoreError(MetadataError):
-    """A backup was restored into this store in part."""
+    """A backup was restored into this store only in part."""
 
-    hint: ClassVar[str] = "run `cepheid metadata restore` again with the same backup: it continues where it was cut off"
+    hint: ClassVar[str] = "run `cepheid metadata restore` again with the same backup: it continues where it was interrupted"
 
 
 async def found_cluster(store: MetadataStore, name: str, ports: Ports) -> ClusterIdentity:
-    """The cluster's identity, made if there is none. Any number of callers at once get the same.
+    """Return the cluster's identity, created if there is none. Any number of concurrent callers get the same.
 
     Raises OtherClusterError, UnfinishedRestoreError.
     """
@@ -46,12 +46,12 @@ async def found_cluster(store: MetadataStore, name: str, ports: Ports) -> Cluste
     identity = ClusterIdentity(cluster_id=f"{ports.random.getrandbits(64):016x}", name=name, created_at_ms=ports.wall_ms())
     if await records.get(None) is None:
         if await restored_record(store).exists(None):
-            raise UnfinishedRestoreError("a restore of metadata into this store was cut off")
+            raise UnfinishedRestoreError("a restore of metadata into this store was interrupted")
         try:
             await records.create(None, identity)
             await begin_with_newest_format(store)
         except KeyExistsError:
-            pass  # somebody else founds it at the same time
+            pass  # another process founds it at the same time
         except StoreUnavailableError as error:
             if not error.outcome_unknown:
                 raise
@@ -62,7 +62,7 @@ async def found_cluster(store: MetadataStore, name: str, ports: Ports) -> Cluste
 
 
 async def require_cluster(store: MetadataStore) -> ClusterIdentity:
-    """Raises ClusterNotFoundedError."""
+    """Return the cluster's identity. Raises ClusterNotFoundedError."""
     records = cluster_identity(store)
     found = await records.get(None)
     if found is None:

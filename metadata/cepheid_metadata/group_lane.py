@@ -1,8 +1,8 @@
-"""Requests of many callers, worked off in groups: what arrives while one group is in the worker makes up the next.
+"""Processes requests of many callers in groups: those that arrive while the worker has one group form the next.
 
     ask ─► waiting ──(one job at a time)──► worker: work(group) ──one loop callback──► every caller of the group has its answer
 
-The group sizes itself: alone, a request leaves in the same loop turn; under load, a group is what one job's time let gather.
+The group sizes itself: a single request is sent in the same loop turn; under load, a group is what gathered during one job.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_GROUP_BYTES = 4 * 1024 * 1024
 
 
 class GroupLane(Generic[Q]):
-    """`work` runs in the worker and gives one answer per request, an exception to be raised among them, or raises for all."""
+    """Groups requests. `work` runs in the worker, and returns an answer or an exception per request, or raises for all."""
 
     def __init__(
         self,
@@ -55,11 +55,11 @@ class GroupLane(Generic[Q]):
         self._waiting.append((request, size_bytes, answer))
         if not self._busy:
             self._busy = True
-            loop.call_soon(self._start_group)  # whoever asks in this turn comes along
+            loop.call_soon(self._start_group)  # requests of this turn join the group
         return await answer
 
     def refuse_waiting(self, error: Exception) -> None:
-        """Fails what has not been given to the worker yet; nothing of it was attempted."""
+        """Fail what has not been given to the worker yet; none of it was attempted."""
         waiting, self._waiting = self._waiting, deque()
         for _, _, answer in waiting:
             if not answer.done():

@@ -1,9 +1,9 @@
-"""kazoo, kept at arm's length: its thread puts results into a queue, and the loop takes them from there in groups.
+"""The connection to kazoo: its thread puts results into a queue, and the loop takes them from there in groups.
 
     kazoo's connection thread ── put(call) ──► LoopInbox ── one call_soon_threadsafe per group ──► call(), call(), … in the loop
 
-Answers, watch events and changes of the connection go through the same queue, in the order in which the server sent them: a
-watch that a write sets off fires before that write is answered. Of kazoo's three threads only the one of the connection exists.
+Answers, watch events and connection changes use the same queue, in the order in which the server sent them: a watch that a write
+triggers fires before that write is answered. Of kazoo's three threads only that of the connection exists.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from cepheid_metadata.kazoo_sockets import BufferedStream, Wake
 from cepheid_metadata.session import log as session_log
 from cepheid_security import ClientTls, SecurityConfigurationError
 
-MAX_CONNECT_S = 2.0  # for one address; then the next is tried
+MAX_CONNECT_S = 2.0  # for one address; then the next one is tried
 RETRY_DELAY_S, MAX_RETRY_DELAY_S = 0.05, 0.5
 HANDSHAKE_SHARE = 1 / 3
-"""Of the session timeout: so long the answer to a handshake may take, so that two more attempts come before the session ends."""
+"""Share of the session timeout allowed for a handshake; leaves time for two more attempts before the session expires."""
 
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """A user with a password. What this user creates is for this user alone where it is `private`, else for everybody."""
+    """A user with a password. If `private`, only this user can access the nodes that it creates; otherwise every user can."""
 
     user: str
     password: str
@@ -48,14 +48,14 @@ class Digest:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionEvent:
-    """`state` is kazoo's own word, below the three of its listeners: it tells an expired session from a client that gave up."""
+    """A change of the connection. `state` is kazoo's internal one, which tells an expired session from a client that gave up."""
 
     state: str
     session_id: int
 
 
 class LoopInbox:
-    """Calls from any thread, made in the loop. `on_group` follows each group. Once closed, or without its loop, it drops them."""
+    """Makes calls from any thread in the loop. `on_group` follows each group. Once closed, or without its loop, it drops them."""
 
     def __init__(self, on_group: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -72,18 +72,18 @@ class LoopInbox:
             self._calls.append(call)
             wake, self._due = not self._due, True
         if wake:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nothing is left to notify
                 self._loop.call_soon_threadsafe(self._run_group)
 
     def run(self) -> None:
-        """In the loop: makes the calls that wait."""
+        """Make the waiting calls, in the loop."""
         with self._lock:
             calls, self._calls = self._calls, deque()
             self._due = False
         for call in calls:
             try:
                 call()
-            except Exception as error:  # one call's bug must not lose the answers behind it
+            except Exception as error:  # one call's bug must not lose the answers after it
                 self._loop.call_exception_handler({"message": f"{call!r} failed", "exception": error})
 
     def close(self) -> None:
@@ -97,17 +97,17 @@ class LoopInbox:
 
 
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
-    """Where kazoo would run callbacks in threads of its own, they go into the inbox."""
+    """A handler that puts callbacks into the inbox instead of running them in threads of kazoo."""
 
     def __init__(self, inbox: LoopInbox, handshake_limit_s: float, tls: ClientTls | None) -> None:
         super().__init__()
         self._tls = tls
         self._handshake_limit_s = handshake_limit_s
-        self._answered = False  # by the server, on the present connection
+        self._answered = False  # by the server, on this connection
         self.callback_queue = self.completion_queue = inbox
-        self._running = True  # always: else kazoo makes the last callbacks in its own thread
+        self._running = True  # always: otherwise kazoo makes the last callbacks in its own thread
         self._socket: socket.socket | None = None
-        self._stream: BufferedStream | None = None  # on the same socket; with TLS there is none
+        self._stream: BufferedStream | None = None  # on the same socket; None with TLS
         self._wake: Wake | None = None
 
     def start(self) -> None:
@@ -137,7 +137,8 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
         return made if self._stream is None else self._stream
 
     def select(self, readers: list[Any], writers: list[Any], _: list[Any], timeout: float | None) -> tuple[list[Any], ...]:
-        """As kazoo's own, with one system call where that makes a new epoll each time, and none where it is known what is ready."""
+        """Select as kazoo does, but with one system call instead of a new epoll each time, and none if it is known what is
+        ready."""
         stream, wake = self._stream, self._wake
         if stream is not None and writers == [stream] and not stream.is_full:
             return [], writers, []
@@ -147,11 +148,11 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
         if known:
             return known, [], []
         if not self._answered and timeout is not None:
-            # A server that is just starting was seen to take a connection and never answer on it. kazoo would wait for as long as
-            # the session may be silent, and the next attempt would find it ended.
+            # A starting server may accept a connection and never answer on it. kazoo would wait for as long as the session may be
+            # silent, and the session would be over at the next attempt.
             timeout = min(timeout, self._handshake_limit_s)
         if stream is not None and (stream in readers or stream in writers) and not stream.flush(timeout):
-            raise self.timeout_exception("the server took nothing for too long")
+            raise self.timeout_exception("the server accepted nothing for too long")
         poll = select.poll()
         for reader in readers:
             poll.register(reader, select.POLLIN)
@@ -163,14 +164,14 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
         return readable, [each for each in writers if each.fileno() in ready], []
 
     def cut(self) -> None:
-        """Whatever kazoo's thread waits for on its connection ends now."""
+        """End whatever kazoo's thread waits for on its connection."""
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
 
 
 def _connect_tls(tls: ClientTls, address: tuple[str, int], host: str, timeout_s: float) -> socket.socket:
-    """Connect with the certificate files as they are now. kazoo would not check that the server's certificate names the host.
+    """Connect with the present certificate files. kazoo would not check that the server's certificate has the host's name.
 
     Raises OSError.
     """
@@ -185,7 +186,7 @@ def _connect_tls(tls: ClientTls, address: tuple[str, int], host: str, timeout_s:
 
 
 class KazooConnection:
-    """One kazoo client. It reconnects by itself, and after an expiry with a new session; `on_event` hears of it in the loop."""
+    """One kazoo client. It reconnects, and opens a new session after an expiry; `on_event` is called in the loop."""
 
     def __init__(
         self,
@@ -199,7 +200,7 @@ class KazooConnection:
     ) -> None:
         self._handler = _Handler(inbox, session_timeout_s * HANDSHAKE_SHARE, tls)
         self._problems = _Problems()
-        # kazoo tries a request once; this is about connecting, which goes on for ever.
+        # kazoo tries a request once; this is about connecting, which never ends.
         retry = KazooRetry(max_tries=-1, delay=RETRY_DELAY_S, max_delay=MAX_RETRY_DELAY_S, sleep_func=self._handler.sleep_func)
         self.client: Any = KazooClient(
             hosts=",".join(addresses),
@@ -216,18 +217,18 @@ class KazooConnection:
         self.client.add_listener(self._on_state)
 
     def last_problem(self) -> str:
-        """Of the connection, as the end of a sentence; empty when there was none."""
+        """Return the connection's last problem as the end of a sentence; empty if there was none."""
         return f" ({self._problems.last})" if self._problems.last else ""
 
     def start(self) -> None:
         self.client.start_async()
 
     def stop(self) -> None:
-        """Ends the session and the thread. Blocks until the server has answered or `cut` was called."""
+        """End the session and the thread. Blocks until the server has answered or `cut` was called."""
         try:
             self.client.stop()
         except (OSError, AttributeError):
-            pass  # its thread ended before, with the sockets through which it is woken
+            pass  # its thread ended before, with the sockets that wake it
         with contextlib.suppress(Exception):
             self.client.close()
 
@@ -241,7 +242,7 @@ class KazooConnection:
 
 
 class _Problems(logging.Filter):
-    """Keeps kazoo's last warning for our own messages instead of a line for each attempt to connect."""
+    """Keeps kazoo's last warning for our own messages, instead of a line for each attempt to connect."""
 
     last = ""
 
@@ -252,7 +253,7 @@ class _Problems(logging.Filter):
 
 
 def _quiet_logger(problems: _Problems) -> logging.Logger:
-    """For errors alone. Below warnings kazoo writes the credentials with each request; this logger is made outside of the
+    """Return a logger for errors only. Below warnings kazoo logs the credentials with each request; this logger is outside of the
     registry, so that no configuration can lower its level."""
     logger = logging.Logger("cepheid_metadata.kazoo", logging.WARNING)
     logger.addFilter(problems)

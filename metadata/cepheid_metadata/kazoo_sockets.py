@@ -1,8 +1,8 @@
-"""The two sockets of kazoo's thread, with few system calls: its stream to the server, and what the loop wakes it by.
+"""The two sockets of kazoo's thread, with few system calls: its stream to the server, and the one by which the loop wakes it.
 
-Each system call of that thread gives the interpreter away, and while the loop is busy the thread gets it back only after a switch
+Each system call of that thread releases the interpreter, and while the loop is busy the thread gets it back only after a switch
 interval (0.5 ms). kazoo makes nine of them for a request and its answer. With these sockets a burst of requests is one `send`, its
-answers are one `recv`, and nothing else is called while there is something to do.
+answers are one `recv`, and there are no other calls while there is work to do.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _UNSENT_BYTES = 1 << 18
 
 
 class BufferedStream:
-    """A TCP connection: what is sent waits for `flush`, and what has arrived is read at once. Used by one thread."""
+    """A TCP connection: sent data waits for `flush`, and received data is read at once. Used by one thread."""
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
@@ -33,11 +33,11 @@ class BufferedStream:
         self._socket.setblocking(flag)
 
     def pending(self) -> int:
-        """Bytes that `recv` returns without a system call. kazoo asks this of TLS sockets, and selects only when there are none."""
+        """Return the bytes that `recv` returns without a system call. kazoo calls this for TLS sockets, and selects only at 0."""
         return len(self._received) - self._at
 
     def recv(self, size_bytes: int) -> bytes:
-        """Return at most so many bytes; empty: the connection has ended. Raises BlockingIOError, OSError."""
+        """Return at most this many bytes; empty: the connection has ended. Raises BlockingIOError, OSError."""
         if self._at == len(self._received):
             self._received, self._at = self._socket.recv(_RECEIVED_BYTES), 0
         chunk = self._received[self._at : self._at + size_bytes]
@@ -51,11 +51,11 @@ class BufferedStream:
 
     @property
     def is_full(self) -> bool:
-        """Enough is waiting: flush before more is sent."""
+        """Whether so much data waits that it must be flushed before more is sent."""
         return self._unsent_bytes >= _UNSENT_BYTES
 
     def flush(self, timeout_s: float | None) -> bool:
-        """Send what waits. False: the server took nothing for so long. Raises OSError."""
+        """Send what waits. False: the server accepted nothing for that long. Raises OSError."""
         rest = memoryview(b"".join(self._unsent))
         self._unsent.clear()
         self._unsent_bytes = 0
@@ -74,7 +74,7 @@ class BufferedStream:
 
 
 class Wake:
-    """Both ends of what kazoo takes for a socket pair with a byte for each waiting request: a count, and one byte for all."""
+    """Both ends of kazoo's socket pair with a byte for each waiting request, as a count and one byte for all."""
 
     def __init__(self) -> None:
         self._reader, self._writer = socket.socketpair()
@@ -89,7 +89,7 @@ class Wake:
         return self._count > 0
 
     def send(self, data: bytes) -> int:
-        """From any thread. Raises OSError once it is closed."""
+        """Add one to the count, from any thread. Raises OSError once it is closed."""
         with self._lock:
             if self._writer.fileno() < 0:
                 raise OSError("the connection to ZooKeeper is closed")

@@ -1,4 +1,4 @@
-"""The key layout: which record is stored under which key. No other module builds a key by hand.
+"""The key layout: which record is stored under which key. No other module builds keys.
 
     /cluster                                   identity of this cluster
     /clusters/C  /tenants/T  /namespaces/T/N   policies
@@ -14,11 +14,11 @@
     /deleted-ledgers/dddd/dddd/dddd            deleted ledger that can still be restored, id below 10^12
     /deleted-ledgers/high/ddd/dddd/…           the same, id from 10^12
     /purged-ledgers/n                          which of 8,192 ledgers were deleted for good; n: id divided by 8,192
-    /bookies/cookies/ID                        whose data directories
+    /bookies/cookies/ID                        owner of a bookie's data directories
     /bookies/lives/ID                          counter that shows whether the disks are an old copy (bookie_life.py)
-    /bookies/decommissioned/ID                 whose data directories are not needed any more
+    /bookies/decommissioned/ID                 former owner of data directories that are not needed any more
     /bookies/available/ID                      registration (ephemeral)
-    /bookies/readonly/ID                       registration of a bookie that takes no writes (ephemeral)
+    /bookies/readonly/ID                       registration of a bookie that accepts no writes (ephemeral)
     /brokers/ID                                registration (ephemeral)
     /bundles/T/N/range                         owner of a bundle (ephemeral)
     /bundle-histories/T/N/range                epochs of a bundle's owners
@@ -33,7 +33,7 @@
     /repair/locks/ID                           ledger that a replication worker is repairing (ephemeral)
     /repair/locks/check-ID                     ledger whose copies a process is checking (ephemeral)
     /repair/auditor                            auditor of the cluster (ephemeral)
-    /repair/audit                              what the auditor's last walks found
+    /repair/audit                              findings of the auditor's last walks
     /repair/off                                switch: automatic repair is off
     /repair/draining/ID                        bookie that is being decommissioned
     /repair/requests/ID                        bookie whose ledgers are to be repaired now
@@ -41,15 +41,15 @@
     /revocations                               list of revoked tokens
     /upgrade/format                            storage format of the cluster
     /upgrade/bookies/ID                        storage format that the last process of a bookie knows
-    /reports/brokers/ID, /reports/bookies/ID   what the last process of that name said of itself (process_reports.py)
+    /reports/brokers/ID, /reports/bookies/ID   report of the last process of that name about itself (process_reports.py)
     /secrets/ticket-keys                       keys that sign read tickets (ticket_keyring.py); no backup has them
     /restored                                  metadata was restored from a backup, and an operator has not confirmed it yet
     /restored/bookies/ID                       bookie that has reported its ledgers since the restore, or is given up
 
 Rules:
 1. No parent gets more than 10,000 children of a kind that users can multiply (names of tenants, namespaces of one tenant,
-   topics of one bucket and subscriptions of one topic are bounded by policy, not by layout).
-2. A name is one segment: percent-encoded UTF-8 (so it may hold `/` or anything else), `.` and `..` included.
+   topics of one bucket and subscriptions of one topic are limited by policy, not by layout).
+2. A name is one segment: percent-encoded UTF-8 (so it may contain `/` or anything else), including `.` and `..`.
 3. Sorted keys list ledgers in numeric order.
 """
 
@@ -120,7 +120,7 @@ EPHEMERAL_KEYS = (
     REPAIR_LOCKS_KEY,
     AUDITOR_KEY,
 )
-"""Whatever is at or below these keys belongs to a running process: a backup leaves it out."""
+"""Everything at or below these keys belongs to a running process: a backup leaves it out."""
 
 _CHAIN_KEY_PARTS = 6  # /chains/T/N/D/bb/topic
 
@@ -139,12 +139,12 @@ NOT_LEDGERS = (
     HIGH_LEDGERS_KEY,
     HIGH_DELETED_LEDGERS_KEY,
     HIGH_REPAIR_MARKS_KEY,
-)  # live beside the first parts of ledger ids
+)  # children of the same parents as the first parts of ledger ids
 
 
 @lru_cache(maxsize=16_384)  # tenants and namespaces are in every key, and an opening topic's own name in several
 def encode_name(name: str) -> str:
-    """`name` as one key segment."""
+    """Return `name` as one key segment."""
     if not name:
         raise InvalidNameError("a name is empty")
     try:
@@ -167,7 +167,7 @@ def tenant_key(tenant: str) -> str:
 
 
 def namespaces_key(tenant: str) -> str:
-    """Parent of a tenant's namespaces."""
+    """Return the parent of a tenant's namespaces."""
     return f"{NAMESPACES_KEY}/{encode_name(tenant)}"
 
 
@@ -176,7 +176,7 @@ def namespace_key(tenant: str, namespace: str) -> str:
 
 
 def domain_key(root: str, tenant: str, namespace: str, domain: str) -> str:
-    """Parent of a namespace's buckets under `root` (TOPICS_KEY, CHAINS_KEY or CURSORS_KEY)."""
+    """Return the parent of a namespace's buckets under `root` (TOPICS_KEY, CHAINS_KEY or CURSORS_KEY)."""
     return f"{root}/{encode_name(tenant)}/{encode_name(namespace)}/{encode_name(domain)}"
 
 
@@ -189,12 +189,12 @@ def chain_key(topic: TopicName) -> str:
 
 
 def chain_page_key(chain_key: str, number: int) -> str:
-    """The key of a page, of the chain with this key."""
+    """Return the key of a page of the chain with this key."""
     return f"{chain_key}/{number}"
 
 
 def is_chain_key(key: str) -> bool:
-    """Whether this is the key of a chain, not that of one of its pages."""
+    """Whether this is the key of a chain, and not of one of its pages."""
     return key.startswith(f"{CHAINS_KEY}/") and key.count("/") == _CHAIN_KEY_PARTS
 
 
@@ -203,7 +203,7 @@ def incarnation_key(incarnation: str) -> str:
 
 
 def cursors_key(topic: TopicName) -> str:
-    """Parent of a topic's cursors."""
+    """Return the parent of a topic's cursors."""
     return CURSORS_KEY + _topic_path(topic)
 
 
@@ -212,12 +212,12 @@ def cursor_key(topic: TopicName, subscription: str) -> str:
 
 
 def namespace_schemas_key(tenant: str, namespace: str) -> str:
-    """Parent of a namespace's buckets of schema histories."""
+    """Return the parent of a namespace's buckets of schema histories."""
     return f"{SCHEMAS_KEY}/{encode_name(tenant)}/{encode_name(namespace)}"
 
 
 def schemas_key(topic: TopicName) -> str:
-    """The schema history of a topic and its partitions."""
+    """Return the key of the schema history of a topic and its partitions."""
     namespace = topic.namespace
     return f"{namespace_schemas_key(namespace.tenant, namespace.local_name)}/{_bucket_path(topic.base.local_name)}"
 
@@ -233,7 +233,7 @@ def _topic_path(topic: TopicName) -> str:
 
 def _bucket_path(name: str) -> str:
     encoded = encode_name(name)
-    # Any stable hash does; changing it would hide every topic.
+    # Any stable hash works; changing it would hide every topic.
     return f"{crc32c.crc32c(encoded.encode('ascii')) & 0xFF:02x}/{encoded}"
 
 
@@ -268,7 +268,7 @@ def repair_mark_key(ledger_id: int) -> str:
 
 
 def unchecked_ledger_key(ledger_id: int) -> str:
-    """Flat, unlike the marks: the list is short, and emptied again and again, while ids rise for ever."""
+    """Return a key in a flat list, unlike those of marks: the list is short, and often empty, while ids only rise."""
     return f"{UNCHECKED_LEDGERS_KEY}/{ledger_id}"
 
 

@@ -3,9 +3,9 @@
     counter 1001 ──compare-and-set──► 2001      this process owns 1001..2000 and gives them out from memory
 
 A process that stops loses the rest of its block: ids are plenty, and reuse would join two ledgers on the bookies.
-Blocks of two processes are used at the same time, so ids rise within a process only. Positions compare by ledger id, so
-whoever needs them to rise along a chain that changes hands asks for one `above` the last; and for the `newest` where a chain
-begins, since nobody knows what a topic of that name had before it was deleted.
+Blocks of two processes are used at the same time, so ids rise only within a process. Positions compare by ledger id, so a
+chain that changes owners needs an id `above` its last one; and a new chain needs the `newest`, since it is unknown which ids a
+topic of that name had before it was deleted.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ class LedgerIds:
         self._block = block
         self._next = self._end = 0
         self._refilling = asyncio.Lock()
-        self._refills = 0  # begun so far
-        self._refill = 0  # the one that the block is of
-        self._oldest_refill = 0  # whose block may be used
+        self._refills = 0  # started so far
+        self._refill = 0  # the one that the block belongs to
+        self._oldest_refill = 0  # the first whose block may be used
 
     def __repr__(self) -> str:
         return f"<LedgerIds {self._end - self._next} left, next {self._next}>"
 
     async def take(self, *, above: int = -1, newest: bool = False) -> int:
-        """An id that nobody ever had, larger than `above`; the `newest` is larger than all that anybody had when it was asked for.
+        """Return an id that was never used, larger than `above`; the `newest` is larger than all ids given out before this call.
 
-        Raises what the store raises (then nothing was taken), LedgerIdsRolledBackError when `above` itself was never given out, and
+        Raises the errors of the store (then nothing was taken), LedgerIdsRolledBackError if `above` itself was never given out, and
         RestoreNotReportedError after a restore of metadata, until each bookie has reported which ids are in use.
         """
         oldest_refill = self._refills + 1 if newest else 0
@@ -57,17 +57,18 @@ class LedgerIds:
         return self._next - 1
 
     def drop_block(self) -> None:
-        """Ids taken from now on are ones that the counter has given to nobody so far.
+        """Take only ids from now on that the counter has not given out so far.
 
-        A bookie that came back on empty disks takes no part in ledgers with older ids: who went on with a block of them would do
-        without that bookie for hundreds of ledgers."""
+        A bookie that returned on empty disks takes no part in ledgers with older ids: with a block of them, hundreds of ledgers
+        would be without that bookie.
+        """
         self._oldest_refill = self._refills + 1
 
     def _go_above(self, above: int) -> None:
         self._next = min(max(self._next, above + 1), self._end)
 
     async def check(self) -> None:
-        """Raises LedgerIdsRolledBackError when a ledger exists that the counter has not given out yet."""
+        """Raise LedgerIdsRolledBackError if there is a ledger whose id the counter has not given out yet."""
         largest = await largest_ledger_id(self._store)
         found = await self._counter.get(None)
         next_ledger_id = FIRST_LEDGER_ID if found is None else found.record.next_ledger_id
@@ -75,20 +76,20 @@ class LedgerIds:
             raise _rolled_back(largest, next_ledger_id)
 
     async def _has_newest_block(self) -> bool:
-        """The counter has given nobody anything above the ids that are left here."""
+        """Whether the counter has given out no ids above those that are left here."""
         if self._next == self._end:
             return False
         found = await self._counter.get(None)
         if found is None or found.record.next_ledger_id != self._end:
             return False
-        try:  # what was read may be old: a write that changes nothing finds out
+        try:  # the value read may be old: a write that changes nothing detects that
             await self._store.multi([Check(keys.LEDGER_IDS_KEY, found.version)])
         except (BadVersionError, NoSuchKeyError):
             return False
         return True
 
     async def _take_block(self, above: int) -> tuple[int, int]:
-        # An unknown outcome needs no care: at worst that block stays unused.
+        # An unknown outcome does no harm: at worst that block stays unused.
         while True:
             found = await self._counter.get(None)
             first = FIRST_LEDGER_ID if found is None else found.record.next_ledger_id
@@ -99,7 +100,7 @@ class LedgerIds:
                     await self._counter.create(None, LedgerIdCounter(next_ledger_id=first + self._block))
                 else:
                     if found.record.restored:
-                        await require_reports(self._store)  # one that comes after this read of the counter makes the write fail
+                        await require_reports(self._store)  # a restore after this read of the counter makes the write fail
                     counter = found.record.replace(next_ledger_id=first + self._block)
                     await self._counter.replace(None, counter, found.version)
             except (BadVersionError, KeyExistsError):
@@ -123,5 +124,5 @@ async def raise_ledger_ids(store: MetadataStore, at_least: int) -> None:
 
 
 def _rolled_back(ledger_id: int, next_ledger_id: int) -> LedgerIdsRolledBackError:
-    message = f"ledger {ledger_id} exists, but the id counter stands at {next_ledger_id}"
+    message = f"ledger {ledger_id} exists, but the id counter is at {next_ledger_id}"
     return LedgerIdsRolledBackError(message, ledger_id=ledger_id, next_ledger_id=next_ledger_id)

@@ -1,4 +1,4 @@
-"""Records of ledgers: the metadata of one, and the counter of their ids."""
+"""Records of ledgers: the metadata of one ledger, and the counter of their ids."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cepheid_metadata.record import GrownRecord, Record, RecordPart
 
 
 class LedgerState(enum.StrEnum):
-    """OPEN → CLOSED, or OPEN → IN_RECOVERY → CLOSED. Nothing leaves CLOSED."""
+    """OPEN → CLOSED, or OPEN → IN_RECOVERY → CLOSED. No state follows CLOSED."""
 
     OPEN = "OPEN"
     IN_RECOVERY = "IN_RECOVERY"
@@ -22,14 +22,14 @@ class LedgerState(enum.StrEnum):
 
 
 class Fragment(RecordPart):
-    """Entries from `first_entry_id` to before the next fragment's lie on this ensemble. Order in it decides striping."""
+    """Entries from `first_entry_id` to before the next fragment's are on this ensemble. Its order decides striping."""
 
     first_entry_id: NonNegativeInt
     ensemble: tuple[str, ...]
 
 
 class LedgerMetadata(Record):
-    """One ledger. Changed only by compare-and-set; whoever needs a change re-reads and decides again on a conflict."""
+    """One ledger. Changed only by compare-and-set; after a conflict the caller re-reads it and decides again."""
 
     NAME: ClassVar[str] = "ledger metadata"
 
@@ -39,11 +39,11 @@ class LedgerMetadata(Record):
     ack_quorum: int
     state: LedgerState
     fragments: tuple[Fragment, ...]
-    last_entry_id: int | None = Field(None, ge=-1, description="Only when closed; -1: the ledger is empty.")
-    length_bytes: int | None = Field(None, ge=0, description="Only when closed: payload bytes of all entries.")
+    last_entry_id: int | None = Field(None, ge=-1, description="Only if closed; -1: the ledger is empty.")
+    length_bytes: int | None = Field(None, ge=0, description="Only if closed: payload bytes of all entries.")
     digest_type: Literal["CRC32C"] = "CRC32C"
     password: bytes = b""
-    creation_token: NonNegativeInt = Field(description="Random: tells an own create whose answer was lost from another's.")
+    creation_token: NonNegativeInt = Field(description="Random: identifies our own create if its answer was lost.")
     created_at_ms: NonNegativeInt
     custom: dict[str, str] = Field(default_factory=dict, description="Names the owner (topic, cursor), to find orphans.")
 
@@ -68,7 +68,7 @@ class LedgerMetadata(Record):
                 raise ValueError(f"a ledger in state {self.state} has no last entry id or length")
         elif self.last_entry_id is None or self.length_bytes is None:
             raise ValueError("a closed ledger needs its last entry id and length")
-        # An empty last fragment is legal: the ensemble changed and nothing more was confirmed.
+        # An empty last fragment is legal: the ensemble changed and nothing was confirmed after that.
         elif self.fragments[-1].first_entry_id > self.last_entry_id + 1:
             raise ValueError(f"the last fragment starts after the last entry, {self.last_entry_id}")
 
@@ -81,14 +81,14 @@ class LedgerMetadata(Record):
         return self.fragments[-1]
 
     def fragment_of(self, entry_id: int) -> Fragment:
-        """The fragment whose ensemble holds (or would hold) this entry."""
+        """Return the fragment whose ensemble holds (or would hold) this entry."""
         assert entry_id >= 0, f"not an entry id: {entry_id}"
         index = bisect_right(self.fragments, entry_id, key=lambda fragment: fragment.first_entry_id)
         return self.fragments[index - 1]
 
 
 class DeletedLedger(GrownRecord):
-    """A ledger that was deleted, with all that is needed to bring it back: bookies keep its entries while this record is there."""
+    """A deleted ledger, with everything needed to restore it: bookies keep its entries while this record exists."""
 
     NAME: ClassVar[str] = "deleted ledger"
     FORMAT: ClassVar[int] = 2
@@ -96,12 +96,12 @@ class DeletedLedger(GrownRecord):
 
     ledger: LedgerMetadata
     deleted_at_ms: NonNegativeInt
-    purge_after_ms: NonNegativeInt = Field(description="Wall clock: from then on it may vanish for good.")
-    version: NonNegativeInt | None = Field(None, description="Of the ledger's record when it was deleted.")
+    purge_after_ms: NonNegativeInt = Field(description="Wall clock time after which it may be forgotten for good.")
+    version: NonNegativeInt | None = Field(None, description="Version of the ledger's record when it was deleted.")
 
 
 class PurgedLedgers(Record):
-    """Which of the ledgers of one page were deleted for good: one bit each, the first in the lowest bit of the first byte."""
+    """The ledgers of one page that were deleted for good: one bit each, the first in the lowest bit of the first byte."""
 
     NAME: ClassVar[str] = "purged ledgers"
 
@@ -117,5 +117,5 @@ class LedgerIdCounter(GrownRecord):
 
     next_ledger_id: PositiveInt
     restored: bool | None = Field(
-        None, description="It was restored from a backup: bookies may hold ledgers with larger ids (restored_metadata.py)."
+        None, description="The counter was restored from a backup: bookies may hold ledgers with larger ids (restored_metadata.py)."
     )

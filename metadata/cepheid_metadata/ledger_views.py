@@ -1,11 +1,11 @@
-"""Ledgers and bookies for people and tools, as plain values: what the admin API answers, and what a tool reads when no broker runs.
+"""Views of ledgers and bookies as plain values: the answers of the admin API, and of a tool while no broker runs.
 
-ledger   {"ledger": the record} and, when it is deleted, "deleted_at_ms", "purge_after_ms"
+ledger   {"ledger": the record} and, if it is deleted, "deleted_at_ms", "purge_after_ms"
 damaged  {"ledger_id", "error"}: a ledger whose record cannot be read
 bookie   {"bookie_id", "state", "incarnation", "limbo_below", "addresses": by protocol, "rack", "draining", "ledgers", "bytes",
           "short_ledgers", "short_bytes"}
          state: writable, readonly, down, or damaged: its cookie or registration cannot be read
-         draining: null, "draining", or "drained": it can be thrown away
+         draining: null, "draining", or "drained": it is not needed any more
          ledgers to short_bytes: from the auditor's last walk; null before the first
 """
 
@@ -49,7 +49,7 @@ R = TypeVar("R", bound=Record)
 async def ledger_page(store: MetadataStore, *, above: int, limit: int, deleted: bool) -> View:
     """Return the first `limit` ledgers with larger ids than `above`.
 
-    `damaged`: those of them whose record cannot be read, apart. `next`: the `above` of the following page, None at the end.
+    `damaged`: those of them with unreadable records, separately. `next`: the `above` of the following page, None at the end.
     """
     ids = await _first((list_deleted_ledgers if deleted else list_ledgers)(store, above=above), limit)
     ledgers: list[View] = []
@@ -66,7 +66,7 @@ async def ledger_page(store: MetadataStore, *, above: int, limit: int, deleted: 
 
 
 async def _read_all(records: Records[int, R], ids: list[int], damaged: list[View]) -> list[R]:
-    """Return the records that are still there; one that cannot be read is noted in `damaged`, and hides no other."""
+    """Return the records that still exist; an unreadable one is noted in `damaged`, and does not hide others."""
 
     async def read(ledger_id: int) -> R | None:
         try:
@@ -80,7 +80,7 @@ async def _read_all(records: Records[int, R], ids: list[int], damaged: list[View
 
 
 async def ledger_view(store: MetadataStore, ledger_id: int) -> View | None:
-    """None: it does not exist, or was deleted for good."""
+    """Return the view of a ledger; None: it does not exist, or was deleted for good."""
     if (living := await ledger_records(store).get(ledger_id)) is not None:
         return _view(living.record)
     deleted = await DeletedLedgers(store).get(ledger_id)
@@ -88,12 +88,12 @@ async def ledger_view(store: MetadataStore, ledger_id: int) -> View | None:
 
 
 def without_password(view: View) -> View:
-    """Return a view for those who may know of a ledger, not write to it: bookies take writes from who has its password."""
+    """Return a view for users that may see a ledger, but not write to it: bookies accept writes from anyone with its password."""
     return {**view, "ledger": {name: value for name, value in view["ledger"].items() if name != "password"}}
 
 
 async def bookie_views(store: MetadataStore) -> list[View]:
-    """Every bookie that is registered or has a cookie, by id."""
+    """Return the views of all bookies that are registered or have a cookie, by id."""
     names = dict.fromkeys(await list_names(store, keys.BOOKIE_COOKIES_KEY), "down")
     for parent_key, state in ((keys.READONLY_BOOKIES_KEY, "readonly"), (keys.AVAILABLE_BOOKIES_KEY, "writable")):
         names |= dict.fromkeys(await list_names(store, parent_key), state)
@@ -103,7 +103,7 @@ async def bookie_views(store: MetadataStore) -> list[View]:
 
 
 async def _bookie_view(store: MetadataStore, name: str, state: str, holdings: Mapping[str, BookieHoldings] | None) -> View:
-    """A damaged record is the bookie's state, and the other bookies are listed all the same."""
+    """Return the view of a bookie. A damaged record is shown as its state, and does not affect other bookies."""
     cookie: Found[BookieCookie] | None = None
     registered: Found[BookieRegistration] | None = None
     try:

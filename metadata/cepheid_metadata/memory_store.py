@@ -1,7 +1,7 @@
-"""The store in memory: deterministic, without threads or tasks. Tests and the simulator run on it.
+"""The store in memory: deterministic, without threads or tasks, for tests and the simulator.
 
 One `MemoryTree` is "the server"; each `MemoryStore` over it is one process's session. The simulator wraps sessions to lose,
-delay and duplicate requests; this module only knows how a session ends (`expire_session`) and begins again.
+delay and duplicate requests; this module only implements how a session ends (`expire_session`) and begins again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cepheid_metadata.watch import Watch, Watches
 
 
 class MemoryTree:
-    """The nodes, and the sessions that look at them."""
+    """The nodes, and the sessions that use them."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, Node] = {ROOT: EMPTY_NODE}
@@ -40,7 +40,7 @@ class MemoryTree:
         return self._last_session_id
 
     def end_session(self, store: MemoryStore, session_id: int) -> None:
-        """Takes the session's ephemeral nodes away, which the other sessions' watches see."""
+        """Delete the session's ephemeral nodes, which fires watches of other sessions."""
         self._sessions.remove(store)
         gone = [key for key, node in self.nodes.items() if node.owner == session_id]
         self.apply([Delete(key) for key in gone], session_id)
@@ -73,12 +73,12 @@ class MemoryTree:
             self.nodes[key] = node
             self._names[key] = {}
             self._names[parent_key][name] = None
-        elif key in self.nodes:  # else it came and went within the batch
+        elif key in self.nodes:  # otherwise it was created and deleted within the batch
             del self.nodes[key], self._names[key], self._names[parent_key][name]
 
 
 class MemoryStore:
-    """One session. Implements `MetadataStore`; everything happens inside the call, nothing ever waits."""
+    """A store with one session. Implements `MetadataStore`; everything happens inside the call, without waiting."""
 
     def __init__(self, tree: MemoryTree) -> None:
         self._tree = tree
@@ -155,7 +155,7 @@ class MemoryStore:
             self._fail_watches(StoreClosedError("the metadata store was closed"))
 
     def expire_session(self) -> None:
-        """The server gave this session up: ephemeral nodes go, watches fail, everything is refused until a new session."""
+        """End the session, as the server would: delete ephemeral nodes, fail watches, refuse everything until a new session."""
         assert not self._closed, f"{self!r} is closed"
         assert self.session_state is not SessionState.LOST, f"{self!r} has no session to expire"
         self._tree.end_session(self, self._session_id)
@@ -163,14 +163,14 @@ class MemoryStore:
         self._events.become(SessionState.LOST)
 
     def renew_session(self) -> None:
-        """A new session on the same tree, as a client gets when it reaches the server again."""
+        """Open a new session on the same tree, as a client does when it reaches the server again."""
         assert not self._closed, f"{self!r} is closed"
         assert self.session_state is SessionState.LOST, f"{self!r} has a session"
         self._session_id = self._tree.open_session(self)
         self._events.become(SessionState.CONNECTED)
 
     def fire(self, batch: TreeBatch) -> None:
-        """For the tree: something changed."""
+        """Fire watches for the tree, as something changed."""
         self._watches.fire(batch.watch_keys)
         self._child_watches.fire(batch.watch_children_keys)
 

@@ -1,4 +1,4 @@
-"""Where an entry is in a topic. Records and everything above them speak of positions."""
+"""The position of an entry in a topic, as used by records and everything above them."""
 
 from __future__ import annotations
 
@@ -20,4 +20,4 @@ class Position(NamedTuple):
 
 EARLIEST = Position(-1, -1)
 LATEST = Position((1 << 63) - 1, (1 << 63) - 1)
-"""Where a subscription may start without naming an entry (Pulsar protocol)."""
+"""Positions at which a subscription may start without naming an entry (Pulsar protocol)."""

@@ -1,10 +1,10 @@
-"""A metadata store by URL, so that a role's one setting says where its metadata lies.
+"""Opens a metadata store by URL, so that one setting of a role says where its metadata is.
 
-    zk://host:port[,host:port…][/root]      ZooKeeper; keys lie below /root; port 2181 where none is named
-    zks://host:port[,host:port…][/root]     the same through TLS; the server's certificate must name the host
-    rocksdb:///absolute/path                this machine alone (rocksdb:relative/path is taken from the current directory)
+    zk://host:port[,host:port…][/root]      ZooKeeper; keys are below /root; default port 2181
+    zks://host:port[,host:port…][/root]     the same over TLS; the server's certificate must name the host
+    rocksdb:///absolute/path                only this machine (rocksdb:relative/path is relative to the current directory)
 
-Credentials are not part of the URL, which ends up in logs and process lists: CEPHEID_METADATA_AUTH=digest:user:password,
+Credentials are not part of the URL, which appears in logs and process lists: CEPHEID_METADATA_AUTH=digest:user:password,
 CEPHEID_METADATA_AUTH_FILE names a file with that text, or `auth`. CEPHEID_METADATA_TLS_CA_FILE names the CA of a ZooKeeper that has
 one of its own (docs/security.md).
 """
@@ -31,13 +31,13 @@ _ADDRESS = re.compile(r"(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::(?P<port
 
 
 class StoreUrlError(MetadataError):
-    """Not the address of a metadata store."""
+    """The text is not the address of a metadata store."""
 
-    hint: ClassVar[str] = "zk://host:port[,host:port…][/root] or rocksdb:///path; credentials go into " + AUTH_VARIABLE
+    hint: ClassVar[str] = "zk://host:port[,host:port…][/root] or rocksdb:///path; set credentials in " + AUTH_VARIABLE
 
 
 class NoSuchStoreError(MetadataError):
-    """There is no metadata store in the directory that a URL names."""
+    """There is no metadata store in the directory of a URL."""
 
     hint: ClassVar[str] = "check the path: a standalone server has its store in DATA_DIR/metadata"
 
@@ -53,9 +53,11 @@ async def open_store(
     tls: ClientTls | None = None,
     must_exist: bool = False,
 ) -> MetadataStore:
-    """`auth`: "digest:user:password", else from the environment. `private`: what is created is for that user alone. `tls`: for
-    zks://, else from the environment, whose files for ZooKeeper alone count more (`ClientTls.of_metadata`). `must_exist`: do not
-    create a RocksDB store where there is none.
+    """Open the store at `url`.
+
+    `auth`: "digest:user:password", else from the environment. `private`: only that user can access what is created. `tls`: for
+    zks://, else from the environment, whose files for ZooKeeper take precedence (`ClientTls.of_metadata`). `must_exist`: do not
+    create a RocksDB store.
 
     Raises StoreUrlError; NoSuchStoreError; StoreOpenError, which names the place; SecurityConfigurationError.
     """
@@ -72,7 +74,7 @@ async def open_store(
         digest = _digest(auth_from_environment() if auth is None else auth, private)
         if scheme == "zks":
             tls = ClientTls.of_metadata() or tls or ClientTls.from_environment()
-            tls.context()  # names a file that cannot be used; kazoo would only try again for ever
+            tls.context()  # names a file that cannot be used; kazoo would only retry for ever
         from cepheid_metadata.zookeeper_store import ZooKeeperStore
 
         return await ZooKeeperStore.open(
@@ -84,11 +86,11 @@ async def open_store(
             session_timeout_s=session_timeout_s,
             open_timeout_s=open_timeout_s,
         )
-    raise StoreUrlError(f"unknown kind of metadata store {scheme!r}")  # not the whole URL: it may hold a secret
+    raise StoreUrlError(f"unknown kind of metadata store {scheme!r}")  # not the whole URL: it may contain a secret
 
 
 def auth_from_environment() -> str:
-    """Return the credentials that the environment gives, "" without any. Raises StoreUrlError."""
+    """Return the credentials from the environment, "" without any. Raises StoreUrlError."""
     if auth := os.environ.get(AUTH_VARIABLE, ""):
         return auth
     path = os.environ.get(AUTH_FILE_VARIABLE, "")
@@ -96,7 +98,7 @@ def auth_from_environment() -> str:
 
 
 def read_auth(path: str) -> str:
-    """Return the credentials in a file. Raises StoreUrlError, without what is in it."""
+    """Return the credentials in a file. Raises StoreUrlError, without the file's content."""
     try:
         return Path(path).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -105,7 +107,7 @@ def read_auth(path: str) -> str:
 
 
 def parse_zookeeper(rest: str) -> tuple[list[str], str]:
-    """Addresses and root of what follows `zk:`. Raises StoreUrlError, which never repeats what may be a secret."""
+    """Return addresses and root from the text after `zk:`. Raises StoreUrlError, which never repeats a possible secret."""
     if not rest.startswith("//"):
         raise StoreUrlError("a ZooKeeper URL begins with zk://")
     if "@" in rest or "?" in rest or "#" in rest:
@@ -147,7 +149,7 @@ def _holds_no_store(directory: Path) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return True
     except OSError:
-        pass  # it cannot be told; opening it names the reason
+        pass  # it is unknown; opening it names the reason
     return False
 
 
@@ -159,5 +161,5 @@ def _digest(auth: str, private: bool) -> Digest | None:
     scheme, _, rest = auth.partition(":")
     user, colon, password = rest.partition(":")
     if scheme != "digest" or not user or not colon or not password:
-        raise StoreUrlError("the credentials for the metadata store do not read digest:user:password")  # without repeating them
+        raise StoreUrlError("the credentials for the metadata store must be digest:user:password")  # without repeating them
     return Digest(user, password, private)

@@ -1,4 +1,4 @@
-"""Opening the metadata store of a cluster: a process that starts before its store waits for it, audibly and with a bound."""
+"""Opens the metadata store of a cluster: a process that starts before its store waits for it, logs that, and has a time limit."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ async def open_patiently(
 ) -> MetadataStore:
     """Return the store at `url`. `auth`, the text in `auth_file`, `private` and `tls`: as in `open_store`.
 
-    A process that has a user or a certificate, and no TLS to ZooKeeper, says so in its log.
+    A process that has a user or a certificate, but no TLS to ZooKeeper, logs that.
 
-    Raises StoreOpenError when it cannot be reached for `wait_s`, StoreUrlError.
+    Raises StoreOpenError if it cannot be reached for `wait_s`, StoreUrlError.
     """
     if auth is None and auth_file is not None:
         auth = read_auth(auth_file)

@@ -1,12 +1,12 @@
 """The only way to change the permissions on a namespace.
 
     namespace record ─┐ read
-    permissions ──────┴──► change ──► one write, if neither has changed meanwhile; else again
+    permissions ──────┴──► change ──► one write, if neither has changed meanwhile; otherwise again
 
 Rules
 1. The write checks the version of the namespace's record. So nothing is granted in a namespace whose deletion has begun, and the
    write that deletes the namespace deletes its permissions with it.
-2. A topic that is deleted takes the permissions on it along, as in Pulsar: whoever creates a topic of that name grants again.
+2. Deleting a topic deletes the permissions on it, as in Pulsar: they must be granted again for a new topic of that name.
 3. A namespace begins without permissions: the write that creates it deletes what an older release left under its name.
 """
 
@@ -23,7 +23,7 @@ from cepheid_metadata.store import Check, MetadataStore, Op
 from cepheid_wire import TopicName
 
 MAX_PERMISSIONS_BYTES = 500_000
-"""Of one record: well below what one request to ZooKeeper may carry. Brokers read it as a whole at each change."""
+"""Limit of one record: well below that of one request to ZooKeeper. Brokers read it as a whole at each change."""
 _TRIES = 10
 
 
@@ -32,7 +32,7 @@ class PermissionsFullError(MetadataError):
 
 
 class PermissionsContendedError(MetadataError):
-    """Others changed the record again and again."""
+    """Other processes changed the record again and again."""
 
     retriable: ClassVar[bool] = True
     hint: ClassVar[str] = "try again"
@@ -41,9 +41,9 @@ class PermissionsContendedError(MetadataError):
 async def change_permissions(
     store: MetadataStore, tenant: str, namespace: str, change: Callable[[NamespacePermissions], NamespacePermissions]
 ) -> NamespacePermissions:
-    """Store what `change` returns for the permissions that there are, and return it. `change` may be called again.
+    """Store what `change` returns for the present permissions, and return it. `change` may be called again.
 
-    Raises NoSuchKeyError (there is no such namespace), PermissionsFullError, PermissionsContendedError, and what `change` raises.
+    Raises NoSuchKeyError (there is no such namespace), PermissionsFullError, PermissionsContendedError, and the errors of `change`.
     """
     noun = (tenant, namespace)
     namespaces, records = namespace_records(store), namespace_permissions(store)
@@ -64,12 +64,12 @@ async def change_permissions(
             await store.multi([Check(namespaces.key_of(noun), owner.version), write])
             return after
         except (BadVersionError, KeyExistsError, NoSuchKeyError):
-            continue  # somebody else changed one of the two records
+            continue  # another process changed one of the two records
     raise PermissionsContendedError(f"the permissions on namespace {tenant}/{namespace} were changed by others {_TRIES} times")
 
 
 async def delete_topic_permissions(store: MetadataStore, topic: TopicName) -> None:
-    """Delete what was granted on this topic itself. Raises as `change_permissions`, but a namespace that is gone is success."""
+    """Delete permissions on this topic itself. Raises as `change_permissions` does, but a missing namespace is not an error."""
     name, namespace = str(topic), topic.namespace
     found = await namespace_permissions(store).get((namespace.tenant, namespace.local_name))
     if found is None or name not in found.record.topics:
@@ -83,7 +83,7 @@ async def delete_topic_permissions(store: MetadataStore, topic: TopicName) -> No
 
 
 async def delete_permissions_ops(store: MetadataStore, tenant: str, namespace: str) -> list[Op]:
-    """Return what belongs into the write that creates or deletes the namespace: nothing, where there are no permissions."""
+    """Return the operations for the write that creates or deletes the namespace; none if there are no permissions."""
     records = namespace_permissions(store)
     found = await store.get(records.key_of((tenant, namespace)))
     return [] if found is None else [records.delete_op((tenant, namespace), found.version)]

@@ -1,7 +1,7 @@
-"""Permissions on one namespace and its topics, and what they say to `decide`.
+"""Permissions on one namespace and its topics, and their form for `decide`.
 
-They are a record of their own. A grant may be made on a topic that does not exist yet, releases that know no permissions go on
-reading the namespace's record, and whoever lists topics finds all grants of the namespace in one place.
+They have a record of their own: a grant may be for a topic that does not exist yet, releases that know no permissions can
+still read the namespace's record, and a listing of topics finds all grants of the namespace in one place.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from cepheid_security.authorization import SubscriptionAuthMode
 
 
 class NamespacePermissions(Record):
-    """Who may use a namespace, beside super-users and the administrators of its tenant. Without a record nobody else may."""
+    """The roles that may use a namespace, besides super-users and the tenant's administrators. Without a record no other may."""
 
     NAME: ClassVar[str] = "namespace permissions"
 
     namespace: dict[str, tuple[Action, ...]] = Field(default_factory=dict, description="Actions by role, on all topics.")
     topics: dict[str, dict[str, tuple[Action, ...]]] = Field(
         default_factory=dict,
-        description="Actions by role, by the full name of the topic. That of a partitioned topic covers its partitions.",
+        description="Actions by role, by the full name of the topic. An entry for a partitioned topic covers its partitions.",
     )
     subscriptions: dict[str, tuple[str, ...]] = Field(
-        default_factory=dict, description="Roles by subscription: no other role may use it. Without roles it is open."
+        default_factory=dict, description="Roles by subscription: no other role may use it. Without roles every role may use it."
     )
     subscription_auth_mode: SubscriptionAuthMode = Field(
         "None", description="Prefix: the name of a subscription must begin with the role that uses it."

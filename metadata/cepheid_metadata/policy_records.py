@@ -1,7 +1,7 @@
-"""Policies as records carry them: a namespace's hold for its topics, a topic's own go before them. None: not set here.
+"""Policies as stored in records: a namespace's apply to its topics, a topic's own take precedence. None: not set here.
 
-Field names and units are ours; the names of the admin API are the broker's business. Names that stand for a choice (`action`,
-`when`, `schema_compatibility`, `subscription_types`) are kept as the API spells them.
+Field names and units are ours; the broker maps the names of the admin API. Names of choices (`action`, `when`,
+`schema_compatibility`, `subscription_types`) are spelt as in the API.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SubscriptionTypeName = Literal["Exclusive", "Shared", "Failover", "Key_Shared"]
 
 
 class RetentionPolicy(RecordPart):
-    """What is kept of data that every subscription has acknowledged: within the time *and* the size. -1: no limit."""
+    """How much data is kept that every subscription has acknowledged: within the time *and* the size. -1: no limit."""
 
     time_limit_min: int = Field(ge=-1)
     size_limit_mb: int = Field(ge=-1)
@@ -47,7 +47,7 @@ class PersistencePolicy(RecordPart):
 
 
 class AutoTopicCreation(RecordPart):
-    """A namespace's own answer to "may a client create a topic by using it?"."""
+    """A namespace's own setting of whether a client creates a topic by using it."""
 
     allowed: bool
     topic_type: Literal["partitioned", "non-partitioned"] = "non-partitioned"
@@ -56,12 +56,12 @@ class AutoTopicCreation(RecordPart):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.allowed and (self.topic_type == "partitioned") != (self.partitions is not None):
-            raise ValueError("partitions are given exactly when created topics are partitioned")
+            raise ValueError("partitions must be set if created topics are partitioned, and only then")
         return self
 
 
 class QuotaPolicy(RecordPart):
-    """What happens when a backlog passes `limit`: bytes, or seconds of age. -1: there is no limit."""
+    """The action when a backlog exceeds `limit`: bytes, or seconds of age. -1: there is no limit."""
 
     limit: int = Field(ge=-1)
     action: Literal["producer_request_hold", "producer_exception", "consumer_backlog_eviction"]
@@ -69,12 +69,12 @@ class QuotaPolicy(RecordPart):
 
 class DelayedDeliveryPolicy(RecordPart):
     active: bool
-    tick_ms: NonNegativeInt = Field(1000, description="How late a delivery may be. Kept for who asks; ours is not later.")
+    tick_ms: NonNegativeInt = Field(1000, description="How late a delivery may be. Stored for clients; ours is not later.")
     max_delay_ms: NonNegativeInt = Field(0, description="0: no limit.")
 
 
 class InactiveTopicsPolicy(RecordPart):
-    """Deletion of topics that nobody uses."""
+    """Deletion of unused topics."""
 
     active: bool
     when: Literal["delete_when_no_subscriptions", "delete_when_subscriptions_caught_up"]
@@ -82,7 +82,7 @@ class InactiveTopicsPolicy(RecordPart):
 
 
 class OffloadPolicy(RecordPart):
-    """When ended ledgers are copied to an object store, and how long the bookies keep them after that.
+    """When closed ledgers are copied to an object store, and how long the bookies keep them after that.
 
     Each field that is None is taken from the level above (topic, namespace, broker). Without a `url` nothing is offloaded.
     """
@@ -91,14 +91,14 @@ class OffloadPolicy(RecordPart):
         None,
         description="Object store and prefix: s3://bucket/prefix?region=eu-west-1, gs://, abfs://, file:///path. No secrets.",
     )
-    after_bytes: int | None = Field(None, ge=-1, description="Bytes of the newest ledgers that are not offloaded. -1: no size.")
-    after_s: int | None = Field(None, ge=-1, description="Age of a ledger's end from which it is offloaded. -1: no age.")
+    after_bytes: int | None = Field(None, ge=-1, description="Bytes of the newest ledgers that are not offloaded. -1: not by size.")
+    after_s: int | None = Field(None, ge=-1, description="Age of a closed ledger from which it is offloaded. -1: not by age.")
     keep_s: NonNegativeInt | None = Field(None, description="Time for which bookies keep a ledger after it was offloaded.")
     read_from: Literal["bookies", "objects"] | None = Field(None, description="Which copy is read while there are both.")
 
 
 class TopicPolicyFields(RecordPart):
-    """What a namespace and a topic can say alike. A number of 0: no limit, off."""
+    """Policies that a namespace and a topic can both set. A number of 0: no limit, off."""
 
     retention: RetentionPolicy | None = None
     persistence: PersistencePolicy | None = None
@@ -123,7 +123,7 @@ class TopicPolicyFields(RecordPart):
 
 
 class OtherQuotaLimits(RecordPart):
-    """The limits that a client sent with a quota of the other type. They are shown as they were written, and never enforced."""
+    """Limits that a client sent with a quota of the other type. They are returned unchanged, and never enforced."""
 
     size_quota_time_s: int | None = Field(None, ge=-1, description="Time limit that was sent with `size_quota`.")
     age_quota_size_bytes: int | None = Field(None, ge=-1, description="Size limit that was sent with `age_quota`.")

@@ -1,10 +1,10 @@
-"""What running processes say of themselves: which storage format they know, and how they are secured.
+"""Reports of running processes about themselves: the storage format that they know, and how they are secured.
 
     broker, bookie ── after its registration ──► report, persistent, with the id of the process
                                                      └── read together with the registration: a report of another process does
-                                                         not count, so an older release, which reports nothing, is noticed
+                                                         not count, so an older release, which does not report, is noticed
 
-`cepheid cluster finish-upgrade` and `cepheid secure enable` go on only when every process that runs has reported what they need.
+`cepheid cluster finish-upgrade` and `cepheid secure enable` continue only if every running process has reported what they need.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from cepheid_metadata.store import MetadataStore
 
 
 class SecurityFacts(RecordPart):
-    """How a process is secured. What does not apply to its kind is False."""
+    """How a process is secured. Fields that do not apply to its kind are False."""
 
     zookeeper_user: bool = False
     """It authenticates in ZooKeeper."""
     zookeeper_private: bool = False
-    """What it creates there is for this user alone."""
+    """Only this user can access what it creates there."""
     tls: bool = False
     """It has ports with TLS."""
     plain: bool = False
     """It has ports without TLS."""
     authentication: bool = False
-    """Clients have to prove who they are."""
+    """Clients must authenticate."""
     anonymous: bool = False
-    """Clients without credentials are served as a role of their own."""
+    """Clients without credentials are served under a role of their own."""
     authorization: bool = False
-    """Permissions are looked at."""
+    """Permissions are checked."""
     enforced: bool = False
     """What is not permitted is denied."""
 
 
 class ProcessReport(GrownRecord):
-    """What one process said when it started."""
+    """The report of one process when it started."""
 
     NAME: ClassVar[str] = "process report"
     FORMAT: ClassVar[int] = 2
@@ -55,16 +55,16 @@ class ProcessReport(GrownRecord):
     storage_format: PositiveInt
     security: SecurityFacts = SecurityFacts()
     zookeeper_tls: bool | None = None
-    """Whether it has TLS to ZooKeeper. None: it has not, or is of an older release, which cannot read reports that have this."""
+    """Whether it uses TLS to ZooKeeper. None: it does not, or is of an older release, which cannot read reports with this field."""
 
 
 def broker_reports(store: MetadataStore) -> Records[str, ProcessReport]:
-    """By broker id."""
+    """Return the reports of brokers by id."""
     return Records(store, keys.broker_report_key, ProcessReport)
 
 
 def bookie_reports(store: MetadataStore) -> Records[str, ProcessReport]:
-    """By bookie id."""
+    """Return the reports of bookies by id."""
     return Records(store, keys.bookie_report_key, ProcessReport)
 
 
@@ -74,7 +74,7 @@ def broker_process(registration: BrokerRegistration) -> str:
 
 
 async def report(records: Records[str, ProcessReport], name: str, own: ProcessReport) -> None:
-    """Put the report of this process in the place of an earlier one's."""
+    """Replace the report of an earlier process by this one's."""
     while True:
         found = await records.get(name)
         try:
@@ -88,13 +88,13 @@ async def report(records: Records[str, ProcessReport], name: str, own: ProcessRe
 
 
 async def report_of(records: Records[str, ProcessReport], name: str, process: str) -> ProcessReport | None:
-    """Return what this process has reported; None: nothing, so it is of an older release, or has just started."""
+    """Return the report of this process; None: there is none, so it is of an older release, or has just started."""
     found = await records.get(name)
     return found.record if found is not None and found.record.process == process else None
 
 
 async def running_brokers(store: MetadataStore) -> dict[str, ProcessReport | None]:
-    """Return the brokers that run, with their reports."""
+    """Return the running brokers, with their reports."""
     found: dict[str, ProcessReport | None] = {}
     for name in await list_names(store, keys.BROKERS_KEY):
         registered = await broker_records(store).get(name)
@@ -104,7 +104,7 @@ async def running_brokers(store: MetadataStore) -> dict[str, ProcessReport | Non
 
 
 async def running_bookies(store: MetadataStore) -> dict[str, ProcessReport | None]:
-    """Return the bookies that run, with their reports."""
+    """Return the running bookies, with their reports."""
     found: dict[str, ProcessReport | None] = {}
     for parent_key, places in (
         (keys.AVAILABLE_BOOKIES_KEY, available_bookies(store)),

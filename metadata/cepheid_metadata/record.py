@@ -1,14 +1,14 @@
-"""What all records share: frozen, validated, versioned JSON.
+"""The base of all records: frozen, validated, versioned JSON.
 
     value = {"format": 1, …fields}         bytes fields are base64
 
 Rules:
-1. Readers refuse a format newer than theirs, by name (NewerFormatError). New code reads old formats, and writes them until
-   an operator moves the cluster on.
+1. Readers refuse a format newer than theirs explicitly (NewerFormatError). New code reads old formats, and writes them until
+   an operator finishes the cluster's upgrade.
 2. Within one format the fields are fixed: an unknown field is damage, not an extension. Adding one means a new format.
-3. Garbage raises CorruptRecordError that names the key; it never reads as "no record".
-4. A record that grew (`GrownRecord`) is written in the oldest format that can say what it says: what older releases can know they
-   can read, and only the operator who sets something new makes a record that they refuse.
+3. Garbage raises CorruptRecordError that names the key; it never counts as "no record".
+4. A record that grew (`GrownRecord`) is written in the oldest format that can hold its values: older releases can read it unless an
+   operator sets something that they do not know.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class RecordPart(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_bytes="base64", val_json_bytes="base64")
 
     def replace(self, **changes: Any) -> Self:
-        """A copy with these fields changed, validated as a whole (`model_copy` would not)."""
+        """Return a copy with these fields changed, validated as a whole (`model_copy` would not)."""
         return type(self).model_validate({**self.__dict__, **changes})  # not dict(self): its generator takes longer than the rest
 
 
@@ -41,19 +41,19 @@ class Record(RecordPart):
     format: PositiveInt = 1
 
     def encode(self) -> bytes:
-        # What model_dump_json calls, without its detour through str: cursor records are written by the thousand a second.
+        # What model_dump_json calls, without the conversion to str: thousands of cursor records are written a second.
         return self.__pydantic_serializer__.to_json(self)
 
     @classmethod
     def decode(cls, value: bytes, key: str) -> Self:
-        """Raises NewerFormatError, CorruptRecordError; both name `key`."""
+        """Return the record. Raises NewerFormatError, CorruptRecordError; both name `key`."""
         try:
             record = cls.model_validate_json(value)
         except ValidationError as error:
             cls._refuse_newer(_format_of(value), key)
             problem = error.errors(include_url=False, include_input=False)[0]
             where = ".".join(map(str, problem["loc"]))
-            message = f"{key} holds no {cls.NAME} record: {where} {problem['msg']} ({len(value)} bytes)"
+            message = f"{key} does not hold a valid {cls.NAME} record: {where} {problem['msg']} ({len(value)} bytes)"
             raise CorruptRecordError(message, key=key, record=cls.NAME) from None
         cls._refuse_newer(record.format, key)
         return record
@@ -69,7 +69,7 @@ class GrownRecord(Record):
     """A record whose later formats have more fields, each None until it is set (rule 4)."""
 
     ADDED: ClassVar[Mapping[str, int]] = {}
-    """The fields that format 1 does not have, with the format that brought them."""
+    """The fields that format 1 does not have, with the format that added them."""
 
     @model_validator(mode="after")
     def _fit_format(self) -> Self:
@@ -80,14 +80,14 @@ class GrownRecord(Record):
         given, values = self.__pydantic_fields_set__, self.__dict__
         if "format" not in given:
             oldest = max([since for name, since in self.ADDED.items() if values[name] is not None], default=1)
-            values["format"] = oldest  # the one write to a frozen model, before anybody has it
+            values["format"] = oldest  # the only write to a frozen model, before any other code has it
         elif len(given) > 1 and (early := [name for name in given if self.ADDED.get(name, 0) > self.format]):
             raise ValueError(f"format {self.format} has no field {min(early)}")
 
     def replace(self, **changes: Any) -> Self:
         fields = {**self.__dict__, **changes}
         if "format" not in changes:
-            del fields["format"]  # found anew: it depends on what is set
+            del fields["format"]  # determined again: it depends on what is set
         return type(self).model_validate(fields)
 
     def encode(self) -> bytes:
@@ -96,7 +96,7 @@ class GrownRecord(Record):
 
 
 def _format_of(value: bytes) -> int:
-    """The format a value claims, 0 when it claims none."""
+    """Return the format in a value, 0 if it has none."""
     try:
         fields = json.loads(value)
     except ValueError:

@@ -1,16 +1,16 @@
-"""The ephemeral record by which one process says that it runs: made, kept, moved, made again; never two for one name.
+"""The ephemeral record by which a process shows that it runs: created, kept, moved, created again; never two for one name.
 
     start / move / session back / record changed ──► look at the wanted place
-        nobody's ──► create            mine ──► take what is mine away from the other places: registered
-        mine of before an update ──► replace in place
-        an earlier process's of mine ──► delete, create
-        somebody else's ──► wait until it vanishes; it stays for `patience_s` ──► RegistrationTakenError
+        no record ──► create           mine ──► remove my records from the other places: registered
+        mine from before an update ──► replace in place
+        one of an earlier process of mine ──► delete, create
+        another process's ──► wait until it vanishes; if it stays for `patience_s` ──► RegistrationTakenError
 
-Rule 1: a record is an earlier process's only where `is_past` proves that this process has ended; else its session may still live.
-Rule 2: the new place is taken before the old one is left, so that a process that moves is never nowhere.
+Rule 1: a record is that of an earlier process only if `is_past` proves that this process has ended; otherwise its session may live.
+Rule 2: the new place is taken before the old one is left, so that a process that moves is always registered.
 Rule 3: an outage of the store changes nothing: what was registered counts as registered until the session is lost.
-Rule 4: bytes that are not a record are nobody's registration. They are replaced, and logged with their key: no process writes such,
-and another one that lives under this name finds ours then, and ends. A record of a newer release is another process's.
+Rule 4: bytes that are not a record do not count as a registration. They are replaced, and logged with their key: no process of ours
+writes them, and another living process with this name finds our record then, and ends. A record of a newer release is another's.
 """
 
 from __future__ import annotations
@@ -46,13 +46,14 @@ _LEAVE_TIMEOUT_S = 2.0
 
 
 class RegistrationTakenError(MetadataError):
-    """Another process that lives has this name."""
+    """Another living process has this name."""
 
     hint: ClassVar[str] = "stop the other process, or give this one a name (`--id`) of its own"
 
 
 class Registration(Generic[R]):
-    """`start` once, `aclose` once. `places[0]` is where it registers first. `on_failed` hears when it had to give up."""
+    """Keeps one process registered. `start` once, `aclose` once. `places[0]` is used first. `on_failed` is called if it gives
+    up."""
 
     def __init__(
         self,
@@ -69,7 +70,7 @@ class Registration(Generic[R]):
         self._name = name
         self._places = places
         self._record = record
-        self._outdated: list[R] = []  # what this process may have registered before an update
+        self._outdated: list[R] = []  # records that this process may have registered before an update
         self._is_past = is_past
         self._patience_s = patience_s
         self._tasks = TaskOwner(f"registration {name}", on_failed)
@@ -86,11 +87,11 @@ class Registration(Generic[R]):
 
     @property
     def key(self) -> str:
-        """Where it is, or wants to be; where it first registers while it wants to be nowhere."""
+        """The key of the wanted place; the first place's if it should not be registered."""
         return self._places[self._wanted or 0].key_of(self._name)
 
     async def start(self, place: int = 0) -> None:
-        """Returns when registered, through any outage of the store. Raises RegistrationTakenError."""
+        """Return once registered, through any outage of the store. Raises RegistrationTakenError."""
         self._wanted = place
         self._unsubscribe = self._store.subscribe(self._on_session)
         while not await self._registered():  # noqa: ASYNC110 - a store that is away tells nobody when it is back
@@ -98,7 +99,7 @@ class Registration(Generic[R]):
         self._tasks.start(self._keep(), name="keep")
 
     def move(self, place: int | None) -> None:
-        """Ask for another place, or to be registered nowhere (None). It is done as soon as the store answers."""
+        """Request another place, or no registration (None). It takes effect as soon as the store answers."""
         if place != self._wanted:
             self._wanted = place
             self._due.set()
@@ -111,7 +112,7 @@ class Registration(Generic[R]):
             self._due.set()
 
     async def aclose(self) -> None:
-        """Leaves, as far as the store answers at once: else the end of the session does it."""
+        """Remove the registration if the store answers at once; otherwise the end of the session does it."""
         if self._unsubscribe is not None:
             self._unsubscribe()
         await self._tasks.aclose()
@@ -146,7 +147,7 @@ class Registration(Generic[R]):
                     self._due.set()
 
     async def _registered(self) -> bool:
-        """Whether the store let us."""
+        """Register; return False if the store is not available."""
         try:
             await self._register()
         except (StoreUnavailableError, SessionLostError) as error:
@@ -198,7 +199,7 @@ class Registration(Generic[R]):
             if found is None:
                 await self._create(place)
             elif found.record == self._record:
-                watch.call_when_settled(self._due.set)  # whoever deletes it: it is made again
+                watch.call_when_settled(self._due.set)  # if it is deleted, it is created again
                 return
             elif found.record in self._outdated:
                 await self._replace(place, found.version)
@@ -208,7 +209,7 @@ class Registration(Generic[R]):
                 await self._wait_for(watch, key, str(found.record), deadline)
 
     async def _wait_for(self, watch: Watch, key: str, found: str, deadline: float) -> None:
-        """Returns when another process's record has changed."""
+        """Return when another process's record has changed."""
         log.warning("registration.waits", extra={"key": key, "found": found, "patience_s": self._patience_s})
         try:
             async with asyncio.timeout_at(deadline):
@@ -218,9 +219,9 @@ class Registration(Generic[R]):
             raise RegistrationTakenError(message, key=key) from None
 
     async def _delete_damaged(self, place: Records[str, R], error: CorruptRecordError) -> None:
-        """Rule 4."""
+        """Delete and log bytes that are not a record (rule 4)."""
         key = place.key_of(self._name)
-        hint = "it is replaced; find out what wrote there, and keep everything but Cepheid from writing in this metadata store"
+        hint = "it is replaced; find out what wrote there, and make sure that only Cepheid writes to this metadata store"
         log.error("registration.damaged", extra={"key": key, "error": error.args[0], "hint": hint})
         assert error.version is not None, f"{key} was read"
         await self._delete(place, error.version)
@@ -239,7 +240,7 @@ class Registration(Generic[R]):
         try:
             await place.create(self._name, self._record, ephemeral=True)
         except KeyExistsError:
-            pass  # whose it is shows the next look
+            pass  # the next look shows whose it is
 
     async def _leave(self, place: Records[str, R]) -> None:
         try:
@@ -264,4 +265,4 @@ class Registration(Generic[R]):
         try:
             await place.delete(self._name, version)
         except (NoSuchKeyError, BadVersionError):
-            pass  # it changed meanwhile: whoever called looks again
+            pass  # it changed meanwhile: the caller looks again

@@ -12,13 +12,13 @@ from cepheid_metadata.record import GrownRecord, Record, RecordPart
 
 
 class ShortReason(enum.StrEnum):
-    """Why a bookie counts as lacking copies that a ledger's record says it has."""
+    """Why a bookie counts as lacking copies that it should have according to a ledger's record."""
 
     LOST = "lost"  # it is not registered, and the grace period is over
     DRAINING = "draining"  # it is being decommissioned
-    EMPTY_DISK = "empty disk"  # it lost its disks, or the end of its journal, and denies nothing of older ledgers
+    EMPTY_DISK = "empty disk"  # it lost its disks, or the end of its journal, and cannot deny entries of older ledgers
     DAMAGED = "damaged"  # a check found copies missing, corrupt or divergent
-    PLACEMENT = "placement"  # the copy is fine, but another rack would be a better place for it
+    PLACEMENT = "placement"  # the copy is valid, but another rack would be a better place for it
 
 
 class EntryRun(RecordPart):
@@ -29,9 +29,9 @@ class EntryRun(RecordPart):
 
 
 class RepairMark(GrownRecord):
-    """A ledger that lacks copies. It is removed when every fragment is whole again, or the ledger is deleted.
+    """A ledger that lacks copies. It is removed when every fragment is complete again, or the ledger is deleted.
 
-    Every change raises its version, so that a worker cannot remove a mark that was renewed while it worked. Format 2 may name
+    Every change raises its version, so that a worker cannot remove a mark that was renewed while it worked. Format 2 may contain
     damaged entries. It is written only in clusters whose storage format is 2: older releases cannot read it.
     """
 
@@ -44,10 +44,10 @@ class RepairMark(GrownRecord):
     copies_left: int = Field(ge=0, description="Fewest copies that one of its entries is believed to have left.")
     short_entries: NonNegativeInt = Field(description="Copies of entries that are missing; of an open ledger as far as known.")
     short_bytes: NonNegativeInt = Field(description="Estimated payload bytes of these copies.")
-    last_copy_entries: NonNegativeInt = Field(0, description="Entries of which one copy is left, or none.")
+    last_copy_entries: NonNegativeInt = Field(0, description="Entries with at most one copy left.")
     since_ms: NonNegativeInt = Field(description="Wall clock time when the first copy was found missing.")
-    problem: str = Field("", description="Why it could not be repaired so far; empty: it was not tried, or is in work.")
-    lost: tuple[EntryRun, ...] = Field((), description="Entries of which the last attempt found no valid copy.")
+    problem: str = Field("", description="Why it could not be repaired so far; empty: it was not tried, or is being repaired.")
+    lost: tuple[EntryRun, ...] = Field((), description="Entries for which the last attempt found no valid copy.")
     former: tuple[str, ...] = Field(
         (), description="Bookies that its record no longer names and that may have the lost entries: they keep their copies."
     )
@@ -62,16 +62,16 @@ class RepairMark(GrownRecord):
         return sum(run.last - run.first + 1 for run in self.lost)
 
     def entries_to_check(self, bookie: str) -> tuple[EntryRun, ...] | None:
-        """Return the entries of which this bookie's copies are checked; None: all of them."""
+        """Return the entries whose copies on this bookie are checked; None: all of them."""
         if self.bookies.get(bookie) is not ShortReason.DAMAGED or self.damaged is None:
             return None
         return self.damaged.get(bookie)
 
 
 class UncheckedLedger(Record):
-    """A closed ledger of which some bookies may lack copies, and nobody knows which: what its writer knew was lost with it.
+    """A closed ledger of which some bookies may lack copies, and it is unknown which: only its writer knew.
 
-    It is created in the write that closes the ledger, and removed when all copies were looked at. It is no mark: until then
+    It is created in the write that closes the ledger, and removed when all copies were checked. It is not a mark: until then
     nothing is known to be missing.
     """
 
@@ -81,7 +81,7 @@ class UncheckedLedger(Record):
 
 
 class ShortFigures(RecordPart):
-    """Figures about ledgers that lack copies. `last_copy_entries`: entries of which a single copy is left."""
+    """Figures about ledgers that lack copies. `last_copy_entries`: entries with a single copy left."""
 
     ledgers: NonNegativeInt = 0
     bytes: NonNegativeInt = 0
@@ -90,7 +90,7 @@ class ShortFigures(RecordPart):
 
 
 class BookieHoldings(RecordPart):
-    """What records of ledgers say that one bookie holds, and how much of it is missing."""
+    """What one bookie holds according to the records of ledgers, and how much of it is missing."""
 
     ledgers: NonNegativeInt = 0
     bytes: NonNegativeInt = 0
@@ -99,7 +99,7 @@ class BookieHoldings(RecordPart):
 
 
 class Audit(Record):
-    """What the last complete walk over all ledgers found. It survives restarts of every process."""
+    """The result of the last complete walk over all ledgers. It survives restarts of every process."""
 
     NAME: ClassVar[str] = "audit"
 
@@ -114,17 +114,17 @@ class Audit(Record):
     bytes_per_s: NonNegativeInt = Field(0, description="Rate at which short bytes decreased lately.")
     refilled: dict[str, str] = Field(
         default_factory=dict,
-        description="Bookies that lost their disk and have everything again, with the name of the disks that have it.",
+        description="Bookies that lost their disk and have all copies again, with the name of their disks.",
     )
     runs: dict[str, str] = Field(
         default_factory=dict,
-        description="Of each bookie, the run after whose start its copies were checked: another run has to be checked as well.",
+        description="For each bookie, the run after whose start its copies were checked. A new run must be checked again.",
     )
-    urgent: tuple[int, ...] = Field((), description="Ledgers with the fewest copies left, at most 1,000: to be repaired first.")
+    urgent: tuple[int, ...] = Field((), description="Ledgers with the fewest copies left, at most 1,000, to be repaired first.")
 
 
 class AuditorRecord(Record):
-    """Ephemeral: which process is the auditor."""
+    """Ephemeral: the process that is the auditor."""
 
     NAME: ClassVar[str] = "auditor"
 
@@ -133,7 +133,7 @@ class AuditorRecord(Record):
 
 
 class RepairLock(Record):
-    """Ephemeral: which worker repairs a ledger."""
+    """Ephemeral: the worker that repairs a ledger."""
 
     NAME: ClassVar[str] = "repair lock"
 
@@ -156,18 +156,18 @@ class DrainingBookie(Record):
 
     bookie_id: str = Field(min_length=1)
     since_ms: NonNegativeInt
-    ledgers_at_start: NonNegativeInt | None = Field(None, description="Ledgers that named it when the first walk ended.")
-    drained_at_ms: NonNegativeInt | None = Field(None, description="When a complete walk found no ledger that names it.")
+    ledgers_at_start: NonNegativeInt | None = Field(None, description="Ledgers with this bookie when the first walk ended.")
+    drained_at_ms: NonNegativeInt | None = Field(None, description="When a complete walk found no ledger with this bookie.")
 
 
 class MissingLedgers(Record):
-    """Ledgers that a bookie holds and metadata lacks, so many that the bookie keeps them until an operator confirms."""
+    """Ledgers that a bookie holds and metadata lacks: so many that the bookie keeps them until an operator confirms."""
 
     NAME: ClassVar[str] = "missing ledgers"
 
     bookie_id: str = Field(min_length=1)
     held: NonNegativeInt = Field(description="Ledgers that the bookie holds.")
-    missing: NonNegativeInt = Field(description="Of these, ledgers that metadata lacks, and does not remember as deleted.")
+    missing: NonNegativeInt = Field(description="Those of them that metadata lacks, and does not remember as deleted.")
     first: NonNegativeInt = Field(description="Smallest id of the missing ledgers.")
     last: NonNegativeInt = Field(description="Largest id of the missing ledgers.")
     since_ms: NonNegativeInt = Field(description="Wall clock time when the bookie first missed them.")
@@ -179,7 +179,7 @@ class MissingLedgers(Record):
 
 
 class RepairRequest(Record):
-    """An operator wants this bookie's ledgers repaired without waiting for the grace period."""
+    """An operator's request to repair this bookie's ledgers without waiting for the grace period."""
 
     NAME: ClassVar[str] = "repair request"
 

@@ -1,4 +1,4 @@
-"""Automatic repair for people and tools: what is short, and what operators can ask for. All of it is metadata.
+"""Automatic repair for operators and tools: which ledgers lack copies, and what operators can request. All of it is metadata.
 
 status   {"off": the switch or null, "auditor": name or null, "audit": the audit record or null, "draining": [records],
           "draining_unreadable": [names of bookies whose draining records this release cannot read],
@@ -52,9 +52,9 @@ _MOST_RUNS = 100
 
 
 class UnknownBookieError(CepheidError):
-    """Metadata knows no bookie of that name."""
+    """Metadata has no bookie of that name."""
 
-    hint: ClassVar[str] = "cepheid bookies list shows the bookies that there are"
+    hint: ClassVar[str] = "cepheid bookies list shows the known bookies"
 
 
 class UnknownLedgerError(CepheidError):
@@ -62,11 +62,11 @@ class UnknownLedgerError(CepheidError):
 
 
 class RepairRefusedError(CepheidError):
-    """What was asked for would cost copies, or makes no sense for this bookie."""
+    """The request would cost copies, or makes no sense for this bookie."""
 
 
 async def repair_status(store: MetadataStore) -> View:
-    """Return whether repair is on, who the auditor is, and what it found."""
+    """Return whether repair is on, which process is the auditor, and what it found."""
     switch, auditor, audit = await asyncio.gather(
         repair_switch(store).get(None), auditor_record(store).get(None), audit_record(store).get(None)
     )
@@ -97,7 +97,7 @@ async def short_page(store: MetadataStore, *, above: int, limit: int) -> View:
 
 
 async def switch_off(store: MetadataStore, now_ms: int, reason: str) -> None:
-    """Stop repair in the whole cluster. What is being copied is finished. Safe to repeat."""
+    """Stop repair in the whole cluster. Copies in progress are finished. Safe to repeat."""
     try:
         await repair_switch(store).create(None, RepairSwitch(off_since_ms=now_ms, reason=reason))
     except KeyExistsError:
@@ -116,7 +116,7 @@ async def switch_on(store: MetadataStore) -> None:
 
 @dataclass(frozen=True, slots=True)
 class StrictRacks:
-    """What new ledgers need where placement is strict. `suffice`: whether bookies in these racks, one item each, are enough."""
+    """What new ledgers need under strict placement. `suffice`: whether bookies in these racks, one item each, are enough."""
 
     write_quorum: int
     suffice: Callable[[Sequence[str]], bool]
@@ -125,10 +125,11 @@ class StrictRacks:
 async def decommission(
     store: MetadataStore, bookie: str, now_ms: int, ensemble_size: int, strict_racks: StrictRacks | None = None
 ) -> View:
-    """Begin to move all copies away from a bookie, or return how far that is; also after it has ended. `ensemble_size`: of new
-    ledgers. `strict_racks`: None where two copies of an entry may share a rack.
+    """Start to move all copies away from a bookie, or return the progress; also after it has ended.
 
-    Raises UnknownBookieError, and RepairRefusedError when too few bookies, or racks, would be left for an ensemble.
+    `ensemble_size`: of new ledgers. `strict_racks`: None if two copies of an entry may share a rack.
+
+    Raises UnknownBookieError, and RepairRefusedError if too few bookies, or racks, would be left for an ensemble.
     """
     records = draining_bookies(store)
     draining = set(await list_names(store, keys.DRAINING_BOOKIES_KEY))
@@ -148,7 +149,7 @@ async def decommission(
         try:
             await records.create(bookie, DrainingBookie(bookie_id=bookie, since_ms=now_ms))
         except KeyExistsError:
-            pass  # another operator was quicker
+            pass  # another operator was faster
         else:
             others = set(await list_names(store, keys.DRAINING_BOOKIES_KEY))
             if others - draining != {bookie}:  # another bookie was decommissioned meanwhile
@@ -192,7 +193,7 @@ async def cancel_decommission(store: MetadataStore, bookie: str) -> None:
 async def decommission_status(store: MetadataStore, bookie: str) -> View:
     """Return {"state": draining, drained or gone, "ledgers_at_start", "ledgers_left", "bytes_left", "running", "problem"}.
 
-    `gone`: it was decommissioned and has ended, so metadata does not know it any more. Raises UnknownBookieError when it is known
+    `gone`: it was decommissioned and has ended, so metadata does not know it any more. Raises UnknownBookieError if it is known
     and is not being decommissioned.
     """
     known, running = await _bookies(store)
@@ -231,7 +232,7 @@ async def decommission_status(store: MetadataStore, bookie: str) -> View:
 
 
 async def _obstacle(store: MetadataStore) -> str:
-    """Return what holds up all repair, or keeps a bookie from being called empty; nothing if all is well."""
+    """Return what stops all repair, or keeps a bookie from counting as empty; nothing if there is no problem."""
     switch, auditor, audit = await asyncio.gather(
         repair_switch(store).get(None), auditor_record(store).get(None), audit_record(store).get(None)
     )
@@ -245,15 +246,15 @@ async def _obstacle(store: MetadataStore) -> str:
 
 
 async def request_recovery(store: MetadataStore, bookie: str, now_ms: int) -> None:
-    """Have the ledgers of a bookie that is down repaired now, without its grace period.
+    """Request the repair of the ledgers of a bookie that is down now, without its grace period.
 
-    Raises UnknownBookieError, and RepairRefusedError when it runs.
+    Raises UnknownBookieError, and RepairRefusedError if it runs.
     """
     known, running = await _bookies(store)
     if bookie not in known:
         raise UnknownBookieError(f"there is no bookie {bookie}; known are {', '.join(sorted(known)) or 'none'}", bookie=bookie)
     if bookie in running:
-        message = f"bookie {bookie} is running, so nothing of it has to be recovered; to empty it: cepheid bookies decommission"
+        message = f"bookie {bookie} is running, so nothing needs to be recovered; to empty it: cepheid bookies decommission"
         raise RepairRefusedError(message, bookie=bookie)
     try:
         await repair_requests(store).create(bookie, RepairRequest(bookie_id=bookie, since_ms=now_ms))
@@ -270,7 +271,7 @@ async def missing_views(store: MetadataStore) -> list[View]:
 async def report_missing(store: MetadataStore, bookie: str, held: int, missing: Collection[int], now_ms: int) -> bool:
     """Record that metadata lacks these ledgers of a bookie. Return whether an operator confirmed that they are deleted.
 
-    A confirmation is void when other ledgers are missing by now, or more.
+    A confirmation is void if other ledgers are missing now, or more.
     """
     records = missing_ledgers(store)
     found = await records.get(bookie)
@@ -286,15 +287,15 @@ async def report_missing(store: MetadataStore, bookie: str, held: int, missing: 
         elif found.record != record:
             await records.replace(bookie, record, found.version)
     except (BadVersionError, KeyExistsError, NoSuchKeyError):
-        pass  # an operator confirmed it this moment: the next pass sees that
+        pass  # an operator confirmed it at this moment: the next pass sees that
     return False
 
 
 async def withdraw_missing(store: MetadataStore, bookie: str) -> None:
-    """Remove the record of a bookie that misses no ledgers any more. Safe to repeat."""
+    """Remove the record of a bookie that does not miss ledgers any more. Safe to repeat."""
     records = missing_ledgers(store)
     try:
-        if await records.exists(bookie):  # mostly there is none, and a look costs less than a write
+        if await records.exists(bookie):  # usually there is none, and a look costs less than a write
             await records.delete(bookie, None)
     except NoSuchKeyError:
         pass
@@ -308,9 +309,9 @@ async def confirm_missing(store: MetadataStore, bookie: str, missing: int) -> No
     records = missing_ledgers(store)
     found = await records.get(bookie)
     if found is None:
-        raise RepairRefusedError(f"bookie {bookie} misses no ledgers in metadata: nothing is to be confirmed", bookie=bookie)
+        raise RepairRefusedError(f"bookie {bookie} misses no ledgers in metadata: there is nothing to confirm", bookie=bookie)
     if found.record.missing != missing:
-        message = f"bookie {bookie} misses {found.record.missing:,} ledgers by now, not {missing:,}: look again, then confirm"
+        message = f"bookie {bookie} misses {found.record.missing:,} ledgers now, not {missing:,}: look again, then confirm"
         raise RepairRefusedError(message, bookie=bookie)
     try:
         await records.replace(bookie, found.record.replace(confirmed=True), found.version)
@@ -321,9 +322,9 @@ async def confirm_missing(store: MetadataStore, bookie: str, missing: int) -> No
 async def mark_damaged(
     store: MetadataStore, ledger_id: int, bookies: Sequence[str], now_ms: int, *, entries: Sequence[tuple[int, int]] = ()
 ) -> None:
-    """Have a worker check these bookies' copies of a ledger. Raises UnknownLedgerError, RepairRefusedError.
+    """Request a check of these bookies' copies of a ledger. Raises UnknownLedgerError, RepairRefusedError.
 
-    `entries`: first and last of the runs of entries that are known to be bad, which alone are checked; none: all are.
+    `entries`: first and last of the runs of entries that are known to be bad, so that only they are checked; none: all are.
     """
     found = await ledger_records(store).get(ledger_id)
     if found is None:
@@ -361,7 +362,7 @@ async def mark_damaged(
 
 
 def _bytes_of(ledger: LedgerMetadata, entries: int) -> int:
-    """Return the estimated payload bytes of so many entries; 0 while the ledger's length is not known."""
+    """Return the estimated payload bytes of this many entries; 0 while the ledger's length is not known."""
     if not ledger.length_bytes or ledger.last_entry_id is None:
         return 0
     return ledger.length_bytes * entries // (ledger.last_entry_id + 1)
@@ -370,7 +371,7 @@ def _bytes_of(ledger: LedgerMetadata, entries: int) -> int:
 def damaged_entries(
     mark: RepairMark | None, bookies: Iterable[str], entries: Sequence[tuple[int, int]]
 ) -> dict[str, tuple[EntryRun, ...]] | None:
-    """Return `damaged` of a mark after these entries, or all if there are none, were found damaged on these bookies."""
+    """Return `damaged` of a mark after these entries (all, if there are none) were found damaged on these bookies."""
     known = {} if mark is None or mark.damaged is None else dict(mark.damaged)
     for bookie in bookies:
         is_all = mark is not None and mark.bookies.get(bookie) is ShortReason.DAMAGED and bookie not in known
@@ -381,7 +382,7 @@ def damaged_entries(
 
 
 def merged_runs(runs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return runs of ids, both ends inclusive, in order and with those joined that overlap or adjoin."""
+    """Return runs of ids, both ends inclusive, in order; runs that overlap or adjoin are joined."""
     merged: list[tuple[int, int]] = []
     for first, last in sorted(runs):
         if merged and first <= merged[-1][1] + 1:
@@ -392,10 +393,10 @@ def merged_runs(runs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def merged_reasons(known: Mapping[str, ShortReason], found: Mapping[str, ShortReason]) -> dict[str, ShortReason]:
-    """Return the reasons of a mark in which `known` stood, after `found`.
+    """Return the reasons of a mark that had `known`, after `found`.
 
-    Damage stays until the copies were checked or have moved: nobody looks at the copies of a lost or draining bookie that returns.
-    An empty disk outweighs it, because all copies are checked then; the auditor finds that again from the cookie. A bad place
+    Damage stays until the copies were checked or have moved: the copies of a lost or draining bookie that returns are not checked.
+    An empty disk outweighs it, because all copies are checked then; the auditor finds that again from the cookie. A bad placement
     outweighs nothing.
     """
     return {**found, **{name: why for name, why in known.items() if name not in found or _outweighs(why, found[name])}}

@@ -1,7 +1,7 @@
-"""Typed access to records: one repository per noun, thin over the store.
+"""Typed access to records: one repository per kind of record, thin over the store.
 
 found = await chains.get(topic)                               # None, or (record, version)
-version = await chains.replace(topic, record, found.version)   # BadVersionError: somebody else changed it
+version = await chains.replace(topic, record, found.version)   # BadVersionError: another process changed it
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Found(NamedTuple, Generic[R]):
 
 
 class Records(Generic[N, R]):
-    """Records of one type, each found by its noun `N` (a ledger id, a topic, a pair of names …); `store` for what one write shares
-    with others."""
+    """Records of one type, each found by its noun `N` (a ledger id, a topic, a pair of names …). `store` is for writes that include
+    other records."""
 
     def __init__(self, store: MetadataStore, key_of: Callable[[N], str], record_type: type[R]) -> None:
         self.store = store
@@ -64,7 +64,7 @@ class Records(Generic[N, R]):
         self.key_of = key_of
 
     async def get(self, noun: N) -> Found[R] | None:
-        """None: there is none (certain). Raises NewerFormatError, CorruptRecordError."""
+        """Return the record; None: there certainly is none. Raises NewerFormatError, CorruptRecordError."""
         key = self.key_of(noun)
         found = await self.store.get(key)
         if found is None:
@@ -79,20 +79,20 @@ class Records(Generic[N, R]):
         return await self.store.exists(self.key_of(noun))
 
     async def create(self, noun: N, record: R, *, ephemeral: bool = False) -> int:
-        """The version, 0. Raises KeyExistsError."""
+        """Create the record; return its version, 0. Raises KeyExistsError."""
         await self.store.create(self.key_of(noun), record.encode(), ephemeral=ephemeral)
         return 0
 
     async def replace(self, noun: N, record: R, expected_version: int) -> int:
-        """The new version. Raises BadVersionError, NoSuchKeyError."""
+        """Replace the record; return the new version. Raises BadVersionError, NoSuchKeyError."""
         return await self.store.put(self.key_of(noun), record.encode(), expected_version)
 
     async def delete(self, noun: N, expected_version: int | None) -> None:
-        """Raises BadVersionError, NoSuchKeyError."""
+        """Delete the record. Raises BadVersionError, NoSuchKeyError."""
         await self.store.delete(self.key_of(noun), expected_version)
 
     def create_op(self, noun: N, record: R, *, ephemeral: bool = False) -> Create:
-        """For `multi`; so are the other two."""
+        """Return the operation for `multi`, like the other two methods."""
         return Create(self.key_of(noun), record.encode(), ephemeral=ephemeral)
 
     def replace_op(self, noun: N, record: R, expected_version: int) -> Put:
@@ -103,17 +103,17 @@ class Records(Generic[N, R]):
 
 
 def ledger_records(store: MetadataStore) -> Records[int, LedgerMetadata]:
-    """By ledger id."""
+    """Return the records of ledgers by id."""
     return Records(store, keys.ledger_key, LedgerMetadata)
 
 
 def deleted_ledger_records(store: MetadataStore) -> Records[int, DeletedLedger]:
-    """By ledger id."""
+    """Return the records of deleted ledgers by id."""
     return Records(store, keys.deleted_ledger_key, DeletedLedger)
 
 
 def purged_ledger_records(store: MetadataStore) -> Records[int, PurgedLedgers]:
-    """By page (`deleted_ledgers.py`)."""
+    """Return the pages of ledgers deleted for good, by number (`deleted_ledgers.py`)."""
     return Records(store, keys.purged_ledgers_key, PurgedLedgers)
 
 
@@ -126,12 +126,12 @@ def chain_records(store: MetadataStore) -> Records[TopicName, Chain]:
 
 
 def cursor_records(store: MetadataStore) -> Records[tuple[TopicName, str], CursorRecord]:
-    """By (topic, subscription)."""
+    """Return the records of cursors by (topic, subscription)."""
     return Records(store, lambda noun: keys.cursor_key(*noun), CursorRecord)
 
 
 def schema_histories(store: MetadataStore) -> Records[TopicName, SchemaHistory]:
-    """By topic, or any of its partitions."""
+    """Return schema histories by topic, or by any of its partitions."""
     return Records(store, keys.schemas_key, SchemaHistory)
 
 
@@ -140,12 +140,12 @@ def tenant_records(store: MetadataStore) -> Records[str, TenantRecord]:
 
 
 def namespace_records(store: MetadataStore) -> Records[tuple[str, str], NamespaceRecord]:
-    """By (tenant, namespace)."""
+    """Return the records of namespaces by (tenant, namespace)."""
     return Records(store, lambda noun: keys.namespace_key(*noun), NamespaceRecord)
 
 
 def namespace_permissions(store: MetadataStore) -> Records[tuple[str, str], NamespacePermissions]:
-    """By (tenant, namespace). Changed by `change_permissions` alone."""
+    """Return permissions by (tenant, namespace). Changed only by `change_permissions`."""
     return Records(store, lambda noun: keys.permissions_key(*noun), NamespacePermissions)
 
 
@@ -154,7 +154,7 @@ def cluster_records(store: MetadataStore) -> Records[str, ClusterRecord]:
 
 
 def cluster_identity(store: MetadataStore) -> Records[None, ClusterIdentity]:
-    """There is one: its noun is None."""
+    """Return the cluster's identity: one record, with the noun None."""
     return Records(store, lambda _: keys.CLUSTER_KEY, ClusterIdentity)
 
 
@@ -167,115 +167,115 @@ def bookie_lives(store: MetadataStore) -> Records[str, BookieLife]:
 
 
 def decommissioned_bookies(store: MetadataStore) -> Records[str, DecommissionedBookie]:
-    """By bookie id."""
+    """Return the records of decommissioned bookies by id."""
     return Records(store, keys.decommissioned_bookie_key, DecommissionedBookie)
 
 
 def available_bookies(store: MetadataStore) -> Records[str, BookieRegistration]:
-    """Ephemeral."""
+    """Return the registrations of writable bookies by id. Ephemeral."""
     return Records(store, keys.available_bookie_key, BookieRegistration)
 
 
 def readonly_bookies(store: MetadataStore) -> Records[str, BookieRegistration]:
-    """Ephemeral."""
+    """Return the registrations of read-only bookies by id. Ephemeral."""
     return Records(store, keys.readonly_bookie_key, BookieRegistration)
 
 
 def broker_records(store: MetadataStore) -> Records[str, BrokerRegistration]:
-    """Ephemeral."""
+    """Return the registrations of brokers by id. Ephemeral."""
     return Records(store, keys.broker_key, BrokerRegistration)
 
 
 def bundle_owners(store: MetadataStore) -> Records[tuple[str, str, str], BundleOwner]:
-    """By (tenant, namespace, range). Ephemeral."""
+    """Return the owners of bundles by (tenant, namespace, range). Ephemeral."""
     return Records(store, lambda noun: keys.bundle_key(*noun), BundleOwner)
 
 
 def bundle_histories(store: MetadataStore) -> Records[tuple[str, str, str], BundleHistory]:
-    """By (tenant, namespace, range)."""
+    """Return the histories of bundles by (tenant, namespace, range)."""
     return Records(store, lambda noun: keys.bundle_history_key(*noun), BundleHistory)
 
 
 def topic_changes(store: MetadataStore) -> Records[tuple[str, str], TopicChanges]:
-    """By (tenant, namespace)."""
+    """Return the marks of changed topics by (tenant, namespace)."""
     return Records(store, lambda noun: keys.topic_changes_key(*noun), TopicChanges)
 
 
 def leader_record(store: MetadataStore) -> Records[None, LeaderRecord]:
-    """Ephemeral. There is one: its noun is None."""
+    """Return the record of the leader: one record, with the noun None. Ephemeral."""
     return Records(store, lambda _: keys.LEADER_KEY, LeaderRecord)
 
 
 def isolation_policies(store: MetadataStore) -> Records[None, IsolationPolicies]:
-    """There is one, once a policy was set: its noun is None."""
+    """Return the isolation policies: one record, with the noun None, once a policy was set."""
     return Records(store, lambda _: keys.ISOLATION_POLICIES_KEY, IsolationPolicies)
 
 
 def dynamic_settings(store: MetadataStore) -> Records[None, DynamicSettings]:
-    """There is one, once a setting was changed: its noun is None."""
+    """Return the dynamic settings: one record, with the noun None, once a setting was changed."""
     return Records(store, lambda _: keys.DYNAMIC_SETTINGS_KEY, DynamicSettings)
 
 
 def repair_marks(store: MetadataStore) -> Records[int, RepairMark]:
-    """By ledger id."""
+    """Return the marks of ledgers by id."""
     return Records(store, keys.repair_mark_key, RepairMark)
 
 
 def unchecked_ledgers(store: MetadataStore) -> Records[int, UncheckedLedger]:
-    """By ledger id."""
+    """Return the records of unchecked ledgers by id."""
     return Records(store, keys.unchecked_ledger_key, UncheckedLedger)
 
 
 def repair_locks(store: MetadataStore) -> Records[int, RepairLock]:
-    """By ledger id. Ephemeral."""
+    """Return the locks of ledgers in repair, by id. Ephemeral."""
     return Records(store, keys.repair_lock_key, RepairLock)
 
 
 def check_locks(store: MetadataStore) -> Records[int, RepairLock]:
-    """By ledger id. Ephemeral: which process checks the copies of a ledger."""
+    """Return the locks of ledgers whose copies a process checks, by id. Ephemeral."""
     return Records(store, keys.check_lock_key, RepairLock)
 
 
 def auditor_record(store: MetadataStore) -> Records[None, AuditorRecord]:
-    """Ephemeral. There is one: its noun is None."""
+    """Return the record of the auditor: one record, with the noun None. Ephemeral."""
     return Records(store, lambda _: keys.AUDITOR_KEY, AuditorRecord)
 
 
 def audit_record(store: MetadataStore) -> Records[None, Audit]:
-    """There is one: its noun is None."""
+    """Return the audit: one record, with the noun None."""
     return Records(store, lambda _: keys.AUDIT_KEY, Audit)
 
 
 def repair_switch(store: MetadataStore) -> Records[None, RepairSwitch]:
-    """There is one, while repair is off: its noun is None."""
+    """Return the switch of automatic repair: one record, with the noun None, while repair is off."""
     return Records(store, lambda _: keys.REPAIR_OFF_KEY, RepairSwitch)
 
 
 def draining_bookies(store: MetadataStore) -> Records[str, DrainingBookie]:
-    """By bookie id."""
+    """Return the records of draining bookies by id."""
     return Records(store, keys.draining_bookie_key, DrainingBookie)
 
 
 def repair_requests(store: MetadataStore) -> Records[str, RepairRequest]:
-    """By bookie id."""
+    """Return the requests for repair by bookie id."""
     return Records(store, keys.repair_request_key, RepairRequest)
 
 
 def missing_ledgers(store: MetadataStore) -> Records[str, MissingLedgers]:
-    """By bookie id."""
+    """Return the records of missing ledgers by bookie id."""
     return Records(store, keys.missing_ledgers_key, MissingLedgers)
 
 
 def restored_record(store: MetadataStore) -> Records[None, RestoredMetadata]:
-    """There is one between a restore and its confirmation: its noun is None."""
+    """Return the record of a restore: one record, with the noun None, until the restore is confirmed."""
     return Records(store, lambda _: keys.RESTORED_KEY, RestoredMetadata)
 
 
 def bookie_reports(store: MetadataStore) -> Records[str, BookieReport]:
-    """By bookie id."""
+    """Return the reports after a restore by bookie id."""
     return Records(store, keys.restored_bookie_key, BookieReport)
 
 
 def revocation_list(store: MetadataStore) -> Records[None, RevocationList]:
-    """There is one, once a token was revoked: its noun is None."""
+    """Return the revocation list: one record, with the noun None, once a token was revoked."""
     return Records(store, lambda _: keys.REVOCATIONS_KEY, RevocationList)

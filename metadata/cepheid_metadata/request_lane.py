@@ -1,11 +1,11 @@
-"""The requests of one ZooKeeper session, in order: which are on their way, which wait for the connection, which waited too long.
+"""The requests of one ZooKeeper session, in order: those in flight, and those that wait for the connection, up to a time limit.
 
-    ask ─► waiting ──(connected, fewer than WINDOW on their way)──► kazoo ──► answer
-             │  SUSPENDED: they wait up to `patience_s` after the connection went, then fail: nothing was sent
+    ask ─► waiting ──(connected, fewer than WINDOW in flight)──► kazoo ──► answer
+             │  SUSPENDED: they wait up to `patience_s` after the connection was lost, then fail: nothing was sent
              └── LOST, closed: fail at once: nothing was sent
 
-What was given to kazoo may have reached the server: when its answer is lost or late, the outcome of a write is unknown. Nothing is
-ever sent twice. A late answer of a caller that is gone is dropped; its place in the window is free only then.
+A request given to kazoo may have reached the server: if its answer is lost or late, the outcome of a write is unknown. Nothing is
+ever sent twice. A late answer for a caller that has gone is dropped; its place in the window is free only then.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kazoo.exceptions import (
 
 from cepheid_metadata.errors import MetadataError, SessionLostError, StoreUnavailableError
 
-# kazoo wakes its thread by a byte in a socket pair, which holds about 270: with more on their way the loop would block.
+# kazoo wakes its thread by a byte in a socket pair, which holds about 270: with more in flight the loop would block.
 WINDOW = 128
 MAX_WAITING = 100_000
 LOST_ANSWERS = (ConnectionLoss, OperationTimeoutError, RequestTimeoutError, SessionMovedError)
@@ -37,7 +37,7 @@ Send = Callable[[Any], Any]
 
 @dataclass(slots=True, eq=False)
 class Request:
-    send: Send  # called with kazoo's client; gives kazoo's result
+    send: Send  # called with kazoo's client; returns kazoo's result
     what: str
     is_write: bool
     deadline: float
@@ -48,11 +48,11 @@ class Request:
 
 
 class RequestLane:
-    """`client` is kazoo's, replaced by its owner. Errors of the connection are ours, others (no node, …) kazoo's own."""
+    """Orders the requests. Its owner replaces `client`. Errors of the connection are ours, others (no node, …) kazoo's own."""
 
     def __init__(self, where: str, request_timeout_s: float, patience_s: float) -> None:
         self.client: Any = None
-        self.last_problem: Callable[[], str] = lambda: ""  # of the connection, as the end of a sentence
+        self.last_problem: Callable[[], str] = lambda: ""  # the connection's last problem, as the end of a sentence
         self._where = where
         self._timeout_s = request_timeout_s
         self._patience_s = patience_s
@@ -60,7 +60,7 @@ class RequestLane:
         self._by_age: deque[Request] = deque()
         self._on_their_way = 0
         self._connected = False
-        self._refusal: MetadataError | None = None  # why nothing is taken in
+        self._refusal: MetadataError | None = None  # why requests are refused
         self._patience: asyncio.TimerHandle | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self.requests = self.timeouts = 0
@@ -76,8 +76,10 @@ class RequestLane:
     async def ask(
         self, send: Send, what: str, *, is_write: bool = False, on_success: Callable[[], None] | None = None, at_once: bool = False
     ) -> Any:
-        """The answer. `on_success` is called as soon as it is there, before whatever the server said next. `at_once`: also while
-        others are refused, for who makes a new session ready."""
+        """Send a request and return the answer. `on_success` is called as soon as it arrives, before whatever the server sent next.
+
+        `at_once`: also while others are refused, for preparing a new session.
+        """
         if self._refusal is not None and not at_once:
             raise _anew(self._refusal)
         if len(self._waiting) >= MAX_WAITING:
@@ -98,7 +100,7 @@ class RequestLane:
         return await answer
 
     def tell(self, send: Send, what: str) -> None:
-        """A request whose answer nobody needs; not sent at all when there is no connection."""
+        """Send a request without waiting for the answer; it is not sent if there is no connection."""
         if self._connected:
             loop = asyncio.get_running_loop()
             answer: asyncio.Future[Any] = loop.create_future()
@@ -106,7 +108,7 @@ class RequestLane:
             self._send(Request(send, what, False, loop.time(), answer, None))
 
     def pump(self) -> None:
-        """Sends what may be sent. Called after each group of answers."""
+        """Send what may be sent. Called after each group of answers."""
         while self._connected and self._waiting and self._on_their_way < WINDOW:
             request = self._waiting.popleft()
             if not request.answer.done():
@@ -115,20 +117,20 @@ class RequestLane:
             self._by_age.popleft()
 
     def connect(self, first: Send) -> None:
-        """The session is there: what waited is sent, behind `first`."""
+        """Send `first` and then all waiting requests: the session is connected."""
         self._stop_patience()
         self._connected, self._refusal = True, None
         self.tell(first, "the first request of a connection")
         self.pump()
 
     def suspend(self) -> None:
-        """The connection is gone. Requests wait for it, but not for long."""
+        """Make requests wait for the lost connection, for a limited time."""
         self._connected = False
         if self._patience is None and self._refusal is None:
             self._patience = asyncio.get_running_loop().call_later(self._patience_s, self._lose_patience)
 
     def refuse(self, error: MetadataError) -> None:
-        """What waits fails with `error`, and so does whoever asks, until `connect`."""
+        """Fail waiting and new requests with `error`, until `connect`."""
         self._stop_patience()
         self._connected, self._refusal = False, error
         waiting, self._waiting = self._waiting, deque()
@@ -137,7 +139,7 @@ class RequestLane:
                 request.answer.set_exception(_anew(error))
 
     def fail_all(self, error: MetadataError) -> None:
-        """For the end: also what is on its way fails."""
+        """Fail all requests, including those in flight, at the end."""
         self.refuse(error)
         for request in self._by_age:
             if not request.answer.done():
@@ -155,12 +157,12 @@ class RequestLane:
 
     def _on_answer(self, request: Request, result: Any) -> None:
         if request.is_finished:
-            return  # kazoo tells twice of a request that comes while it closes
+            return  # kazoo reports a request twice that arrives while it closes
         request.is_finished = True
         self._on_their_way -= 1
         error = result.exception
         if isinstance(error, ConnectionLoss):
-            self._connected = False  # the event that says so comes next; a request sent before it would sit in kazoo
+            self._connected = False  # the event for that follows; a request sent before it would stay in kazoo
         elif error is None and request.on_success is not None:
             request.on_success()
         if request.answer.done():
@@ -209,5 +211,5 @@ class RequestLane:
 
 
 def _anew(error: MetadataError) -> MetadataError:
-    """Each caller gets an exception of its own, with its own traceback."""
+    """Return a copy, so that each caller gets its own exception with its own traceback."""
     return type(error)(error.args[0], **error.facts)

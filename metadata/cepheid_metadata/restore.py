@@ -1,18 +1,18 @@
-"""Brings a backup of metadata back, into an empty store.
+"""Restores a backup of metadata into an empty store.
 
     nothing runs, store empty? ► /restored ► all records in the order of the backup ► id counter ► /cluster: processes may start
 
 Rules:
-1. No broker or bookie starts on a store without `/cluster`, so no process uses metadata that is half restored. A restore that
-   was cut off is continued with the same backup: each record is written in one step, or is not there.
+1. No broker or bookie starts on a store without `/cluster`, so no process uses metadata that is half restored. An interrupted
+   restore is continued with the same backup: each record is written in one step, or does not exist.
 2. `/restored` is written first. It stays until an operator confirms (`restored_metadata.py`).
-3. A process from before the restore holds versions of records, and could overwrite a restored record that has such a version by
-   chance. Brokers drop what they know when their session ends, and a restore needs a store without registrations. Besides:
+3. A process from before the restore has versions of records, and could overwrite a restored record that happens to have such a
+   version. Brokers drop their state when their session ends, and a restore needs a store without registrations. In addition:
    - The mark of each chain gets a version that it never had. Every write to a topic's records checks it.
-   - The record of a ledger that is not closed gets the version of the backup and `LEDGER_VERSION_MARGIN` more, that of a closed
+   - The record of a ledger that is not closed gets the version of the backup plus `LEDGER_VERSION_MARGIN`, that of a closed
      one the version of the backup.
    All other records begin at version 0. They are read and changed by one process at a time, or read again after a conflict.
-4. The id counter is above every ledger of the backup, by `ID_MARGIN` more. Bookies raise it further when they start.
+4. The id counter is above every ledger of the backup, plus `ID_MARGIN`. Bookies raise it further when they start.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class RestoreRefusedError(MetadataError):
 
 
 async def restore_metadata(store: MetadataStore, summary: BackupSummary, entries: Iterable[BackupEntry], ports: Ports) -> None:
-    """Write a checked backup into an empty store. Raises RestoreRefusedError, and what the store raises: then call it again."""
+    """Write a checked backup into an empty store. Raises RestoreRefusedError, and the errors of the store: call it again then."""
     continued = await _is_continued(store, summary)
     if not continued:
         restored = RestoredMetadata(
@@ -74,7 +74,7 @@ async def restore_metadata(store: MetadataStore, summary: BackupSummary, entries
 
 
 async def _is_continued(store: MetadataStore, summary: BackupSummary) -> bool:
-    """Return whether this very backup was restored in part. Raises RestoreRefusedError."""
+    """Return whether this same backup was restored in part. Raises RestoreRefusedError."""
     await store.sync(keys.CLUSTER_KEY)
     for parent, kind in (
         (keys.BROKERS_KEY, "broker"),
@@ -91,7 +91,7 @@ async def _is_continued(store: MetadataStore, summary: BackupSummary) -> bool:
     restored = await restored_record(store).get(None)
     if restored is not None:
         if restored.record.backup_sha256 != summary.sha256:
-            message = "the store holds a part of another backup, whose restore was cut off: finish that one, or use an empty store"
+            message = "the store holds part of another backup, whose restore did not finish: finish that one, or use an empty store"
             raise RestoreRefusedError(message)
         return True
     if (key := await _first_record(store)) is not None:
@@ -100,7 +100,7 @@ async def _is_continued(store: MetadataStore, summary: BackupSummary) -> bool:
 
 
 async def _first_record(store: MetadataStore) -> str | None:
-    """A key with a value. Keys without one are parents that stayed when their last child was deleted."""
+    """Return a key with a value. Keys without one are parents that stayed when their last child was deleted."""
     pending = ["/"]
     while pending:
         key = pending.pop()
@@ -111,7 +111,7 @@ async def _first_record(store: MetadataStore) -> str | None:
 
 
 class _Writer:
-    """Records in groups of one request each."""
+    """Writes records in groups of one request each."""
 
     def __init__(self, store: MetadataStore, ports: Ports, continued: bool) -> None:
         self._store = store
@@ -140,7 +140,7 @@ class _Writer:
         return found is not None and bool(found.value)
 
     def _version_of(self, entry: BackupEntry) -> int:
-        """Rule 3."""
+        """Return the version that the restored record gets (rule 3)."""
         if entry.key.startswith(f"{keys.INCARNATIONS_KEY}/"):
             return entry.version + self._mark_step
         if keys.ledger_id_of(entry.key) is None:
@@ -148,12 +148,12 @@ class _Writer:
         try:
             closed = LedgerMetadata.decode(entry.value, entry.key).is_closed
         except CorruptRecordError:
-            closed = True  # as it was: nobody can change it
+            closed = True  # unreadable: no process can change it
         return min(_MAX_VERSION, entry.version + (0 if closed else LEDGER_VERSION_MARGIN))
 
 
 def _record_ops(entry: BackupEntry, version: int) -> list[Op]:
-    """Make the record with this version. No one sees what is in between, so that is left empty."""
+    """Return operations that create the record with this version. Values in between are never seen, so they are empty."""
     if not version:
         return [Create(entry.key, entry.value)]
     steps = [Put(entry.key, b"", before) for before in range(version - 1)]

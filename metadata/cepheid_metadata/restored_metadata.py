@@ -2,15 +2,15 @@
 
     restore ──► /restored ──► each bookie starts: id counter raised above its ledgers ──► its report
                     │              all bookies have reported ──► ledger ids are given out again
-                    └── bookies delete nothing ──► confirm: an operator has looked at what bookies hold ──► record deleted
+                    └── bookies delete nothing ──► confirm: an operator has checked what bookies hold ──► record deleted
 
 A backup is older than what bookies hold. Bookies have ledgers that it does not know, whose ids its counter would give out again.
 
 Rules:
 1. A bookie raises the id counter by compare-and-set before it writes its report, and reports before it registers.
-2. No ledger id is given out while a bookie that metadata knows, by its cookie or its registration, has no report. The counter
-   itself says that it was restored: this costs nothing otherwise, and an older release, which knows no reports, refuses it.
-3. A bookie that is lost for good has a report when an operator says so by its name.
+2. No ledger id is given out while a bookie in metadata, with a cookie or a registration, has no report. The counter
+   itself records that it was restored: this costs nothing otherwise, and an older release, which knows no reports, refuses it.
+3. A bookie that is lost for good gets a report if an operator names it as lost.
 4. The record, all reports and the counter's note are removed in one write. A report is written together with a check of the
    record, so that a late report cannot create an empty record again.
 5. The counter is raised by `ID_MARGIN` more: no bookie knows the ids that brokers had taken in blocks and used for ledgers
@@ -40,22 +40,22 @@ _TRIES = 20
 
 
 class RestoreNotReportedError(MetadataError):
-    """Metadata was restored, and bookies have not said yet which ledger ids they hold: no id may be given out."""
+    """Metadata was restored, and bookies have not reported yet which ledger ids they hold: no id may be given out."""
 
     retriable: ClassVar[bool] = True
     hint: ClassVar[str] = "start these bookies; if one is lost for good: cepheid metadata confirm --without BOOKIE"
 
 
 class NothingRestoredError(MetadataError):
-    """There is no restore that waits for a confirmation."""
+    """There is no restore to confirm."""
 
 
 class BookieNotMissingError(MetadataError):
-    """A bookie that is to be given up has reported its ledgers, runs, or is not known."""
+    """A bookie to be given up has reported its ledgers, runs, or is not known."""
 
 
 async def missing_reports(store: MetadataStore) -> list[str]:
-    """Return the known bookies that have not reported since the restore, sorted; empty when nothing was restored."""
+    """Return the known bookies that have not reported since the restore, sorted; empty if nothing was restored."""
     if not await restored_record(store).exists(None):
         return []
     known, reported = await asyncio.gather(_names(store, _KNOWN_BOOKIES), list_names(store, keys.RESTORED_BOOKIES_KEY))
@@ -63,10 +63,10 @@ async def missing_reports(store: MetadataStore) -> list[str]:
 
 
 async def require_reports(store: MetadataStore) -> None:
-    """Raises RestoreNotReportedError while ledger ids could be given out twice (rule 2)."""
+    """Raise RestoreNotReportedError while ledger ids could be given out twice (rule 2)."""
     if missing := await missing_reports(store):
         names = ", ".join(missing[:10]) + (f" and {len(missing) - 10} more" if len(missing) > 10 else "")
-        message = f"metadata was restored, and {names} did not report since which ledger ids are in use: no ledger can be created"
+        message = f"metadata was restored, and {names} did not report yet which ledger ids are in use: no ledger can be created"
         raise RestoreNotReportedError(message, bookies=missing)
 
 
@@ -75,9 +75,9 @@ async def report_ledgers(
 ) -> bool:
     """Raise the id counter above what this bookie holds, and report it. Return whether metadata waits for a confirmation.
 
-    A bookie that has reported from these disks already changes nothing. Raises what the store raises: call again then.
+    A bookie that has already reported from these disks changes nothing. Raises the errors of the store: call it again then.
     """
-    # No sync is needed: this session has seen the cluster's identity, which a restore writes last, and never sees older data.
+    # No sync is needed: this session has read the cluster's identity, which a restore writes last, and never sees older data.
     reports = bookie_reports(store)
     report = BookieReport(
         bookie_id=bookie_id,
@@ -104,7 +104,7 @@ async def report_ledgers(
 
 
 async def raise_counter(store: MetadataStore, at_least: int) -> None:
-    """Make the next ledger id that is given out `at_least` this one, in metadata that was restored."""
+    """Make the next ledger id at least this one, in restored metadata."""
     counter = _counter(store)
     raised = LedgerIdCounter(next_ledger_id=at_least, restored=True)
     for _ in range(_TRIES):
@@ -144,7 +144,7 @@ async def give_up_bookies(store: MetadataStore, bookies: Sequence[str], now_ms: 
             message = f"bookie {bookie_id} is not missing; missing are: {', '.join(missing) or 'none'}"
             raise BookieNotMissingError(message, bookie=bookie_id)
         if bookie_id in registered:
-            message = f"bookie {bookie_id} runs: it reports by itself within its storage.gc_interval_s, or when it is restarted"
+            message = f"bookie {bookie_id} runs: it reports within its storage.gc_interval_s, or when it is restarted"
             raise BookieNotMissingError(message, bookie=bookie_id)
     for bookie_id in dict.fromkeys(bookies):
         report = BookieReport(
@@ -158,7 +158,7 @@ async def give_up_bookies(store: MetadataStore, bookies: Sequence[str], now_ms: 
 
 
 async def confirm_restore(store: MetadataStore) -> None:
-    """End the time after a restore: bookies collect ledgers that metadata does not have from now on.
+    """End the time after a restore: from now on bookies collect ledgers that metadata does not have.
 
     Raises NothingRestoredError; RestoreNotReportedError while bookies are missing.
     """
@@ -187,7 +187,7 @@ async def _require_restored(store: MetadataStore) -> int:
     await store.sync(keys.RESTORED_KEY)
     found = await restored_record(store).get(None)
     if found is None:
-        raise NothingRestoredError("metadata was not restored from a backup, or that is confirmed already: nothing is to be done")
+        raise NothingRestoredError("metadata was not restored from a backup, or that is confirmed already: there is nothing to do")
     return found.version
 
 

@@ -14,7 +14,7 @@ class RestoredMetadata(Record):
 
     NAME: ClassVar[str] = "restored metadata"
 
-    backup_sha256: str = Field(min_length=1, description="Checksum of the backup, which tells it from others.")
+    backup_sha256: str = Field(min_length=1, description="Checksum of the backup, which identifies it.")
     backup_created_at_ms: NonNegativeInt = Field(description="Wall clock time when the backup began.")
     restored_at_ms: NonNegativeInt
 
@@ -25,8 +25,8 @@ class BookieReport(Record):
     NAME: ClassVar[str] = "bookie report"
 
     bookie_id: str = Field(min_length=1)
-    incarnation: str = Field(description="Disks that this was read from; empty for a bookie that is lost.")
+    incarnation: str = Field(description="Disks that the report is about; empty for a lost bookie.")
     largest_ledger_id: int = Field(ge=-1, description="-1: it held no ledger.")
     ledgers: NonNegativeInt
     reported_at_ms: NonNegativeInt
-    lost: bool = Field(False, description="An operator gave the bookie up: nothing is known of its ledgers.")
+    lost: bool = Field(False, description="An operator gave up the bookie: its ledgers are unknown.")

@@ -10,20 +10,20 @@ from cepheid_metadata.record import Record, RecordPart
 
 
 class Revocation(RecordPart):
-    """One entry: a token by its digest or its id, or the tokens of a role that were issued up to a time."""
+    """One revocation: a token by its digest or its id, or the tokens of a role that were issued up to a time."""
 
     kind: Literal["digest", "id", "role"]
     value: str = Field(min_length=1, max_length=1000, description="SHA-256 of the signed part of the token, `jti`, or role.")
     issued_up_to_ms: NonNegativeInt | None = Field(None, description="For a role: time up to which its tokens were issued.")
     until_ms: NonNegativeInt | None = Field(
-        None, description="Time at which the token expires by itself, after which the entry is removed. None: the entry stays."
+        None, description="Time at which the token expires, after which the entry is removed. None: the entry stays."
     )
     revoked_at_ms: NonNegativeInt
     reason: str = Field("", max_length=200)
 
 
 class RevocationList(Record):
-    """All revocations that are in force. Every write removes entries whose tokens have expired."""
+    """All revocations in force. Every write removes entries whose tokens have expired."""
 
     NAME: ClassVar[str] = "list of revoked tokens"
 

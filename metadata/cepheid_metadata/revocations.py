@@ -1,4 +1,4 @@
-"""Changes of the list of revoked tokens. Concurrent changes of several brokers are all kept: each is a compare-and-set."""
+"""Changes of the list of revoked tokens, by compare-and-set: concurrent changes by several brokers are all kept."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class RevocationListFullError(MetadataError):
 
 
 async def list_revocations(store: MetadataStore) -> Entries:
-    """Return what is in the list, the oldest entry first. Raises MetadataError."""
+    """Return the entries of the list, the oldest first. Raises MetadataError."""
     found = await revocation_list(store).get(None)
     return () if found is None else found.record.entries
 
 
 async def revoke(store: MetadataStore, revocation: Revocation, now_ms: int) -> None:
-    """Add an entry to the list, in place of an earlier one for the same token or role. Raises RevocationListFullError."""
+    """Add an entry to the list, replacing an earlier one for the same token or role. Raises RevocationListFullError."""
 
     def change(entries: Entries) -> Entries:
         same = [entry for entry in entries if (entry.kind, entry.value) == (revocation.kind, revocation.value)]
@@ -46,7 +46,7 @@ async def revoke(store: MetadataStore, revocation: Revocation, now_ms: int) -> N
 
 
 async def cancel_revocation(store: MetadataStore, kind: str, value: str, now_ms: int) -> bool:
-    """Remove an entry from the list, and return whether there was one: the token holds again."""
+    """Remove an entry from the list, and return whether there was one: the token is valid again."""
     found = False
 
     def change(entries: Entries) -> Entries:
@@ -60,7 +60,7 @@ async def cancel_revocation(store: MetadataStore, kind: str, value: str, now_ms:
 
 
 async def _change(store: MetadataStore, change: Callable[[Entries], Entries], now_ms: int) -> None:
-    """Raises RevocationListFullError, MetadataError."""
+    """Change the list. Raises RevocationListFullError, MetadataError."""
     records = revocation_list(store)
     for _ in range(_TRIES):
         found = await records.get(None)
@@ -77,10 +77,10 @@ async def _change(store: MetadataStore, change: Callable[[Entries], Entries], no
         except (BadVersionError, KeyExistsError):
             continue  # another change came first
         return
-    raise StoreUnavailableError(f"the list of revoked tokens was changed {_TRIES} times meanwhile: try again")
+    raise StoreUnavailableError(f"the list of revoked tokens was changed by others {_TRIES} times: try again")
 
 
 def _check_size(record: RevocationList) -> None:
-    """Raises RevocationListFullError."""
+    """Raise RevocationListFullError for a list that is too large."""
     if len(record.entries) > MAX_REVOCATIONS or len(record.encode()) > _MAX_RECORD_BYTES:
         raise RevocationListFullError(f"the list of revoked tokens is full: it has {len(record.entries) - 1} entries")

@@ -1,13 +1,13 @@
-"""The durable store of a single machine: RocksDB behind one named thread.
+"""The durable store of a single machine: RocksDB in one named thread.
 
     get, children ──► read lane ──┐
                                   ├──► worker "metadata" (RocksTree): reads, or one synced batch for all writes that waited
     create … multi ──► write lane ┘
 
-A thousand writes at once cost a few syncs. Groups of reads go between groups of writes, and see what was committed.
+A thousand writes at once cost a few syncs. Groups of reads run between groups of writes, and see what was committed.
 
-When a write fails (disk full) the state is SUSPENDED: writes are refused, reads go on where the files allow it, and every
-`retry_s` the database is opened again until it takes writes. The session survives that; it ends with the process.
+When a write fails (disk full) the state is SUSPENDED: writes are refused, reads continue if the files allow it, and every
+`retry_s` the database is opened again until it accepts writes. The session survives that; it ends with the process.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ReadRequest = tuple[Callable[[str], Any], str]
 
 
 class RocksStore:
-    """One session. Implements `MetadataStore`. Made by `open`."""
+    """A store with one session. Implements `MetadataStore`. Created by `open`."""
 
     def __init__(self, tree: RocksTree, worker: Worker, retry_s: float) -> None:
         self._tree = tree
@@ -50,7 +50,7 @@ class RocksStore:
 
     @staticmethod
     async def open(directory: Path, ports: Ports, *, retry_s: float = 1.0) -> RocksStore:
-        """Raises StoreInUseError, NewerFormatError, StoreDamagedError, StoreOpenError; all name the directory."""
+        """Open the store. Raises StoreInUseError, NewerFormatError, StoreDamagedError, StoreOpenError, which name the directory."""
         worker = ports.new_worker("metadata", 1)
         tree = RocksTree(directory)
         try:
@@ -92,7 +92,7 @@ class RocksStore:
 
     async def sync(self, key: str) -> None:
         check_key(key)
-        self._check_open()  # there is one process, and its reads are never behind its writes
+        self._check_open()  # there is one process, and its reads always see its writes
 
     async def watch(self, key: str) -> Watch:
         check_key(key)
@@ -113,7 +113,7 @@ class RocksStore:
         return self._events.subscribe(on_session)
 
     def statistics(self) -> dict[str, int]:
-        """Counters for metrics: requests and the groups (jobs, for writes: syncs) they were worked off in."""
+        """Return counters for metrics: requests and their groups (jobs; for writes: syncs)."""
         return {
             "reads": self._reads.requests,
             "read_groups": self._reads.groups,
@@ -133,7 +133,7 @@ class RocksStore:
         self._watches.fail_all(closed)
         self._child_watches.fail_all(closed)
         try:
-            await self._worker.run(self._tree.close)  # behind the groups under way, which are answered
+            await self._worker.run(self._tree.close)  # after the running groups, which are answered
         finally:
             await self._worker.aclose()
 
@@ -155,14 +155,14 @@ class RocksStore:
         if self._closed:
             raise StoreClosedError(f"the metadata store in {self._tree.directory} was closed")
 
-    # In the worker.
+    # In the worker
 
     def _read_group(self, requests: Sequence[ReadRequest]) -> list[Any]:
         answers: list[Any] = []
         for read, key in requests:
             try:
                 answers.append(read(key))
-            except MetadataError as error:  # each caller has its own answer
+            except MetadataError as error:  # each caller gets its own answer
                 answers.append(error)
         return answers
 
@@ -175,13 +175,13 @@ class RocksStore:
         return [self._failure(commit, answer) for answer in commit.answers]
 
     def _failure(self, commit: Commit, answer: list[OpResult] | MetadataError) -> StoreUnavailableError:
-        """A request that was refused was refused on the strength of others that failed: it may be tried again too."""
+        """Return the error of a failed group. A refused request depended on others that failed: it may be retried, too."""
         outcome_unknown = commit.outcome is Outcome.UNKNOWN and not isinstance(answer, MetadataError)
         fate = "it is not known whether the change happened" if outcome_unknown else "nothing was changed"
         message = f"writing metadata in {self._tree.directory} failed, {fate}: {commit.problem}"
         return StoreUnavailableError(message, outcome_unknown=outcome_unknown, directory=str(self._tree.directory))
 
-    # In the loop.
+    # In the loop
 
     def _on_written(self) -> None:
         if self._committed is not None:
@@ -201,6 +201,6 @@ class RocksStore:
         self._events.become(SessionState.CONNECTED)
 
     def _fire_all(self) -> None:
-        """A write of unknown outcome may have happened after all: every watcher looks again."""
+        """Fire all watches: a write of unknown outcome may have happened, so every watcher must read again."""
         self._watches.fire_all()
         self._child_watches.fire_all()

@@ -1,13 +1,13 @@
-"""The tree in RocksDB, as seen from the one thread that may touch it. Blocking; `rocks_store` is its face in the loop.
+"""The tree in RocksDB, for the one thread that may use it. Blocking; `rocks_store` makes it available in the loop.
 
     keys in the database                                  values
     "n" + depth (2 bytes, big endian) + key               a node: header (see _HEADER) and the caller's bytes
     "e" + key                                             empty; index of ephemeral nodes, to find them at the next open
     "m" + "format" | "commit"                             format of this layout | number of the last commit
 
-Depth first, so that the children of a key are one contiguous range: a listing never walks over grandchildren.
-Every commit is one synced batch and carries its number. After a failed write the database is opened again (it refuses all
-work until then), and the number found tells whether the failed commit survived: a truth the caller is owed.
+Depth comes first, so that the children of a key are one contiguous range: a listing never iterates over grandchildren.
+Every commit is one synced batch and carries its number. After a failed write the database is opened again (it refuses everything
+until then), and the number found shows whether the failed commit survived, which the caller must be told.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ KiB, MiB = 1024, 1024 * 1024
 
 
 class Outcome(enum.Enum):
-    """What became of a commit."""
+    """The outcome of a commit."""
 
     APPLIED = "applied"
     NOT_APPLIED = "not applied"
@@ -54,7 +54,7 @@ class Outcome(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Answers in the order of the requests; a refused request's answer is its MetadataError."""
+    """The result of a commit, with answers in the order of the requests; the answer to a refused request is its MetadataError."""
 
     outcome: Outcome
     answers: list[list[OpResult] | MetadataError]
@@ -74,7 +74,8 @@ class RocksTree:
         return f"<RocksTree {self.directory} {state}: commit {self._commits}>"
 
     def open(self) -> None:
-        """Raises StoreInUseError, NewerFormatError, StoreDamagedError, StoreOpenError. Earlier sessions' ephemeral nodes go."""
+        """Open the database and delete the ephemeral nodes of earlier sessions. Raises StoreInUseError, NewerFormatError,
+        StoreDamagedError, StoreOpenError."""
         try:
             self._db = rocks.Rdict(str(self.directory), _options())
             self._check_format()
@@ -87,12 +88,12 @@ class RocksTree:
             raise _open_error(error, self.directory) from error
 
     def close(self) -> None:
-        """Idempotent. What was committed is durable already: trouble here costs nothing but a longer next open."""
+        """Close the database. Idempotent. Commits are durable already: a failure here only makes the next open longer."""
         db, self._db, self.is_writable = self._db, None, False
         if db is not None:
             try:
                 db.close()
-            except Exception as error:  # rocksdict raises bare Exceptions; the files are released all the same
+            except Exception as error:  # rocksdict raises bare Exceptions; the files are released anyway
                 log.warning("metadata.close_failed", extra={"directory": str(self.directory), "error": str(error)})
 
     def get(self, key: str) -> Versioned | None:
@@ -116,7 +117,7 @@ class RocksTree:
         return [found[len(prefix) :].decode("ascii") for found in self._scan(prefix)]
 
     def commit(self, requests: Sequence[Sequence[Op]]) -> Commit:
-        """Decides the requests in order and makes them durable with one sync."""
+        """Apply the requests in order and make them durable with one sync."""
         if not self.is_writable:
             raise StoreUnavailableError(f"metadata in {self.directory} cannot be written now", directory=str(self.directory))
         batch = TreeBatch(self.load)
@@ -135,7 +136,7 @@ class RocksTree:
         return Commit(Outcome.APPLIED, answers, batch)
 
     def reopen(self) -> bool:
-        """Tries to make a store that lost its disk writable again; on failure it stays readable where that is safe."""
+        """Try to make a store that lost its disk writable again; after a failure it stays readable if that is safe."""
         commits = self._commits
         self.close()
         try:
@@ -157,9 +158,9 @@ class RocksTree:
             if node is not None:
                 header = _HEADER.pack(node.version, node.owner, node.children, node.next_sequence)
                 writes.put(_node_key(key), header + node.value)
-            elif before is not None:  # else it came and went within the batch
+            elif before is not None:  # otherwise it was created and deleted within the batch
                 writes.delete(_node_key(key))
-            # Also when one batch deletes an ephemeral node and makes a persistent one in its place.
+            # Also if one batch replaces an ephemeral node by a persistent one.
             was_ephemeral = before is not None and before.owner != NOBODY
             is_ephemeral = node is not None and node.owner != NOBODY
             if is_ephemeral and not was_ephemeral:
@@ -168,7 +169,7 @@ class RocksTree:
                 writes.delete(_ephemeral_key(key))
         writes.put(_COMMIT_KEY, str(self._commits + 1).encode("ascii"))
         db.write(writes)
-        db.flush_wal(True)  # apart from the write: rocksdict keeps the interpreter's lock while it writes, not while it syncs
+        db.flush_wal(True)  # apart from the write: rocksdict holds the interpreter's lock while it writes, but not while it syncs
         self._commits += 1
 
     def _reopen_after(self, error: Exception) -> Outcome:
@@ -179,8 +180,10 @@ class RocksTree:
         return Outcome.NOT_APPLIED if self._db is not None else Outcome.UNKNOWN
 
     def _open_read_only(self, commits: int) -> None:
-        """A read-only open needs no space. It replays the log as the page cache has it, synced or not, so it serves only when
-        it shows nothing newer than the last commit that is known to be durable."""
+        """Open read-only, which needs no space, and serve reads only if the last known durable commit is the newest.
+
+        Such an open replays the log as the page cache has it, synced or not.
+        """
         try:
             self._db = rocks.Rdict(str(self.directory), _options(), access_type=rocks.AccessType.read_only())
             found = self._read_number(_COMMIT_KEY)
@@ -220,7 +223,7 @@ class RocksTree:
             self._write(batch)
 
     def _scan(self, prefix: bytes) -> list[bytes]:
-        """All keys that start so, in order."""
+        """Return all keys with this prefix, in order."""
         try:
             found: list[bytes] = []
             cursor = self._open_db().iter()
@@ -231,7 +234,7 @@ class RocksTree:
                     break
                 found.append(key)
                 cursor.next()
-            cursor.status()  # an iterator that met an error merely looks finished until it is asked
+            cursor.status()  # an iterator that met an error looks finished until its status is checked
             return found
         except Exception as error:
             raise _read_error(error, self.directory) from error
@@ -243,7 +246,7 @@ class RocksTree:
 
 
 def _read_error(error: Exception, directory: Path) -> Exception:
-    """A failed read as one of our types. rocksdict raises bare Exceptions with RocksDB's words in them."""
+    """Return a failed read as one of our types. rocksdict raises bare Exceptions with RocksDB's text in them."""
     if isinstance(error, MetadataError) or type(error) is not Exception:
         return error
     kind = StoreDamagedError if str(error).startswith("Corruption") else StoreUnavailableError
@@ -275,7 +278,7 @@ def _children_prefix(key: str) -> bytes:
 
 
 def _options() -> rocks.Options:
-    """Small: the tree of one machine is tens of megabytes, and it shares the process with everything else."""
+    """Return options for a small database: tens of megabytes on one machine, in a process with other work."""
     options = rocks.Options(raw_mode=True)
     options.create_if_missing(True)
     options.set_write_buffer_size(4 * MiB)
@@ -289,9 +292,9 @@ def _options() -> rocks.Options:
     options.set_max_file_opening_threads(1)
     options.set_skip_stats_update_on_db_open(True)
     options.set_manifest_preallocation_size(64 * KiB)
-    # A torn last record is a write that was never answered; damage before it is not, and must stop the open.
+    # A torn last record is a write that was never answered; damage before it is not, and must fail the open.
     options.set_wal_recovery_mode(rocks.DBRecoveryMode.tolerate_corrupted_tail_records())
-    # RocksDB's own log file tells operators nothing that we do not; it must not grow.
+    # RocksDB's own log file has nothing for operators that our log lacks; it must not grow.
     options.set_keep_log_file_num(2)
     options.set_max_log_file_size(1 * MiB)
     options.set_stats_dump_period_sec(0)

@@ -1,7 +1,7 @@
 """Schemas of one topic: the list of its versions, and each version's definition beside it.
 
     /schemas/T/N/bb/topic              SchemaHistory: one small row per version, changed by compare-and-set
-    /schemas/T/N/bb/topic/TOKEN-0 …    the encoding of one SchemaDefinition, cut where a request has no room for more
+    /schemas/T/N/bb/topic/TOKEN-0 …    the encoding of one SchemaDefinition, cut if it does not fit one request
 
 A topic's partitions share the history of their base name, and so do both domains (the admin API names neither).
 """
@@ -17,22 +17,22 @@ from cepheid_metadata.record import Record, RecordPart
 
 
 class SchemaVersion(RecordPart):
-    """What is looked at on every connect, so that definitions are read only when one must be compared."""
+    """The row of one version, which every connect reads; definitions are read only if one must be compared."""
 
     version: NonNegativeInt
     type: str = Field(min_length=1, description="Name of the admin API: AVRO, KEY_VALUE …")
-    content_hash: str = Field(min_length=1, description="Equal for definitions that mean the same.")
-    token: str = Field(min_length=1, description="Random: names the keys of the definition.")
+    content_hash: str = Field(min_length=1, description="Equal for equivalent definitions.")
+    token: str = Field(min_length=1, description="Random: part of the keys of the definition.")
     parts: PositiveInt
-    size_bytes: NonNegativeInt = Field(description="Of all parts.")
+    size_bytes: NonNegativeInt = Field(description="Bytes of all parts.")
     created_at_ms: NonNegativeInt
 
 
 class SchemaHistory(Record):
     NAME: ClassVar[str] = "schema history"
 
-    next_version: NonNegativeInt = Field(0, description="Numbers are never given out twice: entries carry them.")
-    current_from: NonNegativeInt = Field(0, description="Versions below were deleted: readable by number, in force for nobody.")
+    next_version: NonNegativeInt = Field(0, description="Next version. Numbers are never given out twice: entries carry them.")
+    current_from: NonNegativeInt = Field(0, description="Versions below this were deleted: readable by number, but not in force.")
     versions: tuple[SchemaVersion, ...] = Field((), description="Ascending.")
 
     @model_validator(mode="after")
@@ -54,7 +54,7 @@ class SchemaHistory(Record):
 
 
 class SchemaDefinition(Record):
-    """What a client sent."""
+    """A definition as a client sent it."""
 
     NAME: ClassVar[str] = "schema definition"
 

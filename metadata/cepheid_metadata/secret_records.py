@@ -1,4 +1,4 @@
-"""Secrets that the processes of a cluster share in metadata. In ZooKeeper only the cluster may read them (zookeeper_acls.py)."""
+"""Secrets that the processes of a cluster share in metadata. In ZooKeeper only the cluster can read them (zookeeper_acls.py)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class TicketKeyPart(RecordPart):
 
     key_id: NonNegativeInt = Field(lt=1 << 32)
     secret: bytes = Field(min_length=16, repr=False)
-    signs_from_ms: NonNegativeInt = Field(description="Wall clock. Before, bookies learn of it and no broker signs with it.")
+    signs_from_ms: NonNegativeInt = Field(description="Wall clock. Until then bookies read the key, and no broker signs with it.")
 
 
 class TicketKeys(Record):
-    """Keys of read tickets. Brokers sign with the newest that may sign; bookies accept all of them."""
+    """The keys of read tickets. Brokers sign with the newest one that may sign; bookies accept all of them."""
 
     NAME: ClassVar[str] = "ticket keys"
 

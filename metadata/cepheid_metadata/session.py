@@ -1,4 +1,4 @@
-"""The state of a session, and who hears of its changes."""
+"""The state of a session, and the subscribers to its changes."""
 
 from __future__ import annotations
 
@@ -37,6 +37,6 @@ class SessionEvents:
         for on_session in list(self._subscribers.values()):
             try:
                 on_session(state)
-            except Exception as error:  # one subscriber's bug must not keep the others, or the store, from going on
+            except Exception as error:  # one subscriber's bug must not stop the others, or the store
                 report = {"message": f"{on_session!r} failed on {state}", "exception": error}
                 asyncio.get_running_loop().call_exception_handler(report)

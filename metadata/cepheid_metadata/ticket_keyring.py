@@ -1,10 +1,10 @@
-"""The keys of read tickets as one process knows them: followed by bookies, made and rotated by brokers.
+"""The keys of read tickets as one process knows them: read by bookies, created and rotated by brokers.
 
-    broker   start ──► no keys? make one ──► follow ──► every `ROTATION_CHECK_S`: rotation due? ──► compare-and-set
-    bookie   start ──► follow                      a ticket with an unknown key ──► look again at once, but not in a row
+    broker   start ──► no keys? create one ──► follow ──► every `ROTATION_CHECK_S`: rotation due? ──► compare-and-set
+    bookie   start ──► follow                      a ticket with an unknown key ──► read again at once, but not too often
 
-Rule 1: what was known stays in use while metadata is away: readers go on, and so does signing.
-Rule 2: a key is published `NOTICE_S` before it signs, so that no bookie meets a ticket whose key it has not read.
+Rule 1: known keys stay in use while metadata is unavailable: readers continue, and so does signing.
+Rule 2: a key is published `NOTICE_S` before it signs, so that no bookie gets a ticket whose key it has not read.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _ATTEMPTS = 5
 
 
 def ticket_keys(store: MetadataStore) -> Records[None, TicketKeys]:
-    """There is one record: its noun is None."""
+    """Return the record of the keys: there is one, with the noun None."""
     return Records(store, lambda _: layout.TICKET_KEYS_KEY, TicketKeys)
 
 
 class TicketKeyring:
-    """`start` once, `aclose` once. `life_s`: how long tickets that are signed here are valid."""
+    """Signs and checks tickets. `start` once, `aclose` once. `life_s`: how long tickets signed here are valid."""
 
     def __init__(self, store: MetadataStore, ports: Ports, *, life_s: float = 3600.0) -> None:
         self._store = store
@@ -65,32 +65,32 @@ class TicketKeyring:
 
     @property
     def keys(self) -> Mapping[int, TicketKey]:
-        """By id; none before any broker made one."""
+        """The keys by id; none before a broker created one."""
         return self._keys
 
     @property
     def are_required(self) -> bool:
         """Whether each process of the cluster knows signed tickets: its upgrade was finished, or it was founded with them.
 
-        Until then brokers and readers of the previous release must be able to use a plan, so it has master keys as well.
+        Until then brokers and readers of the previous release must be able to use a plan, so it contains master keys as well.
         """
         record = None if self._format is None else self._format.record
         return record is not None and record.storage_format >= SIGNED_TICKETS_SINCE
 
     @property
     def problem(self) -> str | None:
-        """Why the keys may be known to strangers; None: they are for the cluster alone, as far as this process can tell."""
+        """Why others may know the keys; None: they are private to the cluster, as far as this process can tell."""
         security = security_of(self._store)
         if not security.user:
-            return "everybody who reaches ZooKeeper can read the keys of read tickets: set metadata_auth_file"
+            return "every client that can reach ZooKeeper can read the keys of read tickets: set metadata_auth_file"
         if not security.private:
-            return "the keys of read tickets may be readable by everybody who reaches ZooKeeper while metadata_private is false"
+            return "the keys of read tickets may be readable by every client that reaches ZooKeeper while metadata_private is false"
         return None
 
     async def start(self, *, rotate_s: float | None = None) -> None:
-        """Return when the present keys are known. `rotate_s`: this process makes keys, and new ones at this age.
+        """Return when the present keys are known. `rotate_s`: this process creates keys, and new ones at this age.
 
-        Raises what the store raises.
+        Raises the errors of the store.
         """
         if (problem := self.problem) is not None:
             log.warning("ticket_keys.open", extra={"error": problem, "hint": "see ZooKeeper in docs/security.md"})
@@ -117,20 +117,20 @@ class TicketKeyring:
         return sign_ticket(key, ReadTicket(ledger_id, 0, last_entry_id, role, now_ms + self._life_ms))
 
     def check(self, ticket: bytes, ledger_id: int, first_entry_id: int, last_entry_id: int) -> TicketVerdict:
-        """Return whether the ticket permits this read. An unknown key has the keys read again, for the next attempt."""
+        """Return whether the ticket permits this read. After an unknown key the keys are read again, for the next attempt."""
         verdict = check_ticket(ticket, self._keys, self._ports.wall_ms(), ledger_id, first_entry_id, last_entry_id)
         if verdict is TicketVerdict.UNKNOWN_KEY:
             self._look_again()
         return verdict
 
     def check_upgrading(self, ticket: bytes, ledger_id: int, first_entry_id: int, last_entry_id: int) -> TicketVerdict:
-        """As `check`; until signed tickets are required, those of readers of the previous release are valid, too."""
+        """Check a ticket; until signed tickets are required, those of readers of the previous release are valid, too."""
         if not self.are_required and not ticket.startswith(PREFIX):
             return TicketVerdict.VALID
         return self.check(ticket, ledger_id, first_entry_id, last_entry_id)
 
     def _look_again(self) -> None:
-        """Anybody can send a made-up key id: no more than one look in `LOOK_AGAIN_S`."""
+        """Read the keys again, at most once in `LOOK_AGAIN_S`: anyone can send a made-up key id."""
         now = asyncio.get_running_loop().time()
         if now - self._looked_at >= LOOK_AGAIN_S:
             self._looked_at = now
@@ -164,7 +164,7 @@ class TicketKeyring:
                 log.warning("ticket_keys.not_rotated", extra={"error": str(error)})
 
     async def _rotate(self, rotate_s: float) -> None:
-        """Make the first key, or the next one, unless another broker does."""
+        """Create the first key, or the next one, unless another broker does."""
         records = ticket_keys(self._store)
         for _ in range(_ATTEMPTS):
             found = await records.get(None)
@@ -188,7 +188,7 @@ class TicketKeyring:
                 else:
                     await records.replace(None, record, found.version)
             except (KeyExistsError, BadVersionError):
-                continue  # another broker was first: look at what it made
+                continue  # another broker was first: read its keys
             self._take(record)
             log.info("ticket_keys.rotated", extra={"keys": [key.key_id for key in planned]})
             return
@@ -198,4 +198,4 @@ class TicketKeyring:
 
 
 def _do_nothing() -> None:
-    """`are_required` looks at the record when it is asked."""
+    """Do nothing: `are_required` reads the record when it is needed."""

@@ -14,7 +14,7 @@ from cepheid_metadata.record import GrownRecord, Record, RecordPart
 
 
 class TopicRecord(TopicPolicyFields, OtherQuotaLimits, GrownRecord):
-    """A topic that was created, by a client or an administrator, with its own policies; None: the namespace's hold."""
+    """A topic that was created, by a client or an administrator, with its own policies; None: the namespace's policies apply."""
 
     NAME: ClassVar[str] = "topic"
     FORMAT: ClassVar[int] = 4
@@ -28,11 +28,11 @@ class TopicRecord(TopicPolicyFields, OtherQuotaLimits, GrownRecord):
     properties: dict[str, str] = Field(default_factory=dict)
     created_at_ms: NonNegativeInt
     max_message_bytes: NonNegativeInt | None = None
-    deleted: bool | None = Field(None, description="A partitioned topic whose deletion has begun: nobody may use it any more.")
+    deleted: bool | None = Field(None, description="Deletion of the partitioned topic has begun: it cannot be used any more.")
 
 
 class ChainLedger(RecordPart):
-    """One ledger of a chain. `entries` None: still open, its end is not known; else the end for every reader."""
+    """One ledger of a chain. `entries` None: it is open, and its end is not known; otherwise the end for every reader."""
 
     ledger_id: NonNegativeInt
     entries: NonNegativeInt | None = None
@@ -47,11 +47,11 @@ class ChainLedger(RecordPart):
 class OffloadedLedger(RecordPart):
     """The copy of one ledger in an object store.
 
-    It is recorded before the upload begins, so that an upload that is cut off can be found and removed. The object counts only when
+    It is recorded before the upload starts, so that an interrupted upload can be found and removed. The object counts only if
     `complete` is set: it was uploaded, read back and compared with the ledger.
     """
 
-    url: str = Field(min_length=1, description="URL of the object, which nobody else ever uses: it has a random part.")
+    url: str = Field(min_length=1, description="URL of the object, which is unique: it has a random part.")
     started_at_ms: NonNegativeInt
     complete: bool = False
     completed_at_ms: NonNegativeInt = 0
@@ -66,7 +66,7 @@ class OffloadedLedger(RecordPart):
 
 
 class ChainPageRef(RecordPart):
-    """What a chain's record says of one of its pages. A page that does not fit this is not the page that was meant."""
+    """What a chain's record stores about one of its pages. A page that does not match this is not the intended one."""
 
     number: NonNegativeInt = Field(description="Last segment of the page's key.")
     first_ledger_id: NonNegativeInt
@@ -75,11 +75,11 @@ class ChainPageRef(RecordPart):
 
 
 class ChainPage(Record):
-    """Older ledgers of a chain that its record has no room for (chain_pages.py). A page is never changed once it is written."""
+    """Older ledgers of a chain that its record has no room for (chain_pages.py). A page is never changed."""
 
     NAME: ClassVar[str] = "chain page"
 
-    incarnation: str = Field(min_length=1, description="That of the chain which the page belongs to.")
+    incarnation: str = Field(min_length=1, description="Incarnation of the chain that the page belongs to.")
     ledgers: tuple[ChainLedger, ...] = Field(min_length=1)
     messages: dict[NonNegativeInt, NonNegativeInt] | None = Field(None, description="As in the chain's record, of these ledgers.")
     offloaded: dict[NonNegativeInt, OffloadedLedger] | None = Field(None, description="As in the chain's record, of these ledgers.")
@@ -93,14 +93,14 @@ class ChainPage(Record):
         return self
 
     def ref(self, number: int) -> ChainPageRef:
-        """Return what the chain's record says of this page when it has this number."""
+        """Return what the chain's record stores about this page under this number."""
         first, last = self.ledgers[0].ledger_id, self.ledgers[-1].ledger_id
         return ChainPageRef(number=number, first_ledger_id=first, last_ledger_id=last, ledgers=len(self.ledgers))
 
 
 class Chain(GrownRecord):
-    """A topic's ledgers, oldest first: the list's order is the truth, not the ids'. Only the topic's owner writes it; a
-    BadVersionError tells the owner that it is none any more (never re-read and retry).
+    """A topic's ledgers, oldest first: the order of the list counts, not that of the ids. Only the topic's owner writes it; a
+    BadVersionError tells the owner that it has been replaced (never re-read and retry).
 
     A record with `pages` holds only the newest ledgers. `read_chain` returns the whole chain, whose `pages` is None.
     """
@@ -109,14 +109,14 @@ class Chain(GrownRecord):
     FORMAT: ClassVar[int] = 3
     ADDED: ClassVar[Mapping[str, int]] = {"messages": 2, "offloaded": 3, "object_deletions": 3, "pages": 3}
 
-    incarnation: str = Field(min_length=1, description="Random per creation: a topic made anew under an old name differs.")
-    epoch: NonNegativeInt = Field(0, description="Counts openings: cursors carry it, so that an old owner's saves are told apart.")
+    incarnation: str = Field(min_length=1, description="Random for each creation: differs for a topic that was created again.")
+    epoch: NonNegativeInt = Field(0, description="Number of openings. Cursors carry it, to identify saves by an old owner.")
     ledgers: tuple[ChainLedger, ...] = ()
     deletions: tuple[NonNegativeInt, ...] = Field((), description="Ledgers that left the list and are still to be deleted.")
     terminated_at: Position | None = Field(None, description="Last position of a terminated topic; entry -1 when empty.")
     properties: dict[str, str] = Field(default_factory=dict)
     messages: dict[NonNegativeInt, NonNegativeInt] | None = Field(
-        None, description="How many messages lie in ended ledgers, by ledger id, as far as they were counted."
+        None, description="Messages in closed ledgers, by ledger id, as far as they were counted."
     )
     offloaded: dict[NonNegativeInt, OffloadedLedger] | None = Field(
         None, description="Copies of ledgers in an object store, by ledger id, including uploads that have only begun."
@@ -146,26 +146,26 @@ class Chain(GrownRecord):
             raise ValueError("a chain with pages has no ledger in its record, or a page twice")
 
     def replace(self, **changes: Any) -> Self:
-        """A copy with these fields changed, validated as a whole.
+        """Return a copy with these fields changed, validated as a whole.
 
-        Fields with an item per ledger are not validated item by item once more when they hold validated items already, as all
-        plans do: for 20,000 ledgers that would take 30 ms of the broker's loop at every change.
+        Fields with an item per ledger are not validated item by item again if they hold validated items already, as all plans do:
+        for 20,000 ledgers that would take 30 ms of the broker's loop at every change.
         """
         large = {name: changes.get(name, getattr(self, name)) for name in _PER_LEDGER}
         if len(large["ledgers"]) < _LARGE_CHAIN or not self._are_validated(**large):
             return super().replace(**changes)
         small = super().replace(**{**changes, "ledgers": (), "messages": None, "offloaded": None, "pages": None})
-        # Nobody has it yet: as good as giving these fields to its constructor.
+        # No other code has it yet: this is equivalent to passing the fields to its constructor.
         small.__dict__.update(large, pages=changes.get("pages", self.pages))
         small._find_format()
         try:
             small._check_ledgers()
         except ValueError:
-            return super().replace(**changes)  # raises the error as pydantic words it
+            return super().replace(**changes)  # raises the error with pydantic's text
         return small
 
     def _are_validated(self, ledgers: Any, messages: Any, offloaded: Any) -> bool:
-        """Whether these are values that a chain may have, item by item. False: they may be, but need a closer look."""
+        """Whether these are values that a chain may have, item by item. False: they may be, but need full validation."""
         return (
             type(ledgers) is tuple
             and set(map(type, ledgers)) <= {ChainLedger}
@@ -174,12 +174,12 @@ class Chain(GrownRecord):
         )
 
     def offload_of(self, ledger_id: int) -> OffloadedLedger | None:
-        """The ledger's copy in an object store; None: there is none that counts."""
+        """Return the ledger's copy in an object store; None: there is no complete one."""
         found = (self.offloaded or {}).get(ledger_id)
         return found if found is not None and found.complete else None
 
     def is_on_bookies(self, ledger_id: int) -> bool:
-        """Whether bookies keep the ledger. False: it has been offloaded, and its metadata is or will be deleted."""
+        """Whether bookies keep the ledger. False: it is offloaded, and its metadata is deleted or will be."""
         found = (self.offloaded or {}).get(ledger_id)
         return found is None or found.on_bookies
 
@@ -200,15 +200,15 @@ def _is_by_ledger(values: Any, value_type: type) -> bool:
 
 
 class CursorRecord(Record):
-    """A durable subscription. State above the mark-delete position is inline when small, else in a cursor ledger."""
+    """A durable subscription. State above the mark-delete position is inline if small, else in a cursor ledger."""
 
     NAME: ClassVar[str] = "cursor"
 
     chain_incarnation: str
-    chain_epoch: NonNegativeInt = Field(0, description="Epoch of the opening that saved this.")
-    generation: NonNegativeInt = Field(0, description="Raised by a reset: only then the mark-delete position may go back.")
-    mark_delete: Position = Field(description="A hint when there is a cursor ledger, which is newer.")
-    state: bytes | None = Field(None, description="Acknowledged above the mark-delete position, in the cursor's own format.")
+    chain_epoch: NonNegativeInt = Field(0, description="Epoch of the opening that saved the record.")
+    generation: NonNegativeInt = Field(0, description="Raised by a reset. Only then the mark-delete position may move back.")
+    mark_delete: Position = Field(description="Only a hint if there is a cursor ledger, which is newer.")
+    state: bytes | None = Field(None, description="Acknowledgements above the mark-delete position, in the cursor's own format.")
     cursor_ledger_id: NonNegativeInt | None = None
     properties: dict[str, int] = Field(default_factory=dict, description="Saved with each mark-delete.")
     subscription_properties: dict[str, str] = Field(default_factory=dict)

@@ -1,9 +1,9 @@
-"""What an operation does to the tree, without I/O: the core that the embedded stores share.
+"""The effect of operations on the tree, without I/O: the core that the embedded stores share.
 
-    stored tree ──load──► TreeBatch.apply(ops) ──► results now, `changed` nodes to be stored, keys whose watches fire
+    stored tree ──load──► TreeBatch.apply(ops) ──► results at once, `changed` nodes to be stored, keys whose watches fire
 
-One batch may take the operations of many callers: each is decided against the stored tree *and* what came before it in the
-batch, so that one durable write serves them all. A failing operation leaves no trace in the batch.
+One batch may have the operations of many callers: each is decided against the stored tree *and* the earlier ones in the
+batch, so that one durable write serves them all. A failing operation has no effect on the batch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Node(NamedTuple):
     version: int
     owner: int  # session id of an ephemeral node, else NOBODY
     children: int
-    next_sequence: int  # for sequential children; never goes back while the node lives
+    next_sequence: int  # for sequential children; never falls while the node exists
 
 
 EMPTY_NODE = Node(b"", 0, NOBODY, 0, 0)
@@ -42,8 +42,11 @@ def parent_of(key: str) -> str:
 
 
 class TreeBatch:
-    """Decides operations in order. `changed` maps keys to their new node, or to None when they are gone; `stored` has the nodes
-    that were looked up, those of all changed keys among them, as they are before the batch."""
+    """Decides operations in order.
+
+    `changed` maps keys to their new node, or to None if they are deleted; `stored` has the nodes that were looked up, including
+    those of all changed keys, as they are before the batch.
+    """
 
     def __init__(self, load: LoadNode) -> None:
         self._load = load
@@ -56,7 +59,7 @@ class TreeBatch:
         self.watch_children_keys: dict[str, None] = {}
 
     def apply(self, ops: Sequence[Op], session_id: int) -> list[OpResult]:
-        """All of `ops` or none; raises the MetadataError of the first that fails."""
+        """Apply all of `ops` or none; raise the MetadataError of the first that fails."""
         results: list[OpResult] = []
         try:
             for op in ops:
@@ -102,7 +105,7 @@ class TreeBatch:
         return key
 
     def _make_parents(self, key: str) -> Node:
-        """The node at `key`, made with its own parents if missing."""
+        """Return the node at `key`, created with its own parents if missing."""
         if (node := self._find(key)) is not None:
             if node.owner != NOBODY:
                 raise EphemeralParentError(f"{key} is ephemeral and cannot have children", key=key)

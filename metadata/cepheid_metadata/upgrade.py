@@ -7,11 +7,11 @@
 
 Rules:
 1. Without a record the format is 1: an older release founded the cluster.
-2. The format never goes down. A release that does not know it refuses to start (NewerStorageFormatError).
-3. A bookie reports which format it knows, with the random id of its process that its registration has as well. A registration
+2. The format never falls. A release that does not know it refuses to start (NewerStorageFormatError).
+3. A bookie reports which format it knows, with the random id of its process, which its registration has as well. A registration
 without such a report is of an older release. The report is persistent: an older release ignores it, the next process replaces it.
 Brokers report it with the time of their start (process_reports.py).
-4. Processes that do not run are not asked: an older release that is started on such a disk finds what it wrote itself.
+4. Processes that do not run do not count: an older release that is started on such a disk finds what it wrote itself.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SIGNED_TICKETS_SINCE = 3
 
 
 class StorageFormat(Record):
-    """What bookies of this cluster may write. Absent: the oldest."""
+    """The format that bookies of this cluster may write. Absent: the oldest."""
 
     NAME: ClassVar[str] = "storage format"
 
@@ -46,7 +46,7 @@ class StorageFormat(Record):
 
 
 class KnownFormat(Record):
-    """What one process of a bookie knows."""
+    """The newest format that one process of a bookie knows."""
 
     NAME: ClassVar[str] = "known storage format"
 
@@ -68,21 +68,21 @@ class UpgradeNotPossibleError(MetadataError):
 
 @dataclass(frozen=True, slots=True)
 class UpgradeState:
-    """How far an upgrade is."""
+    """The progress of an upgrade."""
 
     storage_format: int
     newest: int
     older: tuple[str, ...]
-    """Bookies and brokers that run, and do not know the newest format."""
+    """Running bookies and brokers that do not know the newest format."""
 
 
 def storage_format_record(store: MetadataStore) -> Records[None, StorageFormat]:
-    """There is one: its noun is None."""
+    """Return the record of the format: there is one, with the noun None."""
     return Records(store, lambda _: keys.STORAGE_FORMAT_KEY, StorageFormat)
 
 
 def known_formats(store: MetadataStore) -> Records[str, KnownFormat]:
-    """By bookie id."""
+    """Return the known formats by bookie id."""
     return Records(store, keys.known_format_key, KnownFormat)
 
 
@@ -91,11 +91,11 @@ async def begin_with_newest_format(store: MetadataStore) -> None:
     try:
         await storage_format_record(store).create(None, StorageFormat(storage_format=NEWEST_STORAGE_FORMAT))
     except KeyExistsError:
-        pass  # an attempt before, whose answer was lost
+        pass  # an earlier attempt, whose answer was lost
 
 
 async def read_storage_format(store: MetadataStore) -> int:
-    """Return what bookies may write. Raises NewerStorageFormatError if this release does not know it."""
+    """Return the format that bookies may write. Raises NewerStorageFormatError if this release does not know it."""
     await store.sync(keys.STORAGE_FORMAT_KEY)
     found = await storage_format_record(store).get(None)
     storage_format = OLDEST_STORAGE_FORMAT if found is None else found.record.storage_format
@@ -121,7 +121,7 @@ async def report_known_format(store: MetadataStore, bookie_id: str, process: str
 
 
 async def upgrade_state(store: MetadataStore) -> UpgradeState:
-    """Return how far the upgrade is. Raises NewerStorageFormatError, and what a registration that cannot be read raises."""
+    """Return the progress of the upgrade. Raises NewerStorageFormatError, and the errors of unreadable registrations."""
     current = await read_storage_format(store)
     older: list[str] = []
     for parent_key, places in (
@@ -143,7 +143,7 @@ async def upgrade_state(store: MetadataStore) -> UpgradeState:
 async def finish_upgrade(store: MetadataStore) -> UpgradeState:
     """Let bookies write the newest format from their next start on; return the state before. Idempotent.
 
-    Raises UpgradeNotPossibleError, and what `upgrade_state` raises.
+    Raises UpgradeNotPossibleError, and the errors of `upgrade_state`.
     """
     state = await upgrade_state(store)
     if state.storage_format == state.newest:

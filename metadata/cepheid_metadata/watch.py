@@ -1,8 +1,8 @@
 """One-shot watches, and the registry in which an embedded store keeps them.
 
-watch = await store.watch(key)      armed: from here on no change is missed
+watch = await store.watch(key)      armed: from now on no change is missed
 record = await store.get(key)       decide; then, if there is nothing to do yet:
-await watch.wait()                  returns at once when something changed since the first line
+await watch.wait()                  returns at once if something changed since the first line
 """
 
 from __future__ import annotations
@@ -32,31 +32,32 @@ class Watch:
         return self._settled.is_set() and self._error is None and not self._cancelled
 
     async def wait(self) -> None:
-        """Returns when something changed since arming. Raises SessionLostError or StoreClosedError: nobody will tell."""
+        """Return once something changed since arming. Raises SessionLostError or StoreClosedError: it will never fire."""
         await self._settled.wait()
         assert not self._cancelled, f"{self!r}: waited for after its owner cancelled it"
         if self._error is not None:
             raise self._error
 
     def call_when_settled(self, call: Callable[[], None]) -> None:
-        """Instead of waiting, for who has more watches than tasks: called in the loop, once, after it fired or failed."""
+        """Call `call` in the loop, once, after it fired or failed. An alternative to waiting, if there are more watches than
+        tasks."""
         self._on_settled = call
         if self._settled.is_set():
             self._settle()
 
     def cancel(self) -> None:
-        """Frees the store's memory of it. Idempotent; a fired watch needs no cancel."""
+        """Remove it from the store. Idempotent; a fired watch needs no cancel."""
         if not self._settled.is_set():
             self._cancelled = True
             self._settled.set()
             self._on_cancel(self)
 
     def fire(self) -> None:
-        """For stores."""
+        """Fire, for stores."""
         self._settle()
 
     def fail(self, error: Exception) -> None:
-        """For stores: the session ended."""
+        """Fail, for stores, as the session ended."""
         if not self._settled.is_set():
             self._error = error
             self._settle()
@@ -76,7 +77,9 @@ class Watch:
 
 class Watches:
     """The armed watches of one session, by key. A dict keeps their order, so that they fire in the order of arming.
-    `on_unwatched(key)` follows the cancelling of a key's last watch."""
+
+    `on_unwatched(key)` is called after a key's last watch was cancelled.
+    """
 
     def __init__(self, on_unwatched: Callable[[str], None] = lambda key: None) -> None:
         self._armed: dict[str, dict[Watch, None]] = {}

@@ -1,17 +1,17 @@
-"""Records kept as fresh as the store's watches allow, each read once however many use it.
+"""Records kept as current as the store's watches allow, each read once for all its users.
 
-    use ──► armed, then read ──► record            watch fires ──► armed again, then read ──► differs? each user hears of it
+    use ──► armed, then read ──► record            watch fires ──► armed again, then read ──► differs? each user is notified
 
-Watches, not a poll: a change is seen in one round trip, and records that do not change cost the store nothing. There is one watch
-a record in use, so their number is bounded by what uses them.
+Watches, not a poll: a change is seen in one round trip, and unchanged records cost the store nothing. There is one watch for each
+record in use, so their number is bounded by the users.
 
 Rules
 1. Armed, then read: no change is missed. What fires meanwhile is read once more, what fires often is read once.
-2. A record that is deleted or cannot be read stays as last read: the next change is looked at again. With `forget_deleted` one that
-   is deleted becomes None.
-3. A store that cannot be reached is asked again every second; until then everything stays as last read.
+2. A record that is deleted or cannot be read stays as last read; the next change is read again. With `forget_deleted` a deleted one
+   becomes None.
+3. A store that cannot be reached is tried again every second; until then everything stays as last read.
 4. `stale_since` is the time from which a record may be out of date: when its watch fired, when it could not be read, or when its
-   user called `suspect_all` because the store went away. A read that began after it ends that.
+   user called `suspect_all` because the store was unavailable. A read that starts after that clears it.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ R = TypeVar("R", bound=Record)
 
 
 class WatchedRecord(Generic[R]):
-    """Made by `WatchedRecords.use`. `record` None: there was none whenever it was looked at."""
+    """One record. Created by `WatchedRecords.use`. `record` None: there was none at any read."""
 
     def __init__(self, key: str, record_type: type[R], *, forget_deleted: bool = False) -> None:
         self.key = key
         self.record: R | None = None
         self.stale_since: float | None = None
-        """Time of the loop; None: what is here is what the store has (rule 4)."""
+        """Time of the loop; None: the record is the store's present one (rule 4)."""
         self.suspicions = 0
         self.users: dict[Hashable, Callable[[], None]] = {}
         self.watch: Watch | None = None
@@ -59,7 +59,7 @@ class WatchedRecord(Generic[R]):
             self.stale_since = asyncio.get_running_loop().time()
 
     def take(self, value: bytes | None) -> bool:
-        """Whether it differs. Raises NewerFormatError, CorruptRecordError."""
+        """Take a value; return whether it differs. Raises NewerFormatError, CorruptRecordError."""
         if value is None:
             changed = self._forget_deleted and self.record is not None
             if self._forget_deleted:
@@ -72,7 +72,7 @@ class WatchedRecord(Generic[R]):
 
 class WatchedRecords:
     def __init__(self, store: MetadataStore, tasks: TaskOwner, *, on_suspected: Callable[[], None] = lambda: None) -> None:
-        """`on_suspected` is called whenever a record may be out of date from now on."""
+        """`on_suspected` is called whenever a record may be out of date from then on."""
         self._store = store
         self._tasks = tasks
         self._on_suspected = on_suspected
@@ -97,16 +97,17 @@ class WatchedRecords:
         *,
         forget_deleted: bool = False,
     ) -> WatchedRecord[R]:
-        """Read when this returns; from then on `on_change` is called after it changed. Raises MetadataError.
+        """Read a record, and call `on_change` after each later change. Raises MetadataError.
 
-        `forget_deleted` is that of the record's first user."""
+        `forget_deleted` is that of the record's first user.
+        """
         watched = self._by_key.get(key)
         if watched is None:
             made = WatchedRecord(key, record_type, forget_deleted=forget_deleted)
             watched = self._by_key[key] = cast("WatchedRecord[Record]", made)
         watched.users[user] = on_change
         try:
-            async with watched.reading:  # by the first of them
+            async with watched.reading:  # by the first user
                 if watched.watch is None:
                     await self._read(watched)
         except BaseException:
@@ -115,7 +116,7 @@ class WatchedRecords:
         return cast("WatchedRecord[R]", watched)
 
     def leave(self, watched: WatchedRecord[R], user: Hashable) -> None:
-        """The last one takes the watch along. Idempotent."""
+        """Remove a user; the watch is removed with the last one. Idempotent."""
         watched.users.pop(user, None)
         if not watched.users and self._by_key.get(watched.key) is watched:
             del self._by_key[watched.key]
@@ -124,7 +125,7 @@ class WatchedRecords:
                 watched.watch.cancel()
 
     def suspect_all(self) -> None:
-        """Read every record again: the store was away, or is now."""
+        """Read every record again: the store was unavailable, or is now."""
         for key, watched in self._by_key.items():
             watched.suspect()
             self._refresh_soon(key)
@@ -132,7 +133,7 @@ class WatchedRecords:
             self._on_suspected()
 
     async def _read(self, watched: WatchedRecord[Record]) -> bool:
-        """Rule 1. Whether it differs from what was there before."""
+        """Arm, then read (rule 1). Return whether the record changed."""
         suspicions = watched.suspicions
         watch, found = await watch_and_get(self._store, watched.key)
         try:
@@ -142,13 +143,13 @@ class WatchedRecords:
             changed = False
             watched.suspect()
             self._on_suspected()
-        if self._by_key.get(watched.key) is not watched:  # everybody left meanwhile
+        if self._by_key.get(watched.key) is not watched:  # all users left meanwhile
             watch.cancel()
             return False
         if watched.suspicions == suspicions:
             watched.stale_since = None
         if watched.watch is not None:
-            watched.watch.cancel()  # still armed, if nothing but a suspicion led here
+            watched.watch.cancel()  # still armed, if only a suspicion led here
         watched.watch = watch
         watch.call_when_settled(lambda: self._on_settled(watched, watch))
         return changed
@@ -174,7 +175,7 @@ class WatchedRecords:
                     del self._stale[watched.key]
                 for outcome in await asyncio.gather(*map(self._refresh_one, some), return_exceptions=True):
                     if isinstance(outcome, BaseException):
-                        raise outcome  # a defect: whoever owns the tasks hears of it
+                        raise outcome  # a defect, reported to the owner of the tasks
         finally:
             self._refreshing = False
 
@@ -183,7 +184,7 @@ class WatchedRecords:
             async with watched.reading:
                 changed = await self._read(watched)
         except StoreClosedError:
-            return  # nobody will write either
+            return  # no other writes will follow either
         except MetadataError as error:
             self._unreachable += 1
             if self._unreachable == 1:

@@ -1,10 +1,10 @@
-"""Put the cluster's ACL on nodes that exist already in ZooKeeper, or take it off: for a cluster that gets its credentials late.
+"""Sets the cluster's ACL on existing nodes in ZooKeeper, or removes it: for a cluster that gets its credentials late.
 
-    root ──► children, level by level ──► set ACL of each: the user of `auth` alone, or everybody
+    root ──► children, level by level ──► set ACL of each: only the user of `auth`, or everyone
 
-The node `/`, where a URL has no root, stays readable for others.
+The node `/`, if a URL has no root, stays readable for others.
 
-What the cluster creates later has the right ACL from the start (kazoo_connection.py). A node that vanishes meanwhile is left out.
+What the cluster creates later has the right ACL from the start (kazoo_connection.py). A node that vanishes meanwhile is skipped.
 One that is created meanwhile by a process without credentials needs a second run.
 """
 
@@ -32,13 +32,13 @@ _OWN_NODES_OF_ZOOKEEPER = "/zookeeper"
 
 @dataclass(frozen=True, slots=True)
 class AclReport:
-    """`nodes` have the ACL now."""
+    """`nodes`: how many nodes have the ACL now."""
 
     nodes: int
 
 
 def set_cluster_acls(url: str, *, auth: str | None = None, tls: ClientTls | None = None, everybody: bool = False) -> AclReport:
-    """Give all nodes below the URL's root to the user of `auth` alone; `everybody`: to all. Blocking.
+    """Give all nodes below the URL's root to the user of `auth` only; `everybody`: to all users. Blocking.
 
     Raises StoreUrlError, StoreOpenError, AccessDeniedError (the nodes belong to another user), StoreUnavailableError.
     """
@@ -78,7 +78,7 @@ def set_cluster_acls(url: str, *, auth: str | None = None, tls: ClientTls | None
 
 
 def _walk(client: Any, root: str) -> Iterator[Sequence[str]]:
-    """Paths in groups, parents before children."""
+    """Yield paths in groups, parents before children."""
     level = [root or "/"]
     if root:
         yield level
@@ -105,12 +105,12 @@ def _set(client: Any, paths: Sequence[str], acl: Any) -> int:
             asked.get(timeout=_TIMEOUT_S)
             done += 1
         except NoNodeError:
-            pass  # of a process that ended
+            pass  # it belonged to a process that ended
     return done
 
 
 def _quiet_logger() -> logging.Logger:
-    """For errors alone: below warnings kazoo writes the credentials with each request."""
+    """Return a logger for errors only: below warnings kazoo logs the credentials with each request."""
     logger = logging.Logger("cepheid_metadata.kazoo", logging.ERROR)
     logger.parent = logging.getLogger(__name__)
     return logger

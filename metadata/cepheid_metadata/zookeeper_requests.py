@@ -1,7 +1,7 @@
-"""Our operations in ZooKeeper's words, and its errors in ours. Without I/O.
+"""Translates our operations to ZooKeeper's, and its errors to ours. Without I/O.
 
-ZooKeeper makes no parents. A create that misses one is sent again as a transaction that makes them too, so that it stays all or
-nothing: `parents_to_check` says what to look at, `with_parents` what to add.
+ZooKeeper does not create parents. A create without its parent is sent again as a transaction that also creates it, so that it stays
+all or nothing: `parents_to_check` returns the keys to look up, `with_parents` adds the missing ones.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from cepheid_metadata.store import MAX_REQUEST_BYTES, Check, Create, Delete, Op,
 from cepheid_metadata.tree import ROOT, parent_of
 
 ANY_VERSION = -1
-SERVER_LIMIT_BYTES = 1_048_000  # jute.maxbuffer less one request's header: beyond it the server ends the connection
+SERVER_LIMIT_BYTES = 1_048_000  # jute.maxbuffer less one request's header: above it the server ends the connection
 OP_OVERHEAD_BYTES = 64  # lengths, flags and the ACL of one operation of a transaction
 Planned = tuple[Op, int | None]  # an operation and its place among the caller's; None: a parent that was added
 Path = Callable[[str], str]
 AclOf = Callable[[str], Any]
-"""Of a key to be created; None: what the connection has."""
+"""Returns the ACL of a key to be created; None: that of the connection."""
 
 
 def send_ops(client: Any, ops: Sequence[Op], path: Path, acl_of: AclOf) -> Any:
@@ -75,7 +75,7 @@ def send_ops(client: Any, ops: Sequence[Op], path: Path, acl_of: AclOf) -> Any:
         case Delete():
             return client.delete_async(path(op.key), _version(op))
         case Check():
-            transaction = client.transaction()  # there is no check alone
+            transaction = client.transaction()  # there is no single check
             transaction.check(path(op.key), op.expected_version)
             return transaction.commit_async()
 
@@ -85,7 +85,7 @@ def _version(op: Delete) -> int:
 
 
 def answers_of(ops: Sequence[Op], answer: Any) -> list[Any]:
-    """One answer of ZooKeeper per operation; exceptions among them when a transaction failed."""
+    """Return one answer of ZooKeeper per operation; some are exceptions if a transaction failed."""
     return list(answer) if len(ops) > 1 or isinstance(ops[0], Check) else [answer]
 
 
@@ -100,19 +100,19 @@ def result_of(op: Op, answer: Any, root: str) -> OpResult:
 
 
 def failing_index(answers: Sequence[Any]) -> int | None:
-    """Of a transaction that failed: the others are said to be rolled back or not to have been looked at."""
+    """Return the operation that failed a transaction: the others are reported as rolled back or not executed."""
     failed = [index for index, answer in enumerate(answers) if isinstance(answer, Exception)]
     guilty = (i for i in failed if not isinstance(answers[i], RolledBackError | RuntimeInconsistency))
     return next(guilty, failed[0] if failed else None)
 
 
 def needs_stat(error: Exception) -> bool:
-    """Whether its message names numbers, for which ZooKeeper has to be asked."""
+    """Whether its message has numbers, which must be requested from ZooKeeper."""
     return isinstance(error, ZooKeeperBadVersionError | ZooKeeperNotEmptyError)
 
 
 def error_of(op: Op, error: KazooException, stat: Any) -> MetadataError:
-    """`stat` is what the key looked like just afterwards; None: gone, or it could not be asked."""
+    """Return our error. `stat` is the key's state just afterwards; None: it does not exist, or could not be read."""
     key = op.key
     match error:
         case NoNodeError():
@@ -137,17 +137,19 @@ def error_of(op: Op, error: KazooException, stat: Any) -> MetadataError:
 
 
 def refusal_of(key: str, error: KazooException, *, is_write: bool) -> MetadataError:
-    """For what any request may meet."""
+    """Return our error for what any request may get."""
     if isinstance(error, NoAuthError | AuthFailedError | InvalidACLError):
         return AccessDeniedError(f"{key}: ZooKeeper denies access ({type(error).__name__})", key=key)
-    # System errors, throttling, inconsistencies: the server's trouble. Whether it wrote before it failed is not ours to guess.
+    # System errors, throttling, inconsistencies: problems of the server. Whether it wrote before it failed is unknown.
     message = f"{key}: ZooKeeper failed with {type(error).__name__}"
     return StoreUnavailableError(message, outcome_unknown=is_write, key=key)
 
 
 class RemoveWatches:
-    """A request that kazoo lacks (opcode removeWatches of ZooKeeper 3.5): the server forgets this session's watch of a key. kazoo
-    forgets its own when it reads the answer, in its thread, so that one armed behind this request stays."""
+    """A request that kazoo lacks (opcode removeWatches of ZooKeeper 3.5): the server drops this session's watch of a key.
+
+    kazoo drops its own when it reads the answer, in its thread, so that one armed after this request stays.
+    """
 
     type = 18
     CHILDREN, DATA = 1, 2  # ZooKeeper's Watcher.WatcherType
@@ -170,7 +172,8 @@ class RemoveWatches:
 
 
 def check_size(ops: Sequence[Op], root: str) -> None:
-    """Raises ValueTooLargeError. `check_ops` has looked at keys and values; here is what the server counts besides."""
+    """Raise ValueTooLargeError for a request that is too large for the server, with the overhead that `check_ops` does not
+    count."""
     size_bytes = sum(
         OP_OVERHEAD_BYTES + len(root) + len(op.key) + (len(op.value) if isinstance(op, Create | Put) else 0) for op in ops
     )
@@ -180,7 +183,7 @@ def check_size(ops: Sequence[Op], root: str) -> None:
 
 
 def parents_to_check(ops: Sequence[Op]) -> list[str]:
-    """Every key above a create, from the top."""
+    """Return every key above a create, from the top."""
     parents: dict[str, None] = {}
     for op in ops:
         if isinstance(op, Create):
@@ -192,7 +195,7 @@ def parents_to_check(ops: Sequence[Op]) -> list[str]:
 
 
 def with_parents(ops: Sequence[Op], is_there: Mapping[str, bool]) -> list[Planned]:
-    """`ops` with creates of the parents that will be missing when their turn comes."""
+    """Return `ops` with creates of the parents that will be missing when they are needed."""
     there = dict(is_there)
     planned: list[Planned] = []
     for index, op in enumerate(ops):

@@ -1,17 +1,17 @@
-"""The store of a cluster: ZooKeeper through kazoo, whose thread never touches anything of the loop (kazoo_connection.py).
+"""The metadata store of a cluster: ZooKeeper through kazoo, whose thread never touches objects of the loop (kazoo_connection.py).
 
     get … multi ──► RequestLane (order, window, deadlines) ──► kazoo ──► LoopInbox ──► answers, watch events, connection changes
 
-    CONNECTED ──connection lost──► SUSPENDED ──same session──► CONNECTED          every watch fires: look again
-                                       └──the server says: expired──► LOST ──new session, nothing left of the old──► CONNECTED
+    CONNECTED ──connection lost──► SUSPENDED ──same session──► CONNECTED          every watch fires: read again
+                                       └──the server reports: expired──► LOST ──new session, no key left of the old──► CONNECTED
 
-1. The server alone ends a session: SUSPENDED lasts as long as the outage, however long, and nothing is dropped on our own clock.
-2. A request that finds no connection waits for it until the outage is `patience_s` old, which hides the restart of a server;
-   later ones fail at once, `outcome_unknown` False: they were not sent. A write whose answer is lost or late fails with
-   `outcome_unknown`. Reading again decides: a session's requests are executed in the order of sending, the servers take nothing
-   more from a session's old connection once it has a new one, and that begins with a sync: the server behind it may lag.
-3. Nothing is sent twice. A create that misses its parents is refused by the server before it is sent again with them.
-4. After LOST, CONNECTED waits until the keys that the old session owned are gone (the server may begin a session while it still
+1. Only the server ends a session: SUSPENDED lasts as long as the outage, and nothing is dropped by our own clock.
+2. A request without a connection waits for it until the outage is `patience_s` old, which hides the restart of a server;
+   later ones fail at once, with `outcome_unknown` False: they were not sent. A write whose answer is lost or late fails with
+   `outcome_unknown`. Reading again decides: a session's requests are executed in the order of sending, the servers accept nothing
+   more from a session's old connection once it has a new one, and that begins with a sync: its server may lag.
+3. Nothing is sent twice. A create without its parents is refused by the server before it is sent again with them.
+4. After LOST, CONNECTED waits until the keys that the old session owned are gone (the server may start a session while it still
    ends another). Ephemeral sequential keys whose creation had an unknown outcome are not followed: their names are not known.
 """
 
@@ -46,13 +46,13 @@ OLD_KEYS_POLL_S = 0.02
 
 
 class ZooKeeperUnreachableError(StoreOpenError):
-    """No session could be had."""
+    """No session could be opened."""
 
     hint: ClassVar[str] = "check that the ZooKeeper servers run and that these addresses reach them"
 
 
 class ZooKeeperStore:
-    """One session after the other. Implements `MetadataStore`. Made by `open`."""
+    """The store over consecutive sessions. Implements `MetadataStore`. Created by `open`."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class ZooKeeperStore:
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._session_id = 0
         self._sessions = self._disconnects = 0
-        self._old_keys: dict[str, None] = {}  # of sessions that ended, perhaps still there
+        self._old_keys: dict[str, None] = {}  # of sessions that ended; may still exist
         self._old_sessions: set[int] = set()
         self._connection_changes = 0
         self._closed = False
@@ -102,7 +102,7 @@ class ZooKeeperStore:
         patience_s: float = 3.0,
         open_timeout_s: float = 15.0,
     ) -> ZooKeeperStore:
-        """With a session, below the key `root`, which is made. Raises StoreOpenError, and what the server says to `root`."""
+        """Open a session below the key `root`, which is created. Raises StoreOpenError, and the server's errors for `root`."""
         store = ZooKeeperStore(
             addresses,
             ports,
@@ -167,7 +167,7 @@ class ZooKeeperStore:
         return await self._watches.watch(key)
 
     async def watch_and_get(self, key: str) -> tuple[Watch, Versioned | None]:
-        """As the function of this name in store.py. A key that is not there takes two requests."""
+        """Arm a watch of a key and read it, as `watch_and_get` of store.py. A missing key takes two requests."""
         check_key(key)
         return await self._watches.watch_and_get(key)
 
@@ -184,7 +184,7 @@ class ZooKeeperStore:
         return self._events.subscribe(on_session)
 
     def statistics(self) -> dict[str, int]:
-        """Counters for metrics."""
+        """Return counters for metrics."""
         return {
             "requests": self._lane.requests,
             "requests_waiting": self._lane.waiting,
@@ -196,7 +196,7 @@ class ZooKeeperStore:
         }
 
     async def aclose(self) -> None:
-        """The session ends at the server, if it can be reached, and its ephemeral keys with it."""
+        """End the session at the server, if it can be reached, and with it its ephemeral keys."""
         if self._closed:
             return
         self._closed = True
@@ -212,12 +212,12 @@ class ZooKeeperStore:
             await stopping
         finally:
             self._connection.cut()
-            self._inbox.run()  # the answers that came before the end
+            self._inbox.run()  # answers from before the end
             self._inbox.close()
             self._lane.fail_all(closed)
             await self._worker.aclose()
 
-    # The session.
+    # The session
 
     def _on_group(self) -> None:
         if not self._closed:
@@ -238,7 +238,7 @@ class ZooKeeperStore:
                     self._events.become(SessionState.SUSPENDED)
             case _:
                 self._on_session_ended()
-                if event.state != "EXPIRED_SESSION":  # kazoo gave up by itself, which it does on errors of its own only
+                if event.state != "EXPIRED_SESSION":  # kazoo gave up, which it does only after errors of its own
                     self._tasks.start(self._connect_anew(), name="connect-anew")
 
     def _on_connected(self, session_id: int) -> None:
@@ -264,9 +264,9 @@ class ZooKeeperStore:
         self._events.become(SessionState.LOST)
 
     async def _begin_session(self, connection_changes: int) -> None:
-        """Reports CONNECTED once nothing of the old sessions is left; given up when the connection changes meanwhile."""
+        """Report CONNECTED once the keys of old sessions are gone. Gives up if the connection changes meanwhile."""
         while self._old_keys and connection_changes == self._connection_changes:
-            with contextlib.suppress(StoreUnavailableError, SessionLostError):  # a late answer; or the next connection begins again
+            with contextlib.suppress(StoreUnavailableError, SessionLostError):  # a late answer, or the next connection starts again
                 await self._forget_old_keys()
             if self._old_keys:
                 await asyncio.sleep(OLD_KEYS_POLL_S)
@@ -283,7 +283,7 @@ class ZooKeeperStore:
             try:
                 stat = await self._tree.stat(key, at_once=True)
             except AccessDeniedError:
-                stat = None  # not one that this user made
+                stat = None  # not created by this user
             if stat is None or stat.owner_session_id not in self._old_sessions:
                 self._old_keys.pop(key, None)
 

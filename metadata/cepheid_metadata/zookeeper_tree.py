@@ -1,9 +1,9 @@
-"""The keys of one root in ZooKeeper, read and written through the lane of a session; it knows nothing of how sessions come and go.
+"""The keys of one root in ZooKeeper, read and written through the lane of a session, independent of how sessions begin and end.
 
-    write ──► the operations as they are ──no such parent──► look which are missing ──► one transaction that makes them too
+    write ──► the operations unchanged ──no such parent──► look which are missing ──► one transaction that also creates them
 
-A create that misses its parents is definitely refused, so nothing is written twice; others who make the same parents meanwhile
-are met by looking again.
+A create without its parents is definitely refused, so nothing is written twice; if others create the same parents meanwhile,
+they are looked up again.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from cepheid_metadata.zookeeper_requests import (
 MAX_PARENT_TRIES = 20
 OWN_NODES_OF_ZOOKEEPER = "zookeeper"
 TOP_ACL = [*CREATOR_ALL_ACL, *READ_ACL_UNSAFE]
-"""Of the node `/`, where the cluster has it to itself and creates for one user."""
+"""ACL of the node `/`, if the cluster has it to itself and creates nodes for one user."""
 
 
 class ZooKeeperTree:
-    """`own_keys`: the ephemeral keys that were or may have been made, for the owner of the session.
+    """The tree. `own_keys`: the ephemeral keys that were or may have been created, for the owner of the session.
 
-    `has_user`: this process has a user in ZooKeeper, so secrets are created for that user alone, whatever holds for other keys.
+    `has_user`: this process has a user in ZooKeeper, so secrets are created for that user only, whatever applies to other keys.
     """
 
     def __init__(self, lane: RequestLane, root: str, *, has_user: bool = False) -> None:
@@ -64,7 +64,7 @@ class ZooKeeperTree:
         return Versioned(value or b"", stat.version)
 
     async def stat(self, key: str, *, at_once: bool = False) -> Any:
-        """ZooKeeper's own; None: not there."""
+        """Return ZooKeeper's stat; None: the key does not exist."""
         path = self.path(key)
         return await self._read(key, lambda client: client.exists_async(path), at_once=at_once)
 
@@ -82,7 +82,7 @@ class ZooKeeperTree:
             await self._read(key, lambda client: client.sync_async(path))
 
     def catch_up(self, client: Any) -> Any:
-        """A sync of everything, for the beginning of a connection."""
+        """Sync everything, at the start of a connection."""
         return client.sync_async(self.path(ROOT))
 
     async def _read(self, key: str, send: Callable[[Any], Any], *, at_once: bool = False) -> Any:
@@ -127,7 +127,7 @@ class ZooKeeperTree:
         raise StoreUnavailableError(f"{ops[0].key}: its parents come and go; nothing was written", key=ops[0].key)
 
     async def _commit(self, ops: Sequence[Op]) -> list[OpResult]:
-        # Before it is known whether they will be: an answer may be lost.
+        # Before the outcome is known: an answer may be lost.
         self.own_keys.update({op.key: None for op in ops if isinstance(op, Create) and op.ephemeral and not op.sequential})
         what = f"write {ops[0].key}" + (f" and {len(ops) - 1} more" if len(ops) > 1 else "")
         try:

@@ -1,12 +1,12 @@
-"""The watches of one ZooKeeper session: one at the server per key, however many of ours wait for it.
+"""The watches of one ZooKeeper session: one per key at the server, for any number of ours.
 
-    watch(key)            exists, which tells of creation, change and deletion
-    watch_children(key)   getChildren, which tells of children and of deletion; for a key that is not there: exists
+    watch(key)            exists, which reports creation, change and deletion
+    watch_children(key)   getChildren, which reports changes of children and deletion; for a missing key: exists
 
-A watch that nobody waits for any more stays at the server for the next who asks, up to MAX_UNUSED of them; the oldest are removed.
+A watch that is not waited for any more stays at the server for the next user, up to MAX_UNUSED of them; the oldest are removed.
 
 kazoo drops its watches with the connection, so every watch fires when the connection is back (rule 5 of store.py: spurious is
-allowed, missed is not), and is armed anew by whoever still cares. With the session they fail.
+allowed, missed is not), and its user arms it again if needed. With the session they fail.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class ZooKeeperWatches:
         self._path = path
         self._on_keys = Watches(self._note_use)
         self._on_children = Watches(self._note_use)
-        self._armed_keys: dict[str, None] = {}  # at the server, and no event since
+        self._armed_keys: dict[str, None] = {}  # at the server, without an event since
         self._armed_children: dict[str, None] = {}
-        self._unused: dict[str, None] = {}  # armed keys without a watch of ours, the longest unused first
+        self._unused: dict[str, None] = {}  # armed keys without a watch of ours, least recently used first
 
     def __len__(self) -> int:
         return len(self._on_keys) + len(self._on_children)
@@ -60,7 +60,7 @@ class ZooKeeperWatches:
                     send = partial(_get, path=path, watch=on_event)
                     value, stat = await self._ask(key, send, self._armed_keys if on_event is not None else {})
                     return watch, Versioned(value or b"", stat.version)
-                except NoNodeError:  # and no watch: the server keeps one of a read only where there is a key
+                except NoNodeError:  # and no watch: the server keeps that of a read only for an existing key
                     if on_event is None or await self._arm_key(key) is False:
                         return watch, None
         except BaseException:
@@ -79,14 +79,14 @@ class ZooKeeperWatches:
         return watch
 
     def on_disconnected(self) -> None:
-        """kazoo has dropped what was armed."""
+        """Drop all armed watches, as kazoo has."""
         self._armed_keys.clear()
         self._armed_children.clear()
         self._unused.clear()
 
     @property
     def armed(self) -> int:
-        """Watches at the server."""
+        """The number of watches at the server."""
         return len(self._armed_keys) + len(self._armed_children)
 
     def on_reconnected(self) -> None:
@@ -99,7 +99,7 @@ class ZooKeeperWatches:
         self._on_children.fail_all(error)
 
     async def _arm_key(self, key: str) -> bool | None:
-        """Return whether the key is there. None: its watch was armed already, so that nothing had to be asked."""
+        """Arm a key's watch; return whether the key exists. None: the watch was armed already, without a request."""
         if key in self._armed_keys:
             return None
         path, on_event = self._path(key), partial(self._on_key_event, key)
@@ -114,15 +114,15 @@ class ZooKeeperWatches:
                 await self._ask(key, lambda client: client.get_children_async(path, watch=on_event), self._armed_children)
                 return
             except NoNodeError:
-                # Its creation will be seen if its own watch was armed before, or just now with the answer that it is not there.
-                # Else it may have been created in between, and its children can be watched after all.
+                # Its creation will be seen if its own watch was armed before, or just now with the answer that it does not exist.
+                # Otherwise it may have been created in between, and its children can be watched after all.
                 if was_armed or await self._arm_key(key) is False:
                     return
 
     async def _ask(self, key: str, send: Callable[[Any], Any], armed: dict[str, None]) -> Any:
         def on_success() -> None:
             armed[key] = None
-            self._note_use(key)  # whoever asked may be gone
+            self._note_use(key)  # the caller may be gone
 
         try:
             return await self._lane.ask(send, f"watch {key}", on_success=on_success)
@@ -131,14 +131,14 @@ class ZooKeeperWatches:
         except KazooException as error:
             raise refusal_of(key, error, is_write=False) from None
 
-    # Events come before the answers of whatever followed them at the server.
+    # Events arrive before the answers to later requests.
 
     def _on_key_event(self, key: str, event: Any) -> None:
         if event.type == EventType.NONE:
-            return  # the connection went: on_disconnected tells
+            return  # the connection was lost: on_disconnected is called
         self._armed_keys.pop(key, None)
         self._on_keys.fire([key])
-        if event.type != EventType.CHANGED:  # created or deleted: a change for who watches its children, too
+        if event.type != EventType.CHANGED:  # created or deleted: also a change for watches of its children
             self._on_children.fire([key])
         self._note_use(key)
 
@@ -148,7 +148,7 @@ class ZooKeeperWatches:
             self._on_children.fire([key])
             self._note_use(key)
 
-    # What nobody waits for.
+    # Watches that are not waited for
 
     def _note_use(self, key: str) -> None:
         is_armed = key in self._armed_keys or key in self._armed_children

@@ -39,7 +39,7 @@ async def test_a_file_gets_its_name_when_it_is_complete_and_only_its_owner_reads
     assert [entry.key for entry in entries_of(file)] == ["/cluster", "/upgrade/format"]
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     before = file.read_bytes()
-    with pytest.raises(BackupDamagedError, match="is cut off after line 2"):
+    with pytest.raises(BackupDamagedError, match="ends after line 2"):
         await save_backup(file, pieces(2))
     assert os.listdir(tmp_path) == ["metadata.backup"]
     assert file.read_bytes() == before, "the older backup stays"

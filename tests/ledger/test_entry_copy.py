@@ -46,7 +46,7 @@ async def test_a_target_that_fails_is_named() -> None:
     async with ledger_world(*"abcd") as world:
         ledger = await closed(world, "abc", [b"1"])
         world.cluster["d"].down = True
-        with pytest.raises(CopyFailedError, match="bookie d did not take copies") as failed:
+        with pytest.raises(CopyFailedError, match="bookie d did not accept copies") as failed:
             await world.client.copy_entries(task(ledger, {0: "d"}))
         assert failed.value.facts["bookie"] == "d"
 
@@ -80,7 +80,7 @@ async def test_what_a_bookie_lacks_is_told_entry_by_entry() -> None:
         bookie.damage(ledger.ledger_id, 5)
         assert sorted(await world.client.runs_not_stored(ledger, 1, "b", 0, 7)) == [(2, 2), (5, 5)]
         bookie.down = True
-        with pytest.raises(CopyFailedError, match="bookie b cannot tell"):
+        with pytest.raises(CopyFailedError, match="bookie b cannot say"):
             await world.client.runs_not_stored(ledger, 1, "b", 0, 7)
 
 

@@ -345,7 +345,7 @@ async def test_an_answer_about_other_entries_than_asked_denies_nothing(next_entr
     monkeypatch.setattr(MemoryBookie, "chunk", chunk)
     async with ledger_world() as world:
         writer = await written_to(world, 2)
-        with pytest.raises(RecoveryFailedError, match="an answer that says nothing of the entry"):
+        with pytest.raises(RecoveryFailedError, match="an answer without the entry"):
             await world.client.recover(writer.ledger_id)
 
 

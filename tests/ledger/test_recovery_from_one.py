@@ -108,7 +108,7 @@ async def test_where_an_ordinary_recovery_can_decide_it_does() -> None:
     ("bookie", "at_least", "words"),
     [
         ("d", 4, "name one of these"),
-        ("c", 9, "before entry 9, to which it was to be kept"),
+        ("c", 9, "below entry 9, which was to be kept"),
     ],
 )
 async def test_what_cannot_be_decided_so_is_refused_and_closes_nothing(bookie: str, at_least: int, words: str) -> None:
@@ -126,7 +126,7 @@ async def test_a_bookie_that_does_not_answer_cannot_decide() -> None:
         writer = await written(world)
         lose_disk(world, "a", "b")
         world.cluster["a"].down = True
-        with pytest.raises(RecoveryFailedError, match="a, whose word shall decide, cannot be asked"):
+        with pytest.raises(RecoveryFailedError, match="a, whose answer is to decide, does not answer"):
             await world.client.recover_from(writer.ledger_id, "a", at_least=-1)
 
 

@@ -186,7 +186,7 @@ async def test_errors_speak_of_the_write_set_of_the_entry_alone() -> None:
         for bookie in "bc":
             del world.cluster[bookie].entries[reader.ledger_id][5]
         world.cluster["a"].down = world.cluster["d"].down = True
-        with pytest.raises(NoSuchEntryError, match=r"entry \d+:5 is on no replica .b: NO_ENTRY, c: NO_ENTRY"):
+        with pytest.raises(NoSuchEntryError, match=r"entry \d+:5 is not on any replica .b: NO_ENTRY, c: NO_ENTRY"):
             await reader.read(5, 5, max_bytes=1)
         world.cluster["c"].down = True
         with pytest.raises(EntryUnavailableError, match="c is down"):

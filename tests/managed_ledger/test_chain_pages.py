@@ -291,7 +291,7 @@ async def test_a_topic_says_that_it_comes_near_a_limit_and_goes_on_without_new_l
         assert ledger.near_limit is None
         await grow(ledger, 1)
         assert ledger.near_limit is not None
-        assert "8 ledgers; at 10 a full ledger is written on" in ledger.near_limit
+        assert "8 ledgers; at 10 appends stay in the last ledger" in ledger.near_limit
         await grow(ledger, 2)
         assert [record.message for record in caplog.records].count("chain.near_limit") == 1
         await append_all(ledger, 5)

@@ -398,7 +398,7 @@ async def test_acknowledgements_that_need_a_ledger_of_their_own_say_why_they_are
             await cursor.saved()
         with pytest.raises((NotEnoughBookiesError, CursorLedgerError), match="0 are available"):
             await cursor.saved()
-        with pytest.raises(CursorLedgerError, match=r"tried again in .*: a ledger needs 1 bookies, 0 are available"):
+        with pytest.raises(CursorLedgerError, match=r"next attempt in .*: a ledger needs 1 bookies, 0 are available"):
             await cursor.saved()
         assert "0 are available" in str(ledger.not_saving)
         cursor.acknowledge(positions[0::2])

@@ -90,7 +90,7 @@ async def test_a_late_save_of_the_old_owner_fails_instead_of_overwriting() -> No
         positions = await append_all(old, 3)
         cursor.acknowledge(positions[:1])
         new = await world.broker(seed=2).open()
-        with pytest.raises(ManagedLedgerError, match="opened by somebody else"):
+        with pytest.raises(ManagedLedgerError, match="opened by another broker"):
             await cursor.saved()
         assert old.state is State.FAILED
         assert new.cursors["sub"].backlog_entries == 3

@@ -168,7 +168,7 @@ async def test_a_foreign_key_among_ledgers_is_an_error() -> None:
     await store.create(keys.ledger_key(1), b"")
     await store.create("/ledgers/0000/stray/0001", b"")
     for walk in (largest_ledger_id(store), anext(list_ledgers(store))):
-        with pytest.raises(CorruptRecordError, match="/ledgers/0000/stray is no part of a ledger id"):
+        with pytest.raises(CorruptRecordError, match="/ledgers/0000/stray is not part of a ledger id"):
             await walk
 
 

@@ -71,7 +71,7 @@ async def test_ids_rise_along_a_chain_that_changes_hands() -> None:
     assert await one.take(above=11) == 21
     assert await one.take(above=25) == 26
     assert await one.take(above=3) == 27
-    with pytest.raises(LedgerIdsRolledBackError, match="ledger 500 exists, but the id counter stands at 31"):
+    with pytest.raises(LedgerIdsRolledBackError, match="ledger 500 exists, but the id counter is at 31"):
         await one.take(above=500)
 
 
@@ -82,7 +82,7 @@ async def test_a_counter_below_an_existing_ledger_is_found() -> None:
     await store.create(keys.ledger_key(await ids.take()), b"")
     await ids.check()
     await store.create(keys.ledger_key(11), b"")
-    with pytest.raises(LedgerIdsRolledBackError, match="ledger 11 exists, but the id counter stands at 11"):
+    with pytest.raises(LedgerIdsRolledBackError, match="ledger 11 exists, but the id counter is at 11"):
         await ids.check()
 
 

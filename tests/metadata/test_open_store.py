@@ -61,7 +61,7 @@ def test_what_is_wrong_with_a_url_is_said(url: str, problem: str) -> None:
 @pytest.mark.parametrize("auth", ["s3cret", "plain:u:s3cret", "digest:s3cret", "digest:u:", "digest::s3cret"])
 def test_bad_credentials_are_refused_without_repeating_them(auth: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(AUTH_VARIABLE, auth)
-    with pytest.raises(StoreUrlError, match="do not read digest:user:password") as caught:
+    with pytest.raises(StoreUrlError, match="must be digest:user:password") as caught:
         run_async(open_store("zk://127.0.0.1:1", Ports()))
     assert "s3cret" not in str(caught.value)
 

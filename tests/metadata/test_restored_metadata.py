@@ -51,7 +51,7 @@ async def report(store: MetadataStore, bookie: str, largest: int) -> bool:
 async def test_no_ledger_id_is_given_out_before_each_bookie_said_which_are_in_use() -> None:
     store = await restored_store("b1", "b2")
     ids = LedgerIds(store)
-    with pytest.raises(RestoreNotReportedError, match="b1, b2 did not report since which ledger ids are in use"):
+    with pytest.raises(RestoreNotReportedError, match="b1, b2 did not report yet which ledger ids are in use"):
         await ids.take()
     assert await report(store, "b1", 7_000)
     with pytest.raises(RestoreNotReportedError, match="and b2 did not report"):

@@ -102,8 +102,8 @@ async def test_secrets_are_for_the_cluster_alone_wherever_it_has_credentials(url
     ("auth", "private", "problem"),
     [
         (AUTH, True, None),
-        (AUTH, False, "may be readable by everybody who reaches ZooKeeper while metadata_private is false"),
-        ("", True, "everybody who reaches ZooKeeper can read the keys of read tickets: set metadata_auth_file"),
+        (AUTH, False, "may be readable by every client that reaches ZooKeeper while metadata_private is false"),
+        ("", True, "every client that can reach ZooKeeper can read the keys of read tickets: set metadata_auth_file"),
     ],
 )
 async def test_open_ticket_keys_are_named(

@@ -373,7 +373,7 @@ async def test_a_stream_moves_to_a_connection_with_the_new_certificate_between_t
         await wait_until(lambda: source.outcome is Status.OK)
         Authority(own, datetime.datetime.now(datetime.UTC)).issue("broker", hosts=["127.0.0.1"], for_servers=True)
         await wait_until(lambda: isinstance(source.outcome, BaseException))
-        assert "the certificate of this process was exchanged" in str(source.outcome)
+        assert "the certificate of this process was replaced" in str(source.outcome)
         await stream.aclose()
         await connection.aclose()
 
