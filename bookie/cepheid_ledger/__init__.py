@@ -1,4 +1,4 @@
-"""Ledgers: append, close, fence and recover, read; and the rule by which readers of a chain stop."""
+"""Ledgers: append, close, fence and recover, read; and the rule for where readers of a chain stop."""
 
 from cepheid_ledger.bookie_channel import ChannelStatistics
 from cepheid_ledger.chain_end import check_end, readable_end

@@ -5,8 +5,8 @@
                │  └─ChangeEnsemble──► on_change ──► begin_change, then change_ensemble; or refuse_change
                └── on_added / on_add_failed
 
-It is dull on purpose, and everything here is per group. What an ensemble change *means* (metadata, or only the memory of a
-recovery) its owner decides in `on_change`.
+It is simple on purpose, and works per group. What an ensemble change *means* (metadata, or only the memory of a
+recovery) is decided by its owner in `on_change`.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ log = logging.getLogger(__name__)
 
 
 class AddPipeline:
-    """Implements `LaneListener`.
+    """Sends groups to an ensemble and answers them in order. Implements `LaneListener`.
 
     `on_change` must lead to `begin_change` and `change_ensemble`, or to `refuse_change`, now or later. `on_failed` is called
-    once, before the groups that are left get the same error.
+    once, before the remaining groups get the same error.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class AddPipeline:
         self._channel_of = channel_of
         self._on_change = on_change
         self._on_failed = on_failed
-        self._reasons: dict[str, str] = {}  # of bookies that failed
+        self._reasons: dict[str, str] = {}  # of failed bookies
         self._lanes: dict[str, tuple[BookieChannel, Lane]] = {}
         self._open_lanes(state.ensemble)
 
@@ -60,7 +60,7 @@ class AddPipeline:
         return f"<AddPipeline of ledger {self._ledger_id}: {self.state!r}, {self.unconfirmed!r}>"
 
     def push(self, group: EntryGroup, on_done: GroupDone) -> None:
-        """Sends a group whose first entry is the next of the ledger."""
+        """Send a group whose first entry is the next of the ledger."""
         bookies, first, last = self.state.append(len(group.ends))
         assert first == group.first_entry_id
         self.unconfirmed.push(last, group, on_done)
@@ -75,16 +75,16 @@ class AddPipeline:
             channel.send(lane, request)
 
     def fail(self, error: LedgerError) -> None:
-        """Ends it at once: nothing is confirmed any more, what is left gets `error`."""
+        """End at once: nothing more is confirmed, and remaining groups get `error`."""
         if not self.state.failed_for_good:
             self.state.fail()
             self.unconfirmed.let_go()
             self._finish(error)
 
     def leave(self, error: LedgerError) -> None:
-        """Ends it in good order: as `fail`, but bookies that lag behind the quorum still get what is queued for them.
+        """End in good order: like `fail`, but bookies that lag behind the quorum still get what is queued for them.
 
-        What is kept for newcomers stays until its owner lets it go: see `supply_left`.
+        What is kept for newcomers stays until its owner releases it: see `supply_left`.
         """
         if not self.state.failed_for_good:
             self.state.fail()
@@ -93,16 +93,16 @@ class AddPipeline:
             self._lanes.clear()
             self._finish(error)
 
-    # Ensemble change; its owner calls these in answer to `on_change`
+    # Ensemble change; called by the owner in response to `on_change`
 
     def begin_change(self) -> BegunChange:
-        """Metadata is changed next: from the new fragment's start on, everything is kept for the newcomers."""
+        """Prepare a change of metadata: from the new fragment's start on, everything is kept for the newcomers."""
         begun = self.state.begin_change()
         self.unconfirmed.keep()
         return begun
 
     def change_ensemble(self, replaced: Mapping[str, str]) -> None:
-        """The change is in force."""
+        """Note that the change is in force."""
         for old in replaced:
             self._close_lane(old)
         self._open_lanes(replaced.values())
@@ -112,23 +112,23 @@ class AddPipeline:
         self._perform(effect for effect in effects if not isinstance(effect, SendAdd))
 
     def refuse_change(self) -> None:
-        """No other bookies are to be had, or metadata certainly did not change."""
+        """Note that no other bookies are available, or that metadata certainly did not change."""
         self.unconfirmed.let_go()
         self._perform(self.state.on_change_impossible())
 
     def leave_bookie(self, bookie_id: str, reason: str) -> None:
-        """Ask for a replacement of a bookie that may be well. Its lane stays open until the replacement is in force."""
+        """Ask for a replacement of a bookie that may be healthy. Its lane stays open until the replacement is in force."""
         effects = self.state.on_leave(bookie_id)
         if effects:
             log.info("ledger.bookie_leaving", extra={"ledger_id": self._ledger_id, "bookie": bookie_id, "reason": reason})
         self._perform(effects)
 
     def retry_change(self) -> None:
-        """There may be a spare by now for bookies that were dropped."""
+        """Try again to replace dropped bookies, as there may be a spare by now."""
         self._perform(self.state.retry_change())
 
     def supply_left(self, newcomers: Sequence[str], ensemble: Sequence[str], first: int, last: int) -> None:
-        """After `leave`: a change that came into force behind our back named bookies that lack `first..last`, if we have it."""
+        """After `leave`: send `first..last`, if available, to the bookies of a change that came into force unnoticed."""
         if self.unconfirmed.is_keeping:
             self._open_lanes(newcomers)
             for bookie in newcomers:
@@ -136,10 +136,10 @@ class AddPipeline:
                 channel, lane = self._lanes.pop(bookie)
                 channel.leave_lane(lane)
 
-    # Whether the ledger is still ours
+    # Whether this writer still owns the ledger
 
     def hold_back(self) -> None:
-        """Nothing is confirmed until `release`."""
+        """Confirm nothing until `release`."""
         self.state.hold_back()
 
     def release(self) -> None:
@@ -151,7 +151,7 @@ class AddPipeline:
     def on_added(self, bookie_id: str, last_entry_id: int) -> None:
         try:
             confirm = self.state.on_added(bookie_id, last_entry_id)
-        except AssertionError as error:  # stops this ledger, and no other that shares the bookie
+        except AssertionError as error:  # stops this ledger, but no other that shares the bookie
             log.exception("ledger.invariant_broken", extra={"ledger_id": self._ledger_id, "error": repr(error)})
             self.fail(LedgerWriteError(f"an invariant of ledger {self._ledger_id} is broken: {self.state!r}"))
             return
@@ -197,7 +197,7 @@ class AddPipeline:
     def _send(self, bookie: str, groups: Iterable[EntryGroup], position: int | None = None) -> None:
         lane = self._lanes.get(bookie)
         if lane is None:
-            return  # it failed while something was sent to it or to another
+            return  # it failed while groups were sent to this bookie or another
         for group in groups:
             runs = [group] if not self._is_striped else self._share_of(bookie, group, position)
             for run in runs:

@@ -1,4 +1,4 @@
-"""Calls to several bookies at once, of which some may hang."""
+"""Concurrent calls to several bookies, some of which may hang."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class BookieCalls:
-    """Each by the bookie's position in the ensemble. A single one runs without a task of its own.
+    """Calls by the bookie's position in the ensemble. A single one runs without its own task.
 
     async with BookieCalls() as calls:
         calls.start(0, ask_a()); calls.start(1, ask_b())
@@ -23,7 +23,7 @@ class BookieCalls:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """A hung bookie must not delay a decision."""
+        """Cancel the remaining calls: a hung bookie must not delay a decision."""
         for call in self._waiting.values():
             call.close()
         for task in self._running:
@@ -41,7 +41,7 @@ class BookieCalls:
         self._waiting[position] = call
 
     async def wait_next(self, timeout_s: float | None = None) -> bool:
-        """Until at least one has ended; False: none has in time. Raises what it raised."""
+        """Return when at least one has ended; False: none has in time. Raises the call's error."""
         if timeout_s is None and len(self._waiting) == 1 and not self._running:
             _, call = self._waiting.popitem()
             await call

@@ -1,4 +1,4 @@
-"""One bookie as all writers of this process see it: a queue of entries of many ledgers, and who hears of the answers.
+"""The channel of all writers of this process to one bookie: a queue of entries of many ledgers, and the routing of answers.
 
     LedgerWriter ──send──► Lane (one per writer) ─┐
     LedgerWriter ──send──► Lane ──────────────────┼──next_message──► transport ──► bookie
@@ -7,15 +7,15 @@
          └──── on_added / on_add_failed / on_refused_for_good
 
 Rules:
-1. The transport pulls: what arrives while a message is under way travels together in the next, small groups as one.
-2. A lane's entries go and are answered in order, so "holds everything up to n" is one number. A peer that answers anything
-   else has its stream dropped.
+1. The transport pulls: what arrives while a message is being sent goes into the next one, small groups merged.
+2. A lane's entries are sent and answered in order, so "holds everything up to n" is one number. The stream of a peer that answers
+   anything else is dropped.
 3. A bookie that is overloaded or full gets the refused entries *and all after them* again, until `refusal_retry_s` is over.
-4. One timer per channel finds lanes without progress. A stream on which nothing at all moves is dropped as a whole.
-5. A dropped stream makes the fate of what was unanswered unknown: these lanes have failed. What was not sent yet waits for
+4. One timer per channel finds lanes without progress. A stream without any progress is dropped as a whole.
+5. When a stream is dropped, the fate of unanswered requests is unknown: their lanes have failed. Requests not sent yet wait for
    the next stream.
 6. What waits is bounded: lanes that can do without this bookie are given up when the window is full, at the latest a quarter
-   above it. The others are bounded by what their callers may have unconfirmed.
+   above it. The others are bounded by what their callers may leave unconfirmed.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _FATAL = (Status.FENCED, Status.UNAUTHORIZED)
 _WORTH_REPEATING = (Status.OVERLOADED, Status.NO_SPACE)
 _TICKS_PER_TIMEOUT = 4
 _REQUEST_BYTES = 512
-"""What a waiting request takes beside its entries: small ones would fill the memory long before their bytes fill the window."""
+"""Memory of a waiting request besides its entries: small ones would fill the memory long before their bytes fill the window."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChannelStatistics:
-    """`waiting_bytes`: queued and unanswered, with what the requests themselves take."""
+    """Statistics of one channel. `waiting_bytes`: queued and unanswered, including the memory of the requests themselves."""
 
     lanes: int
     waiting_bytes: int
@@ -58,13 +58,13 @@ class ChannelStatistics:
 class BookieChannel:
     def __init__(self, bookie_id: str, connection_of: Callable[[str], BookieConnection], settings: LedgerSettings) -> None:
         self.bookie_id = bookie_id
-        self._connection_of = connection_of  # asked for each stream: a bookie may come back at another address
+        self._connection_of = connection_of  # called for each stream: a bookie may return at another address
         self._settings = settings
         self._loop = asyncio.get_running_loop()
         self._tasks = TaskOwner(f"channel {self.bookie_id}")
         self._stream: ChannelStream | None = None
         self._lanes: dict[Lane, None] = {}
-        self._ready: deque[Lane] = deque()  # lanes with a queue
+        self._ready: deque[Lane] = deque()  # lanes with queued requests
         self._waiting_bytes = 0
         self._window_check_bytes = settings.channel_window_bytes
         self._tick = self._answered_at_tick = 0
@@ -97,7 +97,7 @@ class BookieChannel:
         return lane
 
     def send(self, lane: Lane, request: AddRequest) -> None:
-        """Queues one group. A closed lane drops it: its listener has heard why."""
+        """Queue one group. A closed lane drops it: its listener already knows why."""
         if lane.closed:
             return
         self._waiting_bytes += len(request.group.data) + _REQUEST_BYTES
@@ -116,19 +116,22 @@ class BookieChannel:
             self._relieve_window()
 
     def close_lane(self, lane: Lane) -> None:
-        """Drops what was not sent; answers to the rest are ignored."""
+        """Drop what was not sent; ignore answers to the rest."""
         if lane.closed:
             return
         lane.closed = True
         del self._lanes[lane]
         self._waiting_bytes -= _size(lane.queue) + _size(lane.refused or ())
-        lane.queue.clear()  # `_ready` may still hold the lane: an empty one is skipped
+        lane.queue.clear()  # `_ready` may still hold the lane; empty lanes are skipped
         lane.refused = None
         if (timer := self._repeaters.pop(lane, None)) is not None:
             timer.cancel()
 
     def leave_lane(self, lane: Lane) -> None:
-        """The writer is done and hears nothing more; what is queued still goes out, since Qa copies are not yet all copies."""
+        """Detach the writer, which gets no more callbacks;
+
+        queued entries are still sent, since Qa copies are not yet all copies.
+        """
         if not lane.waits:
             self.close_lane(lane)
         elif not lane.closed:
@@ -136,7 +139,7 @@ class BookieChannel:
             lane.left = True
 
     async def aclose(self) -> None:
-        """Fails what is left. Connections belong to whoever gave them."""
+        """Fail what is left. The connections belong to their provider."""
         self._closed = True
         for timer in (self._ticker, self._reopener):
             if timer is not None:
@@ -150,7 +153,7 @@ class BookieChannel:
                 await stream.transport.aclose()
         await self._tasks.aclose()
 
-    # What the transport asks for
+    # Called by the transport
 
     def next_message(self, stream: ChannelStream, max_bytes: int) -> Sequence[AddRequest]:
         message: list[AddRequest] = []
@@ -207,7 +210,7 @@ class BookieChannel:
         if self._stream is stream:
             stream.transport = transport
             transport.wake()
-        else:  # it broke while it was opened
+        else:  # it broke while it was being opened
             self._tasks.start(transport.aclose(), name="close-stream")
 
     def _reopen_later(self, error: BaseException) -> None:
@@ -218,19 +221,19 @@ class BookieChannel:
 
     def _reopen(self) -> None:
         self._reopener = None
-        self._ready = deque(lane for lane in self._ready if lane.queue)  # no stream took out those that closed meanwhile
+        self._ready = deque(lane for lane in self._ready if lane.queue)  # lanes that closed meanwhile were not removed by a stream
         if self._ready:
             self._open_stream()
 
     def reopen_now(self) -> None:
-        """The bookie came back: what waits for the pause to end need not."""
+        """Open the stream now instead of after the pause: the bookie is back."""
         self._reopen_delay_s = self._settings.reconnect_delay_s
         if self._reopener is not None:
             self._reopener.cancel()
             self._reopen()
 
     def _detach(self, stream: ChannelStream) -> Iterable[Lane]:
-        """Cuts the stream off; returns the lanes that had something unanswered on it."""
+        """Detach the stream; return the lanes that had unanswered requests on it."""
         stream.owner = self._stream = None
         lanes: dict[Lane, None] = {}
         for unanswered in stream.sent.values():
@@ -245,7 +248,7 @@ class BookieChannel:
     # Answers
 
     def _take(self, stream: ChannelStream, answer: AddAnswer) -> bool:
-        """False: this is no answer to what was sent next."""
+        """Take an answer. Return False if it does not match what was sent next."""
         unanswered = stream.sent.get(answer.ledger_id)
         if unanswered is None or not unanswered.is_next(answer):
             return False
@@ -255,7 +258,7 @@ class BookieChannel:
             if status in _WORTH_REPEATING and lane.refused is None and not lane.closed:
                 self._refusals += 1
                 lane.start_refusal(self._loop.time(), self._settings.refusal_delay_s)
-            if last < item_last:  # a part of the request; it stays until the rest is answered
+            if last < item_last:  # a part of the request; the request stays until the rest is answered
                 unanswered.next_entry_id = last + 1
                 self._report(lane, status, last)
                 return True
@@ -280,7 +283,7 @@ class BookieChannel:
         lane.seen = self._tick
         if status is Status.OK and lane.refused is None:
             lane.refused_since = None
-            if reached > lane.acked_through:  # else a part of something repeated
+            if reached > lane.acked_through:  # otherwise a part of something repeated
                 lane.acked_through = reached
                 lane.listener.on_added(self.bookie_id, reached)
             if lane.left and not lane.waits:
@@ -324,11 +327,11 @@ class BookieChannel:
         limit = self._settings.channel_window_bytes
         spare = [lane for lane in self._lanes if lane.waits and lane.listener.can_do_without(self.bookie_id)]
         self._fail(spare, f"has more than {limit} bytes to answer")
-        # Looked at again a quarter higher: a full window of lanes that need this bookie must not cost a scan per append.
+        # Checked again a quarter higher: a full window of lanes that need this bookie must not cost a scan per append.
         self._window_check_bytes = limit if self._waiting_bytes <= limit else self._waiting_bytes + limit // 4
 
     def _lower_window_check(self) -> None:
-        """What was raised for lanes that need this bookie goes back as they are answered: the next to fill it may be others."""
+        """Lower a raised threshold again as lanes that need this bookie are answered: other lanes may fill the window next."""
         limit = self._settings.channel_window_bytes
         if self._window_check_bytes > limit:
             self._window_check_bytes = max(limit, min(self._window_check_bytes, self._waiting_bytes + limit // 4))

@@ -1,22 +1,22 @@
-"""Where the bookies of a cluster are, and a connection to each: what their registrations say, as fresh as watches allow.
+"""The addresses of a cluster's bookies, from their registrations (kept fresh by watches), and a connection to each.
 
-    start ──► watch the bookies available, readonly and draining ──► read all ──► known     a watch that fired: the same again
-    get(id) ──► known address ──► the connection to it; another address or process than before: a new one, the old one is given up
+    start ──► watch the bookies available, readonly and draining ──► read all ──► known     when a watch fires: the same again
+    get(id) ──► known address ──► the connection to it; if address or process changed: a new one, the old one is abandoned
 
-Rule 1: a bookie whose registration vanished keeps its last address: it may be cut off from metadata and serve what it holds.
-Rule 2: an outage of metadata changes nothing; what was known stays, and it is asked again until it answers.
+Rule 1: a bookie whose registration vanished keeps its last address: it may be cut off from metadata and still serve its data.
+Rule 2: an outage of metadata changes nothing: known data stays, and the read is repeated until it succeeds.
 Rule 3: only registered bookies get new ledgers, and only those registered as available that are not being decommissioned.
-Rule 4: when our own session was lost the bookies' probably were too: for `SETTLE_S` after the next one began, who was writable
-counts as writable, though not yet registered again.
-Rule 5: a connection remembers its failures for a second, and refuses at once what it is asked meanwhile. A bookie that runs anew
-gets a new one, or it would fail for the first ledger that it is given; except one that carries a stream, which found the new
+Rule 4: when our own session was lost the bookies' probably were too: for `SETTLE_S` after the next one began, writable bookies
+still count as writable, though not yet registered again.
+Rule 5: a connection remembers a failure for a second, and refuses requests at once meanwhile. A restarted bookie
+gets a new connection, or its first ledger would fail; except if the old one carries a stream, which found the new
 process by itself or is about to break.
-Rule 6: a registration that cannot be read says that its bookie runs, nothing else of it, and nothing of the others. It may be of a
-newer release: a bookie that is upgraded must not look lost to processes that are not yet.
-Rule 7: a bookie that reports its free space changes its registration in place, which no watch of a parent shows. So all are read
-again every `REFRESH_S` while one reports it.
-Rule 8: a bookie is gone when every look at metadata for `unregistered_bookie_s` found it unregistered. Time during which metadata
-was away, or in which rule 4 holds, does not count: the time begins again after it.
+Rule 6: a registration that cannot be read shows that its bookie runs, and nothing else. It may be of a
+newer release: an upgraded bookie must not look lost to processes that are not upgraded yet.
+Rule 7: a bookie that reports its free space changes its registration in place, which does not fire a watch of the parent. So all
+are read again every `REFRESH_S` while one reports it.
+Rule 8: a bookie is gone when every read of metadata for `unregistered_bookie_s` found it unregistered. Time during which metadata
+was unavailable, or rule 4 holds, does not count: the period begins again after it.
 """
 
 from __future__ import annotations
@@ -54,27 +54,29 @@ _TLS_SETTINGS = "tls.certificate_file, tls.key_file and tls.ca_file"
 
 
 class OpenedConnection(BookieConnection, Protocol):
-    """A connection that can be given up: its streams break, as if the bookie had gone."""
+    """A connection that can be abandoned: its streams break, as if the bookie had disappeared."""
 
     @property
     def is_outdated(self) -> bool:
-        """It shows a certificate that was exchanged since."""
+        """Whether it uses a certificate that was replaced since."""
 
     @property
     def is_adding(self) -> bool:
-        """It carries a stream of adds."""
+        """Whether it carries a stream of adds."""
 
     async def abandon(self, reason: str) -> None: ...
 
 
 Connect = Callable[[str, str], OpenedConnection]
-"""From (bookie id, address)."""
+"""Creates a connection from (bookie id, address)."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownBookie:
-    """`registered`: False when it is known from before only. `process`: random, of one run. `rack` and `free_bytes`: None where the
-    bookie does not say. `draining`: it is being decommissioned, and not writable for that."""
+    """A bookie's registration. `registered`: False if it is known only from before. `process`: random, one per run.
+
+    `rack` and `free_bytes`: None if the bookie does not report them. `draining`: it is being decommissioned, and so not writable.
+    """
 
     bookie_id: str
     address: str
@@ -88,7 +90,7 @@ class KnownBookie:
 
 
 class BookieDirectory:
-    """`start` once, `aclose` once. Implements `BookieConnections` of the ledger client."""
+    """The bookies of a cluster: `start` once, `aclose` once. Implements `BookieConnections` of the ledger client."""
 
     def __init__(
         self,
@@ -99,7 +101,7 @@ class BookieDirectory:
         connect: Connect | None = None,
         tls: ClientTls | None = None,
     ) -> None:
-        """`tls`: the certificate that bookies are shown. None: only bookies without TLS can be reached."""
+        """`tls`: the certificate to present to bookies. None: only bookies without TLS can be reached."""
         self._tls = tls
         self._store = store
         self._ports = ports
@@ -116,39 +118,39 @@ class BookieDirectory:
         self._due = asyncio.Event()
         self._watches: list[Watch] = []
         self._unsubscribe = store.subscribe(self._on_session)
-        self._read_at = 0.0  # loop time of the last look
+        self._read_at = 0.0  # loop time of the last read
         self._session_lost = False
         self._settled: asyncio.TimerHandle | None = None
-        self._gone_at: dict[str, float] = {}  # by bookie that is not registered: loop time at which it is (again) reported as gone
+        self._gone_at: dict[str, float] = {}  # unregistered bookie → loop time at which it is (again) reported as gone
         self._gone_timer: asyncio.TimerHandle | None = None
         self.on_new_incarnation: Callable[[], None] = lambda: None
-        """A bookie registered that was never seen before with these disks. Called before it is told to anybody."""
+        """Called when a bookie registered that was never seen before with these disks, before other callbacks."""
         self.on_back: Callable[[str], None] = lambda bookie_id: None
-        """This one takes writes, and did not before, or it is another process that does. Called when `writable` says so."""
+        """Called when a bookie becomes writable, or another process of it does. `writable` already contains it."""
         self.on_changed: Callable[[], None] = lambda: None
-        """Registrations changed. Called when `registered` and `writable` say so."""
+        """Called when registrations changed. `registered` and `writable` are already up to date."""
         self.on_gone: Callable[[str], None] = lambda bookie_id: None
         """Called with the id of a bookie that is gone (rule 8), and again after each `unregistered_bookie_s` while it is gone.
 
-        So is that of a bookie that is being decommissioned, from the start on, and once that of one that has other disks now.
+        Also called for a bookie that is being decommissioned, from the start on, and once for one that has other disks now.
         """
 
     def __repr__(self) -> str:
         return f"<BookieDirectory: {len(self.writable())} writable of {len(self._known)}, {len(self._connections)} connected>"
 
     async def start(self) -> None:
-        """Returns when the present registrations are known. Raises what the store raises."""
+        """Return when the current registrations are known. Raises the store's errors."""
         if self._connect is None:
             self._connect = await self._load_grpc()
         await self._read()
         self._tasks.start(self._follow(), name="follow")
 
     def get(self, bookie_id: str) -> BookieConnection:
-        """The present connection. Raises BookieUnavailableError when nobody ever registered under that id."""
+        """Return the current connection. Raises BookieUnavailableError if no bookie ever registered under that id."""
         bookie = self._known.get(bookie_id)
         if bookie is None:
-            if asyncio.get_running_loop().time() - self._read_at > RETRY_S:  # whoever asks in a loop must not list in one
-                self._due.set()  # it may be newer than the last look
+            if asyncio.get_running_loop().time() - self._read_at > RETRY_S:  # callers may retry in a loop
+                self._due.set()  # it may be newer than the last read
             message = f"bookie {bookie_id} is not registered; known are {', '.join(self._known) or 'none'}"
             raise BookieUnavailableError(message, bookie=bookie_id)
         before, connection = self._connections.get(bookie_id, (bookie, None))
@@ -165,22 +167,22 @@ class BookieDirectory:
         return connection
 
     def writable(self) -> list[str]:
-        """Ids of the bookies that take new ledgers."""
+        """Return the ids of the bookies that take new ledgers."""
         has_tls = self._tls is not None
         return [
             name for name, bookie in self._known.items() if bookie.writable and (has_tls or not bookie.address.startswith(TLS_MARK))
         ]
 
     def registered(self) -> list[str]:
-        """Ids of the bookies that run, writable or not, also of those that this release cannot reach (rule 6)."""
+        """Return the ids of the bookies that run, writable or not, including those that this release cannot reach (rule 6)."""
         return sorted({*self._unreadable, *(name for name, bookie in self._known.items() if bookie.registered)})
 
     def draining(self) -> list[str]:
-        """Ids of the bookies that are being decommissioned, also of those that do not run."""
+        """Return the ids of the bookies that are being decommissioned, including those that do not run."""
         return self._draining
 
     def racks(self) -> Mapping[str, str]:
-        """Return where bookies run, by id. One that is gone keeps its last rack."""
+        """Return the racks of bookies, by id. One that is gone keeps its last rack."""
         return self._racks
 
     def free_bytes(self) -> Mapping[str, int]:
@@ -188,7 +190,10 @@ class BookieDirectory:
         return self._free_bytes
 
     def expected(self) -> list[str]:
-        """Ids of the bookies that should run: those with a cookie in metadata, and those that run. No restart forgets them."""
+        """Return the ids of the bookies that should run: those with a cookie in metadata, and those that run.
+
+        Kept over restarts.
+        """
         return sorted({*self._cookies, *self.registered()})
 
     def incarnation_of(self, bookie_id: str) -> str:
@@ -197,7 +202,7 @@ class BookieDirectory:
         return "" if bookie is None else bookie.incarnation
 
     def process_of(self, bookie_id: str) -> str:
-        """Return a name of the process that registered last as this bookie: it is another one after each restart.
+        """Return a name of the process that registered last as this bookie: it differs after each restart.
 
         It is empty when the bookie never registered, or is of a release that does not say.
         """
@@ -205,9 +210,9 @@ class BookieDirectory:
         return "" if bookie is None else bookie.process or ""
 
     def problems(self) -> list[str]:
-        """A sentence for people about each bookie that takes no new ledgers."""
-        states = dict.fromkeys(self.expected(), "not registered: start it, or look into its log")
-        states |= dict.fromkeys(self.registered(), "read-only: its disk is full, its /ready and its log say which")
+        """Return a sentence for each bookie that takes no new ledgers."""
+        states = dict.fromkeys(self.expected(), "not registered: start it, or check its log")
+        states |= dict.fromkeys(self.registered(), "read-only: its disk is full; its /ready and its log name the disk")
         for name in set(self._unreadable).difference(self._known):
             states[name] = "not reachable: its registration is damaged, or of a newer release"
         if self._tls is None:
@@ -221,7 +226,7 @@ class BookieDirectory:
         return [f"{name} is {state}" for name, state in states.items() if name not in writable]
 
     def known(self) -> Mapping[str, KnownBookie]:
-        """By id; those that were registered once are kept."""
+        """Return all bookies by id; those that were registered once are kept."""
         return self._known
 
     async def aclose(self) -> None:
@@ -237,7 +242,7 @@ class BookieDirectory:
             await connection.aclose()
 
     async def _load_grpc(self) -> Connect:
-        """In a thread: the library takes a good part of a second."""
+        """Import gRPC in a thread: it takes a good part of a second."""
         importer = self._ports.new_worker("grpc-import", 1)
         try:
             await importer.run(lambda: importlib.import_module("cepheid_ledger.grpc_connection"))
@@ -249,7 +254,7 @@ class BookieDirectory:
 
     def _on_session(self, state: SessionState) -> None:
         if state is not SessionState.CONNECTED:
-            self._gone_at.clear()  # rule 7; the next look begins again
+            self._gone_at.clear()  # rule 8; the next read begins again
         if state is SessionState.LOST:
             self._session_lost = True
         elif state is SessionState.CONNECTED:
@@ -281,7 +286,7 @@ class BookieDirectory:
                     self._due.set()
 
     async def _wait_until_due(self) -> None:
-        """Until a watch fired; no longer than `REFRESH_S` where free space is reported (rule 7)."""
+        """Wait until a watch fires; at most `REFRESH_S` where free space is reported (rule 7)."""
         try:
             async with asyncio.timeout(REFRESH_S if self._free_bytes else None):
                 await self._due.wait()
@@ -289,7 +294,7 @@ class BookieDirectory:
             pass
 
     async def _read(self) -> None:
-        """Both listings, and every record of them: one that came back elsewhere has the same name."""
+        """Read both listings and every record: one that returned at another address has the same name."""
         self._read_at = asyncio.get_running_loop().time()
         for watch in self._watches:
             watch.cancel()
@@ -300,7 +305,7 @@ class BookieDirectory:
             self._watches.append(watch)
         store = self._store
         readonly, unreadable = await list_records(store, keys.READONLY_BOOKIES_KEY, readonly_bookies(store))
-        # Read last, and it wins: a bookie that changes its place is in both for a moment.
+        # Read last and takes precedence: a bookie that changes its place is in both for a moment.
         available, more = await list_records(store, keys.AVAILABLE_BOOKIES_KEY, available_bookies(store))
         self._cookies = await list_names(store, keys.BOOKIE_COOKIES_KEY)
         draining = await list_names(store, keys.DRAINING_BOOKIES_KEY)
@@ -327,13 +332,13 @@ class BookieDirectory:
         self._count_gone()
         for bookie_id in back:
             self.on_back(bookie_id)
-        for bookie_id in emptied:  # after that: one that is back as it was ends what `on_gone` began
+        for bookie_id in emptied:  # afterwards: a bookie that is unchanged ends what `on_gone` began
             self.on_gone(bookie_id)
         if before != self._known or was_draining != draining:
             self.on_changed()
 
     def _count_gone(self) -> None:
-        """After a look at metadata: the time of rule 8 begins for bookies that are not registered, and ends for the others."""
+        """Update the periods of rule 8 after a read of metadata: begin them for unregistered bookies, end them for the others."""
         if self._settled is not None or self._store.session_state is not SessionState.CONNECTED:
             self._gone_at.clear()
             return
@@ -374,13 +379,13 @@ class BookieDirectory:
 
 
 def _why_replaced(before: KnownBookie, now: KnownBookie, connection: OpenedConnection) -> str:
-    """Empty: it stays."""
+    """Return why the connection must be replaced; empty: it stays."""
     if before.address != now.address:
         return f"bookie {now.bookie_id} moved from {before.address} to {now.address}"
     if connection.is_outdated and not connection.is_adding:
-        return f"the certificate for bookie {now.bookie_id} was exchanged"
+        return f"the certificate for bookie {now.bookie_id} was replaced"
     if before.process != now.process and not connection.is_adding:
-        return f"bookie {now.bookie_id} runs anew"
+        return f"bookie {now.bookie_id} was restarted"
     return ""
 
 

@@ -1,11 +1,11 @@
-"""What the ensemble changes of all writers of a process share. A bookie's death makes thousands of them at once.
+"""Shared limits of the ensemble changes of all writers of a process. A bookie's death causes thousands of them at once.
 
     EnsembleChanger ──begin_soon──► some in each turn of the loop
-                    ──take──► so many at once, in the order of asking ──► metadata
+                    ──take──► a limited number at once, in request order ──► metadata
                     ──retry_later──► rounds, with pauses that grow while nothing helps ──► retry
 
-One timer for everybody who waits for a spare. While metadata is away a round asks with one ledger only; the rest follows once
-that one got through.
+One timer serves all ledgers that wait for a spare. While metadata is unavailable a round tries only one ledger; the rest follow
+once that one has succeeded.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ _PER_TURN = 100  # changes begun, or retries, in one turn of the loop: publisher
 
 class Retrying(Protocol):
     def retry(self) -> bool:
-        """False: still no spare."""
+        """Try again. Return False if there is still no spare."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnsembleChangeStatistics:
-    """`ledgers_waiting`: under-replicated until a spare bookie or metadata is there. `kept_overflows`: newcomers that were let
-    go because too much waited for them."""
+    """Counters of ensemble changes. `ledgers_waiting`: under-replicated until a spare bookie or metadata is available.
+
+    `kept_overflows`: newcomers that were dropped because too much was kept for them.
+    """
 
     changed: int
     refused: int
@@ -43,7 +45,7 @@ class EnsembleChangeStatistics:
 class ChangeSlots:
     def __init__(self, settings: LedgerSettings) -> None:
         self.kept_bytes = KeptBytes(settings.channel_window_bytes)
-        self._slots = asyncio.Semaphore(settings.ensemble_changes)  # serves in the order of asking
+        self._slots = asyncio.Semaphore(settings.ensemble_changes)  # served in request order
         self._first_pause_s = self._pause_s = settings.ensemble_retry_s
         self._beginning: deque[Callable[[], None]] = deque()
         self._beginner: asyncio.Handle | None = None
@@ -61,7 +63,7 @@ class ChangeSlots:
         return EnsembleChangeStatistics(self._changed, self._refused, len(self._waiting), kept.used_bytes, kept.overflows)
 
     def begin_soon(self, begin: Callable[[], None]) -> None:
-        """In one of the next turns of the loop."""
+        """Call `begin` in one of the next turns of the loop."""
         self._beginning.append(begin)
         if self._beginner is None:
             self._beginner = asyncio.get_running_loop().call_soon(self._begin_some)
@@ -72,7 +74,7 @@ class ChangeSlots:
         self._beginner = asyncio.get_running_loop().call_soon(self._begin_some) if self._beginning else None
 
     async def take(self) -> None:
-        """Until it is this caller's turn to change metadata. `give_back` ends it."""
+        """Wait for this caller's turn to change metadata; end it with `give_back`."""
         await self._slots.acquire()
 
     def give_back(self) -> None:
@@ -89,7 +91,7 @@ class ChangeSlots:
         self._waiting.pop(changer, None)
 
     def on_metadata(self, is_away: bool) -> None:
-        """How the last change fared."""
+        """Note whether the last change found metadata unavailable."""
         self._changed += not is_away
         if self._metadata_is_away and not is_away and self._timer is not None:
             self._timer.cancel()
@@ -97,7 +99,7 @@ class ChangeSlots:
         self._metadata_is_away = is_away
 
     def retry_now(self) -> None:
-        """A spare may be there."""
+        """Retry now: a spare may be available."""
         if self._timer is not None:
             self._timer.cancel()
             self._pause_s = self._first_pause_s
@@ -116,7 +118,7 @@ class ChangeSlots:
             self._timer = asyncio.get_running_loop().call_later(pause_s, self._round)
 
     def _round(self, waiting: list[Retrying] | None = None, has_helped: bool = False) -> None:
-        """Some of those who waited when the round began; the rest in the next turn."""
+        """Retry some of those that waited when the round began; the rest in the next turn."""
         self._timer = None
         waiting = list(self._waiting) if waiting is None else waiting
         turn, rest = waiting[:_PER_TURN], waiting[_PER_TURN:]

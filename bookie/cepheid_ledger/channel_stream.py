@@ -1,4 +1,4 @@
-"""One stream's side of a channel: what the transport took, and what of it is not answered."""
+"""A channel's state for one stream: what the transport took, and which of it is unanswered."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class StreamOwner(Protocol):
 
 
 class ChannelStream:
-    """Implements `cepheid_rpc.AddSource`. Dead once the channel dropped it, whatever still arrives."""
+    """The source of one stream. Implements `cepheid_rpc.AddSource`. Ignores everything once the channel has dropped it."""
 
     __slots__ = ("owner", "sent", "transport")
 
@@ -31,7 +31,7 @@ class ChannelStream:
         self.transport: AddStream | None = None
 
     def wake(self) -> None:
-        if self.transport is not None:  # else it is being opened, and woken then
+        if self.transport is not None:  # otherwise it is being opened, and will be woken then
             self.transport.wake()
 
     def next_message(self, max_bytes: int) -> Sequence[AddRequest]:
@@ -53,10 +53,10 @@ class Unanswered:
 
     def __init__(self) -> None:
         self.items: deque[tuple[int, Lane, AddRequest]] = deque()  # with the last entry id
-        self.next_entry_id = -1  # where the next answer starts when it is inside the first item, else -1
+        self.next_entry_id = -1  # where the next answer starts if it is inside the first item, else -1
 
     def is_next(self, answer: AddAnswer) -> bool:
-        """Whether this answers what has to be answered next: a request, a part of it, or adjoining ones. Peers are not trusted.
+        """Whether this answers what must be answered next: a request, a part of it, or adjoining ones. Peers are not trusted.
 
         Ids need not rise from request to request: a recovery may send lower ones than the writer before it.
         """

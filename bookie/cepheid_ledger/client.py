@@ -1,6 +1,6 @@
-"""Creates, recovers, reads and deletes ledgers. One per process; it owns a channel to each bookie.
+"""The ledger client creates, recovers, reads and deletes ledgers. One per process; it owns a channel to each bookie.
 
-create ──► LedgerWriter ──close──► closed         recover ──► closed, whoever the writer was
+create ──► LedgerWriter ──close──► closed         recover ──► closed, whatever process wrote it
                                                   open_reader ──► LedgerReader, without recovery
 """
 
@@ -58,39 +58,42 @@ _TOKEN_BITS = 63
 
 
 class BookieConnections(Protocol):
-    """Where connections come from; they belong to it."""
+    """Provider and owner of connections to bookies."""
 
     def get(self, bookie_id: str) -> BookieConnection:
-        """The present one. Asked for each stream and request. Raises BookieUnavailableError when the bookie is not known."""
+        """Return the current connection; called for each stream and request.
+
+        Raises BookieUnavailableError for an unknown bookie.
+        """
 
 
 class BookieStates(Protocol):
-    """How the bookies of the cluster are, as far as this process knows."""
+    """The states of the cluster's bookies, as far as this process knows."""
 
     def writable(self) -> Sequence[str]:
-        """Ids of the bookies that take new ledgers."""
+        """Return the ids of the bookies that take new ledgers."""
 
     def registered(self) -> Collection[str]:
-        """Ids of the bookies that run, writable or not."""
+        """Return the ids of the bookies that run, writable or not."""
 
     def expected(self) -> Collection[str]:
-        """Ids of the bookies that should run: those with a cookie in metadata, and those that run."""
+        """Return the ids of the bookies that should run: those with a cookie in metadata, and those that run."""
 
     def draining(self) -> Collection[str]:
-        """Ids of the bookies that are being decommissioned. They take no new ledgers."""
+        """Return the ids of the bookies that are being decommissioned. They take no new ledgers."""
 
     def racks(self) -> Mapping[str, str]:
-        """Return where bookies run, by id, as far as they say so."""
+        """Return the racks of bookies, by id, as far as they are reported."""
 
     def free_bytes(self) -> Mapping[str, int]:
-        """Return the free space of the bookies' data disks, by id, as far as they report it."""
+        """Return the free space of the bookies' data disks, by id, as far as it is reported."""
 
     def problems(self) -> list[str]:
-        """A sentence for people about each bookie that takes no new ledgers."""
+        """Return a sentence for each bookie that takes no new ledgers."""
 
 
 class NewLedger(NamedTuple):
-    """A ledger that exists once `op` is written. Made by `LedgerClient.prepare`."""
+    """A ledger that exists once `op` is written. Created by `LedgerClient.prepare`."""
 
     record: LedgerMetadata
     op: Create
@@ -108,7 +111,7 @@ class LedgerClient:
         *,
         distance_of: Callable[[str], int] | None = None,
     ) -> None:
-        """`distance_of` says how far away a bookie is: readers ask the nearest ones first. None: all are equally near."""
+        """`distance_of` returns the distance of a bookie: readers ask the nearest ones first. None: all are equally near."""
         self._connections = connections
         self._distance_of = distance_of
         self._records = ledger_records
@@ -121,7 +124,7 @@ class LedgerClient:
         self._idle_writers = IdleWriters(connections.get, settings)
         self._recovery_slots = asyncio.Semaphore(settings.recoveries)
         self._recoveries: SingleFlight[tuple[int, bool], ClosedLedger] = SingleFlight("recoveries", _closed_error)
-        # A reader of a ledger that is written here learns its LAC from the writer.
+        # A reader of a ledger that is written here gets its LAC from the writer.
         self._writers: weakref.WeakValueDictionary[int, LedgerWriter] = weakref.WeakValueDictionary()
         self._departures = Departures(self._writers, settings.unregistered_bookie_s)
         self._copy_budget = CopyBudget()
@@ -131,7 +134,7 @@ class LedgerClient:
         return f"<LedgerClient: {list(self._channels.values())}, {self._recoveries!r}>"
 
     def statistics(self) -> dict[str, ChannelStatistics]:
-        """By bookie id."""
+        """Return the statistics of all channels, by bookie id."""
         return {bookie: channel.statistics() for bookie, channel in self._channels.items()}
 
     def ensemble_change_statistics(self) -> EnsembleChangeStatistics:
@@ -146,10 +149,10 @@ class LedgerClient:
         custom: Mapping[str, str],
         above: int | None = -1,
     ) -> LedgerWriter:
-        """A new ledger with an id above `above`; None: above all that there ever were. Bookies learn of it with the first entry.
+        """Create a ledger with an id above `above`; None: above all ids ever used. Bookies learn of it with the first entry.
 
         `custom` names the owner, so that a ledger whose creator died before linking it can be found.
-        Raises InvalidQuorumsError, NotEnoughBookiesError, and what the metadata store raises: then there may be an orphan.
+        Raises InvalidQuorumsError, NotEnoughBookiesError, and the metadata store's errors: there may then be an orphan.
         """
         while True:
             new = await self.prepare(
@@ -167,9 +170,9 @@ class LedgerClient:
         custom: Mapping[str, str],
         above: int | None = -1,
     ) -> NewLedger:
-        """Plan a ledger as `create` makes it, for a caller that writes `op` together with the record that names the ledger.
+        """Plan a ledger like `create`, for a caller that writes `op` together with the record that names the ledger.
 
-        Once that is written, `begin` returns the writer. KeyExistsError for `op`: the id is taken, prepare another one.
+        Once that is written, `begin` returns the writer. If `op` raises KeyExistsError, the id is taken: prepare another one.
         Raises InvalidQuorumsError, NotEnoughBookiesError, MetadataError.
         """
         self._check_open()
@@ -195,7 +198,7 @@ class LedgerClient:
         return NewLedger(ledger, self._records.create_op(ledger.ledger_id, ledger))
 
     def begin(self, new: NewLedger) -> LedgerWriter:
-        """Return the writer of a prepared ledger. Call it right after `op` was written, before the record can have changed."""
+        """Return the writer of a prepared ledger. Call it right after writing `op`, before the record can change."""
         self._check_open()
         shared = self._change_slots, self._idle_writers, self._settings
         found = Found(new.record, 0)
@@ -204,20 +207,20 @@ class LedgerClient:
         return writer
 
     async def recover(self, ledger_id: int, *, despite_damage: bool = False) -> ClosedLedger:
-        """Fences the writer, decides where the ledger ends, closes it there; or tells the end that others decided.
+        """Fence the writer, decide where the ledger ends and close it there; if it is closed already, return its end.
 
         Concurrent callers share one recovery. Raises NoSuchLedgerError, RecoveryFailedError, EntryUnavailableError,
-        TimeoutError, and what the metadata store raises: nothing is decided then, call again. After a TailDamagedError who can
-        do without what the ledger has from the damaged entry on may have it closed before that one: `despite_damage`.
+        TimeoutError, and the metadata store's errors: nothing is decided then, call again. After a TailDamagedError a caller that
+        does not need the entries from the damaged one on may have the ledger closed before it: `despite_damage`.
         """
         self._check_open()
         return await self._recoveries.run((ledger_id, despite_damage), self._recover)
 
     async def find_end(self, ledger_id: int) -> FoundEnd:
-        """Do all of `recover` but the write that closes the record, for a caller that writes `closing` and `checks` together with
-        the record that names the end.
+        """Do all of `recover` except the write that closes the record, for a caller that writes `closing` and `checks` itself.
 
-        A conflict on one of them: somebody else has ended the ledger, or moved copies of it: call `recover`. Raises as `recover`.
+        The caller writes them together with the record that names the end. A conflict on one of them means that another process has
+        ended the ledger or moved copies of it: call `recover`. Raises the errors of `recover`.
         """
         self._check_open()
         async with self._recovery_slots:
@@ -229,10 +232,10 @@ class LedgerClient:
         return await RecoveryFromOne(ledger_id, *self._shared_with_recoveries(), bookie=bookie).preview()
 
     async def recover_from(self, ledger_id: int, bookie: str, *, at_least: int) -> ClosedLedger:
-        """Close the ledger as `recover` does, or else by the word of one bookie, because an operator decided so.
+        """Close the ledger like `recover`, or else by the answer of one bookie alone, as an operator decided.
 
-        What was confirmed above the end is lost. `at_least`: the ledger does not end below this entry. Raises NoSuchLedgerError,
-        RecoveryFailedError: nothing was closed, and what else `recover` raises.
+        Confirmed entries above the end are lost. `at_least`: the ledger does not end below this entry. Raises NoSuchLedgerError,
+        RecoveryFailedError (nothing was closed), and the other errors of `recover`.
         """
         try:
             return await self.recover(ledger_id)
@@ -246,11 +249,11 @@ class LedgerClient:
         return end
 
     def has_healthy_bookies(self, ensemble_size: int, write_quorum: int) -> bool:
-        """Return whether a new ledger would get only bookies that have not failed a moment ago."""
+        """Return whether a new ledger would get only bookies that have not failed recently."""
         return self._placement.has_healthy(ensemble_size, write_quorum)
 
     def on_bookie_back(self, bookie_id: str) -> None:
-        """It takes writes again: ledgers that lack copies need not wait for the end of its quarantine."""
+        """Note that a bookie takes writes again: ledgers that lack copies need not wait for the end of its quarantine."""
         self._placement.forgive(bookie_id)
         self._departures.stay(bookie_id)
         if (channel := self._channels.get(bookie_id)) is not None:
@@ -260,20 +263,20 @@ class LedgerClient:
     def leave_bookie(self, bookie_id: str, reason: str) -> None:
         """Replace this bookie in every open ledger of the process that sends to it, without waiting for an append.
 
-        For bookies that are gone from metadata or draining. One that still answers costs no ledger its quorum by that: a ledger
+        For bookies that are gone from metadata or draining. No ledger loses its quorum by leaving one that still answers: a ledger
         without a healthy spare keeps it. Call it again while the bookie stays gone: ledgers may be new, and so may spares.
         """
         self._departures.leave(bookie_id, reason)
 
     def on_bookie_gone(self, bookie_id: str) -> None:
-        """Leave a bookie as its directory says: it is not registered any more, is being decommissioned, or has other disks now.
+        """Leave a bookie that its directory reports: unregistered, being decommissioned, or with other disks than before.
 
         The directory calls again while that lasts.
         """
         self.leave_bookie(bookie_id, "it is not registered any more, is being decommissioned, or came back with other disks")
 
     async def open_reader(self, ledger_id: int) -> LedgerReader:
-        """Reads without recovery: up to LAC while the ledger is open. Raises NoSuchLedgerError."""
+        """Return a reader that does not recover: it reads up to the LAC while the ledger is open. Raises NoSuchLedgerError."""
         self._check_open()
         found = await read_ledger(self._records, ledger_id)
         writer = self._writers.get(ledger_id)
@@ -291,9 +294,9 @@ class LedgerClient:
         return await copy_entries(task, *shared, turn=turn)
 
     async def runs_not_stored(self, ledger: LedgerMetadata, position: int, bookie: str, first: int, last: int) -> list[Run]:
-        """Return the entries of `first..last` that this bookie should hold as `position` of the ensemble, and has no valid copy of.
+        """Return the entries of `first..last` that this bookie should hold at `position` of the ensemble but has no valid copy of.
 
-        Raises CopyFailedError when it does not answer.
+        Raises CopyFailedError if it does not answer.
         """
         self._check_open()
         return await runs_not_stored(ledger, position, bookie, first, last, self._connections.get, self._settings)
@@ -306,18 +309,18 @@ class LedgerClient:
         return report.findings
 
     def open_writer(self, ledger_id: int) -> LedgerWriter | None:
-        """The writer of a ledger that this process writes."""
+        """Return the writer of a ledger that this process writes; None: it has none."""
         return self._writers.get(ledger_id)
 
     async def metadata_of(self, ledger_id: int) -> LedgerMetadata:
-        """Its record. Raises NoSuchLedgerError."""
+        """Return the ledger's record. Raises NoSuchLedgerError."""
         return (await read_ledger(self._records, ledger_id)).record
 
     async def delete(self, ledger_id: int, *, spare_undeleted: bool = False) -> None:
-        """Recovers first when it is not closed, so that no writer can add to what is gone. Raises NoSuchLedgerError.
+        """Delete a ledger; recover it first if it is not closed, so that no writer can add to it. Raises NoSuchLedgerError.
 
-        For `deletion_grace_s` it can be brought back by `undelete`. `spare_undeleted`: what was brought back stays, for who
-        repeats deletions that may have been done long ago.
+        For `deletion_grace_s` it can be restored by `undelete`. `spare_undeleted`: keep a ledger that was restored, for callers
+        that repeat deletions that may have been done long ago.
         """
         self._check_open()
         found = await read_ledger(self._records, ledger_id)
@@ -337,9 +340,9 @@ class LedgerClient:
                 raise NoSuchLedgerError(f"ledger {ledger_id} was deleted already", ledger_id=ledger_id) from None
 
     async def end_for_deletion(self, ledger_id: int) -> None:
-        """Close the ledger, so that `delete` of it needs nothing but metadata. What is gone or was brought back stays so.
+        """Close the ledger, so that `delete` needs nothing but metadata. A deleted or restored ledger is left unchanged.
 
-        Raises RecoveryFailedError, CorruptRecordError and what else recovering it raises: it cannot be deleted now.
+        Raises RecoveryFailedError, CorruptRecordError and other errors of recovery: the ledger cannot be deleted now.
         """
         self._check_open()
         try:
@@ -352,13 +355,13 @@ class LedgerClient:
     async def _end_before_deletion(self, ledger_id: int) -> None:
         try:
             await self.recover(ledger_id)
-        except TailDamagedError:  # what goes need not be whole
+        except TailDamagedError:  # a ledger to be deleted need not be intact
             await self.recover(ledger_id, despite_damage=True)
 
     async def undelete(self, ledger_id: int) -> LedgerMetadata:
-        """Brings a deleted ledger back, closed, with all its entries; it belongs to no topic. Raises NoSuchLedgerError.
+        """Restore a deleted ledger, closed, with all its entries; it belongs to no topic. Raises NoSuchLedgerError.
 
-        Repair looks at each of its copies once: what was known to be missing was forgotten with the deletion.
+        Repair checks each of its copies once: what was known to be missing was forgotten with the deletion.
         """
         self._check_open()
         store = self._records.store
@@ -366,12 +369,12 @@ class LedgerClient:
             ledger_id, self._ports.wall_ms(), together=lambda ledger: to_check(store, ledger)
         )
         if ledger is None:
-            message = f"ledger {ledger_id} cannot be brought back: it was not deleted, or longer ago than the time of grace"
+            message = f"ledger {ledger_id} cannot be restored: it was not deleted, or its grace period is over"
             raise NoSuchLedgerError(message, ledger_id=ledger_id)
         return ledger
 
     async def aclose(self) -> None:
-        """Fails what is under way. Ledgers stay open in metadata: writers are closed by whoever has them."""
+        """Fail what is in progress. Ledgers stay open in metadata: their owners close the writers."""
         self._closed = True
         self._departures.close()
         await self._recoveries.aclose()
@@ -393,7 +396,7 @@ class LedgerClient:
         return channel
 
     async def _mark_short(self, ledger_id: int, bookies: Sequence[str]) -> None:
-        """Have automatic repair look at a ledger that was closed while bookies lacked entries of it."""
+        """Have automatic repair check a ledger that was closed while bookies lacked entries of it."""
         try:
             async with asyncio.timeout(self._settings.metadata_timeout_s):
                 await repair_views.mark_damaged(self._records.store, ledger_id, bookies, self._ports.wall_ms())
@@ -404,7 +407,7 @@ class LedgerClient:
         return await (self._ids.take(newest=True) if above is None else self._ids.take(above=above))
 
     async def _create_record(self, new: NewLedger) -> bool:
-        """Return False when another process has taken the id."""
+        """Create the record. Return False if another process has taken the id."""
         ledger = new.record
         try:
             await self._records.store.create(new.op.key, new.op.value)
@@ -414,7 +417,7 @@ class LedgerClient:
         except StoreUnavailableError as error:
             if not error.outcome_unknown:
                 raise
-        # Only the token tells whether the record is ours, made by an attempt whose answer was lost.
+        # Only the token shows whether the record is ours, from an attempt whose answer was lost.
         found = await self._records.get(ledger.ledger_id)
         return found is not None and found.record.creation_token == ledger.creation_token
 

@@ -1,11 +1,11 @@
-"""Open writers of a process leave a bookie that is gone or draining: some writers in each turn of the loop.
+"""Makes open writers of a process leave a bookie that is gone or draining, some writers in each turn of the loop.
 
     leave ──► ids of all open writers ──► those that send to the bookie ──LedgerWriter.leave_bookie──► EnsembleChanger
 
 The writer of an idle ledger has no other way to notice that a bookie is gone, and after several such losses no recovery would find
 a quorum. The caller repeats `leave` while the bookie stays gone, for ledgers that were created meanwhile. Writers without a spare
-are asked again every `retry_s` until they have left, or until the bookie is as good as before (`stay`): otherwise repair would take
-a living writer for one that is gone.
+are asked again every `retry_s` until they have left, or until the bookie is back (`stay`): otherwise repair would mistake
+a living writer for a dead one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 _LOOKED_AT_PER_TURN = 1_000
-_ASKED_PER_TURN = 100  # as many changes begin in one turn: publishers wait meanwhile
+_ASKED_PER_TURN = 100  # as many changes may begin in one turn, while publishers wait
 
 
 class LeavingWriter(Protocol):
@@ -29,14 +29,14 @@ class LeavingWriter(Protocol):
 
 
 class Departures:
-    """The bookies that open writers are to leave. `writers` is by ledger id, and may change at any time."""
+    """The bookies that open writers must leave. `writers` is by ledger id, and may change at any time."""
 
     def __init__(self, writers: Mapping[int, LeavingWriter], retry_s: float) -> None:
         self._writers = writers
         self._retry_s = retry_s
-        self._without_spare: dict[str, tuple[str, dict[int, None]]] = {}  # by bookie: reason, ids of writers that stay
+        self._without_spare: dict[str, tuple[str, dict[int, None]]] = {}  # by bookie: reason, ids of writers without a spare
         self._retry: asyncio.TimerHandle | None = None
-        self._rounds: deque[tuple[str, str, Iterator[int]]] = deque()  # bookie, reason, ids of writers to look at
+        self._rounds: deque[tuple[str, str, Iterator[int]]] = deque()  # bookie, reason, ids of writers to ask
         self._turn: asyncio.Handle | None = None
         self._closed = False
 
@@ -44,7 +44,7 @@ class Departures:
         return f"<Departures from {[bookie_id for bookie_id, _, _ in self._rounds]}>"
 
     def leave(self, bookie_id: str, reason: str) -> None:
-        """Have each open writer that sends to this bookie replace it, soon. Another call during such a round changes nothing."""
+        """Have each open writer that sends to this bookie replace it soon. A second call during such a round changes nothing."""
         if self._closed or any(bookie_id == other for other, _, _ in self._rounds):
             return
         self._rounds.append((bookie_id, reason, iter(list(self._writers))))
@@ -52,7 +52,7 @@ class Departures:
             self._turn = asyncio.get_running_loop().call_soon(self._ask_some)
 
     def stay(self, bookie_id: str) -> None:
-        """Ask no further writer to leave this bookie: it came back as it was, or is not decommissioned any more."""
+        """Ask no further writer to leave this bookie: it is back unchanged, or no longer decommissioned."""
         self._without_spare.pop(bookie_id, None)
         self._rounds = deque(one for one in self._rounds if one[0] != bookie_id)
 
@@ -70,7 +70,7 @@ class Departures:
 
     def _ask_some(self) -> None:
         self._turn = None
-        if not self._rounds:  # the bookie came back in the meantime
+        if not self._rounds:  # the bookie returned in the meantime
             return
         bookie_id, reason, ledger_ids = self._rounds[0]
         asked = 0

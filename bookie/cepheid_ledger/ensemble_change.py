@@ -1,20 +1,21 @@
-"""Others for the bookies of an open ledger that failed or are to be left: the driver of an ensemble change, one per writer.
+"""Replaces bookies of an open ledger that failed or must be left: the driver of an ensemble change, one per writer.
 
     on_change ──► wait for a slot ──► begin (LAC + 1), choose ──► compare-and-set ──► in force: send to the newcomers
-        ▲                                  │ no spare                 ├── certainly refused: go on without, retry later
+        ▲                                  │ no spare                 ├── certainly refused: continue without, retry later
         └────── ChangeSlots: retry ◄───────┴──────────────────────────┤
                                                                       ├── unknown: insist with the same bookies
-                                                                      └── in recovery or closed by others: fenced
+                                                                      └── in recovery or closed by another process: fenced
 
 Rules:
-1. An outcome that is unknown is asked for until it is known. Giving up would leave a change behind that takes effect later.
-2. Neither a missing spare nor an outage of metadata stops a ledger that has Qa bookies. One that has fewer waits for metadata
-   for `ensemble_change_timeout_s`, and fails at once when there is no spare: a new ledger finds bookies that this one may not
+1. An unknown outcome is looked up until it is known. Giving up would leave a change that takes effect later.
+2. Neither a missing spare nor an outage of metadata stops a ledger that has Qa bookies. One with fewer waits for metadata
+   for `ensemble_change_timeout_s`, and fails at once if there is no spare: a new ledger can use bookies that this one may not
    take back.
-3. A bookie in quarantine is taken only when the ledger cannot go on otherwise, or lacked copies for
-   `quarantined_spare_after_s`. Each gets one chance: who left never comes back, so that this ends.
-4. A bookie that is only to be left (it is gone from metadata, or draining) is left for a healthy spare alone. Without one, or when
-   metadata certainly did not change, it stays in the ensemble, gets entries and counts; whoever asked asks again.
+3. A bookie in quarantine is used only if the ledger cannot continue otherwise, or has lacked copies for
+   `quarantined_spare_after_s`. Each gets one chance, so that this ends: a bookie that left never returns.
+4. A bookie that has not failed but must be left (gone from metadata, or draining) is replaced only by a healthy spare. Without one,
+or if
+   metadata certainly did not change, it stays in the ensemble, gets entries and counts; the caller asks again.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ log = logging.getLogger(__name__)
 
 
 class EnsembleChanger:
-    """`proposed` is what metadata may say by now, while that is not known: the fragment's start, and who replaces whom."""
+    """The ensemble changes of one writer.
+
+    `proposed` is what metadata may contain while that is unknown: the fragment's start, and the replacements.
+    """
 
     def __init__(
         self,
@@ -52,8 +56,8 @@ class EnsembleChanger:
     ) -> None:
         self.proposed: tuple[int, Mapping[str, str]] | None = None
         self._last_error: Exception | None = None
-        self._short_since: float | None = None  # loop time from which on bookies were done without
-        self._in_doubt = False  # an attempt for `proposed` may have been, or may still come into force
+        self._short_since: float | None = None  # loop time since when the ledger has lacked bookies
+        self._in_doubt = False  # an attempt for `proposed` may be in force, or may still take effect
         self._pipeline = pipeline
         self._record = record
         self._placement = placement
@@ -63,26 +67,26 @@ class EnsembleChanger:
         self._task: asyncio.Task[None] | None = None
 
     def start(self, change: ChangeEnsemble) -> None:
-        """Called by the pipeline, which waits for the outcome."""
+        """Begin a change; called by the pipeline, which waits for the outcome."""
         dropped = self._pipeline.state.dropped
         for bookie in change.failed:
-            if bookie not in dropped:  # else it failed long ago, and may be well for other ledgers
+            if bookie not in dropped:  # otherwise it failed long ago, and may be healthy for other ledgers
                 self._placement.quarantine(bookie)
         self._slots.begin_soon(self._start)
 
     def _start(self) -> None:
-        if not self._pipeline.state.failed_for_good:  # else the writer was closed, or failed, in between
+        if not self._pipeline.state.failed_for_good:  # otherwise the writer was closed, or failed, in between
             self._task = self._tasks.start(self._run(), name="change-ensemble")
 
     async def abandon(self) -> None:
-        """Stops what is under way, before somebody else changes the record. `proposed` may be in force then."""
+        """Stop the change in progress, before another process changes the record. `proposed` may be in force then."""
         self._slots.forget(self)
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     def retry(self) -> bool:
-        """Tries again for bookies that had no replacement. False: there is still no spare."""
+        """Try again for bookies that had no replacement. Return False if there is still no spare."""
         pipeline = self._pipeline
         if pipeline.state.failed_for_good or pipeline.state.is_changing or not pipeline.state.dropped:
             return True
@@ -102,7 +106,7 @@ class EnsembleChanger:
                     async with asyncio.timeout_at(deadline):
                         await self._slots.take()
                 except TimeoutError:
-                    pass  # too many others wait for metadata as well
+                    pass  # many others wait for metadata as well
                 else:
                     try:
                         if await self._attempt():
@@ -116,7 +120,7 @@ class EnsembleChanger:
             pipeline.fail(error)
 
     async def _attempt(self) -> bool:
-        """Whether it is decided. A task of a failed writer has nothing to decide."""
+        """Return whether it is decided. A task of a failed writer has nothing to decide."""
         pipeline = self._pipeline
         if pipeline.state.failed_for_good:
             return True
@@ -128,7 +132,7 @@ class EnsembleChanger:
         try:
             await self._record.change(lambda ledger: _plan_change(ledger, first_entry_id, replaced))
         except (MetadataError, TimeoutError) as error:
-            # A store that is closed under a write takes the outcome with it.
+            # The outcome is lost if the store is closed during a write.
             is_unknown = isinstance(error, TimeoutError | StoreClosedError) or getattr(error, "outcome_unknown", False)
             return self._take_failure(error, is_unknown)
         self.proposed = None
@@ -138,12 +142,12 @@ class EnsembleChanger:
             log.info("ledger.ensemble_changed", extra=fields)
             pipeline.change_ensemble(replaced)
         self._note_shortage()
-        if pipeline.state.dropped and not pipeline.state.failed_for_good:  # too few spares, or too much to supply them with
+        if pipeline.state.dropped and not pipeline.state.failed_for_good:  # too few spares, or too much to send to them
             self._slots.retry_later(self)
         return True
 
     def _begin(self) -> bool:
-        """The start and the bookies are taken in one step. False: there is no spare."""
+        """Take the fragment's start and the bookies in one step. Return False if there is no spare."""
         begun = self._pipeline.begin_change()
         replaced = self._choose(begun)
         self._pipeline.state.keep_unreplaced(replaced)
@@ -204,7 +208,7 @@ class EnsembleChanger:
         self._note_shortage()
         if pipeline.state.failed_for_good or not pipeline.state.dropped:
             return
-        if pipeline.state.dropped != before:  # a retry that did not help is no news
+        if pipeline.state.dropped != before:  # a retry without effect is not worth a log line
             fields = {"ledger_id": self._record.ledger.ledger_id, "bookie": pipeline.state.dropped, "error": reason}
             log.warning("ledger.under_replicated", extra=fields)
         self._slots.retry_later(self)
@@ -212,6 +216,6 @@ class EnsembleChanger:
 
 def _plan_change(ledger: LedgerMetadata, first_entry_id: int, replaced: Mapping[str, str]) -> LedgerMetadata | None:
     if ledger.state is not LedgerState.OPEN:
-        message = f"ledger {ledger.ledger_id} is {ledger.state} by somebody else, its ensemble is not this writer's any more"
+        message = f"ledger {ledger.ledger_id} is {ledger.state} by another process, its ensemble no longer belongs to this writer"
         raise LedgerFencedError(message, ledger_id=ledger.ledger_id)
     return ensemble_changed(ledger, first_entry_id, replaced)

@@ -1,16 +1,16 @@
-"""Copying entries of a finished fragment to bookies that lack them, byte for byte.
+"""Copies entries of a finished fragment to bookies that lack them, byte for byte.
 
     sources ──1 MiB, verified──► every target's share ──recovery adds──► targets ──synced──► the next 1 MiB
 
 Rules:
 1. The caller guarantees that the entries are confirmed: the ledger is closed, or another fragment follows.
-2. An entry is taken from any replica whose copy is valid. It is reported as lost when every bookie that should hold it answers that
-   it has no valid copy, or is given up (`away`). At least one must say so for certain: where those that run lost their disks, the
-   others are all that is left, and the copy fails until they are back. It fails as well when a bookie cannot answer now. A bookie
-   whose disk cannot read the entry, when asked twice, counts as having no valid copy, and is named (`unreadable`): it may be able
+2. An entry is read from any replica whose copy is valid. It is reported as lost if every bookie that should hold it answers that
+   it has no valid copy, or is given up (`away`). At least one must answer with certainty: if those that run lost their disks, the
+   others are all that is left, and the copy fails until they are back. It also fails if a bookie cannot answer now. A bookie
+   whose disk cannot read the entry in two attempts counts as having no valid copy, and is named (`unreadable`): it may be able
    to read it later.
-3. `copy_entries` returns when the targets have synced everything. Copies go as background adds, which a bookie admits at the pace
-   that foreground writes leave. So little of them is sent ahead: `TARGET_BYTES` to one bookie, for all copies of the process.
+3. `copy_entries` returns when the targets have synced everything. Copies are background adds, which a bookie admits at the pace
+   that foreground writes leave. So few bytes are sent ahead: `TARGET_BYTES` to one bookie, for all copies of the process.
 """
 
 from __future__ import annotations
@@ -39,12 +39,14 @@ from cepheid_rpc import (
 )
 
 TARGET_BYTES = 2 << 20
-"""Most bytes on their way to one bookie, or one larger chunk. A bookie refuses what waits beyond its own bound for background adds,
-and several processes copy to it."""
+"""Limit of bytes on their way to one bookie, or one larger chunk.
+
+A bookie refuses background adds above its own limit, and several processes copy to it.
+"""
 
 _CERTAINLY_NOT_STORED = (Status.NO_ENTRY, Status.NO_LEDGER, Status.BAD_DIGEST)
 _NOT_STORED = (*_CERTAINLY_NOT_STORED, Status.UNKNOWN)
-"""Answers by which a bookie says that it has no valid copy. UNKNOWN is that of a bookie that lost its disk."""
+"""Answers of a bookie that has no valid copy. UNKNOWN is that of a bookie that lost its disk."""
 
 Run = tuple[int, int]
 """First and last id of consecutive entries, both inclusive."""
@@ -58,7 +60,7 @@ class CopyFailedError(LedgerError):
 
 @dataclass(frozen=True, slots=True)
 class CopyTask:
-    """Entries to bring to bookies. `targets`: by position in the ensemble, the bookie that gets this position's share."""
+    """Entries to bring to bookies. `targets`: the bookie that gets each position's share, by position in the ensemble."""
 
     ledger: LedgerMetadata
     fragment: Fragment
@@ -66,7 +68,7 @@ class CopyTask:
     last_entry_id: int
     targets: Mapping[int, str]
     away: Collection[str] = ()
-    """Bookies of the ensemble that are given up: asked last, and not waited for when they do not answer."""
+    """Bookies of the ensemble that are given up: asked last, and not waited for."""
     former: Collection[str] = ()
     """Bookies that the record named before: asked for entries of which no other valid copy is found."""
 
@@ -89,7 +91,7 @@ class CopyReport:
 
 
 class CopyBudget:
-    """Bounds the bytes on their way to each target. One per process."""
+    """Limits the bytes on their way to each target. One per process."""
 
     def __init__(self) -> None:
         self._used: dict[str, int] = {}
@@ -110,7 +112,7 @@ class CopyBudget:
             raise
 
     def give(self, bookie: str, size_bytes: int) -> None:
-        """Return bytes that were synced, or will not be waited for."""
+        """Give back bytes that were synced, or are no longer waited for."""
         self._used[bookie] -= size_bytes
         waiting = self._waiting.get(bookie)
         while waiting and (waiting[0][1].done() or self._has_room(bookie, waiting[0][0])):
@@ -135,7 +137,7 @@ async def copy_entries(
     *,
     turn: int = 0,
 ) -> CopyReport:
-    """Copy what `task` names. `turn` spreads reads over the sources. Raises CopyFailedError."""
+    """Copy the entries of `task`. `turn` spreads reads over the sources. Raises CopyFailedError."""
     report = CopyReport()
     ledger = task.ledger
     targets = {position: _Target(bookie, channel_of(bookie), ledger, budget) for position, bookie in task.targets.items()}
@@ -168,7 +170,7 @@ async def runs_not_stored(
 ) -> list[Run]:
     """Return the entries of `first..last` that belong to `position` and of which `bookie` has no valid copy.
 
-    Raises CopyFailedError when the bookie does not answer.
+    Raises CopyFailedError if the bookie does not answer.
     """
     wanted = runs_at(position, first, last, ledger.ensemble_size, ledger.write_quorum)
     bad: list[Run] = []
@@ -232,7 +234,7 @@ def _note_lost(report: CopyReport, entry_id: int) -> None:
 
 
 class _Source:
-    """Valid copies from any bookie of the ensemble; those that are away, or are to be written, are asked last."""
+    """Reads valid copies from any bookie of the ensemble; bookies that are away or are targets are asked last."""
 
     def __init__(self, task: CopyTask, connection_of: ConnectionOf, settings: LedgerSettings, turn: int) -> None:
         self._task = task
@@ -250,7 +252,7 @@ class _Source:
         self._replicas = [*good, *(ensemble[position] for position in self._doubtful)]
 
     async def read(self, first: int) -> list[EntryGroup]:
-        """Return a run of entries from `first` on, of about 1 MiB; empty: that entry has no valid copy.
+        """Return a run of entries from `first` on, about 1 MiB; empty: that entry has no valid copy.
 
         Raises CopyFailedError.
         """
@@ -273,9 +275,9 @@ class _Source:
             return await self._read_one(first, error)
 
     async def _read_one(self, entry_id: int, why: LedgerError) -> list[EntryGroup]:
-        """Ask every bookie of the entry's write set for it alone, to tell an entry that is lost from one that is away.
+        """Ask every bookie of the entry's write set for it alone, to distinguish a lost entry from an unavailable one.
 
-        Others may have it, too: bookies that the record named before.
+        Bookies that the record named before may also have it.
         """
         task, ledger = self._task, self._task.ledger
         ensemble = task.fragment.ensemble
@@ -288,7 +290,7 @@ class _Source:
             request = ReadRequest(ledger.ledger_id, entry_id, entry_id, MAX_MESSAGE_BYTES)
             try:
                 answer = await self._ask(bookie, request)
-                # A digest may be bad on the disk or on the way: the wire does not damage it twice. A read may fail once.
+                # A digest may fail because of the disk or the wire; the wire does not damage it twice. A read may fail once.
                 if answer in (Status.BAD_DIGEST, Status.IO_ERROR):
                     answer = await self._ask(bookie, request)
             except (BookieUnavailableError, TimeoutError):
@@ -312,7 +314,7 @@ class _Source:
         return []
 
     async def _ask(self, bookie: str, request: ReadRequest) -> EntryGroup | Status | None:
-        """Return the one entry asked for if it is valid, else what the bookie says of it. Raises BookieUnavailableError."""
+        """Return the requested entry if it is valid, otherwise the bookie's answer. Raises BookieUnavailableError."""
         status: Status | None = None
         async with asyncio.timeout(self._settings.read_timeout_s), answers_of(self._connection_of(bookie), request) as answers:
             async for answer in answers:
@@ -327,14 +329,14 @@ class _Source:
 
 
 class _Target:
-    """One bookie that gets copies, with what it has not synced yet. Implements `LaneListener`."""
+    """A bookie that gets copies, and what it has not synced yet. Implements `LaneListener`."""
 
     def __init__(self, bookie: str, channel: BookieChannel, ledger: LedgerMetadata, budget: CopyBudget) -> None:
         self._bookie = bookie
         self._channel = channel
         self._master_key = master_key_of(ledger)
         self._budget = budget
-        self._chunks: deque[tuple[int, int]] = deque()  # last entry and bytes of each that is not synced yet
+        self._chunks: deque[tuple[int, int]] = deque()  # last entry and bytes of each chunk that is not synced yet
         self._failure: str | None = None
         self._synced = asyncio.Event()
         self._lane = channel.open_lane(ledger.ledger_id, self)
@@ -351,7 +353,7 @@ class _Target:
             self._channel.send(self._lane, AddRequest(group, self._master_key, recovery=True, background=True))
 
     async def wait_synced(self) -> None:
-        """Return when the bookie has synced all that was sent. Raises CopyFailedError."""
+        """Return when the bookie has synced everything that was sent. Raises CopyFailedError."""
         while self._chunks and self._failure is None:
             self._synced.clear()
             await self._synced.wait()
@@ -379,7 +381,7 @@ class _Target:
 
     def on_add_failed(self, bookie_id: str, reason: str) -> None:
         self._failure = reason
-        self._give_back()  # the next chunk may wait for these very bytes in `send`
+        self._give_back()  # the next chunk may be waiting for these very bytes in `send`
         self._synced.set()
 
     def on_refused_for_good(self, bookie_id: str, status: Status) -> None:

@@ -1,7 +1,7 @@
-"""What can go wrong with a ledger, by type. Callers decide by class, never by words.
+"""Errors of ledgers, by type. Callers decide by class, never by message.
 
-A failed append says nothing of the entry's fate: it may be on bookies, and recovery may keep it. Whoever failed an append
-learns its fate from `LedgerClient.recover` alone.
+A failed append does not tell the entry's fate: it may be on bookies, and recovery may keep it. A writer whose append failed
+learns the fate only from `LedgerClient.recover`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from cepheid_ports import CepheidError
 
 
 class LedgerError(CepheidError):
-    """Root of this package's errors."""
+    """Base class of this package's errors."""
 
 
 class InvalidQuorumsError(LedgerError):
@@ -22,14 +22,14 @@ class InvalidQuorumsError(LedgerError):
 
 
 class NotEnoughBookiesError(LedgerError):
-    """Fewer usable bookies than the ledger needs."""
+    """There are fewer usable bookies than the ledger needs."""
 
     retriable: ClassVar[bool] = True
     hint: ClassVar[str] = "start more bookies, free disk space on read-only ones, or lower the ensemble size and quorums"
 
 
 class BookiesUnusableError(NotEnoughBookiesError):
-    """There would be enough bookies, if those that are known took new ledgers."""
+    """There would be enough bookies if the known ones took new ledgers."""
 
     hint: ClassVar[str] = "free space on the disks of these bookies, start those that are down, or start further ones"
 
@@ -44,13 +44,13 @@ class NotEnoughRacksError(NotEnoughBookiesError):
 
 
 class LedgerFencedError(LedgerError):
-    """Somebody recovers or has recovered the ledger: this writer is out, whatever it sent unconfirmed is undecided."""
+    """Another process recovers or has recovered the ledger: this writer must stop, and its unconfirmed entries are undecided."""
 
     hint: ClassVar[str] = "another process took the ledger over; recover it and continue with a new ledger"
 
 
 class LedgerClosedError(LedgerError):
-    """The ledger takes no more entries: this writer closed it, or somebody else did."""
+    """The ledger takes no more entries: this writer or another process closed it."""
 
 
 class LedgerWriteError(LedgerError):
@@ -66,7 +66,7 @@ class UnauthorizedLedgerError(LedgerError):
 
 
 class NoSuchLedgerError(LedgerError):
-    """The ledger has no metadata: it was deleted, or never created. Certain."""
+    """The ledger certainly has no metadata: it was deleted, or never created."""
 
 
 class LedgerLostError(LedgerError):
@@ -76,27 +76,29 @@ class LedgerLostError(LedgerError):
 
 
 class LedgerTooShortError(LedgerLostError):
-    """The chain records more entries of a ledger than its closed record has. Entries below that end may be whole."""
+    """The chain records more entries of a ledger than its closed record has. Entries below that end may be intact."""
 
 
 class NoSuchEntryError(LedgerError):
-    """Every replica says with certainty that it never acknowledged this entry."""
+    """Every replica answered with certainty that it never acknowledged this entry."""
 
 
 class EntryBeyondEndError(LedgerError):
-    """The entry lies above what is known to be confirmed, or above the end of a closed ledger."""
+    """The entry is above what is known to be confirmed, or above the end of a closed ledger."""
 
 
 class EntryUnavailableError(LedgerError):
-    """No replica gave a valid copy, and not all of them said no with certainty: the entry may well exist."""
+    """No replica returned a valid copy, and not all denied the entry with certainty: it may well exist."""
 
     retriable: ClassVar[bool] = True
     hint: ClassVar[str] = "check the bookies named here; reading succeeds once one of them answers with a valid copy"
 
 
 class EntryDamagedError(EntryUnavailableError):
-    """Every replica answered with certainty, none has a valid copy, and at least one says that the copy it stores is damaged.
-    Asking again finds the same until somebody repairs a disk; whoever can do without the entry need not wait for that."""
+    """Every replica answered with certainty, none has a valid copy, and at least one reports that its copy is damaged.
+
+    Retries find the same until a disk is repaired; a caller that does not need the entry should not wait for that.
+    """
 
     hint: ClassVar[str] = "the copies on the bookies named here are damaged: look for older disks, or give the entry up"
 
@@ -112,7 +114,7 @@ class RecoveryFailedError(LedgerError):
 
 
 class WriteBackFailedError(RecoveryFailedError):
-    """The entries at the ledger's end were found, and too few bookies took copies of them. The next attempt finds them again."""
+    """The entries at the ledger's end were found, but too few bookies accepted copies. The next attempt finds them again."""
 
     hint: ClassVar[str] = (
         "start further bookies, or free space on the disks of read-only ones, until an ack quorum takes entries "
@@ -121,13 +123,13 @@ class WriteBackFailedError(RecoveryFailedError):
 
 
 class TailDamagedError(RecoveryFailedError):
-    """Every bookie was heard, and what cannot be decided is an entry of which there are damaged copies and no valid one."""
+    """Every bookie answered, but an entry with damaged and without valid copies cannot be decided."""
 
     hint: ClassVar[str] = "whether the damaged entry was confirmed cannot be known: look for older disks of the bookies named here"
 
 
 class BookieProtocolError(LedgerError):
-    """A bookie answered what it was not asked."""
+    """A bookie sent an answer that does not match a request."""
 
     hint: ClassVar[str] = "the bookie runs another version, or has a defect; its connection was dropped"
 
@@ -137,5 +139,5 @@ class LedgerClientClosedError(LedgerError):
 
 
 def is_entry_gone(error: BaseException) -> bool:
-    """Return whether a read failed because its first entry has no valid copy, for certain: asking again finds the same."""
+    """Return whether a read failed because its first entry certainly has no valid copy: a retry finds the same."""
     return isinstance(error, EntryDamagedError | NoSuchEntryError | LedgerLostError) and not isinstance(error, LedgerTooShortError)

@@ -1,13 +1,13 @@
-"""One bookie reached over gRPC.
+"""A connection to one bookie over gRPC.
 
     AddSource ──next_message──► sender task ──write──► HTTP/2 ──► bookie
         ▲                          ▲ wake()                          │
         └──on_answers── reader task ◄──────── answers ◄──────────────┘
 
-Rule 1: the next add message is built only when the previous write returned, so what arrives meanwhile travels together.
-Rule 2: whatever goes wrong on the way is BookieUnavailableError: the outcome is unknown, never a negative.
+Rule 1: the next add message is built only when the previous write has returned, so what arrives meanwhile is sent together.
+Rule 2: every failure of the transport is a BookieUnavailableError: the outcome is unknown, never a negative answer.
 Rule 3: a stream breaks once. Adds without any answer for `silent_stream_s` break it too: a silent bookie is treated as failed.
-Adds and reads have a TCP connection each, so that a reader of old data does not delay a publish.
+Adds and reads have separate TCP connections, so that a reader of old data does not delay a publish.
 """
 
 from __future__ import annotations
@@ -62,16 +62,16 @@ from cepheid_security.grpc_tls import channel_credentials
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 
 
-def _channel(address: str, credentials: Any) -> Any:  # the stubs demand serializers, which bytes do not need
+def _channel(address: str, credentials: Any) -> Any:  # the stubs require serializers, which bytes do not need
     if not address.startswith(TLS_MARK):
         return grpc.aio.insecure_channel(address, options=channel_options())
     return grpc.aio.secure_channel(address.removeprefix(TLS_MARK), credentials, options=channel_options())
 
 
 class GrpcConnection:
-    """A BookieConnection. Connects when first used, and again by itself after a failure; each failed call says so.
+    """A BookieConnection that connects on first use and again by itself after a failure; each call that fails raises.
 
-    `tls`: the certificate to show where `address` says that the bookie takes TLS. Raises SecurityConfigurationError.
+    `tls`: the certificate to present if `address` says that the bookie uses TLS. Raises SecurityConfigurationError.
     """
 
     def __init__(
@@ -91,13 +91,13 @@ class GrpcConnection:
         self._read = self._reads.unary_stream(method_path(READ))
         self._recover = self._reads.stream_stream(method_path(RECOVER))
         self._recoveries: RecoveryStream | None = None
-        self._ended_recoveries: list[RecoveryStream] = []  # whose tasks may be on their way to their end
-        self._recovers_by_stream = True  # unless the bookie said over this TCP connection that it knows no such stream
+        self._ended_recoveries: list[RecoveryStream] = []  # streams whose tasks may still be ending
+        self._recovers_by_stream = True  # unless the bookie answered over this TCP connection that it has no such stream
         self._tasks = TaskOwner(f"bookie-connection-{bookie_id}")
         self._add_streams: dict[GrpcAddStream, None] = {}
-        self._broken_streams: list[GrpcAddStream] = []  # whose tasks may be on their way to their end
-        self._given_up: str | None = None  # why it takes no new requests
-        self._is_closed = False  # a call would fail; those under way have some time left
+        self._broken_streams: list[GrpcAddStream] = []  # streams whose tasks may still be ending
+        self._given_up: str | None = None  # why it accepts no new requests
+        self._is_closed = False  # new calls fail; those in progress have some time left
         self._unsettled = 0  # requests that may still begin a call
         self._settled = asyncio.Event()
         self._settled.set()
@@ -111,23 +111,23 @@ class GrpcConnection:
 
     @property
     def is_outdated(self) -> bool:
-        """Its certificate files were exchanged since it was made."""
+        """Whether its certificate files were replaced since it was created."""
         return self.address.startswith(TLS_MARK) and self._tls.state() != self._tls_state
 
     @property
     def should_move(self) -> bool:
-        """Its certificate files were exchanged, and the new ones can be used: what it carries belongs on a new connection."""
+        """Whether its certificate files were replaced by usable ones, so that its streams should move to a new connection."""
         if not self.is_outdated:
             return False
         try:
             self._tls.context()
-        except SecurityConfigurationError:  # as while they are being copied
+        except SecurityConfigurationError:  # for example while they are being copied
             return False
         return True
 
     @property
     def is_adding(self) -> bool:
-        """It carries a stream of adds."""
+        """Whether it carries a stream of adds."""
         return bool(self._add_streams)
 
     def open_add_stream(self, source: AddSource) -> GrpcAddStream:
@@ -184,10 +184,10 @@ class GrpcConnection:
             self._check_cancelled(READ)
             raise
         finally:
-            call.cancel()  # nothing happens if it ended by itself; else the bookie stops reading for nobody
+            call.cancel()  # no effect if the call has ended; otherwise the bookie stops reading
 
     async def _read_first(self, request: ReadRequest) -> ReadAnswer | None:
-        """Return the first piece of a recovery read. None: see `_ask_for_recovery`."""
+        """Return the first piece of a recovery read; None as in `_ask_for_recovery`."""
         data = await self._ask_for_recovery(encode_read_request(request), READ)
         try:
             return None if data is None else decode_read_answer(data)
@@ -195,7 +195,7 @@ class GrpcConnection:
             raise self.unavailable(READ, error) from error
 
     async def _ask_for_recovery(self, message: bytes, method: str) -> Buffer | None:
-        """None: the bookie is of a release that takes each request of a recovery as a call of its own."""
+        """Return the answer; None: the bookie is of a release that takes each recovery request as a separate call."""
         if not self._recovers_by_stream:
             return None
         stream = self._recoveries
@@ -214,8 +214,8 @@ class GrpcConnection:
         raise self.unavailable(method, answer) from answer
 
     async def _await_next_connection(self) -> None:
-        """A bookie may have been upgraded whenever its connection was lost: try the stream again then."""
-        with suppress(grpc.aio.UsageError):  # closed
+        """Wait for the next connection, then try the stream again: the bookie may have been upgraded while it was lost."""
+        with suppress(grpc.aio.UsageError):  # the connection was closed
             while self._reads.get_state() is grpc.ChannelConnectivity.READY:
                 await self._reads.wait_for_state_change(grpc.ChannelConnectivity.READY)
         self._recovers_by_stream = True
@@ -233,8 +233,10 @@ class GrpcConnection:
         await self._reads.close()
 
     async def abandon(self, reason: str) -> None:
-        """Close a connection to an address that the bookie has left. Streams of adds break. Requests under way get their time to
-        end, also those of a recovery that need a call after their answer on the stream."""
+        """Close a connection to an address that the bookie has left. Streams of adds break.
+
+        Requests in progress get time to end, including those of a recovery that need a call after their answer on the stream.
+        """
         self._given_up = reason
         deadline = asyncio.get_running_loop().time() + self._silent_call_s
         for stream in list(self._add_streams):
@@ -250,7 +252,7 @@ class GrpcConnection:
 
     @contextmanager
     def _settling(self) -> Iterator[None]:
-        """Keep `abandon` from closing the channels before this request has begun the call that it may need."""
+        """Keep `abandon` from closing the channels until this request has begun the call that it may need."""
         self._unsettled += 1
         self._settled.clear()
         try:
@@ -261,7 +263,7 @@ class GrpcConnection:
                 self._settled.set()
 
     def _begin(self, method: str, call: Any, message: bytes, timeout_s: float | None = None) -> Any:
-        """Begin a call of a request that was admitted. The library refuses one on a closed channel with an error of its own."""
+        """Begin the call of an admitted request. The library's own error for a closed channel is translated."""
         if self._is_closed:
             raise self.unavailable(method, ConnectionError(self._given_up))
         return call(message, timeout=timeout_s)
@@ -280,7 +282,7 @@ class GrpcConnection:
             raise self.unavailable(method, ConnectionError(self._given_up))
 
     def _check_cancelled(self, method: str) -> None:
-        """The library tells of a connection that ends under a call as if whoever waits for it had been cancelled."""
+        """Tell a real cancellation from a lost connection, which the library reports as a cancellation of the waiting task."""
         task = asyncio.current_task()
         if self._given_up is not None and (task is None or not task.cancelling()):
             raise self.unavailable(method, ConnectionError(self._given_up))
@@ -297,7 +299,7 @@ class GrpcConnection:
 
 
 class GrpcAddStream:
-    """Pulls add messages out of one AddSource, and feeds it the answers."""
+    """Pulls add messages from one AddSource and passes it the answers."""
 
     def __init__(self, connection: GrpcConnection, call: Any, source: AddSource, timeout_s: float) -> None:
         self._connection = connection
@@ -320,14 +322,14 @@ class GrpcAddStream:
 
     @property
     def is_running(self) -> bool:
-        """Its tasks have not all ended."""
+        """Whether some of its tasks have not ended yet."""
         return bool(self._tasks)
 
     def wake(self) -> None:
         self._due.set()
 
     async def aclose(self) -> None:
-        """Ends the stream; the source hears nothing more of it."""
+        """End the stream; the source gets no more callbacks."""
         self._end()
         await self._tasks.aclose()
 
@@ -342,7 +344,7 @@ class GrpcAddStream:
                         await self._call.write(encode_add_message(part))
         except grpc.aio.AioRpcError as error:
             self._break(error)
-        except asyncio.InvalidStateError:  # the bookie has ended the stream, which `_receive` is about to learn
+        except asyncio.InvalidStateError:  # the bookie has ended the stream, as `_receive` will find
             self._break(await self._end_of_call())
 
     async def _receive(self) -> None:
@@ -373,14 +375,14 @@ class GrpcAddStream:
             raise MalformedGroupError(f"{-self._unanswered_entries} more entries were answered than sent")
 
     def _move(self) -> None:
-        """End without an entry on its way, so that the source opens a stream with the new certificate and loses nothing.
+        """End while no entry is in flight, so that the source opens a stream with the new certificate and loses nothing.
 
-        The bookie would end it anyway when the old one expires, at any moment.
+        Otherwise the bookie would end it at any moment once the old certificate expires.
         """
         self._break(ConnectionError("the certificate of this process was exchanged"))
 
     def _check_progress(self) -> None:
-        """One timer a stream, whatever is in flight."""
+        """Check for progress; one timer per stream, however many entries are in flight."""
         self._is_moving = self._is_moving or self._connection.should_move
         if self._is_moving and not self._unanswered_entries:
             self._move()

@@ -1,10 +1,10 @@
-"""What writers do when nobody appends: they tell their LAC, so that readers past the broker see the last entry.
+"""Idle writers send their LAC to the bookies, so that readers that bypass the broker see the last entry.
 
     append ──wake──► awake ──nothing appended for an interval──► its LAC goes to its bookies ──► at rest
 
-An entry carries the LAC from before it, so bookies learn of an entry's confirmation from the next one; without a next one the
-writer says it. One timer for all writers of the process, none while all are at rest; a LAC that is lost is only late.
-Bounded: one request at a time per bookie, so many writers a round. Whoever does not get its turn keeps it for the next round.
+An entry carries the LAC from before it, so bookies learn that an entry is confirmed from the next one; without a next one the
+writer sends it. One timer for all writers of the process, none while all are at rest; a lost LAC is only a delay.
+Bounded: one request at a time per bookie, and a number of writers per round. Writers without a turn keep their place for the next.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cepheid_rpc import BookieConnection, BookieUnavailableError, ExplicitLac
 
 log = logging.getLogger(__name__)
 
-_WRITERS_PER_ROUND = 200  # over gRPC one LAC costs 0.2 ms of this process's time per bookie
+_WRITERS_PER_ROUND = 200  # over gRPC one LAC costs this process 0.2 ms per bookie
 _TICK_WITHOUT_LACS_S = 1.0
 
 
@@ -32,22 +32,22 @@ class IdleWriter(Protocol):
 
     @property
     def may_rest(self) -> bool:
-        """Nothing of it will be confirmed without another append."""
+        """Whether nothing more will be confirmed without another append."""
 
     def lac_to_tell(self) -> tuple[tuple[str, ...], ExplicitLac] | None:
-        """Whom to tell what. None: nothing to tell, or nothing to be told any more."""
+        """Return the bookies and the LAC to send; None: there is nothing to send, or no longer."""
 
     def on_lac_told(self, last_add_confirmed: int) -> None: ...
 
     def on_rest(self, now: float) -> None:
-        """The next append wakes it again."""
+        """Note that it rests; the next append wakes it again."""
 
 
 class IdleWriters:
     def __init__(self, connection_of: Callable[[str], BookieConnection], settings: LedgerSettings) -> None:
         self._connection_of = connection_of
         self._settings = settings
-        self._awake: dict[IdleWriter, int] = {}  # with what it had pushed at the last tick; who had a turn is at the end
+        self._awake: dict[IdleWriter, int] = {}  # with what it had pushed at the last tick; moves to the end after a turn
         self._timer: asyncio.TimerHandle | None = None
         self._tasks = TaskOwner("idle writers")
         self.lacs_told = 0
@@ -82,11 +82,11 @@ class IdleWriters:
             elif (told := self._to_tell(writer)) is not None:
                 if len(due) < _WRITERS_PER_ROUND:
                     due.append((writer, *told))
-                    self._awake[writer] = self._awake.pop(writer)  # if no bookie hears it, others have their turn first
+                    self._awake[writer] = self._awake.pop(writer)  # if no bookie accepts it, others have their turn first
             elif writer.may_rest:
                 del self._awake[writer]
                 writer.on_rest(now)
-        if due and not self._tasks:  # else the round before is not through yet
+        if due and not self._tasks:  # otherwise the previous round is still running
             self._tasks.start(self._tell(due), name="explicit-lacs")
         if self._awake:
             self._arm()
@@ -104,12 +104,12 @@ class IdleWriters:
                 group.create_task(self._tell_one(bookie, lacs))
 
     async def _tell_one(self, bookie: str, lacs: list[tuple[IdleWriter, ExplicitLac]]) -> None:
-        """One after the other; a bookie that does not answer is left alone until the next round."""
+        """Send them one after the other; a bookie that does not answer is skipped until the next round."""
         try:
             connection = self._connection_of(bookie)
             for writer, lac in lacs:
                 async with asyncio.timeout(self._settings.read_timeout_s):
-                    await connection.write_lac(lac)  # whatever it says: it has heard
+                    await connection.write_lac(lac)  # any answer means that it was received
                 self.lacs_told += 1
                 writer.on_lac_told(lac.last_add_confirmed)
         except (BookieUnavailableError, TimeoutError) as error:

@@ -1,10 +1,10 @@
-"""What the bookies of an open ledger tell of its LAC, for readers.
+"""Reads the LAC of an open ledger from its bookies.
 
-    ask  ──► every bookie of the last fragment, once ──► the largest                        freshness now
-    poll ──► every bookie, parked there until its LAC is higher ──► the first that is       no polling, no traffic while idle
+    ask  ──► every bookie of the last fragment, once ──► the largest                        current value
+    poll ──► every bookie, parked there until its LAC is higher ──► the first that is       long poll, no traffic while idle
 
-A LAC counts when it lies in an entry under a valid digest, or was told by the writer itself (explicit LAC). It may be behind, never
-ahead: whoever does not answer, or is not sure, costs freshness alone.
+A LAC counts if it is in an entry with a valid digest, or was sent by the writer itself (explicit LAC). It may be late, never
+ahead: a bookie that does not answer, or is not sure, only makes it less fresh.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from cepheid_rpc import (
 
 @dataclass(frozen=True, slots=True)
 class ToldLac:
-    """`silent`: bookies of the last fragment that told nothing, not even that there is nothing."""
+    """A LAC from bookies. `silent`: bookies of the last fragment that did not answer, not even that they have none."""
 
     last_add_confirmed: int
     silent: tuple[str, ...]
 
 
 async def ask_lac(ledger: LedgerMetadata, connection_of: ConnectionOf, settings: LedgerSettings) -> ToldLac:
-    """The largest that a bookie of the last fragment tells, -1 when none does."""
+    """Return the largest LAC that a bookie of the last fragment returns, -1 if none does."""
     request = LacRequest(ledger.ledger_id, master_key_of(ledger))
     ensemble = ledger.last_fragment.ensemble
     timeout_s = settings.speculative_read_s
@@ -53,7 +53,7 @@ async def ask_lac(ledger: LedgerMetadata, connection_of: ConnectionOf, settings:
 
 
 def may_hide_entries(ledger: LedgerMetadata, silent: Collection[str]) -> bool:
-    """Whether bookies that tell nothing are so many that they alone may hold an acknowledged entry."""
+    """Whether so many bookies are silent that they alone may hold an acknowledged entry."""
     ensemble = ledger.last_fragment.ensemble
     windows = write_windows(ledger.ensemble_size, ledger.write_quorum)
     return any(sum(ensemble[place] in silent for place in window) >= ledger.ack_quorum for window in windows)
@@ -62,7 +62,7 @@ def may_hide_entries(ledger: LedgerMetadata, silent: Collection[str]) -> bool:
 async def poll_lac(
     ledger: LedgerMetadata, above: int, changed: Awaitable[None], connection_of: ConnectionOf, settings: LedgerSettings
 ) -> int:
-    """A LAC above `above`, or -1 once `changed` is done: the ledger's record is another one."""
+    """Return a LAC above `above`, or -1 once `changed` is done: the ledger's record has changed."""
     loop = asyncio.get_running_loop()
     polls = [
         loop.create_task(_poll_one(bookie, ledger, above, connection_of, settings)) for bookie in ledger.last_fragment.ensemble
@@ -78,7 +78,7 @@ async def poll_lac(
 
 
 def lac_of(answer: LacAnswer, ledger_id: int) -> int:
-    """What of an answer may be believed."""
+    """Return the LAC of an answer, as far as it can be trusted."""
     if answer.status is not Status.OK:
         return NO_ENTRY_ID
     group = answer.highest_entry
@@ -92,7 +92,7 @@ def lac_of(answer: LacAnswer, ledger_id: int) -> int:
 
 
 async def _poll_one(bookie: str, ledger: LedgerMetadata, above: int, connection_of: ConnectionOf, settings: LedgerSettings) -> int:
-    """Asks again and again; a bookie that answers at once (fenced, in limbo, full of readers, down) is left alone for a while."""
+    """Poll repeatedly; pause for a bookie that answers at once (fenced, in limbo, full of readers, down)."""
     loop = asyncio.get_running_loop()
     wait_ms = int(settings.long_poll_s * 1000)
     while True:
@@ -101,14 +101,14 @@ async def _poll_one(bookie: str, ledger: LedgerMetadata, above: int, connection_
         answer = await _ask_one(bookie, request, connection_of, settings.speculative_read_s + wait_ms / 1000)
         if answer is not None and (lac := lac_of(answer, ledger.ledger_id)) > above:
             return lac
-        # Of an older release, or full of readers: a bookie that lets nobody wait is asked as it knows every second time.
+        # An older release, or full of readers: every second request to a bookie that allows no waiting asks without it.
         refused = answer is None or answer.status is Status.OVERLOADED
         wait_ms = 0 if refused and wait_ms > 0 else int(settings.long_poll_s * 1000)
         await asyncio.sleep(max(0.0, asked_at + settings.long_poll_pause_s - loop.time()))
 
 
 async def _ask_one(bookie: str, request: LacRequest, connection_of: ConnectionOf, timeout_s: float) -> LacAnswer | None:
-    """None: no answer."""
+    """Return the answer; None: there is none."""
     try:
         async with asyncio.timeout(timeout_s):
             return await connection_of(bookie).read_lac(request)

@@ -1,4 +1,4 @@
-"""One writer's entries on their way to one bookie.
+"""A lane: one writer's entries on their way to one bookie.
 
 send ──►│ queue │──next_message──►│ unanswered │──OK──► listener.on_added
            ▲                            │
@@ -16,23 +16,23 @@ _SMALL_BYTES = 4096  # above, copying costs as much as it saves
 
 
 class LaneListener(Protocol):
-    """A writer. Called in the loop; may close its lanes and send from inside these calls."""
+    """A writer. Called on the loop; may close its lanes and send from inside these calls."""
 
     def on_added(self, bookie_id: str, last_entry_id: int) -> None:
-        """The bookie holds everything sent up to this entry. Rises from call to call."""
+        """Note that the bookie holds everything sent up to this entry, which rises from call to call."""
 
     def on_add_failed(self, bookie_id: str, reason: str) -> None:
-        """The lane is closed; the fate of what was not answered is unknown."""
+        """Note that the lane is closed; the fate of unanswered entries is unknown."""
 
     def on_refused_for_good(self, bookie_id: str, status: Status) -> None:
-        """FENCED or UNAUTHORIZED: this writer is out. The lane is closed."""
+        """Note FENCED or UNAUTHORIZED: this writer must stop. The lane is closed."""
 
     def can_do_without(self, bookie_id: str) -> bool:
-        """Giving this bookie up would cost copies, not progress."""
+        """Return whether giving this bookie up would cost copies, not progress."""
 
 
 class NoListener:
-    """Of a lane whose writer ended in good order: what it still has to send is for the last copies, and nobody waits for it."""
+    """Listener of a lane whose writer ended in good order: it still sends the last copies, but no caller waits for them."""
 
     def on_added(self, bookie_id: str, last_entry_id: int) -> None:
         pass
@@ -48,7 +48,7 @@ class NoListener:
 
 
 class Lane:
-    """Made by `BookieChannel.open_lane`, and changed by the channel alone."""
+    """A queue of requests, created by `BookieChannel.open_lane` and changed only by the channel."""
 
     __slots__ = (
         "acked_through",
@@ -70,11 +70,11 @@ class Lane:
         self.closed = False
         self.left = False  # closes by itself once everything is answered
         self.queue: list[AddRequest] = []
-        self.unanswered = 0  # requests that the transport took
-        self.refused: list[AddRequest] | None = None  # goes again once everything sent is answered; nothing is sent meanwhile
+        self.unanswered = 0  # requests that the transport has taken
+        self.refused: list[AddRequest] | None = None  # sent again once everything sent is answered; nothing is sent meanwhile
         self.refused_since: float | None = None  # until the next OK
         self.delay_s = 0.0
-        self.acked_through = -1  # what the listener heard
+        self.acked_through = -1  # what was reported to the listener
         self.seen = 0  # the channel's tick at the last progress
 
     def __repr__(self) -> str:
@@ -93,7 +93,7 @@ class Lane:
             self.delay_s = min(2 * self.delay_s, _LONGEST_DELAY * first_delay_s)
 
     def take(self, room_bytes: int) -> list[AddRequest]:
-        """What goes into the next message: all, or up to `room_bytes` (soft by one request)."""
+        """Return the requests for the next message: all, or up to `room_bytes` (soft by one request)."""
         queue = self.queue
         for count, request in enumerate(queue, 1):
             room_bytes -= len(request.group.data)
@@ -104,7 +104,7 @@ class Lane:
         return queue
 
     def repeat(self) -> None:
-        """Puts what was refused in front of the queue."""
+        """Put the refused requests at the front of the queue."""
         assert self.refused is not None
         assert not self.unanswered
         self.queue[:0] = self.refused
@@ -112,15 +112,15 @@ class Lane:
 
 
 def merge_small(requests: list[AddRequest]) -> list[AddRequest]:
-    """A lane's requests with runs of small adjacent groups made one: the entries are the same bytes, a bookie's work is per group.
+    """Return a lane's requests with runs of small adjacent groups merged:
 
-    Measured at 1 KB with a bookie in this process: 8 instead of 12.7 µs of CPU per entry at E = 1, 17 instead of 33 at E = 3.
+    the bytes are the same, but a bookie's work is per group.
     """
     if len(requests) == 1:
         return requests
     merged: list[AddRequest] = []
     run: list[AddRequest] = []
-    next_entry_id = -1  # after the run; a striped ledger's groups leave gaps at each bookie
+    next_entry_id = -1  # after the run; the groups of a striped ledger have gaps at each bookie
     for request in requests:
         group = request.group
         if len(group.data) <= _SMALL_BYTES:

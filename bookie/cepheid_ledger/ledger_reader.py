@@ -1,13 +1,13 @@
-"""Reads one ledger without recovering it.
+"""The reader of a ledger, which does not recover it.
 
     read(first, last) ──► bounded by the known end ──► one fragment ──► one replica, else the next ──► verified groups
                                                                     └─► striped: several, merged by entry id
-    wait_for_lac(above) ──► parked at the bookies and at the metadata, until there is more, or an end
+    wait_for_lac(above) ──► waits at the bookies and at metadata, until there is more, or an end
 
-The known end is what is certainly confirmed: the last entry of a closed ledger, the LAC of a writer in this process, else
-the largest LAC that bookies told. A reader never gives out an entry above it.
-The record may change under a reader: ensembles change, repair moves entries. What fails under one version is tried under the next,
-and "no such entry" is said only of a version that is still the current one.
+The known end is what is certainly confirmed: the last entry of a closed ledger, the LAC of a writer in this process, otherwise
+the largest LAC from bookies. A reader never returns an entry above it.
+The record may change under a reader: ensembles change, repair moves entries. A read that fails under one version is tried under the
+next, and "no such entry" is only reported for a version that is still current.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from cepheid_metadata import Fragment, LedgerMetadata, SessionLostError, StoreUn
 from cepheid_rpc import EntryGroup, ReadRequest
 
 _STAY_BYTES = 16 * MIB
-"""Read from one replica before the next one takes over: long enough for a disk's read-ahead, short enough to spread."""
+"""Bytes read from one replica before the next takes over: enough for a disk's read-ahead, few enough to spread the load."""
 
 
 class LedgerReader:
-    """Made by `LedgerClient.open_reader`. Holds nothing that needs to be closed."""
+    """Reads one ledger; created by `LedgerClient.open_reader`. Needs no closing."""
 
     def __init__(
         self,
@@ -59,9 +59,9 @@ class LedgerReader:
         self._settings = settings
         self._distance_of = distance_of
         self._turn = ledger.ledger_id % ledger.ensemble_size  # readers of many ledgers start at different replicas
-        self._turn_in: tuple[str, ...] = ()  # the ensemble of which `_turn` is a position that was chosen
+        self._turn_in: tuple[str, ...] = ()  # the ensemble in which `_turn` was chosen as a position
         self._stayed_bytes = 0
-        self.silent: tuple[str, ...] = ()  # bookies of an open ledger that told no LAC when they were asked last
+        self.silent: tuple[str, ...] = ()  # bookies of an open ledger that returned no LAC in the last request
         self._avoided: tuple[int, ...] = ()  # positions of a striped ensemble that failed since the last turn
 
     def __repr__(self) -> str:
@@ -69,12 +69,12 @@ class LedgerReader:
 
     @property
     def metadata(self) -> LedgerMetadata:
-        """As last read."""
+        """The record as last read."""
         return self._ledger
 
     @property
     def known_end(self) -> int:
-        """The last entry that may be read without asking anybody."""
+        """The last entry that may be read without asking bookies or metadata."""
         if self._ledger.last_entry_id is not None:
             return self._ledger.last_entry_id
         if self._writer is not None:
@@ -83,16 +83,15 @@ class LedgerReader:
 
     @property
     def may_miss_entries(self) -> bool:
-        """So many bookies told no LAC that all who hold the next confirmed entries may be among them."""
+        """Whether so many bookies are silent that they may be the only ones with the next confirmed entries."""
         return bool(self.silent) and not self._ledger.is_closed and may_hide_entries(self._ledger, self.silent)
 
     async def read(self, first: int, last: int, *, max_bytes: int) -> list[EntryGroup]:
-        """Entries from `first` up to at most `last` (inclusive), verified, in order: about `max_bytes`, at least one entry.
+        """Return verified entries from `first` up to at most `last` (inclusive), in order:
 
-        Raises EntryBeyondEndError (above what is confirmed), NoSuchEntryError and LedgerLostError (certain: data is lost),
-        EntryUnavailableError (try again; certain when it is an EntryDamagedError), NoSuchLedgerError (deleted).
+        about `max_bytes`, at least one entry.
         """
-        assert 0 <= first <= last, f"{first}..{last} is no range of entries"
+        assert 0 <= first <= last, f"{first}..{last} is not a range of entries"
         end = self.known_end if first <= self.known_end else await self.read_lac()
         if first > end:
             message = f"entry {self.ledger_id}:{first} is above the known end {end}"
@@ -107,10 +106,7 @@ class LedgerReader:
                     raise
 
     async def read_lac(self) -> int:
-        """The last entry known to be confirmed; of a closed ledger its last. May be behind, never ahead.
-
-        Raises NoSuchLedgerError.
-        """
+        """Return the last entry known to be confirmed; for a closed ledger its last. May be late, never ahead."""
         if not self._ledger.is_closed and not self._is_written_here:
             self._take((await read_ledger(self._records, self.ledger_id)).record)
             if not self._ledger.is_closed:
@@ -120,9 +116,9 @@ class LedgerReader:
         return self.known_end
 
     async def wait_for_lac(self, above: int, timeout_s: float) -> int:
-        """Returns the known end once it is above `above`, or the ledger is closed, or the time is over.
+        """Return the known end once it is above `above`, the ledger is closed, or the time is over.
 
-        While nothing happens it costs nothing: the bookies hold the question, and metadata tells of a new ensemble or the end.
+        Waiting costs nothing: the bookies hold the request, and metadata notifies of a new ensemble or the end.
         Raises NoSuchLedgerError (deleted meanwhile).
         """
         try:
@@ -135,13 +131,13 @@ class LedgerReader:
 
     @property
     def _is_written_here(self) -> bool:
-        """By a writer that is well: one that failed does not hear of the end that others give its ledger."""
+        """Whether the local writer is healthy; a failed writer is not informed when recovery closes its ledger."""
         return self._writer is not None and self._writer.state is WriterPhase.OPEN
 
     async def _wait_for_news(self, above: int) -> None:
         try:
             watch = await self._records.store.watch(self._records.key_of(self.ledger_id))
-        except (StoreUnavailableError, SessionLostError):  # bookies go on without metadata, and so do their readers
+        except (StoreUnavailableError, SessionLostError):  # bookies work without metadata, and so do their readers
             await self._poll(above, asyncio.sleep(self._settings.long_poll_pause_s))
             return
         with watch:
@@ -157,16 +153,17 @@ class LedgerReader:
         self._last_add_confirmed = max(self._last_add_confirmed, told)
 
     def _take(self, ledger: LedgerMetadata) -> None:
-        """A newer version of the record, whole. What is before its last fragment is confirmed.
+        """Take a newer version of the whole record. Everything before its last fragment is confirmed.
 
-        Nothing leaves CLOSED: what says so is of a follower that lags, and the known end must not fall."""
+        A CLOSED record is final: a different one comes from a lagging follower, and the known end must not fall.
+        """
         if self._ledger.is_closed and not ledger.is_closed:
             return
         self._ledger = ledger
         self._last_add_confirmed = max(self._last_add_confirmed, ledger.last_fragment.first_entry_id - 1)
 
     async def _look_again(self, error: LedgerError) -> None:
-        """Re-reads the record after a failure under it. What was certain is so only if no other version is in force by now."""
+        """Read the record again after a failure under it. What was certain is so only if no other version is in force by now."""
         certain = isinstance(error, EntryDamagedError) or not isinstance(error, EntryUnavailableError)
         try:
             if certain:
@@ -213,7 +210,7 @@ class LedgerReader:
         return [self._distance_of(bookie) for bookie in ensemble]
 
     def _stay_or_move(self, turn: int, size_bytes: int, distances: Sequence[int]) -> None:
-        """The replica that answered is asked again, until it is the turn of the next of the nearest ones."""
+        """Keep asking the replica that answered until it is the turn of the next of the nearest ones."""
         self._stayed_bytes = self._stayed_bytes + size_bytes if turn == self._turn else size_bytes
         self._turn = turn
         if self._stayed_bytes >= _STAY_BYTES:
@@ -221,13 +218,13 @@ class LedgerReader:
 
 
 def nearest_from(turn: int, distances: Sequence[int]) -> int:
-    """Return the first position from `turn` on, around the ensemble, that is as near as any."""
+    """Return the first position from `turn` on, around the ensemble, at the smallest distance."""
     size, nearest = len(distances), min(distances)
     return next(position % size for position in range(turn, turn + size) if distances[position % size] == nearest)
 
 
 def positions_by_distance(turn: int, distances: Sequence[int]) -> list[int]:
-    """Return all positions in the order in which they are asked: `turn`, which answered last, then the others by distance."""
+    """Return all positions in the order to ask them: `turn`, which answered last, then the others by distance."""
     size = len(distances)
     others = [position % size for position in range(turn + 1, turn + size)]
     return [turn, *sorted(others, key=lambda position: distances[position])]

@@ -1,10 +1,10 @@
 """The one writer of a ledger.
 
     OPEN ──close──► CLOSING ──metadata says CLOSED──► CLOSED
-      └──fenced, refused, too few bookies──► FAILED        the ledger's end is recovery's to decide
+      └──fenced, refused, too few bookies──► FAILED        recovery decides the ledger's end
 
-An append gives its group ids, freezes its bytes and returns; `on_done` is called once per group, in order, after LAC passed
-it. A failed append says nothing of the entries' fate.
+An append assigns ids, freezes the bytes and returns; `on_done` is called once per group, in order, after the LAC has passed
+it. A failed append does not tell the entries' fate.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ log = logging.getLogger(__name__)
 
 
 class ClosedLedger(NamedTuple):
-    """The end of a ledger. `last_entry_id` is -1 when it is empty; `length` counts payload bytes."""
+    """The end of a ledger. `last_entry_id` is -1 if it is empty; `length` counts payload bytes."""
 
     last_entry_id: int
     length: int
 
 
 OnShort = Callable[[int, Sequence[str]], Coroutine[Any, Any, None]]
-"""Takes the id of a closed ledger and the bookies that may lack entries of it. Raises nothing that is not a defect."""
+"""Called with the id of a closed ledger and the bookies that may lack entries of it. Must not raise."""
 
 
 class WriterPhase(enum.Enum):
@@ -56,7 +56,7 @@ class WriterPhase(enum.Enum):
 
 
 class LedgerWriter:
-    """Made by `LedgerClient.create`."""
+    """Appends to one ledger; created by `LedgerClient.create`."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class LedgerWriter:
         settings: LedgerSettings,
         on_short: OnShort,
     ) -> None:
-        """`on_short` is called when the ledger was closed, if bookies that its record names may lack entries."""
+        """`on_short` is called after closing if bookies that the ledger's record names may lack entries."""
         ledger = found.record
         self._on_short = on_short
         self.ledger_id = ledger.ledger_id
@@ -80,7 +80,7 @@ class LedgerWriter:
         self._closing: asyncio.Task[ClosedLedger | CepheidError | TimeoutError] | None = None
         self._record = WriterRecord(found, records, settings)
         self._store = records.store
-        self._bookies: tuple[LedgerMetadata, tuple[str, ...]] | None = None  # found in the record when they are asked for
+        self._bookies: tuple[LedgerMetadata, tuple[str, ...]] | None = None  # computed from the record on demand
         self._placement = placement
         self._slots = slots
         self._settings = settings
@@ -88,7 +88,7 @@ class LedgerWriter:
         self._is_awake = False
         self._rested_at = asyncio.get_running_loop().time()
         self._lac_told = NO_ENTRY_ID
-        self._changer: EnsembleChanger | None = None  # made when a bookie fails: most writers never see that
+        self._changer: EnsembleChanger | None = None  # created when a bookie fails: most writers never need it
         self._pipeline = AddPipeline(
             self.ledger_id,
             WriterState(ledger.last_fragment.ensemble, ledger.ack_quorum, write_quorum=ledger.write_quorum),
@@ -111,7 +111,7 @@ class LedgerWriter:
 
     @property
     def bookies(self) -> tuple[str, ...]:
-        """Those that metadata names, for any of its entries; sorted."""
+        """The bookies that metadata names for any of its entries; sorted."""
         if self._bookies is None or self._bookies[0] is not self._record.ledger:
             self._bookies = self._record.ledger, bookies_of(self._record.ledger)
         return self._bookies[1]
@@ -122,12 +122,12 @@ class LedgerWriter:
 
     @property
     def length(self) -> int:
-        """Payload bytes of everything pushed."""
+        """Payload bytes of all pushed entries."""
         return self._length_pushed
 
     @property
     def in_flight_bytes(self) -> int:
-        """Of groups that were appended and not answered. The caller bounds it."""
+        """Bytes of groups that were appended and not answered. The caller limits them."""
         return self._pipeline.unconfirmed.size_bytes
 
     @property
@@ -145,9 +145,9 @@ class LedgerWriter:
         return self._core.receivers
 
     def leave_bookie(self, bookie_id: str, reason: str) -> bool:
-        """Start to replace this bookie, if new entries go to it and a healthy spare is there. Return False if there is no spare.
+        """Start to replace this bookie if new entries go to it and a healthy spare exists. Return False if there is no spare.
 
-        It works as well for a ledger that is idle or has no entries. Entries that the bookie acknowledged stay acknowledged: they
+        It also works for a ledger that is idle or has no entries. Entries that the bookie acknowledged stay acknowledged: they
         are in earlier fragments, which name it.
         """
         if self.state is not WriterPhase.OPEN or bookie_id not in self.receivers:
@@ -158,11 +158,13 @@ class LedgerWriter:
         return True
 
     def append(self, payloads: Sequence[Buffer], on_done: GroupDone) -> EntryGroup | None:
-        """Sends the payloads as the next entries, as one group. Never raises for an operating error: `on_done` gets it.
+        """Send the payloads as the next entries, as one group. Never raises an operating error: `on_done` gets it.
 
-        The group as it is sent, for who wants its payloads back when the ledger fails; None: the writer takes nothing more."""
+        Return the group as sent, for callers that need the payloads back if the ledger fails; None: the writer accepts nothing
+        more.
+        """
         if self.state is not WriterPhase.OPEN:
-            # Later in this turn, so that groups which are being failed right now hear of it before this one.
+            # Later in this turn, so that groups which are failing right now are answered before this one.
             error = self.failure or LedgerClosedError(f"ledger {self.ledger_id} is {self.state.value}", ledger_id=self.ledger_id)
             asyncio.get_running_loop().call_soon(on_done, error)
             return None
@@ -175,10 +177,10 @@ class LedgerWriter:
         return group
 
     async def close(self) -> ClosedLedger:
-        """Ends the ledger at LAC. What is unconfirmed fails; wait for it first. Concurrent calls share one outcome.
+        """Close the ledger at its LAC. Unconfirmed entries fail, so wait for them first. Concurrent calls share one outcome.
 
-        Raises LedgerFencedError when somebody else recovers or ended it, what failed the writer before, or the metadata
-        store's error: then the ledger is not known to be closed, and another call tries again. Who does not, calls `aclose`.
+        Raises LedgerFencedError if another process recovers or closed it, an earlier failure of the writer, or the metadata
+        store's error: the ledger is then not known to be closed, and another call tries again. Otherwise call `aclose`.
         """
         if self._closing is None:
             self._begin_close()
@@ -186,7 +188,7 @@ class LedgerWriter:
         try:
             outcome = await asyncio.shield(self._closing)
         except asyncio.CancelledError:
-            if self._closing is not None and self._closing.cancelled():  # by `aclose`: nobody cancelled this call
+            if self._closing is not None and self._closing.cancelled():  # by `aclose`: this call was not cancelled
                 name = f"the writer of ledger {self.ledger_id}"
                 raise LedgerClosedError(f"{name} was given up while it closed", ledger_id=self.ledger_id) from None
             raise
@@ -195,7 +197,7 @@ class LedgerWriter:
         return outcome
 
     async def aclose(self) -> None:
-        """Gives the writer up without ending the ledger; recovery will. What is unconfirmed fails."""
+        """Abandon the writer without closing the ledger, which recovery will do. Unconfirmed entries fail."""
         if self.state is WriterPhase.OPEN:
             self.state = WriterPhase.FAILED
             self.failure = LedgerClosedError(f"the writer of ledger {self.ledger_id} was given up", ledger_id=self.ledger_id)
@@ -215,7 +217,7 @@ class LedgerWriter:
             self._pipeline.leave(error)
 
     def _confirmed_length(self) -> int:
-        """Of entries up to LAC, which may be inside the first unconfirmed group."""
+        """Return the length up to the LAC, which may be inside the first unconfirmed group."""
         first = self._pipeline.unconfirmed.first
         if first is None:
             return self._length_pushed
@@ -225,12 +227,12 @@ class LedgerWriter:
         return first.header(last).length if last >= first.first_entry_id else length_before
 
     async def _close(self) -> ClosedLedger | CepheidError | TimeoutError:
-        """Returns errors instead of raising them: they belong to whoever awaits `close`."""
+        """Close, and return errors instead of raising them: they belong to the callers of `close`."""
         assert self._end is not None
         if self._changer is not None:
             await self._changer.abandon()
         try:
-            # What is short is marked once the ledger is closed: this process may end before that.
+            # Marked for repair in the write that closes the ledger: this process may end right after it.
             await self._record.change(self._plan_close, to_check(self._store, self._record.ledger) if self._core.short else ())
         except LedgerError as error:
             self.state, self.failure = WriterPhase.FAILED, error
@@ -247,7 +249,7 @@ class LedgerWriter:
         return self._end
 
     def _supply_newcomers(self, last_entry_id: int) -> None:
-        """A change that closing abandoned may be in force: metadata names bookies then that nobody sent anything."""
+        """Send entries to bookies of an abandoned change that may be in force: metadata names them, but they got nothing."""
         if self._changer is None or self._changer.proposed is None:
             return
         first, replaced = self._changer.proposed
@@ -260,7 +262,9 @@ class LedgerWriter:
         if ledger.is_closed and (ledger.last_entry_id, ledger.length_bytes) == (last, length):
             return None  # our own close, whose answer was lost
         if ledger.state != "OPEN":  # only recovery closes a ledger in recovery
-            message = f"ledger {self.ledger_id} is {ledger.state} by somebody else (last entry {ledger.last_entry_id}, ours {last})"
+            message = (
+                f"ledger {self.ledger_id} is {ledger.state} by another process (last entry {ledger.last_entry_id}, ours {last})"
+            )
             raise LedgerFencedError(message, ledger_id=self.ledger_id, last_add_confirmed=last)
         return closed(ledger, last, length)
 
@@ -291,7 +295,10 @@ class LedgerWriter:
             self._tasks.start(self._look_up_state(), name="look-up-state")
 
     async def _look_up_state(self) -> None:
-        """After a long silence bookies that knew of a fence may be gone: metadata tells whether the ledger is still ours."""
+        """Check in metadata that this process still owns the ledger:
+
+        after a long silence the bookies that knew of a fence may be gone.
+        """
         try:
             async with asyncio.timeout(self._settings.idle_check_timeout_s):
                 ledger = await self._record.reread()
@@ -304,7 +311,7 @@ class LedgerWriter:
             if ledger.state is LedgerState.OPEN:
                 self._pipeline.release()
             else:
-                message = f"ledger {self.ledger_id} became {ledger.state} by somebody else while its writer was idle"
+                message = f"ledger {self.ledger_id} became {ledger.state} by another process while its writer was idle"
                 self._pipeline.fail(LedgerFencedError(message, ledger_id=self.ledger_id))
 
     # What the pipeline reports
@@ -315,7 +322,7 @@ class LedgerWriter:
         self._changer.start(change)
 
     def _on_defect(self, error: BaseException) -> None:
-        """A broken invariant of ours in a task: stops this ledger, and no other."""
+        """Stop this ledger, and no other, after a defect: a broken invariant in a task."""
         self._pipeline.fail(LedgerWriteError(f"a task of ledger {self.ledger_id} failed: {error!r}", ledger_id=self.ledger_id))
 
     def _on_failed(self, error: LedgerError) -> None:

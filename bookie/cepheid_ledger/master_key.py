@@ -1,4 +1,4 @@
-"""The key that keeps a stray client from writing to somebody else's ledger. It is no security."""
+"""The key that keeps a stray client from writing to another client's ledger. It is not a security measure."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from cepheid_rpc import MASTER_KEY_BYTES
 
 
 def master_key_of(ledger: LedgerMetadata) -> bytes:
-    """Derived from the password in the metadata, so that bookies never see the password itself."""
+    """Derive the key from the password in metadata, so that bookies never see the password itself."""
     return sha256(b"cepheid master key\0" + ledger.password).digest()[:MASTER_KEY_BYTES]

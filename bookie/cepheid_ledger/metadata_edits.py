@@ -1,9 +1,9 @@
-"""Every change that the ledger client makes to a ledger's metadata, as pure functions from record to record.
+"""All changes that the ledger client makes to a ledger's metadata, as pure functions from record to record.
 
-    OPEN ──► IN_RECOVERY ──► CLOSED        and OPEN ──► CLOSED by the writer alone; nothing leaves CLOSED
+    OPEN ──► IN_RECOVERY ──► CLOSED        and OPEN ──► CLOSED by the writer alone; CLOSED is final
 
 Invariants L1 and L2 are asserted here for each edit: sizes and id never change, fragments only grow at the end, by one while
-the ledger is open and not at all while it is in recovery; an end is final.
+the ledger is open and not at all during recovery; an end is final.
 """
 
 from __future__ import annotations
@@ -20,13 +20,16 @@ _LEGAL = {
 
 
 def in_recovery(ledger: LedgerMetadata) -> LedgerMetadata:
-    """What a recoverer writes first: from now on no writer can change the ensemble or close."""
+    """Return the record of a recovery that begins: from now on no writer can change the ensemble or close the ledger."""
     assert ledger.state is LedgerState.OPEN, f"ledger {ledger.ledger_id} is {ledger.state}"
     return _checked(ledger, ledger.replace(state=LedgerState.IN_RECOVERY))
 
 
 def closed(ledger: LedgerMetadata, last_entry_id: int, length_bytes: int, new_fragments: Sequence[Fragment] = ()) -> LedgerMetadata:
-    """The end. `new_fragments` are those that a recovery kept in memory; a key equal to the last one replaces it."""
+    """Return the closed record.
+
+    `new_fragments` are those that a recovery kept in memory; a key equal to the last one replaces it.
+    """
     assert not ledger.is_closed, f"ledger {ledger.ledger_id} is closed already"
     fragments = list(ledger.fragments)
     for fragment in new_fragments:
@@ -40,9 +43,9 @@ def closed(ledger: LedgerMetadata, last_entry_id: int, length_bytes: int, new_fr
 
 
 def ensemble_changed(ledger: LedgerMetadata, first_entry_id: int, replaced: Mapping[str, str]) -> LedgerMetadata | None:
-    """The writer's: from `first_entry_id` on others take the places of those that failed. None: that is in place already.
+    """Return the writer's change: from `first_entry_id` on other bookies replace failed ones. None: it is in place already.
 
-    When the last fragment starts there too nothing in it was confirmed, so nobody relies on it, and it is replaced.
+    If the last fragment starts there, too, nothing in it was confirmed, so it is replaced.
     """
     assert ledger.state is LedgerState.OPEN, f"ledger {ledger.ledger_id} is {ledger.state}"
     last = ledger.last_fragment
@@ -56,8 +59,9 @@ def ensemble_changed(ledger: LedgerMetadata, first_entry_id: int, replaced: Mapp
 
 
 def bookies_replaced(ledger: LedgerMetadata, replaced: Mapping[tuple[int, str], str]) -> LedgerMetadata:
-    """A replication worker's: copies moved. `replaced`: by (first entry of the fragment, old bookie) the new one, which holds all
-    that the old one has to hold of this fragment. The last fragment of a ledger that is not closed is its writer's alone.
+    """Return the record after a replication worker moved copies. The last fragment of an open ledger belongs to its writer.
+
+    `replaced`: by (first entry of the fragment, old bookie), the new bookie, which holds everything that the old one should hold.
     """
     fragments: list[Fragment] = []
     for fragment in ledger.fragments:
@@ -70,13 +74,13 @@ def bookies_replaced(ledger: LedgerMetadata, replaced: Mapping[tuple[int, str], 
 def is_finished(ledger: LedgerMetadata, fragment: Fragment) -> bool:
     """Return whether it is certain which entries the fragment has: the ledger is closed, or another fragment follows.
 
-    A fragment is followed by another only from LAC + 1 on, so all its entries are confirmed.
+    The next fragment begins at LAC + 1, so all entries of this one are confirmed.
     """
     return ledger.is_closed or fragment.first_entry_id != ledger.last_fragment.first_entry_id
 
 
 def entries_of(ledger: LedgerMetadata, fragment: Fragment) -> tuple[int, int]:
-    """Return the first and last entry of a finished fragment, both inclusive; the last is below the first when it is empty."""
+    """Return the first and last entry of a finished fragment, both inclusive; the last is below the first if it is empty."""
     assert is_finished(ledger, fragment), f"{fragment} of ledger {ledger.ledger_id} is open"
     following = [other.first_entry_id for other in ledger.fragments if other.first_entry_id > fragment.first_entry_id]
     if following:
@@ -91,9 +95,9 @@ def _checked(before: LedgerMetadata, after: LedgerMetadata) -> LedgerMetadata:
 
 
 def assert_legal_change(before: LedgerMetadata, after: LedgerMetadata) -> None:
-    """Invariants L1 and L2 between two committed versions of a record. (A validated one already has increasing fragments.)
+    """Check invariants L1 and L2 between two committed versions of a record. (A validated one has increasing fragments already.)
 
-    Who replaced a bookie, and whether its successor holds the entries, a record does not tell.
+    A record does not tell which process replaced a bookie, or whether its successor holds the entries.
     """
     name = f"ledger {before.ledger_id}"
     assert after.state in _LEGAL[before.state], f"{name}: {before.state} must not become {after.state}"
@@ -102,7 +106,7 @@ def assert_legal_change(before: LedgerMetadata, after: LedgerMetadata) -> None:
         after.ensemble_size,
         after.write_quorum,
         after.ack_quorum,
-    ), f"{name}: id and sizes are for life"
+    ), f"{name}: id and sizes never change"
     kept = [fragment.first_entry_id for fragment in after.fragments[: len(before.fragments)]]
     assert kept == [fragment.first_entry_id for fragment in before.fragments], f"{name}: a fragment vanished or moved"
     grown = len(after.fragments) - len(before.fragments)

@@ -1,12 +1,12 @@
-"""Changing a ledger's metadata by compare-and-set until it is decided.
+"""Changes a ledger's metadata by compare-and-set until the outcome is decided.
 
     known ──plan──► put ──► done
       ▲               ├── bad version ──► re-read ─┐
       └───────────────┴── outcome unknown ─────────┘      a plan that finds its own change in place returns None
 
 Rules:
-1. A plan decides anew on every value it is shown ("does this still need my change?"), so that repeating is harmless.
-2. A record that is to be created with the change is left out when it exists already.
+1. A plan decides again on every value it gets ("does this still need my change?"), so that repeating is harmless.
+2. A record to be created with the change is left out if it exists already.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ async def read_ledger(records: LedgerRecords, ledger_id: int) -> FoundLedger:
 
 
 def to_check(store: MetadataStore, ledger: LedgerMetadata) -> list[Create]:
-    """Return what is to be written with the end of a ledger, so that repair looks at each copy of it once.
+    """Return the records to write with the end of a ledger, so that repair checks each copy of it once.
 
-    For a ledger of which some bookies may lack copies, and nobody knows which. Nothing is to be written when no entry can lack one:
+    For a ledger of which some bookies may lack copies, and it is unknown which. Empty if no entry can lack one:
     all bookies of its write set have acknowledged it.
     """
     if ledger.write_quorum == ledger.ack_quorum or (ledger.last_entry_id is not None and ledger.last_entry_id < 0):
@@ -59,14 +59,14 @@ def to_check(store: MetadataStore, ledger: LedgerMetadata) -> list[Create]:
 async def change_ledger(
     records: LedgerRecords, known: FoundLedger, plan: Plan, settings: LedgerSettings, *, together: Sequence[Create] = ()
 ) -> FoundLedger:
-    """Return the record that is in place in the end. `together` are created in the same write (rule 2).
+    """Change the record and return the result. `together` are created in the same write (rule 2).
 
-    Raises what `plan` raises, NoSuchLedgerError, TimeoutError, MetadataError.
+    Raises errors of `plan`, NoSuchLedgerError, TimeoutError, MetadataError.
 
-    After TimeoutError, StoreClosedError, and an error that says `outcome_unknown`, the change may be in force, or may still come
-    into force.
+    After TimeoutError, StoreClosedError, and an error with `outcome_unknown`, the change may be in force, or may still take
+    effect.
     """
-    doubtful_version: int | None = None  # an attempt on this version has an unknown outcome; on another it is decided
+    doubtful_version: int | None = None  # an attempt on this version has an unknown outcome; on another version it is decided
     async with asyncio.timeout(settings.metadata_timeout_s):
         while True:
             changed = plan(known.record)
@@ -81,7 +81,7 @@ async def change_ledger(
                     return Found(changed, known.version + 1)
                 except KeyExistsError:
                     together = ()
-                except BadVersionError:  # the attempt in doubt may be what changed it: not decided before the record is read
+                except BadVersionError:  # the attempt in doubt may have changed it: undecided until the record is read
                     known = await read_ledger(records, ledger_id)
                 except NoSuchKeyError:
                     raise NoSuchLedgerError(f"ledger {ledger_id} was deleted", ledger_id=ledger_id) from None
@@ -98,7 +98,7 @@ async def change_ledger(
 
 
 async def _reread(records: LedgerRecords, ledger_id: int, settings: LedgerSettings) -> FoundLedger:
-    """Insists, within the caller's time: a change of unknown outcome must not be left behind unread."""
+    """Read again within the caller's time: a change of unknown outcome must not remain unread."""
     while True:
         await asyncio.sleep(settings.metadata_retry_s)
         try:

@@ -1,14 +1,14 @@
-"""Which bookies a ledger gets.
+"""Placement: the choice of a ledger's bookies.
 
-Rule 1: an ensemble has distinct bookies that are registered as writable. Its copies are spread over racks as well as they can be
-    (`rack_spread`); among bookies that are equal by that, chance decides, by free space where that is known.
-Rule 2: a bookie that failed is in quarantine for a while, and twice as long when it fails again before it was well for
-    `quarantine_max_s`, the longest quarantine. All writers of the process share that knowledge, and hundreds of them losing
+Rule 1: an ensemble has distinct bookies that are registered as writable. Its copies are spread over racks as well as possible
+    (`rack_spread`); among equal bookies the choice is random, weighted by free space if known.
+Rule 2: a bookie that failed is in quarantine for a while, and twice as long if it fails again before it was healthy for
+    `quarantine_max_s`, the longest quarantine. All writers of the process share this state, and hundreds of them losing
     one bookie at once is one failure.
-Rule 3: a quarantined bookie is chosen only when there are not enough others. That comes before racks: a bookie that fails
+Rule 3: a quarantined bookie is chosen only if there are not enough others. This takes precedence over racks: a bookie that fails
     stops the ledger now. Strict placement is the exception: a quarantined bookie is better than a second copy in one rack.
-Rule 4: a bookie that came back is no longer in quarantine. Its failures are not forgotten for that: rule 2 counts them.
-Rule 5: strict placement never puts two copies of an entry into one rack, and does not use bookies whose rack is not known.
+Rule 4: a bookie that returned is no longer in quarantine, but its failures still count for rule 2.
+Rule 5: strict placement never puts two copies of an entry into one rack, and does not use bookies whose rack is unknown.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from cepheid_ledger.rack_spread import (
     weights_by_free_space,
 )
 
-_NAMED = 5  # bookies in the text of an error
+_NAMED = 5  # bookies named in an error message
 
 
 class Placement(Protocol):
@@ -47,16 +47,16 @@ class Placement(Protocol):
     def replacement(
         self, ensemble: Sequence[str], excluded: Iterable[str], *, doubtful: bool = True, vacancy: Vacancy | None = None
     ) -> str | None:
-        """Return a bookie outside of both, the best one for the vacancy; None when there is none.
+        """Return the best bookie for the vacancy that is in neither collection; None if there is none.
 
-        Not `doubtful`: rather none than one in quarantine.
+        Not `doubtful`: return None rather than one in quarantine.
         """
 
     def quarantine(self, bookie_id: str) -> None:
-        """Tells that this bookie just failed."""
+        """Note that this bookie just failed."""
 
     def forgive(self, bookie_id: str) -> None:
-        """Tells that it came back."""
+        """Note that this bookie returned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +66,10 @@ class _Quarantine:
 
 
 class RackAwarePlacement:
-    """Chooses among writable bookies by rack and free space. Without either every bookie is as good as another.
+    """Chooses among writable bookies by rack and free space. Without both, all bookies are equal.
 
-    `available`, `racks` and `free_bytes` are asked at each choice; the last two need not know every bookie. `problems` says for
-    people what is wrong with the others. The same generator and the same answers lead to the same choices.
+    `available`, `racks` and `free_bytes` are called for each choice; the last two need not know every bookie. `problems` returns
+    messages about the others. The same generator and the same answers lead to the same choices.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class RackAwarePlacement:
         self._rng = rng
         self._quarantine_s = quarantine_s
         self._quarantine_max_s = max(quarantine_s, quarantine_max_s)
-        self._quarantines: dict[str, _Quarantine] = {}  # over or not: forgotten after good conduct
+        self._quarantines: dict[str, _Quarantine] = {}  # over or not; forgotten after a time without failures
 
     def __repr__(self) -> str:
         return f"<RackAwarePlacement over {len(self._available())} bookies, quarantined: {self.quarantined()}>"
@@ -144,7 +144,7 @@ class RackAwarePlacement:
         now = asyncio.get_running_loop().time()
         before = self._quarantines.get(bookie_id)
         if before is not None and before.until > now:
-            return  # the same failure, told by the next writer
+            return  # the same failure, reported by another writer
         duration_s = self._quarantine_s
         if before is not None and before.until + self._quarantine_max_s > now:
             duration_s = min(2 * before.duration_s, self._quarantine_max_s)
@@ -157,7 +157,7 @@ class RackAwarePlacement:
             self._quarantines[bookie_id] = replace(before, until=now)
 
     def _any(self, size: int, healthy: Sequence[Candidate], doubtful: Sequence[Candidate]) -> tuple[str, ...]:
-        """Nothing tells the bookies apart."""
+        """Choose at random if no property distinguishes the bookies."""
         names = [candidate.bookie for candidate in healthy]
         if len(names) >= size:
             return tuple(self._rng.sample(names, size))
@@ -166,7 +166,7 @@ class RackAwarePlacement:
         return tuple(names)
 
     def _candidates(self, excluded: Sequence[str]) -> tuple[list[Candidate], list[Candidate]]:
-        """Healthy ones and quarantined ones, sorted: the choice must depend on the generator alone."""
+        """Return healthy and quarantined candidates, sorted, so that the choice depends on the generator alone."""
         available = sorted(bookie for bookie in self._available() if bookie not in excluded)
         racks, weights = self._racks(), weights_by_free_space(available, self._free_bytes())
         candidates = [Candidate(bookie, racks.get(bookie, NO_RACK), weights[bookie]) for bookie in available]

@@ -1,12 +1,12 @@
-"""How ledgers are spread over racks: the choice of an ensemble, of a replacement, and what could be better. No I/O.
+"""Spread of ledgers over racks: the choice of an ensemble or a replacement, and possible improvements. No I/O.
 
     E = 4, Qw = 2      position    0    1    2    3         write sets: 0 1, 1 2, 2 3, 3 0
-                       rack        r1   r2   r1   r2        two racks in each: as good as it can be
-                       instead of  r1   r1   r2   r2        one rack in two of them: its loss may take both copies of an entry
+                       rack        r1   r2   r1   r2        two racks in each: the optimum
+                       instead of  r1   r1   r2   r2        one rack in two of them: losing it may lose both copies of an entry
 
 Rule 1: the write set counts, not the ensemble: copies of one entry should be in different racks. Regions decide between choices
-    that are equal by racks.
-Rule 2: bookies without a known rack count as one rack together, since nothing says that they stand apart.
+    with equal racks.
+Rule 2: bookies without a known rack count as one rack together, since they may be in the same one.
 Rule 3: racks get copies as evenly as they have bookies. Then a ledger has two copies of an entry in one rack only if it
     cannot be avoided: positions that share no write set are at least Qw apart, so that a rack can be used E // Qw times.
 """
@@ -24,10 +24,10 @@ from cepheid_ports import region_of
 
 NO_RACK = ""
 _LARGEST_REORDERED = 16
-"""Positions of an ensemble up to which positions are exchanged for better regions: that takes time that grows with the cube."""
+"""Largest ensemble whose positions are exchanged for better regions: that takes time that grows with the cube."""
 
 _MOST_OF_MEDIAN = 3
-"""Most that a bookie's weight can be, in medians: a new empty bookie must not get nearly all new ledgers."""
+"""Maximum weight of a bookie, in medians: a new empty bookie must not get nearly all new ledgers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +49,13 @@ class Vacancy:
 
     @classmethod
     def of(cls, bookie: str, ensemble: Sequence[str], replaced: Mapping[str, str], write_quorum: int) -> Vacancy:
-        """Return the vacancy that `bookie` leaves, when others of the ensemble were `replaced` already."""
+        """Return the vacancy that `bookie` leaves if others of the ensemble were `replaced` already."""
         return cls([replaced.get(one, one) for one in ensemble], ensemble.index(bookie), write_quorum)
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementMove:
-    """One position of an ensemble that should move to another rack. Each of the candidates (sorted) would be as good."""
+    """A position of an ensemble that should move to another rack. The candidates (sorted) are equally good."""
 
     position: int
     bookie: str
@@ -71,15 +71,15 @@ def weights_by_free_space(bookies: Iterable[str], free_bytes: Mapping[str, int])
     middle = len(known) // 2
     median = known[middle] if len(known) % 2 else (known[middle - 1] + known[middle]) / 2
     most = max(1.0, _MOST_OF_MEDIAN * median)
-    return {name: min(most, max(1.0, float(free_bytes.get(name, known[0])))) for name in names}  # a full disk remains a last choice
+    return {name: min(most, max(1.0, float(free_bytes.get(name, known[0])))) for name in names}  # a full disk remains a last resort
 
 
 def choose_candidates(
     chosen: Sequence[Candidate], candidates: Sequence[Candidate], size: int, rng: random.Random, *, most_of_rack: int | None = None
 ) -> list[Candidate]:
-    """Return `chosen` with as many of the candidates as make it `size`, spread evenly over racks, then over regions.
+    """Return `chosen` with enough candidates to make it `size`, spread evenly over racks, then over regions.
 
-    It returns fewer when there are no more, or none whose rack has fewer than `most_of_rack`.
+    It returns fewer if there are no more, or none whose rack has fewer than `most_of_rack`.
     """
     picked, left = list(chosen), list(candidates)
     racks = Counter(candidate.rack for candidate in picked)
@@ -99,7 +99,7 @@ def choose_candidates(
 
 
 def arrange(candidates: Sequence[Candidate], write_quorum: int, rng: random.Random) -> tuple[str, ...]:
-    """Return the bookies in an order in which write sets share as few racks as possible, and then as few regions."""
+    """Return the bookies in an order that minimizes shared racks within write sets, then shared regions."""
     size = len(candidates)
     shuffled = rng.sample(list(candidates), size)
     if write_quorum < size:
@@ -111,7 +111,7 @@ def arrange(candidates: Sequence[Candidate], write_quorum: int, rng: random.Rand
 
 
 def repeated_racks(racks: Sequence[str], write_quorum: int) -> int:
-    """Return how many copies are in the rack of another copy, summed over all write sets: 0 is the best."""
+    """Return how many copies are in the rack of another copy, summed over all write sets: 0 is best."""
     windows = write_windows(len(racks), write_quorum)
     return sum(len(window) - len({racks[position] for position in window}) for window in windows)
 
@@ -130,9 +130,9 @@ def can_separate(racks: Iterable[str], size: int, write_quorum: int) -> bool:
 def best_for_vacancy(
     candidates: Sequence[Candidate], vacancy: Vacancy, racks: Mapping[str, str], *, strict: bool = False
 ) -> list[Candidate]:
-    """Return those candidates that repeat the fewest racks, and then regions, of the other copies in their write sets.
+    """Return those candidates that repeat the fewest racks, and then regions, of other copies in their write sets.
 
-    `strict`: only those that repeat no rack. A member of the ensemble whose rack is unknown prevents no choice.
+    `strict`: only those that repeat no rack. Members of the ensemble whose rack is unknown do not matter.
     """
     if strict:
         candidates = [one for one in candidates if not _repeated_at(vacancy, one.rack, racks)[0]]
@@ -144,11 +144,11 @@ def best_for_vacancy(
 def placement_shortfall(
     ensemble: Sequence[str], write_quorum: int, racks: Mapping[str, str | None], available: Collection[str]
 ) -> tuple[PlacementMove, ...]:
-    """Return the moves that would spread an existing ensemble over more racks; none when it is as good as it can be.
+    """Return the moves that would spread an existing ensemble over more racks; none if it is as good as possible.
 
-    Each move has an effect of its own, and supposes that those before it are done with their first candidate. `available` are
-    the bookies that take copies. A bookie whose rack is not known is never a reason to move, and never a destination: it
-    counts as standing apart from all others, because a move that helps nothing costs as much as one that does.
+    Each move has its own effect, and assumes that those before it are done with their first candidate. `available` are
+    the bookies that take copies. A bookie whose rack is unknown is never a reason to move, and never a destination: it
+    counts as separate from all others, because a useless move costs as much as a useful one.
     """
     places = [racks.get(bookie) or f"unknown/{position}/{bookie}" for position, bookie in enumerate(ensemble)]
     spare = {bookie: rack for bookie in sorted(available) if bookie not in ensemble and (rack := racks.get(bookie))}
@@ -175,8 +175,8 @@ def pick(candidates: Sequence[Candidate], rng: random.Random) -> Candidate:
 def _in_frames(candidates: Sequence[Candidate], frames: int) -> list[Candidate]:
     """Deal the racks out to consecutive frames, the largest one first, so that bookies of a rack are a frame apart.
 
-    With at most one bookie of a rack for each frame this separates all of them: the racks that have one in every frame come
-    first, in the same order in each, and the others leave a frame out.
+    With at most one bookie of a rack per frame this separates all of them: the racks that have one in every frame come
+    first, in the same order in each, and the others skip a frame.
     """
     groups: dict[str, list[Candidate]] = {}
     for candidate in candidates:
@@ -189,7 +189,7 @@ def _in_frames(candidates: Sequence[Candidate], frames: int) -> list[Candidate]:
 
 
 def _exchanged(candidates: list[Candidate], write_quorum: int) -> list[Candidate]:
-    """Exchange two positions for as long as that separates racks, or regions without bringing racks together."""
+    """Exchange two positions as long as that separates racks, or regions without bringing racks together."""
 
     def cost() -> tuple[int, int]:
         racks = [candidate.rack for candidate in candidates]
@@ -212,19 +212,19 @@ def _exchanged(candidates: list[Candidate], write_quorum: int) -> list[Candidate
 
 
 def _fewest_repeated(racks: Iterable[str], size: int, write_quorum: int) -> int:
-    """Return a bound that `repeated_racks` cannot be below, since there are no more racks."""
+    """Return a lower bound of `repeated_racks`, given the number of racks."""
     return size * max(0, write_quorum - len(set(racks)))
 
 
 @lru_cache(maxsize=256)
 def _neighbours(position: int, size: int, write_quorum: int) -> tuple[tuple[int, ...], ...]:
-    """The other positions of each write set that has this one."""
+    """Return the other positions of each write set with this one."""
     windows = (window for window in write_windows(size, write_quorum) if position in window)
     return tuple(tuple(other for other in window if other != position) for window in windows)
 
 
 def _repeated_at(vacancy: Vacancy, rack: str, racks: Mapping[str, str]) -> tuple[int, int]:
-    """In how many write sets this rack, and its region, would be there twice."""
+    """Return in how many write sets this rack, and its region, would occur twice."""
     windows = _neighbours(vacancy.position, len(vacancy.ensemble), vacancy.write_quorum)
     places = [[racks.get(vacancy.ensemble[other], NO_RACK) for other in window] for window in windows]
     region = region_of(rack)
@@ -232,7 +232,7 @@ def _repeated_at(vacancy: Vacancy, rack: str, racks: Mapping[str, str]) -> tuple
 
 
 def _best_move(places: list[str], write_quorum: int, racks: Collection[str]) -> tuple[int, int, list[str]] | None:
-    """How many copies are in the rack of another one after the best move, its position, and the racks that are as good there."""
+    """Return the repeated racks after the best move, its position, and the racks that are equally good there."""
     best: tuple[int, int, list[str]] | None = None
     for position, before in enumerate(places):
         for rack in racks:

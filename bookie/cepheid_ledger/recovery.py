@@ -1,13 +1,13 @@
-"""Closes a ledger whose writer is gone, or is to be gone.
+"""Recovery: closes a ledger whose writer is gone, or must stop.
 
-    metadata: IN_RECOVERY ──► fence ──► read on from LAC, write back what is there ──► metadata: CLOSED at what was found
+    metadata: IN_RECOVERY ──► fence ──► read from the LAC on, write back what is found ──► metadata: CLOSED at that end
 
-Rules 6 to 10 of the README. What is fenced and read, to the end, is the last fragment of that version of the record which
+Rules 6 to 10 of the README. Recovery fences and reads the last fragment of the version of the record that
 says IN_RECOVERY: from then on the writer can neither change the ensemble nor close. A recovery that dies or gives up leaves
-IN_RECOVERY behind, and the next one continues. An entry of which there are only damaged copies, by the word of the bookies that
-store them, stops every recovery; but that of an owner who can do without it (`despite_damage`) closes the ledger before it.
+IN_RECOVERY behind, and the next one continues. An entry with only damaged copies, as reported by the bookies that
+store them, stops every recovery, unless its owner does not need it: with `despite_damage` the ledger is closed before it.
 
-Which bookies missed entries in the middle was known to the writer alone. So the write of the end also has repair look at each
+Only the writer knew which bookies missed entries in the middle. So the write of the end also has repair check each
 copy once.
 """
 
@@ -49,13 +49,13 @@ from cepheid_rpc import (
 log = logging.getLogger(__name__)
 
 _WRITE_BACK_BYTES = 8 * MAX_MESSAGE_BYTES
-"""Recovered entries on their way back at a time: beyond this, reading on waits."""
+"""Limit of recovered entries being written back; above it, reading pauses."""
 
 
 class FoundEnd(NamedTuple):
-    """The end of a ledger that is fenced, and the write that closes its record there; None: the record is closed already.
+    """The end of a fenced ledger and the write that closes its record there; None: the record is closed already.
 
-    `checks` belong into the same write: they have repair look at each copy of the ledger once.
+    `checks` belong in the same write: they make repair check each copy of the ledger once.
     """
 
     end: ClosedLedger
@@ -64,7 +64,7 @@ class FoundEnd(NamedTuple):
 
 
 class EntrySink(Protocol):
-    """Where a recovery puts the entries that it found, in order."""
+    """Destination of the entries that a recovery finds, in order."""
 
     def push(self, group: EntryGroup) -> None: ...
 
@@ -75,7 +75,7 @@ class Recovery:
     """One attempt."""
 
     fences = True
-    """Its reads keep the writer out."""
+    """Key of its requests; its reads keep the writer out."""
 
     def __init__(
         self,
@@ -96,11 +96,11 @@ class Recovery:
         self._placement = placement
         self._settings = settings
         self._unknown: dict[str, str] = {}  # bookie → why it could not answer, for the error
-        self._all_damage = True  # what is unknown is so because of damaged disks
-        self._highest: EntryHeader | None = None  # of the entry with the largest id that any bookie showed
+        self._all_damage = True  # whether all unknown answers are due to damaged disks
+        self._highest: EntryHeader | None = None  # header of the entry with the largest id that any bookie returned
 
     async def run(self) -> ClosedLedger:
-        """Raises NoSuchLedgerError, RecoveryFailedError, EntryUnavailableError, TimeoutError, MetadataError."""
+        """Recover. Raises NoSuchLedgerError, RecoveryFailedError, EntryUnavailableError, TimeoutError, MetadataError."""
         found, plan_closed = await self._find_end()
         if plan_closed is None:
             return _end_of(found.record)
@@ -110,7 +110,7 @@ class Recovery:
         return _end_of(found.record)
 
     async def find_end(self) -> FoundEnd:
-        """Do all of `run` but its last write, which is the caller's to make together with others (rule 10). Raises as `run`."""
+        """Do all of `run` except its last write, which the caller combines with others (rule 10). Raises the errors of `run`."""
         found, plan_closed = await self._find_end()
         after = None if plan_closed is None else plan_closed(found.record)
         if after is None:
@@ -119,13 +119,13 @@ class Recovery:
         return FoundEnd(_end_of(after), closing, tuple(to_check(self._records.store, after)))
 
     async def _find_end(self) -> tuple[FoundLedger, Plan | None]:
-        """Return the record as it was fenced, and how to close it; None: it is closed."""
+        """Return the record as fenced, and the plan to close it; None: it is closed."""
         found = await read_ledger(self._records, self._ledger_id)
         found = await change_ledger(self._records, found, _plan_in_recovery, self._settings)
         if found.record.is_closed:
             return found, None
         last_add_confirmed = await self._fence(found.record)
-        # A LAC below the fragment's start is possible (the fragment is empty): what is before it is confirmed by rule.
+        # A LAC below the fragment's start is possible (the fragment is empty): earlier entries are confirmed by rule.
         start = max(last_add_confirmed, found.record.last_fragment.first_entry_id - 1) + 1
         write_back = WriteBack(found.record, start, self._channel_of, self._placement)
         try:
@@ -141,7 +141,7 @@ class Recovery:
 
         def plan_closed(ledger: LedgerMetadata) -> LedgerMetadata | None:
             if ledger.is_closed:
-                return None  # whoever it was: what the record says is the end
+                return None  # closed by any process: the recorded end is final
             if ledger.state is not LedgerState.IN_RECOVERY or ledger.last_fragment != recovered:
                 raise self._failed(f"its record changed where only recovery may change it ({ledger.state})")
             return closed(ledger, last_entry_id, length, fragments)
@@ -153,7 +153,7 @@ class Recovery:
     # Fencing
 
     async def _fence(self, ledger: LedgerMetadata) -> int:
-        """Returns a LAC, which may be too low, once no writer can reach Qa any more."""
+        """Return a LAC, which may be too low, once no writer can reach Qa any more."""
         ensemble = ledger.last_fragment.ensemble
         coverage = FenceCoverage(ledger.ensemble_size, ledger.write_quorum, ledger.ack_quorum)
         request = LacRequest(self._ledger_id, master_key_of(ledger), fence=True)
@@ -184,14 +184,14 @@ class Recovery:
         except (BookieUnavailableError, TimeoutError) as error:
             self._note_unknown(bookie, str(error) or "no answer in time")
             return None
-        # A bad digest is that of its highest entry, which it looked at when it was fenced.
+        # A bad digest is that of its highest entry, which it checked after fencing.
         if answer.status is Status.OK or answer.status.certain_no or answer.status is Status.BAD_DIGEST:
             return answer
         self._note_unknown(bookie, answer.status.name, answer.status)
         return None
 
     def _take_lac(self, answer: LacAnswer) -> int:
-        """Only a LAC under a digest counts: one that is too high would leave entries out."""
+        """Take a LAC only if its digest is valid: one that is too high would leave entries out."""
         group = answer.highest_entry
         if group is None or group.ledger_id != self._ledger_id or len(group) != 1:
             return -1
@@ -207,7 +207,7 @@ class Recovery:
     # Reading on
 
     async def _read_on(self, ledger: LedgerMetadata, start: int, sink: EntrySink) -> int:
-        """Returns the last entry id of the ledger; everything up to it is in the hands of `sink`."""
+        """Return the last entry id of the ledger; everything up to it was passed to `sink`."""
         ensemble = ledger.last_fragment.ensemble
         reads = RecoveryReads(ledger.ensemble_size, ledger.write_quorum, ledger.ack_quorum, start)
         async with BookieCalls() as calls:
@@ -224,7 +224,7 @@ class Recovery:
         return reads.last_entry_id
 
     def _end_undecided(self, reads: RecoveryReads, ledger: LedgerMetadata) -> int:
-        """Return where the ledger ends although the answers do not decide it, or raise RecoveryFailedError."""
+        """Return the end although the answers do not decide it, or raise RecoveryFailedError."""
         if self._all_damage and self._despite_damage:
             log.error("ledger.cut_off", extra={"ledger_id": self._ledger_id, "entry_id": reads.next_entry_id})
             return reads.next_entry_id - 1
@@ -232,7 +232,7 @@ class Recovery:
         raise self._failed(f"nobody knows whether entry {reads.next_entry_id} was confirmed", error)
 
     async def _read(self, reads: RecoveryReads, ledger: LedgerMetadata, position: int) -> None:
-        """Asks one bookie for the next batch, and tells `reads` of every id it was asked for, as far as the answer goes."""
+        """Ask one bookie for the next batch, and report to `reads` every requested id that the answer covers."""
         first = reads.next_entry_id
         last = first + self._settings.recovery_batch_entries - 1
         bookie = ledger.last_fragment.ensemble[position]
@@ -254,12 +254,12 @@ class Recovery:
             self._note_unknown(bookie, str(error) or "no answer in time")
             reads.on_unknown(position, reached, last)
         else:
-            if reads.next_entry_id == first and not reads.is_heard(position):  # it left out what it was asked first
+            if reads.next_entry_id == first and not reads.is_heard(position):  # the answer skipped the first requested entry
                 self._note_unknown(bookie, "an answer that says nothing of the entry")
                 reads.on_unknown(position, first, last)
 
     def _take_answer(self, reads: RecoveryReads, bookie: str, position: int, answer: ReadAnswer, covered: tuple[int, int]) -> None:
-        """Believes only what is about the ids that this chunk covers."""
+        """Take only what is about the ids that this chunk covers."""
         for group in answer.groups:
             if group.ledger_id != self._ledger_id or not _inside(group.first_entry_id, group.last_entry_id, covered):
                 continue
@@ -281,7 +281,10 @@ class Recovery:
     # Closing
 
     async def _length_through(self, ledger: LedgerMetadata, last_entry_id: int, write_back: WriteBack) -> int:
-        """From the last entry's header. An empty last fragment shows none: then the entry is read where it lies."""
+        """Return the length from the last entry's header.
+
+        If an empty last fragment has none, the entry is read from its fragment.
+        """
         if last_entry_id < 0:
             return 0
         if write_back.last_header is not None:
@@ -292,8 +295,10 @@ class Recovery:
         return group.header(last_entry_id).length
 
     def _note_unknown(self, bookie: str, why: str, status: Status | None = None) -> None:
-        """`status`: what it says itself of an entry; BAD_DIGEST means damage on its own disk. What is damaged when it arrives may
-        be well where it came from."""
+        """Note an unknown answer. `status`: the bookie's own; BAD_DIGEST means damage on its disk.
+
+        A copy that is damaged on arrival may be intact at the bookie.
+        """
         self._unknown[bookie] = why
         self._all_damage = self._all_damage and status is Status.BAD_DIGEST
 

@@ -1,18 +1,18 @@
-"""Closing a ledger at what is left of it, because an operator decided that one bookie's word is enough.
+"""Closes a ledger at what is left of it, because an operator decided that one bookie's answer is enough.
 
-    preview ──► what each bookie says, and where the ledger would end     reads only: no fence, no change of the record
-    run     ──► as every recovery: IN_RECOVERY, fence, read on, write back, CLOSED; but the bookie that was named decides alone
+    preview ──► each bookie's answer, and where the ledger would end      reads only: no fence, no change of the record
+    run     ──► like every recovery: IN_RECOVERY, fence, read on, write back, CLOSED; but the named bookie decides alone
 
 When so many disks were lost that it cannot be known whether an entry was confirmed, recovery stops (rule 8 of the README), and the
-topic with it. An operator who knows that the lost disks stay lost may accept that loss. It never happens by itself.
+topic with it. An operator who knows that the lost disks are gone for good may accept that loss. It never happens automatically.
 
 1. The named bookie must be in the last fragment's ensemble, must be fenced, and must answer for the entry at which the ledger ends.
-   "Unknown" from a bookie in limbo is such an answer: it has nothing there, and takes no more regular adds of the ledger. So a
-   ledger of which no bookie has anything is closed at the start of its last fragment. The others are fenced and heard as far as
-   they answer. A writer that still reaches an ack quorum of bookies that are not heard may be told OK for entries that are lost.
-2. A valid copy from any bookie keeps an entry. The ledger ends before the first entry of which no bookie shows a copy.
-3. What was found is written back as ever (rule 9): the ledger ends only when an ack quorum holds it.
-4. It does not end below the entry that the operator was shown.
+   "Unknown" from a bookie in limbo is such an answer: it has nothing there, and accepts no more regular adds of the ledger. So a
+   ledger of which no bookie has anything is closed at the start of its last fragment. The others are fenced and asked as far as
+   they answer. A writer that still reaches an ack quorum of bookies that do not answer may get OK for entries that are lost.
+2. A valid copy from any bookie keeps an entry. The ledger ends before the first entry of which no bookie returns a copy.
+3. What was found is written back as usual (rule 9): the ledger ends only when an ack quorum holds it.
+4. It does not end below the entry that the preview showed.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from cepheid_rpc import EntryGroup, LacRequest, Status
 class RecoveryPreview:
     """What `run` would do now. `last_entry_id`: where the ledger would be closed, or is; -1: it would be empty.
 
-    `needs_decision`: an ordinary recovery cannot close the ledger. `answers`: by bookie of the last fragment, what it says.
-    `unheard`: the bookies that did not say for certain what they have. Entries above `last_entry_id` that only they have are lost.
+    `needs_decision`: an ordinary recovery cannot close the ledger. `answers`: by bookie of the last fragment.
+    `unheard`: bookies that did not say for certain what they have. Entries above `last_entry_id` that only they have are lost.
     `needed_bookies`: how many more bookies must take entries before the ledger can be closed there (rule 3).
     """
 
@@ -52,20 +52,20 @@ class RecoveryPreview:
 
 
 class RecoveryFromOne(Recovery):
-    """One attempt. `at_least`: the last entry that the operator was shown (rule 4)."""
+    """One attempt. `at_least`: the last entry that the preview showed (rule 4)."""
 
     def __init__(self, ledger_id: int, *shared: Any, bookie: str, at_least: int = -1) -> None:
         super().__init__(ledger_id, *shared)
         self._bookie = bookie
         self._at_least = at_least
         self._answers: dict[str, str] = {}
-        self._own_words: dict[str, Status | None] = {}  # the last that each bookie said instead of yes or no
+        self._own_words: dict[str, Status | None] = {}  # each bookie's last answer other than yes or no
         self._is_covered = False
-        self._silent: set[str] = set()  # the bookies that did not answer at all
+        self._silent: set[str] = set()  # bookies that did not answer at all
         self._is_decided = True
 
     async def preview(self) -> RecoveryPreview:
-        """Raises NoSuchLedgerError, RecoveryFailedError (this bookie's word is not to be had), MetadataError."""
+        """Return what `run` would do. Raises NoSuchLedgerError, RecoveryFailedError (this bookie did not answer), MetadataError."""
         ledger = (await read_ledger(self._records, self._ledger_id)).record
         if ledger.last_entry_id is not None:
             return RecoveryPreview(self._ledger_id, ledger.state, self._bookie, 0, ledger.last_entry_id, needs_decision=False)
@@ -88,7 +88,7 @@ class RecoveryFromOne(Recovery):
         )
 
     def _needed_bookies(self, ledger: LedgerMetadata) -> int:
-        """Return how many bookies an ack quorum of each write set lacks, of those that answered and their possible replacements."""
+        """Return how many bookies an ack quorum of each write set lacks, given those that answered and possible replacements."""
         ensemble = ledger.last_fragment.ensemble
         usable = [bookie not in self._silent for bookie in ensemble]
         windows = [write_set_positions(first, ledger.ensemble_size, ledger.write_quorum) for first in range(ledger.ensemble_size)]
@@ -117,7 +117,7 @@ class RecoveryFromOne(Recovery):
             raise RecoveryFailedError(message, ledger_id=self._ledger_id, bookie=self._bookie)
 
     async def _fence(self, ledger: LedgerMetadata) -> int:
-        """Asks all bookies (rule 1). Returns the largest LAC that any of them shows."""
+        """Ask all bookies (rule 1). Return the largest LAC among the answers."""
         ensemble = ledger.last_fragment.ensemble
         coverage = FenceCoverage(ledger.ensemble_size, ledger.write_quorum, ledger.ack_quorum)
         request = LacRequest(self._ledger_id, master_key_of(ledger), fence=self.fences)
@@ -142,7 +142,7 @@ class RecoveryFromOne(Recovery):
             while calls:
                 await calls.wait_next()
         if self._bookie in self._unknown and not self._has_answered():
-            raise self._failed(f"{self._bookie}, whose word shall decide, cannot be asked")
+            raise self._failed(f"{self._bookie}, whose answer is to decide, does not answer")
         self._answers = {bookie: self._answers[bookie] for bookie in ensemble}
         self._is_covered = coverage.is_covered
         return last_add_confirmed
@@ -154,11 +154,11 @@ class RecoveryFromOne(Recovery):
         return end
 
     def _end_undecided(self, reads: RecoveryReads, ledger: LedgerMetadata) -> int:
-        """Return the end that the named bookie's answer decides (rule 2). Raises RecoveryFailedError where it gave none."""
+        """Return the end that the named bookie's answer decides (rule 2). Raises RecoveryFailedError if it gave none."""
         ensemble = ledger.last_fragment.ensemble
         position = ensemble.index(self._bookie)
         asked = write_set_positions(reads.next_entry_id, ledger.ensemble_size, ledger.write_quorum)
-        if position not in asked:  # striped: its word says nothing of this entry
+        if position not in asked:  # striped: this bookie does not store the entry
             others = ", ".join(ensemble[other] for other in asked)
             raise self._failed(f"entry {reads.next_entry_id} is not stored on {self._bookie}, but on {others}: name one of these")
         if not (reads.has_said_no(position) or self._has_answered()):
@@ -167,8 +167,9 @@ class RecoveryFromOne(Recovery):
         return reads.next_entry_id - 1
 
     def _has_answered(self) -> bool:
-        """Return whether the last that the named bookie said for itself is its word. UNKNOWN is: it lost its disk once, and has
-        nothing of what it was asked for now."""
+        """Return whether the named bookie has answered for itself. UNKNOWN counts: it lost its disk once, and has nothing of
+        what was requested.
+        """
         return self._own_words.get(self._bookie) in (Status.UNKNOWN, Status.BAD_DIGEST)
 
     def _note_unknown(self, bookie: str, why: str, status: Status | None = None) -> None:
@@ -177,7 +178,7 @@ class RecoveryFromOne(Recovery):
 
 
 class _Nowhere:
-    """Where a preview leaves the entries that it finds."""
+    """Discards the entries that a preview finds."""
 
     def push(self, group: EntryGroup) -> None:
         pass

@@ -1,10 +1,10 @@
-"""Where a ledger ends: what recovery decides, without I/O (rules 7 and 8 of the README).
+"""Recovery's decision where a ledger ends, without I/O (rules 7 and 8 of the README).
 
     fencing LAC reads ──► FenceCoverage ──covered──► recovery reads ──► RecoveryReads ──► present, present, …, absent
 
-Three answers are kept apart everywhere: a valid copy, a *certain* no, and unknown. One copy makes an entry present;
-Qw - Qa + 1 certain noes of its write set make it absent, since then fewer than Qa bookies can ever hold it: the noes come
-from fencing reads, and a fenced bookie takes it no more. Unknown counts for nothing.
+Three answers are distinguished everywhere: a valid copy, a *certain* no, and unknown. One copy makes an entry present;
+Qw - Qa + 1 certain noes from its write set make it absent, since fewer than Qa bookies can then ever hold it: the noes come
+from fencing reads, and a fenced bookie no longer accepts it. Unknown counts for nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cepheid_rpc import EntryGroup
 
 
 def write_set_positions(entry_id: int, ensemble_size: int, write_quorum: int) -> tuple[int, ...]:
-    """Positions in the ensemble that hold this entry."""
+    """Return the positions in the ensemble that hold this entry."""
     return tuple((entry_id + i) % ensemble_size for i in range(write_quorum))
 
 
@@ -26,7 +26,7 @@ def holds_any(position: int, first: int, last: int, ensemble_size: int, write_qu
 
 
 class FenceCoverage:
-    """Covered once every Qw neighbours in the ensemble contain fewer than Qa that may not be fenced."""
+    """Tracks fenced bookies. Covered once any Qw neighbours in the ensemble have fewer than Qa bookies that may not be fenced."""
 
     def __init__(self, ensemble_size: int, write_quorum: int, ack_quorum: int) -> None:
         assert ensemble_size >= write_quorum >= ack_quorum >= 1
@@ -36,7 +36,7 @@ class FenceCoverage:
         self._unknown = [False] * ensemble_size
 
     def on_fenced(self, position: int) -> None:
-        """It answered, if only with a certain no: the fence is durable there."""
+        """Note that a bookie answered, even with a certain no: the fence is durable there."""
         self._fenced[position] = True
 
     def on_unknown(self, position: int) -> None:
@@ -48,16 +48,16 @@ class FenceCoverage:
 
     @property
     def is_impossible(self) -> bool:
-        """Not covered, and what still may answer cannot change it."""
+        """Return whether it is not covered, and outstanding answers cannot change that."""
         if not any(self._unknown):
             return False
         return any(sum(not self._unknown[p] for p in window) < self._needed for window in self._windows)
 
 
 class RecoveryReads:
-    """Entries from `first_entry_id` on, decided strictly in the order of their ids.
+    """Decides entries from `first_entry_id` on, strictly in the order of their ids.
 
-    Copies of entries above the first absent one are ignored: a hole is legal, such entries were half written.
+    Copies above the first absent entry are ignored: a hole is legal, such entries were half written.
     """
 
     def __init__(self, ensemble_size: int, write_quorum: int, ack_quorum: int, first_entry_id: int) -> None:
@@ -67,7 +67,7 @@ class RecoveryReads:
         self._noes_needed = write_quorum - ack_quorum + 1
         self._noes: list[list[tuple[int, int]]] = [[] for _ in range(ensemble_size)]  # ranges of ids, by position
         self._unknowns: list[list[tuple[int, int]]] = [[] for _ in range(ensemble_size)]
-        self._copies: dict[int, EntryGroup] = {}  # of entries that are not decided yet, each in a group that holds it
+        self._copies: dict[int, EntryGroup] = {}  # copies of undecided entries, each in the group that holds it
         self._present: list[EntryGroup] = []
         self.next_entry_id = first_entry_id  # the first undecided one
         self.last_entry_id: int | None = None  # of the ledger, once decided
@@ -81,7 +81,7 @@ class RecoveryReads:
         return self.last_entry_id is not None
 
     def on_copies(self, group: EntryGroup) -> None:
-        """Verified entries from a bookie of the ensemble, whichever."""
+        """Note verified entries from any bookie of the ensemble."""
         if self.decided or group.last_entry_id < self.next_entry_id:
             return
         if group.first_entry_id <= self.next_entry_id:
@@ -92,29 +92,29 @@ class RecoveryReads:
                 self._copies.setdefault(entry_id, group)
 
     def on_no(self, position: int, first: int, last: int) -> None:
-        """A bookie says with certainty, fenced, that it never acknowledged `first..last` (inclusive)."""
+        """Note that a fenced bookie never acknowledged `first..last` (inclusive), for certain."""
         if not holds_any(position, first, last, self._ensemble_size, self._write_quorum):
-            return  # the gaps of its stripe, which nobody asks about: thousands in a long answer
+            return  # a gap of its stripe, which does not matter: a long answer has thousands
         self._noes[position].append((first, last))
         self._decide()
 
     def on_unknown(self, position: int, first: int, last: int) -> None:
-        """Timeout, error, bad digest: nothing is known of these entries there."""
+        """Note a timeout, an error or a bad digest: nothing is known of these entries there."""
         self._unknowns[position].append((first, last))
 
     def is_heard(self, position: int) -> bool:
-        """This bookie has said what it can say of the next undecided entry, or does not hold it by rule."""
+        """Return whether this bookie has answered for the next undecided entry, or does not hold it by rule."""
         entry_id = self.next_entry_id
         if position not in write_set_positions(entry_id, self._ensemble_size, self._write_quorum):
             return True
         return _covers(self._noes[position], entry_id) or _covers(self._unknowns[position], entry_id)
 
     def has_said_no(self, position: int) -> bool:
-        """This bookie said with certainty that it never acknowledged the next undecided entry."""
+        """Return whether this bookie certainly never acknowledged the next undecided entry."""
         return _covers(self._noes[position], self.next_entry_id)
 
     def take_present(self) -> list[EntryGroup]:
-        """Entries decided to be present since the last call, in order."""
+        """Return the entries that became present since the last call, in order."""
         present, self._present = self._present, []
         return present
 

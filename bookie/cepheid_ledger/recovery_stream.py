@@ -1,17 +1,17 @@
-"""The fences and first reads of all recoveries that go to one bookie, on one stream.
+"""Carries the fences and first reads of all recoveries at one bookie on one stream.
 
-    ask ──► numbered ──► sender task: all that came meanwhile is one message ──► bookie
+    ask ──► numbered ──► sender task: all that arrived meanwhile is one message ──► bookie
      ▲                                                                             │
      └────────── by number, in any order ◄── reader task ◄── answers ◄─────────────┘
 
-An owner that takes thousands of topics over fences and reads each of their last ledgers at each bookie. As calls of their own these
-cost the broker a third of its time, and the bookies nearly all of theirs.
+A broker that takes over thousands of topics fences and reads each of their last ledgers at each bookie. As separate calls these
+cost the broker a third of its time, and the bookies nearly all of it.
 
-Rule 1: an answer is a bounded message: of a read, its first piece. So nobody has to hold back the answers of others.
-Rule 2: a stream ends once, with an error for all that wait on it: their outcome is unknown. The next who asks gets another stream.
-Rule 3: an answer that takes longer than `timeout_s` is an error for the one who asked. What comes after it is dropped.
-Rule 4: the bookie goes on with a request that its client gave up, as long as the stream lasts. So the stream ends when requests
-are open and none was answered for `timeout_s`: the bookie gives them up as well. What was not sent yet never is.
+Rule 1: an answer is a bounded message (the first piece of a read), so no answer has to be held back for others.
+Rule 2: a stream ends once, with an error for all callers: their outcome is unknown. The next request gets another stream.
+Rule 3: an answer that takes longer than `timeout_s` is an error for its caller. If it arrives later it is dropped.
+Rule 4: the bookie continues with a request that its client gave up, as long as the stream lasts. So the stream ends when requests
+are open and none was answered for `timeout_s`: the bookie then gives them up as well, and unsent requests are never sent.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class RecoveryStream:
         self._call = call
         self._timeout_s = timeout_s
         self._numbers = 0
-        self._waiting: dict[int, tuple[asyncio.Future[Buffer | BaseException], float]] = {}  # and until when, in order of asking
+        self._waiting: dict[int, tuple[asyncio.Future[Buffer | BaseException], float]] = {}  # with the deadline, in request order
         self._unsent: dict[int, bytes] = {}
         self._unanswered: set[int] = set()  # given up or not
         self._last_progress = 0.0
         self._due = asyncio.Event()
         self.error: BaseException | None = None
-        """Why it has ended."""
+        """Why it has ended; None: it has not."""
         self._is_last = False
         self._loop = asyncio.get_running_loop()
         self._tasks = TaskOwner(f"recovery-stream-{bookie_id}", on_error=self.end)
@@ -52,7 +52,7 @@ class RecoveryStream:
 
     @property
     def is_running(self) -> bool:
-        """Its tasks have not all ended."""
+        """Whether some of its tasks have not ended yet."""
         return bool(self._tasks)
 
     async def ask(self, request: bytes) -> Buffer | BaseException:
@@ -78,7 +78,7 @@ class RecoveryStream:
                 self.end(ConnectionError("the connection was closed"))
 
     def end_when_idle(self) -> None:
-        """Let those end who wait."""
+        """End once no caller waits; let those that wait finish."""
         self._is_last = True
         if not self._waiting:
             self.end(ConnectionError("the connection was closed"))
@@ -122,14 +122,14 @@ class RecoveryStream:
             await self._end_of_call(error)
 
     async def _end_of_call(self, error: BaseException) -> None:
-        """The status of the call says more than what a write or a read raises."""
+        """End with the call's status, which is more informative than the error of a write or a read."""
         if self.error is None and not isinstance(error, grpc.aio.AioRpcError | MalformedGroupError):
             code, details = await self._call.code(), await self._call.details()
             error = StreamEndedError(code, details or "no reason given")
         self.end(error)
 
     def _look_for_late(self) -> None:
-        """One timer, whatever waits."""
+        """Fail late requests; one timer, however many wait."""
         now = self._loop.time()
         if self._unanswered and now - self._last_progress >= self._timeout_s:
             self.end(TimeoutError(f"{len(self._unanswered)} requests unanswered for {self._timeout_s} s"))
@@ -151,7 +151,7 @@ class StreamEndedError(ConnectionError):
 
 
 def is_unknown_method(error: BaseException) -> bool:
-    """Whether the bookie is of a release without this stream."""
+    """Return whether the bookie is of a release without this stream."""
     if isinstance(error, grpc.aio.AioRpcError):
         return error.code() is grpc.StatusCode.UNIMPLEMENTED
     return isinstance(error, StreamEndedError) and error.code is grpc.StatusCode.UNIMPLEMENTED

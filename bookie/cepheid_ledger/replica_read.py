@@ -1,11 +1,11 @@
-"""Reading a range of confirmed entries from whichever replica has it (rules 11-13 of the README).
+"""Reads a range of confirmed entries from any replica that has it (rules 11-13 of the README).
 
     first replica ──valid copies──► done
          ├── damaged, missing, unknown ──► next replica
          └── silent for `speculative_read_s` ──► next replica in addition; the first valid answer wins
 
-All failed: only if *every* replica said no with certainty does the entry not exist. One unknown among them means it may. That a
-copy is damaged is certain when its bookie says so of its own disk; damage that shows here may have come with the transport.
+If all fail, the entry does not exist only if *every* replica certainly denies it; with one unknown it may exist. That a
+copy is damaged is certain if its bookie reports it; damage that is found here may be due to the transport.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ConnectionOf = Callable[[str], BookieConnection]
 
 @dataclass(frozen=True, slots=True)
 class ReplicaFailure:
-    """Why one replica gave nothing. `status` is its word, None when it gave none or lied."""
+    """Why one replica returned nothing. `status` is its answer; None if it gave none or an invalid one."""
 
     bookie: str
     reason: str
@@ -45,7 +45,7 @@ class ReplicaFailure:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaCopies:
-    """At least one entry, verified, consecutive from the first asked for."""
+    """At least one entry, verified, consecutive from the first requested one."""
 
     bookie: str
     groups: list[EntryGroup]
@@ -54,7 +54,7 @@ class ReplicaCopies:
 async def read_range(
     request: ReadRequest, replicas: Sequence[str], connection_of: ConnectionOf, settings: LedgerSettings
 ) -> ReplicaCopies:
-    """Raises NoSuchEntryError, LedgerLostError, EntryUnavailableError (EntryDamagedError)."""
+    """Read the range. Raises NoSuchEntryError, LedgerLostError, EntryUnavailableError (EntryDamagedError)."""
     if len(replicas) == 1:
         outcome = await _read_from(replicas[0], request, connection_of, settings)
         if isinstance(outcome, ReplicaCopies):
@@ -69,7 +69,7 @@ async def read_range(
                 running.append(loop.create_task(_read_from(left.pop(0), request, connection_of, settings)))
             patience_s = settings.speculative_read_s if left else None
             done, _ = await asyncio.wait(running, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
-            for task in [task for task in running if task in done]:  # in order of asking: `done` is a set
+            for task in [task for task in running if task in done]:  # in request order: `done` is a set
                 running.remove(task)
                 outcome = task.result()
                 if isinstance(outcome, ReplicaCopies):
@@ -84,7 +84,7 @@ async def read_range(
 
 
 async def read_entry(ledger: LedgerMetadata, entry_id: int, connection_of: ConnectionOf, settings: LedgerSettings) -> EntryGroup:
-    """One confirmed entry, without regard to LAC. Raises like `read_range`."""
+    """Read one confirmed entry, regardless of the LAC. Raises the errors of `read_range`."""
     request = ReadRequest(ledger.ledger_id, entry_id, entry_id, MAX_MESSAGE_BYTES)
     ensemble = ledger.fragment_of(entry_id).ensemble
     replicas = [ensemble[position] for position in write_set_positions(entry_id, len(ensemble), ledger.write_quorum)]
@@ -93,7 +93,7 @@ async def read_entry(ledger: LedgerMetadata, entry_id: int, connection_of: Conne
 
 
 def explain(request: ReadRequest, failures: Sequence[ReplicaFailure]) -> LedgerError:
-    """The most telling error: anything unknown outranks a no, because the entry may be where the unknown is."""
+    """Return the most informative error: unknown outranks a no, because the entry may be where the unknown is."""
     entry = f"entry {request.ledger_id}:{request.first_entry_id}"
     why = ", ".join(f"{failure.bookie}: {failure.reason}" for failure in failures)
     facts = {"ledger_id": request.ledger_id, "entry_id": request.first_entry_id, "bookies": why}
@@ -109,7 +109,7 @@ def explain(request: ReadRequest, failures: Sequence[ReplicaFailure]) -> LedgerE
 
 @contextlib.asynccontextmanager
 async def answers_of(connection: BookieConnection, request: ReadRequest) -> AsyncIterator[AsyncIterator[ReadAnswer]]:
-    """The chunks of a read, whose stream is closed when the caller has enough."""
+    """Yield the chunks of a read; its stream is closed when the caller leaves the block."""
     answers = connection.read(request)
     try:
         yield answers
@@ -120,7 +120,7 @@ async def answers_of(connection: BookieConnection, request: ReadRequest) -> Asyn
 
 
 def verified_parts(group: EntryGroup) -> Iterator[tuple[EntryGroup, bool]]:
-    """The group and whether it is valid; one by one when it is not, so that a damaged entry spoils no other."""
+    """Yield the group and whether it is valid; entry by entry if not, so that a damaged entry affects no other."""
     try:
         group.verify()
     except (DigestMismatchError, MalformedGroupError):
@@ -144,7 +144,7 @@ async def _read_from(
             async for answer in answers:
                 for group in answer.groups:
                     if group.ledger_id != request.ledger_id or group.first_entry_id != expected:
-                        break  # a gap: what follows is not consecutive
+                        break  # a gap: later entries are not consecutive
                     group.verify()
                     groups.append(group)
                     expected = group.last_entry_id + 1

@@ -1,4 +1,4 @@
-"""Settings of the ledger client: bounds in the type, meaning in the description."""
+"""Settings of the ledger client: bounds are in the type, the meaning is in the description."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from pydantic import BaseModel, Field, PositiveFloat, PositiveInt
 MIB = 1 << 20
 
 _TRANSPORT_FACTOR = 2.0
-"""How much longer the transport waits than the ledger client. The client decides first, for each ledger and with the other replicas
-in view. The transport only frees what no caller waits for any more, so its limits follow those of the client and never cap them."""
+"""How much longer the transport waits than the ledger client, which decides first, for each ledger and with all replicas in view.
+
+The transport only releases what no caller waits for any more, so its limits follow those of the client and never cap them.
+"""
 
 
 class LedgerSettings(BaseModel, frozen=True, extra="forbid"):
-    """Writing, reading and recovering ledgers. One per process."""
+    """Settings of writing, reading and recovering ledgers. One per process."""
 
     add_timeout_s: PositiveFloat = Field(
         5.0,
@@ -138,10 +140,10 @@ class LedgerSettings(BaseModel, frozen=True, extra="forbid"):
 
     @property
     def silent_stream_s(self) -> float:
-        """How long a stream of adds may get no answer at all before the transport breaks it."""
+        """How long a stream of adds may get no answer before the transport breaks it."""
         return _TRANSPORT_FACTOR * self.add_timeout_s
 
     @property
     def silent_call_s(self) -> float:
-        """How long the transport waits for the answer of a LAC request, or for one chunk of a read."""
+        """How long the transport waits for the answer to a LAC request, or for one chunk of a read."""
         return _TRANSPORT_FACTOR * max(self.read_timeout_s, self.recovery_timeout_s, self.speculative_read_s)

@@ -1,12 +1,12 @@
-"""Reading a range of confirmed entries of a striped ledger (E > Qw): no bookie has all of them, so answers are merged by entry id.
+"""Reads a range of confirmed entries of a striped ledger (E > Qw): no bookie has all of them, so answers are merged by entry id.
 
     E = 4, Qw = 2      entry       0    1    2    3    4    5
-    asked first        b           0    1              4    5        every id is at one of them, and as few are asked as can be
+    asked first        b           0    1              4    5        together they have every id; as few are asked as possible
                        d                     2    3
-    d fails at 2       c (and a)        1    2                        the next of that entry's write set, for what is missing
+    d fails at 2       c (and a)        1    2                        the next of that entry's write set, for missing entries
 
-Rule 1: what is given back is a run without a gap from the first entry on; it ends before the first entry that nobody gave.
-Rule 2: of an entry only its own write set is asked and believed: others never had it, and their no means nothing.
+Rule 1: the result is a run without gaps from the first entry on; it ends before the first entry that no bookie returned.
+Rule 2: only an entry's own write set is asked for it and trusted: other bookies never had it, and their no means nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cepheid_rpc import BookieUnavailableError, EntryGroup, ReadRequest, Status
 
 @dataclass(frozen=True, slots=True)
 class StripedCopies:
-    """At least one entry, consecutive from the first asked for; and the positions that failed on the way."""
+    """At least one entry, consecutive from the first requested one; and the positions that failed."""
 
     groups: list[EntryGroup]
     failed: tuple[int, ...]
@@ -32,7 +32,7 @@ class StripedCopies:
 
 @dataclass(slots=True)
 class _Said:
-    """What one bookie has said so far. `until`: nothing is known of ids from there on, unless it failed."""
+    """The answer of one bookie so far. `until`: nothing is known of ids from there on, unless it failed."""
 
     until: int
     missing: list[tuple[int, int, str, Status | None]] = field(default_factory=list)
@@ -40,7 +40,7 @@ class _Said:
 
 
 class StripeMerge:
-    """The core: whom to ask next, and what has come together."""
+    """The core: which bookie to ask next, and the entries collected so far."""
 
     def __init__(self, ensemble: Sequence[str], write_quorum: int, first: int, last: int) -> None:
         self._ensemble = ensemble
@@ -49,7 +49,7 @@ class StripeMerge:
         self._groups: list[EntryGroup] = []
         self._said: dict[int, _Said] = {}
         self.first = first
-        self.next_entry_id = first  # the first that nobody gave
+        self.next_entry_id = first  # the first that no bookie has returned
 
     def first_choice(self, turn: int, avoided: Sequence[int], distances: Sequence[int] = ()) -> list[int]:
         """Return positions that hold every entry between them, the nearest ones of each write set by `distances`.
@@ -65,12 +65,13 @@ class StripeMerge:
             if distances:
                 nearest = min(distances[position] for position in good)
                 good = [position for position in good if distances[position] == nearest]
-            # The last of a window holds the most of what follows; another one for the first, so that the load moves around.
+            # The last of a window holds the most of what follows; for the first window another one is used, so that the load moves
+            # around.
             chosen.append(good[-1 - turn % len(good)] if not chosen else good[-1])
         return chosen
 
     def next_choice(self, asked: Sequence[int], *, impatient: bool) -> int | None:
-        """Who else should be asked for the first missing entry; None: nobody is left, or the answers that are due will do."""
+        """Return another position to ask for the first missing entry; None: none is left, or outstanding answers suffice."""
         if self.is_complete:
             return None
         choice: int | None = None
@@ -112,7 +113,7 @@ class StripeMerge:
         return merged
 
     def failures_of_first(self) -> list[ReplicaFailure]:
-        """Why the first entry was not to be had, of each bookie of its write set."""
+        """Return why each bookie of the first entry's write set did not return it."""
         return [self._failure_at(position, self.first) for position in self._write_set(self.first)]
 
     def _failure_at(self, position: int, entry_id: int) -> ReplicaFailure:
@@ -139,7 +140,7 @@ async def read_striped(
     avoided: Sequence[int] = (),
     distances: Sequence[int] = (),
 ) -> StripedCopies:
-    """Raises NoSuchEntryError, LedgerLostError, EntryUnavailableError."""
+    """Read the range. Raises NoSuchEntryError, LedgerLostError, EntryUnavailableError."""
     merge = StripeMerge(ensemble, write_quorum, request.first_entry_id, request.last_entry_id)
     chosen = merge.first_choice(turn, avoided, distances)
     part = replace(request, max_bytes=max(1, request.max_bytes // len(chosen)))
@@ -169,7 +170,7 @@ async def read_striped(
 async def _read_stripes(
     bookie: str, request: ReadRequest, connection_of: ConnectionOf, settings: LedgerSettings
 ) -> tuple[_Said, list[EntryGroup]]:
-    """Everything valid that this bookie gives of the range, with whatever gaps."""
+    """Collect everything valid that this bookie returns of the range, with any gaps."""
     said, groups = _Said(request.first_entry_id), []
     try:
         async with asyncio.timeout(settings.read_timeout_s), answers_of(connection_of(bookie), request) as answers:
@@ -190,7 +191,7 @@ async def _read_stripes(
     except TimeoutError:
         said.failure = ReplicaFailure(bookie, f"no answer within {settings.read_timeout_s:g} s")
     if said.failure is None and said.until <= request.first_entry_id:
-        said.failure = ReplicaFailure(bookie, "an empty answer")  # else it would pass for an end for size
+        said.failure = ReplicaFailure(bookie, "an empty answer")  # otherwise it would look like an end for size
     return said, groups
 
 

@@ -1,10 +1,10 @@
-"""Groups that were sent and are not confirmed yet, in the order of their ids.
+"""Groups that were sent but are not confirmed yet, in the order of their ids.
 
     push ──►│ 7..9 │ 10..10 │ 11..40 │──► complete_through(10) calls back for 7..9 and 10..10, in this order
-                                                    └── while the ensemble changes they are kept for the newcomers
+                                                    └── during an ensemble change they are kept for the newcomers
 
-A group is answered once, when its last entry is confirmed, or when the ledger fails. What is kept beyond that is bounded by a
-`KeptBytes` that all writers of the process share: when it is spent, the keeping writer lets everything go.
+A group is answered once, when its last entry is confirmed, or when the ledger fails. Groups kept beyond that are bounded by a
+`KeptBytes` that all writers of the process share: when it is used up, the writer drops all that it keeps.
 """
 
 from __future__ import annotations
@@ -18,17 +18,19 @@ from cepheid_ledger.errors import LedgerError
 from cepheid_rpc import EntryGroup
 
 GroupDone: TypeAlias = Callable[[EntryGroup | LedgerError], None]
-"""Gets the frozen group once it is confirmed, else why it is not. Must not raise."""
+"""Called with the frozen group once it is confirmed, otherwise with the error. Must not raise."""
 
 log = logging.getLogger(__name__)
 
 GROUP_BYTES = 256
-"""What a kept group takes beside its entries: small ones would fill five times the memory that their bytes say."""
+"""Memory of a kept group besides its entries: small ones would fill five times the memory of their bytes."""
 
 
 class KeptBytes:
-    """Confirmed groups that wait for newcomers to ensembles, of all writers of the process, with what the groups themselves take.
-    Soft by one group."""
+    """Budget of confirmed groups kept for newcomers to ensembles, for all writers of the process, including the groups' own memory.
+
+    Soft by one group.
+    """
 
     __slots__ = ("limit_bytes", "overflows", "used_bytes")
 
@@ -56,7 +58,7 @@ class Unconfirmed:
         return f"<Unconfirmed {len(self._groups)} groups, {self.size_bytes} B, {len(self._kept)} kept>"
 
     def __len__(self) -> int:
-        """How many groups."""
+        """Return the number of groups."""
         return len(self._groups)
 
     @property
@@ -68,7 +70,7 @@ class Unconfirmed:
         self.size_bytes += len(group.data)
 
     def view(self, first: int, last: int) -> list[EntryGroup]:
-        """The entries `first..last` (inclusive), as sent, in slices of the groups they were sent in; kept ones included."""
+        """Return the entries `first..last` (inclusive) as sent, as slices of their groups; kept ones included."""
         return [
             group.slice(max(first, group.first_entry_id), min(last, group.last_entry_id))
             for group in (*self._kept, *(group for _, group, _ in self._groups))
@@ -77,11 +79,11 @@ class Unconfirmed:
 
     @property
     def is_keeping(self) -> bool:
-        """Since `keep`, nothing had to be let go."""
+        """Whether nothing had to be dropped since `keep`."""
         return self._keeping
 
     def keep(self) -> None:
-        """From now on what is confirmed stays visible, until `let_go`."""
+        """Keep confirmed groups visible from now on, until `let_go`."""
         self.let_go()
         self._keeping = True
 
@@ -91,7 +93,7 @@ class Unconfirmed:
         self._kept, self._kept_size = [], 0
 
     def complete_through(self, last: int) -> None:
-        """Answers the groups that end at or before `last`. A callback may push."""
+        """Answer the groups that end at or before `last`. A callback may push."""
         groups = self._groups
         while groups and groups[0][0] <= last:
             _, group, on_done = groups.popleft()
@@ -101,7 +103,7 @@ class Unconfirmed:
             _answer(on_done, group, group)
 
     def fail(self, error: LedgerError) -> None:
-        """Answers everything that is left, in order."""
+        """Answer everything that is left with the error, in order."""
         while self._groups:
             _, group, on_done = self._groups.popleft()
             self.size_bytes -= len(group.data)
@@ -121,5 +123,5 @@ class Unconfirmed:
 def _answer(on_done: GroupDone, outcome: EntryGroup | LedgerError, group: EntryGroup) -> None:
     try:
         on_done(outcome)
-    except Exception as error:  # one caller's defect must not leave the answers of other ledgers undelivered
+    except Exception as error:  # a defect in one caller must not leave callers of other ledgers unanswered
         log.exception("ledger.callback_failed", extra={"ledger_id": group.ledger_id, "error": repr(error)})

@@ -1,11 +1,11 @@
-"""Every replica of every entry of a ledger, read, checked and compared.
+"""Verification of a ledger: every replica of every entry is read, checked and compared.
 
-    window of ids ──► every bookie of the fragment: which of its copies are valid, and their digests ──► Findings
+    window of ids ──► every bookie of the fragment: its valid copies and their digests ──► Findings
 
 Rules:
-1. Nothing is decided by one replica: a copy is judged by its own digest, and valid copies by each other. Where they differ, those
-   that the majority contradicts are divergent; without a majority all are.
-2. Missing is a certain no. What a bookie could not say now is unreadable, and says nothing of the entry.
+1. No replica decides alone: a copy is judged by its own digest, and valid copies are compared. Where they differ, those
+   that differ from the majority are divergent; without a majority all are.
+2. Missing means a certain no. What a bookie cannot answer now is unreadable, which proves nothing about the entry.
 3. Memory: five bytes per replica and entry of one window, and the chunk that is being read.
 """
 
@@ -40,7 +40,7 @@ _REQUEST_BYTES = 64 * MIB
 
 
 class Copy(enum.IntEnum):
-    """What is known of one replica of one entry."""
+    """State of one replica of one entry."""
 
     UNREADABLE = 0
     VALID = 1
@@ -52,8 +52,10 @@ class Copy(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Entries `first..last` (inclusive) at one bookie, all with the same ailment. `valid`: the fewest valid copies that one of
-    them has elsewhere; 0: no bookie showed a valid copy."""
+    """Entries `first..last` (inclusive) at one bookie, all with the same problem.
+
+    `valid`: the smallest number of valid copies that one of them has elsewhere; 0: no bookie returned a valid copy.
+    """
 
     bookie: str
     first_entry_id: int
@@ -65,13 +67,13 @@ class Finding:
 
 @dataclass(slots=True)
 class LedgerReport:
-    """What was found in one ledger. Copies are entries times replicas: wanted = valid + bad + unknown.
+    """Results for one ledger. Copies are entries times replicas: wanted = valid + bad + unknown.
 
-    `last_entry_id`: the last entry that was checked; of an open ledger its LAC.
-    `copies_bad`: missing, corrupt or divergent for certain. `copies_unknown`: their bookie could not say.
-    `lost_entries`: entries of which no copy is valid, for certain. `unknown_entries`: no valid copy was seen, but a bookie that
-    could not say may have one.
-    `end_unknown_for`: bookies of an open ledger that told no LAC, if entries may lie behind `last_entry_id` that only they have.
+    `last_entry_id`: the last entry that was checked; for an open ledger its LAC.
+    `copies_bad`: certainly missing, corrupt or divergent. `copies_unknown`: their bookie could not answer.
+    `lost_entries`: entries that certainly have no valid copy. `unknown_entries`: no valid copy was seen, but a bookie that
+    could not answer may have one.
+    `end_unknown_for`: bookies of an open ledger that returned no LAC, if only they may have entries above `last_entry_id`.
     """
 
     ledger_id: int
@@ -93,14 +95,14 @@ class LedgerReport:
 
     @property
     def is_bad(self) -> bool:
-        """Something is wrong for certain, whatever the bookies that could not say have."""
+        """Whether something is certainly wrong, whatever the bookies that could not answer have."""
         return self.copies_bad > 0
 
 
 async def verify_ledger(
     ledger: LedgerMetadata, last_entry_id: int, connection_of: ConnectionOf, *, timeout_s: float = 10.0
 ) -> LedgerReport:
-    """Entries 0..`last_entry_id`. Never raises for what bookies do: that is what it reports."""
+    """Verify entries 0..`last_entry_id`. Never raises because of bookies: their failures are part of the report."""
     report = LedgerReport(ledger.ledger_id, ledger.state, last_entry_id, ledger.ack_quorum)
     for first, last, ensemble in _windows(ledger, last_entry_id):
         replicas = [_Replica(bookie, first, last) for bookie in ensemble]
@@ -122,7 +124,7 @@ def _windows(ledger: LedgerMetadata, last_entry_id: int) -> Iterator[tuple[int, 
 
 
 class _Replica:
-    """What one bookie shows of entries `first..last`."""
+    """What one bookie returns of entries `first..last`."""
 
     def __init__(self, bookie: str, first: int, last: int) -> None:
         self.bookie = bookie
@@ -138,7 +140,7 @@ class _Replica:
                     self.copies[index] = Copy.NOT_HERE
 
     async def read(self, ledger_id: int, connection_of: ConnectionOf, timeout_s: float) -> None:
-        """What is not read stays unreadable, with the reason at its first entry."""
+        """Read; entries that are not read stay unreadable, with the reason at the first one."""
         reached = self.first
         try:
             while reached <= self.last:
@@ -214,7 +216,7 @@ def _judge(replicas: Sequence[_Replica], report: LedgerReport) -> None:
         valid_of[index] = len(holders)
         if not holders:
             copies = [replica.copies[index] for replica in replicas]
-            # Copies that contradict each other are no less so for what a bookie that is away has.
+            # Copies that contradict each other do so whatever an unavailable bookie has.
             is_unknown = Copy.UNREADABLE in copies and Copy.DIVERGENT not in copies
             report.unknown_entries += is_unknown
             report.lost_entries += not is_unknown
@@ -227,7 +229,7 @@ def _judge(replicas: Sequence[_Replica], report: LedgerReport) -> None:
 
 
 def _mark_divergent(holders: Sequence[_Replica], index: int) -> list[_Replica]:
-    """Return the majority of those that agree, after marking all others; none when there is no majority."""
+    """Return the majority of those that agree, after marking all others; none if there is no majority."""
     counts = Counter(replica.digests[index] for replica in holders)
     digest, count = counts.most_common(1)[0]
     majority = digest if 2 * count > len(holders) else None
@@ -239,11 +241,11 @@ def _mark_divergent(holders: Sequence[_Replica], index: int) -> list[_Replica]:
 
 
 def _findings_at(replica: _Replica, valid_of: bytearray, first: int) -> Iterator[Finding]:
-    """Runs of entries with the same ailment are one finding."""
+    """Yield findings; runs of entries with the same problem are one finding."""
     reason = ""
 
     def kind(index: int) -> tuple[int, bool]:
-        """A divergent copy that the majority contradicts can be repaired, another one cannot."""
+        """Return the kind of problem. A divergent copy that differs from a majority can be repaired, another one cannot."""
         return replica.copies[index], replica.copies[index] == Copy.DIVERGENT and valid_of[index] > 0
 
     for (ailment, _), run in groupby(range(len(replica.copies)), key=kind):

@@ -1,8 +1,8 @@
-"""The way of recovered entries back to their bookies (rule 9 of the README).
+"""Writes recovered entries back to their bookies (rule 9 of the README).
 
     push ──► AddPipeline with the recovery flag ──► whole ensemble ──► wait_below(0): Qa bookies hold every entry
 
-Presence was judged from one copy, so the ledger may end at or after an entry only when it has its quorum again.
+Presence was judged from one copy, so the ledger may end at or after an entry only once it has its quorum again.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from cepheid_rpc import EntryGroup, EntryHeader
 
 
 class WriteBack:
-    """A failed bookie is replaced in memory only: published early, the change would send the next recoverer to bookies that
-    never had the entries. `fragments` go into the closing compare-and-set.
+    """Writes entries back. A failed bookie is replaced in memory only: an early published change would send the next recovery to
+    bookies that never had the entries. `fragments` belong in the closing compare-and-set.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class WriteBack:
             on_change=self._on_change,
             on_failed=self._on_failed,
         )
-        self._pipeline: AddPipeline | None = None  # made with the first entry: most recoveries of idle ledgers have none
+        self._pipeline: AddPipeline | None = None  # created with the first entry: most recoveries of idle ledgers have none
 
     def push(self, group: EntryGroup) -> None:
         if self._failure is not None:
@@ -56,7 +56,7 @@ class WriteBack:
         self._pipeline.push(group, self._on_done)
 
     async def wait_below(self, limit_bytes: int) -> None:
-        """Until at most `limit_bytes` are unconfirmed. Raises WriteBackFailedError."""
+        """Wait until at most `limit_bytes` are unconfirmed. Raises WriteBackFailedError."""
         if self._pipeline is not None and self._pipeline.unconfirmed.size_bytes > limit_bytes:
             self._waiter = limit_bytes, asyncio.get_running_loop().create_future()
             try:
@@ -67,12 +67,12 @@ class WriteBack:
             raise WriteBackFailedError(f"recovered entries cannot be written back: {self._failure}") from self._failure
 
     def close(self) -> None:
-        """Ends it at once, unless `leave` did."""
+        """End it at once, unless `leave` did."""
         if self._pipeline is not None:
             self._pipeline.fail(RecoveryFailedError("the recovery ended"))
 
     def leave(self) -> None:
-        """The quorum holds everything; the other bookies still get what is queued for them."""
+        """End once the quorum holds everything; the other bookies still get what is queued for them."""
         if self._pipeline is not None:
             self._pipeline.leave(RecoveryFailedError("the recovery ended"))
 

@@ -1,4 +1,4 @@
-"""A ledger's record as its writer knows it. One change at a time: two metadata writers of one process would race each other."""
+"""A ledger's record as its writer knows it. One change at a time: two metadata writers of one process would race."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class WriterRecord:
 
     @property
     def ledger(self) -> LedgerMetadata:
-        """As last read or written."""
+        """The record as last read or written."""
         return self._found.record
 
     async def change(self, plan: Plan, together: Sequence[Create] = ()) -> None:
@@ -31,10 +31,12 @@ class WriterRecord:
             self._is_changing = False
 
     async def reread(self) -> LedgerMetadata:
-        """Not from a follower that lags: what others did long ago must be seen. Raises NoSuchLedgerError and what the store raises.
-        A change under way keeps what it knows: it re-reads by itself."""
+        """Read the record, but not from a lagging follower: earlier changes by others must be seen.
+
+        Raises NoSuchLedgerError and the store's errors. A change in progress keeps what it knows: it reads again by itself.
+        """
         await self._records.store.sync(self._records.key_of(self.ledger.ledger_id))
         found = await read_ledger(self._records, self.ledger.ledger_id)
-        if not self._is_changing and found.version > self._found.version:  # else a change overtook this read
+        if not self._is_changing and found.version > self._found.version:  # otherwise a change overtook this read
             self._found = found
         return found.record

@@ -1,19 +1,19 @@
-"""What one open ledger decides about its entries, without I/O (rules 1-5 of the README).
+"""Decisions of a writer about the entries of its open ledger, without I/O (rules 1-5 of the README).
 
     append ──► SendAdd ──► on_added ──► Confirm                strictly in order, once Qa bookies hold it
-                  └──► on_add_failed ──► ChangeEnsemble            the driver looks for other bookies; on_leave asks for the same
+                  └──► on_add_failed ──► ChangeEnsemble            the driver looks for other bookies; on_leave requests the same
                                              ├─ begin_change ──► metadata ──► on_ensemble_changed ──► SendAdd(newcomers)
-                                             └─ on_change_impossible ──► goes on without them, or FailLedger
+                                             └─ on_change_impossible ──► continues without them, or FailLedger
 
-A change from ensemble X to Y begins a fragment at LAC + 1, taken in `begin_change`. Until its outcome is known metadata may
-say X or Y, so only bookies that are in both count: what Qa of them hold is held by Qa under either version, and confirming
-goes on. Newcomers get everything from the fragment's start on, and count once the change is in force.
+A change from ensemble X to Y begins a fragment at LAC + 1, taken in `begin_change`. Until the outcome is known, metadata may
+name X or Y, so only bookies that are in both count: what Qa of them hold is held by Qa under either version, and confirmation
+continues. Newcomers get everything from the fragment's start on, and count once the change is in force.
 
-A bookie that is to be left (`on_leave`) may be well. It gets entries until its replacement is in force. What it acknowledges does
-not count from `begin_change` on, and counts again when there is no replacement or metadata certainly did not change.
+A bookie to be left (`on_leave`) may be healthy. It gets entries until its replacement is in force. What it acknowledges does
+not count from `begin_change` on, and counts again if there is no replacement or metadata certainly did not change.
 
-A bookie that left never returns to this ledger: late answers of its first stay would count for its second.
-Recovery writes back through the same core: there an ensemble change stays in memory until the ledger is closed.
+A bookie that left never returns to this ledger: late answers from its first stay would count for its second.
+Recovery writes back through the same core; its ensemble changes stay in memory until the ledger is closed.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from cepheid_ledger.striping import runs_at, write_windows
 from cepheid_rpc import NO_ENTRY_ID
 
 
-class SendAdd(NamedTuple):  # a tuple, and one for all bookies: made once per append
-    """Entries `first..last` (inclusive) go to each of these bookies; of a striped ledger each gets its `share` of them."""
+class SendAdd(NamedTuple):  # a tuple, and one for all bookies: created once per append
+    """Send entries `first..last` (inclusive) to each of these bookies; in a striped ledger each gets its `share` of them."""
 
     bookies: tuple[str, ...]
     first: int
@@ -35,16 +35,16 @@ class SendAdd(NamedTuple):  # a tuple, and one for all bookies: made once per ap
 
 
 class Confirm(NamedTuple):
-    """Entries up to `last` are acknowledged to the caller."""
+    """Acknowledge entries up to `last` to the caller."""
 
     last: int
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeEnsemble:
-    """Bookies failed, or are to be left: find others, then `begin_change`; or say that it is impossible.
+    """Find others for bookies that failed or must be left, then call `begin_change`; or report that it is impossible.
 
-    `failed` does not name those that are only to be left.
+    `failed` does not contain those that must only be left.
     """
 
     failed: tuple[str, ...]
@@ -52,7 +52,7 @@ class ChangeEnsemble:
 
 @dataclass(frozen=True, slots=True)
 class FailLedger:
-    """Too few bookies are left that take entries: nothing can be confirmed any more."""
+    """Fail the ledger: too few bookies are left that accept entries, so nothing more can be confirmed."""
 
     dropped: tuple[str, ...]
 
@@ -62,14 +62,14 @@ Effect: TypeAlias = SendAdd | Confirm | ChangeEnsemble | FailLedger
 
 @dataclass(frozen=True, slots=True)
 class BegunChange:
-    """Replace (some of) these, the most urgent first; the new fragment starts at `from_entry_id`."""
+    """Replace (some of) these bookies, the most urgent first; the new fragment starts at `from_entry_id`."""
 
     failed: tuple[str, ...]
     from_entry_id: int
 
 
 class WriterState:
-    """`last_entry_id` is -1 for a new ledger; recovery starts behind what is confirmed already."""
+    """State of a ledger's writer. `last_entry_id` is -1 for a new ledger; recovery starts after what is confirmed already."""
 
     __slots__ = (
         "_ack_quorum",
@@ -98,14 +98,14 @@ class WriterState:
         assert 1 <= ack_quorum <= self._write_quorum <= size == len(dict.fromkeys(ensemble))
         self._ack_quorum = ack_quorum
         self._windows = write_windows(size, self._write_quorum) if self._write_quorum < size else None
-        # How far each bookie of the ensemble holds its share of everything; its answers come in order, BookieChannel sees to it.
+        # How far each bookie of the ensemble holds its share of everything; its answers are in order, as BookieChannel ensures.
         self._acked_through = dict.fromkeys(ensemble, last_entry_id)
-        self._failed: dict[str, None] = {}  # to be replaced, and not counted; dicts, not sets: effects must not depend on hashing
+        self._failed: dict[str, None] = {}  # to be replaced, not counted; dicts, not sets: effects must not depend on hashing
         self._dropped: dict[str, None] = {}  # failed without a replacement so far: named by metadata, but gets nothing more
         self._leaving: dict[str, None] = {}  # to be replaced if there is a spare; they get entries until then
         self._departed: dict[str, None] = {}  # replaced
-        self._short: dict[str, None] = {}  # replaced before they had answered for all that their fragments hold
-        self._change_wanted = False  # the driver owes an outcome
+        self._short: dict[str, None] = {}  # replaced before they had acknowledged all that their fragments hold
+        self._change_wanted = False  # the driver must report an outcome
         self._begun: BegunChange | None = None
         self._held_back = False
         self._receivers = tuple(ensemble)
@@ -140,16 +140,16 @@ class WriterState:
 
     @property
     def short(self) -> tuple[str, ...]:
-        """Return the bookies that may lack entries that are confirmed: for repair, once the ledger is closed.
+        """Return the bookies that may lack confirmed entries: for repair, once the ledger is closed.
 
-        A bookie that is only slow is left out: it has its share when it has worked off its queue.
+        A bookie that is only slow is left out: it will have its share once it has processed its queue.
         """
         failed = (bookie for bookie in self._failed if self._acked_through[bookie] < self.last_add_confirmed)
         return tuple(dict.fromkeys((*self._short, *self._dropped, *failed)))
 
     @property
     def unusable(self) -> tuple[str, ...]:
-        """Bookies that must not be chosen as replacements: they are in the ensemble, or were in it before."""
+        """Bookies that must not be chosen as replacements: they are or were in the ensemble."""
         return (*self._acked_through, *self._departed)
 
     @property
@@ -162,18 +162,18 @@ class WriterState:
 
     @property
     def has_quorum(self) -> bool:
-        """The bookies that still take entries reach Qa in every write set."""
+        """Whether the bookies that still accept entries reach Qa in every write set."""
         return self._reach_quorum(self._receivers)
 
     def acked_through(self, bookie: str) -> int:
         return self._acked_through[bookie]
 
     def share(self, bookie: str, first: int, last: int) -> list[tuple[int, int]]:
-        """The runs of `first..last` that this bookie holds by its position."""
+        """Return the runs of `first..last` that this bookie holds by its position."""
         return self.share_at(list(self._acked_through).index(bookie), first, last)
 
     def share_at(self, position: int, first: int, last: int) -> list[tuple[int, int]]:
-        """The same for a bookie that only metadata has at this position."""
+        """Return the share of a bookie that has this position only in metadata."""
         return runs_at(position, first, last, len(self._acked_through), self._write_quorum)
 
     def append(self, count: int) -> SendAdd:
@@ -183,10 +183,10 @@ class WriterState:
         return SendAdd(self._receivers, first, self.last_add_pushed)
 
     def on_added(self, bookie: str, last: int) -> Confirm | None:
-        """The bookie holds its share of everything up to `last`."""
+        """Note that the bookie holds its share of everything up to `last`."""
         acked = self._acked_through
         if bookie not in acked or bookie in self._failed or bookie in self._dropped or self.failed_for_good:
-            return None  # late news from a bookie that is out: its copy no longer counts
+            return None  # a late answer from a bookie that is out: its copy no longer counts
         assert acked[bookie] <= last <= self.last_add_pushed  # checked by BookieChannel, where peers are not trusted
         acked[bookie] = last
         return self._confirm()
@@ -199,7 +199,7 @@ class WriterState:
         return self._go_on()
 
     def on_leave(self, bookie: str) -> list[Effect]:
-        """Ask for a replacement of a bookie that has not failed here. Without one it stays, as good as the others."""
+        """Ask for a replacement of a bookie that has not failed here. Without one it stays and counts like the others."""
         if bookie not in self._receivers or bookie in self._leaving or self.failed_for_good:
             return []
         self._leaving[bookie] = None
@@ -208,23 +208,23 @@ class WriterState:
     # Ensemble change
 
     def retry_change(self) -> list[Effect]:
-        """There may be a spare by now for bookies that were dropped."""
+        """Try again to replace dropped bookies, as there may be a spare by now."""
         if self.failed_for_good or self._change_wanted or not self._dropped:
             return []
         return [self._want_change()]
 
     def begin_change(self) -> BegunChange:
-        """Takes the new fragment's start; metadata is changed next. Again only when the last attempt certainly left no trace."""
+        """Fix the new fragment's start; metadata is changed next. Repeat only if the last attempt certainly left no trace."""
         assert self._change_wanted
         assert not self.failed_for_good
-        self._failed.update(self._dropped)  # what they acknowledged stops counting: the change may replace them
+        self._failed.update(self._dropped)  # what they acknowledged no longer counts: the change may replace them
         self._begun = BegunChange((*self._failed, *self._left_now()), self.last_add_confirmed + 1)
         return self._begun
 
     def keep_unreplaced(self, replaced: Mapping[str, str]) -> None:
         """Count bookies again that were only to be left, and for which the change that just began has no replacement.
 
-        To be called between `begin_change` and `on_ensemble_changed` where bookies are left; recovery leaves none.
+        Call it between `begin_change` and `on_ensemble_changed` if bookies are left; recovery leaves none.
         """
         assert self._begun is not None
         failed, first = self._begun.failed, self._begun.from_entry_id
@@ -234,8 +234,10 @@ class WriterState:
                 del self._leaving[bookie]
 
     def _left_now(self) -> list[str]:
-        """Bookies to leave with the next change: those that the quorum can do without until it is in force. The others wait for
-        a change of their own; where Qa is Qw, such a change holds up confirming as that of a failed bookie does."""
+        """Return the bookies to leave with the next change: those that the quorum does not need until it is in force.
+
+        The others wait for a change of their own; if Qa is Qw, such a change delays confirmation like that of a failed bookie.
+        """
         left: list[str] = []
         for bookie in self._leaving:
             others = [other for other in self._receivers if other != bookie and other not in left]
@@ -244,9 +246,9 @@ class WriterState:
         return left
 
     def on_ensemble_changed(self, replaced: Mapping[str, str], *, supplied: bool = True) -> list[Effect]:
-        """The change is in force (in metadata, or in the memory of a recovery).
+        """Apply a change that is in force (in metadata, or in the memory of a recovery).
 
-        Not `supplied`: what the newcomers must have is not at hand any more; they are dropped as soon as they came.
+        Not `supplied`: what the newcomers must have is no longer available; they are dropped at once.
         """
         begun, self._begun, self._change_wanted = self._begun, None, False
         assert begun is not None
@@ -265,7 +267,7 @@ class WriterState:
                 self._dropped.pop(old, None)
                 self._departed[old] = None
             else:
-                assert old in self._failed, f"{old} is well: `keep_unreplaced` takes it out of the change"
+                assert old in self._failed, f"{old} is healthy: `keep_unreplaced` takes it out of the change"
                 self._dropped[old] = None
             self._failed.pop(old, None)
             self._leaving.pop(old, None)
@@ -279,7 +281,7 @@ class WriterState:
         return [*resend, *self._go_on()]
 
     def on_change_impossible(self) -> list[Effect]:
-        """No spare bookie, or metadata certainly unchanged: the others go on while they can reach Qa."""
+        """Continue without a replacement if Qa can be reached: there is no spare, or metadata is certainly unchanged."""
         assert self._change_wanted
         in_change = (*self._failed, *self._leaving) if self._begun is None else self._begun.failed
         self._change_wanted, self._begun = False, None
@@ -287,17 +289,17 @@ class WriterState:
             if bookie in self._failed:
                 del self._failed[bookie]
                 self._dropped[bookie] = None
-            else:  # it is well, and stays
+            else:  # it is healthy, and stays
                 del self._leaving[bookie]
-        # Those that were to wait for a change of their own stay, too. Dropped bookies come first in each change, so that it would
-        # be this very change again, at once and without end.
+        # Those that were to wait for a change of their own stay, too. Dropped bookies come first in each change, so it would
+        # otherwise be this very change again, at once and without end.
         self._leaving.clear()
         return self._go_on()
 
     # Confirming
 
     def hold_back(self) -> None:
-        """Nothing is confirmed until `release`: whether the ledger is still ours is being looked up."""
+        """Confirm nothing until `release`, while the ownership of the ledger is checked."""
         self._held_back = True
 
     def release(self) -> Confirm | None:
@@ -305,11 +307,11 @@ class WriterState:
         return None if self.failed_for_good else self._confirm()
 
     def fail(self) -> None:
-        """Fenced, refused or given up: nothing is confirmed from now on, whatever still arrives."""
+        """Confirm nothing from now on, whatever arrives: the ledger is fenced, refused or given up."""
         self.failed_for_good = True
 
     def can_do_without(self, bookie: str) -> bool:
-        """The others reach Qa, and hold what this one still has to answer: giving it up costs a copy, not progress."""
+        """Return whether the others reach Qa and hold what this one has not answered: dropping it costs a copy, not progress."""
         if self._acked_through.get(bookie, self.last_add_pushed) >= self.last_add_confirmed:
             return False
         return self._reach_quorum([other for other in self._receivers if other != bookie and other not in self._leaving])
@@ -343,8 +345,8 @@ class WriterState:
     def _confirm(self) -> Confirm | None:
         if self._held_back:
             return None
-        # What a dropped bookie acknowledged while it was well still counts: metadata names it, and it holds the bytes.
-        # One that failed or is left may be replaced by the change that is on its way: it is not in both ensembles.
+        # What a dropped bookie acknowledged before it failed still counts: metadata names it, and it holds the bytes. One that
+        # failed or is left may be replaced by the change in progress: it is not in both ensembles.
         counted: Iterable[int] = self._acked_through.values()
         if self._failed or self._begun is not None:
             out = self._failed if self._begun is None else {*self._failed, *self._begun.failed}
@@ -359,7 +361,7 @@ class WriterState:
         return Confirm(reached)
 
     def _reached_striped(self, counted: Sequence[int], windows: Sequence[Sequence[int]]) -> int:
-        """The last entry before the first that lacks its quorum. Entries e with e mod E = c share a write set, window c."""
+        """Return the last entry before the first without its quorum. Entries with e mod E = c share a write set, window c."""
         size, nearest = len(windows), self.last_add_pushed + 1
         for remainder, window in enumerate(windows):
             reached = sorted((counted[position] for position in window), reverse=True)[self._ack_quorum - 1]

@@ -1,4 +1,4 @@
-"""What the auditor found, for processes that only show it: brokers."""
+"""Follows the auditor's results in processes that only show them: brokers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _POLL_S = 10.0
 
 
 class AuditFollower:
-    """Reads the audit record and the switch now and then. `start` once, `aclose` once."""
+    """Reads the audit record and the switch periodically. `start` once, `aclose` once."""
 
     def __init__(self, store: MetadataStore) -> None:
         self._audits = audit_record(store)
@@ -42,7 +42,7 @@ class AuditFollower:
         self.off = None if switch is None else switch.record
 
     def problems(self) -> list[str]:
-        """Return sentences for people about what is wrong with copies."""
+        """Return sentences about problems with copies."""
         found: list[str] = []
         if self.off is not None:
             why = f" ({self.off.reason})" if self.off.reason else ""

@@ -1,19 +1,21 @@
-"""Finds ledgers that lack copies, and marks them. One process of the cluster is the auditor.
+"""The auditor finds ledgers that lack copies and marks them. One process of the cluster is the auditor.
 
-    election ──► every poll: who is registered? ──► lost for longer than the grace period, draining, back ──► walk over all ledgers
+    election ──► every poll: registered bookies ──► lost for longer than the grace period, draining, back ──► walk over all ledgers
                                                                                     │
-    each record: bookies that lack copies ──► mark, by compare-and-set ◄────────────┘ ──► figures of the cluster: the audit record
+    each record: bookies that lack copies ──► mark, by compare-and-set ◄────────────┘ ──► cluster figures: the audit record
 
 Rules:
-1. A bookie is lost when it has been unregistered for `grace_s`, while this process was connected to metadata all that time. So
-   neither a rolling restart nor an outage of metadata loses one.
-2. A mark only says what should be looked at: workers check again, and a wrong mark costs a look. So two auditors do no harm.
+1. A bookie is lost when it has been unregistered for `grace_s`, while this process was continuously connected to metadata. So
+   neither a rolling restart nor an outage of metadata counts as a loss.
+2. A mark only requests a check: workers verify it, and a wrong mark costs one check. So two auditors do no harm.
 3. A walk reads each record once, at most `walk_ledgers_per_s`, and keeps about 200 bytes for each marked ledger.
-4. What a bookie may lack without being lost is found by reading copies, at most `checks_per_s`, newest ledgers first. The last
-   entries of fragments in which it may have missed them are read when it is back, and once after a ledger was closed: its writer
-   may have had no other bookie for one that took nothing any more. Of all others a sample is read in each regular walk. A restart
-   that is faster than the end of a session is noticed as well, also by the next auditor when the first one ends with the bookie.
-5. While repair is switched off, nothing is marked. Each walk still counts what lacks copies, and forgets what no longer does.
+4. Copies that a running bookie may lack are found by reading them, at most `checks_per_s`, newest ledgers first. The last
+   entries of fragments in which it may have missed some are read when it is back, and once after a ledger was closed: its writer
+   may have had no replacement for a bookie that accepted nothing more. A sample of all others is read in each regular walk. A
+   restart that is faster than the end of a session is detected as well, also by the next auditor if the first one ends with the
+   bookie.
+5. While repair is switched off, nothing is marked. Each walk still counts ledgers that lack copies, and forgets those that no
+longer do.
 """
 
 from __future__ import annotations
@@ -75,13 +77,13 @@ _MARKED_TOGETHER = 50
 _URGENT = 1_000
 _RATE_WINDOW_S = 60.0
 _CHECK_RETURNED_AFTER_S = 5.0
-"""A bookie that came back may still get what was queued for it."""
+"""Time for which a returned bookie may still get what was queued for it."""
 _POLLS_UNTIL_KNOWN = 2
-"""After so many polls every process knows which bookies are draining."""
+"""Number of polls after which every process knows which bookies are draining."""
 _MAX_CHECKS = 50_000
-"""Ledgers of which copies wait to be read. Those that are too many are found by samples, or when a bookie is back."""
+"""Limit of ledgers whose copies wait to be read. Further ones are found by samples, or when a bookie is back."""
 _MARKS_READ = 100
-"""Marks that are read again at each poll, in turn: workers note in them what they could not do."""
+"""Marks that each poll reads again, in turn: workers note in them what they could not do."""
 
 
 _CopyToRead = tuple[int, int, str]
@@ -108,13 +110,13 @@ class _Marked:
 
     @property
     def lacks_copies(self) -> bool:
-        """Whether it lacks any: a ledger whose copies only should be in other racks does not."""
+        """Whether it lacks any copy; False if copies only should be in other racks."""
         return self.lost_entries > 0 or any(why is not ShortReason.PLACEMENT for why in self.bookies.values())
 
 
 @dataclass(slots=True)
 class _Walk:
-    """What one walk has found so far."""
+    """Findings of one walk so far."""
 
     seen: BookiesSeen
     returned: frozenset[str]
@@ -127,11 +129,11 @@ class _Walk:
     holdings: dict[str, BookieHoldings] = field(default_factory=dict)
     closed: set[int] = field(default_factory=set)
     new: list[tuple[LedgerMetadata, Shortage]] = field(default_factory=list)
-    counted: set[int] = field(default_factory=set)  # ledgers that lack copies and are not marked, because repair is off
+    counted: set[int] = field(default_factory=set)  # ledgers that lack copies but are not marked, because repair is off
 
 
 class Auditor:
-    """`start` once, `aclose` once."""
+    """The auditor of this process: `start` once, `aclose` once."""
 
     def __init__(
         self,
@@ -165,7 +167,7 @@ class Auditor:
         self._unsubscribe = store.subscribe(self._on_session)
         self.statistics = AuditorStatistics()
         self.audit: Audit | None = None
-        """What the last complete walk found, with the figures as of the last poll; None before the first."""
+        """Results of the last complete walk, with the figures of the last poll; None before the first walk."""
         self._forget()
 
     def __repr__(self) -> str:
@@ -180,30 +182,30 @@ class Auditor:
         await self._tasks.aclose()
 
     def wake(self) -> None:
-        """Bookies changed: look at once."""
+        """Poll at once: bookies changed."""
         self._due.set()
 
     def _forget(self) -> None:
-        """Nothing is taken over from an earlier time as the auditor: timers of bookies above all (rule 1)."""
+        """Reset everything from an earlier term as the auditor, above all the timers of bookies (rule 1)."""
         self._lost_since: dict[str, float] = {}
         self._draining_since: dict[str, float] = {}
-        self._requested: frozenset[str] = frozenset()  # bookies to be recovered at once, as the last look found them
-        self._back: dict[str, float] = {}  # bookies whose copies are checked, with the time when they came back
-        self._runs: dict[str, str] = {}  # of each bookie, the run in which it was registered last
+        self._requested: frozenset[str] = frozenset()  # bookies to be recovered at once, as of the last poll
+        self._back: dict[str, float] = {}  # bookies whose copies are checked, with the time of their return
+        self._runs: dict[str, str] = {}  # the last registered run of each bookie
         self._acted_on: frozenset[tuple[str, str]] = frozenset()  # what the last walk counted as lost, draining or emptied
-        self._disks: dict[str, str] = {}  # names of the disks of bookies that lost what they had
-        self._emptied_walked: dict[str, str] = {}  # those that the last walk knew of
+        self._disks: dict[str, str] = {}  # names of the disks of bookies that lost their data
+        self._emptied_walked: dict[str, str] = {}  # those known to the last walk
         self._next_walk = 0.0
         self._marked: dict[int, _Marked] = {}
-        self._reasons: dict[tuple[tuple[str, ShortReason], ...], dict[str, ShortReason]] = {}  # thousands of marks share a few
+        self._reasons: dict[tuple[tuple[str, ShortReason], ...], dict[str, ShortReason]] = {}  # shared by thousands of marks
         self._rates: deque[tuple[float, int]] = deque()
-        # Ledgers of which copies are to be read. The newest come first: they were open most recently.
+        # Ledgers whose copies must be read, newest first: they were open most recently.
         self._checks: deque[tuple[int, list[_CopyToRead]]] = deque(maxlen=_MAX_CHECKS)
         self._failed_checks: deque[tuple[int, list[_CopyToRead]]] = deque(maxlen=_MAX_CHECKS)  # read again after the next walk
         self._closed: set[int] = set()  # ledgers that the last walk found closed: their last entries are read, or were
         self._was_off = False
-        self._read_again = -1  # of the marks that are read in turn, the last one
-        self._is_saved = False  # whether metadata has `audit` as it is
+        self._read_again = -1  # the last one of the marks that are read in turn
+        self._is_saved = False  # whether metadata has the current `audit`
 
     # Election
 
@@ -226,7 +228,7 @@ class Auditor:
             await self._wait(self._settings.poll_s)
 
     async def _is_elected(self) -> bool:
-        """Become the auditor if there is none. Raises MetadataError."""
+        """Become the auditor if there is none; return whether this process is it. Raises MetadataError."""
         if not self._settings.enabled:
             return False
         if not await self._election.stand():
@@ -241,7 +243,7 @@ class Auditor:
         self.statistics.is_auditor = True
         try:
             found = await self._audits.get(None)
-        except CorruptRecordError:  # it is logged, and written again after the first walk
+        except CorruptRecordError:  # already logged; it is written again after the first walk
             found = None
         self.audit = None if found is None else found.record
         self._runs = {} if self.audit is None else dict(self.audit.runs)
@@ -289,9 +291,9 @@ class Auditor:
                 self._next_walk = max(self._next_walk, now + self._settings.walk_interval_s)
                 for bookie in returned:
                     self._back.pop(bookie, None)
-                if not walked.unreadable:  # else a bookie may lack what nobody knows of
+                if not walked.unreadable:  # otherwise a bookie may lack ledgers that are unknown
                     self._emptied_walked = {bookie: self._disks[bookie] for bookie in seen.emptied}
-                if not (is_off or self._state.off is not None):  # else nothing was marked
+                if not (is_off or self._state.off is not None):  # otherwise nothing was marked
                     await self._finish_requests(seen)
                 await self._note_drained(walked)
         await self._update_figures(seen)
@@ -329,11 +331,11 @@ class Auditor:
             try:
                 found = await self._cookies.get(bookie)
             except (CorruptRecordError, NewerFormatError):
-                continue  # it is logged by who lists bookies
+                continue  # the code that lists bookies logs it
             below = 0 if found is None else found.record.limbo_below or 0
             if found is None or not below:
                 continue
-            self._disks[bookie] = disks = f"{found.record.incarnation}.{below}"  # no two losses leave the same name
+            self._disks[bookie] = disks = f"{found.record.incarnation}.{below}"  # the name differs for each loss
             if self.audit is None or self.audit.refilled.get(bookie) != disks:
                 emptied[bookie] = below
         return emptied
@@ -341,7 +343,7 @@ class Auditor:
     # Walking
 
     async def _walk(self, seen: BookiesSeen, returned: frozenset[str], *, samples: bool) -> _Walk | None:
-        """Look at every ledger; None: it was cut short. Raises MetadataError."""
+        """Check every ledger; return None if the walk was cut short. Raises MetadataError."""
         marked = {ledger_id async for ledger_id in list_repair_marks(self._store)}
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -420,7 +422,7 @@ class Auditor:
                 await self._create_marks(walk)
 
     def _find_bad_placement(self, walk: _Walk, ledger: LedgerMetadata) -> Shortage | None:
-        """Count a ledger that could be spread over more racks; return what should move, for as many as a walk may mark."""
+        """Count a ledger that could be spread over more racks; return the copies to move while the walk may mark more."""
         racks = self._state.racks()
         if not racks:
             return None
@@ -437,7 +439,7 @@ class Auditor:
         return measure(ledger, moves, walk.seen.registered) if is_due else None
 
     async def _create_marks(self, walk: _Walk) -> None:
-        """Several marks in one write, or one by one when another auditor made some of them."""
+        """Create several marks in one write, or one by one if another auditor created some of them."""
         found, walk.new = walk.new, []
         if not found:
             return
@@ -454,29 +456,29 @@ class Auditor:
         self._on_marked()
 
     async def _renew(self, ledger: LedgerMetadata, shortage: Shortage) -> None:
-        """Add to a mark that probably exists. Every change raises its version, so that no worker removes what it does not know."""
+        """Add to a mark that probably exists. Every change raises its version, so that no worker removes an unknown mark."""
         while True:
             try:
                 found = await self._marks.get(ledger.ledger_id)
-            except CorruptRecordError:  # it is logged; the walk knows what belongs there
+            except CorruptRecordError:  # already logged; the walk has its content
                 await self._marks.delete(ledger.ledger_id, None)
                 continue
             except NewerFormatError:
                 return  # workers of that release repair it
             try:
-                if found is None:  # a worker removed it this moment
+                if found is None:  # a worker removed it at this moment
                     mark = _mark_of(ledger.ledger_id, shortage, self._ports.wall_ms())
                     await self._marks.create(ledger.ledger_id, mark)
                 else:
                     mark = found.record
                     merged = merged_reasons(mark.bookies, shortage.bookies)
-                    # Damage outweighs that its bookie is lost or leaves: what a worker does about it changes all the same.
+                    # Damage takes precedence over a lost or leaving bookie; a worker still handles that.
                     if merged == mark.bookies and not any(merged[name] is ShortReason.DAMAGED for name in shortage.bookies):
                         break
                     mark = _renewed(mark, measure(ledger, merged, self._state.registered()))
                     await self._marks.replace(ledger.ledger_id, mark, found.version)
             except (KeyExistsError, BadVersionError, NoSuchKeyError):
-                continue  # it changed meanwhile; what was found must not be forgotten: no later walk may look for it again
+                continue  # changed meanwhile; the finding must not be lost: no later walk may find it again
             self._on_marked()
             break
         self._note(ledger.ledger_id, mark)
@@ -538,7 +540,7 @@ class Auditor:
         unknown: LedgerError | None = None
         for position, entry_id, bookie in copies:
             if ledger.fragment_of(entry_id).ensemble[position] != bookie:
-                continue  # another bookie has its place by now
+                continue  # another bookie has taken its place
             try:
                 is_bad = bool(await self._client.runs_not_stored(ledger, position, bookie, entry_id, entry_id))
             except LedgerError as error:  # the other copies are read all the same
@@ -558,7 +560,7 @@ class Auditor:
     # Figures
 
     async def _update_figures(self, seen: BookiesSeen) -> None:
-        """Subtract what was repaired since the last poll, and save the figures when they changed."""
+        """Subtract what was repaired since the last poll, and save the figures if they changed."""
         if self.audit is None:
             return
         listed = [ledger_id async for ledger_id in list_repair_marks(self._store)]
@@ -592,7 +594,7 @@ class Auditor:
             await self._save_audit()
 
     async def _read_marks(self, listed: list[int]) -> None:
-        """Read marks that others made, and some of the known ones again."""
+        """Read marks that others created, and some of the known ones again."""
         unknown = [ledger_id for ledger_id in listed if ledger_id not in self._marked]
         place = bisect_right(listed, self._read_again)
         again = [*listed[place:], *listed[:place]]
@@ -604,7 +606,7 @@ class Auditor:
                 self._note(ledger_id, found.record)
 
     async def _mark_of(self, ledger_id: int) -> Found[RepairMark] | None:
-        """Return a ledger's mark, if it has one that can be read. Raises MetadataError."""
+        """Return a ledger's mark if it has a readable one. Raises MetadataError."""
         try:
             return await self._marks.get(ledger_id)
         except (CorruptRecordError, NewerFormatError) as error:
@@ -624,10 +626,13 @@ class Auditor:
             return  # another auditor: the next poll finds out
         self._is_saved = True
 
-    # What operators asked for
+    # Requests of operators
 
     async def _finish_requests(self, seen: BookiesSeen) -> None:
-        """What was asked for before the walk is marked by now, or the bookie runs. Later requests are for the next walk."""
+        """End requests from before the walk: their ledgers are marked by now, or the bookie runs.
+
+        Later ones wait for the next walk.
+        """
         runs = seen.registered & self._state.registered()
         for bookie in sorted(self._requested):
             if bookie in runs or bookie not in seen.waiting | seen.registered:
@@ -640,10 +645,10 @@ class Auditor:
                     self._lost_since.pop(bookie, None)
 
     async def _note_drained(self, walk: _Walk) -> None:
-        """Write down how far each decommissioning is.
+        """Record the progress of each decommissioning.
 
-        A bookie is empty only by a walk that began when every broker and worker knew for some time that it is draining: until then
-        one of them may give it another ledger.
+        A bookie is empty only according to a walk that began when every broker and worker had known for some time that it is
+        draining: until then one of them may give it another ledger.
         """
         now_ms, known_for_s = self._ports.wall_ms(), _POLLS_UNTIL_KNOWN * self._settings.poll_s
         for bookie in sorted(walk.seen.draining):
@@ -655,7 +660,7 @@ class Auditor:
             if record.ledgers_at_start is None:
                 record = record.replace(ledgers_at_start=ledgers)
             is_known = walk.began - self._draining_since.get(bookie, walk.began) >= known_for_s
-            is_drained = is_known and ledgers == 0 and walk.unreadable == 0  # a record that cannot be read may name it
+            is_drained = is_known and ledgers == 0 and walk.unreadable == 0  # an unreadable record may name it
             record = record.replace(drained_at_ms=(record.drained_at_ms or now_ms) if is_drained else None)
             if record != found.record:
                 try:
@@ -666,9 +671,9 @@ class Auditor:
                     log.info("bookie.drained", extra={"bookie": bookie})
 
     async def _finish_drained(self, seen: BookiesSeen) -> None:
-        """Forget a bookie that was drained and has ended. One that no mark names any more may be drained: walk again.
+        """Forget a bookie that was drained and has ended; start a walk for one that no mark names any more, as it may be drained.
 
-        It must have been gone for the grace period: a bookie that only lost its session would come back unknown, and be used again.
+        It must have been gone for the grace period: a bookie that only lost its session would return unknown, and be used again.
         """
         for bookie in sorted(seen.draining):
             found = await self._draining.get(bookie)
@@ -679,7 +684,7 @@ class Auditor:
                 unreadable = self.audit is not None and self.audit.unreadable_records
                 if not (is_marked or unreadable or self._state.off is not None):
                     self._next_walk = 0.0
-            elif bookie not in seen.registered and bookie not in seen.waiting:  # else it may only restart, and needs its cookie
+            elif bookie not in seen.registered and bookie not in seen.waiting:  # otherwise it may be restarting
                 await self._forget_bookie(bookie, found.version)
 
     async def _forget_bookie(self, bookie: str, version: int) -> None:
@@ -702,7 +707,7 @@ class Auditor:
         log.info("bookie.decommissioned", extra={"bookie": bookie})
 
     async def _note_refilled(self, seen: BookiesSeen) -> None:
-        """A bookie that lost its disk has everything again when no mark names it for that reason after a walk."""
+        """Note that a bookie that lost its disk has everything again: no mark names it for that reason after a walk."""
         for bookie, disks in self._emptied_walked.items():
             waits = any(one.bookies.get(bookie) is ShortReason.EMPTY_DISK for one in self._marked.values())
             if self.audit is not None and not waits and bookie in seen.emptied and self._state.off is None:
@@ -723,7 +728,7 @@ async def mark_ledger(
         try:
             if found is None:
                 await marks.create(ledger.ledger_id, _mark_of(ledger.ledger_id, shortage, ports.wall_ms()))
-            else:  # also when nothing is new: a worker that is about to remove the mark must look again
+            else:  # even if nothing is new: a worker that is about to remove the mark must check again
                 found_bad = [bookie for bookie, why in reasons.items() if why is ShortReason.DAMAGED]
                 mark = _renewed(found.record, shortage).replace(damaged=damaged_entries(found.record, found_bad, ()))
                 await marks.replace(ledger.ledger_id, mark, found.version)

@@ -1,4 +1,4 @@
-"""Automatic repair in one process: it may be elected as the auditor, works on marks, and checks recovered ledgers."""
+"""Automatic repair in one process: it may become the auditor, works on marks, and checks recovered ledgers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cepheid_recovery.settings import RecoverySettings
 
 
 class AutoRecovery:
-    """`start` once, `aclose` once. The ledger client, its placement and the store belong to the caller."""
+    """Automatic repair: `start` once, `aclose` once. The ledger client, its placement and the store belong to the caller."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class AutoRecovery:
         *,
         on_draining: Callable[[frozenset[str]], None] = lambda _: None,
     ) -> None:
-        """`on_draining` is given the bookies that are being decommissioned, at each poll."""
+        """`on_draining` is called with the bookies that are being decommissioned, at each poll."""
         self._settings = settings
         self._state = state = ClusterState(store, bookies, on_draining)
         self.worker = ReplicationWorker(name, store, client, placement, state, settings, ports)
@@ -44,7 +44,7 @@ class AutoRecovery:
         return f"<AutoRecovery {self.auditor!r}, {self.worker!r}>"
 
     def start(self) -> None:
-        """Does nothing when `recovery.enabled` is off."""
+        """Start the tasks; does nothing if `recovery.enabled` is off."""
         if not self._settings.enabled:
             return
         self._opened.push_async_callback(self.auditor.aclose)
@@ -55,7 +55,7 @@ class AutoRecovery:
         self.checker.start()
 
     def on_bookies_changed(self) -> None:
-        """Bookies came or went: look now, and try again what was not possible."""
+        """Poll now and retry what was not possible: bookies joined or left."""
         self.auditor.wake()
         self.worker.retry_all()
         self.checker.retry_all()

@@ -1,15 +1,16 @@
-"""Whether a bookie has caught up after its start. A rolling restart waits for that before it stops the next bookie.
+"""Determines whether a bookie has caught up after its start. A rolling restart waits for that before it stops the next bookie.
 
     start ──► its copies were checked (auditor) ──► no ledger of the cluster lacks a copy ──► caught up
       └───────────────────────── timeout, logged ─────────────────────────────────────────────────┘
 
 Rules:
-1. Once caught up, a bookie stays so until its process ends. A bookie that is lost later is a matter for alarms: if it made all
-   others look unready, nothing would be gained.
-2. Only what the auditor saved about this very run counts. Figures from before the restart say nothing about it.
+1. Once caught up, a bookie stays so until its process ends. A bookie that is lost later is a matter for alarms: it would not help
+if it made all
+   others look unready.
+2. Only what the auditor saved about this run counts. Figures from before the restart say nothing about it.
 3. Without automatic repair in this process there is nothing to wait for.
-4. A ledger that is still written and lacks copies in its last fragment alone holds the restart up for two minutes. Its writer
-   replaces the bookie within that time. Where no other bookie can take the place, repair can do nothing until the ledger ends,
+4. A ledger that is still written and lacks copies only in its last fragment delays the restart for two minutes. Its writer
+   replaces the bookie within that time. If no other bookie can take the place, repair can do nothing until the ledger ends,
    which may be hours later, and its entries are on the other bookies of the fragment.
 """
 
@@ -38,19 +39,19 @@ log = logging.getLogger(__name__)
 _POLL_S = 2.0
 _OPEN_LEDGER_S = 120.0
 _MARKS_READ = 100
-"""More ledgers than these are not looked at one by one: they are not all open."""
+"""Limit of ledgers that are checked one by one: more are not all open."""
 
 
 def is_short_where_open_alone(mark: RepairMark) -> bool:
-    """Return whether all that the ledger lacks is copies in its last fragment, of entries that another bookie has (rule 4)."""
+    """Return whether the ledger lacks copies only in its last fragment, of entries that another bookie has (rule 4)."""
     lacks = any(why is not ShortReason.PLACEMENT for why in mark.bookies.values())
     return lacks and mark.short_entries == 0 and mark.lost_entries == 0 and mark.copies_left > 0
 
 
 def what_is_missing(audit: Audit | None, off: RepairSwitch | None, bookie_id: str, run: str, *, excused: int = 0) -> str:
-    """Return why a bookie has not caught up, empty if it has.
+    """Return why a bookie has not caught up; empty if it has.
 
-    `run` is the name of its run in the audit, `excused` the number of ledgers that no longer hold it up although they lack copies.
+    `run` is the name of its run in the audit, `excused` the number of ledgers that lack copies but no longer delay it.
     """
     repair = "" if off is None else "; automatic repair is off: cepheid repair on"
     if audit is None:
@@ -72,7 +73,7 @@ class CaughtUp:
         self._store = store
         self._marks = repair_marks(store)
         self._open_since: dict[int, float] = {}
-        """Ledgers that are short where they are open alone, with the loop time when that was first seen."""
+        """Ledgers that lack copies only in an open fragment, with the loop time when that was first seen."""
         self._bookie_id = bookie_id
         self._run = run
         self._timeout_s = timeout_s
@@ -124,7 +125,7 @@ class CaughtUp:
         )
 
     async def _excused(self) -> int:
-        """Return how many ledgers have been short where they are open alone for long enough. Raises MetadataError."""
+        """Return how many ledgers have lacked copies only in an open fragment for long enough. Raises MetadataError."""
         ledger_ids = [ledger_id async for ledger_id in list_repair_marks(self._store)]
         found = await asyncio.gather(*map(self._marks.get, ledger_ids[:_MARKS_READ]))
         now = asyncio.get_running_loop().time()

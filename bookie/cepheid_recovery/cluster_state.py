@@ -1,4 +1,4 @@
-"""What every process that repairs knows of the cluster: the switch, and the bookies that are being decommissioned."""
+"""The state of the cluster for processes that repair: the switch, and the bookies that are being decommissioned."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ class RepairBookies(BookieStates, Protocol):
     """The bookies of the cluster, as far as this process knows."""
 
     def incarnation_of(self, bookie_id: str) -> str:
-        """Return the name of the disks that it registered with; empty when it is not known."""
+        """Return the name of the disks that it registered with; empty if unknown."""
 
     def process_of(self, bookie_id: str) -> str:
-        """Return a name of the process that registered; empty when it is not known."""
+        """Return a name of the process that registered; empty if unknown."""
 
 
 class ClusterState:
-    """Refreshed by the auditor and by the worker, whichever of them this process needs; one per process."""
+    """The state, refreshed by the auditor and the worker, whichever of them this process needs; one per process."""
 
     def __init__(
         self, store: MetadataStore, bookies: RepairBookies, on_draining: Callable[[frozenset[str]], None] = lambda _: None
@@ -31,7 +31,7 @@ class ClusterState:
         self._switch = repair_switch(store)
         self.draining: frozenset[str] = frozenset()
         self.off: RepairSwitch | None = None
-        """The operator's order to repair nothing, while it is in force."""
+        """The operator's order to stop repair, while it is in force."""
 
     async def refresh(self) -> None:
         """Raises MetadataError."""
@@ -55,7 +55,7 @@ class ClusterState:
         return [bookie for bookie in self._bookies.writable() if bookie not in self.draining]
 
     def run_of(self, bookie_id: str) -> str:
-        """Return a name of this run of the bookie on these disks: another one means that it was restarted."""
+        """Return a name of this run of the bookie on these disks: a different one means that it was restarted."""
         return run_name(self._bookies.incarnation_of(bookie_id), self._bookies.process_of(bookie_id))
 
     def racks(self) -> Mapping[str, str]:

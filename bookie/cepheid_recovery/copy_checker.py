@@ -1,20 +1,21 @@
-"""Looks at each copy of ledgers that were closed by recovery, once.
+"""Checks each copy of ledgers that were closed by recovery, once.
 
     /repair/unchecked ──► lock ──► ask each bookie of the record for its entries ──► copies are missing: mark the ledger
-                                                                              └──► one write: not listed any more, lock removed
+                                                                              └──► one write: removed from the list, lock removed
 
-What a bookie missed while it hung is known to the writer of the ledger alone. When the writer ends without closing the ledger,
-recovery copies the last entries to all bookies, and nothing looks wrong from outside.
+Only the writer of a ledger knows what a bookie missed while it hung. If the writer ends without closing the ledger,
+recovery copies the last entries to all bookies, and nothing looks wrong afterwards.
 
 Rules:
 1. A ledger is listed in the write that closes it, and leaves the list when every bookie of its record has answered for all entries.
-   A bookie that does not answer now is asked again later, or has been replaced by repair by then.
-2. What is missing is marked before the ledger leaves the list. Workers copy it. A process that ends in between costs a second look.
-3. A ledger of the list is not short of copies as far as anybody knows. So the list has figures of its own, and raises no alarm.
-4. A bookie costs one request for each fragment, and more where it holds many bytes. Requests and bytes are limited for each
+   A bookie that does not answer now is asked again later, unless repair has replaced it by then.
+2. Missing copies are marked before the ledger leaves the list; workers copy them. If the process ends in between, the check is
+repeated.
+3. A ledger of the list is not known to lack copies. So the list has its own figures, and raises no alarm.
+4. A bookie costs one request for each fragment, and more where it holds many bytes. Requests and bytes are limited per
    process, and nothing is read while repair is switched off.
-5. Locks are among these processes only: a check may take minutes, and repair of the ledger must not wait for it. A record that
-   repair changes meanwhile makes the last write fail, and what moved is looked at again.
+5. Only these processes use the locks: a check may take minutes, and repair of the ledger must not wait for it. A record that
+   repair changes meanwhile makes the last write fail, and moved copies are checked again.
 """
 
 from __future__ import annotations
@@ -48,17 +49,20 @@ from cepheid_recovery.settings import RecoverySettings
 log = logging.getLogger(__name__)
 
 _BYTES_PER_S = 16 << 20
-"""Bytes of copies that one process reads in a second, on average."""
+"""Bytes of copies that one process reads per second, on average."""
 _PART_BYTES = 32 << 20
-"""Most bytes that are read without a pause."""
+"""Limit of bytes that are read without a pause."""
 _BEGIN_AFTER_S = 10.0
-"""Time from when a ledger is first seen on the list. A broker that takes over many topics has them open sooner without checks
-beside it, and a bookie that hung may still get what was queued for it."""
+"""Delay of the check after a ledger is first seen on the list.
+
+A broker that takes over many topics opens them sooner without concurrent checks, and a bookie that hung may still get what was
+queued for it.
+"""
 
 
 @dataclass(slots=True)
 class CheckerStatistics:
-    """`waiting`: ledgers on the list of the cluster when it was read last. The others count what this process did."""
+    """Counters of this process. `waiting`: ledgers on the cluster's list when it was last read."""
 
     waiting: int = 0
     ledgers: int = 0
@@ -66,7 +70,7 @@ class CheckerStatistics:
 
 
 class CopyChecker:
-    """`start` once, `aclose` once."""
+    """The checker of this process: `start` once, `aclose` once."""
 
     def __init__(
         self,
@@ -92,8 +96,9 @@ class CopyChecker:
         self._since: dict[int, float] = {}
         self._retries = Retries(settings.retry_s)
         self._heard: dict[int, tuple[int, set[tuple[int, str]]]] = {}
-        """By ledger that could not be checked as a whole: the version of its record, and the first entry of each fragment with each
-        bookie that has answered for it."""
+        """By ledger that could not be checked completely: its record's version, and each bookie that has answered, with the first
+        entry of the fragment.
+        """
         self._due = asyncio.Event()
         self._tasks = TaskOwner(f"copy-checker {name}")
         self.statistics = CheckerStatistics()
@@ -105,11 +110,11 @@ class CopyChecker:
         self._tasks.start(self._run(), name="check")
 
     async def aclose(self) -> None:
-        """Ends what is under way. A lock ends with the session."""
+        """End what is in progress. A lock ends with the session."""
         await self._tasks.aclose()
 
     def retry_all(self) -> None:
-        """A bookie came or changed: those that did not answer may answer now."""
+        """Retry all ledgers, as bookies joined or changed and may answer now."""
         self._retries.clear()
         self._due.set()
 
@@ -148,7 +153,7 @@ class CopyChecker:
                 self._retries.later(ledger_id, asyncio.get_running_loop().time())
 
     async def _check(self, ledger_id: int) -> None:
-        """Raises LedgerError, MetadataError, TimeoutError: it stays on the list."""
+        """Check one ledger. Raises LedgerError, MetadataError, TimeoutError: it stays on the list."""
         try:
             await self._locks.create(ledger_id, self._lock_record, ephemeral=True)
         except KeyExistsError:
@@ -171,16 +176,16 @@ class CopyChecker:
         if found is None:  # it was deleted meanwhile
             await self._store.multi([forget, unlock])
             return
-        if not found.record.is_closed:  # a backup of metadata may have it so
+        if not found.record.is_closed:  # a backup of metadata may have restored it as open
             raise CopyFailedError(f"ledger {ledger_id} is not closed yet", ledger_id=ledger_id)
         await self._look_at_copies(found)
-        # Copies that moved meanwhile are looked at where they are now.
+        # Copies that moved meanwhile are checked where they are now.
         await self._store.multi([Check(self._ledgers.key_of(ledger_id), found.version), forget, unlock])
         self._heard.pop(ledger_id, None)
         self.statistics.ledgers += 1
 
     async def _look_at_copies(self, found: Found[LedgerMetadata]) -> None:
-        """Mark the ledger for each bookie that lacks copies. Raises CopyFailedError when a bookie cannot tell, MetadataError."""
+        """Mark the ledger for each bookie that lacks copies. Raises CopyFailedError if a bookie cannot tell; MetadataError."""
         ledger = found.record
         version, heard = self._heard.get(ledger.ledger_id, (found.version, set()))
         if version != found.version:
@@ -227,5 +232,5 @@ class CopyChecker:
         try:
             await mark_damaged(self._store, ledger_id, [bookie], self._ports.wall_ms(), entries=missing)
         except (UnknownLedgerError, RepairRefusedError):
-            return  # it was deleted, or its copies moved, this moment: the write that follows fails
+            return  # deleted, or its copies moved, at this moment: the write that follows fails
         self._on_marked()

@@ -1,7 +1,7 @@
-"""What a replication worker does about a marked ledger, decided from the mark, the record and the bookies. A core without I/O.
+"""Plan of a replication worker for a marked ledger, decided from the mark, the record and the bookies. No I/O.
 
 mark × record × registered bookies ──► per finished fragment: copies that move, copies that are checked in place
-                                   └─► what cannot be done now, in words for people
+                                   └─► what cannot be done now, with the reason
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from cepheid_metadata import Fragment, LedgerMetadata, RepairMark, ShortReason
 from cepheid_recovery.shortage import needed_fragments
 
 ChooseTarget = Callable[[Sequence[str], Collection[str], int], str | None]
-"""From (ensemble with what was chosen before, excluded bookies, position) a bookie outside of both for it; None: there is none."""
+"""Chooses, given (ensemble with earlier choices, excluded bookies, position), a bookie outside of both; None: there is none."""
 
 
 @dataclass(slots=True)
 class FragmentRepair:
-    """What one finished fragment needs. `moves`: the new bookie by position; `checks`: positions whose bookie keeps its place and
-    gets the copies that it turns out to lack."""
+    """The repair of one finished fragment. `moves`: the new bookie by position; `checks`: positions whose bookie stays and
+    gets the copies that it lacks.
+    """
 
     fragment: Fragment
     first_entry_id: int
@@ -31,9 +32,9 @@ class FragmentRepair:
 
 @dataclass(slots=True)
 class RepairPlan:
-    """`open_bookies`: bookies of the open fragment that must be replaced: by the writer, or by recovery when there is none.
+    """The plan for a ledger. `open_bookies`: bookies of the open fragment that its writer must replace, or recovery if it has none.
 
-    `left`: bookies that stay in the mark, each with why nothing can be done about it now.
+    `left`: bookies that stay in the mark, each with the reason why nothing can be done about it now.
     """
 
     fragments: list[FragmentRepair] = field(default_factory=list)
@@ -51,9 +52,9 @@ def plan_repair(
     *,
     lost: Collection[str] = (),
 ) -> RepairPlan:
-    """Return what to do. A bookie that came back with its data needs nothing, and a fragment without entries does not either.
+    """Return the plan. A bookie that returned with its data needs nothing, and neither does a fragment without entries.
 
-    `lost`: damaged bookies whose grace period is over. `racks` of bookies, as far as known: a copy that only stands badly moves
+    `lost`: damaged bookies whose grace period is over. `racks` of bookies, as far as known: a badly placed copy moves
     only if that separates copies.
     """
     plan = RepairPlan()
@@ -89,7 +90,10 @@ def plan_repair(
 
 
 def _separates(ensemble: Sequence[str], position: int, target: str, write_quorum: int, racks: Mapping[str, str]) -> bool:
-    """Return whether fewer copies of an entry share a rack with `target` at that position. An unknown rack is one of its own."""
+    """Return whether fewer copies of an entry share a rack with `target` at that position.
+
+    An unknown rack counts as a separate one.
+    """
 
     def repeated(bookies: Sequence[str]) -> int:
         return repeated_racks([racks.get(bookie, f"unknown/{bookie}") for bookie in bookies], write_quorum)
@@ -104,7 +108,7 @@ def _sort(
     lost: Collection[str],
     left: dict[str, str],
 ) -> tuple[set[str], set[str]]:
-    """Return the bookies whose copies move, and those whose copies are checked where they are."""
+    """Return the bookies whose copies move, and those whose copies are checked in place."""
     moving: set[str] = set()
     checking: set[str] = set()
     for bookie, reason in reasons.items():

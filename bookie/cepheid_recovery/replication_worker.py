@@ -1,22 +1,24 @@
-"""Copies what marked ledgers lack, and removes the marks.
+"""The replication worker copies what marked ledgers lack, and removes the marks.
 
-    marks ──some at a time, most endangered first──► lock ──► record at version w ──► copy ──► one write, only if it is still w:
+    marks ──some at a time, most endangered first──► lock ──► record at version w ──► copy ──► one write, only if still w:
                                                                                         new ensemble, mark and lock removed
 
 Rules:
-1. Copy before claim: a bookie is named in a record only when it has synced every entry that it has to hold (R1). The record is
-   written only at the version that was read before the copying began. Whoever changes the record meanwhile, and a bookie that
-   collects surplus copies does (see bookie/README.md), makes the write fail, and everything is copied again. The same holds for the
-   cookies of the targets, and of bookies that get copies in place: one that came back on other disks meanwhile has changed its own.
-   A target that is being decommissioned by now is not named either.
-2. Only finished fragments are copied: their entries are confirmed, and their number is known. The last fragment of an open ledger
-   belongs to its writer. When it still names a lost bookie after `open_ledger_grace_s`, it has no living writer, and is recovered.
-3. A mark is removed only at the version that was read, together with the write of the record (R3). What could not be done stays in
+1. Copy before claim: a record names a bookie only when it has synced every entry that it must hold (R1). The record is
+   written only at the version read before the copying began. Any process that changes the record meanwhile, such as a bookie that
+   collects surplus copies (see bookie/README.md), makes the write fail, and everything is copied again. The same applies to the
+   cookies of the targets, and of bookies that get copies in place: one that returned with other disks has changed its own.
+   A target that is being decommissioned meanwhile is not named either.
+2. Only finished fragments are copied: their entries are confirmed and known. The last fragment of an open ledger
+   belongs to its writer. If it still names a lost bookie after `open_ledger_grace_s`, the ledger has no living writer, and is
+   recovered.
+3. A mark is removed only at the version that was read, together with the write of the record (R3). Unfinished work stays in
    the mark, with the reason.
 4. An entry without a valid copy is noted in the mark and in the log; the rest of its fragment moves, and the bookie that may still
    have the entry is remembered (`former`).
-5. Locks save work. No lock is needed for safety: a worker that lost its lock with its session writes without it, and of two workers
-   that copied the same ledger the second one fails at rule 1. A worker that was not told whether it got or released a lock finds
+5. Locks only save work; safety does not need them: a worker that lost its lock with its session writes without it, and of two
+workers
+   that copied the same ledger the second one fails by rule 1. A worker that does not know whether it got or released a lock finds
    its own name in it, and takes it.
 """
 
@@ -78,16 +80,16 @@ from cepheid_recovery.shortage import measure
 log = logging.getLogger(__name__)
 
 _LISTED = 256
-"""Most ledgers taken from one listing: other workers make a longer one out of date."""
+"""Limit of ledgers taken from one listing: other workers make a longer one out of date."""
 _LISTED_SHARE = 8
-"""One part in so many of the marked ledgers is taken from one listing, for the same reason; but 16 at least."""
+"""Divisor of the marked ledgers for the part taken from one listing, for the same reason; the part is at least 16."""
 _LOCKED_TOGETHER = 8
 _ATTEMPTS = 3
 
 
 @dataclass(slots=True)
 class WorkerStatistics:
-    """`ledgers` were made whole; `attempts` that left something undone count as `failures`."""
+    """Counters. `ledgers` were repaired completely; `attempts` that did not finish everything count as `failures`."""
 
     ledgers: int = 0
     entries: int = 0
@@ -99,17 +101,17 @@ class WorkerStatistics:
 
 @dataclass(slots=True)
 class _Attempt:
-    """What was done about one ledger, before it is written down."""
+    """The work done on one ledger, before it is recorded."""
 
     replaced: dict[tuple[int, str], str] = field(default_factory=dict)
-    cookies: dict[str, int] = field(default_factory=dict)  # by bookie that gets copies: its cookie's version before the copying
+    cookies: dict[str, int] = field(default_factory=dict)  # by bookie that gets copies: its cookie's earlier version
     left: dict[str, str] = field(default_factory=dict)
     lost: list[tuple[int, int]] = field(default_factory=list)
     former: set[str] = field(default_factory=set)
 
 
 class ReplicationWorker:
-    """`start` once, `aclose` once. `name` is for people."""
+    """The worker of this process: `start` once, `aclose` once. `name` is shown to people."""
 
     def __init__(
         self,
@@ -122,7 +124,7 @@ class ReplicationWorker:
         ports: Ports,
     ) -> None:
         self._lock_record = RepairLock(worker=f"{name} {ports.random.getrandbits(32):08x}")
-        self._locked: set[int] = set()  # ledgers that are queued or in work
+        self._locked: set[int] = set()  # ledgers that are queued or in progress
         self._name = name
         self._store = store
         self._client = client
@@ -135,12 +137,13 @@ class ReplicationWorker:
         self._ledgers = ledger_records(store)
         self._audit = audit_record(store)
         self._cookies = bookie_cookies(store)
-        self._cookie_versions: dict[str, int] = {}  # read once, and again after a write that failed
+        self._cookie_versions: dict[str, int] = {}  # read once, and again after a failed write
         self._queue: asyncio.Queue[int] = asyncio.Queue(_LOCKED_TOGETHER)
         self._retries = Retries(settings.retry_s)
         self._open_since: dict[int, tuple[int, dict[str, float]]] = {}
-        """By open ledger: since when it is marked, and the bookies that must leave its last fragment, with the time when that was
-        seen first. All of it starts over when the mark was removed and created again."""
+        """By open ledger: since when it is marked, and the bookies that must leave its last fragment, with the time when each was
+        first seen. Starts over if the mark was removed and created again.
+        """
         self._due = asyncio.Event()
         self._tasks = TaskOwner(f"replication-worker {name}")
         self.statistics = WorkerStatistics()
@@ -154,16 +157,16 @@ class ReplicationWorker:
             self._tasks.start(self._run(), name=f"run {number}")
 
     async def aclose(self) -> None:
-        """Ends what is under way. Locks end with the session; nothing else has to be cleaned up."""
+        """End what is in progress. Locks end with the session; no other cleanup is needed."""
         await self._tasks.aclose()
 
     def wake(self) -> None:
-        """There may be new marks, or bookies that can take copies."""
+        """Look for work: there may be new marks, or bookies that can take copies."""
         self._due.set()
 
     def retry_all(self) -> None:
-        """A bookie came or changed: what could not be repaired may be possible now."""
-        self._retries.clear()  # with their pauses: what doubled them is over
+        """Retry all ledgers, as a bookie joined or changed and repairs may be possible now."""
+        self._retries.clear()  # and their pauses: what doubled them is over
         self._due.set()
 
     # Choosing
@@ -194,10 +197,10 @@ class ReplicationWorker:
             await self._state.refresh()  # the queue may have been full for a long time
             if self._state.off is not None:
                 return False
-            # All workers begin with the most endangered ledgers. What others have locked by now is tried last: an attempt in vain
-            # costs several requests, but a lock may be one of this worker's own whose answer was lost.
+            # All workers begin with the most endangered ledgers. Those that others have locked are tried last: a failed attempt
+            # costs several requests, but a lock may be this worker's own, if the answer was lost.
             names = await list_names(self._store, keys.REPAIR_LOCKS_KEY)
-            locked = {int(name) for name in names if name.isdecimal()}  # others are of checks
+            locked = {int(name) for name in names if name.isdecimal()}  # others belong to checks
             candidates.sort(key=locked.__contains__)
             part, candidates = candidates[:_LOCKED_TOGETHER], candidates[_LOCKED_TOGETHER:]
             mine = await self._lock(part)
@@ -219,7 +222,7 @@ class ReplicationWorker:
         found = await self._audit.get(None)
         urgent = () if found is None else found.record.urgent
         rank = {ledger_id: place for place, ledger_id in enumerate(urgent)}
-        self._ports.random.shuffle(due)  # or all workers would ask for the same locks
+        self._ports.random.shuffle(due)  # otherwise all workers would request the same locks
         return sorted(due, key=lambda ledger_id: rank.get(ledger_id, len(rank)))[: _length_of_list(len(due))]
 
     async def _lock(self, ledger_ids: Sequence[int]) -> list[int]:
@@ -238,7 +241,7 @@ class ReplicationWorker:
         return [*await self._lock(ledger_ids[:half]), *await self._lock(ledger_ids[half:])]
 
     async def _is_left_over(self, ledger_id: int) -> bool:
-        """Return whether this worker has the lock and does not use it: an answer of the metadata store was lost."""
+        """Return whether this worker has the lock without using it: an answer of the metadata store was lost."""
         if ledger_id in self._locked:
             return False
         found = await self._locks.get(ledger_id)
@@ -277,7 +280,7 @@ class ReplicationWorker:
             pass  # it ends with the session at the latest
 
     async def _repair(self, ledger_id: int) -> bool:
-        """Return whether the mark is gone. Raises LedgerError, MetadataError, TimeoutError."""
+        """Repair the ledger; return whether the mark is removed. Raises LedgerError, MetadataError, TimeoutError."""
         not_recovered = ""
         for _ in range(_ATTEMPTS):
             mark, ledger = await asyncio.gather(self._marks.get(ledger_id), self._ledgers.get(ledger_id))
@@ -289,7 +292,7 @@ class ReplicationWorker:
                 still_away: list[Op] = [
                     Create(key, b""),
                     Delete(key, 0),
-                ]  # it may be brought back, and its mark with it is what it lacks
+                ]  # it may be restored, and with its mark what it lacks is still known
                 try:
                     await self._store.multi(
                         [*still_away, self._marks.delete_op(ledger_id, mark.version), self._locks.delete_op(ledger_id, 0)]
@@ -298,7 +301,7 @@ class ReplicationWorker:
                     continue
                 return True
             if any(why is ShortReason.DRAINING and name not in self._state.draining for name, why in mark.record.bookies.items()):
-                await self._state.refresh()  # the mark may be newer than what this process knows
+                await self._state.refresh()  # the mark may be newer than the state known to this process
             plan = self._plan(ledger.record, mark.record, await self._lost(mark.record))
             if not not_recovered and self._may_recover(ledger.record, mark.record, plan.open_bookies):
                 not_recovered = await self._recover(ledger_id)
@@ -326,9 +329,9 @@ class ReplicationWorker:
         return plan_repair(ledger, mark, state.registered(), state.draining, choose, state.racks(), lost=lost)
 
     def _may_recover(self, ledger: LedgerMetadata, mark: RepairMark, open_bookies: Sequence[str]) -> bool:
-        """Return whether an open ledger has named one of these bookies for longer than a living writer would let it.
+        """Return whether an open ledger has named one of these bookies for longer than a living writer would allow.
 
-        A writer that finds no spare bookie keeps the lost one: so that time counts only while there is a spare.
+        A writer that finds no spare bookie keeps the lost one, so that time counts only while there is a spare.
         """
         marked_ms, before = self._open_since.pop(ledger.ledger_id, (mark.since_ms, {}))
         if marked_ms != mark.since_ms:
@@ -348,7 +351,7 @@ class ReplicationWorker:
         return self._placement.replacement(ensemble, excluded, doubtful=False, vacancy=vacancy) is not None
 
     async def _recover(self, ledger_id: int) -> str:
-        """Close a ledger without a writer. Return why that is not possible now, or nothing. Raises MetadataError."""
+        """Close a ledger without a writer. Return why that is not possible now, or an empty string. Raises MetadataError."""
         try:
             await self._client.recover(ledger_id)
         except (LedgerError, TimeoutError) as error:
@@ -377,10 +380,10 @@ class ReplicationWorker:
     def _blame(self, error: CopyFailedError, part: FragmentRepair) -> None:
         bookie = error.facts.get("bookie")
         if bookie in part.moves.values():
-            self._placement.quarantine(str(bookie))  # the next attempt takes another target
+            self._placement.quarantine(str(bookie))  # the next attempt uses another target
 
     async def _copy(self, ledger: LedgerMetadata, mark: RepairMark, part: FragmentRepair, attempt: _Attempt) -> None:
-        """Bring one fragment's copies to where they belong. Raises CopyFailedError."""
+        """Bring one fragment's copies to their bookies. Raises CopyFailedError."""
         fragment, turn = part.fragment, self._ports.random.randrange(ledger.ensemble_size)
         away = frozenset(fragment.ensemble[position] for position in part.moves) - self._state.registered()
         for target in (*part.moves.values(), *(fragment.ensemble[position] for position in part.checks)):
@@ -392,7 +395,7 @@ class ReplicationWorker:
             self._count(report)
             if report.lost:
                 attempt.lost += report.lost
-                attempt.former |= away | report.unreadable  # a bookie that is away, or reads again, may have them
+                attempt.former |= away | report.unreadable  # a bookie that is away, or can be read again, may have them
             for run in _not_in(report.lost, mark.lost):
                 self._tell_lost(ledger, fragment.ensemble, run)
 
@@ -404,8 +407,8 @@ class ReplicationWorker:
                 continue
             bad = await self._bad_copies(ledger, mark, part, position, attempt)
             if not bad and (newest := last_entry_at(position, ledger, part.first_entry_id, part.last_entry_id)) is not None:
-                # A bookie may give entries that are in its memory alone. It writes them in order: once it has synced this one
-                # again, it has synced all that it gave.
+                # A bookie may return entries that are only in its memory. It writes them in order: once it has synced this one
+                # again, it has synced all that it returned.
                 bad = [(newest, newest)]
             for first, last in bad:
                 await copy(first, last, {position: bookie})
@@ -413,7 +416,7 @@ class ReplicationWorker:
             attempt.replaced[(fragment.first_entry_id, fragment.ensemble[position])] = target
 
     async def _note_cookie(self, target: str, attempt: _Attempt) -> None:
-        """Raises CopyFailedError, MetadataError."""
+        """Remember the version of the target's cookie. Raises CopyFailedError, MetadataError."""
         if target not in self._cookie_versions:
             found = await self._cookies.get(target)
             if found is None:
@@ -436,7 +439,7 @@ class ReplicationWorker:
         bad = await self._client.runs_not_stored(ledger, position, bookie, first, last)
         if mark.bookies.get(bookie) is not ShortReason.DAMAGED or not ledger.is_closed:
             return bad
-        for finding in await self._client.find_bad_copies(ledger):  # a copy may be valid, and another than elsewhere
+        for finding in await self._client.find_bad_copies(ledger):  # a copy may be valid but differ from others
             if finding.bookie == bookie and finding.ailment is Copy.DIVERGENT and first <= finding.first_entry_id <= last:
                 if finding.valid:
                     bad.append((finding.first_entry_id, finding.last_entry_id))
@@ -448,7 +451,7 @@ class ReplicationWorker:
     async def _look_for(
         self, ledger: LedgerMetadata, mark: RepairMark, run: EntryRun, away: frozenset[str], attempt: _Attempt
     ) -> None:
-        """Entries that had no valid copy at the last attempt may have one by now: a bookie came back."""
+        """Search again for entries that had no valid copy at the last attempt: a bookie may have returned with one."""
         for fragment in ledger.fragments:
             if not is_finished(ledger, fragment):
                 continue
@@ -457,7 +460,7 @@ class ReplicationWorker:
             if first > last:
                 continue
             targets = {place: bookie for place, bookie in enumerate(fragment.ensemble) if bookie not in away}
-            if len(targets) < len(fragment.ensemble):  # until all of them have it, those that keep a copy have to keep it
+            if len(targets) < len(fragment.ensemble):  # until all of them have it, those that keep a copy must keep it
                 attempt.lost.append((first, last))
             try:
                 report = await self._client.copy_entries(CopyTask(ledger, fragment, first, last, targets, away, mark.former))
@@ -480,7 +483,10 @@ class ReplicationWorker:
     # Writing it down
 
     async def _write(self, ledger: Found[LedgerMetadata], mark: Found[RepairMark], attempt: _Attempt) -> bool:
-        """Rules 1 and 3, in one write. Return whether the mark is gone. Raises BadVersionError, NoSuchKeyError, MetadataError."""
+        """Record the attempt in one write (rules 1 and 3). Return whether the mark is removed.
+
+        Raises BadVersionError, NoSuchKeyError, MetadataError.
+        """
         ledger_id = ledger.record.ledger_id
         if leaving := self._state.draining.intersection(attempt.replaced.values()):
             raise BadVersionError(f"{', '.join(sorted(leaving))} got copies and is being decommissioned meanwhile")
@@ -502,7 +508,7 @@ class ReplicationWorker:
         except NoSuchKeyError as error:
             if error.op_index != len(ops):
                 raise
-            await self._store.multi(ops)  # the lock ended with its session: what was copied counts all the same
+            await self._store.multi(ops)  # the lock ended with its session; the copies are valid all the same
         self.statistics.ledgers += is_whole
         return is_whole
 
@@ -527,19 +533,19 @@ class ReplicationWorker:
 
 
 def _is_to_check(mark: RepairMark, bookie: str, part: FragmentRepair) -> bool:
-    """Return whether the mark wants this bookie's copies of the fragment checked."""
+    """Return whether the mark requests a check of this bookie's copies of the fragment."""
     runs = mark.entries_to_check(bookie)
     return runs is None or any(run.first <= part.last_entry_id and run.last >= part.first_entry_id for run in runs)
 
 
 def last_entry_at(position: int, ledger: LedgerMetadata, first: int, last: int) -> int | None:
-    """Return the last of these entries that has a copy at this position; None: there is none."""
+    """Return the last of these entries with a copy at this position; None: there is none."""
     runs = runs_at(position, first, last, ledger.ensemble_size, ledger.write_quorum)
     return runs[-1][1] if runs else None
 
 
 def _not_in(runs: Sequence[tuple[int, int]], known: Sequence[EntryRun]) -> list[tuple[int, int]]:
-    """Return the parts of `runs` that `known` does not have."""
+    """Return the parts of `runs` that `known` does not contain."""
     parts = list(runs)
     for run in known:
         parts = [
@@ -552,5 +558,5 @@ def _not_in(runs: Sequence[tuple[int, int]], known: Sequence[EntryRun]) -> list[
 
 
 def _length_of_list(due: int) -> int:
-    """Return how many of the ledgers that are due to take before they are listed again."""
+    """Return how many of the due ledgers to take before the next listing."""
     return min(_LISTED, max(2 * _LOCKED_TOGETHER, due // _LISTED_SHARE))

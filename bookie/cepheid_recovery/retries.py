@@ -1,4 +1,4 @@
-"""Which ledgers have to wait before they are tried again, and until when. No I/O; times are those of the loop, in seconds."""
+"""Pauses of ledgers before they are tried again. No I/O; times are loop times in seconds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class _Retry(NamedTuple):
 
 
 class Retries:
-    """A ledger that fails again waits twice as long as before, `first_pause_s` the first time and 300 s at most."""
+    """Pauses by ledger: `first_pause_s` at first, then twice as long after each failure, up to 300 s."""
 
     def __init__(self, first_pause_s: float) -> None:
         self._first_pause_s = first_pause_s
@@ -37,10 +37,10 @@ class Retries:
         self._waiting = {ledger_id: retry for ledger_id, retry in self._waiting.items() if ledger_id in listed}
 
     def clear(self) -> None:
-        """Forget all failures: every ledger is due, and the next pause is the first one again."""
+        """Forget all failures: every ledger is due, and pauses begin again at the first one."""
         self._waiting.clear()
 
     def due(self, ledger_ids: Iterable[int], now_s: float) -> list[int]:
-        """Return those that do not have to wait, in the order given."""
+        """Return those that need not wait, in the order given."""
         waiting = self._waiting
         return [one for one in ledger_ids if one not in waiting or waiting[one].not_before_s <= now_s]

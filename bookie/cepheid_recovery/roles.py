@@ -1,4 +1,4 @@
-"""Processes that repair: a bookie with automatic repair in it, and automatic repair alone."""
+"""Processes that repair: a bookie with automatic repair, and automatic repair alone."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def open_auto_recovery(
 ) -> AutoRecovery:
     """Start automatic repair with its own view of the bookies and its own connections to them; `opened` closes them.
 
-    `tls`: the certificate that it shows to bookies.
+    `tls`: the certificate that it presents to bookies.
     """
     # A bookie under load refuses copies for longer than writers would wait.
     patience_s = max(_REFUSAL_RETRY_S, ledger_settings.refusal_retry_s)
@@ -69,7 +69,7 @@ async def open_auto_recovery(
 
 
 class BookieNodeSettings(BookieRoleSettings, frozen=True):
-    """One storage node as a process, with automatic repair in it."""
+    """Settings of a storage node as a process, with automatic repair in it."""
 
     caught_up_timeout_s: PositiveFloat = Field(
         1800.0,
@@ -81,7 +81,7 @@ class BookieNodeSettings(BookieRoleSettings, frozen=True):
 
 
 class BookieNode(BookieRole):
-    """`start` once, `aclose` once. Repair starts when the bookie serves, and ends before it does."""
+    """A bookie with automatic repair: `start` once, `aclose` once. Repair starts when the bookie serves, and ends before it."""
 
     def __init__(self, settings: BookieNodeSettings, ports: Ports, *, accept_empty_disk: bool = False) -> None:
         super().__init__(settings, ports, accept_empty_disk=accept_empty_disk)
@@ -109,7 +109,7 @@ class BookieNode(BookieRole):
             self._caught_up.start()
 
     def _caught_up_page(self) -> Page:
-        """Answer 200 when the bookie is ready and the next one may be restarted."""
+        """Answer 200 when the bookie is ready and has caught up, so that the next one may be restarted."""
         if not self.ready:
             return self._ready_page()
         missing = "" if self._caught_up is None else self._caught_up.missing
@@ -125,7 +125,7 @@ class BookieNode(BookieRole):
 
 
 class AutoRecoverySettings(BaseModel, frozen=True, extra="forbid"):
-    """Automatic repair alone, in a process that stores nothing."""
+    """Settings of automatic repair alone, in a process that stores nothing."""
 
     metadata: str = Field(
         min_length=1, description="Address of the cluster's metadata store: `zk://host:port[,host:port…][/root]`."
@@ -157,7 +157,7 @@ class AutoRecoverySettings(BaseModel, frozen=True, extra="forbid"):
 
 
 class AutoRecoveryRole(Role):
-    """`start` once, `aclose` once."""
+    """Automatic repair alone: `start` once, `aclose` once."""
 
     def __init__(self, settings: AutoRecoverySettings, ports: Ports) -> None:
         super().__init__()
@@ -182,7 +182,7 @@ class AutoRecoveryRole(Role):
 
     @property
     def ready(self) -> bool:
-        """Return whether it works; an outage of metadata that has not cost the session changes nothing."""
+        """Return whether it works. An outage of metadata that has not ended the session changes nothing."""
         is_lost = self._store is None or self._store.session_state is SessionState.LOST
         return self._phase == "serving" and not is_lost
 

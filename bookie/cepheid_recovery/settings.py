@@ -1,4 +1,4 @@
-"""Settings of automatic repair: bounds in the type, meaning in the description."""
+"""Settings of automatic repair: bounds are in the type, the meaning is in the description."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveIn
 
 
 class RecoverySettings(BaseModel, frozen=True, extra="forbid"):
-    """The auditor, which finds ledgers that lack copies, and the replication worker, which copies them."""
+    """Settings of the auditor, which finds ledgers that lack copies, and of the replication worker, which copies them."""
 
     enabled: bool = Field(
         True,

@@ -1,4 +1,4 @@
-"""Which copies of a ledger are missing, decided from its record and from what is known of the bookies. A core without I/O.
+"""Decides which copies of a ledger are missing, from its record and the known state of the bookies. No I/O.
 
 record × bookies ──► bookies that lack copies, and why ──► how many copies are left, how much is short
 """
@@ -14,9 +14,9 @@ from cepheid_metadata import BookieHoldings, Fragment, LedgerMetadata, ShortReas
 
 @dataclass(frozen=True, slots=True)
 class BookiesSeen:
-    """What the auditor knows of the bookies at one moment.
+    """The auditor's knowledge of the bookies at one moment.
 
-    `waiting`: not registered, but their grace period is not over. `emptied`: bookies that lost their disk and were not refilled
+    `waiting`: not registered, but their grace period is not over. `emptied`: bookies that lost their disk and are not refilled
     yet, with the ledger id below which they lost everything.
     """
 
@@ -26,7 +26,7 @@ class BookiesSeen:
     emptied: Mapping[str, int] = field(default_factory=dict)
 
     def shortage_of(self, bookie: str, ledger_id: int) -> ShortReason | None:
-        """Return why this bookie counts as lacking the ledger's copies; None: it has them, or may still come back with them."""
+        """Return why this bookie counts as lacking the ledger's copies; None: it has them, or may still return with them."""
         if bookie in self.draining:
             return ShortReason.DRAINING
         if bookie not in self.registered:
@@ -54,14 +54,14 @@ def needed_fragments(ledger: LedgerMetadata) -> list[Fragment]:
 
 
 def find_shortage(ledger: LedgerMetadata, seen: BookiesSeen) -> Shortage | None:
-    """Return what the ledger lacks, or None when every bookie that its record names has its copies."""
+    """Return what the ledger lacks; None if every bookie that its record names has its copies."""
     names = {bookie for fragment in needed_fragments(ledger) for bookie in fragment.ensemble}
     reasons = {bookie: reason for bookie in sorted(names) if (reason := seen.shortage_of(bookie, ledger.ledger_id)) is not None}
     return measure(ledger, reasons, seen.registered) if reasons else None
 
 
 def measure(ledger: LedgerMetadata, reasons: Mapping[str, ShortReason], registered: Collection[str]) -> Shortage:
-    """Return the figures of a ledger whose `reasons` are known. A draining bookie that runs still has its copies."""
+    """Return the figures of a ledger with known `reasons`. A draining bookie that runs still has its copies."""
     gone = {
         bookie
         for bookie, reason in reasons.items()
@@ -81,7 +81,7 @@ def measure(ledger: LedgerMetadata, reasons: Mapping[str, ShortReason], register
 
 
 def add_holdings(holdings: dict[str, BookieHoldings], ledger: LedgerMetadata, shortage: Shortage | None) -> None:
-    """Add the ledger to the sums of the bookies that its record names. Entries of an open fragment are not known."""
+    """Add the ledger to the totals of the bookies that its record names. The entries of an open fragment are unknown."""
     counts: dict[str, int] = {}
     for fragment in needed_fragments(ledger):
         count = _entry_count(ledger, fragment) if is_finished(ledger, fragment) else 0
@@ -110,7 +110,7 @@ def _share(amount: int, parts: int) -> int:
 
 
 def _bytes_of(ledger: LedgerMetadata, copies: int) -> int:
-    """Return the estimated bytes of so many copies of entries; 0 while its length is not known."""
+    """Return the estimated bytes of this many copies of entries; 0 while the ledger's length is unknown."""
     if not ledger.is_closed or not ledger.length_bytes:
         return 0
     assert ledger.last_entry_id is not None

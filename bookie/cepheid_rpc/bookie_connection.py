@@ -1,9 +1,9 @@
-"""What the ledger client needs of a bookie, whoever carries the bytes: in-process, gRPC, or the simulator's network.
+"""The ledger client's interface to a bookie, independent of the transport: in-process, gRPC, or the simulator's network.
 
     LedgerWriter ──queue──► AddSource (a BookieChannel) ◄──next_message── AddStream (transport) ──► bookie
                                        └───────on_answers / on_broken──────────┘
 
-The transport *pulls* its next message when it can take one, so what arrives meanwhile travels together (self-clocked).
+The transport *pulls* its next message when it can take one, so what arrives meanwhile is sent together (self-clocked).
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from cepheid_rpc.entry_group import EntryGroup
 from cepheid_rpc.status import Status
 
 MAX_MESSAGE_BYTES = 1 << 20
-"""Soft bound of one add message and of one chunk of a read answer: soft by one entry."""
+"""Soft limit of one add message and of one chunk of a read answer; it may be exceeded by one entry."""
 
 SCAN_CHUNK_BYTES = tuple(MAX_MESSAGE_BYTES << power for power in range(4))
-"""What a scan may ask for as the size of a chunk. The largest, with a block and an entry on top, is below gRPC's bound."""
+"""Chunk sizes that a scan may request. The largest, with one more block and entry, is below gRPC's limit."""
 
 MASTER_KEY_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
 class AddRequest:
-    """One group to store. `recovery` adds pass the fence and overwrite equal bytes.
+    """A group to store. `recovery` adds pass the fence and overwrite equal bytes.
 
-    `background` adds are copies that repair makes. The bookie admits them at the pace that other adds leave, and refuses them
-    where free space is short, `recovery` or not. A bookie of an older release stores them like any add. One ledger's adds on one
+    `background` adds are copies made by repair. The bookie admits them at the pace that other adds leave, and refuses them
+    if free space is short, `recovery` or not. A bookie of an older release stores them like any add. One ledger's adds on one
     stream are either all `background` or none, since their answers could otherwise overtake each other.
     """
 
@@ -41,9 +41,9 @@ class AddRequest:
 
 @dataclass(frozen=True, slots=True)
 class AddAnswer:
-    """The fate of entries `first..last` (inclusive) of a ledger. OK: every one of them is durable here.
+    """The fate of entries `first..last` (inclusive) of a ledger. OK: all of them are durable at this bookie.
 
-    For one ledger the answers of one stream come in the order of its requests; an answer may cover a part of a request,
+    For one ledger the answers on one stream have the order of its requests; an answer may cover a part of a request,
     or several requests.
     """
 
@@ -55,11 +55,11 @@ class AddAnswer:
 
 @dataclass(frozen=True, slots=True)
 class LacRequest:
-    """Asks for the bookie's LAC of a ledger. With `fence`: refuses regular adds from now on, durably, before it answers.
+    """Requests the bookie's LAC of a ledger. With `fence`: the bookie first refuses regular adds, durably, from now on.
 
-    With `wait_ms` (a long poll, never with `fence`): the answer may come late, when the LAC is above `above`, the ledger is fenced
-    or deleted here, or the time is over. It may come earlier, too: a bookie bounds what it parks.
-    `ticket` (never with `fence`) stands in for the master key, which readers past the brokers are not given.
+    With `wait_ms` (a long poll, never with `fence`): the answer may be delayed until the LAC is above `above`, the ledger is fenced
+    or deleted here, or the time is over. It may also be sent earlier: a bookie limits the requests that it parks.
+    `ticket` (never with `fence`) replaces the master key, which readers that bypass the brokers do not have.
     """
 
     ledger_id: int
@@ -72,10 +72,10 @@ class LacRequest:
 
 @dataclass(frozen=True, slots=True)
 class LacAnswer:
-    """OK: `last_add_confirmed` is the larger of explicit LAC and, from `highest_entry`, the piggybacked one.
+    """The answer to a LacRequest. OK: `last_add_confirmed` is the larger of explicit LAC and the one in `highest_entry`.
 
     `highest_entry` is the entry with the largest id held here (one-entry group), so that a recoverer can check the digest
-    of the header its LAC comes from; None when the bookie holds none. NO_LEDGER / NO_ENTRY after a fence: fenced, and empty.
+    of the header its LAC comes from; None if the bookie holds none. NO_LEDGER / NO_ENTRY after a fence: fenced, and empty.
     """
 
     status: Status
@@ -86,13 +86,13 @@ class LacAnswer:
 
 @dataclass(frozen=True, slots=True)
 class ReadRequest:
-    """Entries `first..last` (inclusive). With `fence` (recovery reads): fenced durably before anything is answered.
+    """Requests entries `first..last` (inclusive). With `fence` (recovery reads): the bookie is fenced durably before it answers.
 
-    `scan` (never with `fence`): of a reader past the brokers, served from a budget of its own, in chunks of `chunk_bytes` (one of
-    SCAN_CHUNK_BYTES) that end where blocks do, so soft by a block. `ticket` is its signed permission; a bookie without security
+    `scan` (never with `fence`): for a reader that bypasses the brokers, with its own budget, in chunks of `chunk_bytes` (one of
+    SCAN_CHUNK_BYTES) that end at block boundaries, so soft by a block. `ticket` is its signed permission; a bookie without security
     accepts any. A bookie of an older release serves a scan like any read.
-    `from_disk` (checks of copies): no block is taken from memory, where it may be sound although the disk is not. An older bookie
-    takes it from memory all the same.
+    `from_disk` (checks of copies): no block is read from memory, where it may be intact although the disk is not. An older bookie
+    ignores this.
     """
 
     ledger_id: int
@@ -110,8 +110,8 @@ class ReadRequest:
 @dataclass(frozen=True, slots=True)
 class ReadAnswer:
     """One chunk of an answer. Every id from the request's first (or the previous chunk's `next_entry_id`) up to
-    `next_entry_id` - 1 is either in `groups` or named in `missing`; an end for size says nothing of later ids.
-    `retry_after_ms`: with the refusal of a scan, when it should be tried again.
+    `next_entry_id` - 1 is either in `groups` or in `missing`; an end for size tells nothing about later ids.
+    `retry_after_ms`: when to retry a refused scan.
     """
 
     groups: tuple[EntryGroup, ...]
@@ -122,7 +122,7 @@ class ReadAnswer:
 
 @dataclass(frozen=True, slots=True)
 class MissingEntries:
-    """Entries `first..last` that are not returned, and whether that is a certain no (`status.certain_no`) or unknown."""
+    """Entries `first..last` that are not returned, because of a certain no (`status.certain_no`) or for an unknown reason."""
 
     first_entry_id: int
     last_entry_id: int
@@ -131,7 +131,7 @@ class MissingEntries:
 
 @dataclass(frozen=True, slots=True)
 class ExplicitLac:
-    """The writer tells its LAC when it is idle. Never moves a bookie's knowledge backwards."""
+    """The LAC of an idle writer. Never lowers what a bookie knows."""
 
     ledger_id: int
     last_add_confirmed: int
@@ -139,26 +139,29 @@ class ExplicitLac:
 
 
 class AddSource(Protocol):
-    """Called by a transport, in the loop."""
+    """A source of adds, called by a transport on the loop."""
 
     def next_message(self, max_bytes: int) -> Sequence[AddRequest]:
-        """What waits, up to `max_bytes` (at least one request if any waits); empty when nothing waits."""
+        """Return what waits, up to `max_bytes` (at least one request if any waits); empty if nothing waits."""
 
     def on_answers(self, answers: Sequence[AddAnswer]) -> None: ...
 
     def on_broken(self, error: BaseException) -> None:
-        """The stream ended; whatever was taken from it and not answered has an unknown fate. Called at most once."""
+        """Note that the stream ended; the fate of unanswered requests is unknown. Called at most once."""
 
 
 class AddStream(Protocol):
     def wake(self) -> None:
-        """Tells the transport that something waits. Cheap, may be called often."""
+        """Notify the transport that something waits. Cheap, may be called often."""
 
     async def aclose(self) -> None: ...
 
 
 class BookieConnection(Protocol):
-    """One bookie as seen by one client. Methods raise BookieUnavailableError when no answer can come: all is unknown then."""
+    """One client's connection to a bookie.
+
+    Methods raise BookieUnavailableError if there is no answer: everything is then unknown.
+    """
 
     @property
     def bookie_id(self) -> str: ...
@@ -168,9 +171,9 @@ class BookieConnection(Protocol):
     async def read_lac(self, request: LacRequest) -> LacAnswer: ...
 
     def read(self, request: ReadRequest) -> AsyncIterator[ReadAnswer]:
-        """Chunks of about `MAX_MESSAGE_BYTES` until `last` or `max_bytes` is reached; at least one entry if there is one.
+        """Yield chunks of about `MAX_MESSAGE_BYTES` until `last` or `max_bytes` is reached; at least one entry if there is one.
 
-        Request-wide refusals (UNAUTHORIZED, STOPPED, …) come as one chunk whose `missing` covers the whole range.
+        Refusals of the whole request (UNAUTHORIZED, STOPPED, …) are one chunk whose `missing` covers the whole range.
         """
 
     async def write_lac(self, request: ExplicitLac) -> Status: ...

@@ -1,13 +1,13 @@
-"""Bytes of the messages between ledger client and bookie: what travels inside one gRPC message, and nothing of gRPC.
+"""Encoding of the messages between ledger client and bookie: the content of a gRPC message, independent of gRPC.
 
     AddMessage    │1│1│requests n│ n × ( flags │ master key │ group )│
     AddAnswers    │1│2│answers n │ n × ( ledger │ first │ last │ status )│
 
 Every message starts with two bytes: format version and kind. All integers are little-endian; -1 means "none" where
-a field is signed (`q`). The tables stand at the encoders. Groups are laid end to end as `encode_group_to` writes them.
+a field is signed (`q`). The tables are at the encoders. Groups are laid end to end as `encode_group_to` writes them.
 
-Rule 1: bytes of a peer raise MalformedGroupError or decode to a value that can be encoded again; nothing else is ever raised.
-Rule 2: a newer format is refused by name (NewerFormatError): a guess at its meaning could lose data.
+Rule 1: bytes from a peer raise MalformedGroupError or decode to a value that can be encoded again; no other error is raised.
+Rule 2: a newer format is refused as such (NewerFormatError): a guess at its meaning could lose data.
 Rule 3: digests are not checked here: `EntryGroup.verify` does, once, at the edge.
 """
 
@@ -37,7 +37,7 @@ FORMAT_VERSION = 1
 
 
 class MessageKind(IntEnum):
-    """Second byte of every message: a message given to the wrong method is refused, not misread."""
+    """Second byte of every message: a message passed to the wrong method is refused, not misread."""
 
     ADD = 1
     ADD_ANSWERS = 2
@@ -52,31 +52,37 @@ class MessageKind(IntEnum):
 
 
 class NewerFormatError(MalformedGroupError):
-    """The peer writes a format that this process does not know."""
+    """The peer uses a format that this process does not know."""
 
     hint = "upgrade this process before its peers"
 
 
 _WAITING_FORMAT = 2
-"""Of a LAC request that waits. All else is written in format 1, so that a bookie of an older release refuses nothing but long
-polls, by name, and its readers ask without waiting."""
+"""Format of a LAC request that waits.
+
+Everything else uses format 1, so that a bookie of an older release refuses only long polls, as such, and its readers then ask
+without waiting.
+"""
 
 _TICKET_FORMAT = 3
-"""Of a LAC request with a read ticket. Only the plan service of a secured cluster issues those, and its bookies know them."""
+"""Format of a LAC request with a read ticket.
+
+Only the plan service of a secured cluster issues tickets, and its bookies know them.
+"""
 
 _DELAYING_FORMAT = 2
-"""Of a read answer that says when to try again. Only scans get one, and who can ask for a scan can read it."""
+"""Format of a read answer with `retry_after_ms`. Sent only to scans; every client that can scan can decode it."""
 
 _NEWEST_FORMAT = {MessageKind.LAC_REQUEST: _TICKET_FORMAT, MessageKind.READ_ANSWER: _DELAYING_FORMAT}
 
 _FLAG = 1  # bit 0 of a flags byte: `recovery` of an add, `fence` of a read, `has highest entry` of a LAC answer
 
-_BACKGROUND = 2  # bit 1 of an add request's flags, which older bookies do not look at
+_BACKGROUND = 2  # bit 1 of an add request's flags, which older bookies ignore
 
-_SCAN = 2  # bit 1 of a read request's flags, which older bookies do not look at; bits 2 and 3 then: place in SCAN_CHUNK_BYTES
+_SCAN = 2  # bit 1 of a read request's flags, which older bookies ignore; bits 2 and 3 then: place in SCAN_CHUNK_BYTES
 _SCAN_CHUNK_SHIFT, _SCAN_CHUNK_MASK = 2, 3
 
-_FROM_DISK = 16  # bit 4 of a read request's flags, which older bookies do not look at
+_FROM_DISK = 16  # bit 4 of a read request's flags, which older bookies ignore
 
 _COUNTED = struct.Struct("<BBI")
 _ADD_REQUEST = struct.Struct(f"<B{MASTER_KEY_BYTES}s")
@@ -93,13 +99,13 @@ _EXPLICIT_LAC = struct.Struct("<BBqqB")
 _STATUS = struct.Struct("<BBB")
 _NUMBERED = struct.Struct("<QI")
 
-_ENTRY_IDS_END = (1 << 63) - 1  # what a signed field holds: also the entry behind a range must be told in one
+_ENTRY_IDS_END = (1 << 63) - 1  # limit of a signed field, which must also hold the id after a range
 
 _STATUSES: dict[int, Status] = {int(status): status for status in Status}
 
 
 def encode_add_message(requests: Sequence[AddRequest]) -> bytes:
-    """Many groups, of many ledgers, in the order in which they are to be admitted.
+    """Encode many groups, of many ledgers, in the order of admission.
 
     offset  size  field
     0       1     format version
@@ -120,7 +126,7 @@ def encode_add_message(requests: Sequence[AddRequest]) -> bytes:
 
 
 def decode_add_message(data: Buffer) -> list[AddRequest]:
-    """The requests of an add message; their groups are views of `data`."""
+    """Return the requests of an add message; their groups are views of `data`."""
     view = memoryview(data)
     (count,) = _unpack_head(_COUNTED, view, MessageKind.ADD)
     offset, requests = _COUNTED.size, []
@@ -133,9 +139,9 @@ def decode_add_message(data: Buffer) -> list[AddRequest]:
 
 
 def split_requests(requests: Sequence[AddRequest], max_bytes: int) -> Iterator[Sequence[AddRequest]]:
-    """The same entries in the same order as lists of at most `max_bytes` each (soft by one entry), cutting groups where needed.
+    """Yield the same entries in the same order as lists of at most `max_bytes` each (soft by one entry), cutting groups if needed.
 
-    A group may be larger than a message may be: a transport must not break on it.
+    A group may be larger than a message: a transport must not break on it.
     """
     if sum(request.group.size_bytes for request in requests) <= max_bytes:
         if requests:
@@ -167,7 +173,7 @@ def _cut(group: EntryGroup, max_bytes: int) -> Iterator[EntryGroup]:
 
 
 def encode_add_answers(answers: Iterable[AddAnswer]) -> bytes:
-    """Fates of ranges, in the order in which they became known.
+    """Encode the fates of ranges, in the order in which they became known.
 
     offset  size  field
     0       1     format version
@@ -192,9 +198,9 @@ def decode_add_answers(data: Buffer) -> list[AddAnswer]:
 
 
 def encode_lac_request(request: LacRequest) -> bytes:
-    """version (1), kind = 3 (1), ledger id (8), flags (1; bit 0: fence), key bytes k (1), master key (k).
+    """Encode version (1), kind = 3 (1), ledger id (8), flags (1; bit 0: fence), key bytes k (1), master key (k).
 
-    In formats 2 and 3 these follow: above (8, signed), wait in milliseconds (4). In format 3: ticket bytes t (2), ticket (t).
+    Formats 2 and 3 append: above (8, signed), wait in milliseconds (4). Format 3 also: ticket bytes t (2), ticket (t).
     """
     version = _TICKET_FORMAT if request.ticket else _WAITING_FORMAT if request.wait_ms > 0 else FORMAT_VERSION
     flags = _FLAG if request.fence else 0
@@ -228,7 +234,10 @@ def decode_lac_request(data: Buffer) -> LacRequest:
 
 
 def encode_lac_answer(answer: LacAnswer) -> bytes:
-    """version (1), kind = 4 (1), status (1), flags (1; bit 0: a group of one entry follows), LAC (8), explicit LAC (8), [group]."""
+    """Encode version (1), kind = 4 (1), status (1), flags (1;
+
+    bit 0: a group of one entry follows), LAC (8), explicit LAC (8), [group].
+    """
     parts: list[Buffer] = [
         _LAC_ANSWER.pack(
             FORMAT_VERSION,
@@ -259,9 +268,11 @@ def decode_lac_answer(data: Buffer) -> LacAnswer:
 
 
 def encode_read_request(request: ReadRequest) -> bytes:
-    """version (1), kind = 5 (1), ledger id (8), first (8), last (8), max bytes (8), flags (1; bit 0: fence; bit 1: scan, and then
-    bits 2..3: place of its chunks' size in SCAN_CHUNK_BYTES; bit 4: blocks are read from disk), key bytes k (1),
-    ticket bytes t (2), master key (k), ticket (t)."""
+    """Encode version (1), kind = 5 (1), ledger id (8), first (8), last (8), max bytes (8), flags (1), key bytes k (1),
+    ticket bytes t (2), master key (k), ticket (t).
+
+    Flags: bit 0: fence; bit 1: scan, and then bits 2..3: place of its chunk size in SCAN_CHUNK_BYTES; bit 4: read blocks from disk.
+    """
     flags = _FLAG if request.fence else 0
     if request.scan:
         flags |= _SCAN | SCAN_CHUNK_BYTES.index(request.chunk_bytes) << _SCAN_CHUNK_SHIFT
@@ -304,7 +315,7 @@ def decode_read_request(data: Buffer) -> ReadRequest:
 
 
 def encode_read_answer(answer: ReadAnswer) -> bytes:
-    """One chunk.
+    """Encode one chunk.
 
     offset  size  field
     0       1     format version
@@ -314,7 +325,7 @@ def encode_read_answer(answer: ReadAnswer) -> bytes:
     10      8     next entry id
     18      17×m  first entry id (8), last entry id (8), status (1)
     …       …     g groups
-    …       4     in format 2: try again after so many milliseconds
+    …       4     in format 2: milliseconds to wait before a retry
     """
     version = _DELAYING_FORMAT if answer.retry_after_ms else FORMAT_VERSION
     parts: list[Buffer] = [
@@ -329,7 +340,7 @@ def encode_read_answer(answer: ReadAnswer) -> bytes:
 
 
 def decode_read_answer(data: Buffer) -> ReadAnswer:
-    """The chunk; its groups are views of `data`."""
+    """Return the chunk; its groups are views of `data`."""
     view = memoryview(data)
     group_count, missing_count, next_entry_id = _unpack_head(_READ_ANSWER, view, MessageKind.READ_ANSWER)
     missing, offset = [], _READ_ANSWER.size
@@ -347,15 +358,15 @@ def decode_read_answer(data: Buffer) -> ReadAnswer:
         (retry_after_ms,) = _unpack(_RETRY_AFTER, view, offset)
         offset += _RETRY_AFTER.size
         if retry_after_ms == 0:
-            raise MalformedGroupError("a read answer of format 2 says to try again at once: that is format 1")
+            raise MalformedGroupError("a read answer of format 2 has no time to wait: that is format 1")
     _check_end(view, offset)
     if next_entry_id < 0:
-        raise MalformedGroupError(f"a read answer goes on at entry {next_entry_id}")
+        raise MalformedGroupError(f"a read answer continues at entry {next_entry_id}")
     return ReadAnswer(tuple(groups), tuple(missing), next_entry_id, retry_after_ms)
 
 
 def encode_explicit_lac(request: ExplicitLac) -> bytes:
-    """version (1), kind = 7 (1), ledger id (8), LAC (8), key bytes k (1), master key (k)."""
+    """Encode version (1), kind = 7 (1), ledger id (8), LAC (8), key bytes k (1), master key (k)."""
     head = _EXPLICIT_LAC.pack(
         FORMAT_VERSION, MessageKind.EXPLICIT_LAC, request.ledger_id, request.last_add_confirmed, len(request.master_key)
     )
@@ -366,13 +377,13 @@ def decode_explicit_lac(data: Buffer) -> ExplicitLac:
     view = memoryview(data)
     ledger_id, lac, key_bytes = _unpack_head(_EXPLICIT_LAC, view, MessageKind.EXPLICIT_LAC)
     if ledger_id < 0 or lac < -1:
-        raise MalformedGroupError(f"no LAC of a ledger: ledger {ledger_id}, LAC {lac}")
+        raise MalformedGroupError(f"not a LAC of a ledger: ledger {ledger_id}, LAC {lac}")
     _check_end(view, _EXPLICIT_LAC.size + key_bytes)
     return ExplicitLac(ledger_id, lac, bytes(view[_EXPLICIT_LAC.size :]))
 
 
 def encode_status(status: Status) -> bytes:
-    """version (1), kind = 8 (1), status (1)."""
+    """Encode version (1), kind = 8 (1), status (1)."""
     return _STATUS.pack(FORMAT_VERSION, MessageKind.STATUS, status)
 
 
@@ -400,7 +411,7 @@ def encode_numbered(kind: MessageKind, messages: Sequence[tuple[int, Buffer]]) -
 
 
 def decode_numbered(data: Buffer, kind: MessageKind) -> list[tuple[int, memoryview]]:
-    """The messages; they are views of `data`."""
+    """Return the messages; they are views of `data`."""
     view = memoryview(data)
     (count,) = _unpack_head(_COUNTED, view, kind)
     offset, messages = _COUNTED.size, []
@@ -416,14 +427,14 @@ def decode_numbered(data: Buffer, kind: MessageKind) -> list[tuple[int, memoryvi
 
 
 def kind_of(message: Buffer) -> int:
-    """The second byte of a message; 0: it has none."""
+    """Return the second byte of a message; 0: it has none."""
     return message[1] if len(message) > 1 else 0
 
 
 def _unpack_head(layout: struct.Struct, view: memoryview, kind: MessageKind) -> tuple[int, ...]:
-    """The fixed fields of a message after version and kind, which are checked first: a newer format may be laid out differently."""
+    """Return the fixed fields after version and kind, which are checked first: a newer format may have another layout."""
     if len(view) < 2:
-        raise MalformedGroupError(f"{len(view)} bytes are no message: expected {kind.name}")
+        raise MalformedGroupError(f"{len(view)} bytes are not a message: expected {kind.name}")
     version, actual_kind = view[0], view[1]
     newest = _NEWEST_FORMAT.get(kind, FORMAT_VERSION)
     if version > newest:
@@ -449,7 +460,7 @@ def _check_end(view: memoryview, end: int) -> None:
 
 def _check_range(ledger_id: int, first: int, last: int) -> None:
     if ledger_id < 0 or not 0 <= first <= last < _ENTRY_IDS_END:
-        raise MalformedGroupError(f"no range of entries: ledger {ledger_id}, entries {first}..{last}")
+        raise MalformedGroupError(f"not a range of entries: ledger {ledger_id}, entries {first}..{last}")
 
 
 def _status(number: int) -> Status:

@@ -1,4 +1,4 @@
-"""Entries as they travel and lie: runs of consecutive entries of one ledger in one buffer.
+"""Format of entries on wire and disk: runs of consecutive entries of one ledger in one buffer.
 
     ledger 7, entries 40..42      data = │header 40│payload 40│header 41│payload 41│header 42│payload 42│
                                   ends =                      ▲                    ▲                    ▲
@@ -12,8 +12,8 @@ Header of an entry, 36 bytes, big-endian (its own format; the fields are those o
     24      8     length: sum of the payload bytes of the ledger up to and including this entry
     32      4     CRC32C over bytes 0..31 and the payload
 
-Rule 1: the bytes of an entry are frozen when it is first sent; resends, recovery and repair copy them as they are.
-Rule 2: whoever takes a group from the network or a disk verifies it before believing it.
+Rule 1: the bytes of an entry are frozen when it is first sent; resends, recovery and repair copy them unchanged.
+Rule 2: a receiver verifies a group from the network or a disk before trusting it.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ _FIELDS = struct.Struct(">qqqq")
 _HEADER = struct.Struct(">qqqqI")
 _DIGEST = struct.Struct(">I")
 NO_ENTRY_ID = -1
-_MAX_ENTRY_ID = (1 << 63) - 1  # what a signed 8-byte field holds: ids of a peer beyond it could not be answered
+_MAX_ENTRY_ID = (1 << 63) - 1  # limit of a signed 8-byte field: larger ids of a peer could not be answered
 
 
 class DigestMismatchError(CepheidError):
-    """An entry is not what its writer sent: a bad replica or a broken wire, never "no such entry"."""
+    """An entry is not as its writer sent it: a bad replica or a broken wire, never "no such entry"."""
 
     hint = "another replica of the entry should be read"
 
 
 class MalformedGroupError(CepheidError):
-    """Bytes that are no group of entries."""
+    """The bytes are not a group of entries."""
 
     hint = "the peer speaks another version, or the bytes were damaged on their way"
 
@@ -63,7 +63,7 @@ class EntryGroup:
     """Entries `first_entry_id .. last_entry_id` (at least one) of one ledger. Immutable by agreement.
 
     `ends[i]` is the offset in `data` after entry `first_entry_id + i`; `data` may be a view into a larger buffer. `derived` is
-    what a reader worked out from the bytes, for the next one who reads this very object; it is never sent or compared.
+    what a reader computed from the bytes, for the next reader of this very object; it is never sent or compared.
     """
 
     __slots__ = ("data", "derived", "ends", "first_entry_id", "ledger_id")
@@ -90,7 +90,7 @@ class EntryGroup:
     __hash__ = None  # type: ignore[assignment]
 
     def __len__(self) -> int:
-        """How many entries."""
+        """Return the number of entries."""
         return len(self.ends)
 
     @property
@@ -105,7 +105,7 @@ class EntryGroup:
         return self.ends[index - 1] if index else 0
 
     def entry(self, entry_id: int) -> memoryview:
-        """Header and payload of one entry of the group."""
+        """Return header and payload of one entry of the group."""
         index = entry_id - self.first_entry_id
         return memoryview(self.data)[self._start(index) : self.ends[index]]
 
@@ -114,7 +114,7 @@ class EntryGroup:
         return memoryview(self.data)[self._start(index) + HEADER_BYTES : self.ends[index]]
 
     def payloads(self) -> Iterator[memoryview]:
-        """Every payload, in order; cheaper than asking one by one."""
+        """Yield every payload in order; cheaper than requesting them one by one."""
         view, start = memoryview(self.data), HEADER_BYTES
         for end in self.ends:
             yield view[start:end]
@@ -124,7 +124,7 @@ class EntryGroup:
         return EntryHeader(*_HEADER.unpack_from(self.data, self._start(entry_id - self.first_entry_id)))
 
     def slice(self, first_entry_id: int, last_entry_id: int) -> EntryGroup:
-        """The entries `first_entry_id..last_entry_id` (inclusive, inside the group) over the same memory."""
+        """Return the entries `first_entry_id..last_entry_id` (inclusive, inside the group) over the same memory."""
         first, last = first_entry_id - self.first_entry_id, last_entry_id - self.first_entry_id
         assert 0 <= first <= last < len(self.ends), f"{first_entry_id}..{last_entry_id} outside {self!r}"
         if first == 0 and last == len(self.ends) - 1:
@@ -134,7 +134,7 @@ class EntryGroup:
         return EntryGroup(self.ledger_id, first_entry_id, ends, memoryview(self.data)[start : self.ends[last]])
 
     def verify(self) -> None:
-        """Raises DigestMismatchError at the first entry whose ids or digest are not what they should be."""
+        """Raise DigestMismatchError at the first entry whose ids or digest are wrong."""
         view, start, expected_id = memoryview(self.data), 0, self.first_entry_id
         for end in self.ends:
             if end - start < HEADER_BYTES:
@@ -156,9 +156,9 @@ class EntryGroup:
 def encode_group(
     ledger_id: int, first_entry_id: int, last_add_confirmed: int, length_before: int, payloads: Iterable[Buffer]
 ) -> EntryGroup:
-    """Freezes payloads as entries `first_entry_id`, … (ids without gaps) in one new buffer.
+    """Freeze payloads as entries `first_entry_id`, … (ids without gaps) in one new buffer.
 
-    `length_before` is the ledger's length in payload bytes up to the entry before; the group's last header holds the new one.
+    `length_before` is the ledger's length in payload bytes before the first entry; the group's last header holds the new one.
     """
     parts: list[Buffer] = []
     ends: list[int] = []
@@ -173,13 +173,13 @@ def encode_group(
         ends.append(end)
         entry_id += 1
     assert ends, "a group has at least one entry"
-    # An array, as `decode_group` makes it: groups stay in caches by the ten thousand, and each list there would be one more object
-    # for the garbage collector to walk over while the loop stands still.
+    # An array, as in `decode_group`: caches hold tens of thousands of groups, and each list would be another object that the
+    # garbage collector visits while the loop stands still.
     return EntryGroup(ledger_id, first_entry_id, array("I", ends), b"".join(parts))
 
 
 def merge_groups(groups: Sequence[EntryGroup]) -> EntryGroup:
-    """One group from adjacent groups of one ledger, in a new buffer."""
+    """Return one group from adjacent groups of one ledger, in a new buffer."""
     if len(groups) == 1:
         return groups[0]
     ends: list[int] = []
@@ -195,7 +195,7 @@ _GROUP_HEADER = struct.Struct("<qqII")
 
 
 def encode_group_to(parts: list[Buffer], group: EntryGroup) -> int:
-    """Appends a group's bytes to `parts` for `b"".join`; returns how many bytes that is.
+    """Append a group's bytes to `parts` for `b"".join`; return their number.
 
     Layout, little-endian: ledger id (8), first entry id (8), entries n (4), data bytes (4), n ends (4 each), data.
     """
@@ -206,9 +206,9 @@ def encode_group_to(parts: list[Buffer], group: EntryGroup) -> int:
 
 
 def decode_group(view: memoryview, offset: int) -> tuple[EntryGroup, int]:
-    """The group at `offset` of `view` (over the same memory) and the offset behind it.
+    """Return the group at `offset` of `view` (over the same memory) and the offset after it.
 
-    Raises MalformedGroupError when the sizes do not fit. Does not verify digests: `EntryGroup.verify` does.
+    Raises MalformedGroupError if the sizes do not fit. Does not verify digests: `EntryGroup.verify` does.
     """
     try:
         ledger_id, first_entry_id, count, size = _GROUP_HEADER.unpack_from(view, offset)

@@ -1,4 +1,4 @@
-"""Errors of the way to a bookie."""
+"""Errors of the connection to a bookie."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from cepheid_ports import CepheidError
 
 
 class BookieUnavailableError(CepheidError):
-    """No answer came: timeout, refused or broken connection. Says nothing of what the bookie did."""
+    """There was no answer: a timeout, or a refused or broken connection. The bookie may or may not have acted."""
 
     retriable = True
     hint = "check that the bookie runs and that its advertised address can be reached"

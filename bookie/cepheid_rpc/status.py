@@ -1,6 +1,6 @@
-"""Answers of a bookie, and the three classes that must never be mixed.
+"""Statuses of a bookie, in three classes that must never be mixed.
 
-Rule 1: `certain_no` means "I never acknowledged it". Whatever a bookie is not sure of is *unknown*: mixing the two loses data.
+Rule 1: `certain_no` means "I never acknowledged it". If a bookie is not sure, the answer is *unknown*: mixing the two loses data.
 """
 
 from __future__ import annotations
@@ -9,23 +9,23 @@ from enum import IntEnum
 
 
 class Status(IntEnum):
-    """What a bookie says of one group, one range of entries, or one request."""
+    """A bookie's answer for one group, one range of entries, or one request."""
 
     OK = 0
     NO_LEDGER = 1  # certain: this bookie never acknowledged anything of the ledger
     NO_ENTRY = 2  # certain: this bookie never acknowledged the entry
-    FENCED = 3  # a regular add after a fence; says nothing of the entry's fate elsewhere
+    FENCED = 3  # a regular add after a fence; does not tell the entry's fate elsewhere
     UNAUTHORIZED = 4  # another master key than the ledger's
-    READ_ONLY = 5  # this bookie takes no regular adds
-    OVERLOADED = 6  # bounds are reached; nothing was kept; try again later
+    READ_ONLY = 5  # this bookie accepts no regular adds
+    OVERLOADED = 6  # a limit is reached; nothing was kept; try again later
     NO_SPACE = 7  # the disk is (nearly) full; nothing was kept; try again when there is space
     BAD_DIGEST = 8  # the entry as received, or as stored here, does not match its digest
-    IO_ERROR = 9  # the disk said no
-    UNKNOWN = 10  # may have been forgotten here (limbo), or could not be found out
+    IO_ERROR = 9  # an error of the disk
+    UNKNOWN = 10  # may have been forgotten here (limbo), or could not be determined
     BAD_REQUEST = 11  # malformed, or a version this bookie does not know
     STOPPED = 12  # the bookie is shutting down or its connection ended
     TICKET_EXPIRED = 13  # the read ticket was valid once: plan again to get a new one
-    TICKET_KEY_UNKNOWN = 14  # this bookie does not know the key that signed the read ticket: it may be on its way, or deleted
+    TICKET_KEY_UNKNOWN = 14  # this bookie does not know the key that signed the read ticket: not received yet, or deleted
 
     @property
     def certain_no(self) -> bool:
@@ -33,7 +33,7 @@ class Status(IntEnum):
 
     @property
     def retriable(self) -> bool:
-        """The same request may succeed later at the same bookie."""
+        """Whether the same request may succeed later at the same bookie."""
         return self in _RETRIABLE
 
 

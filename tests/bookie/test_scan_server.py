@@ -221,7 +221,7 @@ def no_requests() -> Iterator[tuple[str, bytes, str | None]]:
     yield "garbage", REQUEST_LENGTH.pack(3) + b"xyz", ""
     yield "a fence", REQUEST_LENGTH.pack(len(fenced)) + fenced, "no scan"
     yield "a broker's read", REQUEST_LENGTH.pack(len(plain)) + plain, "no scan"
-    yield "an end that has none behind it", REQUEST_LENGTH.pack(len(endless)) + endless, "no range of entries"
+    yield "an end that has none behind it", REQUEST_LENGTH.pack(len(endless)) + endless, "not a range of entries"
 
 
 @pytest.mark.parametrize(("what", "sent", "said"), [pytest.param(*case, id=case[0]) for case in no_requests()])

@@ -163,7 +163,7 @@ async def test_a_bookie_that_runs_anew_gets_a_connection_that_knows_no_failures(
         after = world.directory.get("b1")
         assert after is not before
         assert world.directory.get("b1") is after
-        await wait_until(lambda: connection.abandoned == "bookie b1 runs anew")
+        await wait_until(lambda: connection.abandoned == "bookie b1 was restarted")
 
 
 async def test_a_registration_that_cannot_be_read_hides_no_other_bookie(caplog: pytest.LogCaptureFixture) -> None:

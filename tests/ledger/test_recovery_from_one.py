@@ -126,7 +126,7 @@ async def test_a_bookie_that_does_not_answer_cannot_decide() -> None:
         writer = await written(world)
         lose_disk(world, "a", "b")
         world.cluster["a"].down = True
-        with pytest.raises(RecoveryFailedError, match="a, whose word shall decide, cannot be asked"):
+        with pytest.raises(RecoveryFailedError, match="a, whose answer is to decide, does not answer"):
             await world.client.recover_from(writer.ledger_id, "a", at_least=-1)
 
 
