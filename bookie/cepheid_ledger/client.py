@@ -369,7 +369,7 @@ class LedgerClient:
             ledger_id, self._ports.wall_ms(), together=lambda ledger: to_check(store, ledger)
         )
         if ledger is None:
-            message = f"ledger {ledger_id} cannot be restored: it was not deleted, or its grace period is over"
+            message = f"ledger {ledger_id} cannot be brought back: it was not deleted, or its grace period is over"
             raise NoSuchLedgerError(message, ledger_id=ledger_id)
         return ledger
 
